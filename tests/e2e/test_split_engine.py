@@ -136,7 +136,7 @@ def test_cpu_slices_lie_in_the_named_layout_or_the_best(q4_0: Path) -> None:
         with engine_of(split_case(q4_0, "cpu-pair", ffn(0.5), layout=named)) as engine:
             assert engine.warnings == ()
             assert engine._split is not None
-            found = {slice.layout for slice in engine._split._plan.slices()}
+            found = {slice.layout for slice in engine._split.plan.slices()}
             assert found == {named or layouts[0]}
 
 
