@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
@@ -19,7 +20,7 @@ from .errors import SetupError, UsageError
 from .gpu import CHOICES, Backend, choose_backend, gpu_hint
 from .llama import BuildMachine, LlamaInstaller, working_recipe
 from .llama_wheel import pinned_version
-from .locked import LOCK, PROJECT, TOOLS, read_lock
+from .locked import LOCK, PROJECT, TOOLS, Lock, read_lock
 from .machine import check_compiler, find_compiler, platform_tag, this_cpu
 
 VULKAN = ".venv-vulkan"
@@ -38,8 +39,12 @@ class Setup:
         self.extras = sorted(extras)
         self.environment = Environment(root, name)
         self.version = pinned_version((root / "pyproject.toml").read_text(encoding="utf-8"))
-        self.lock = read_lock(LOCK.read_text(encoding="utf-8"))
         self.unlocked = machine.env.get("OALLAMA_UNLOCKED", "") not in ("", "0")
+
+    @cached_property
+    def lock(self) -> Lock:
+        """Read only where something is installed: a set-up that is up to date takes hundredths of a second."""
+        return read_lock(LOCK.read_text(encoding="utf-8"))
 
     def inputs(self) -> dict[str, str]:
         """Digests of everything that, when it changes, asks for some of the work to be done again."""
