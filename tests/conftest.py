@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background by a shell: children would ignore Ctrl-C as well, and the tests of it would hang
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# threads of OpenMP that spin for each other take most of a machine that computes something else as well
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when ggml is loaded, here and in every child
 
 settings.register_profile("any machine", deadline=None)  # an example may take long where others compute
 settings.load_profile("any machine")
