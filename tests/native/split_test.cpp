@@ -123,6 +123,8 @@ int main(int argc, char ** argv) {
             random_cases = std::atoll(argv[++i]);
         } else if (std::strcmp(argv[i], "--first") == 0 && i + 1 < argc) {
             random_first = std::atoll(argv[++i]);
+        } else if (std::strcmp(argv[i], "--largest") == 0 && i + 1 < argc) {
+            largest_batch = std::atoll(argv[++i]);
         } else if (std::strcmp(argv[i], "--resident") == 0) {
             resident = true;
         } else if (std::strcmp(argv[i], "--alone") == 0) {

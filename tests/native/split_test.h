@@ -151,6 +151,8 @@ extern uint64_t random_seed; // of the random cuts: the seed, how many cases, an
 extern int64_t  random_cases;
 extern int64_t  random_first;
 
+extern int64_t largest_batch; // of the tests of types, in tokens
+
 std::string cut_name(Cut cut);
 
 // A weight's line of a plan, without its end; the layout is CPU where it cannot hold the slice.

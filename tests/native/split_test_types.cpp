@@ -25,6 +25,8 @@
 
 namespace split_test {
 
+int64_t largest_batch = 512;
+
 namespace {
 
 constexpr double layout_headroom = 4.0;
@@ -126,7 +128,7 @@ void check_block(const Block & block, const std::vector<int64_t> & tokens, Same 
 
 void test_types_dense() {
     for (ggml_type type : mul_mat_types()) {
-        check_block(ffn_block(type, type), {1, 2, 7, 32, 512}, Same::sides);
+        check_block(ffn_block(type, type), {1, 2, 7, 32, largest_batch}, Same::sides);
     }
 }
 
@@ -134,12 +136,12 @@ void test_types_moe() {
     for (ggml_type type : mul_mat_types()) {
         check_block(moe_block(type, type), {1, 2, 7, 32}, Same::sides);
     }
-    check_block(moe_block(GGML_TYPE_F16, GGML_TYPE_F16), {512}, Same::sides);
+    check_block(moe_block(GGML_TYPE_F16, GGML_TYPE_F16), {largest_batch}, Same::sides);
 }
 
 void test_types_lone() {
     for (ggml_type type : mul_mat_types()) {
-        check_block(lone_block(type), {1, 2, 7, 32, 512}, Same::rows);
+        check_block(lone_block(type), {1, 2, 7, 32, largest_batch}, Same::rows);
     }
 }
 

@@ -61,6 +61,8 @@ STREAMS = [
 ALONE = ["types-dense", "types-moe", "cuts", "device", "partial", "threads", "leaks"]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
 RESIDENT = [*ALONE, "types-lone", "graphs", "faults", "hot"]
+# beside other options: 512 tokens, most of the time of all tests, show what options change no better than 64
+FEWER = "--largest 64"
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
@@ -71,7 +73,7 @@ def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = 
         "OMP_WAIT_POLICY": "passive",  # threads that spin for each other take ages on a busy machine
     }
     command = [str(program), "--threads", str(threads), *options.split(), *tests]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=1100, env=environment)
     failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
     assert run.returncode == 0, "\n".join(failed[:40]) + run.stderr[-8000:]
     assert run.stdout.splitlines()[-1] == "0 failed"
@@ -98,7 +100,7 @@ def streaming(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> dict[str,
     some = ["types-dense", "types-moe", "graphs", "cuts", *THREADED]
     every = [name for name in TESTS if name != "random"]  # whose plans are its own, whatever the options
     tests = {options: every if options == STREAMS[0] else some for options in STREAMS}
-    return {options: pool.submit(run_tests, program, tests[options], 1, options) for options in STREAMS}
+    return {options: pool.submit(run_tests, program, tests[options], 1, f"{options} {FEWER}") for options in STREAMS}
 
 
 def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
@@ -128,20 +130,20 @@ def test_split_backend_that_streams(streaming: dict[str, Future[None]], options:
 
 @pytest.mark.parametrize("options", ["", "--streamed half --late half", "--streamed all --slots 1 --late one"])
 def test_split_backend_where_blocks_live_on_the_device(bridge: ggml_bridge.Bridge, options: str) -> None:
-    run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options=f"--resident {options}")
+    run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options=f"--resident {options} {FEWER}")
 
 
 @pytest.mark.parametrize("options", ["", "--streamed half --late half", "--resident --streamed half"])
 def test_split_backend_that_joins_each_mul_mat_alone(bridge: ggml_bridge.Bridge, options: str) -> None:
-    run_tests(build_native("split_test", bridge.libraries.folder), ALONE, options=f"--alone {options}")
+    run_tests(build_native("split_test", bridge.libraries.folder), ALONE, options=f"--alone {options} {FEWER}")
 
 
 def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
     program = build_native("split_test", bridge.libraries.folder, "address,undefined")
-    half = len(TESTS) // 2
+    half, fewer = len(TESTS) // 2, f"{FEWER} --cases 100 --seed {FRESH}"
     streamed = ([*THREADED, "graphs", "tokens"], "--streamed half --late half")
-    resident = (["types-lone", "graphs", "partial", "leaks"], "--resident --streamed half --late half")
-    run_all(pool, program, [(TESTS[:half], ""), streamed, resident, (TESTS[half:], "")])
+    resident = (["types-lone", "graphs", "partial", "leaks"], f"--resident --streamed half --late half {FEWER}")
+    run_all(pool, program, [(TESTS[:half], fewer), streamed, resident, (TESTS[half:], fewer)])
 
 
 def test_split_backend_under_thread_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
