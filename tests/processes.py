@@ -25,7 +25,7 @@ def oallama(
     """Run a command line to its end; check its exit code, and that a failure is one line. cache: its cache folder."""
     if cache is not None:
         options["env"] = {**os.environ, "OALLAMA_CACHE_DIR": str(cache)}
-    options = {"cwd": ROOT, "timeout": 280, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options}
+    options = {"cwd": ROOT, "timeout": 800, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options}
     done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **options)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
