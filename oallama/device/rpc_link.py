@@ -8,10 +8,11 @@ for a device's memory asks its server, and waits for ever or aborts the process 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import DeviceError
@@ -29,6 +30,7 @@ CONNECT_S = 20.0  # a server that greeted must have told its devices after so lo
 
 _lock = threading.Lock()  # of ggml's registry and of what follows
 _links: list[RpcLink] = []  # whose devices are registered
+_closing: list[tuple[RpcLink, int]] = []  # with the connection that is to be freed
 _stuck = ""  # why this process can connect no more
 _lost: set[str] = (
     set()
@@ -54,18 +56,46 @@ class RpcLink:
         """The server is lost: take its devices out of ggml's registry, and leave the connection as it is, since ggml's
         thread may be parked on it."""
         self._backend = None
-        with _lock:
+        with _locked():
             _lost.add(self.endpoint)
             _unregister(self)
 
     def close(self) -> None:
         """Take the devices out of ggml's registry and let go of the connection; sends nothing. What lives on the device
-        must have been freed before. May be called twice."""
+        must have been freed before. May be called twice, and in a finalizer: where the registry is in use, whoever uses
+        it does this at the end."""
         backend, self._backend = self._backend, None
-        with _lock:
-            _unregister(self)
         if backend is not None:
-            _Client(load_bridge()).free(backend)
+            _closing.append((self, backend))
+            _close_all()
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Alone with ggml's registry. The collector may close connections in the midst of it, in any thread, and must not
+    wait: they are closed at the end."""
+    try:
+        with _lock:
+            _close_these()
+            yield
+    finally:
+        _close_all()
+
+
+def _close_all() -> None:
+    """Close what is to be closed, unless whoever has the lock will do so."""
+    while _closing and _lock.acquire(blocking=False):
+        try:
+            _close_these()
+        finally:
+            _lock.release()
+
+
+def _close_these() -> None:
+    while _closing:
+        link, backend = _closing.pop()
+        _unregister(link)
+        _Client(load_bridge()).free(backend)
 
 
 def was_lost(endpoint: str) -> bool:
@@ -75,14 +105,14 @@ def was_lost(endpoint: str) -> bool:
 
 def linked_pointer(name: str) -> int | None:
     """ggml_backend_dev_t of a connected device, without asking its server; None where no such one is connected."""
-    with _lock:
+    with _locked():
         return next((link.device.pointer for link in _links if link.device.name.lower() == name.lower()), None)
 
 
 def list_with_links(bridge: Bridge) -> list[Device]:
     """Every device; those connected as they were when they were. Asks no server, which might be gone."""
     _forget_dead()
-    with _lock:
+    with _locked():
         connected = {link.device.name: link.device for link in _links}
     found = bridge.devices(ask_servers=False)
     return [connected.get(device.name, device) for device in found if device.backend != RPC or device.name in connected]
@@ -90,7 +120,7 @@ def list_with_links(bridge: Bridge) -> list[Device]:
 
 def _forget_dead() -> None:
     """Take the devices of servers that are known to be gone out of ggml's registry."""
-    with _lock:
+    with _locked():
         for link in list(_links):
             if not link.alive():
                 _unregister(link)
@@ -168,7 +198,7 @@ def _connect(spec: DeviceSpec, endpoint: str, alive: Callable[[], bool], made: l
         made.append(RpcLink(endpoint, bridge.device(names[0]), client.registry(endpoint.encode()), backend, alive))
         _links.extend(made)
 
-    with _lock:
+    with _locked():
         if _stuck or was_lost(endpoint):
             raise DeviceError(
                 f"cannot connect to {spec}: "

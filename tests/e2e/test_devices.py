@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ import psutil
 import pytest
 from processes import PATIENCE_S, must_end, until
 
-from ggml_bridge import BridgeError
+from ggml_bridge import Bridge, BridgeError
 from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.cpu import default_threads
@@ -181,6 +183,32 @@ def test_a_ctrl_c_while_it_is_connected_to_leaves_the_server_to_others(monkeypat
         probe(server.endpoint)
         with open_device(f"rpc://{server.endpoint}") as device:
             assert device.alive()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_collector_may_close_a_device_while_another_is_opened(
+    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever thread it runs, and who opens waits for that one."""
+    with contextlib.ExitStack() as first, RpcServer(threads=1) as left, RpcServer(threads=1) as server:
+        first.enter_context(open_device(f"rpc://{left.endpoint}"))
+        add = Bridge.rpc_add
+
+        def collected(bridge: Bridge, endpoint: str) -> list[str]:
+            if elsewhere:
+                collector = threading.Thread(target=first.close)
+                collector.start()
+                collector.join()
+            else:
+                first.close()
+            return add(bridge, endpoint)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Bridge, "rpc_add", collected)
+            device = first.enter_context(open_device(f"rpc://{server.endpoint}"))
+        assert [known.name for known in list_devices() if known.backend == "RPC"] == [device.name]
+        with open_device(f"rpc://{left.endpoint}"):  # it has no other client
+            pass
 
 
 def test_a_server_with_another_client_is_reported_and_not_waited_for() -> None:
