@@ -454,7 +454,9 @@ class Placer:
             sizes = [n for n in larger if self.attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
             return decide(self.problem(flash_attn), policy, load, phase, rules, larger_ubatches=sizes)
 
-        return self.attention_rule.decide(made, self.profile(), load, attention_passes)
+        profile = self.profile()
+        with self.dry_loads.together():
+            return self.attention_rule.decide(made, profile, load, attention_passes)
 
     def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
         from oallama.profile.machine import fingerprint_key

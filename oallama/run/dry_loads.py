@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
@@ -30,11 +31,25 @@ class DryLoads:
         prober: Prober | None = None,
     ) -> None:
         """n_threads: of the CPU, asked when a load is. prober: a process that makes the loads; None: one is started for
-        each."""
+        each, or for those that are made `together`."""
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
         self._prober = prober
         self._results: dict[LoadSettings, ProbeResult] = {}
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Loads made in this block share a process."""
+        from oallama.model.memory import Prober
+
+        if self._prober is not None:
+            yield
+            return
+        with Prober(at_once=not self._results) as self._prober:
+            try:
+                yield
+            finally:
+                self._prober = None
 
     def settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
         """How the engine would load a placement."""

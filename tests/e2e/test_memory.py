@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from e2e.placed import Where, placed
 from gguf_factory import hostile, write_gguf
 from llama_cpp import llama_cpp as api
-from processes import must_end, until
+from processes import children_with, must_end, until
 
 from oallama.core.errors import DeviceError, ModelFileError, UsageError
 from oallama.core.options import Options
@@ -22,7 +24,7 @@ from oallama.core.types import Attention
 from oallama.core.units import MIB
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
-from oallama.model.memory import Prober, graph_splits, probe_memory
+from oallama.model.memory import PARTS, Prober, ProbeResult, graph_splits, probe_memory
 from oallama.run.engine import Engine
 
 PLACES: dict[str, Where] = {
@@ -160,6 +162,40 @@ def test_loads_of_one_process_are_those_of_a_process_each(tmp_path: Path) -> Non
             prober.ask(request)
         for request in reversed(requests):
             assert prober.answer(request) == probe_memory(request), request
+
+
+def sizes(result: ProbeResult) -> dict[str, Any]:
+    """Without the names of workers, each of which has its own."""
+    splits = (result.n_splits_prefill, result.n_splits_decode)
+    return {"device": [*map(result.on_device, PARTS)], "host": [*map(result.on_host, PARTS)], "splits": splits}
+
+
+@pytest.mark.parametrize("device", ["rpc-worker:1", "emulated:rtx3060,scale=1"])
+def test_loads_of_one_process_on_a_device_are_those_of_a_process_each(device: str, tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "model.gguf", "llama", weight_type="Q4_0", n_layer=3))
+    with Prober() as prober:
+        for n_gpu_layers in (4, 2, 4):
+            request = LoadSettings(path, device=device, n_ctx=256, n_threads=1, n_gpu_layers=n_gpu_layers)
+            taken = sizes(prober.answer(request))
+            assert taken == sizes(probe_memory(request)), n_gpu_layers
+            assert all(taken["device"])
+        on_host = replace(request, device="none", n_gpu_layers=0)
+        assert prober.answer(on_host) == probe_memory(on_host)
+
+
+def test_a_worker_serves_the_loads_of_one_process_and_ends_with_it(tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "model.gguf", "llama"))
+    request = LoadSettings(path, device="rpc-worker:1", n_ctx=256, n_threads=1, n_gpu_layers=9)
+    with Prober() as prober:
+        first = prober.answer(request)
+        (worker,) = children_with("ggml_bridge.rpc_server")
+        assert sizes(prober.answer(replace(request, n_ctx=512))) != sizes(first)
+        assert children_with("ggml_bridge.rpc_server") == [worker]
+        worker.kill()
+        must_end(worker.pid)
+        assert sizes(prober.answer(request)) == sizes(first)
+        (after,) = children_with("ggml_bridge.rpc_server")
+    must_end(after.pid)
 
 
 def test_a_prober_survives_a_file_that_kills_its_process(tmp_path: Path) -> None:
