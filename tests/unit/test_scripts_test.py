@@ -80,7 +80,12 @@ def test_arguments_go_to_pytest_alone(tree: Path) -> None:
     assert call[-2:] == ["-k", "x"]
 
 
-def test_what_runs_beside_ends_with_the_script(tree: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_runs_beside_ends_with_the_script(slow: bool, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """slow: the script has not noted yet what it started."""
+    if slow:
+        (tree / "slowly").write_text("set -T; trap 'case $BASH_COMMAND in beside=*) sleep 2 ;; esac' DEBUG\n")
+        monkeypatch.setenv("BASH_ENV", str(tree / "slowly"))
     process = start(tree, native="echo $$ > beside; sleep 600")
     beside = tree / "beside"
     until(lambda: beside.exists() and beside.read_text())
