@@ -323,6 +323,6 @@ def test_a_core_that_is_not_there_leaves_no_device_behind(bridge: ggml_bridge.Br
 def test_two_on_one_core_notice_each_other(run_here: RunHere) -> None:
     """One process keeps its device at work while another one's wants the same core."""
     parameters = f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{RATES}"
-    found = run_here("emulated_cases", {"case": "two", "parameters": parameters})
+    found = run_here("emulated_cases", {"case": "two", "parameters": parameters}, timeout_s=300.0)
     assert found["alone"] == 0
     assert found["together"] > 0
