@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -35,21 +36,19 @@ class DryLoads:
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
         self._prober = prober
+        self._together = threading.local()
         self._results: dict[LoadSettings, ProbeResult] = {}
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Loads made in this block share a process."""
+        """Loads that this thread makes in this block share a process."""
         from oallama.model.memory import Prober
 
-        if self._prober is not None:
-            yield
-            return
-        with Prober(at_once=not self._results) as self._prober:
+        with Prober(at_once=not self._results and self._prober is None) as self._together.prober:
             try:
                 yield
             finally:
-                self._prober = None
+                self._together.prober = None
 
     def settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
         """How the engine would load a placement."""
@@ -129,7 +128,8 @@ class DryLoads:
 
         settings = self.settings(load, placed, attention)
         if settings not in self._results:
-            self._results[settings] = self._prober.answer(settings) if self._prober else probe_memory(settings)
+            prober = self._prober or getattr(self._together, "prober", None)
+            self._results[settings] = prober.answer(settings) if prober else probe_memory(settings)
         return self._results[settings]
 
     @property

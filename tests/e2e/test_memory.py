@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from oallama.core.units import MIB
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.model.memory import PARTS, Prober, ProbeResult, graph_splits, probe_memory
+from oallama.placer import Placer
 from oallama.run.engine import Engine
 
 PLACES: dict[str, Where] = {
@@ -196,6 +199,21 @@ def test_a_worker_serves_the_loads_of_one_process_and_ends_with_it(tmp_path: Pat
         assert sizes(prober.answer(request)) == sizes(first)
         (after,) = children_with("ggml_bridge.rpc_server")
     must_end(after.pid)
+
+
+def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama")
+    sizes = [256, 512, 1024, 2048]
+
+    def taken(placer: Placer, n_ctx: int) -> tuple[int, int, int]:
+        load = replace(placer.workload(8, 8), n_ctx=n_ctx)
+        with placer.dry_loads.together():
+            return placer.dry_loads.on_host(load, Attention("on"))
+
+    one, two = (Placer.load(path, device="none", threads=1) for _ in range(2))
+    with ThreadPoolExecutor(2) as pool:
+        at_once = [*pool.map(partial(taken, one), sizes)]
+    assert at_once == [taken(two, n_ctx) for n_ctx in sizes]
 
 
 def test_a_prober_survives_a_file_that_kills_its_process(tmp_path: Path) -> None:
