@@ -203,7 +203,7 @@ def test_a_worker_serves_the_loads_of_one_process_and_ends_with_it(tmp_path: Pat
 
 def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama")
-    sizes = [256, 512, 1024, 2048]
+    contexts = [256, 512, 1024, 2048]
 
     def taken(placer: Placer, n_ctx: int) -> tuple[int, int, int]:
         load = replace(placer.workload(8, 8), n_ctx=n_ctx)
@@ -212,8 +212,8 @@ def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:
 
     one, two = (Placer.load(path, device="none", threads=1) for _ in range(2))
     with ThreadPoolExecutor(2) as pool:
-        at_once = [*pool.map(partial(taken, one), sizes)]
-    assert at_once == [taken(two, n_ctx) for n_ctx in sizes]
+        at_once = [*pool.map(partial(taken, one), contexts)]
+    assert at_once == [taken(two, n_ctx) for n_ctx in contexts]
 
 
 def test_a_prober_survives_a_file_that_kills_its_process(tmp_path: Path) -> None:
