@@ -17,7 +17,7 @@ STAND_IN = """#!/bin/bash
 echo "${0##*/} $*" >> calls
 case "$*" in
     *allowed_cpus*) exit $ONE_CORE ;;
-    *--ignore=*) echo others; exit $OTHERS ;;
+    *--ignore=*) echo others; eval "$OTHERS" ;;
     *test_split_native*) echo native; eval "$NATIVE" ;;
 esac
 """
@@ -37,8 +37,8 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(tree: Path, *arguments: str, one_core: bool = False, others: int = 0, native: str = "true"):
-    told = {"ONE_CORE": str(int(one_core)), "OTHERS": str(others), "NATIVE": native}
+def start(tree: Path, *arguments: str, one_core: bool = False, others: str = "true", native: str = "true"):
+    told = {"ONE_CORE": str(int(one_core)), "OTHERS": others, "NATIVE": native}
     return subprocess.Popen(
         [tree / "scripts/test", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, **told},
@@ -70,7 +70,7 @@ def test_what_runs_beside_the_others_is_what_they_leave_out(tree: Path, one_core
 def test_a_failure_on_either_side_fails_the_whole(tree: Path, one_core: bool) -> None:
     code, said = run(tree, one_core=one_core, native="exit 1")
     assert code == 1 and "failed: pytest of native programs and units" in said and "pytest: passed" in said
-    code, said = run(tree, one_core=one_core, others=1)
+    code, said = run(tree, one_core=one_core, others="exit 1")
     assert code == 1 and "failed: pytest\n" in said and "native programs and units: passed" in said
 
 
@@ -81,14 +81,15 @@ def test_arguments_go_to_pytest_alone(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_what_runs_beside_ends_with_the_script(slow: bool, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_ends_with_the_script(slow: bool, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """slow: the script has not noted yet what it started."""
     if slow:
         (tree / "slowly").write_text("set -T; trap 'case $BASH_COMMAND in beside=*) sleep 2 ;; esac' DEBUG\n")
         monkeypatch.setenv("BASH_ENV", str(tree / "slowly"))
-    process = start(tree, native="echo $$ > beside; sleep 600")
-    beside = tree / "beside"
-    until(lambda: beside.exists() and beside.read_text())
+    process = start(tree, others="echo $$ > others; exec sleep 600", native="echo $$ > beside; sleep 600")
+    started = [tree / "beside", *([] if slow else [tree / "others"])]
+    until(lambda: all(each.exists() and each.read_text() for each in started))
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE_S)
-    must_end(int(beside.read_text()))
+    said, _ = process.communicate(timeout=PATIENCE_S)
+    must_end(*(int(each.read_text()) for each in started))
+    assert "kill:" not in said
