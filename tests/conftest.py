@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+from processes import PATIENCE_S
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background by a shell: children would ignore Ctrl-C as well, and the tests of it would hang
@@ -32,6 +34,17 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("session-cache")))
         monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "100")
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_stays() -> Iterator[None]:
+    """What a file's tests leave running would be the failure of another's."""
+    yield
+    _, left = psutil.wait_procs(psutil.Process().children(), timeout=PATIENCE_S)
+    names = [" ".join(child.cmdline()) for child in left]
+    for child in left:
+        child.kill()
+    assert not names, f"these processes stayed: {names}"
 
 
 @pytest.fixture(autouse=True)

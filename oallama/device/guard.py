@@ -169,6 +169,10 @@ class Guard:
         `last` was not called or did not return."""
         if self.lost:
             return False
+        if threading.current_thread() is self._thread:  # the last reference to an engine was a job's
+            self._jobs.put(None)
+            last()
+            return True
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def job() -> None:
@@ -188,6 +192,7 @@ class Guard:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # or what it is about would live until the next one comes
 
     @contextlib.contextmanager
     def _in_flight(self, results: queue.SimpleQueue[Any]) -> Iterator[None]:

@@ -11,6 +11,7 @@ from oallama.core.errors import UnknownDevice
 from oallama.core.types import CPU_DEVICE, CPU_PAIR, DeviceInfo
 from oallama.core.units import format_bytes
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
+from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import load_bridge
 from oallama.device.rpc_link import connect, connection_broke, device_info, linked_pointer, list_with_links, was_lost
 from oallama.device.rpc_worker import RpcWorker
@@ -80,15 +81,19 @@ def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
     A process should open one RPC device at a time: llama.cpp numbers them as they come.
     Raises DeviceError where it is unknown, cannot be reached or does not start, UsageError for wrong text, BridgeError.
     """
-    device = open_now(spec if isinstance(spec, DeviceSpec) else parse_device(spec))
+    opened: list[OpenDevice] = []
     try:
-        yield device
+        with held_interrupt():
+            opened.append(open_now(spec if isinstance(spec, DeviceSpec) else parse_device(spec)))
+        yield opened[0]
     finally:
-        device.close()
+        with held_interrupt():
+            for device in opened:
+                device.close()
 
 
 def open_now(spec: DeviceSpec) -> OpenDevice:
-    """Like open_device, for a caller that closes it. Raises the same."""
+    """Like open_device, for a caller that closes it, and holds a Ctrl-C until it knows of it. Raises the same."""
     if spec.is_worker:
         return _open_worker(spec)
     if spec.kind == "rpc":

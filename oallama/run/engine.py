@@ -134,11 +134,12 @@ class Engine:
         """What the split backend did for the last generate or stream; None without split operators."""
         self._behaviour = own
         self._recorder: RoutingRecorder | None = None
-        device_now = open_now(spec)
-        self.device = device_now.label
-        self._runner = runner_for(device_now, own.stall_s)
         loaded: list[Held] = []
-        self._release = weakref.finalize(self, release, loaded, self._runner, device_now)
+        with held_interrupt():  # as long as nobody would close the device
+            device_now = open_now(spec)
+            self.device = device_now.label
+            self._runner = runner_for(device_now, own.stall_s)
+            self._release = weakref.finalize(self, release, loaded, self._runner, device_now)
         try:
             check_device(plan, device_now)
 

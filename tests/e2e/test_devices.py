@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from processes import PATIENCE_S, must_end, until
+from rpc_servers import rpc_server
 
 from ggml_bridge import Bridge, BridgeError
 from ggml_bridge.rpc import RpcServer, probe
@@ -145,7 +146,7 @@ def test_a_dead_worker_is_no_danger_to_who_lists_devices() -> None:
 
 
 def test_a_dead_server_is_noticed_by_its_broken_connection() -> None:
-    with RpcServer(threads=1) as server, open_device(f"rpc://{server.endpoint}") as device:
+    with rpc_server() as server, open_device(f"rpc://{server.endpoint}") as device:
         assert device.alive()
         os.kill(server.pid, signal.SIGKILL)
         must_end(server.pid)
@@ -155,14 +156,14 @@ def test_a_dead_server_is_noticed_by_its_broken_connection() -> None:
 
 
 def test_nobody_takes_our_place_at_a_server_between_calls() -> None:
-    with RpcServer(threads=1) as server:
+    with rpc_server() as server:
         with open_device(f"rpc://{server.endpoint}"), pytest.raises(BridgeError, match="one client"):
             probe(server.endpoint, timeout_s=0.5)
         probe(server.endpoint)
 
 
 def test_a_running_server_is_connected_to() -> None:
-    with RpcServer(threads=1) as server, open_device(f"rpc://{server.endpoint}") as device:
+    with rpc_server() as server, open_device(f"rpc://{server.endpoint}") as device:
         assert device.info is not None and device.info.backend == "RPC"
         assert device.pid is None
 
@@ -175,7 +176,7 @@ def test_a_ctrl_c_while_it_is_connected_to_leaves_the_server_to_others(monkeypat
         call(self, function)
         signal.raise_signal(signal.SIGINT)
 
-    with RpcServer(threads=1) as server:
+    with rpc_server() as server:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(Guard, "call", interrupted)
             with open_device(f"rpc://{server.endpoint}"):
@@ -190,7 +191,7 @@ def test_the_collector_may_close_a_device_while_another_is_opened(
     elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In whatever thread it runs, and who opens waits for that one."""
-    with contextlib.ExitStack() as first, RpcServer(threads=1) as left, RpcServer(threads=1) as server:
+    with contextlib.ExitStack() as first, rpc_server() as left, rpc_server() as server:
         first.enter_context(open_device(f"rpc://{left.endpoint}"))
         add = Bridge.rpc_add
 
@@ -212,7 +213,7 @@ def test_the_collector_may_close_a_device_while_another_is_opened(
 
 
 def test_a_server_with_another_client_is_reported_and_not_waited_for() -> None:
-    with RpcServer(threads=1) as server:
+    with rpc_server() as server:
         host, _, port = server.endpoint.partition(":")
         with (
             socket.create_connection((host, int(port))),

@@ -25,6 +25,8 @@ from e2e.placed import Placed, placed, with_ledger
 from e2e.what_is_held import nothing_grew
 from gguf_factory import write_gguf
 from llama_cpp import Llama
+from processes import must_end
+from rpc_servers import rpc_server
 
 from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
 from oallama.core.options import Options
@@ -523,16 +525,26 @@ def test_a_stopped_worker_is_given_up(f16: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_server_that_never_answers_is_given_up(f16: Path) -> None:
     """A remote one, of which nothing but its silence can be known."""
-    from ggml_bridge.rpc import RpcServer
-
     case = placed(f16, "rpc-worker", attention)
-    with RpcServer(threads=1) as server:
+    with rpc_server() as server:
         spec = f"rpc://{server.endpoint}"
         with engine_of(case, device=spec, stall_s=5.0) as engine:
             os.kill(server.pid, signal.SIGSTOP)
             error = until_lost(lambda: engine.generate("once", max_tokens=100, temperature=1.0))
             assert "has not answered for 5 s" in str(error)
         os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("last", ["nothing", "generate", "logits"])
+def test_an_engine_that_is_dropped_ends_its_worker(last: str, f16: Path) -> None:
+    engine = engine_of(placed(f16, "rpc-worker", attention))
+    if last == "generate":
+        engine.generate("once", max_tokens=2)
+    elif last == "logits":
+        engine.logits(TOKENS)
+    (worker,) = psutil.Process().children()
+    del engine
+    must_end(worker.pid)
 
 
 def test_where_a_worker_was_lost_no_other_is_connected_to(f16: Path, monkeypatch: pytest.MonkeyPatch) -> None:

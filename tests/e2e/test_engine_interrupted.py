@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from e2e.placed import placed
 from gguf_factory import write_gguf
@@ -19,6 +20,7 @@ from seeds import FRESH, SEED
 
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
+from oallama.device.opening import list_devices
 from oallama.run.engine import Engine
 
 
@@ -57,8 +59,8 @@ def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: 
 
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 def test_a_ctrl_c_anywhere_in_loading_leaves_nothing_behind(device: str, f16: Path) -> None:
-    """Not llama.cpp's log in our hands either, whose callback would be gone: what is logged next would be the end."""
-    step = 61 if device == "none" else 997
+    """No worker, nor llama.cpp's log in our hands: what is logged next would be the end."""
+    step = 61 if device == "none" else 251
     case = placed(f16, device, lambda op: op.role.startswith("attn"))
 
     def load_and_close() -> None:
@@ -71,6 +73,8 @@ def test_a_ctrl_c_anywhere_in_loading_leaves_nothing_behind(device: str, f16: Pa
         moment += step
         comes_so_far = interrupted_at(moment, load_and_close)
         assert native_log_callback() == log_before, f"moment {moment}"
+        assert not psutil.Process().children(), f"moment {moment}"
+        assert not [known.name for known in list_devices() if known.backend == "RPC"], f"moment {moment}"
     assert moment > 300
     with engine_on(device, f16) as engine:
         assert engine.generate("once upon", max_tokens=2, temperature=0).n_gen == 2

@@ -34,6 +34,7 @@ from e2e.test_engine import (
 from e2e.what_is_held import ONE_ARENA, nothing_grew
 from gguf_factory import write_llama_shape
 from processes import PATIENCE_S
+from rpc_servers import rpc_server
 
 from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, PlanError
@@ -300,7 +301,7 @@ def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placed:
 def test_a_device_with_too_little_memory_gets_less(room_bytes: int, expected_gg: float, small_blocks: Placed) -> None:
     """The slices shrink to what fits; the plan that was really loaded is shown, computes, and can be used again."""
     case = small_blocks
-    with RpcServer(threads=1) as server:
+    with rpc_server() as server:
         spec = f"rpc://{server.endpoint}"
         with engine_of(case, device=spec) as engine:  # so that the server has all that it needs besides
             wanted = engine.logits(TOKENS)
@@ -320,7 +321,7 @@ def test_a_device_with_too_little_memory_gets_less(room_bytes: int, expected_gg:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of another process")
 def test_a_device_without_room_to_compute_in_is_an_error(small_blocks: Placed) -> None:
     case = small_blocks
-    with RpcServer(threads=1) as server:
+    with rpc_server() as server:
         spec = f"rpc://{server.endpoint}"
         engine_of(case, device=spec).close()
         limited(server, case.plan.memory.weights_gpu + (256 << 10))
