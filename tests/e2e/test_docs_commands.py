@@ -63,7 +63,6 @@ def test_a_block_is_run_or_says_why_not(page: str) -> None:
         assert not block.needs or block.needs in NEEDED, block
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_run(page: str, tmp_path: Path, measured_cache: Path) -> None:
     with_server = PROGRAMS is not None and Path(program("llama-server")).is_file()

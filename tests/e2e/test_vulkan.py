@@ -37,7 +37,7 @@ from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
 from oallama.profile.store import profile_to_json
 
-pytestmark = [pytest.mark.vulkan, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vulkan
 
 DEVICE = "Vulkan0"
 ROOT = Path(__file__).resolve().parents[2]

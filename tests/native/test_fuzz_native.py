@@ -12,7 +12,7 @@ from seeds import FRESH
 
 import ggml_bridge
 
-pytestmark = pytest.mark.timeout(600)  # building, and machines that are busy with something else
+pytestmark = pytest.mark.timeout(1200)  # building, and machines that are busy with something else
 
 RUNS = 10_000
 SEEDS = {"fixed": 1, "fresh": FRESH}

@@ -10,7 +10,7 @@ from native_helpers import build_native
 
 import ggml_bridge
 
-pytestmark = pytest.mark.timeout(600)  # building, and machines that are busy with something else
+pytestmark = pytest.mark.timeout(1200)  # building, and machines that are busy with something else
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])

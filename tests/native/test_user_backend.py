@@ -16,7 +16,7 @@ from ggml_bridge.library import find_bridge, find_plugin
 from oallama.cli.default_model import default_model
 from oallama.device.user_backend import VARIABLE
 
-pytestmark = pytest.mark.timeout(600)  # building
+pytestmark = pytest.mark.timeout(1200)  # building
 
 
 @pytest.fixture(scope="module")
