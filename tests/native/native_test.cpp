@@ -210,11 +210,11 @@ void test_two_devices(const char * device) {
     }
     gb_mul_mat_params       host   = mul_mat_params("CPU", nullptr, 2);
     gb_mul_mat_params       there  = mul_mat_params(device, nullptr, 2);
-    const gb_sharing_result none   = {};
+    const gb_sharing_result none   = {0.0, 0.0, 0.0, -1.0};
     gb_sharing_result       result = none;
     const auto              all    = [&result] {
         return result.first_alone > 0.0 && result.second_alone > 0.0 && result.first_with_second > 0.0 &&
-               result.second_with_first > 0.0;
+               result.second_with_first >= 0.0; // none is left to the second where others take the cores
     };
     check(gb_share_link(&host, device, 1 << 16, 0.1, &result) == GB_OK && all(), "the CPU and copies");
     result = none;
