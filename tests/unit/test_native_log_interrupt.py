@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from interrupts import interrupted_at, native_log_callback
+from processes import until
 
 from oallama.device.guard import Direct, Guard
 from oallama.device.interrupt import held_interrupt
@@ -288,3 +289,11 @@ def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it
             close()
         assert order.closed == ["held", "device"], moment
     assert n_done > moment / 2 > 10
+
+
+def test_a_call_may_end_in_closing_its_own_engine() -> None:
+    """As where the call had the last reference to it."""
+    order, guard = Order(), Guard("a device of its own", lambda: True)
+    guard.call(functools.partial(release, [order], guard, order.device()))
+    assert order.closed == ["held", "device"]
+    until(lambda: "oallama-a device of its own" not in [thread.name for thread in threading.enumerate()])
