@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -31,6 +31,15 @@ class RunHere(Protocol):
     """run_in_child for a module of this folder."""
 
     def __call__(self, module: str, request: dict[str, Any], **options: Any) -> dict[str, Any]: ...
+
+
+def run_native(command: Sequence[str | Path], **environment: str) -> None:
+    """Run a native test program; fails with what it said failed, or what a sanitizer did."""
+    variables = {**os.environ, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1", **environment}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=1100, env=variables)
+    failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
+    assert run.returncode == 0, "\n".join(failed[:40]) + run.stderr[-8000:]
+    assert run.stdout.splitlines()[-1] == "0 failed"
 
 
 @functools.cache

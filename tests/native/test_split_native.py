@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from native_helpers import build_native
+from native_helpers import build_native, run_native
 from seeds import FRESH
 
 import ggml_bridge
@@ -66,17 +66,8 @@ FEWER = "--largest 64"
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
-    environment = {
-        **os.environ,
-        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "passive",  # threads that spin for each other take ages on a busy machine
-    }
-    command = [str(program), "--threads", str(threads), *options.split(), *tests]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=1100, env=environment)
-    failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
-    assert run.returncode == 0, "\n".join(failed[:40]) + run.stderr[-8000:]
-    assert run.stdout.splitlines()[-1] == "0 failed"
+    command = [program, "--threads", str(threads), *options.split(), *tests]
+    run_native(command, OMP_NUM_THREADS=str(threads))
 
 
 @pytest.fixture(scope="module")
