@@ -93,7 +93,8 @@ def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
 
 
 def open_now(spec: DeviceSpec) -> OpenDevice:
-    """Like open_device, for a caller that closes it, and holds a Ctrl-C until it knows of it. Raises the same."""
+    """Like open_device, for a caller that closes it, and where the process outlives a Ctrl-C holds that until then.
+    Raises the same."""
     if spec.is_worker:
         return _open_worker(spec)
     if spec.kind == "rpc":
