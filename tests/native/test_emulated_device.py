@@ -151,7 +151,8 @@ def test_the_boundary_is_crossed_in_pinned_memory(bridge: ggml_bridge.Bridge) ->
 def test_a_small_copy_waits_for_the_copy_in_service_and_not_for_those_queued_behind_it(
     bridge: ggml_bridge.Bridge, timed: EmulatedDevice
 ) -> None:
-    """The least of each: later is possible on a busy machine, earlier never."""
+    """The least of each, as a busy machine makes it later. Earlier only where the closing read, which is subtracted,
+    took longer each of the nine times it was timed."""
     rate, large, small, repeats = 2e9, 32 << 20, 8 << 10, 9
 
     def least(n_bytes: int, piece: int) -> float:
@@ -162,9 +163,12 @@ def test_a_small_copy_waits_for_the_copy_in_service_and_not_for_those_queued_beh
             assert max(sample.rest_s for sample in samples) > 0.25 * n_bytes / rate, "there was more to wait for"
         return min(sample.small_s for sample in samples)
 
-    alone = least(0, 0)
-    assert small / rate + 2e-4 <= 1.01 * alone
-    assert least(large, large) >= alone + 0.9 * large / rate, "behind one copy that is not interrupted"
+    shortest = small / rate + 2e-4
+    alone = undisturbed(lambda: least(0, 0), lambda seconds: shortest <= 1.01 * seconds)
+    assert shortest <= 1.01 * alone
+    soonest = alone + 0.9 * large / rate
+    behind = undisturbed(lambda: least(large, large), lambda seconds: seconds >= soonest)
+    assert behind >= soonest, "behind one copy that is not interrupted"
     for piece in (4 << 20, 1 << 20):
         most = alone + 1.5 * piece / rate
         found = undisturbed(lambda: least(large, piece), lambda seconds: seconds <= most)  # noqa: B023 - called here

@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_S, alive, until
+from processes import PATIENCE_S, must_end, until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -202,7 +202,7 @@ def test_ctrl_c_ends_the_compilers_and_the_next_run_goes_on(place: Place) -> Non
     _, said = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130
     assert said.rstrip().endswith("stock_binaries interrupted: run it again to go on")
-    assert not alive(int(pid_file.read_text()))
+    must_end(int(pid_file.read_text()))
     place.env["BUILD_FAILS"] = "true"
     assert place.build().is_dir()
     assert len(place.called("download")) == 1
