@@ -18,7 +18,7 @@ echo "${0##*/} $*" >> calls
 case "$*" in
     *allowed_cpus*) exit $ONE_CORE ;;
     *--ignore=*) echo others; eval "$OTHERS" ;;
-    *test_split_native*) echo native; eval "$NATIVE" ;;
+    *test_split_native*) echo beside; eval "$BESIDE" ;;
 esac
 """
 
@@ -37,8 +37,8 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(tree: Path, *arguments: str, one_core: bool = False, others: str = "true", native: str = "true"):
-    told = {"ONE_CORE": str(int(one_core)), "OTHERS": others, "NATIVE": native}
+def start(tree: Path, *arguments: str, one_core: bool = False, others: str = "true", beside: str = "true"):
+    told = {"ONE_CORE": str(int(one_core)), "OTHERS": others, "BESIDE": beside}
     return subprocess.Popen(
         [tree / "scripts/test", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, **told},
@@ -59,7 +59,7 @@ def pytests(tree: Path) -> list[list[str]]:
 @pytest.mark.parametrize("one_core", [False, True])
 def test_what_runs_beside_the_others_is_what_they_leave_out(tree: Path, one_core: bool) -> None:
     code, said = run(tree, one_core=one_core)
-    assert code == 0 and "all passed" in said and said.index("others") < said.index("native")
+    assert code == 0 and "all passed" in said and said.index("others") < said.index("beside")
     beside, others = sorted(pytests(tree), key=lambda call: any("--ignore" in word for word in call))
     ran = {word for word in beside if word.startswith("tests/")}
     assert ran == {word.partition("=")[2] for word in others if word.startswith("--ignore=")}
@@ -68,7 +68,7 @@ def test_what_runs_beside_the_others_is_what_they_leave_out(tree: Path, one_core
 
 @pytest.mark.parametrize("one_core", [False, True])
 def test_a_failure_on_either_side_fails_the_whole(tree: Path, one_core: bool) -> None:
-    code, said = run(tree, one_core=one_core, native="exit 1")
+    code, said = run(tree, one_core=one_core, beside="exit 1")
     assert code == 1 and "failed: pytest of what times nothing" in said and "pytest: passed" in said
     code, said = run(tree, one_core=one_core, others="exit 1")
     assert code == 1 and "failed: pytest\n" in said and "what times nothing: passed" in said
@@ -86,7 +86,7 @@ def test_what_runs_ends_with_the_script(slow: bool, tree: Path, monkeypatch: pyt
     if slow:
         (tree / "slowly").write_text("set -T; trap 'case $BASH_COMMAND in beside=*) sleep 2 ;; esac' DEBUG\n")
         monkeypatch.setenv("BASH_ENV", str(tree / "slowly"))
-    process = start(tree, others="echo $$ > others; exec sleep 600", native="echo $$ > beside; sleep 600")
+    process = start(tree, others="echo $$ > others; exec sleep 600", beside="echo $$ > beside; sleep 600")
     started = [tree / "beside", *([] if slow else [tree / "others"])]
     until(lambda: all(each.exists() and each.read_text() for each in started))
     process.send_signal(signal.SIGTERM)
