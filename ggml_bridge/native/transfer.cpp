@@ -66,14 +66,9 @@ Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64
     buffer_ = alloc_tensors(ctx_.get(), ggml_backend_dev_buffer_type(device));
 
     copy();
-    close();
-    if (to_device_) {
-        for (int i = 0; i < 9; i++) { // the least, as a busy machine only adds to it
-            const double start = seconds_now();
-            close();
-            const double seconds = seconds_now() - start;
-            close_seconds_       = i == 0 ? seconds : std::min(close_seconds_, seconds);
-        }
+    close_seconds_ = to_device_ ? close() : 0.0;
+    for (int i = 0; to_device_ && i < 9; i++) {
+        finish();
     }
 }
 
@@ -92,11 +87,13 @@ void Transfer::copy() {
     }
 }
 
-void Transfer::close() {
+double Transfer::close() {
+    const double start = seconds_now();
     if (to_device_) {
         ggml_backend_tensor_get_async(backend_.get(), tensor_, &last_byte_, static_cast<size_t>(n_bytes_ - 1), 1);
     }
     ggml_backend_synchronize(backend_.get());
+    return seconds_now() - start;
 }
 
 double Transfer::begin() {
@@ -106,15 +103,16 @@ double Transfer::begin() {
 }
 
 double Transfer::finish() {
-    const double start = seconds_now();
-    close();
-    return seconds_now() - start;
+    const double seconds = close();
+    // The least, as other programs and a copy that is waited for only add to the closing read.
+    close_seconds_ = std::min(close_seconds_, seconds);
+    return seconds;
 }
 
 double Transfer::run_once() {
-    // the clock's resolution bounds a marginal time from below
-    const double begun = begin();
-    return std::max(begun + finish() - close_seconds_, 1e-9);
+    const double begun    = begin();
+    const double finished = finish();
+    return std::max(begun + finished - close_seconds_, 1e-9); // the clock's resolution bounds it from below
 }
 
 //
@@ -140,11 +138,12 @@ double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) {
     double copied = called + transfer.finish();
     double waited = copied + alone;
     for (int i = 0; i < n_tries; i++) {
-        alone               = std::min(alone, launch.run_once());
-        const double begun  = transfer.begin();
-        called              = std::min(called, begun);
-        copied              = std::min(copied, begun + transfer.finish() - transfer.close_seconds());
-        const double before = seconds_now();
+        alone                 = std::min(alone, launch.run_once());
+        const double begun    = transfer.begin();
+        const double finished = transfer.finish();
+        called                = std::min(called, begun);
+        copied                = std::min(copied, begun + finished - transfer.close_seconds());
+        const double before   = seconds_now();
         transfer.begin();
         launch.run_once();
         waited = std::min(waited, seconds_now() - before);

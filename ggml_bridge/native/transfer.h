@@ -35,11 +35,11 @@ class Transfer : public gb_timer {
     double begin();
     double finish();
 
-    double close_seconds() const { return close_seconds_; } // of the closing read alone; 0 from the device
+    double close_seconds() const { return close_seconds_; } // least yet of a closing read; 0 from the device
 
   private:
-    void copy();
-    void close();
+    void   copy();
+    double close(); // seconds
 
     bool          to_device_;
     int64_t       n_bytes_;

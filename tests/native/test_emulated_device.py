@@ -152,7 +152,7 @@ def test_a_small_copy_waits_for_the_copy_in_service_and_not_for_those_queued_beh
     bridge: ggml_bridge.Bridge, timed: EmulatedDevice
 ) -> None:
     """The least of each, as a busy machine makes it later. Earlier only where the closing read, which is subtracted,
-    took longer each of the nine times it was timed."""
+    took longer every time."""
     rate, large, small, repeats = 2e9, 32 << 20, 8 << 10, 9
 
     def least(n_bytes: int, piece: int) -> float:
