@@ -56,7 +56,7 @@ def interrupted_at(moment: int, function: Callable[[], object]) -> bool:
     finally:
         sys.settrace(before)
         sys.unraisablehook = hook_before
-    assert set(dropped) <= {KeyboardInterrupt}
+    assert set(dropped) <= {KeyboardInterrupt}, f"{dropped} at moment {moment}"
     return left <= 0
 
 

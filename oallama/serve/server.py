@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from oallama.core.errors import DeviceError, UsageError
+from oallama.device.interrupt import HeldInterrupt, held_interrupt
 from oallama.report.placement import Served
 from oallama.serve.access import Access, is_local
 from oallama.serve.app import answers, application, why_not
@@ -98,8 +99,9 @@ def serve(
             "disk, or name another folder in TMPDIR"
         ) from None
     parent = None if longest <= LONGEST_SOCKET_PATH else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="oallama-serve-", dir=parent) as folder:
-        run(_serve(sock, key, placements, Path(folder) / "llama-server.sock", talk, log, patience))
+    # held until the loop takes it: Python would warn of a coroutine that is never awaited
+    with held_interrupt() as held, tempfile.TemporaryDirectory(prefix="oallama-serve-", dir=parent) as folder:
+        run(_serve(sock, key, placements, Path(folder) / "llama-server.sock", talk, log, patience, held))
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -120,6 +122,7 @@ async def _serve(
     talk: Callable[[str], None],
     log: Callable[[bytes], None],
     patience: Patience,
+    held: HeldInterrupt,
 ) -> None:
     def launch(served: Served) -> Launch:
         made = placements.launch(served, path)
@@ -159,6 +162,7 @@ async def _serve(
         idling = asyncio.create_task(idle.tune(tune.idle_s))
     server = Server(_config(Access(app, key)))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
+    held.hand_on()
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     supervising = asyncio.create_task(supervisor.run())
     ready = asyncio.create_task(_say_when_ready(supervisor, url_of(sock), talk))
