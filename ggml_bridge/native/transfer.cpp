@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "session.h"
 #include "transfer.h"
@@ -52,8 +53,8 @@ Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64
 
 Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes, int64_t piece_bytes)
     : to_device_(to_device), n_bytes_(n_bytes), piece_bytes_(piece_bytes), n_slots_(slots_for(n_bytes)),
-      host_(device, pinned, n_bytes * n_slots_), backend_(ggml_backend_dev_init(device, nullptr)),
-      ctx_(new_context(1)) {
+      host_(device, pinned, n_bytes * n_slots_), backend_(ggml_backend_dev_init(device, nullptr)), ctx_(new_context(1)),
+      close_seconds_(to_device ? std::numeric_limits<double>::infinity() : 0.0) {
     require(piece_bytes > 0, "a piece of a transfer must have bytes");
     if (!backend_) {
         throw Error(GB_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " could not be initialised" +
@@ -66,8 +67,8 @@ Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64
     buffer_ = alloc_tensors(ctx_.get(), ggml_backend_dev_buffer_type(device));
 
     copy();
-    close_seconds_ = to_device_ ? close() : 0.0;
-    for (int i = 0; to_device_ && i < 9; i++) {
+    const int n_tries = to_device_ ? 10 : 1;
+    for (int i = 0; i < n_tries; i++) {
         finish();
     }
 }
@@ -87,15 +88,6 @@ void Transfer::copy() {
     }
 }
 
-double Transfer::close() {
-    const double start = seconds_now();
-    if (to_device_) {
-        ggml_backend_tensor_get_async(backend_.get(), tensor_, &last_byte_, static_cast<size_t>(n_bytes_ - 1), 1);
-    }
-    ggml_backend_synchronize(backend_.get());
-    return seconds_now() - start;
-}
-
 double Transfer::begin() {
     const double start = seconds_now();
     copy();
@@ -103,7 +95,12 @@ double Transfer::begin() {
 }
 
 double Transfer::finish() {
-    const double seconds = close();
+    const double start = seconds_now();
+    if (to_device_) {
+        ggml_backend_tensor_get_async(backend_.get(), tensor_, &last_byte_, static_cast<size_t>(n_bytes_ - 1), 1);
+    }
+    ggml_backend_synchronize(backend_.get());
+    const double seconds = seconds_now() - start;
     // The least, as other programs and a copy that is waited for only add to the closing read.
     close_seconds_ = std::min(close_seconds_, seconds);
     return seconds;

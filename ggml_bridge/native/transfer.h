@@ -38,8 +38,7 @@ class Transfer : public gb_timer {
     double close_seconds() const { return close_seconds_; } // least yet of a closing read; 0 from the device
 
   private:
-    void   copy();
-    double close(); // seconds
+    void copy();
 
     bool          to_device_;
     int64_t       n_bytes_;
@@ -50,9 +49,9 @@ class Transfer : public gb_timer {
     BackendPtr    backend_;
     ContextPtr    ctx_;
     BufferPtr     buffer_;
-    ggml_tensor * tensor_        = nullptr;
-    uint8_t       last_byte_     = 0;
-    double        close_seconds_ = 0.0;
+    ggml_tensor * tensor_    = nullptr;
+    uint8_t       last_byte_ = 0;
+    double        close_seconds_;
 };
 
 // For how long a copy to the device holds up the thread that asks for it.
