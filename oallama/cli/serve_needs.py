@@ -10,6 +10,7 @@ from pathlib import Path
 
 from oallama.cli.output import talk
 from oallama.core.errors import ProfileError
+from oallama.core.temporary import temporary_folder
 from oallama.device.rpc_worker import RpcWorker
 from oallama.placer import Placer
 from oallama.profile.routing import unknown_routing
@@ -61,8 +62,8 @@ def needs_of(placer: Placer, learn_experts: bool) -> Iterator[Needs]:
                 talk(f"warning: {worker.warning}")
         device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
         if learn_experts and placer.model.n_expert:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="oallama-uses-"))
-            uses_file = Path(folder) / "uses"
+            folder = stack.enter_context(temporary_folder("oallama-routing-", Path(tempfile.gettempdir())))
+            uses_file = folder / "uses"
             stack.callback(_keep_uses, placer, uses_file)
         yield Needs(placer, device, worker, uses_file)
 

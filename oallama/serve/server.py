@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from oallama.core.errors import DeviceError, UsageError
+from oallama.core.temporary import temporary_folder
 from oallama.device.interrupt import HeldInterrupt, held_interrupt
 from oallama.report.placement import Served
 from oallama.serve.access import Access, is_local
@@ -31,7 +32,8 @@ from oallama.serve.tuning import Tune, Tuning
 MOST_CONNECTIONS = 512
 REQUEST_S = 20.0  # that a client may take over the headers of a request
 LONGEST_SOCKET_PATH = 100  # bytes that every system takes
-LONGEST_NAME = len("/oallama-serve-12345678/llama-server.sock")
+SOCKET_FOLDER = "oallama-socket-"
+LONGEST_NAME = len(f"/{SOCKET_FOLDER}12345678/llama-server.sock")
 GRACE_S = 3.0  # that requests get to end when the server is asked to
 
 
@@ -92,16 +94,17 @@ def serve(
     Raises DeviceError where llama-server does not start, or again and again not, or has no folder for its socket.
     """
     try:
-        longest = len(tempfile.gettempdir()) + LONGEST_NAME
+        parent = Path(tempfile.gettempdir())
     except FileNotFoundError:  # it has tried to write to each
         raise DeviceError(
             "no temporary folder can be written to, and llama-server needs one for its socket; free some space on the "
             "disk, or name another folder in TMPDIR"
         ) from None
-    parent = None if longest <= LONGEST_SOCKET_PATH else "/tmp"
+    if len(str(parent)) + LONGEST_NAME > LONGEST_SOCKET_PATH:
+        parent = Path("/tmp")
     # held until the loop takes it: Python would warn of a coroutine that is never awaited
-    with held_interrupt() as held, tempfile.TemporaryDirectory(prefix="oallama-serve-", dir=parent) as folder:
-        run(_serve(sock, key, placements, Path(folder) / "llama-server.sock", talk, log, patience, held))
+    with held_interrupt() as held, temporary_folder(SOCKET_FOLDER, parent) as folder:
+        run(_serve(sock, key, placements, folder / "llama-server.sock", talk, log, patience, held))
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -1,0 +1,55 @@
+"""Temporary folders that do not pile up where programs are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str, parent: Path) -> Iterator[Path]:
+    """A folder for the block, removed at its end. With it go those of this prefix whose programs were killed: each is
+    locked by the program that made it for as long as that lives. Raises OSError where none can be made."""
+    for path in parent.glob(f"{prefix}*"):
+        _remove_abandoned(path)
+    while True:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, _lock(Path(name)):
+            folder = Path(name)
+            if folder.is_dir():  # else another program took it for abandoned before it was locked
+                yield folder
+                return
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
+    """Whether it is locked: not where another has it, it is no folder, or the system has no such locks."""
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            locked = True
+        except OSError:
+            locked = False
+        yield locked
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(path: Path) -> None:
+    with _lock(path, wait=False) as locked, contextlib.suppress(FileNotFoundError):  # another removed it
+        if locked and path.stat().st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)

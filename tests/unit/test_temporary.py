@@ -1,0 +1,79 @@
+"""Temporary folders, and those of programs that were killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from oallama.core.temporary import temporary_folder
+
+HOLD = """
+import sys
+from pathlib import Path
+from oallama.core.temporary import temporary_folder
+with temporary_folder("a-", Path(sys.argv[1])) as folder:
+    (folder / "file").write_text("x")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def held(parent: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A program that holds a folder until its standard input ends."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    return program, Path(program.stdout.readline().strip())
+
+
+def test_it_is_removed_at_the_end_with_what_is_in_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="of the block"), temporary_folder("a-", tmp_path) as folder:
+        (folder / "file").write_text("x")
+        raise ValueError("of the block")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
+def test_what_a_killed_program_left_is_removed_and_what_a_live_one_has_is_kept(tmp_path: Path) -> None:
+    killed, left = held(tmp_path)
+    alive, kept = held(tmp_path)
+    with killed, alive:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert left.exists()
+        with temporary_folder("a-", tmp_path) as folder:
+            assert sorted(tmp_path.iterdir()) == sorted([kept, folder])
+        alive.communicate("")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_folder_of_this_prefix_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("x")
+    (tmp_path / "b-folder").mkdir()
+    (tmp_path / "a-link").symlink_to(tmp_path / "b-folder")
+    before = sorted(tmp_path.iterdir())
+    with temporary_folder("a-", tmp_path):
+        pass
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_many_at_once_leave_each_other_theirs(tmp_path: Path) -> None:
+    def holds(number: int) -> bool:
+        with temporary_folder("a-", tmp_path) as folder:
+            (folder / "file").write_text(str(number))
+            return (folder / "file").read_text() == str(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(holds, range(400)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_none_can_be_made_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"), temporary_folder("a-", tmp_path / "gone"):
+        pass
