@@ -46,24 +46,28 @@ def run_child(command: Sequence[str], limit_s: float | None, log: Path, env: Map
     """Run a command of at most `limit_s` seconds; stdout is returned, stderr goes to the log. Late or interrupted, it
     gets Ctrl-C, and GRACE_S later it is killed with all its children. Raises KeyboardInterrupt where it was
     interrupted."""
+    from oallama.device.interrupt import held_interrupt  # scripts/gpu_run begins without it
+
     start = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as errors:
         errors.write(f"$ {' '.join(command)}\n".encode())
         errors.flush()
         begin = errors.tell()
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace",
-            env={**os.environ, **(env or {})}, start_new_session=True,
-        )  # fmt: skip
-        late = False
+        late, process = False, None
         try:
+            with held_interrupt():  # it would leave a process that has begun, and that nobody knows
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
+                    errors="replace", env={**os.environ, **(env or {})}, start_new_session=True,
+                )  # fmt: skip
             out, _ = process.communicate(timeout=None if limit_s is None else max(1.0, limit_s - GRACE_S))
         except subprocess.TimeoutExpired:
-            late = True
-            out = _stop(process)
+            assert process is not None
+            late, out = True, _stop(process)
         except BaseException:
-            _stop(process)
+            if process is not None:
+                _stop(process)
             raise
     with log.open("rb") as written:
         written.seek(begin)
@@ -80,7 +84,9 @@ def _stop(process: subprocess.Popen[str]) -> str:
     except (subprocess.TimeoutExpired, KeyboardInterrupt, ProcessLookupError):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()[0]
+        with suppress(subprocess.TimeoutExpired):  # its pipe is held by what left its group
+            return process.communicate(timeout=GRACE_S)[0]  # without a limit it reads a pipe that may be closed by now
+        return ""
 
 
 def oallama(*arguments: object, limit_s: float | None, log: Path, env: Mapping[str, str] | None = None) -> Ended:

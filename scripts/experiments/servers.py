@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from oallama.device.interrupt import held_interrupt
+
 T = TypeVar("T")
 START_S = 300.0
 
@@ -20,9 +22,10 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[bytes], T]]:
     """The process, and what `answer` says once it says something; until the end of the block. Exits with the end of its
     log where it ends before that, or takes START_S."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    process = None
     try:
+        with log.open("wb") as out, held_interrupt():  # it would leave a process that has begun, and that nobody knows
+            process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         deadline = time.monotonic() + START_S
         while not (found := answer()):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -30,5 +33,6 @@ def running(
             time.sleep(0.2)
         yield process, found
     finally:
-        process.terminate()
-        process.wait(60)
+        if process is not None:
+            process.terminate()
+            process.wait(60)

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from interrupts import interrupted_at
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from experiments.child import run_child  # noqa: E402
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -36,3 +39,19 @@ def test_an_experiment_that_is_told_to_end_ends_what_it_has_started(number: sign
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "ab: interrupted; the same command goes on from here\n")
     assert not psutil.pid_exists(int(started.read_text()))
+
+
+def test_a_ctrl_c_at_any_moment_of_a_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while Popen waits for the child to begin, which has no name yet by which it could be ended."""
+
+    def run() -> None:
+        run_child(["sleep", "0.2"], None, tmp_path / "log")
+
+    for name in set(os.environ) - {"PATH"}:  # each is a moment or more
+        monkeypatch.delenv(name)
+    us, moment = psutil.Process(), 0
+    before = us.children()
+    run()
+    while interrupted_at(moment := moment + 1, run):
+        assert us.children() == before, f"left behind at moment {moment}"
+    assert moment > 100
