@@ -28,7 +28,7 @@ class TracedOperator:
     shape: Shape
 
 
-def trace_operators(path: str, timeout_s: float = 600.0) -> tuple[TracedOperator, ...]:
+def trace_operators(path: str) -> tuple[TracedOperator, ...]:
     """Every weight-bearing mul-mat of a one-token decode of the model at `path` on the CPU, in graph order.
 
     Raises ModelFileError if the file is no good, or kills, stalls or is refused by llama.cpp; BridgeError if
@@ -41,7 +41,7 @@ def trace_operators(path: str, timeout_s: float = 600.0) -> tuple[TracedOperator
     path = read_gguf(path).path
     env = {"PYTHONPATH": str(Path(__file__).parent)}  # where the child finds this module
     try:
-        rows = run_in_child("operator_trace", {"path": path}, timeout_s=timeout_s, env=env)["operators"]
+        rows = run_in_child("operator_trace", {"path": path}, timeout_s=600.0, env=env)["operators"]
     except (ChildDied, ChildTimeout) as error:
         raise ModelFileError(f"{path} cannot be decoded, llama.cpp fails on it: {error}; try another file") from None
     except ValueError as error:
