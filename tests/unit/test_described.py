@@ -105,6 +105,18 @@ def test_a_faster_card_is_never_slower() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
+def test_points_of_the_link_lie_on_their_lines_and_nothing_slows_the_card() -> None:
+    profile, _ = made()
+    for name, line in profile.link.items():
+        assert line.points, name
+        assert [seconds for _, seconds in line.points] == pytest.approx([line.seconds(n) for n, _ in line.points]), name
+    with_device = [pair for pair in profile.sharing if pair.second == "device"]
+    assert {pair.first for pair in with_device} == {"cpu"}
+    for pair in with_device:
+        rate = pytest.approx(CARD.bytes_per_s / 1e9)
+        assert (pair.second_alone_gb_per_s, pair.second_with_first_gb_per_s) == (rate, rate)
+
+
 def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
     of = model()
     ops = operators(of)
