@@ -86,6 +86,7 @@ def _stop(process: subprocess.Popen[str]) -> str:
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # its pipe is held by what left its group
             return process.communicate(timeout=GRACE_S)[0]  # without a limit it reads a pipe that may be closed by now
+        process.wait()
         return ""
 
 
