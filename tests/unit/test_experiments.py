@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from interrupts import interrupted_at
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-from experiments.child import run_child  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from experiments.child import ROOT, run_child
+from interrupts import interrupted_at
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
