@@ -152,6 +152,18 @@ def test_the_two_best_predictions_are_measured_against_stock_and_the_winner_is_u
     assert found.verdict.seconds > 0
 
 
+def test_a_plan_that_does_not_do_what_it_says_is_refused_and_the_other_used() -> None:
+    def measure(bench: Bench, progress: ProgressCallback) -> BenchResult:
+        result = runner({"split": 1.5, "oato": 1.2}, [])(bench, progress)
+        arms = tuple(replace(a, problems=("it ran elsewhere",)) if a.spec.name == "split" else a for a in result.arms)
+        return replace(result, arms=arms)
+
+    found = gated_plan(FakePlacer(), LOAD, measure=measure)  # type: ignore[arg-type]
+    refused = {each.policy: each.refused for each in found.verdict.trials}
+    assert "it ran elsewhere" in refused["split"] and not refused["oato"]
+    assert found.plan.policy == "oato"
+
+
 def test_where_no_plan_is_faster_stocks_placement_is_used() -> None:
     found = gate(FakePlacer(), {"split": 0.5, "oato": 0.99}, [])
     assert found.verdict.winner is None
@@ -235,6 +247,47 @@ def test_a_file_with_more_blocks_than_are_measured_is_as_good_as_none() -> None:
         series["kept"] = series["kept"][:1] * n_blocks
         verdict_path(key).write_text(json.dumps(document))
         assert (read_kept(key) is None) == (n_blocks > MOST_BLOCKS)
+
+
+def test_a_file_whose_samples_cannot_be_compared_is_as_good_as_none() -> None:
+    placer = FakePlacer()
+    gate(placer, {"split": 1.5}, [])
+    key = gate_key(placer, LOAD)  # type: ignore[arg-type]
+    sound = verdict_path(key).read_text()
+
+    def is_read(change: Callable[[dict[str, Any]], None]) -> bool:
+        """With one pair's series changed."""
+        document = json.loads(sound)
+        change(document["pairs"][0]["series"])
+        verdict_path(key).write_text(json.dumps(document))
+        return read_kept(key) is not None
+
+    def without_a_sample(series: dict[str, Any]) -> None:
+        series["kept"][-1]["samples"][1].pop()
+
+    def with_time(seconds: float) -> Callable[[dict[str, Any]], None]:
+        def change(series: dict[str, Any]) -> None:
+            series["kept"][0]["samples"][1][0]["gen_s"] = seconds
+
+        return change
+
+    def of_prompts_alone(series: dict[str, Any]) -> None:
+        series["test"]["n_gen"] = 0
+        for block in series["kept"]:
+            for arm in block["samples"]:
+                for sample in arm:
+                    sample["gen_s"] = 0.0
+
+    assert is_read(lambda series: None)
+    assert not is_read(without_a_sample)
+    assert is_read(with_time(2.0)) and not is_read(with_time(0.0))
+    assert is_read(of_prompts_alone), "nothing was generated, so it took no time"
+
+
+def test_each_policy_is_planned_once() -> None:
+    placer = FakePlacer()
+    all_plans(placer, LOAD, None)  # type: ignore[arg-type]
+    assert len(placer.planned) == len(set(placer.planned)) > 2
 
 
 def test_an_interrupted_measurement_decides_nothing() -> None:
