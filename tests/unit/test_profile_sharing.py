@@ -23,11 +23,14 @@ class Bridge:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
+        self.cases: list[tuple[Any, ...]] = []
 
     def cpu_layouts(self) -> list[str]:
         return ["CPU"]
 
-    def mul_mat_case(self, device: str, *of: Any) -> str:
+    def mul_mat_case(self, device: str, layout: str | None, type_name: str, k: int, n: int, n_tokens: int,
+                     working_set_bytes: int, n_threads: int) -> str:  # fmt: skip
+        self.cases.append((device, layout, n_tokens, working_set_bytes))
         return device
 
     def share_link(self, first: str, device: str, chunk_bytes: int, seconds: float) -> Rates:
@@ -71,3 +74,19 @@ def test_each_worker_is_asked_for_where_it_works() -> None:
     rows = [(row["first"], row["second"]) for task in sharing_tasks(made) for row in task.run()["sharing"]]
     where = {"cpu": "CPU", "device": "TEST0", "link": "link"}
     assert bridge.asked == [(where[first], where[second]) for first, second in rows]
+
+
+def test_each_worker_computes_in_a_layout_of_its_own_and_reads_memory_at_one_token() -> None:
+    bridge = Bridge()
+    for task in sharing_tasks(session(bridge)):
+        task.run()
+    assert {(device, layout) for device, layout, *_ in bridge.cases} == {("CPU", "CPU"), ("TEST0", None)}
+    for _, _, n_tokens, working_set_bytes in bridge.cases:
+        assert working_set_bytes > 0 if n_tokens == 1 else working_set_bytes == 0
+    assert {n_tokens for _, _, n_tokens, _ in bridge.cases} == {1, 32}
+
+
+def test_where_the_device_has_no_kernel_nothing_is_shared() -> None:
+    made = session(Bridge())
+    made = replace(made, profile=replace(made.profile, cases=()))
+    assert [task.run() for task in sharing_tasks(made)] == [{}] * 6
