@@ -147,6 +147,9 @@ def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch: pytest.
     monkeypatch.setattr("oallama.profile.emulate.allowed_cpus", lambda: (0,))
     with pytest.raises(UsageError, match="one core only"):
         resolved(parse_device("emulated:scale=1"), 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    beside, _ = resolved(parse_device("emulated:scale=1,cpus=7"), 1)
+    assert beside.emulated is not None and beside.emulated.cpus == 7, "a core that others may not use"
     alone, _ = resolved(parse_device("emulated:scale=1,values=real"), 1)
     assert alone.emulated is not None and alone.emulated.cpus is None
 
@@ -213,6 +216,10 @@ def test_a_profile_of_a_real_card_becomes_parameters() -> None:
     ]
     assert text.count("\nkernel ") == len(cases) > 0
     assert f"memory_bytes {2 << 30}" in text
+    link = json.loads((GOLDEN / "profile-v1.json").read_text())["link"]
+    said = dict(line.split(maxsplit=1) for line in text.splitlines())
+    for kind in ("pinned", "pageable"):
+        assert float(said[f"{kind}_bytes_per_s"]) == approx(1 / link[f"h2d_{kind}"]["beta_s_per_byte"] / 2)
 
 
 @pytest.mark.parametrize("pinned", [None, 3e-10])

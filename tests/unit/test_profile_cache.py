@@ -65,6 +65,17 @@ def test_a_file_in_the_way_of_the_folder_is_one_clear_error(tmp_path: Path) -> N
         pass
 
 
+def test_a_journal_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("a file")
+    said: list[ProfileError] = []
+    journal = Journal(tmp_path / "folder" / "profile.json", said.append)
+    for n_tokens in (1, 2):
+        journal.append({"cases": [{**CASE, "n_tokens": n_tokens}]})
+    assert len(said) == 1 and "OALLAMA_CACHE_DIR" in str(said[0])
+    with pytest.raises(ProfileError, match="OALLAMA_CACHE_DIR"):
+        Journal(journal.path).append({"cases": []})
+
+
 def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"

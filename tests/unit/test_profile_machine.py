@@ -99,6 +99,26 @@ def test_an_unreadable_machine_still_has_a_fingerprint(tmp_path: Path) -> None:
     assert fingerprint_key(found) == fingerprint_key(fingerprint(1, "none", tmp_path))
 
 
+def test_the_version_of_ggml_is_in_the_name_of_its_library(
+    laptop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = tmp_path / "libraries"
+    for name in ("libggml-base.so", "libggml-base.so.0", "libggml-base.so.0.25.3", "libggml-cpu.so"):
+        write(libraries / name, name)
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(libraries))
+    found = fingerprint(1, "none", laptop)
+    assert found["ggml_version"] == "0.25.3"
+    write(libraries / "libggml-cpu.so", "built otherwise")
+    assert fingerprint(1, "none", laptop)["ggml_cpu_build"] != found["ggml_cpu_build"]
+
+
+def test_without_llama_cpp_there_is_a_fingerprint_all_the_same(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    monkeypatch.setattr(machine.util, "find_spec", lambda name: None)
+    found = fingerprint(1, "none", laptop)
+    assert found["ggml_version"] is None and found["ggml_cpu_build"] is None
+
+
 @pytest.mark.parametrize("change", sorted(set(machine.KEY_PARTS)))
 def test_each_part_that_must_agree_changes_the_key(laptop: Path, change: str) -> None:
     found = fingerprint(4, "CUDA0", laptop, IDENTITY)

@@ -114,6 +114,8 @@ def test_a_profile_of_one_way_of_attention_is_kept_and_lacks_only_the_other() ->
         assert select(old, SMALL).rest == old.rest
         cannot = tuple(rest_skipped("CPU", n, n_kv, other, "cannot") for n, n_kv in SMALL.rest)
         assert is_complete(replace(old, skipped=cannot), SMALL)
+        measured_already = tuple(rest_skipped("CPU", n, n_kv, shape, "cannot") for n, n_kv in SMALL.rest)
+        assert not is_complete(replace(old, skipped=measured_already), SMALL), "it says nothing of the other way"
 
 
 def test_rest_that_a_device_cannot_compute_is_not_asked_for_again() -> None:
