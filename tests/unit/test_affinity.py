@@ -291,14 +291,25 @@ def test_memory_may_be_full_with_the_output_alone() -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(seconds, seconds), min_size=22, max_size=22), st.floats(0, 1), st.floats(0, 1e-2))
+@given(
+    st.lists(st.tuples(seconds, seconds, st.integers(100, 4000)), min_size=22, max_size=22),
+    st.floats(0, 1),
+    st.integers(0, 8000),
+    st.floats(0, 1e-2),
+    st.floats(0, 1e-3),
+)
 def test_no_choice_of_layers_that_was_left_out_is_better(
-    times: list[tuple[float, float]], share: float, rest_s: float
+    drawn: list[tuple[float, float, int]], share: float, layer_bytes: int, rest_s: float, crossing_s: float
 ) -> None:
     n_layer = 3
-    ops = operators(n_layer)
-    problem = replace(costs(ops, n_layer, times[: len(ops)], rates(1e-3, 1e-9, 1e-4)), rest_cpu_s=rest_s)
-    room = int(share * sum(cost.bytes for cost in problem.operators))
-    every = [search(problem, ops, lambda first: room, first_layers=(first,)) for first in range(n_layer + 2)]
-    found = search(problem, ops, lambda first: room, first_layers=range(n_layer + 2))
+    ops = [replace(op, bytes=size) for op, (*_, size) in zip(operators(n_layer), drawn, strict=True)]
+    times = [(on_cpu, there) for on_cpu, there, _ in drawn]
+    problem = replace(costs(ops, n_layer, times, rates(crossing_s, 1e-9, crossing_s / 10)), rest_cpu_s=rest_s)
+    total = sum(cost.bytes for cost in problem.operators)
+
+    def room(first: int) -> int:
+        return int(share * total) - (n_layer - min(first, n_layer)) * layer_bytes
+
+    every = [search(problem, ops, room, first_layers=(first,)) for first in range(n_layer + 2)]
+    found = search(problem, ops, room, first_layers=range(n_layer + 2))
     assert found.seconds == min(one.seconds for one in every)

@@ -172,6 +172,10 @@ def test_attention_over_other_passes_takes_the_place_of_the_workloads() -> None:
     assert placed_with(0, None) == placed_with(N_LAYER, None) == "on"
     assert placed_with(0, DEEP) == "off"
     assert placed_with(N_LAYER, DEEP) == "on"
+    for on_device in range(N_LAYER + 1):
+        layers, long = (N_LAYER - on_device, on_device), decode_at(2048, 1000)
+        faster = min(PER_POSITION, key=lambda way: rest_total(BOTH, way, layers, long))  # type: ignore[arg-type]
+        assert placed_with(on_device, long) == faster
 
 
 def test_a_way_that_does_not_fit_leaves_the_other() -> None:

@@ -18,6 +18,7 @@ from oallama.place.budget import DeviceMemory, Room, ledger
 from oallama.place.decide import Rules, decide
 from oallama.place.placed import Placed, Slices
 from oallama.place.problem import LoadBytes, Problem, device_memory
+from oallama.place.record import plan_record
 
 N_LAYER = 4
 LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256)
@@ -135,6 +136,34 @@ def test_overruns_of_two_looks_add_up() -> None:
     assert ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + 3_500).spare >= 0
 
 
+def test_operators_need_their_layers_norms_and_cache_beside_them() -> None:
+    memory = DeviceMemory(capacity=20_000, fill=0.9, kv=400, compute=100, other_weights=40, n_layer=N_LAYER)
+    rooms = [memory.operator_room(first) for first in range(N_LAYER + 2)]
+    assert rooms == [17_460, 17_570, 17_680, 17_790, 17_900, 0], "llama.cpp has nothing there behind the last layer"
+    limited = replace(memory, operators_limit=17_600)
+    assert [limited.operator_room(first) for first in (0, 2)] == [17_460, 17_600]
+
+
+def test_what_slices_take_beyond_what_was_expected_is_taken_off_once() -> None:
+    """A probe without surprises: what is placed leaves less than one operator's slices."""
+    for policy in ("split", "scheinfer"):
+        made, _ = problem(free=20_000)
+        decision = decide(made, policy, LOAD, "mixed")
+        assert 0 <= decision.memory.spare < 1_000
+
+
+def test_a_record_is_of_the_machine_and_says_how_tokens_are_assigned() -> None:
+    made, _ = problem(free=20_000)
+    decision = decide(made, "oato", LOAD, "mixed")
+    assert plan_record(decision, model(N_LAYER), made.operators, "card", "a machine").machine_fingerprint == "a machine"
+    tokens = ((1, 0), (64, 16))
+    none = (0,) * len(made.operators)
+    slices = Slices(none, none, ("CPU",) * len(none), 0, 0, token_assignment=tokens, settings=StreamSettings(3))
+    sliced = replace(decision, placed=replace(decision.placed, slices=slices))
+    record = plan_record(sliced, model(N_LAYER), made.operators, "card", "a machine")
+    assert (record.token_assignment, record.streaming) == (tokens, StreamSettings(3))
+
+
 def test_between_what_fitted_and_what_did_not_the_room_is_halved() -> None:
     """Beside more than 80,000 bytes of operators another 20,000 are taken."""
     first = DeviceMemory(capacity=100_000, fill=0.9, kv=400, compute=100, other_weights=40, n_layer=N_LAYER)
@@ -171,6 +200,8 @@ def test_does_not_fit_names_required_available_and_device() -> None:
     with pytest.raises(DoesNotFit) as caught:
         decide(made, "oato", LOAD, "mixed")
     assert (caught.value.required, caught.value.available, caught.value.device) == (6_400 + 440, 900, "RPC0")
+    memory, load, notes = device_memory(made, LOAD, required=False)
+    assert memory is None and load == LOAD and "even at a micro-batch of 64 tokens" in notes[0]
     fallback = decide(made, "auto", LOAD, "mixed")
     assert fallback.policy == "cpu"
     assert "everything stays on the CPU" in fallback.notes[0]

@@ -85,6 +85,44 @@ def test_two_that_gain_more_take_the_place_of_the_one_that_gains_most_for_each_b
     assert "OATO's fill" in note and "3 operators" in note
 
 
+def test_two_of_other_layers_can_take_the_place_of_one_and_fill_the_room_to_the_byte() -> None:
+    ops = [replace(o, bytes=size) for o, size in zip(operators(3, ("ffn_up",), False), (6, 5, 5), strict=True)]
+    problem = costs(ops, 3, [(8.0, 1.0), (6.0, 1.0), (6.0, 1.0)])
+    filled = Placed((True, False, False), 0, placement_seconds(problem, (True, False, False), 0))
+    assert exchange(problem, ops, lambda first: 10 if first == 0 else -1, filled).on_device == (False, True, True)
+
+
+def test_of_a_layer_with_many_operators_each_may_change_sides() -> None:
+    ops = operators(1, [f"attn_{i}" for i in range(module.ALL_SIDES + 1)], False)
+    problem = costs(ops, 1, [(2.0, 1.0)] * len(ops))
+    for last in range(len(ops)):
+        sides = tuple(i != last for i in range(len(ops)))
+        filled = Placed(sides, 0, placement_seconds(problem, sides, 0))
+        assert all(exchange(problem, ops, lambda first: 10**9, filled).on_device), last
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_change_has_one_price_in_all_layers_that_are_said_to_be_alike(data: st.DataObject) -> None:
+    """The price that it has in the whole placement."""
+    n_layer = data.draw(st.integers(2, 5))
+    ops = operators(n_layer, ("attn_qkv", "ffn_down"))
+    problem = costs(ops, n_layer, [(2e-3, 1e-3)] * len(ops), rates(1e-3, 0.0, 1e-4))
+    first = data.draw(st.integers(0, n_layer))
+    sides = [data.draw(st.booleans()) if layer >= first else False for layer in problem.graph.operator_layer]
+    before_s = placement_seconds(problem, sides, first)
+    layers = module._Layers(problem, ops)
+    found = layers.alike(sides, first)
+    assert sorted(layer for one in found for layer in one.layers) == list(range(first, n_layer + 1))
+    for one in found:
+        for layer in one.layers:
+            for change in one.changes:
+                flipped = {layers.begins[layer] + i for i in change.flipped}
+                made = [there != (i in flipped) for i, there in enumerate(sides)]
+                added_s = placement_seconds(problem, made, first) - before_s
+                assert change.added_s == pytest.approx(added_s, abs=1e-12)
+
+
 def test_one_in_a_layer_can_take_the_place_of_several_in_others() -> None:
     """Of the output matrix, which is large, against FFNs that OATO took first."""
     n_layer = 8
