@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placement_cases import costs, model, operators, rates
+from placement_cases import ROLES, costs, model, operators, rates
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape
@@ -216,6 +217,22 @@ def test_the_output_sees_the_last_token_of_a_prompt_where_the_last_layer_has_no_
     ops = operators(2, ("ssm_in", "ssm_x", "ssm_out"))
     moved = crossings(build_graph(model(2), ops), [True] * len(ops), 0)
     assert (moved.bytes_out_per_token, moved.bytes_out_per_output) == (0, 1000 * 4)
+
+
+@pytest.mark.parametrize(("shape", "op", "floats"), [
+    ((512, 256, 1), "MUL_MAT", 512), ((64, 32, 8), "MUL_MAT", 64 * 8), ((512, 256, 8), "MUL_MAT_ID", 512),
+])  # fmt: skip
+def test_attention_gives_what_the_projection_behind_it_reads(
+    shape: tuple[int, int, int], op: Literal["MUL_MAT", "MUL_MAT_ID"], floats: int
+) -> None:
+    """Heads of another width than the model's; a matrix for each head (MLA); experts, which all read the same."""
+    ops = [
+        replace(o, shape=shape, op=op, n_expert_used=2 if op == "MUL_MAT_ID" else 1) if o.role == "attn_output" else o
+        for o in operators(1, output=False)
+    ]
+    nodes = build_graph(model(1), ops).nodes
+    (output,) = (node for node in nodes if node.operator == ROLES.index("attn_output"))
+    assert [nodes[source].bytes_per_token for source in output.inputs] == [4 * floats]
 
 
 def test_everything_on_the_device_crosses_only_at_the_ends() -> None:

@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import pytest
 from described_cases import CARD, HOST, model, operators
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from oallama.core.profile import Profile
+from oallama.core.profile import LinearFit, Profile
 from oallama.core.types import CPU_DEVICE
 from oallama.cost.graph import build_graph, crossings
 from oallama.cost.offload import host_cache, takes_attention
 from oallama.cost.passes import Pass
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
 from oallama.cost.rest import index_rest, rest_seconds
+from oallama.cost.tasks import whole_tasks
+from oallama.cost.transfer import TransferRates
 from oallama.place.attention import with_attention
 from oallama.place.problem import Problem, costs_over
 from oallama.profile.described import described
@@ -102,6 +106,24 @@ def test_what_is_offloaded_crosses_nothing() -> None:
     assert alone.device_splits == whole.device_splits + 1
     assert transfer_seconds(small, on_device, 0) == small.rates.over(crossings(small.graph, on_device, 0), (SMALL,))
     assert crossings(small.graph, on_device, 0).device_splits > alone.device_splits
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.sampled_from([ONE, SMALL, LARGE]))
+def test_the_tasks_of_a_pass_take_what_it_is_predicted_to_take(data: st.DataObject, over: Pass) -> None:
+    """Whatever is on the device, streamed or sliced; activations go each way at that way's speed."""
+    ops = operators(model())
+    made = costs(profile(), over)
+    made = replace(made, rates=TransferRates(LinearFit(1e-5, 1e-9, 1.0), LinearFit(5e-5, 3e-9, 1.0), 2e-5))
+    first = data.draw(st.integers(0, 5))
+    on_device = [data.draw(st.booleans()) and op.layer_in(4) >= first for op in ops]
+    on_host = [i for i, there in enumerate(on_device) if not there]
+    inside = frozenset(on_host if data.draw(st.booleans()) else (i for i in on_host if data.draw(st.booleans())))
+    tasks = whole_tasks(made, ops, on_device, first, host_cache(profile()), inside)
+    assert sum(task.seconds for task in tasks) == pytest.approx(placement_seconds(made, on_device, first, inside))
+    for engine, line in (("in", made.rates.copy_in), ("out", made.rates.copy_out)):
+        moved = [task.seconds for task in tasks if task.kind == "crossing" and task.stream == engine]
+        assert all(seconds >= line.alpha_s for seconds in moved)
 
 
 def test_slices_are_not_offloaded() -> None:

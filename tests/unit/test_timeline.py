@@ -209,6 +209,9 @@ def test_equal_rounds_that_leave_the_link_more_and_more_to_do_are_not_a_steady_c
     for n_slots in (1, 2, 3, 8, 30):
         streaming = StreamSettings(n_slots, "ahead")
         assert cycle_seconds(blocks, streaming) == pytest.approx(4e-3, rel=0.01)
+        for most in (3, 5):
+            drawn = cycle_timeline(blocks, streaming, most)
+            assert drawn.end_s == pytest.approx(cycle_seconds(blocks, streaming, most), rel=1e-12)
         assert long_run(blocks, streaming, 100) == pytest.approx(4e-3, rel=0.01)
 
 
