@@ -328,6 +328,25 @@ def test_no_hot_set_beats_the_physical_bound(world: World, free: int) -> None:
     assert 0 < bound.tpot_s <= found.predicted.tpot_s and 0 < bound.ttft_s <= found.predicted.ttft_s
 
 
+@pytest.mark.parametrize("uses", [SKEWED, EVEN])
+def test_where_all_fits_the_device_the_bound_is_below_it(uses: Uses) -> None:
+    """The device computes each use once, wherever it lies among the experts."""
+    made = known(GPU, 10**8, routing(*[uses] * N_LAYER))
+    found = decide(made, "oato", LOAD, "mixed")
+    assert all(found.placed.on_device)
+    bound = physical_bound(made, found.workload, found.memory)
+    assert bound.tpot_s <= found.predicted.tpot_s and bound.ttft_s <= found.predicted.ttft_s
+    assert bound.tpot_s >= 0.3 * found.predicted.tpot_s
+
+
+def test_where_no_expert_is_worth_a_place_of_its_own_it_says_so() -> None:
+    made = known(SLOW_CPU, FREE, routing(*[EVEN] * N_LAYER))
+    found = decide(made, "experts", LOAD, "mixed")
+    assert found.policy == "experts" and "no layer's experts are worth placing by use" in found.notes
+    auto = decide(made, "auto", LOAD, "mixed")
+    assert auto.policy != "experts" and not any("placing by use" in note for note in auto.notes)
+
+
 def test_auto_takes_experts_where_their_use_is_known() -> None:
     uses = routing(*[SKEWED] * N_LAYER)
     assert hot_of(known(SLOW_CPU, FREE, uses), "auto")

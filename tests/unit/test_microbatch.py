@@ -90,6 +90,8 @@ def test_it_is_the_choice_of_a_search_of_every_size(data: st.DataObject, firsts:
     gains = least < (1 - LEAST_GAIN) * first
     assert best.placed.seconds == (least if gains else first)
     assert (best.workload.n_ubatch > 512) is gains is bool(best.notes)
+    if gains:
+        assert best.notes[0].endswith(f"predicted to take {1 - least / first:.0%} less time")
     assert len(asked) == len(set(asked))
     assert all(promise[key] < (1 - LEAST_GAIN) * first for key in asked)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.core.profile import LinearFit, Profile
-from oallama.core.types import CPU_DEVICE
+from oallama.core.types import CPU_DEVICE, Workload
 from oallama.cost.graph import build_graph, crossings
 from oallama.cost.offload import host_cache, takes_attention
 from oallama.cost.passes import Pass
@@ -19,7 +19,9 @@ from oallama.cost.rest import index_rest, rest_seconds
 from oallama.cost.tasks import whole_tasks
 from oallama.cost.transfer import TransferRates
 from oallama.place.attention import with_attention
-from oallama.place.problem import Problem, costs_over
+from oallama.place.baselines import baselines
+from oallama.place.budget import ledger
+from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import described
 
 ONE, SMALL, LARGE = Pass(1, 4096, 1), Pass(31, 4096, 1), Pass(512, 4096, 1)
@@ -66,6 +68,18 @@ def test_a_large_batch_is_faster_there() -> None:
 def test_nothing_is_offloaded_where_llama_cpp_has_no_device() -> None:
     of = profile()
     assert costs(of, LARGE, llama_uses_device=False).rest_cpu_s == on(CPU_DEVICE, of, LARGE)
+
+
+def test_a_plan_is_held_against_a_cpu_that_no_device_helps() -> None:
+    ops, of = operators(model()), profile()
+    nothing = LoadBytes(0, sum(op.bytes for op in ops), 0, 0, 8 * 2**30)
+    problem = Problem(tuple(ops), build_graph(model(), ops), of, lambda *_: nothing, None, 0.9, None)
+    load = Workload(512, 4, 4096)
+    held = ledger(8 * 2**30, 0.9, 0, nothing.weights_host, 0, 0)
+    alone = {one.name: one.predicted for one in baselines(problem, load, held)}["all CPU"]
+    unhelped = replace(problem, profile=replace(of, fingerprint={**of.fingerprint, "device_backend": "RPC"}))
+    assert alone == {one.name: one.predicted for one in baselines(unhelped, load, held)}["all CPU"]
+    assert costs(of, LARGE).rest_cpu_s < costs(of, LARGE, llama_uses_device=False).rest_cpu_s
 
 
 @pytest.mark.parametrize("backend", ["RPC", "CPU", None])
