@@ -71,6 +71,10 @@ def test_a_switch_that_costs_more_than_it_saves_is_not_made() -> None:
         assert least_chain(links, enter_s, 3)[0] == (wanted,) * 3
 
 
+def test_what_gains_nothing_stays_on_the_host() -> None:
+    assert least_chain([Link(1, 1.0, 1.0, 0.0, 0.0)], 0.0, 3) == ((False,), 1.0)
+
+
 def test_operators_stay_on_the_host_in_layers_whose_kv_is_there() -> None:
     ops = operators(3)
     problem = costs(ops, 3, [(1.0, 0.1)] * len(ops))

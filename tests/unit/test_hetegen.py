@@ -107,6 +107,11 @@ def test_what_cpu_and_link_take_from_each_other_moves_alpha() -> None:
     slow_cpu = balance(block, machine(1e-9, beside=Interference(cpu_with_link=0.5)))
     assert slow_link.alpha < alone.alpha < slow_cpu.alpha
     assert min(slow_link.seconds, slow_cpu.seconds) > alone.seconds
+    halves = Interference(cpu_with_link=0.5, link_with_cpu=0.5)
+    whole = balance(streamed([gemm(10.0, 1e-4)]), machine(1e-9, beside=halves))
+    assert whole.alpha == 1.0 and whole.seconds == pytest.approx(1e-3 + 1e-4), "nothing is left beside the link"
+    none = balance(streamed([gemm(1e-3, 1e-4)]), machine(1e-3, beside=halves))
+    assert none.alpha == 0.0 and none.seconds == pytest.approx(1e-3)
 
 
 @settings(deadline=None, max_examples=60)

@@ -68,6 +68,18 @@ def test_memory_is_shared_out_where_the_device_is_hidden_behind_the_cpu() -> Non
     assert assign([(menu[0], menu[-1])] * 10, 8000).seconds == pytest.approx(5 * 3.0 + 5 * 1.5)
 
 
+def test_what_a_byte_saves_the_most_of_comes_first_whatever_the_order_and_the_smaller_choices() -> None:
+    large, small = ((0, 10.0), (10, 9.0), (20, 5.0)), ((0, 10.0), (10, 8.0))  # a quarter of a second a byte; a fifth
+    found = assign([small, small, large, large], 40)
+    assert found.chosen == (0, 0, 2, 2) and found.seconds == pytest.approx(10 + 10 + 5 + 5)
+
+
+def test_the_last_choice_is_what_saves_the_most_and_not_what_is_largest() -> None:
+    """Beyond the first one, the next step would be the second block's, which does not fit."""
+    found = assign([((0, 10.0), (1, 8.5), (10, 5.0), (20, 6.0)), ((0, 100.0), (100, 0.0))], 50)
+    assert found.chosen == (2, 0) and found.bytes == 10
+
+
 def test_what_gains_nothing_stays_off_the_device() -> None:
     assert assign([((0, 1.0), (10, 2.0))], 100).chosen == (0,)
 

@@ -259,6 +259,8 @@ def test_missing_and_unknown_operators_are_named() -> None:
         Plan.of(record(HALF[:-1])).check(MODEL, OPERATORS)
     with pytest.raises(PlanError, match=r"output\.weight, which this model does not have"):
         Plan.of(record()).check(MODEL, OPERATORS[:-1])
+    with pytest.raises(PlanError, match=r"no place for operator blk\.0\.attn_q\.weight and 1 more"):
+        Plan.of(record(HALF[1:-1])).check(MODEL, OPERATORS)
 
 
 def test_fractions_are_multiples_of_the_split_granularity() -> None:

@@ -258,6 +258,13 @@ def test_blocks_are_of_what_is_on_the_host_and_know_what_lies_between_them(first
         assert sum(interpolate(by_layout["CPU"].gap_cpu, 1) for by_layout in found) == pytest.approx(on_cpu)
 
 
+def test_tokens_of_a_prompt_are_assigned_in_all_blocks_but_the_output() -> None:
+    ops = llama(2)
+    found = [one["CPU"] for one in Slicer(problem(SLOW_CPU, ops), LOAD).blocks(nothing_there(len(ops), 0))]
+    takes = {ops[i].role: of.takes_n_g for of in found for i in of.block.operators}
+    assert takes.pop("output") is False and set(takes.values()) == {True}
+
+
 def test_what_is_on_the_device_stays_there() -> None:
     ops = llama(2)
     made = problem(SLOW_CPU, ops)
