@@ -17,7 +17,7 @@ from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger
 from oallama.place.decide import Rules, decide
 from oallama.place.placed import Placed, Slices
-from oallama.place.problem import LoadBytes, Problem, device_memory
+from oallama.place.problem import LoadBytes, Problem, device_memory, own_bytes
 from oallama.place.record import plan_record
 
 N_LAYER = 4
@@ -144,12 +144,13 @@ def test_operators_need_their_layers_norms_and_cache_beside_them() -> None:
     assert [limited.operator_room(first) for first in (0, 2)] == [17_460, 17_600]
 
 
-def test_what_slices_take_beyond_what_was_expected_is_taken_off_once() -> None:
-    """A probe without surprises: what is placed leaves less than one operator's slices."""
-    for policy in ("split", "scheinfer"):
-        made, _ = problem(free=20_000)
-        decision = decide(made, policy, LOAD, "mixed")
-        assert 0 <= decision.memory.spare < 1_000
+def test_slices_are_a_placement_s_own_bytes_with_what_they_need_beside_them() -> None:
+    made, _ = problem(free=20_000)
+    none = (0,) * len(made.operators)
+    slices = Slices(none, none, ("CPU",) * len(none), weights_bytes=500, staging_bytes=30, hot_bytes=7)
+    placed = Placed(tuple(i < 3 for i in range(len(none))), 0, slices=slices)
+    assert own_bytes(made, placed) == 3 * 1000 + 500 + 30 + 7
+    assert own_bytes(made, replace(placed, slices=None)) == 3 * 1000
 
 
 def test_a_record_is_of_the_machine_and_says_how_tokens_are_assigned() -> None:
