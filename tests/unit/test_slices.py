@@ -285,6 +285,11 @@ def test_a_block_whose_neighbours_are_on_the_device_crosses_twice() -> None:
     lives = replace(of, resident=True, away=((1, 3e-5),))
     assert slice_times(lives, rates, Cut(FF, 0, 0), 1).gap_s == pytest.approx(3e-5), "whole, llama.cpp crosses to it"
     assert slice_times(lives, rates, cut, 7).gap_s == 0
+    on = Pricing(rates)
+    alike = [replace(lives, away=((1, s),), kind=i, slice_kind="sliced alike") for i, s in enumerate((3e-5, 7e-5))]
+    near, far = (on.seconds(one, Cut(FF, 0, 0), 1) for one in alike)
+    assert far - near == pytest.approx(4e-5), "whole, each has crossings of its own"
+    assert len({on.seconds(one, cut, 7) for one in alike}) == 1
 
 
 def test_of_experts_only_the_routed_ones_are_streamed_and_not_before_they_are_known() -> None:
