@@ -24,10 +24,10 @@ from oallama.device.spec import parse_device
 from oallama.profile.busy import Others, busy_percent, others_percent
 from oallama.profile.child import Request
 from oallama.profile.link import line_over
-from oallama.profile.merge import empty, select
-from oallama.profile.profiler import _Measurement, profile_model, stored_profile
+from oallama.profile.merge import empty, merged, select
+from oallama.profile.profiler import _Measurement, _resumed, profile_model, stored_profile
 from oallama.profile.progress import Progress
-from oallama.profile.store import Journal
+from oallama.profile.store import Journal, save
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted
 
@@ -127,6 +127,23 @@ def test_a_crash_of_the_plain_layout_is_a_profile_error(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"measuring CPU CPU ended the process .*run the same command again"):
         measure(tmp_path, [crashes("CPU", "CPU")])
     assert len(Journal(tmp_path / "profile.json").read()) == 2  # what was finished is kept
+
+
+def test_an_interrupted_measurement_that_cannot_be_used_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    save(path, merged(empty({"cpu": "x"}), [{"cases": [case_json("CPU")]}]))
+    journal = Journal(path)
+
+    def layouts() -> set[str]:
+        return {case.layout for case in _resumed(path, journal, {"cpu": "x"}, Progress(True)).cases}
+
+    journal.append({"cases": [case_json("AMX")]})
+    assert layouts() == {"CPU", "AMX"} and not capsys.readouterr().err
+    journal.append({"cases": [{"layout": "CPU"}]})
+    assert layouts() == {"CPU"} and journal.read() == []
+    assert "an interrupted measurement cannot be used and is made again" in capsys.readouterr().err
 
 
 def test_a_crash_while_the_device_works_is_a_device_error(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from oallama.core.types import Operator, OperatorPlacement
 from oallama.model.cut import cut_axis, cut_extent, cut_granularity
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
-from oallama.plan.split import check_hot_experts, slice_counts
+from oallama.plan.split import check_hot_experts, device_share, hot_bytes, slice_counts
 
 
 def operator(
@@ -113,6 +113,13 @@ def test_fractions_that_are_no_such_counts_are_refused(fractions: tuple[float, f
     odd = operator("output", "F16", (256, 1000, 1))
     with pytest.raises(PlanError, match=re.escape(message)):
         slice_counts(odd, OperatorPlacement("x", *fractions))
+
+
+def test_of_a_weight_the_device_has_its_slice_or_whole_experts() -> None:
+    made = operator("ffn_up_exps", shape=(1024, 4096, 8))
+    assert device_share(made, OperatorPlacement(made.name, 0.25, 0.5, 0.25)) == 0.25
+    hot = OperatorPlacement(made.name, 0.0, 0.0, 1.0, hot_experts=(0, 7))
+    assert device_share(made, hot) == 2 / 8 and hot_bytes(made, hot) == 2 * made.bytes // 8
 
 
 def test_hot_experts_are_not_joined_alone() -> None:

@@ -169,6 +169,13 @@ def test_operators_are_whole_on_one_side_and_both_sides_have_some() -> None:
     assert max(least.cpu_s, least.device_s) < sum(cost.t_cpu_s for cost in decision.costs.operators)
 
 
+def test_where_the_device_would_only_lengthen_it_all_stays_on_the_cpu() -> None:
+    made = problem(World(cpu_rate=1e12, device_rate=1e4), free=10**7)
+    decision = decide(made, "twinpilots", LOAD, "mixed")
+    assert not decision.placed.uses_device(made.graph.n_layer)
+    assert decision.placed.seconds == pytest.approx(decide(made, "cpu", LOAD, "mixed").placed.seconds)
+
+
 def test_the_note_has_the_makespan_and_the_predicted_times_stay_the_timelines() -> None:
     made = problem(LEVEL, free=400_000)
     decision, least = decide(made, "twinpilots", LOAD, "mixed"), makespan(made, LOAD, "mixed")
