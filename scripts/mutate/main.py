@@ -6,6 +6,7 @@
     python scripts/mutate --list              # plants nothing; says whether an entry is stale
     python scripts/mutate generated -n 400 --seed 1   # faults that nobody chose, in cost, place, plan, profile and gate
     python scripts/mutate generated --again           # once more those that survived, with the tests of now
+    python scripts/mutate generated --again --tests test_slic   # but only with these
 
 Tests run as `pytest -x -q`. First they must pass without a fault; a mutant is caught when one of its tests then fails.
 Without a part or a name all mutants are tried. Results of earlier calls are kept, and the same command goes on: those
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="which generated mutants (%(default)s)")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="generated mutants at a time (%(default)s)")
     parser.add_argument("--again", action="store_true", help="try generated mutants that survived once more")
+    parser.add_argument("--tests", action="append", default=[], metavar="TEXT",
+                        help="generated mutants: only with tests that have TEXT in their names")  # fmt: skip
     options = parser.parse_args(arguments)
     return guarded("mutate", lambda: (_generated if options.which == "generated" else _chosen)(options))
 
@@ -63,7 +66,7 @@ def _generated(options: argparse.Namespace) -> int:
         return 0
     from mutate.tries import try_all  # needs pytest-cov
 
-    tried = try_all(drawn, GENERATED, options.jobs, options.again)
+    tried = try_all(drawn, GENERATED, options.jobs, options.again, options.tests)
     print(table(tried))
     return 1 if any(mutant.outcome in OPEN for mutant in tried) else 0
 

@@ -20,8 +20,8 @@ from mutate.reach import FOLDERS, Reach, measure, test_files
 from mutate.tree import LATE, PASSED, PYTEST, copy_tree, environment_of, planted, run_pytest
 
 OPTIONS = (*PYTEST, "-p", "no:cov", "-p", "few_examples", "--timeout=30", "--tb=no")
-LIMIT_S = 120.0
-"""For some tests of a mutant; one that takes longer is late."""
+LIMIT_S, SLOWER = 120.0, 5.0
+"""For some tests of a mutant, beyond so many times what they take without a fault; what takes longer is late."""
 FIRST_S, FIRST_TIME_S = 1.0, 20.0
 """Of the quickest tests, which are tried before others are even imported; of all that are tried the first time."""
 
@@ -44,10 +44,10 @@ class Copy:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, tests: Sequence[str]) -> tuple[int, str]:
-        """The exit status of pytest, and what it said."""
+    def run(self, tests: Sequence[str], seconds: float) -> tuple[int, str]:
+        """The exit status of pytest, and what it said. seconds: of these tests without a fault."""
         log = self.folder / "pytest.log"
-        request = {"arguments": [*OPTIONS, *tests], "log": str(log), "limit_s": LIMIT_S}
+        request = {"arguments": [*OPTIONS, *tests], "log": str(log), "limit_s": LIMIT_S + SLOWER * seconds}
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
@@ -60,8 +60,11 @@ class Copy:
         self._server.wait()
 
 
-def try_all(chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool) -> list[Mutant]:
-    """What became of each; in `results` is also what earlier calls found. again: try those too that survived. Raises
+def try_all(
+    chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool, only: Sequence[str] = ()
+) -> list[Mutant]:
+    """What became of each; in `results` is also what earlier calls found. again: try those too that survived, with all
+    tests. only: of the tests those with one of these in their names, and what none of them reaches is not tried. Raises
     InputError."""
     known = {mutant.key: mutant for mutant in read_results(results)}
     copies = [Copy(COPIES / str(i)) for i in range(n_copies)]
@@ -69,11 +72,14 @@ def try_all(chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool) 
         reach = Reach([name for name in _each_in_a_copy(copies, test_files(), _measured) if name is not None])
         tests = {d.mutant.key: reach.tests(d.mutant.file, d.change.lines) for d in chosen}
         open_ones = [d for d in chosen if _is_open(known.get(d.mutant.key), again)]
+        if only:
+            tests = {key: [test for test in of if any(text in test for text in only)] for key, of in tests.items()}
+            open_ones = [d for d in open_ones if tests[d.mutant.key]]
 
         def tried(copy: Copy, drawn: Drawn) -> Mutant:
             of = tests[drawn.mutant.key]
             first, most = reach.within(of, FIRST_S), len(of) if again else reach.within(of, FIRST_TIME_S)
-            return _tried(copy, drawn, [of[:first], of[first:most]])
+            return _tried(copy, drawn, [(some, reach.seconds(some)) for some in (of[:first], of[first:most])])
 
         for mutant in _each_in_a_copy(copies, open_ones, tried):
             print(f"{mutant.outcome:<8} {mutant.file}:{mutant.line}: {mutant.old} -> {mutant.new}", flush=True)
@@ -82,7 +88,7 @@ def try_all(chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool) 
     finally:
         for copy in copies:
             copy.end()
-    return [known[drawn.mutant.key] for drawn in chosen]
+    return [known[drawn.mutant.key] for drawn in chosen if drawn.mutant.key in known]
 
 
 def _measured(copy: Copy, tests: str) -> str | None:
@@ -115,15 +121,15 @@ def _each_in_a_copy(copies: Sequence[Copy], jobs: Sequence[T], do: Callable[[Cop
             pool.shutdown(cancel_futures=True)
 
 
-def _tried(copy: Copy, drawn: Drawn, tests: Sequence[Sequence[str]]) -> Mutant:
-    """tests: some after others."""
+def _tried(copy: Copy, drawn: Drawn, tests: Sequence[tuple[Sequence[str], float]]) -> Mutant:
+    """tests: some after others, and what they take without a fault."""
     file = copy.folder / drawn.mutant.file
     status, said, n_tests = PASSED, "", 0
     with planted(file, drawn.change.planted(file.read_text(encoding="utf-8"))):
-        for some in filter(None, tests):
-            if status == PASSED:
+        for some, seconds in tests:
+            if some and status == PASSED:
                 n_tests += len(some)
-                status, said = copy.run(some)
+                status, said = copy.run(some, seconds)
     outcome = "late" if status == LATE else "caught" if status != PASSED else "survived" if n_tests else "not reached"
     noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
     return replace(drawn.mutant, outcome=outcome, tests=n_tests, by=noticed[1] if noticed else "")
