@@ -129,14 +129,21 @@ def rest_s(device: str, n_kv: int, flash_attn: bool) -> float:
     return (1e-7 if device == "CPU" else 1e-8) * n_kv * (1 if flash_attn else 2)
 
 
-def session(machine: Machine, known: Profile | None = None, device: str = "TEST0", **more: Any) -> Session:
-    want = wanted(model(1), OPERATORS, (1, 32), MIB)
+def session(
+    machine: Machine,
+    known: Profile | None = None,
+    device: str = "TEST0",
+    operators: Sequence[Operator] = OPERATORS,
+    tokens: Sequence[int] = (1, 32),
+    **more: Any,
+) -> Session:
+    want = wanted(model(1), operators, tokens, MIB)
     profile = replace(empty({}), device=device) if known is None else known
     return Session(machine, device, profile, want, 1, Policy(), lambda: machine.now, **more)  # type: ignore[arg-type]
 
 
 def measured(machine: Machine, made: Session) -> Profile:
-    """The profile after all its mul-mats and rests."""
+    """The profile after all copies, mul-mats and rests."""
     fragments = [task.run() for task in (*link_tasks(made), *mul_mat_tasks(made), *rest_tasks(made))]
     assert machine.n_open == 0, "each timer was freed"
     return merged(made.profile, fragments)
@@ -250,7 +257,6 @@ def test_long_passes_are_run_less_often(n_tokens: int, n_runs: int) -> None:
     """Without a run that only warms up, as making the timer ran two passes; here a run takes 0.02 s."""
     shape = (8192, 65536, 1)
     machine = Machine(slowdown=0.02 / mul_mat_s("CPU", "CPU", shape, n_tokens))
-    want = wanted(model(1), [operator("output", *shape[:2], None)], (n_tokens,), MIB)
-    made = Session(machine, "CPU", empty({}), want, 1, Policy(), lambda: machine.now)  # type: ignore[arg-type]
+    made = session(machine, device="CPU", operators=[operator("output", *shape[:2], None)], tokens=(n_tokens,))
     mul_mat_tasks(made)[0].run()
     assert machine.timers[0].n_runs == n_runs
