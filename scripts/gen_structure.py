@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Write the list of files in docs/structure.md: the first sentence of each module's docstring or header's comment.
+
+usage: python scripts/gen_structure.py [--check]     --check: change nothing, exit 1 where the page is out of date
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "docs" / "structure.md"
+HEADING = "## Files\n"
+NOTE = "<!-- made by scripts/gen_structure.py from the files themselves; change those and run it again -->\n"
+SOURCES = {"oallama": (".py",), "ggml_bridge": (".py", ".h", ".cpp")}
+
+
+def opening(path: Path) -> str:
+    """Return the text that a file opens with: a module's docstring, or the comment lines at the top of C++."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return ast.get_docstring(ast.parse(text)) or ""
+    comment = re.match(r"(?://[^\n]*\n)*", text)
+    return re.sub(r"^// ?", "", comment[0] if comment else "", flags=re.MULTILINE)
+
+
+def sentence(path: Path) -> str:
+    """Return the first sentence of a file's opening."""
+    first = " ".join(opening(path).split("\n\n")[0].split())
+    return re.split(r"(?<=[.?!])\s", first)[0]
+
+
+def files() -> Iterator[Path]:
+    """Source files, by folder; a .cpp beside the .h of its name is described there."""
+    for folder, suffixes in SOURCES.items():
+        found = [p for p in (ROOT / folder).rglob("*") if p.suffix in suffixes and p.stat().st_size]
+        for path in sorted(found, key=lambda p: (p.parent, p.name != "__init__.py", p.name)):
+            implements = path.suffix == ".cpp" and path.with_suffix(".h").is_file()
+            if not implements and "build" not in path.relative_to(ROOT).parts:
+                yield path
+
+
+def document() -> str:
+    """Return the whole page, with its hand-written part as it is."""
+    lines, folder = [NOTE], None
+    for path in files():
+        if path.parent != folder:
+            folder = path.parent
+            lines.append(f"\n### {folder.relative_to(ROOT).as_posix()}\n\n")
+        lines.append(f"- `{path.name}`: {sentence(path)}\n")
+    return TARGET.read_text(encoding="utf-8").split(HEADING)[0] + HEADING + "\n" + "".join(lines)
+
+
+def main() -> int:
+    new = document()
+    if sys.argv[1:] == ["--check"]:
+        if new != TARGET.read_text(encoding="utf-8"):
+            print("docs/structure.md is out of date: run scripts/gen_structure.py", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
