@@ -7,12 +7,14 @@ every layer, so a synthetic 8B takes half a minute:
 
     scripts/make_model.py --like llama3-8b --type Q4_0 -o llama3-8b-q4_0.gguf
     scripts/make_model.py --like llama2-70b --layers 20 --type Q4_K -o a-quarter-of-it.gguf
+    scripts/make_model.py --matrix scripts/matrix/memory.toml    # the models of a matrix, by their file names
     scripts/make_model.py --layers 16 --embd 2048 --ff 8192 --heads 32 --kv-heads 8 --vocab 32000 --type Q4_0 -o 1b.gguf
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,6 +220,27 @@ def _add_sizes(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
         ADD[type(value)](writer, f"{shape.arch}.{key}", value)
 
 
+NAMED = re.compile(r"(?P<like>.+?)(?:-(?P<layers>\d+)l)?-(?P<type>[A-Za-z0-9_]+)")
+"""A file name that says what is in it: llama3-8b-q4_0, llama3-8b-6l-f16."""
+
+
+def named(path: Path) -> tuple[ModelShape, str]:
+    """Shape and type that the name of a file says. Raises ValueError."""
+    found = NAMED.fullmatch(path.stem)
+    if not found or found["like"] not in KNOWN:
+        raise ValueError(f"{path} is missing, and its name is not that of a known shape, like llama3-8b-6l-f16.gguf")
+    return KNOWN[found["like"]].with_layers(int(found["layers"]) if found["layers"] else None), found["type"].upper()
+
+
+def models_of(matrix: Path) -> list[Path]:
+    """The models that the settings of a matrix of `oallama bench` name and that are not there. Raises ValueError."""
+    import tomllib
+
+    values = [setting.get("model", []) for setting in tomllib.loads(matrix.read_text(encoding="utf-8"))["setting"]]
+    paths = [Path(name) for value in values for name in ([value] if isinstance(value, str) else value)]
+    return [path for path in dict.fromkeys(paths) if not path.exists()]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--like", choices=sorted(KNOWN), metavar="MODEL", help=f"one of: {', '.join(sorted(KNOWN))}")
@@ -234,9 +257,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="repeat 16 MiB of random blocks in each large matrix")
     parser.add_argument("--empty", action="store_true", help="a hole in the place of the weights: headers only")
-    parser.add_argument("-o", "--output", required=True, type=Path)
+    parser.add_argument("--matrix", type=Path, metavar="FILE.toml", help="write the models that it names and lacks")
+    parser.add_argument("-o", "--output", type=Path)
     o = parser.parse_args(arguments)
+    if (o.output is None) == (o.matrix is None):
+        parser.error("give either -o or --matrix")
     try:
+        if o.matrix is not None:
+            for path in models_of(o.matrix):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_shape(path, *named(path), o.seed, quick=o.quick, empty=o.empty)
+                print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
+            return 0
         if o.layers is not None and o.layers < 1:
             raise ValueError("a model needs at least one layer")
         shape = (

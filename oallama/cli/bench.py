@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.bars import turn_bar
+from oallama.cli.bench_matrix import matrix_option
 from oallama.cli.bench_options import (
     DEFAULT_REPS,
     ResultOptions,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 @click.command("bench")
+@matrix_option
 @model_argument
 @click.option(
     "--arms", type=parsed(parse_names), metavar="A,B,…",
@@ -88,6 +90,7 @@ def command(
       oallama bench model.gguf
       oallama bench model.gguf --arms stock-fit,stock-ngl,oato,auto --vram 6GiB -r 10 -o result.json
       oallama bench model.gguf --stock-args "-ngl 20 -fa on" --arms auto -pg 512,128 -d 4096
+      oallama bench --matrix many.toml -o many.json
     """
     from oallama.bench.ab import run_bench
     from oallama.bench.arms import ArmMaker

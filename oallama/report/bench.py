@@ -17,7 +17,7 @@ def bench_chart(rows: Sequence[Row]) -> TimesChart:
     groups: dict[str, list[Line]] = {}
     for row in rows:
         depth = f" at depth {row['n_depth']}" if row["n_depth"] else ""
-        line = Line(str(row["arm"]), ((_bar(row, "ttft"),), (_bar(row, "tpot"),)))
+        line = Line(str(row["arm"]), ((bar_of(row, "ttft"),), (bar_of(row, "tpot"),)))
         groups.setdefault(f"{row['n_prompt']} + {row['n_gen']}{depth}", []).append(line)
     return TimesChart(
         title=f"{first['model_type']}, {first['devices']}",
@@ -27,7 +27,8 @@ def bench_chart(rows: Sequence[Row]) -> TimesChart:
     )
 
 
-def _bar(row: Row, name: str) -> TimeBar:
+def bar_of(row: Row, name: str) -> TimeBar:
+    """The bar of `ttft` or `tpot`, with its ratio to the first arm."""
     seconds, ratio = row[f"{name}_s"], row[f"{name}_ratio_to_first"]
     times = f" ({ratio:.2f}×)" if ratio else ""
     colour = STOCK if str(row["arm"]).startswith("stock") else OURS

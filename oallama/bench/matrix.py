@@ -1,0 +1,207 @@
+"""A matrix of comparisons: the cells that a TOML file asks for, and the file that keeps what was measured of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import groupby, product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from oallama.bench.records import BenchTest
+from oallama.bench.stats import speed_ratio
+from oallama.core.codec import CodecError, finite, from_json, parse_json
+from oallama.core.errors import UsageError
+from oallama.core.files import unwritten, write_whole
+from oallama.report.matrix import Measured
+
+VERSION = 1
+JOINED, REPEATED = ("arms",), ("stock-args",)
+"""Options that take a list themselves: joined by commas, or given once for each value."""
+
+MAX_CELLS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One comparison. label: the options in which it differs from other cells; command: the words that `oallama bench`
+    gets."""
+
+    label: Mapping[str, str]
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.label.items()) or " ".join(self.command)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a cell: its rows, those of bench/rows.py, or the error that ended it."""
+
+    command: tuple[str, ...]
+    seconds: float
+    rows: tuple[dict[str, Any], ...] = ()
+    error: str = ""
+
+
+def read_matrix(path: Path, flags: Mapping[str, str]) -> tuple[str, tuple[Cell, ...]]:
+    """The file's `about` and its cells. flags: how each key is spelled on the command line. Raises UsageError."""
+    document = _toml(path)
+    about, settings = document.pop("about", ""), document.pop("setting", None)
+    if not isinstance(about, str):
+        raise UsageError(f"{path}: about is not text")
+    if not isinstance(settings, list) or not settings or not all(isinstance(each, dict) for each in settings):
+        raise UsageError(f"{path} has no [[setting]]: write one for each comparison")
+    tables = [_one_value_each(path, {**document, **setting}, flags) for setting in settings]
+    options = [each for table in tables for each in table]
+    if len(options) > MAX_CELLS:
+        raise UsageError(f"{path} asks for {len(options)} comparisons, more than {MAX_CELLS}: shorten its lists")
+    varied = [key for key in flags if len({_text(each.get(key, "")) for each in options}) > 1]
+    cells = tuple(Cell(_label(each, varied), _command(each, flags)) for each in options)
+    if len({cell.command for cell in cells}) < len(cells):
+        raise UsageError(f"{path} asks for the same comparison twice: leave one out")
+    return about, cells
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        tomllib = import_module("tomllib")
+    except ImportError:
+        raise UsageError(f"reading {path} needs Python 3.11 or later") from None
+    try:
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def _one_value_each(path: Path, table: Mapping[str, Any], flags: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The table once for each combination of the values of its lists."""
+    for key, value in table.items():
+        if key not in flags:
+            raise UsageError(f"{path} has an unknown key {key}; known are about, setting and {', '.join(flags)}")
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(each, (str, int, float)) for each in values):
+            raise UsageError(f"{path}: {key} is neither a value nor a list of values")
+    if "model" not in table:
+        raise UsageError(f"{path}: a setting names no model")
+    alone = [
+        [value] if key in (*JOINED, *REPEATED) or not isinstance(value, list) else value for key, value in table.items()
+    ]
+    return [dict(zip(table, values, strict=True)) for values in product(*alone)]
+
+
+def _command(options: Mapping[str, Any], flags: Mapping[str, str]) -> tuple[str, ...]:
+    words: list[str] = []
+    for key, flag in flags.items():
+        value = options.get(key, False)
+        if value is True:
+            words.append(flag)
+        elif value is not False:
+            texts = [_text(value)] if key in JOINED or not isinstance(value, list) else [str(each) for each in value]
+            words += [word for text in texts for word in (flag, text)]
+    return tuple(words)
+
+
+def _label(options: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
+    found = {key: _text(options[key]) for key in keys if key in options}
+    return {key: Path(text).stem if key == "model" else text for key, text in found.items()}
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def measured_tests(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> list[Measured]:
+    """The rows of each test of each cell that has any, beside the fastest stock arm."""
+    labels = {cell.command: cell.label for cell in cells}
+    found = []
+    for outcome in outcomes:
+        tests = [(test, tuple(rows)) for test, rows in groupby(outcome.rows, _test)]
+        for test, rows in tests:
+            label = {**labels[outcome.command], **({"test": test} if len(tests) > 1 else {})}
+            found.append(Measured(label, rows, against_stock(rows)))
+    return found
+
+
+def against_stock(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float | None], ...]:
+    """How many times as fast as the fastest stock arm that did what it says each row's arm is, as text and as number.
+    An arm that is that arm's very configuration is as fast, whatever its samples say."""
+    stock = [row for row in rows if row["arm"].startswith("stock") and not row["problems"]]
+    if not stock:
+        return (("", None),) * len(rows)
+    best = min(stock, key=lambda row: mean(row["samples_ns"]))
+
+    def of(row: Mapping[str, Any]) -> tuple[str, float | None]:
+        if row["problems"]:
+            return "refused", None
+        if (row["same_as"] or row["arm"]) == (best["same_as"] or best["arm"]):
+            return "1 (same)", 1.0
+        ratio = speed_ratio(best["samples_ns"], row["samples_ns"])
+        if ratio is None:
+            return "too few samples", None
+        return f"{ratio.value:.2f} ({ratio.low:.2f}..{ratio.high:.2f})", ratio.value
+
+    return tuple(of(row) for row in rows)
+
+
+def _test(row: Mapping[str, Any]) -> str:
+    return BenchTest(row["n_prompt"], row["n_gen"], row["n_depth"]).label
+
+
+class ResultFile:
+    """The result of a matrix, replaced whole after each cell. Raises UsageError where the file is cut, is another
+    matrix's, or cannot be written."""
+
+    def __init__(self, path: Path, about: str, cells: Sequence[Cell]) -> None:
+        self.path = path
+        self.about = about
+        self._order = [cell.command for cell in cells]
+        self._found = {outcome.command: outcome for outcome in self._read()}
+        other = next((command for command in self._found if command not in self._order), None)
+        if other is not None:
+            raise UsageError(
+                f"{path} is the result of another matrix, which has `{' '.join(other)}`: name another file with -o"
+            )
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What is known, in the order of the matrix."""
+        return [self._found[command] for command in self._order if command in self._found]
+
+    def is_done(self, cell: Cell) -> bool:
+        found = self._found.get(cell.command)
+        return found is not None and not found.error
+
+    def put(self, outcome: Outcome) -> None:
+        self._found[outcome.command] = outcome
+        try:
+            write_whole(self.path, json.dumps(finite(self.document()), indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            raise unwritten(UsageError, str(self.path), error) from None
+
+    def document(self) -> dict[str, Any]:
+        return {"version": VERSION, "about": self.about, "cells": [asdict(outcome) for outcome in self.outcomes]}
+
+    def _read(self) -> list[Outcome]:
+        try:
+            document = parse_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise UsageError(
+                f"{self.path} is no whole JSON document ({error}): remove it, or name another file with -o"
+            ) from None
+        if not isinstance(document, dict) or document.get("version") != VERSION or "cells" not in document:
+            raise UsageError(f"{self.path} is not the result of a matrix: name another file with -o")
+        try:
+            return [from_json(Outcome, each, f"cell {number}") for number, each in enumerate(document["cells"])]
+        except (CodecError, TypeError) as error:
+            raise UsageError(f"{self.path}: {error}; remove it, or name another file with -o") from None

@@ -1,0 +1,160 @@
+"""`oallama bench --matrix FILE.toml`: many comparisons, each a process of its own, kept one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from oallama.bench.matrix import Cell, Outcome, ResultFile, measured_tests, read_matrix
+from oallama.cli.options import Function
+from oallama.cli.output import check_result, emit_json, is_terminal, show, talk, write_chart
+from oallama.core.errors import UsageError
+
+BESIDE = ("matrix", "output", "as_json", "progress")
+"""Parameters of `oallama bench` that go with --matrix."""
+
+NOT_OF_CELLS = (*BESIDE, "chart", "output_err")
+GRACE_S = 15.0  # for a comparison that is told to end, to end its arms
+
+
+def matrix_option(function: Function) -> Function:
+    """--matrix, with which the command measures what a file says in place of its other options."""
+
+    @wraps(function)
+    def merged(*args: Any, matrix: str | None, **values: Any) -> Any:
+        if matrix is None:
+            return function(*args, **values)
+        context = click.get_current_context()
+        given = [
+            parameter.opts[0] for parameter in context.command.params
+            if parameter.name not in BESIDE
+            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        ]  # fmt: skip
+        if given:
+            raise UsageError(f"{matrix} says what is measured; leave out {', '.join(given)}")
+        form, output = values["output"]
+        if output is not None and form != "json":
+            raise UsageError("the result of a matrix is JSON; name a file that ends in .json with -o")
+        target = output or f"{Path(matrix).stem}.json"
+        return run_matrix(context.command, Path(matrix), Path(target), values["as_json"], values["progress"])
+
+    return click.option(
+        "--matrix", metavar="FILE.toml",
+        help="Measure the comparisons that this file lists, and go on where that was stopped; the result goes to -o, a "
+        "picture beside it.  [default of -o: the file's name with .json]",
+    )(merged)  # fmt: skip
+
+
+def run_matrix(command: click.Command, matrix: Path, target: Path, as_json: bool, progress: bool | None) -> None:
+    """Measure the cells that the result file lacks, and show all. Raises UsageError, and KeyboardInterrupt where it was
+    interrupted; exits 1 where a cell failed."""
+    about, cells = read_matrix(matrix, flags_of(command))
+    for cell in cells:
+        _check(command, matrix, cell)
+    check_result(str(target))
+    result = ResultFile(target, about or matrix.stem, cells)
+    shown = is_terminal(sys.stderr) if progress is None else progress
+    try:
+        for number, cell in enumerate(cells, start=1):
+            if not result.is_done(cell):
+                if shown:
+                    talk(f"[{number}/{len(cells)}] {cell.name}")
+                result.put(outcome := measured(cell, shown))
+                if shown:
+                    talk(f"    {outcome.error or f'{outcome.seconds:.0f} s'}")
+    finally:
+        _tell(result, cells, as_json)
+    if any(outcome.error for outcome in result.outcomes):
+        raise SystemExit(1)
+
+
+def flags_of(command: click.Command) -> dict[str, str]:
+    """The keys of a setting: options by their longest spelling, without its dashes."""
+    options = [p for p in command.params if isinstance(p, click.Option) and p.name not in NOT_OF_CELLS]
+    spelled = [flag for option in options for flag in (max(option.opts, key=len), *option.secondary_opts)]
+    return {flag.lstrip("-"): flag for flag in spelled}
+
+
+def _check(command: click.Command, matrix: Path, cell: Cell) -> None:
+    """Raises UsageError for options that `oallama bench` would refuse."""
+    try:
+        command.make_context("bench", list(cell.command), resilient_parsing=False)
+    except click.UsageError as error:
+        raise UsageError(f"{matrix}: {error.format_message().rstrip('.')}, in `{' '.join(cell.command)}`") from None
+
+
+def measured(cell: Cell, shown: bool) -> Outcome:
+    """Run the cell in a process of its own, whose progress is passed on where shown. Raises KeyboardInterrupt, at which
+    that process ends."""
+    start = time.monotonic()
+    words = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", f"--{'' if shown else 'no-'}progress"]
+    told = bytearray()
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as child:
+        assert child.stdout is not None and child.stderr is not None
+        reader = threading.Thread(target=_pass_on, args=(child.stderr.fileno(), told, shown), daemon=True)
+        reader.start()
+        try:
+            out = child.stdout.read()
+            status = child.wait()
+        except BaseException:
+            _end(child)
+            raise
+        finally:
+            reader.join(1.0)
+    if status in (130, 143):
+        raise KeyboardInterrupt
+    said = [line for line in told.decode("utf-8", "replace").splitlines() if line.startswith("oallama: ")]
+    why = said[-1].removeprefix("oallama: ") if said else f"it ended with status {status} and said nothing"
+    rows = tuple(json.loads(out)) if status == 0 else ()
+    return Outcome(cell.command, round(time.monotonic() - start, 1), rows, "" if status == 0 else why)
+
+
+def _pass_on(source: int, told: bytearray, shown: bool) -> None:
+    while piece := os.read(source, 65536):
+        told += piece
+        if shown:
+            os.write(sys.stderr.fileno(), piece)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """With its arms."""
+    try:
+        os.killpg(child.pid, signal.SIGINT)
+        child.wait(GRACE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _tell(result: ResultFile, cells: Sequence[Cell], as_json: bool) -> None:
+    """The table, or the result as JSON; the picture beside the result."""
+    from oallama.report.matrix import matrix_chart, matrix_table
+
+    found = result.outcomes
+    if as_json:
+        emit_json(result.document())
+    if not found:
+        return
+    rows = measured_tests(cells, found)
+    names = {cell.command: cell.name for cell in cells}
+    failed = [f"not measured: {names[each.command]}: {each.error}" for each in found if each.error]
+    left = len(cells) - len(found)
+    if not as_json:
+        show([matrix_table(result.about, rows, [*failed, *([f"{left} are still to be measured"] if left else [])])])
+    if rows:
+        write_chart(str(result.path.with_suffix(".svg")), matrix_chart(result.about, rows))

@@ -1,0 +1,76 @@
+"""A measured matrix as one table and one chart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+from typing import Any
+
+from oallama.core.units import format_seconds
+from oallama.report.bench import bar_of
+from oallama.report.chart import Group, Line, TimesChart
+from oallama.report.table import Table, table
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The rows of one test of one cell, in the order of the arms.
+
+    label: the options in which it differs from other cells. ratios: for each row how many times as fast as the fastest
+    stock arm it is over the whole run, as text and as number.
+    """
+
+    label: Mapping[str, str]
+    rows: tuple[Row, ...]
+    ratios: tuple[tuple[str, float | None], ...]  # "" and None where there is no such figure
+
+
+def matrix_table(about: str, measured: Sequence[Measured], missing: Iterable[str]) -> Table:
+    """missing: a sentence for each cell without a result."""
+    keys = list(dict.fromkeys(key for each in measured for key in each.label))
+    rows = [
+        (*(each.label.get(key, "") for key in keys), str(row["arm"]), _seconds(row["ttft_s"]), _seconds(row["tpot_s"]),
+         _predicted(row), ratio, f"{row['device_bytes'] / 2**20:.0f}")
+        for each in measured for row, (ratio, _) in zip(each.rows, each.ratios, strict=True)
+    ]  # fmt: skip
+    headings = "|".join([*keys, "arm", ">TTFT", ">TPOT", ">predicted", ">× stock (95 %)", ">device MiB"])
+    return table(about, headings, rows, [*_totals(measured), *missing])
+
+
+def matrix_chart(about: str, measured: Sequence[Measured]) -> TimesChart:
+    """A group for each test of each cell, which has a scale of its own."""
+    groups = tuple(
+        Group(
+            ", ".join(each.label.values()),
+            tuple(Line(str(row["arm"]), ((bar_of(row, "ttft"),), (bar_of(row, "tpot"),))) for row in each.rows),
+        )
+        for each in measured
+    )
+    machines = dict.fromkeys(str(row["gpu_info"] or row["cpu_info"]) for each in measured for row in each.rows)
+    return TimesChart(about, f"{', '.join(machines)}; seconds, so shorter is better", groups, about)
+
+
+def _totals(measured: Sequence[Measured]) -> list[str]:
+    """For each arm that is not stock's: the least, the most and the mean of its ratios."""
+    found: dict[str, list[float]] = {}
+    for each in measured:
+        for row, (_, ratio) in zip(each.rows, each.ratios, strict=True):
+            if ratio is not None and not str(row["arm"]).startswith("stock"):
+                found.setdefault(str(row["arm"]), []).append(ratio)
+    return [
+        f"{arm}: {min(ratios):.2f} to {max(ratios):.2f} times as fast as the fastest stock arm, "
+        f"{geometric_mean(ratios):.2f} in the geometric mean of {len(ratios)}"
+        for arm, ratios in found.items()
+    ]
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)
+
+
+def _predicted(row: Row) -> str:
+    found = row["predicted"] or {}
+    return ", ".join(format_seconds(found[key]) for key in ("ttft_s", "tpot_s") if found.get(key))

@@ -1,0 +1,127 @@
+"""What scripts share: the checkout's folder, TOML files as records, command lines, results, tables, models by shape."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from make_model import write_shape
+from model_shapes import KNOWN
+
+from oallama.core.codec import CodecError, from_json
+from oallama.core.errors import OallamaError
+from oallama.core.files import write_whole
+from oallama.core.types import ModelInfo, Operator
+from oallama.cost.graph import Graph, build_graph
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.model.operators import operators
+
+ROOT = Path(__file__).resolve().parents[1]
+
+T = TypeVar("T")
+
+
+class InputError(Exception):
+    """A file, or what it says, cannot be used: one sentence."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises InputError."""
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+
+
+def record(cls: type[T], table: Any, where: str) -> T:
+    """The dataclass of a table. Raises InputError for a key that is not known, is missing, or has the wrong type."""
+    known = sorted(field.name for field in fields(cls))  # type: ignore[arg-type]
+    for key in table if isinstance(table, Mapping) else ():
+        if key not in known:
+            raise InputError(f"{where} has an unknown key {key}; known are {', '.join(known)}")
+    try:
+        return from_json(cls, table, where)
+    except CodecError as error:
+        raise InputError(str(error)) from None
+
+
+def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser whose description is shown as it was written."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=program, description=description, formatter_class=raw)
+
+
+def write_document(document: object, output: Path | str | None) -> None:
+    """Write JSON into the file `output`, whole or not at all, or to stdout where that is None."""
+    text = json.dumps(document, indent=1) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(Path(output), text)
+
+
+def guarded(program: str, job: Callable[[], int], interrupted: str = "nothing was written") -> int:
+    """The exit status of `job`, or of the error that ended it, which is told: 2 for wrong input, 130 for Ctrl-C,
+    SIGTERM and SIGHUP."""
+    from oallama.cli.signals import take_for_interrupt
+
+    take_for_interrupt()
+    try:
+        return job()
+    except OallamaError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
+    except (InputError, OSError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; {interrupted}", file=sys.stderr)
+        return 130
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """A table as lines of Markdown, an empty one behind it; [] without rows."""
+    if not rows:
+        return []
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines] + [""]
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model as planning knows it: neither weights nor native code are needed."""
+
+    info: ModelInfo
+    operators: tuple[Operator, ...]
+    graph: Graph
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the operators."""
+        return sum(operator.bytes for operator in self.operators)
+
+
+@cache
+def planned(name: str, type_name: str = "Q4_0", n_layer: int | None = None) -> Planned:
+    """A known shape with all matrices of one type, by a file that has headers only. n_layer: so many of its layers."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_shape(Path(folder) / f"{name}.gguf", KNOWN[name].with_layers(n_layer), type_name, empty=True)
+        gguf = read_gguf(path)
+        info, found = model_info(gguf), tuple(operators(gguf))
+        return Planned(info, found, build_graph(info, found, [tensor.name for tensor in gguf.tensors]))

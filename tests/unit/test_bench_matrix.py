@@ -1,0 +1,191 @@
+"""`oallama bench --matrix`: what a file asks for, what is kept of it, and what is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.bench.matrix import Cell, Outcome, against_stock, read_matrix
+from oallama.cli import bench_matrix
+from oallama.cli.bench import command
+from oallama.cli.bench_matrix import flags_of
+from oallama.cli.main import exit_code
+from oallama.core.errors import UsageError
+
+TEXT = """
+about = "two models"
+arms = ["stock-fit", "oato"]
+device = "rpc-worker:1:1"
+n-prompt = 0
+n-gen = 0
+[[setting]]
+model = ["models/a.gguf", "models/b.gguf"]
+pg = ["64,16", "256,16"]
+no-gate = true
+[[setting]]
+model = "models/a.gguf"
+vram = "3GiB"
+stock-args = ["-ngl 3", "-cmoe"]
+pg = "64,16"
+"""
+
+
+@pytest.fixture
+def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "m.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def cells_of(path: Path) -> tuple[Cell, ...]:
+    return read_matrix(path, flags_of(command))[1]
+
+
+def row(arm: str, ms: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "arm": arm, "n_prompt": 64, "n_gen": 16, "n_depth": 0, "samples_ns": [round(ms * 1e6) + i for i in range(6)],
+        "problems": [], "same_as": None, "ttft_s": 0.1, "tpot_s": 0.01, "ttft_ratio_to_first": 1.5,
+        "tpot_ratio_to_first": None, "predicted": {"ttft_s": 0.1, "tpot_s": 0.01}, "device_bytes": 2**20,
+        "gpu_info": "a card", "cpu_info": "a CPU", **changes,
+    }  # fmt: skip
+
+
+def test_a_list_is_a_comparison_for_each_value(matrix: Path) -> None:
+    cells = cells_of(matrix)
+    assert [cell.name for cell in cells] == [
+        "model a, pg 64,16, no-gate True", "model a, pg 256,16, no-gate True", "model b, pg 64,16, no-gate True",
+        "model b, pg 256,16, no-gate True", "model a, stock-args -ngl 3,-cmoe, pg 64,16, vram 3GiB",
+    ]  # fmt: skip
+    words = " ".join(cells[4].command)
+    assert "--arms stock-fit,oato --stock-args -ngl 3 --stock-args -cmoe" in words
+    assert "--no-gate" in cells[0].command and "--no-gate" not in words
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("about", "abuot"), "unknown key abuot"),
+        (("[[setting]]", "[setting]"), "is not TOML"),
+        (('"256,16"', '"256;16"'), "not a prompt and a generation"),
+        (('"3GiB"', '"three"'), "three"),
+        (("pg = [", "pg = [["), "is not TOML"),
+        (('pg = ["64,16", "256,16"]', "pg = []"), "neither a value nor a list"),
+        (('["models/a.gguf", "models/b.gguf"]', '["a.gguf", "a.gguf"]'), "the same comparison twice"),
+        (('model = ["models/a.gguf", "models/b.gguf"]', ""), "names no model"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_sentence(
+    matrix: Path, capsys: pytest.CaptureFixture[str], changed: tuple[str, str], said: str
+) -> None:
+    matrix.write_text(TEXT.replace(*changed), encoding="utf-8")
+    assert exit_code(["bench", "--matrix", "m.toml"]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+    assert not Path("m.json").exists()
+
+
+def test_options_of_one_comparison_do_not_go_with_it(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["bench", "--matrix", "m.toml", "--vram", "1GiB"]) == 2
+    assert "leave out --vram" in capsys.readouterr().err.replace("-dev", "--device")
+    assert exit_code(["bench", "--matrix", "m.toml", "-o", "x.csv"]) == 2
+    assert exit_code(["bench", "--matrix", "none.toml"]) == 2
+    assert "cannot read none.toml" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_kept_and_not_measured_again(
+    matrix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def measured(cell: Cell, shown: bool) -> Outcome:
+        asked.append(cell.name)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        if len(asked) == 2:
+            return Outcome(cell.command, 1.0, error="the worker is gone")
+        return Outcome(cell.command, 1.0, (row("stock-fit", 20), row("oato", 10)))
+
+    monkeypatch.setattr(bench_matrix, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        exit_code(["bench", "--matrix", "m.toml"])
+    out, told = capsys.readouterr()
+    assert "3 are still to be measured" in out and "the worker is gone" in out and "2.00 (2.00..2.00)" in out
+    assert [line for line in told.splitlines() if line.startswith("[")] == []  # no terminal, no progress
+    first = asked[0]
+    assert exit_code(["bench", "--matrix", "m.toml"]) == 0
+    assert asked.count(first) == 1 and len(asked) == 3 + 4
+    document = json.loads(Path("m.json").read_text(encoding="utf-8"))
+    assert [tuple(each["command"]) for each in document["cells"]] == [cell.command for cell in cells_of(matrix)]
+    assert Path("m.svg").read_text(encoding="utf-8").startswith("<svg")
+    capsys.readouterr()
+    assert exit_code(["bench", "--matrix", "m.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == document
+
+
+def test_a_result_of_something_else_is_left_alone(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = {"version": 1, "about": "", "cells": []}
+    other = {**good, "cells": [{"command": ["--model", "z.gguf"], "seconds": 1.0, "rows": [], "error": ""}]}
+    texts = {
+        json.dumps(good)[:-3]: "no whole JSON document", "[]": "not the result of a matrix",
+        json.dumps(other): "the result of another matrix", json.dumps({**good, "cells": [3]}): "cell 0",
+        json.dumps({**good, "cells": {"a": 1}}): "remove it",
+    }  # fmt: skip
+    for text, said in texts.items():
+        Path("r.json").write_text(text, encoding="utf-8")
+        assert exit_code(["bench", "--matrix", "m.toml", "-o", "r.json"]) == 2
+        told = capsys.readouterr().err
+        assert said in told and told.count("\n") == 1
+        assert Path("r.json").read_text(encoding="utf-8") == text
+
+
+def test_arms_are_compared_with_the_fastest_stock_arm() -> None:
+    rows = [
+        row("stock-fit", 30), row("stock-ngl", 20), row("oato", 10), row("layers", 19, same_as="stock-ngl"),
+        row("split", 1, problems=["it lies elsewhere"]),
+    ]  # fmt: skip
+    found = [text for text, _ in against_stock(rows)]
+    assert found == ["0.67 (0.67..0.67)", "1 (same)", "2.00 (2.00..2.00)", "1 (same)", "refused"]
+    assert against_stock(rows[2:]) == (("", None),) * 3
+
+
+def test_a_comparison_that_fails_says_why(matrix: Path) -> None:
+    found = bench_matrix.measured(Cell({}, ("--model", "none.gguf", "--device", "none")), shown=False)
+    assert found.error.startswith("none.gguf: there is no such file") and not found.rows
+
+
+def test_ctrl_c_ends_the_comparison_too(matrix: Path) -> None:
+    """The comparison is replaced by a sleeping process that ends when it is interrupted."""
+    program = (
+        "import subprocess, sys, time; from pathlib import Path; from oallama.cli import bench_matrix, main\n"
+        "real = subprocess.Popen\n"
+        "def sleeper(words, **options):\n"
+        "    child = real([sys.executable, '-c', 'import time; time.sleep(60)'], **options)\n"
+        "    Path('child').write_text(str(child.pid)); return child\n"
+        "bench_matrix.subprocess.Popen = sleeper\n"
+        "main.main(['bench', '--matrix', 'm.toml'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 30
+        while not (Path("child").is_file() and Path("child").read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in told
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("child").read_text()), 0)
+
+
+def test_a_missing_model_key_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text("[[setting]]\npg = '8,8'\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="names no model"):
+        cells_of(path)
