@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ggml_bridge.bridge import Bridge
     from ggml_bridge.devices import Device, TypeInfo
     from ggml_bridge.emulated import EmulatedDevice, EmulatedStats
-    from ggml_bridge.split import BlockTimes, ExpertUses, SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
+    from ggml_bridge.split import BlockTimes, SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
 
 __all__ = [
     "BlockTimes",
@@ -24,7 +24,6 @@ __all__ = [
     "Device",
     "EmulatedDevice",
     "EmulatedStats",
-    "ExpertUses",
     "OutOfMemory",
     "SliceInfo",
     "SplitBackend",
@@ -49,9 +48,7 @@ _LAZY = {
     "Bridge": "bridge",
     **dict.fromkeys(("Device", "TypeInfo"), "devices"),
     **dict.fromkeys(("EmulatedDevice", "EmulatedStats"), "emulated"),
-    **dict.fromkeys(
-        ("BlockTimes", "ExpertUses", "SliceInfo", "SplitBackend", "SplitMemory", "SplitPlan", "SplitStats"), "split"
-    ),
+    **dict.fromkeys(("BlockTimes", "SliceInfo", "SplitBackend", "SplitMemory", "SplitPlan", "SplitStats"), "split"),
 }
 """Names by the module they are in, imported on first use: they need cffi."""
 

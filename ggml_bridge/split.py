@@ -7,7 +7,7 @@ process knows it, and gives it the operators whose weights are in its buffer typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from struct import Struct
@@ -58,8 +58,6 @@ class SliceInfo:
     device_bytes: int
     layout: str  # host buffer type of CC
     n_hot: int = 0  # experts that the device has whole as well
-    twice_bytes: int = 0  # of host_bytes: kept for other cuts than the one computed with
-    cuts: tuple[int, ...] = ()  # where CC may end, the one it was loaded with first
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +126,6 @@ class Span:
     bytes: int  # moved
     begin_s: float  # since the trace was started
     end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertUses:
-    """How often tokens were routed to each expert of a weight, in batches of one token and in larger ones."""
-
-    n_single: int  # tokens
-    single: tuple[int, ...]
-    n_several: int
-    several: tuple[int, ...]
 
 
 class SplitBackend:
@@ -252,19 +240,9 @@ class SplitPlan:
                     host_bytes=slice.host_bytes,
                     device_bytes=slice.device_bytes,
                     layout=decode(slice.layout),
-                    twice_bytes=slice.twice_bytes,
-                    cuts=tuple(slice.cuts[0 : slice.n_cuts]),
                 )
             )
         return out
-
-    def move_cut(self, name: str, cc: int) -> None:
-        """Lets CC of a tensor end at `cc` from the next decode on; what lies between is streamed instead of computed by
-        the CPU, or the other way round. To be called between decodes.
-
-        Raises ValueError where no model with this tensor is loaded, Unsupported where the cut was not kept (`cuts`).
-        """
-        self._native.call("oallama_plan_move_cut", self._open(), encode(name), cc)
 
     def take_times(self) -> list[BlockTimes]:
         """What each block took since this was asked last, in no order that means anything."""
@@ -275,35 +253,6 @@ class SplitPlan:
                 made.append(BlockTimes(name.partition(b"\0")[0].decode(errors="replace"), *numbers))
             if count[0] < _TIMES:
                 return made
-
-    def free_slot(self, names: Iterable[str], slot: int) -> None:
-        """From here on the CPU computes the expert that a slot of hot ones had. slot: position in the plan's `hot=`.
-        names: every weight of the block. To be called, as write_slot and fill_slot, while a model is loaded and nothing
-        computes. Raise ValueError for a slot, an expert or bytes that cannot be; the slot stays free then."""
-        for name in names:
-            self._native.call("oallama_slot_free", self._open(), encode(name), slot)
-
-    def write_slot(self, name: str, slot: int, data: bytes, offset: int) -> None:
-        """A piece of one matrix of the expert that comes, as the GGUF has it; offset: of the piece in it, bytes.
-        Pieces begin and end between the blocks of the weight's type."""
-        self._native.call(
-            "oallama_slot_write", self._open(), encode(name), slot, _ffi.from_buffer(data), offset, len(data)
-        )
-
-    def fill_slot(self, names: Iterable[str], slot: int, expert: int) -> None:
-        """From here on the device computes the expert that was written."""
-        for name in names:
-            self._native.call("oallama_slot_fill", self._open(), encode(name), slot, expert)
-
-    def take_uses(self, name: str, n_expert: int) -> ExpertUses:
-        """How often tokens were routed to each expert of a weight with hot ones since this was asked last. Raises
-        ValueError for another number of experts, and where no model with this tensor is loaded."""
-        made, count = [], _ffi.new("int64_t *")
-        for kind in range(2):  # in the order of enum oallama_batches
-            uses = _ffi.new("int64_t[]", n_expert)
-            self._native.call("oallama_plan_take_uses", self._open(), encode(name), kind, uses, n_expert, count)
-            made.append((int(count[0]), tuple(_ffi.unpack(uses, n_expert))))
-        return ExpertUses(*made[0], *made[1])
 
     def problems(self) -> tuple[bool, list[str]]:
         """(whether what was loaded can compute, sentences on what did not come to lie as planned)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 
 from oallama.cli.options import Decorator, as_record, system_option
-from oallama.cli.routing import CountingOptions, counting_options
+from oallama.cli.routing import count_experts_option
 from oallama.cli.sampling import SamplingOptions, sampling_options
 
 
@@ -18,7 +18,7 @@ class AnswerOptions:
     system: str | None
     sampling: SamplingOptions
     chat: bool | None
-    counts: CountingOptions
+    count_experts: bool
 
 
 def answer_options(precedes: str, chat_help: str) -> Decorator:
@@ -29,5 +29,5 @@ def answer_options(precedes: str, chat_help: str) -> Decorator:
         system_option(precedes),
         sampling_options,
         click.option("--chat/--no-chat", default=None, help=chat_help),
-        counting_options,
+        count_experts_option,
     )

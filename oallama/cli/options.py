@@ -239,12 +239,6 @@ def idle_option(what: str) -> Decorator:
     )  # fmt: skip
 
 
-replan_option = click.option(
-    "--replan", is_flag=True,
-    help="While text is generated, move what the plan streams to where it is best, as other programs, heat or depth "
-    "change what the CPU and the link do. What may move is kept in host memory twice.",
-)  # fmt: skip
-
 profile_option = click.option(
     "--profile", type=click.Path(), metavar="FILE",
     help="Use this profile (from `oallama profile --json`) instead of measuring.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,7 +28,7 @@ from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
-from oallama.core.units import format_bytes
+from oallama.place.used_experts import with_used_experts
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -47,7 +47,6 @@ class PlacementOptions:
     gate: bool
     refresh_gate: bool
     tune: str
-    replan: bool = False
 
     def __post_init__(self) -> None:
         check_gate(self.gate, self.refresh_gate)
@@ -86,21 +85,6 @@ class PlacementOptions:
         note_unused(placer, self.policy)
         return placer
 
-    def engine(self, placer: Placer, plan: Plan, **arguments: Any) -> Engine:
-        """The model loaded as the plan says, with other cuts kept beside it where --replan asks for that. arguments: as
-        Placer.engine."""
-        if not self.replan:
-            return placer.engine(plan, **arguments)
-        kept = placer.kept_cuts(plan)
-        if kept is None or not kept.moves:
-            talk("note: --replan changes nothing: the plan slices nothing of which other cuts could be kept")
-        else:
-            host, device = format_bytes(kept.twice_bytes), format_bytes(kept.staging_bytes)
-            talk(f"note: --replan keeps {host} of host memory twice, and {device} more on the device to stream to")
-        for note in kept.notes if kept is not None else ():
-            talk(f"note: {note}")
-        return placer.engine(plan, replan=kept, **arguments)
-
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
         """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after an
         answer, or in a pause."""
@@ -116,7 +100,7 @@ class PlacementOptions:
             to_tune = unknown and self.tune in ("after", "when-idle")
         for note in plan.notes:
             talk(f"note: {note}")
-        return plan, to_tune
+        return with_used_experts(plan, placer.operators, placer.routing), to_tune
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:

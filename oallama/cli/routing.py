@@ -1,10 +1,10 @@
-"""`oallama profile --routing`, --count-experts and --learn-experts: how often each expert of a model is used."""
+"""`oallama profile --routing` and --count-experts: how often each expert of a model is used."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from oallama.core.routing import Routing
     from oallama.core.types import ModelInfo
     from oallama.placer import Placer
-    from oallama.plan.plan import Plan
     from oallama.profile.routing import Traffic
 
 DEFAULT_N_GEN = 64
@@ -32,32 +31,12 @@ COUNT_EVERY = 16
 """--count-experts: tokens decoded for each that is counted, which takes 9 µs a layer on one core (docs/routing.md): of
 one in 16, a thousandth of a token's time where a layer takes 0.5 ms."""
 
-learn_experts_option = click.option(
-    "--learn-experts/--no-learn-experts", default=True, show_default=True,
-    help="Where the plan has hot experts: count which ones are used, keep the counts (no text) for the next time, and "
-    "give hot ones' places to others that are used more.",
+count_experts_option = click.option(
+    "--count-experts", is_flag=True,
+    help="Count which experts of a mixture-of-experts model the answers use; the next load takes the most used as hot "
+    "ones. No text is kept.",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class CountingOptions:
-    """count_experts: of all layers, by a recorder. learn_experts: of the layers with hot experts, by the back end, and
-    these follow what is counted."""
-
-    count_experts: bool
-    learn_experts: bool
-
-
-counting_options = as_record(
-    "counts",
-    CountingOptions,
-    click.option(
-        "--count-experts", is_flag=True,
-        help="Count which experts the answers use, for `oallama profile --routing`; no text is kept.",
-    ),
-    learn_experts_option,
-)  # fmt: skip
-"""The command gets `counts`, a CountingOptions."""
+"""The command gets `count_experts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +103,7 @@ def known_routing(placer: Placer, asked: RoutingOptions, refresh: bool) -> Routi
     from oallama.profile.routing import begun_with, counted, halves, unknown_routing
     from oallama.profile.routing_store import read_routing, write_routing
 
-    shape = _experts_of(placer.model, "--routing")
+    shape = experts_of(placer.model, "--routing")
     known = None if refresh or asked.imatrix else read_routing(*shape)
     if known is not None and asked.prompts is None:
         return known
@@ -139,45 +118,32 @@ def known_routing(placer: Placer, asked: RoutingOptions, refresh: bool) -> Routi
 
 
 @contextmanager
-def counting(placer: Placer, asked: CountingOptions) -> Iterator[Callable[[Plan], dict[str, Any]]]:
-    """Arguments for Placer.engine with a plan, with which answers are counted; at the end the counts are kept, but for
-    what is learned on an emulated device, whose routing may be noise. Raises UsageError where all layers of a model
-    without experts are to be counted."""
+def counting(placer: Placer, wanted: bool) -> Iterator[dict[str, Any]]:
+    """Keywords of Placer.engine with which answers are counted; at the end the counts are kept. Nothing where they are
+    not wanted. Raises UsageError for a model without experts."""
     from oallama.profile.routing import counted, unknown_routing
     from oallama.profile.routing_store import read_routing, write_routing
-    from oallama.run.learned_experts import Known
 
-    shape = _experts_of(placer.model, "--count-experts") if asked.count_experts else None
-    recorded = (read_routing(*shape) or unknown_routing(*shape)) if shape is not None else None
-    known: Known | None = None
+    if not wanted:
+        yield {}
+        return
+    shape = experts_of(placer.model, "--count-experts")
+    routing = read_routing(*shape) or unknown_routing(*shape)
 
     def count(traffic: Traffic) -> None:
-        nonlocal recorded
-        assert recorded is not None
-        recorded = counted(recorded, traffic)
-
-    def arguments(plan: Plan) -> dict[str, Any]:
-        nonlocal known
-        if asked.learn_experts and known is None and any(placement.hot_experts for placement in plan.operators):
-            shape = _experts_of(placer.model, "--learn-experts")
-            known = Known(recorded or read_routing(*shape) or unknown_routing(*shape))
-        recording = {"on_traffic": count, "record_every": COUNT_EVERY} if asked.count_experts else {}
-        return {**recording, **({"learn": known} if known is not None else {})}
+        nonlocal routing
+        routing = counted(routing, traffic)
 
     try:
-        yield arguments
+        yield {"on_traffic": count, "record_every": COUNT_EVERY}
     finally:
-        kept = recorded
-        if kept is None and known is not None and placer.device.emulated is None:
-            kept = known.routing
-        if kept is not None:
-            try:
-                write_routing(kept)
-            except ProfileError as error:
-                talk(f"warning: {error}")
+        try:
+            write_routing(routing)
+        except ProfileError as error:
+            talk(f"warning: {error}")
 
 
-def _experts_of(model: ModelInfo, option: str) -> tuple[str, int, int]:
+def experts_of(model: ModelInfo, option: str) -> tuple[str, int, int]:
     """(fingerprint, experts, experts of a token) of a model. Raises UsageError."""
     if not model.n_expert:
         raise UsageError(

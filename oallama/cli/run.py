@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from oallama.cli.answers import AnswerOptions, answer_options
 from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, json_option, model_option, replan_option
+from oallama.cli.options import complete_file, count, json_option, model_option
 from oallama.cli.output import emit_json, is_terminal, talk, tell_aborts, write_piece
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
@@ -49,7 +49,6 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     help="Tokens to generate at most; -1: until the model ends or the context is full.",
 )
 @placement_options()
-@replan_option
 @answer_options(
     "the prompt",
     "Put the prompt into the model's chat template, or continue it as it is.  "
@@ -112,10 +111,7 @@ def command(
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
         talk(f"oallama: {expected(placer, plan)}")
-    with (
-        counting(placer, answers.counts) as recording,
-        asked.engine(placer, plan, **recording(plan)) as loaded,
-    ):
+    with counting(placer, answers.count_experts) as recording, placer.engine(plan, **recording) as loaded:
         say_warnings(loaded, placer)
         if tokens is None:
             tokens = given.tokens(loaded)
@@ -126,8 +122,6 @@ def command(
             emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
         elif shows:
             talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
-            for change in loaded.replanned:
-                talk(f"re-planned {change}")
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
     if to_tune:
@@ -184,7 +178,6 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
         "plan_fingerprint": engine.plan.fingerprint,
         "attention": asdict(engine.attention),
         "split": split_document(engine),
-        **({"replanned": list(engine.replanned)} if engine.replans else {}),
     }
 
 

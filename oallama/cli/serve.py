@@ -25,7 +25,7 @@ from oallama.cli.options import (
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
-from oallama.cli.routing import learn_experts_option
+from oallama.cli.routing import count_experts_option
 from oallama.cli.tune import tune_command
 from oallama.core.errors import UsageError
 
@@ -94,7 +94,7 @@ server_options = as_record(
 )  # fmt: skip
 @idle_option("a request")
 @projector_options
-@learn_experts_option
+@count_experts_option
 def command(
     model: str,
     server: ServerOptions,
@@ -104,7 +104,7 @@ def command(
     n_prompt: int,
     n_gen: int,
     n_depth: int | None,
-    learn_experts: bool,
+    count_experts: bool,
 ) -> None:
     """Run stock llama-server with the placement that `oallama run` would use, and keep it running:
     /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and the rest of its API.
@@ -128,7 +128,7 @@ def command(
         sock = stack.enter_context(listen(server.host, server.port, server.api_key))
         found = find_program(server.program)
         served = stack.enter_context(
-            served_model(PlacementRequest(model, asked, pictures, n_prompt, n_gen, n_depth or 0, learn_experts))
+            served_model(PlacementRequest(model, asked, pictures, n_prompt, n_gen, n_depth or 0, count_experts))
         )
         placer = served.placer
         settings = ServerSettings(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oallama.cli.output import talk
+from oallama.cli.routing import experts_of
 from oallama.core.errors import ProfileError
 from oallama.core.temporary import temporary_folder
 from oallama.device.rpc_worker import RpcWorker
@@ -16,7 +17,6 @@ from oallama.placer import Placer
 from oallama.profile.routing import unknown_routing
 from oallama.profile.routing_store import read_routing, write_routing
 from oallama.report.placement import Served
-from oallama.run.learned_experts import learned_plan
 from oallama.serve.uses import with_uses
 
 
@@ -40,19 +40,11 @@ class Needs:
         """Why the device is known to be lost, if so."""
         return None if self.worker is None or self.worker.alive() else "its worker process does not answer"
 
-    def learned(self, served: Served) -> Served:
-        """With the experts that are used by now in the places of hot ones."""
-        if self.uses_file is None or not any(p.hot_experts for p in served.plan.operators):
-            return served
-        routing = read_routing(*_experts_of(self.placer))
-        if routing is None:
-            return served
-        return replace(served, plan=learned_plan(served.plan, self.placer.operators, routing))
-
 
 @contextlib.contextmanager
-def needs_of(placer: Placer, learn_experts: bool) -> Iterator[Needs]:
-    """A worker runs for the block, and uses are kept at its end."""
+def needs_of(placer: Placer, count_experts: bool) -> Iterator[Needs]:
+    """Run a worker for the block where that is the device, and keep what was counted at its end. Raises UsageError
+    where experts are to be counted of a model that has none."""
     with contextlib.ExitStack() as stack:
         worker, uses_file = None, None
         if placer.device.is_worker:
@@ -61,7 +53,8 @@ def needs_of(placer: Placer, learn_experts: bool) -> Iterator[Needs]:
             if worker.warning:
                 talk(f"warning: {worker.warning}")
         device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
-        if learn_experts and placer.model.n_expert:
+        if count_experts:
+            experts_of(placer.model, "--count-experts")
             folder = stack.enter_context(temporary_folder("oallama-routing-", Path(tempfile.gettempdir())))
             uses_file = folder / "uses"
             stack.callback(_keep_uses, placer, uses_file)
@@ -70,7 +63,7 @@ def needs_of(placer: Placer, learn_experts: bool) -> Iterator[Needs]:
 
 def _keep_uses(placer: Placer, file: Path) -> None:
     """Add what the plug-in has counted to what is known of the model's routing."""
-    shape = _experts_of(placer)
+    shape = experts_of(placer.model, "--count-experts")
     known = read_routing(*shape) or unknown_routing(*shape)
     routing = with_uses(known, placer.operators, file)
     if routing != known:
@@ -78,8 +71,3 @@ def _keep_uses(placer: Placer, file: Path) -> None:
             write_routing(routing)
         except ProfileError as error:
             talk(f"warning: {error}")
-
-
-def _experts_of(placer: Placer) -> tuple[str, int, int]:
-    model = placer.model
-    return model.fingerprint, model.n_expert, model.n_expert_used

@@ -35,7 +35,7 @@ class PlacementRequest:
     n_prompt: int
     n_gen: int
     n_past: int
-    learn_experts: bool
+    count_experts: bool
 
     def workload(self, placer: Placer) -> Workload:
         return placer.workload(self.n_prompt, self.n_gen, n_past=self.n_past)
@@ -49,7 +49,7 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     if made is None:
         placer, asked = _with_room(asked)
         made = _placed(asked, placer)
-    with needs_of(made.placer, asked.learn_experts) as needs:
+    with needs_of(made.placer, asked.count_experts) as needs:
         yield ServedModel(asked, made, needs)
 
 
@@ -105,8 +105,8 @@ class ServedModel:
         return self._asked.placement.plan_file is None
 
     def _completed(self, served: Served) -> Served:
-        """With the device's name, the experts that are used by now, and a note of the projector."""
-        served = self._needs.learned(self._needs.named(served))
+        """With the device's name and a note of the projector."""
+        served = self._needs.named(served)
         if self._projector is None:
             return served
         placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)

@@ -24,7 +24,6 @@ from oallama.core.types import (
     Phase,
     Predicted,
     PrefetchMode,
-    StreamSettings,
     Workload,
 )
 from oallama.cost.graph import Graph, build_graph
@@ -36,7 +35,6 @@ from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
 from oallama.place.decide import Rules, decide, decide_as_given
-from oallama.place.kept_cuts import Replan, kept_cuts_of, with_kept
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
@@ -397,18 +395,10 @@ class Placer:
         on_host, on_device = self.dry_loads.sides(plan.workload, placed, self._attention_for(plan))
         return _host_free_beside(on_host + on_device if device_lost else on_host)
 
-    def kept_cuts(self, plan: Plan) -> Replan | None:
-        """The cuts to keep beside a plan's, so that an engine may change between them; None for a plan that slices
-        nothing. Raises PlanError for a plan of another model, ProfileError, and what measuring raises."""
-        placed = self._placed(plan)
-        if placed.slices is None:
-            return None
-        return kept_cuts_of(self.problem_for(plan), plan, placed)
-
-    def engine(self, plan: Plan, replan: Replan | None = None, **keywords: Any) -> Engine:
+    def engine(self, plan: Plan, **keywords: Any) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. replan: what kept_cuts says of the plan, to let the engine change between
-        cuts. keywords: changes of the options, and the other fields of Behaviour. Use it in a `with` statement.
+        plan's where they ask for nothing. keywords: changes of the options, and fields of Behaviour. Use it in a `with`
+        statement.
 
         Raises PlanError (a plan of another model), DeviceError, ModelFileError.
         """
@@ -419,10 +409,6 @@ class Placer:
         names = {field.name for field in fields(Behaviour)}
         changes = {name: value for name, value in keywords.items() if name not in names}
         behaviour = {name: value for name, value in keywords.items() if name in names}
-        if replan is not None:
-            streaming = replace(plan.streaming or StreamSettings(), ring_bytes=replan.ring_bytes)
-            memory = with_kept(plan.memory, replan)
-            plan = replace(plan, memory=memory, streaming=streaming)
         attention = self._attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
@@ -435,7 +421,6 @@ class Placer:
             operators=self.operators,
             tensor_names=self.tensor_names,
             probed=probed,
-            replan=replan,
             **behaviour,
         )
 

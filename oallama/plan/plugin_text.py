@@ -5,7 +5,6 @@ lies where. The engine hands it over in memory, stock binaries read it from the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
@@ -28,7 +27,6 @@ def plugin_text(
     n_layer: int,
     device_name: str,
     every_operator: bool = False,
-    cuts: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> str:
     """The plan text: format, model fingerprint, device, from where on experts' results are added up, bytes left for
     activations and the ring there, how weights are streamed, and one line for each split operator, in graph order.
@@ -36,7 +34,6 @@ def plugin_text(
     n_layer: blocks of the model, as `-ngl` counts them. device_name: ggml's name of the device that holds GG (`RPC0`),
     not the --device spec that makes it.
     every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
-    cuts: by operator, where CC may end while the model is loaded, in elements; the model is loaded with the first.
     CC without a named layout is plain (CPU): the plugin asks for one it can slice. Raises PlanError for an operator
     without a placement, and for names that the format cannot carry.
     """
@@ -44,7 +41,7 @@ def plugin_text(
     lines = [FORMAT, f"model {_word(plan.model_fingerprint)}", f"device {_word(device_name)}", _SUM]
     if plan.memory.staging > 0:
         lines.append(f"staging {plan.memory.staging}")
-    lines += _stream_lines(plan, bool(cuts))
+    lines += _stream_lines(plan)
     split = split_names(plan, operators)
     for operator in operators:
         if operator.name not in by_name:
@@ -52,7 +49,7 @@ def plugin_text(
     resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers)
     for operator, lives in zip(operators, resident, strict=True):
         if every_operator or operator.name in split:
-            line = _tensor_line(operator, by_name[operator.name], lives, cuts.get(operator.name, ()))
+            line = _tensor_line(operator, by_name[operator.name], lives)
             no_n_g = plan.token_assignment and not takes_n_g(operator)
             lines.append(f"{line} n_g=0" if no_n_g else line)
     return "\n".join(lines) + "\n"
@@ -76,11 +73,11 @@ def split_text(
     return "\n".join([FORMAT, _SUM, *lines]) + "\n" if lines else ""
 
 
-def _stream_lines(record: PlanRecord, may_stream: bool) -> list[str]:
+def _stream_lines(record: PlanRecord) -> list[str]:
     """What differs from the plugin's defaults: size of the ring, how copies run ahead, their pieces, the link's speed,
     a second copy of CC; and n_g by batch size. Nothing for a plan that streams nothing."""
     streaming, default = record.streaming or StreamSettings(), StreamSettings()
-    if not may_stream and not record.token_assignment and not any(placement.cg for placement in record.operators):
+    if not record.token_assignment and not any(placement.cg for placement in record.operators):
         return []
     lines = [f"slots {streaming.n_slots}"] if streaming.n_slots != default.n_slots else []
     lines += [f"ring {streaming.ring_bytes}"] if streaming.ring_bytes else []
@@ -98,19 +95,17 @@ def _residents(
     return residents(operators, on_device, first_device_layer)
 
 
-def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool, cuts: Sequence[int] = ()) -> str:
+def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:
     cc, cg, gg = slice_counts(operator, placement)
-    if cuts:
-        cc, cg = cuts[0], cc + cg - cuts[0]
     shape = "x".join(str(extent) for extent in operator.shape)
-    layout = _word(placement.layout or CPU_DEVICE) if cc or cuts[1:] else _NO_LAYOUT
+    layout = _word(placement.layout or CPU_DEVICE) if cc else _NO_LAYOUT
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
     line += f" hot={','.join(map(str, placement.hot_experts))}" if placement.hot_experts else ""
     line += " resident" if resident else ""
     line += " alone" if placement.alone else ""
     chunk = chunk_of(operator)
     line += f" chunk={chunk}" if chunk else ""
-    return line + "".join(f" cc={other}" for other in cuts[1:])
+    return line
 
 
 def _word(name: str) -> str:

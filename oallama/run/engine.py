@@ -6,17 +6,15 @@ below becomes an error here.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
-from oallama.cost.tracker import BlockKey, BlockSeconds
 from oallama.device.cpu import default_threads
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
@@ -34,11 +32,8 @@ from oallama.run.generate import (
     teacher_forced_logits,
     tokenize,
 )
-from oallama.run.hot_experts import HotExperts
 from oallama.run.kv_cache import KvCache
-from oallama.run.learned_experts import LearnedExperts, learned_plan
 from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning
-from oallama.run.replan import RunningReplan
 from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
@@ -64,8 +59,6 @@ if TYPE_CHECKING:
     from oallama.run.placed_llama import PlacedLlama
 
 T = TypeVar("T")
-
-_CUTS_STAY = "the device had less room than planned, so that cuts stay where they are: nothing is re-planned"
 
 
 class Engine:
@@ -93,7 +86,6 @@ class Engine:
         **behaviour: Any,
     ) -> None:
         own = Behaviour(**behaviour)
-        replan, learn = own.replan, own.learn
         self._turns = Turns()
         self._streams: list[weakref.ref[Generator[str, None, Generation]]] = []
         self._cache = KvCache()
@@ -101,8 +93,6 @@ class Engine:
         if operators is None or tensor_names is None:
             operators, tensor_names = read_operators(model.path)
         plan.check(model, operators)
-        if learn is not None:
-            plan = learned_plan(plan, operators, learn.routing)
         check_layers(plan, model.n_layer, operators)
         self.attention = options.attention(plan.attention or STOCK_ATTENTION)
         spec = device_of(plan, options.device)
@@ -112,8 +102,7 @@ class Engine:
         )
         placements, warnings = places.placements, places.warnings
         placed = not spec.is_none or any(placement.layout for placement in placements)
-        self._learned: LearnedExperts | None = None
-        self.model, self._plan = model, plan
+        self.model, self.plan = model, plan
         self.n_threads = options.threads or default_threads()
         self._settings = LoadSettings(
             path=model.path,
@@ -129,7 +118,6 @@ class Engine:
         )
         if not probed:
             check_host(self._settings, probe_memory(self._settings), operators, host_memory_bytes())
-        self._replan: RunningReplan | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
         self._behaviour = own
@@ -144,7 +132,7 @@ class Engine:
             check_device(plan, device_now)
 
             def opened() -> LoadedSplit | None:
-                split = open_split(plan, placements, operators, model.n_layer, device_now, replan)
+                split = open_split(plan, placements, operators, model.n_layer, device_now)
                 loaded.extend([split] if split is not None else [])
                 return split
 
@@ -156,16 +144,8 @@ class Engine:
                 model, self._settings, device_now, self._runner, self._split, own.progress, loaded, self._recorder
             )
             if self._split is not None:
-                may_move = self._split.take_planned_cuts()
-                self._plan, shrunk = self._split.corrected(plan, operators)
+                self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
-                if replan is not None and replan.moves:
-                    self._replan = RunningReplan(self._split.plan, replan) if may_move else None
-                    warnings = warnings if may_move else (*warnings, _CUTS_STAY)
-            self._hot = HotExperts(model, operators, self._plan)
-            if learn is not None and self._split is not None and self._hot.layers:
-                self._learned = LearnedExperts(self._split.plan, self._hot, learn, self._turns, self._runner)
-                weakref.finalize(self, self._learned.stop)  # comes before `_release`, which is older
             self.memory = self._measure_memory()
         except BaseException:
             self.close()
@@ -186,16 +166,9 @@ class Engine:
             stream = known()
             if stream is not None and inspect.getgeneratorstate(stream) == inspect.GEN_SUSPENDED:
                 stream.close()
-        if self._learned is not None:
-            self._learned.stop()
         with held_interrupt():
             self._turns.close()
             self._release()
-
-    @property
-    def plan(self) -> Plan:
-        """As it was loaded, with the experts that are hot now."""
-        return self._hot.of_plan(self._plan)
 
     @property
     def llama(self) -> PlacedLlama:
@@ -276,7 +249,7 @@ class Engine:
         self, prompt: str | Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str], reuse: bool
     ) -> Generator[str, None, Generation]:
         start_s = time.perf_counter()
-        with self._going_on_idle(), self._turns.next(), self._turns.taken():
+        with self._turns.next(), self._turns.taken():
             tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
             check_tokens(tokens, self.n_vocab, self.n_ctx)
             if max_tokens < 0:
@@ -288,15 +261,13 @@ class Engine:
             stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
             n_batches = -(-(len(tokens) - n_cached) // self._n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches) if self._split else None
-            every, replan = self._behaviour.record_every, self._replan
+            every = self._behaviour.record_every
             recorded = RoutingMeter(self._recorder, n_batches, every) if self._recorder else None
 
             def decoded() -> None:
                 beat()
                 if meter is not None:
                     meter.beat()
-                if replan is not None:
-                    replan.beat(len(cache.tokens))
                 if recorded is not None:
                     recorded.beat()
 
@@ -316,8 +287,6 @@ class Engine:
                 self.split_stats = meter.run() if meter else None
                 if recorded is not None and self._behaviour.on_traffic is not None:
                     self._behaviour.on_traffic(recorded.stop())
-                if self._learned is not None and not self._turns.closed:
-                    self._learned.count()
         return generation_of(made, len(tokens), start_s, n_cached)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -326,7 +295,7 @@ class Engine:
         Raises UsageError like generate, DeviceError.
         """
         checked = [int(token) for token in tokens]
-        with self._going_on_idle(), self._turns.next(), self._turns.taken():
+        with self._turns.next(), self._turns.taken():
             check_tokens(checked, self.n_vocab, self.n_ctx)
             self._forget()
             context, beat = self._context, self._runner.beat
@@ -335,52 +304,9 @@ class Engine:
     def call(self, function: Callable[[], T]) -> T:
         """function(), which may use `llama`'s model and context through llama.cpp's own interface, where this engine's
         calls run. Raises DeviceError when the device is lost meanwhile, and what function raises."""
-        with self._going_on_idle(), self._turns.next(), self._turns.taken():
+        with self._turns.next(), self._turns.taken():
             self._forget()
             return self._runner.call(function)
-
-    def set_hot_experts(self, layer: int, experts: Sequence[int]) -> int:
-        """Gives a layer other hot experts, as many as its plan has, between two generations; `plan` follows. Returns
-        how many were copied to the device. Raises UsageError for experts that cannot be, ModelFileError,
-        DeviceError."""
-        with self._going_on_idle(), self._turns.next(), self._turns.taken():
-            split = self._split
-            if split is None:
-                raise UsageError("this plan has no hot experts; make one that has")
-            if self._learned is not None:
-                self._learned.start_anew()
-            return self._runner.call(lambda: self._hot.exchange(split.plan, layer, experts))
-
-    @property
-    def learns(self) -> bool:
-        """Whether its hot experts follow what is used."""
-        return self._learned is not None and self._learned.goes_on
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether experts are being exchanged, or are to be when the call at hand has ended."""
-        return self._learned is not None and self._learned.is_busy
-
-    @property
-    def n_exchanged(self) -> int:
-        """Hot experts that gave their place to others so far, because these are used more."""
-        return self._learned.n_exchanged if self._learned is not None else 0
-
-    @property
-    def replans(self) -> bool:
-        """Whether it may move cuts while it generates."""
-        return self._replan is not None
-
-    @property
-    def replanned(self) -> tuple[str, ...]:
-        """What re-planning has changed so far, a sentence each."""
-        return tuple(self._replan.changes) if self._replan is not None else ()
-
-    @property
-    def statistics(self) -> dict[BlockKey, BlockSeconds]:
-        """What each block of the split back end takes, by its cut, batch size and sequence length; empty unless the
-        engine re-plans."""
-        return self._replan.statistics if self._replan is not None else {}
 
     @property
     def _context(self) -> int:
@@ -400,15 +326,6 @@ class Engine:
         self._cache.forget()
         self._llama.n_tokens = 0
         self._llama._requires_eval = True
-
-    @contextlib.contextmanager
-    def _going_on_idle(self) -> Iterator[None]:
-        """Once the call in the block has given its turn back, experts are exchanged."""
-        try:
-            yield
-        finally:
-            if self._learned is not None:
-                self._learned.go_on()
 
     def _measure_memory(self) -> EngineMemory:
         bridge = load_bridge()

@@ -13,7 +13,6 @@ from oallama.device.load_params import load_bridge
 from oallama.device.opening import OpenDevice
 from oallama.model.cut import cut_extent
 from oallama.model.memory import BufferBytes
-from oallama.place.kept_cuts import Kept, Replan
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
@@ -24,16 +23,10 @@ if TYPE_CHECKING:
 
 
 class LoadedSplit:
-    """A plan in the split backend, for one model. Methods talk to this process only, never to a device.
+    """A plan in the split backend, for one model. Methods talk to this process only, never to a device."""
 
-    plan: its cuts may be moved, its times and uses of experts be taken, and its slots of hot experts be filled.
-    """
-
-    def __init__(
-        self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice, replan: Replan | None = None
-    ) -> None:
+    def __init__(self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice) -> None:
         self._backend, self.plan, self._before = backend, plan, backend.memory()
-        self._replan = replan
         self._device = device
         self.buft = plan.buft
 
@@ -56,20 +49,6 @@ class LoadedSplit:
                 f"{format_bytes(held)} of their weights; use a smaller -ub, or plan with a smaller --vram"
             )
         return corrected_plan(plan, operators, slices), tuple(sentences)
-
-    def take_planned_cuts(self) -> bool:
-        """Move every cut to the plan's: a model is loaded with the most that may be streamed, so that the device has
-        room for that. False where it was not loaded as planned: then no cut is to be moved."""
-        by_name = {s.name: s for s in self.plan.slices()}
-        as_planned = True
-        for kept in self._replan.blocks if self._replan is not None else ():
-            wanted = _loaded_cuts(kept)
-            for name in kept.operators:
-                cuts = by_name[name].cuts
-                as_planned = as_planned and cuts == wanted
-                if len(cuts) == len(wanted) > 1:
-                    self.plan.move_cut(name, cuts[wanted.index(kept.cuts[0].cc)])
-        return as_planned
 
     def buffers(self) -> tuple[BufferBytes, BufferBytes]:
         """Bytes of this model's slices and of what its context computes in: in host memory, and on the device. To be
@@ -98,35 +77,27 @@ class LoadedSplit:
 _SMALLER = "use a smaller model or context, or give the device more of it (--vram)"
 
 
-def _loaded_cuts(kept: Kept) -> tuple[int, ...]:
-    """Where CC may end, in the order in which the back end gets the places: that with the most to stream is first."""
-    return tuple(sorted(cut.cc for cut in kept.cuts))
-
-
 def open_split(
     plan: Plan,
     placements: Sequence[OperatorPlacement],
     operators: Sequence[Operator],
     n_layer: int,
     device: OpenDevice,
-    replan: Replan | None = None,
 ) -> LoadedSplit | None:
     """Hand the plan to the split backend, which is loaded for it; None for a plan that splits nothing.
 
-    placements: the plan's, with the layouts that this CPU has. replan: the cuts that are kept beside the plan's. Raises
-    PlanError for what the backend refuses, DeviceError, BridgeError.
+    placements: the plan's, with the layouts that this CPU has. Raises PlanError for what the backend refuses,
+    DeviceError, BridgeError.
     """
     usable = replace(plan, operators=tuple(placements))
     if not split_names(usable, operators):
         return None
     import ggml_bridge
 
-    blocks = replan.blocks if replan is not None else ()
-    cuts = {name: _loaded_cuts(kept) for kept in blocks if len(kept.cuts) > 1 for name in kept.operators}
-    text = plugin_text(usable, operators, n_layer, device.name, cuts=cuts)
+    text = plugin_text(usable, operators, n_layer, device.name)
     try:
         backend = load_bridge().split()
-        return LoadedSplit(backend, backend.plan(text), device, replan)
+        return LoadedSplit(backend, backend.plan(text), device)
     except (ValueError, ggml_bridge.Unsupported) as error:
         raise PlanError(f"the split backend refuses the plan: {error}") from None
     except ggml_bridge.OutOfMemory as error:

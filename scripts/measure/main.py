@@ -28,12 +28,10 @@ from measure import (
     emulated,
     placements,
     plots,
-    replan,
     slices,
     soak_loads,
     soak_tokens,
     templates,
-    throttled,
 )
 from measure.measure import Measure, MeasureStep
 
@@ -41,11 +39,9 @@ MEASURES: Mapping[str, Measure] = {
     "divergence": divergence.MEASURE,
     "emulated": emulated.MEASURE,
     "placements": placements.MEASURE,
-    "replan": replan.MEASURE,
     "soak-loads": soak_loads.MEASURE,
     "soak-tokens": soak_tokens.MEASURE,
     "templates": templates.MEASURE,
-    "throttled": throttled.MEASURE,
     **slices.MEASURES,
 }
 DOCS = ROOT / "docs"

@@ -5,7 +5,6 @@
         --curve 25%=74%,37.5%=84%,50%=91%,75%=98% --overlap 0.257 -o ids.txt
     python scripts/routing show ids.txt --experts 128                                        # what is in one
     python scripts/routing keep ids.txt --model model.gguf -o later.txt                      # as if it had been counted
-    python scripts/routing learn ids.txt --experts 128 --hot 25% --first 2000 -o course.json # sets that stay or learn
 
 `keep` counts the first half of a file as traffic of a model, as `oallama profile --routing` would have, and writes the
 second half: what a plan made from the former meets. `record` asks the prompts of a file, one a line, or requests for
@@ -15,19 +14,14 @@ stories, as models/training writes them. How the device goes through a file is t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.command import parser_of, write_document
+from experiments.command import parser_of
 
-from oallama.core.units import parse_memory, parse_share
-from oallama.place.learned_experts import HALF_LIFE_TOKENS
 from routing.drawn import RoutingDraw, curve_shares, draw, zipf_shares
 from routing.table import Routing, layer_use, read_routing, write_routing
-
-_PARTS = 6  # columns of the table that `learn` prints
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,36 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     for command in (own, made):
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("-o", "--output", type=Path, required=True)
-
-    course = names.add_parser("learn", help="what hot sets that stay, learn, or are a cache would have served")
-    course.add_argument("file", type=Path)
-    course.add_argument("--experts", type=int, required=True, help="of a layer")
-    course.add_argument("--hot", type=parse_share, required=True, metavar="SHARE", help="of them, on the device")
-    course.add_argument("--first", type=int, required=True, help="tokens that the first set is chosen from")
-    course.add_argument("--request", type=int, default=128, help="tokens between exchanges; default 128")
-    course.add_argument("--stretch", type=int, default=256, help="tokens of one figure; default 256")
-    course.add_argument("--half-life", type=float, default=HALF_LIFE_TOKENS, help="tokens; default as oallama has it")
-    course.add_argument("-o", "--output", type=Path, metavar="FILE.json")
-    course.set_defaults(run=_learn)
-
-    picture = names.add_parser("picture", help="a picture of what `learn` or `time` wrote")
-    picture.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    picture.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.svg")
-    picture.set_defaults(run=_picture)
-
-    on_time = names.add_parser("time", help="tokens of an emulated device that follows a file")
-    on_time.add_argument("file", type=Path)
-    on_time.add_argument("--model", required=True, metavar="GGUF")
-    on_time.add_argument("--device", required=True, metavar="emulated:…")
-    on_time.add_argument("--vram", type=parse_memory, metavar="SIZE")
-    on_time.add_argument(
-        "--gpu-weights", type=parse_share, metavar="SHARE", help="of the weights on the device, at most"
-    )
-    on_time.add_argument("--profile", metavar="FILE", help="instead of measuring")
-    on_time.add_argument("--first", type=int, required=True, help="tokens that sets are planned from")
-    on_time.add_argument("-n", "--n-gen", type=int, default=128, help="tokens of a request; default 128")
-    on_time.add_argument("--learn", action="store_true", help="let sets follow what is used")
-    on_time.set_defaults(run=_time)
 
     shown = names.add_parser("show", help="how a file's experts are used")
     shown.add_argument("file", type=Path)
@@ -184,51 +148,6 @@ def _keep(options: argparse.Namespace) -> int:
     write_counts(counts_of(first, model.fingerprint, model.n_layer, model.n_expert, model.n_expert_used))
     write_routing(options.output, second, f"the second half of {options.file.name}")
     print(f"counted: {_counted(first)}; {options.output}: {_counted(second)}", file=sys.stderr)
-    return 0
-
-
-def _learn(options: argparse.Namespace) -> int:
-    from routing.learned import LearningTrial, document, simulated, table
-
-    routing = read_routing(options.file)
-    n_hot = round(options.hot * options.experts)
-    if min(options.first, options.request, options.stretch, n_hot) < 1 or n_hot > options.experts:
-        raise ValueError("--hot, --first, --request and --stretch must be at least 1, and no more hot than experts")
-    course = LearningTrial(options.experts, n_hot, options.first, options.request, options.stretch, options.half_life)
-    served = simulated(routing, course)
-    n_used = len(next(iter(routing.values()))[0])
-    found = document(options.file.name, len(routing), n_used, course, served)
-    if options.output is not None:
-        write_document(found, options.output)
-    print("\n".join("  ".join(f"{cell:>9}" for cell in row) for row in table(served, _PARTS)))
-    return 0
-
-
-def _time(options: argparse.Namespace) -> int:
-    from routing.timed import TimedTrial, timed
-
-    timing = TimedTrial(
-        options.model, options.device, options.first, options.n_gen, options.learn, options.vram, options.gpu_weights,
-        options.profile,
-    )  # fmt: skip
-    for request in timed(read_routing(options.file), timing):
-        print(json.dumps(request), flush=True)
-    return 0
-
-
-def _picture(options: argparse.Namespace) -> int:
-    from experiments import pictures
-
-    from routing.learned_chart import courses, requests
-
-    if not pictures.is_there():
-        raise ValueError(pictures.MISSING)
-    texts = [file.read_text(encoding="utf-8") for file in options.files]
-    if texts[0].startswith('{"learns"'):
-        figure = requests([[json.loads(line) for line in text.splitlines()] for text in texts])
-    else:
-        figure = courses([json.loads(text) for text in texts])
-    pictures.write(figure, options.output)
     return 0
 
 

@@ -10,19 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.placed import Placed, Where, placed
-from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
+from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, with_plugin
 from e2e.split_cases import with_ledger, with_whole, written
 from e2e.test_engine import attention, engine_of, nmse, stock_logits
-from llama_cpp import llama_cpp as api
 
-from oallama.core.errors import PlanError, UsageError
+from oallama.core.errors import PlanError
 from oallama.core.types import Operator, OperatorPlacement
 from oallama.cost.blocks import F32, ffn_block, hot_weights, is_biased_ffn, is_ffn, split_blocks
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
-from oallama.model.gguf_reader import read_gguf
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import plugin_text
 from oallama.run.engine import Engine
 
 ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
@@ -111,84 +108,6 @@ def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, mod
         assert engine.plan == case.plan
         assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT, n_ubatch=64)) <= EXACT_NMSE
         assert load_bridge().split().memory() == held, "nothing comes with computing"
-
-
-@pytest.mark.parametrize("arch", ["qwen3moe", "qwen2moe", "deepseek2-fused", "gpt-oss"])
-def test_other_experts_in_the_middle_of_a_generation_change_no_token(arch: str, device: str, models: Path) -> None:
-    case = placed(written(models, arch, n_expert_used=2))
-    given = [operator for operator in case.operators if is_ffn(operator)]
-    gguf = {tensor.name: tensor for tensor in read_gguf(case.model.path).tensors}
-    content = Path(case.model.path).read_bytes()
-    with loaded(Path(case.model.path)) as context:
-        expected = logits_of_sequences(context, [PROMPT])
-    layouts = [replace(p, layout="CPU") for p in hot_placements(case, (0, 1, 2)) if p.name in {o.name for o in given}]
-    text = plugin_text(
-        replace(case.plan, operators=tuple(layouts)), given, case.model.n_layer, device, every_operator=True
-    )
-
-    def matrices(layer: int | None, expert: int) -> dict[str, bytes]:
-        own = [o for o in given if o.op == "MUL_MAT_ID" and o.layer == layer]
-        return {o.name: content[gguf[o.name].offset + expert * (o.bytes // 8) :][: o.bytes // 8] for o in own}
-
-    with load_bridge().split().plan(text) as plan:
-        hot = [0, 1, 2]
-
-        def swap_expert(slot: int, expert: int, own: dict[str, bytes]) -> None:
-            plan.free_slot(own, slot)
-            for name, data in own.items():
-                plan.write_slot(name, slot, data, 0)
-            plan.fill_slot(own, slot, expert)
-
-        def swap(position: int) -> None:
-            if position == 0:
-                return
-            slot, expert = position % 3, next(e for e in range(position, 8 + position) if e % 8 not in hot) % 8
-            for layer in {o.layer for o in given}:
-                if found := matrices(layer, expert):
-                    swap_expert(slot, expert, found)
-            hot[slot] = expert
-
-        overrides = [(pattern_of([o.name for o in given]), plan.buft)]
-        with loaded(Path(case.model.path), overrides, load_mode=api.LLAMA_LOAD_MODE_NONE) as context:
-            assert plan.problems() == (True, [])
-            assert nmse(logits_of_sequences(context, [PROMPT], swap), expected) <= EXACT_NMSE
-            with pytest.raises(ValueError, match="is hot already"):
-                swap_expert(0, hot[1], matrices(given[-1].layer, hot[1]))
-
-
-def test_an_engine_exchanges_hot_experts_between_generations(models: Path) -> None:
-    path = written(models, "qwen3moe", n_expert_used=2)
-    expected = stock_logits(path, PROMPT, n_ubatch=64)
-    case = hot_case(path, "cpu-pair", (1, 2, 5))
-    with engine_of(case) as engine:
-        held = load_bridge().split().memory()
-        for experts, n_copied in (((5, 7, 2), 1), ((0, 3, 4), 3), ((4, 3, 0), 0)):
-            assert [engine.set_hot_experts(layer, experts) for layer in (0, 1)] == [n_copied] * 2
-            hot = {p.hot_experts for p in engine.plan.operators if p.hot_experts}
-            assert hot == {tuple(sorted(experts))}
-            assert nmse(engine.logits(PROMPT), expected) <= EXACT_NMSE
-        assert load_bridge().split().memory() == held
-        for wrong in ((0, 1), (0, 1, 8), (0, 1, 1), (-1, 0, 1)):
-            with pytest.raises(UsageError, match="room for 3 hot experts of 8"):
-                engine.set_hot_experts(0, wrong)
-        stream = engine.stream("once", max_tokens=4)
-        next(stream)
-        with pytest.raises(UsageError, match="still generating"):
-            engine.set_hot_experts(0, (0, 1, 2))
-        stream.close()
-    with engine_of(placed(path)) as engine, pytest.raises(UsageError, match="no hot experts"):
-        engine.set_hot_experts(0, (0,))
-
-
-def test_experts_that_are_exchanged_cross_the_link(models: Path) -> None:
-    path = written(models, "qwen3moe", n_expert_used=2)
-    case = hot_case(path, EMULATED, (1, 2, 5))
-    with engine_of(case) as engine:
-        engine.logits(PROMPT)
-        before = load_bridge().emulated().stats().bytes_in
-        assert engine.set_hot_experts(0, (0, 3, 4)) == 3
-        copied = load_bridge().emulated().stats().bytes_in - before
-    assert copied == sum(o.bytes // 8 * 3 for o in case.operators if o.op == "MUL_MAT_ID" and o.layer == 0)
 
 
 def test_a_plan_of_hot_experts_is_written_and_read(models: Path, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ const std::vector<std::string> & seeds() {
         "# a comment\n\noallama-plan 1\ndevice RPC0\ntensor output.weight Q6_K 256x1000x1 rows 0 0 1000 - chunk=64\n",
         "oallama-plan 1\ntensor x F32 7x64x1 rows 64 0 0 CPU n_g=0\n",
         "oallama-plan 1\ndevice CPU\ntensor blk.0.ffn_up_exps.weight Q4_0 256x512x8 rows 512 0 0 CPU hot=0,3,7 n_g=0\n",
-        "oallama-plan 1\ndevice CPU\ntensor blk.0.ffn_up.weight Q4_0 256x512x1 rows 128 128 256 CPU cc=64 cc=256\n",
     };
     return texts;
 }
@@ -50,7 +49,6 @@ const std::vector<std::string> & words() {
         "alone",
         "chunk=64",
         "hot=1,2",
-        "cc=32",
         "F32",
         "Q4_K",
         "IQ2_XXS",
@@ -89,12 +87,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
         for (const int64_t cut : {slice.cc, slice.cc + slice.cg}) {
             fuzz::must(cut == slice.extent() || cut % step == 0, "cuts are at whole steps");
         }
-        for (const int64_t cc : slice.other_cc) {
-            fuzz::must(cc >= 0 && cc <= slice.cc + slice.cg && (cc == slice.extent() || cc % step == 0),
-                       "other cuts are at whole steps, beside GG");
-        }
-        fuzz::must(slice.other_cc.size() < OALLAMA_MAX_CUTS && (slice.hot.empty() || slice.other_cc.empty()),
-                   "no more cuts than are told, none with hot experts");
     }
     for (const int64_t n_tokens : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{512}, int64_t{1} << 31}) {
         const int64_t n_g = n_g_at(plan.tokens, n_tokens);

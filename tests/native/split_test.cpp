@@ -58,7 +58,7 @@ constexpr Test tests[] = {
     {"stream", test_stream},
     {"tokens", test_tokens},
     {"trace", test_trace},
-    {"cuts", test_cuts},
+    {"times", test_times},
     {"resident", test_resident},
     {"faults", test_faults},
     {"hot", test_hot},

@@ -285,7 +285,7 @@ void test_partial();
 void test_stream();
 void test_tokens();
 void test_trace();
-void test_cuts();
+void test_times();
 void test_loading();
 void test_programs();
 void test_faults();

@@ -31,7 +31,7 @@ void check_accepted() {
         head + "tensor x F32 7x64x1 rows 64 0 0 CPU n_g=0\n",
         head + "tensor x F32 7x64x1 rows 32 0 32 CPU resident\n",
         head + "tensor x F32 7x64x1 rows 32 0 32 CPU resident alone\n",
-        head + "tensor x F32 7x64x1 rows 32 0 32 CPU alone n_g=0 cc=0\n",
+        head + "tensor x F32 7x64x1 rows 32 0 32 CPU alone n_g=0\n",
         head + "tensor x F32 7x64x1 rows 32 0 32 CPU chunk=64 n_g=0\n",
         "oallama-plan 1\ntensor x F32 7x64x1 rows 64 0 0 CPU n_g=0 resident\ndevice TEST0\n",
         head + "prefetch ahead\ntwice 0\ntokens 1 1\n",

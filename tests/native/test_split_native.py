@@ -35,7 +35,7 @@ TESTS = [
     "stream",
     "tokens",
     "trace",
-    "cuts",
+    "times",
     "resident",
     "faults",
     "hot",
@@ -58,7 +58,7 @@ STREAMS = [
     "--late all --streamed half",
 ]
 # no mul-mats run as one block, which others look at
-ALONE = ["types-dense", "types-moe", "cuts", "device", "partial", "threads", "leaks"]
+ALONE = ["types-dense", "types-moe", "times", "device", "partial", "threads", "leaks"]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
 RESIDENT = [*ALONE, "types-lone", "graphs", "faults", "hot"]
 # beside other options: 512 tokens, most of the time of all tests, show what options change no better than 64
@@ -88,7 +88,7 @@ def run_all(pool: ThreadPoolExecutor, program: Path, runs: Sequence[tuple[list[s
 def streaming(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> dict[str, Future[None]]:
     """The tests under each of STREAMS, started together."""
     program = build_native("split_test", bridge.libraries.folder)
-    some = ["types-dense", "types-moe", "graphs", "cuts", *THREADED]
+    some = ["types-dense", "types-moe", "graphs", "times", *THREADED]
     every = [name for name in TESTS if name != "random"]  # whose plans are its own, whatever the options
     tests = {options: every if options == STREAMS[0] else some for options in STREAMS}
     return {options: pool.submit(run_tests, program, tests[options], 1, f"{options} {FEWER}") for options in STREAMS}

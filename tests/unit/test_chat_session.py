@@ -28,8 +28,6 @@ class Engine:
     """A token is a character. Answers are given out one after the other; an exception among them is raised."""
 
     n_ctx = 4096
-    replanned = ()
-    learns = False
 
     def __init__(self, *answers, n_ctx=4096):
         self.answers, self.n_ctx, self.asked, self.drawn = list(answers), n_ctx, [], []
@@ -222,24 +220,6 @@ def test_an_answer_alone_that_is_longer_than_the_context_is_a_sentence(chat, tmp
     say(f"/load {file}", "")
     assert contents(session) == ["x" * 200]
     assert "this text has 200 tokens but the context holds 100" in capsys.readouterr().err
-
-
-def test_what_was_re_planned_is_told_of_each_engine(chat, capsys):
-    session, model, _say = chat("one")
-    model.engine.replanned = ("the first engine's",)
-    other = Engine("two")
-    other.replanned = ("the second engine's",)
-
-    class Tuned(Typed):
-        def read(self):
-            message = super().read()
-            if message == "b":
-                model.engine = other
-            return message
-
-    converse(session, model, Tuned("/set verbose", "a", "b", "c"))
-    said = capsys.readouterr().err
-    assert said.count("re-planned the first engine's") == said.count("re-planned the second engine's") == 1
 
 
 def test_commands_that_are_none(chat, capsys):

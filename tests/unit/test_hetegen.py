@@ -21,7 +21,6 @@ from oallama.cost.interference import Interference
 from oallama.model.cut import cut_extent
 from oallama.place.decide import decide
 from oallama.place.hetegen import Balance, alpha, alpha_benchmark, balance, cut
-from oallama.place.kept_cuts import kept_cuts_of
 from oallama.place.problem import Decision, Problem
 from oallama.place.record import placed_by_plan
 from oallama.place.simulate import simulate
@@ -269,15 +268,6 @@ def test_its_plan_keeps_to_the_memory_and_survives_json_and_pricing(
     text = plugin_text(read, made.operators, N_LAYER, "RPC0")
     lines = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith("tensor")}
     assert {name for name, words in lines.items() if "alone" in words} == flagged
-
-
-def test_other_cuts_are_kept_of_each_linear() -> None:
-    """They are moved one by one."""
-    made = replace(problem(SLOW, free=10**7, gpu_weights=0.0), host_room=1 << 40)
-    decision = decide(made, "hetegen-linear", LOAD, "mixed")
-    kept = kept_cuts_of(made, plan_of(made, decision), decision.placed)
-    assert kept.moves and all(len(one.operators) == 1 for one in kept.blocks)
-    assert {name.split(".")[2] for one in kept.blocks for name in one.operators} > set(FFN_ROLES)
 
 
 def test_what_hetegen_makes_of_an_ffn_is_written_as_before() -> None:

@@ -144,17 +144,6 @@ def test_what_is_the_default_or_streams_nothing_is_not_said() -> None:
     assert plugin_text(still, OPERATORS, N_LAYER, "RPC0") == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_cuts_that_are_kept() -> None:
-    """The model is loaded with the first; what may be streamed is said to be, even where the plan streams nothing."""
-    cuts = {"blk.0.ffn_gate.weight": (1024, 5120, 4096), "blk.0.ffn_up.weight": (5120,)}
-    lines = plugin_text(record(), OPERATORS, N_LAYER, "RPC0", cuts=cuts).splitlines()
-    plain = plugin_text(record(), OPERATORS, N_LAYER, "RPC0").splitlines()
-    changed = {line for line in lines if line not in plain}
-    assert changed == {
-        "tensor blk.0.ffn_gate.weight Q4_0 2048x8192x1 rows 1024 4096 3072 CPU_REPACK cc=5120 cc=4096",
-    }
-
-
 def test_an_operator_without_a_place_is_refused() -> None:
     with pytest.raises(PlanError, match=r"no place for operator output\.weight"):
         plugin_text(record(PLACEMENTS[:-1]), OPERATORS, N_LAYER, "RPC0")

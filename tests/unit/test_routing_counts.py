@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.core.errors import ModelFileError, ProfileError
-from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing
+from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally
+from oallama.cost.experts import expert_use
 from oallama.model.imatrix import read_imatrix
-from oallama.profile.routing import Traffic, begun_with, counted, halves, unknown_routing
+from oallama.profile.routing import ENOUGH_TOKENS, Traffic, begun_with, counted, halves, tallied, unknown_routing
 from oallama.profile.routing_store import read_routing, routing_path, write_routing
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.routing import routing_report, routing_tables
@@ -289,3 +290,44 @@ def test_uses_alike_cover_their_share_and_are_shared_by_chance() -> None:
     assert report.shared == pytest.approx(0.25, abs=0.03)
     assert report.shared_if_independent == pytest.approx(0.25, abs=0.01)
     assert report.held_out is None
+
+
+#
+# counts without an order
+#
+
+
+def uses_of(given: Ids) -> Tally:
+    return Tally(len(given), tuple(int(n) for n in np.bincount(given.ravel(), minlength=N_EXPERT)))
+
+
+def test_uses_count_nearly_as_ids_do() -> None:
+    by_ids = by_uses = unknown_routing(MODEL, N_EXPERT, N_USED)
+    for seed in range(4):
+        given = drawn(seed, 64)
+        by_ids = counted(by_ids, Traffic({0: [given]}, {0: [given[:5]]}))
+        by_uses = tallied(by_uses, {0: uses_of(given)}, {0: uses_of(given[:5])})
+    for one, other in ((by_ids.decode[0], by_uses.decode[0]), (by_ids.prompt[0], by_uses.prompt[0])):
+        assert one.n_tokens == other.n_tokens
+        assert other.uses == pytest.approx(one.uses, rel=0.02)
+        assert other.window == pytest.approx(one.window, rel=1e-3)
+
+
+def test_a_recording_goes_on_until_it_can_be_judged_on() -> None:
+    """So a short answer does not take the place of what sets are judged on."""
+    unknown = unknown_routing(MODEL, N_EXPERT, N_USED)
+    known = counted(counted(unknown, Traffic({0: [drawn(1, 300)]}, {})), Traffic({0: [drawn(2, 300)]}, {}))
+    first, before = known.decode[0].before, known.decode[0].latest
+    more = tallied(known, {0: uses_of(drawn(3, 20))})
+    assert more.decode[0].before == first
+    assert sum(more.decode[0].latest) == sum(before) + 20 * N_USED
+    full = tallied(known, {0: uses_of(drawn(4, ENOUGH_TOKENS))})
+    after = tallied(full, {0: uses_of(drawn(5, 7))})
+    assert after.decode[0].before == full.decode[0].uses
+    assert sum(after.decode[0].latest) == 7 * N_USED
+    assert expert_use(more)[0].decode[4] == pytest.approx(0.5, abs=0.1)
+
+
+def test_an_answer_without_tokens_changes_nothing() -> None:
+    known = tallied(unknown_routing(MODEL, N_EXPERT, N_USED), {0: uses_of(drawn(1, 30))})
+    assert tallied(known, {0: Tally(0, (0,) * N_EXPERT)}) == known

@@ -1,17 +1,16 @@
-// How often tokens were routed to each expert: what those who choose hot experts learn from while a model runs.
+// How often tokens were routed to each expert of a weight: what hot experts are chosen by at the next load.
 
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "ggml-oallama.h"
-
 namespace oallama {
 
-// Of one weight, since it was taken last; batches of one token by themselves.
+// Counts batches of one token apart from larger ones.
 class ExpertUses {
   public:
     explicit ExpertUses(int64_t n_expert);
@@ -19,11 +18,8 @@ class ExpertUses {
     // ids: experts of n_tokens tokens, each of which exists.
     void add(const std::vector<int32_t> & ids, int64_t n_tokens);
 
-    // uses: room for one number an expert. Returns the tokens.
-    int64_t take(oallama_batches of, int64_t * uses);
-
-    // Adds what was not taken to a file: lines `TENSOR single|several TOKENS USES…`, nothing where there are no tokens.
-    // A file that cannot be written loses it.
+    // Adds the counts to a file: lines `TENSOR single|several TOKENS USES…`, nothing where there are no tokens. Counts
+    // are lost where the file cannot be written.
     void append_to(const std::string & path, const std::string & tensor);
 
   private:
@@ -33,7 +29,7 @@ class ExpertUses {
     };
 
     std::mutex            mutex_;
-    std::array<Counts, 2> counts_; // by oallama_batches
+    std::array<Counts, 2> counts_; // of batches of one token, and of larger ones
 };
 
 } // namespace oallama

@@ -6,8 +6,8 @@
 // Two ways in. A program that loads models itself hands a plan over with oallama_plan_new, and gives the plan's buffer
 // type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
 // ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
-// tensors. When the model is freed, the uses of hot experts are added to the file that OALLAMA_USES names, in lines
-// `TENSOR single|several TOKENS USES...`, as oallama_plan_take_uses has them.
+// tensors. When the model is freed, how often tokens used each expert of a tensor with hot ones is added to the file
+// that OALLAMA_USES names, in lines `TENSOR single|several TOKENS USES...`: batches of one token, and larger ones.
 //
 // Of a large batch, the device may also compute CC for the last n_g of the tokens (CG', ScheInfer IV-B), to which it is
 // streamed like CG.
@@ -56,12 +56,6 @@
 // are routed to these, the CPU computes the rest at the same time, and each token's results are weighted and added up
 // where they come together. CC is then all of the tensor. Gate, up and down run as one block when they are the same.
 //
-//     tensor blk.3.ffn_up.weight Q4_0 2048x8192x1 rows 4096 2048 2048 CPU_REPACK cc=5120 cc=3072
-//
-// cc=: up to four other places where CC may end, with the same GG. What lies between the places is kept both as CC and
-// as CG, so that oallama_plan_move_cut can change from one to another while the model is loaded. A tensor with hot
-// experts has none.
-//
 // Python's cffi reads the part between the two "cdef" lines. Functions return an oallama_status; on failure
 // oallama_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.
 
@@ -79,9 +73,8 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 6
+#define OALLAMA_ABI 7
 #define OALLAMA_NAME_BYTES 128
-#define OALLAMA_MAX_CUTS 5 // of one tensor
 
 typedef enum oallama_status {
     OALLAMA_OK          = 0,
@@ -135,50 +128,16 @@ typedef struct oallama_slice {
     int64_t n_hot;      // experts that the device has too; as loaded, else as planned
     int64_t host_bytes; // as loaded
     int64_t device_bytes;
-    char    layout[32];             // host buffer type; as loaded, else as planned
-    int64_t twice_bytes;            // of host_bytes: kept for other cuts than the one computed with
-    int64_t n_cuts;                 // as loaded, else as planned
-    int64_t cuts[OALLAMA_MAX_CUTS]; // where CC may end, the one it was loaded with first
+    char    layout[32]; // host buffer type; as loaded, else as planned
 } oallama_slice;
 
 int oallama_plan_count(const oallama_plan * plan, int64_t * n_slices);
 int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice * slice);
 
-// Lets CC of a tensor end elsewhere: what lies between is computed by the CPU instead of streamed to the device, or the
-// other way round, from the next sub-graph on, in every model that is loaded with the plan. Nothing is copied. To be
-// called while none of them computes. Gate, up and down of one FFN run as one block only while their cuts are equal.
-// OALLAMA_INVALID: the plan does not name the tensor, or no model with it is loaded. OALLAMA_UNSUPPORTED: CC cannot end
-// there, as what lies between was not kept in both layouts (cc= of the plan).
-int oallama_plan_move_cut(oallama_plan * plan, const char * name, int64_t cc);
-
 // Why the last load with this plan did not do what the plan says: one sentence a line, empty when it did. A device
 // that had too little memory gives smaller GG and a line here; host memory that ran out makes the load unusable
 // (*usable = 0: computing with it fails).
 int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity);
-
-//
-// hot experts: other ones, while a model is loaded and no context computes
-//
-
-// Other experts in the slots of a weight with hot ones, of the model that was loaded last with the plan. A slot is
-// freed, which makes its expert one that the CPU computes; its new matrix is written, in pieces as small as is wanted,
-// between tokens if need be; then it is filled, and the device computes that expert. Gate, up and down of a block must
-// have the same experts in the same slots whenever they compute. slot: position of an expert in the plan's hot=.
-int oallama_slot_free(oallama_plan * plan, const char * tensor, int64_t slot);
-int oallama_slot_write(oallama_plan * plan, const char * tensor, int64_t slot, const void * data, int64_t offset,
-                       int64_t size);
-int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, int64_t expert);
-
-typedef enum oallama_batches {
-    OALLAMA_SINGLE  = 0, // batches of one token: decode
-    OALLAMA_SEVERAL = 1  // larger ones: prompts, and sequences that are decoded together
-} oallama_batches;
-
-// Hands over how many tokens a weight with hot experts has computed, of the model that was loaded last with the plan,
-// in batches of one kind, since that was handed over last, and how many of them used each expert. n_expert: room in
-// uses, as many as the tensor has. May be called while a context computes.
-int oallama_plan_take_uses(oallama_plan * plan, const char * tensor, int32_t of, int64_t * uses, int64_t n_expert,
-                           int64_t * n_tokens);
 
 //
 // what is held and what was done, over all models and contexts of the process

@@ -9,8 +9,6 @@ namespace oallama {
 
 namespace {
 
-std::atomic<uint64_t> cuts_moved{0};
-
 oallama_slice as_planned(const SliceSpec & slice) {
     oallama_slice out = {};
     std::snprintf(out.name, sizeof out.name, "%s", slice.name.c_str());
@@ -22,32 +20,19 @@ oallama_slice as_planned(const SliceSpec & slice) {
     out.cc_planned = slice.cc;
     out.gg_planned = slice.gg;
     out.n_hot      = static_cast<int64_t>(slice.hot.size());
-    out.n_cuts     = static_cast<int64_t>(1 + slice.other_cc.size());
-    out.cuts[0]    = slice.cc;
-    std::copy(slice.other_cc.begin(), slice.other_cc.end(), out.cuts + 1);
     return out;
 }
 
-// What of it follows from the cut that is computed with.
-void tell_cut(const SplitWeight & weight, oallama_slice & out) {
-    const SplitWeight & active = weight.active();
-    out.cc                     = active.slice().cc;
-    out.cg                     = active.slice().cg;
-    out.gg                     = active.slice().gg;
-    out.twice_bytes            = out.host_bytes - active.host_bytes();
-    std::snprintf(out.layout, sizeof out.layout, "%s", active.slice().layout.c_str());
-}
-
 void tell_loaded(const SplitWeight & weight, oallama_slice & out) {
-    out.loaded       = 1;
-    out.host_bytes   = weight.host_bytes_of_all();
-    out.device_bytes = weight.part_bytes(side_device);
-    out.n_hot        = weight.n_slots();
-    out.n_cuts       = static_cast<int64_t>(weight.n_cuts());
-    for (size_t i = 0; i < weight.n_cuts(); i++) {
-        out.cuts[i] = weight.cut(i).slice().cc;
-    }
-    tell_cut(weight, out);
+    const SliceSpec & slice = weight.slice();
+    out.loaded              = 1;
+    out.cc                  = slice.cc;
+    out.cg                  = slice.cg;
+    out.gg                  = slice.gg;
+    out.host_bytes          = weight.host_bytes();
+    out.device_bytes        = weight.part_bytes(side_device);
+    out.n_hot               = weight.n_slots();
+    std::snprintf(out.layout, sizeof out.layout, "%s", slice.layout.c_str());
 }
 
 } // namespace
@@ -133,14 +118,14 @@ void LoadedPlan::end_load(uint64_t load) {
     loads_.erase(load);
 }
 
-void LoadedPlan::report(SplitWeight & weight, bool loaded) {
+void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
     const auto found = spec_.by_name.find(weight.slice().name);
     if (found == spec_.by_name.end()) {
         return;
     }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<SplitWeight *> &      held   = held_[found->second];
-    oallama_slice &                   placed = placed_[found->second];
+    const std::lock_guard<std::mutex>  lock(mutex_);
+    std::vector<const SplitWeight *> & held   = held_[found->second];
+    oallama_slice &                    placed = placed_[found->second];
     held.erase(std::remove(held.begin(), held.end(), &weight), held.end());
     if (loaded) {
         held.push_back(&weight);
@@ -149,37 +134,9 @@ void LoadedPlan::report(SplitWeight & weight, bool loaded) {
     if (!held.empty()) { // of the model that was loaded last, of those that are left
         tell_loaded(*held.back(), placed);
     }
-    if (!loaded && !uses_path_.empty()) {
+    if (!loaded && keeps_uses()) {
         weight.append_uses(uses_path_);
     }
-}
-
-void LoadedPlan::move_cut(const std::string & name, int64_t cc) {
-    const auto found = spec_.by_name.find(name);
-    require(found != spec_.by_name.end(), "the plan has no tensor " + name);
-    const std::lock_guard<std::mutex>  lock(mutex_);
-    const std::vector<SplitWeight *> & held = held_[found->second];
-    require(!held.empty(), "no model with " + name + " is loaded, so its cut cannot be moved");
-    std::vector<size_t> chosen;
-    for (const SplitWeight * weight : held) {
-        std::string kept;
-        size_t      at = weight->n_cuts();
-        for (size_t i = 0; i < weight->n_cuts(); i++) {
-            kept += (i == 0 ? "" : ", ") + std::to_string(weight->cut(i).slice().cc);
-            at = weight->cut(i).slice().cc == cc ? i : at;
-        }
-        chosen.push_back(at);
-        if (at == weight->n_cuts()) {
-            throw Error(OALLAMA_UNSUPPORTED, "CC of " + name + " cannot end at " + std::to_string(cc) +
-                                                 ": it was loaded so that it may end at " + kept +
-                                                 "; what lies between other cuts is not kept in both layouts");
-        }
-    }
-    for (size_t i = 0; i < held.size(); i++) {
-        held[i]->use_cut(chosen[i]);
-    }
-    tell_cut(*held.back(), placed_[found->second]);
-    cuts_moved++;
 }
 
 void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usable) {
@@ -190,14 +147,6 @@ void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usabl
     if (!said) {
         problems_.push_back({load, sentence, usable});
     }
-}
-
-SplitWeight & LoadedPlan::weight(const std::string & name) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto                        found = spec_.by_name.find(name);
-    const bool                        held  = found != spec_.by_name.end() && !held_[found->second].empty();
-    require(held, "no model that was loaded with the plan has the tensor " + name);
-    return *held_[found->second].back();
 }
 
 oallama_slice LoadedPlan::placed(size_t index) const {
@@ -214,10 +163,6 @@ std::vector<std::string> LoadedPlan::problems(bool * usable) const {
         *usable = *usable && problem.usable;
     }
     return sentences;
-}
-
-uint64_t n_cuts_moved() {
-    return cuts_moved.load(std::memory_order_relaxed);
 }
 
 } // namespace oallama

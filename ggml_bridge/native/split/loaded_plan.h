@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -42,19 +41,15 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // ended are forgotten.
     uint64_t begin_load();
     void     end_load(uint64_t load);
-    void     report(SplitWeight & weight, bool loaded); // with the cut as loaded, and loaded = false when freed
+    void     report(const SplitWeight & weight, bool loaded); // when it is loaded, and loaded = false when freed
     void     problem(uint64_t load, const std::string & sentence, bool usable); // once
 
-    // When weights with hot experts are freed, the uses of these are added to this file.
+    // Counts uses of experts in weights that are loaded from here on, and adds them to this file when these are freed.
     void keep_uses(const std::string & path) { uses_path_ = path; }
 
-    // A weight of the model that was loaded last. Throws OALLAMA_INVALID where none is.
-    SplitWeight & weight(const std::string & name) const;
+    bool keeps_uses() const { return !uses_path_.empty(); }
 
     BlockTimes & times() { return times_; }
-
-    // Lets CC of a weight end elsewhere, in every model of the plan. Throws OALLAMA_INVALID, OALLAMA_UNSUPPORTED.
-    void move_cut(const std::string & name, int64_t cc);
 
     oallama_slice            placed(size_t index) const;
     std::vector<std::string> problems(bool * usable) const;
@@ -77,10 +72,10 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     mutable ggml_backend_dev_t resident_ = nullptr; // the device where blocks can live there
     std::vector<oallama_slice> placed_;
 
-    std::vector<std::vector<SplitWeight *>> held_; // of each slice, the weights that are loaded
-    std::vector<Problem>                    problems_;
-    std::set<uint64_t>                      loads_; // that have not ended
-    uint64_t                                n_loads_ = 0;
+    std::vector<std::vector<const SplitWeight *>> held_; // of each slice, the weights that are loaded
+    std::vector<Problem>                          problems_;
+    std::set<uint64_t>                            loads_; // that have not ended
+    uint64_t                                      n_loads_ = 0;
 };
 
 // The inert device that the buffer types of plans belong to (ggml-oallama.cpp). Throws OALLAMA_INVALID before the back
@@ -91,8 +86,5 @@ ggml_backend_dev_t owner_of_plans();
 // removed as often; false where there can be none.
 bool add_resident_device(ggml_backend_dev_t device);
 void remove_resident_device(ggml_backend_dev_t device);
-
-// How often a cut was moved, of any plan: since then graphs are computed otherwise than they were prepared for.
-uint64_t n_cuts_moved();
 
 } // namespace oallama

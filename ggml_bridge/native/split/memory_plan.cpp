@@ -49,63 +49,20 @@ bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side si
                                                         : ggml_mul_mat(ctx.get(), w, x));
 }
 
-// Which of a weight's cuts has the most of a side.
-size_t longest(const SplitWeight & weight, Side side) {
-    size_t found = 0;
-    for (size_t i = 1; i < weight.n_cuts(); i++) {
-        found = weight.cut(i).part(side).count > weight.cut(found).part(side).count ? i : found;
-    }
-    return found;
-}
-
 // CG and GG of weights the device cannot multiply go back to the host.
 void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device, const Problem & problem) {
     for (const auto & weight : weights) {
-        const SplitWeight & most  = weight->cut(longest(*weight, side_stream));
-        const SliceSpec &   slice = most.slice();
+        const SliceSpec & slice = weight->slice();
         if (slice.gg == 0 && slice.cg == 0 && slice.hot.empty()) {
             continue;
         }
         const Side side = slice.cg > 0 && slice.gg == 0 ? side_stream : side_device;
-        if (device == nullptr || !can_multiply(device, most, side, nullptr)) {
+        if (device == nullptr || !can_multiply(device, *weight, side, nullptr)) {
             problem(std::string(device == nullptr ? "no device" : ggml_backend_dev_name(device)) +
                     " cannot multiply by " + weight->slice().name + " (" + ggml_type_name(weight->slice().type) +
                     "): it stays on the host");
             weight->set_hot({});
             weight->move_cuts(0, 0);
-            weight->forget_other_cuts();
-        }
-    }
-}
-
-// Whether a weight of fewer rows lies in this layout as the front of one of more rows does.
-bool has_row_groups(const std::string & layout) {
-    return layout == plain_layout || layout == "CPU_REPACK" || layout == "AMX";
-}
-
-// Cuts that differ by whole rows of one matrix lie in the same memory: CC is the front of the longest CC, CG the end of
-// the longest CG. Any other part is kept for each cut. A group of rows is repacked as one, so no cut goes through any.
-void share_rows(const Weights & weights) {
-    for (const auto & weight : weights) {
-        const SliceSpec & slice = weight->slice();
-        for (size_t i = 1; i < weight->n_cuts(); i++) {
-            weight->cut(i).move_cuts(weight->cut(i).slice().cg, slice.gg); // GG as it came to lie
-        }
-        if (slice.axis != Axis::rows || slice.e != 1) {
-            continue;
-        }
-        const size_t most_cc = longest(*weight, side_host);
-        const size_t most_cg = longest(*weight, side_stream);
-        const bool   groups =
-            has_row_groups(slice.layout) && weight->cut(most_cc).slice().cc % granularity(slice.type, slice.axis) == 0;
-        for (size_t i = 0; i < weight->n_cuts(); i++) {
-            if (i != most_cc && groups) {
-                weight->cut(i).share(side_host);
-                weight->cut(i).share(side_prime);
-            }
-            if (i != most_cg) {
-                weight->cut(i).share(side_stream);
-            }
         }
     }
 }
@@ -140,11 +97,8 @@ bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backen
 std::vector<SplitWeight *> with_part(const Weights & weights, Side side) {
     std::vector<SplitWeight *> chosen;
     for (const auto & weight : weights) {
-        for (size_t i = 0; i < weight->n_cuts(); i++) {
-            SplitWeight & cut = weight->cut(i);
-            if (cut.part(side).count > 0 && cut.owns(side)) {
-                chosen.push_back(&cut);
-            }
+        if (weight->part(side).count > 0) {
+            chosen.push_back(weight.get());
         }
     }
     return chosen;
@@ -299,52 +253,6 @@ void place_on_host(const Weights & weights, ggml_backend_dev_t device, const Pla
     }
 }
 
-// A tensor in the memory of another cut's part, from one of its rows on.
-ggml_tensor * view_of(ggml_context * ctx, const SplitWeight & weight, Side side, const ggml_tensor * whole,
-                      int64_t first_row) {
-    const std::array<int64_t, 3> ne   = weight.shape(side);
-    const ggml_type              type = weight.slice().type;
-    ggml_tensor *                view =
-        ne[2] > 1 ? ggml_new_tensor_3d(ctx, type, ne[0], ne[1], ne[2]) : ggml_new_tensor_2d(ctx, type, ne[0], ne[1]);
-    view->buffer = whole->buffer;
-    view->data   = static_cast<char *>(whole->data) + static_cast<size_t>(first_row) * view->nb[1];
-    view->extra  = whole->extra; // the kernels of its layout
-    ggml_set_name(view, weight.slice().name.c_str());
-    return view;
-}
-
-// What cuts share.
-void view_shared(const Weights & weights, WeightMemory & memory) {
-    size_t n_cuts = 0;
-    for (const auto & weight : weights) {
-        n_cuts += weight->n_cuts() - 1;
-    }
-    if (n_cuts == 0) {
-        return;
-    }
-    ContextPtr ctx = new_context(static_cast<int64_t>((n_cuts + 1) * n_sides + weights.size() * n_sides));
-    for (const auto & weight : weights) {
-        for (size_t i = 0; i < weight->n_cuts() && weight->n_cuts() > 1; i++) {
-            SplitWeight & cut = weight->cut(i);
-            for (const Side side : {side_host, side_stream, side_device, side_prime}) {
-                const SplitWeight & owner = side == side_device ? *weight : weight->cut(longest(*weight, side));
-                const Part &        from  = owner.part(side);
-                if (cut.owns(side) || cut.part(side).count == 0 || from.tensor == nullptr) {
-                    continue;
-                }
-                Part & part = cut.part(side);
-                part.pieces = from.pieces;
-                part.tensor = side == side_device ? from.tensor
-                                                  : view_of(ctx.get(), cut, side, from.tensor, part.begin - from.begin);
-                if (side == side_host) {
-                    cut.set_layout(owner.slice().layout);
-                }
-            }
-        }
-    }
-    memory.contexts.push_back(std::move(ctx));
-}
-
 } // namespace
 
 WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan,
@@ -359,10 +267,8 @@ WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, c
                                  : nullptr);
         place_on_device(weights, device, memory, problem);
     }
-    share_rows(weights);
     place_streamable(with_part(weights, side_stream), side_stream, device, memory, problem);
     place_on_host(weights, device, plan, memory, problem);
-    view_shared(weights, memory);
     return memory;
 }
 

@@ -10,12 +10,6 @@
 
 namespace oallama {
 
-namespace {
-
-constexpr uint64_t not_prepared = UINT64_MAX;
-
-} // namespace
-
 //
 // programs
 //
@@ -88,12 +82,10 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
         });
         return; // its one node is the last to read what is sent
     }
-    const bool failed       = std::exchange(preparing_, true) && prepared_ == not_prepared; // for a sub-graph before
-    prepared_               = not_prepared;                                                 // where this fails
+    const bool failed       = std::exchange(preparing_, true) && !prepared_; // for a sub-graph before
+    prepared_               = false;                                         // where this fails
     const Program & program = find(graph, memory);
-    if (!failed) {
-        prepared_ = n_cuts_moved();
-    }
+    prepared_               = !failed;
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
         return;
     }

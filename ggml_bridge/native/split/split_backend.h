@@ -43,7 +43,7 @@ class SplitBackend { // throws OALLAMA_FAILED without a CPU
     Host                     host_;
     std::unique_ptr<Partner> partner_;
     ProgramCache             programs_;
-    uint64_t                 prepared_  = 0;     // n_cuts_moved() when all of llama.cpp's graph was prepared
+    bool                     prepared_  = true;  // all of llama.cpp's graph
     bool                     preparing_ = false; // since the last one was computed
     Signature                scratch_;
     Turns                    turns_;              // of small copies to the device

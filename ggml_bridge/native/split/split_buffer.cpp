@@ -55,6 +55,9 @@ class SplitBuffer {
         const std::lock_guard<std::mutex> lock(mutex_);
         require(!tried_, std::string(tensor->name) + " comes too late: what is loaded with it has its memory already");
         weights_.push_back(std::make_unique<SplitWeight>(tensor, plan_->slice_of(tensor)));
+        if (plan_->keeps_uses()) {
+            weights_.back()->count_uses();
+        }
         tensor->extra = weights_.back().get();
     }
 
@@ -102,11 +105,6 @@ SplitBuffer & context_of(ggml_backend_buffer_t buffer) {
     return *static_cast<SplitBuffer *>(buffer->context);
 }
 
-// With all of its cuts.
-SplitWeight * whole_weight_of(const ggml_tensor * tensor) {
-    return plan_of(tensor) == nullptr ? nullptr : static_cast<SplitWeight *>(tensor->extra);
-}
-
 //
 // buffer
 //
@@ -136,7 +134,7 @@ struct Place {
 
 Place place_of(const ggml_tensor * tensor) {
     const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
-    return {whole_weight_of(whole), tensor->view_src == nullptr ? 0 : tensor->view_offs};
+    return {weight_of(whole), tensor->view_src == nullptr ? 0 : tensor->view_offs};
 }
 
 void split_buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
@@ -244,8 +242,7 @@ LoadedPlan * plan_of(const ggml_tensor * tensor) {
 }
 
 SplitWeight * weight_of(const ggml_tensor * tensor) {
-    SplitWeight * weight = whole_weight_of(tensor);
-    return weight == nullptr ? nullptr : &weight->active();
+    return plan_of(tensor) == nullptr ? nullptr : static_cast<SplitWeight *>(tensor->extra);
 }
 
 bool is_sound(const ggml_tensor * tensor) {

@@ -13,7 +13,7 @@ bool is_split_buft(ggml_backend_buffer_type_t buft);
 // The plan of a tensor in a split buffer; NULL for any other tensor. Views of one are not in it themselves.
 LoadedPlan * plan_of(const ggml_tensor * tensor);
 
-// The weight behind a tensor in a split buffer, as it is cut now; NULL for any other, and before it was allocated.
+// The weight behind a tensor in a split buffer; NULL for any other, and before it was allocated.
 SplitWeight * weight_of(const ggml_tensor * tensor);
 
 // Gives a weight's parts their memory if that has not been done; false where that failed.

@@ -108,22 +108,6 @@ bool is_cut(const SliceSpec & slice, int64_t at) {
     return at == slice.extent() || at % granularity(slice.type, slice.axis) == 0;
 }
 
-void read_other_cut(const std::string & count, SliceSpec & slice, const Line & line) {
-    const int64_t cc = line.count(count, "cc");
-    if (cc > slice.cc + slice.cg || !is_cut(slice, cc)) {
-        line.fail("lets CC of " + slice.name + " end at " + std::to_string(cc) + ", which is no multiple of " +
-                  std::to_string(granularity(slice.type, slice.axis)) + " or in GG");
-    }
-    const std::vector<int64_t> & known = slice.other_cc;
-    if (cc == slice.cc || std::find(known.begin(), known.end(), cc) != known.end()) {
-        line.fail("lets CC of " + slice.name + " end at " + std::to_string(cc) + " twice");
-    }
-    if (known.size() + 1 == OALLAMA_MAX_CUTS) {
-        line.fail("has more than " + std::to_string(OALLAMA_MAX_CUTS) + " cuts of " + slice.name);
-    }
-    slice.other_cc.push_back(cc);
-}
-
 void check_counts(const SliceSpec & slice, const Line & line) {
     const int64_t extent = slice.extent();
     if (slice.axis == Axis::halves && slice.n % 2 != 0) {
@@ -196,7 +180,6 @@ SliceSpec read_slice(Line & line) {
     slice.cg     = line.count(line.word("CG"), "CG");
     slice.gg     = line.count(line.word("GG"), "GG");
     slice.layout = line.word("layout");
-    std::vector<std::string> others;
     while (line.more()) {
         const std::string word = line.word("word");
         if (word == "n_g=0" && slice.takes_n_g) {
@@ -210,12 +193,10 @@ SliceSpec read_slice(Line & line) {
         } else if (word.rfind("hot=", 0) == 0 && slice.hot.empty()) {
             slice.hot       = read_hot(word.substr(4), slice, line);
             slice.takes_n_g = false;
-        } else if (word.rfind("cc=", 0) == 0) {
-            others.push_back(word.substr(3));
         } else {
             line.fail("ends with " + word +
-                      "; n_g=0, resident, alone, chunk=TOKENS and hot=EXPERTS may follow the layout, each once, and "
-                      "cc= with other cuts, or nothing");
+                      "; n_g=0, resident, alone, chunk=TOKENS and hot=EXPERTS may follow the layout, each once, or "
+                      "nothing");
         }
     }
     if (slice.name.size() >= OALLAMA_NAME_BYTES || slice.name.size() >= GGML_MAX_NAME) {
@@ -226,14 +207,7 @@ SliceSpec read_slice(Line & line) {
     if (slice.chunk > 0 && (slice.e > 1 || slice.resident)) {
         line.fail("has chunks of " + slice.name + ", which is resident or a stack of matrices");
     }
-    if (!slice.hot.empty() && !others.empty()) {
-        line.fail("has hot experts and other cuts (cc=) of " + slice.name + "; one of the two is possible");
-    }
-    for (const std::string & cc : others) {
-        read_other_cut(cc, slice, line);
-    }
-    const bool on_host = slice.cc > 0 || !slice.other_cc.empty(); // of two cuts one has CC
-    if ((slice.layout == "-") == on_host) {
+    if ((slice.layout == "-") == (slice.cc > 0)) {
         line.fail("must name a host layout where CC is not 0, and - where it is");
     }
     return slice;
@@ -377,7 +351,7 @@ PlanSpec parse_plan(const std::string & text) {
     for (const SliceSpec & slice : plan.slices) {
         require(!slice.resident || !plan.device.empty(),
                 "the plan says that " + slice.name + " is resident but names no device");
-        require((slice.gg == 0 && slice.cg == 0 && slice.hot.empty() && slice.other_cc.empty()) || !plan.device.empty(),
+        require((slice.gg == 0 && slice.cg == 0 && slice.hot.empty()) || !plan.device.empty(),
                 "the plan gives " + slice.name + " a part for the device but names no device");
     }
     return plan;

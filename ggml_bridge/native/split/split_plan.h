@@ -30,8 +30,6 @@ struct SliceSpec {
     bool                 alone     = false; // a phase of its own, though others of its FFN may be cut alike
     int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
     std::vector<int32_t> hot;               // experts that the device has whole as well, in the order of its slots
-    // where CC may end instead while a model is loaded, with the same GG; ends are kept as CC and as CG
-    std::vector<int64_t> other_cc;
 
     int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
 };

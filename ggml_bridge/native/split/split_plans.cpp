@@ -1,4 +1,4 @@
-// The C interface to plans, and to the hot experts of what was loaded with them.
+// The C interface to plans.
 
 #include "ggml-oallama.h"
 
@@ -17,11 +17,6 @@ namespace {
 const LoadedPlan & loaded_of(const oallama_plan * plan) {
     require(plan != nullptr && plan->loaded != nullptr, "a plan is needed");
     return *plan->loaded;
-}
-
-SplitWeight & slotted(const oallama_plan * plan, const char * tensor) {
-    require(tensor != nullptr, "the name of a tensor is needed");
-    return loaded_of(plan).weight(tensor);
 }
 
 } // namespace
@@ -70,38 +65,6 @@ int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice *
         require(index >= 0 && index < static_cast<int64_t>(loaded_of(plan).spec().slices.size()),
                 "the plan has no slice of this number");
         *slice = loaded_of(plan).placed(static_cast<size_t>(index));
-    });
-}
-
-int oallama_plan_move_cut(oallama_plan * plan, const char * name, int64_t cc) {
-    return guarded([&] {
-        require(plan != nullptr && name != nullptr, "a plan and a tensor's name are needed");
-        plan->loaded->move_cut(name, cc);
-    });
-}
-
-int oallama_slot_free(oallama_plan * plan, const char * tensor, int64_t slot) {
-    return guarded([&] { slotted(plan, tensor).free_slot(slot); });
-}
-
-int oallama_slot_write(oallama_plan * plan, const char * tensor, int64_t slot, const void * data, int64_t offset,
-                       int64_t size) {
-    return guarded([&] {
-        require(data != nullptr, "bytes of an expert are needed");
-        slotted(plan, tensor).write_slot(slot, data, offset, size);
-    });
-}
-
-int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, int64_t expert) {
-    return guarded([&] { slotted(plan, tensor).fill_slot(slot, expert); });
-}
-
-int oallama_plan_take_uses(oallama_plan * plan, const char * tensor, int32_t of, int64_t * uses, int64_t n_expert,
-                           int64_t * n_tokens) {
-    return guarded([&] {
-        require(uses != nullptr && n_tokens != nullptr, "room for the uses is needed");
-        require(of == OALLAMA_SINGLE || of == OALLAMA_SEVERAL, "there are batches of one token and of several");
-        *n_tokens = slotted(plan, tensor).take_uses(static_cast<oallama_batches>(of), uses, n_expert);
     });
 }
 

@@ -163,8 +163,8 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
         const SplitWeight & first  = *routed.weights.front();
         for (const SplitWeight * weight : routed.weights) {
             if (weight->slot_of() != first.slot_of()) {
-                throw Error(OALLAMA_FAILED, weight->slice().name + " has come to other hot experts than " +
-                                                first.slice().name + "; those of a block change together");
+                throw Error(OALLAMA_FAILED, weight->slice().name + " has other hot experts than " + first.slice().name +
+                                                "; those of a block must be the same");
             }
         }
         read_all(routed.host_chosen == nullptr ? routed.ids.of(graph) : routed.host_chosen, batch.chosen);

@@ -14,14 +14,12 @@ namespace oallama {
 int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
     constexpr int64_t piece = int64_t{1} << 20;
 
-    // a graph that was prepared for other cuts may give the memory of what is sent to something else too early
-    const bool lasts = prepared_ == n_cuts_moved();
-    int64_t    sent  = 0;
+    int64_t sent = 0;
     for (const Upload & upload : phase.uploads) {
         const ggml_tensor * source = upload.origin.of(graph);
         const size_t        bytes  = ggml_nbytes(upload.tensor);
         sent += static_cast<int64_t>(bytes);
-        if (upload.packed && lasts && (!partner_->pinned() || partner_->is_pinned(source))) {
+        if (upload.packed && prepared_ && (!partner_->pinned() || partner_->is_pinned(source))) {
             const char * data = host_data(source) + static_cast<size_t>(upload.first_row) * source->nb[1];
             ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, bytes);
             continue;

@@ -39,18 +39,7 @@ uint64_t next_id() {
 
 SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
     : id_(next_id()), slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
-    if (!slice_.hot.empty()) {
-        uses_ = std::make_unique<ExpertUses>(slice_.e);
-    }
     set_hot(slice_.hot);
-    for (const int64_t cc : slice_.other_cc) {
-        SliceSpec other = slice_;
-        other.cg += other.cc - cc;
-        other.cc = cc;
-        other.other_cc.clear();
-        others_.push_back(std::make_unique<SplitWeight>(tensor, std::move(other)));
-        others_.back()->share(side_device);
-    }
 }
 
 void SplitWeight::set_hot(std::vector<int32_t> hot) {
@@ -62,47 +51,16 @@ void SplitWeight::set_hot(std::vector<int32_t> hot) {
     move_cuts(slice_.cg, slice_.gg);
 }
 
-int32_t & SplitWeight::expert_in(int64_t slot) {
-    require(slot >= 0 && slot < n_slots(), slice_.name + " has no slot " + std::to_string(slot) + " for a hot expert");
-    return slice_.hot[static_cast<size_t>(slot)];
-}
-
-void SplitWeight::free_slot(int64_t slot) {
-    int32_t & expert = expert_in(slot);
-    if (expert >= 0) {
-        slot_of_[static_cast<size_t>(expert)] = -1;
+void SplitWeight::count_uses() {
+    if (!slice_.hot.empty()) {
+        uses_ = std::make_unique<ExpertUses>(slice_.e);
     }
-    expert = -1;
-}
-
-void SplitWeight::write_slot(int64_t slot, const void * data, int64_t offset, int64_t size) {
-    require(expert_in(slot) < 0, "slot " + std::to_string(slot) + " of " + slice_.name + " is in use; free it first");
-    require(offset >= 0 && size >= 0 && offset <= expert_bytes() && size <= expert_bytes() - offset,
-            "an expert of " + slice_.name + " has " + std::to_string(expert_bytes()) + " bytes");
-    const auto block = static_cast<int64_t>(ggml_type_size(slice_.type));
-    require(offset % block == 0 && size % block == 0, // rows of no hit may compute with the slot meanwhile
-            "pieces of " + slice_.name + " begin and end between blocks of " + std::to_string(block) + " bytes");
-    ggml_backend_tensor_set(parts_[side_device].tensor, data, static_cast<size_t>(slot * expert_bytes() + offset),
-                            static_cast<size_t>(size));
-}
-
-void SplitWeight::fill_slot(int64_t slot, int64_t expert) {
-    require(expert >= 0 && expert < slice_.e, slice_.name + " has no expert " + std::to_string(expert));
-    require(expert_in(slot) < 0, "slot " + std::to_string(slot) + " of " + slice_.name + " is in use; free it first");
-    require(slot_of_[static_cast<size_t>(expert)] < 0,
-            "expert " + std::to_string(expert) + " of " + slice_.name + " is hot already");
-    expert_in(slot)                       = static_cast<int32_t>(expert);
-    slot_of_[static_cast<size_t>(expert)] = static_cast<int32_t>(slot);
 }
 
 void SplitWeight::count(const std::vector<int32_t> & ids, int64_t n_tokens) const {
-    uses_->add(ids, n_tokens);
-}
-
-int64_t SplitWeight::take_uses(oallama_batches of, int64_t * uses, int64_t n_expert) const {
-    require(uses_ != nullptr, slice_.name + " was loaded without hot experts, so uses are not counted");
-    require(n_expert == slice_.e, slice_.name + " has " + std::to_string(slice_.e) + " experts");
-    return uses_->take(of, uses);
+    if (uses_ != nullptr) {
+        uses_->add(ids, n_tokens);
+    }
 }
 
 void SplitWeight::append_uses(const std::string & path) const {
@@ -176,9 +134,7 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
     int64_t      left  = static_cast<int64_t>(size);
     while (left > 0) {
         const Segment piece = segment(at, left);
-        if (owns_[piece.side]) {
-            write(piece.side, bytes, piece.offset, piece.size);
-        }
+        write(piece.side, bytes, piece.offset, piece.size);
         if (piece.side == side_host && prime_is_copy()) {
             write(side_prime, bytes, piece.offset, piece.size);
         }
@@ -193,9 +149,6 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
         if (parts_[side].pieces) {
             flush(side);
         }
-    }
-    for (const auto & other : others_) {
-        other->set(data, offset, size);
     }
 }
 
@@ -216,24 +169,12 @@ void SplitWeight::write_hot(const char * data, int64_t offset, int64_t size) {
 }
 
 int64_t SplitWeight::host_bytes() const {
-    const bool copied = has_prime() && parts_[side_prime].tensor->data != parts_[side_host].tensor->data;
-    return part_bytes(side_host) + part_bytes(side_stream) + (copied ? part_bytes(side_prime) : 0);
-}
-
-int64_t SplitWeight::host_bytes_of_all() const {
-    int64_t bytes = 0;
-    for (size_t i = 0; i < n_cuts(); i++) {
-        const SplitWeight & one = cut(i);
-        bytes += (one.owns(side_host) ? one.part_bytes(side_host) : 0) +
-                 (one.owns(side_stream) ? one.part_bytes(side_stream) : 0) +
-                 (one.prime_is_copy() ? one.part_bytes(side_prime) : 0);
-    }
-    return bytes;
+    return part_bytes(side_host) + part_bytes(side_stream) + (prime_is_copy() ? part_bytes(side_prime) : 0);
 }
 
 // Which is written by itself.
 bool SplitWeight::prime_is_copy() const {
-    return owns_[side_prime] && has_prime() && parts_[side_prime].tensor != parts_[side_host].tensor;
+    return has_prime() && parts_[side_prime].tensor != parts_[side_host].tensor;
 }
 
 void SplitWeight::write(Side side, const char * data, int64_t offset, int64_t size) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -48,34 +47,12 @@ class SplitWeight {
     // All of it in plain host memory, for what is no mul-mat. Throws OALLAMA_UNSUPPORTED where it is not there.
     const Part & whole_on_host() const;
 
-    // The cuts of it that are kept: itself first, each of the others with the same GG.
-    size_t n_cuts() const { return 1 + others_.size(); }
-
-    SplitWeight & cut(size_t i) { return i == 0 ? *this : *others_[i - 1]; }
-
-    const SplitWeight & cut(size_t i) const { return i == 0 ? *this : *others_[i - 1]; }
-
-    // The one that is computed with.
-    SplitWeight & active() { return cut(active_.load(std::memory_order_relaxed)); }
-
-    const SplitWeight & active() const { return cut(active_.load(std::memory_order_relaxed)); }
-
-    void use_cut(size_t i) { active_ = i; }
-
-    void forget_other_cuts() { others_.clear(); }
-
-    // Whether a part has memory of its own, rather than another cut's.
-    bool owns(Side side) const { return owns_[side]; }
-
-    void share(Side side) { owns_[side] = false; }
-
     // Shape of a part's tensor, ne[0..2].
     std::array<int64_t, 3> shape(Side side) const;
 
     int64_t part_bytes(Side side) const;
 
-    int64_t host_bytes() const;        // of CC, CG, and of CC's copy for CG'
-    int64_t host_bytes_of_all() const; // that all cuts need together
+    int64_t host_bytes() const; // of CC, CG, and of CC's copy for CG'
 
     // Where the device has each expert; -1: nowhere. Empty: it has no hot ones.
     const std::vector<int32_t> & slot_of() const { return slot_of_; }
@@ -87,17 +64,12 @@ class SplitWeight {
     // Chooses the hot experts, in the order of their slots.
     void set_hot(std::vector<int32_t> hot);
 
-    // Another expert in a slot of the device: freed, written in pieces, filled. Throw OALLAMA_INVALID.
-    void free_slot(int64_t slot);
-    void write_slot(int64_t slot, const void * data, int64_t offset, int64_t size);
-    void fill_slot(int64_t slot, int64_t expert);
+    // From here on counts how often each expert is used, where it has hot ones.
+    void count_uses();
 
     // Tokens that were routed by these ids have been computed with it.
     void count(const std::vector<int32_t> & ids, int64_t n_tokens) const;
-
-    // Tokens, and the uses of each of n_expert experts, since they were taken last. Throws OALLAMA_INVALID.
-    int64_t take_uses(oallama_batches of, int64_t * uses, int64_t n_expert) const;
-    void    append_uses(const std::string & path) const; // see expert_uses.h
+    void append_uses(const std::string & path) const; // see expert_uses.h
 
     void set_layout(const std::string & layout) { slice_.layout = layout; }
 
@@ -108,7 +80,7 @@ class SplitWeight {
     // expert's are on the device where it is hot.
     void move_cuts(int64_t cg, int64_t gg);
 
-    // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces, for every cut.
+    // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces.
     void set(const void * data, size_t offset, size_t size);
 
     // Throws OALLAMA_UNSUPPORTED for a part that is in a repacked layout.
@@ -124,23 +96,18 @@ class SplitWeight {
     // Where the whole tensor's byte at offset is, and how many bytes follow it there; at most size.
     Segment segment(int64_t offset, int64_t size) const;
 
-    bool      prime_is_copy() const;
-    int32_t & expert_in(int64_t slot);
-    void      write(Side side, const char * data, int64_t offset, int64_t size);
-    void      write_hot(const char * data, int64_t offset, int64_t size);
-    void      flush(Side side);
+    bool prime_is_copy() const;
+    void write(Side side, const char * data, int64_t offset, int64_t size);
+    void write_hot(const char * data, int64_t offset, int64_t size);
+    void flush(Side side);
 
     uint64_t                  id_;
     SliceSpec                 slice_;
     int64_t                   row_bytes_;
     std::array<Part, n_sides> parts_;
-    std::array<bool, n_sides> owns_ = {true, true, true, true};
     std::vector<int32_t>      slot_of_;
 
-    std::unique_ptr<ExpertUses> uses_; // where it has hot experts
-
-    std::vector<std::unique_ptr<SplitWeight>> others_; // cuts of it that are kept beside this one
-    std::atomic<size_t>                       active_{0};
+    std::unique_ptr<ExpertUses> uses_; // NULL: not counted
 
     // bytes collected for a part before they are handed over in one go
     struct Pending {

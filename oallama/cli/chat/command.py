@@ -16,7 +16,6 @@ from oallama.cli.options import (
     depth_option,
     idle_option,
     model_option,
-    replan_option,
 )
 from oallama.cli.output import talk, tell_aborts
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
@@ -66,7 +65,6 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
 )
 @idle_option("a key")
 @depth_option
-@replan_option
 @answer_options(
     "everything else",
     "Put what is said into the model's chat template, or continue it as one text.  "
@@ -133,11 +131,11 @@ def start(
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
     tell_aborts()
-    with counting(placer, answers.counts) as recording:
+    with counting(placer, answers.count_experts) as recording:
         when_idle = to_tune and asked.tune == "when-idle" and asked.options.n_batch is None and somebody_types()
 
         def opened(placer: Placer, plan: Plan) -> Engine:
-            return asked.engine(placer, plan, **recording(plan))
+            return placer.engine(plan, **recording)
 
         session_model = ChatModel(placer, plan, load, to_tune and not when_idle, fixed, opened)
         idle = None

@@ -18,7 +18,6 @@ from oallama.report.text import printable
 
 if TYPE_CHECKING:
     from oallama.cli.chat.terminal import Terminal
-    from oallama.run.engine import Engine
 
 HOW_TO_LEAVE = "to leave: /bye or Ctrl-D"
 
@@ -41,8 +40,6 @@ def reader_of_stdin(idle: IdleTune | None = None) -> Terminal | PipedLines:
 def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLines) -> None:
     """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
     session goes on; from a pipe, a lost device and Ctrl-C end it."""
-    shown_engine: Engine | None = None  # of which engine what was re-planned has been told
-    n_replanned = 0
     while True:
         try:
             message = reader.read()
@@ -72,14 +69,6 @@ def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLin
             _tell(error)
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
             talk(figures(session.last, model.token_seconds))
-            engine = model.engine
-            if engine is not shown_engine:
-                shown_engine, n_replanned = engine, 0
-            for change in engine.replanned[n_replanned:]:
-                talk(f"re-planned {change}")
-            n_replanned = len(engine.replanned)
-            if engine.learns:
-                talk(f"{engine.n_exchanged} hot experts exchanged so far")
 
 
 def _take(session: ChatSession, model: ChatModel, message: str, interactive: bool) -> None:

@@ -1,0 +1,100 @@
+// Times of blocks, and graphs that were not prepared.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "split_test.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+
+// A graph that could not be prepared for want of memory, and is computed when there is some: what is sent is not kept.
+void check_graph_that_was_not_prepared() {
+    if (resident) {
+        return; // a device without memory is more than ggml's own allocator takes
+    }
+    async_device::Options slow;
+    slow.max_delay_us           = 2000;
+    slow.refuse_pinned          = true;
+    const Block           block = ffn_block(q4_0, q4_0);
+    const Data            data  = make_data(block);
+    const PlanPtr         plan  = new_plan(plan_text({&block}, Cut::one, async_device::device_name, "CPU"));
+    async_device::Options full  = slow;
+    if (plan == nullptr) {
+        return;
+    }
+    const Model   model(block, data, plan.get());
+    const Outputs right = Session().compute(model, 64);
+    async_device::set_options(slow);
+    for (int i = 0; i < 10; i++) {
+        SessionOptions again;
+        again.reuse   = true;
+        again.between = [&] { async_device::set_options(slow); };
+        Session session(again);
+        session.compute(model, 1);
+        full.capacity_bytes = static_cast<size_t>(async_device::counters().device_bytes);
+        async_device::set_options(full);
+        check(same_bytes(right, session.compute(model, 64)), "what is sent is what it was, though not prepared");
+    }
+    async_device::set_options({});
+}
+
+// How long each block took, by classes of batch sizes.
+void check_times() {
+    const Block   block = ffn_block(q4_0, q4_0);
+    const Data    data  = make_data(block);
+    const PlanPtr plan  = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    oallama_slice slice = {};
+    check_ok(oallama_plan_slice(plan.get(), 0, &slice), "a slice is told");
+    const Model                      model(block, data, plan.get());
+    Session                          session;
+    std::vector<oallama_block_times> times(8);
+    int64_t                          n = 0;
+    for (const int64_t n_tokens : {8, 5, 9}) {
+        session.compute(model, n_tokens);
+    }
+    check_ok(oallama_plan_take_times(plan.get(), times.data(), 1, &n), "times are taken");
+    check(n == 1, "no more of them than there is room for");
+    check_ok(oallama_plan_take_times(plan.get(), times.data() + 1, 7, &n), "times are taken");
+    const int64_t n_blocks = alone ? static_cast<int64_t>(block.weights.size()) : 1;
+    check(n == 2 * n_blocks - 1, "and the others later");
+    for (const oallama_block_times & time : times) {
+        if (std::string(time.name) != slice.name) {
+            continue;
+        }
+        const bool larger = time.batch == 16;
+        check(time.cc == slice.cc && time.cg == slice.cg && time.gg == slice.gg, "of the block as it is cut");
+        check(time.batch == (larger ? 16 : 8), "the class is a power of two");
+        check(time.n_runs == (larger ? 1 : 2) && time.n_tokens == (larger ? 9 : 13), "each run is noted once");
+        check(time.host_s > 0 && time.launch_s > 0 && time.wait_s > 0 && time.join_s > 0, "seconds");
+    }
+    check_ok(oallama_plan_take_times(plan.get(), times.data(), 8, &n), "times are taken");
+    check(n == 0, "once");
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    session.compute(model, 0);
+    check_ok(oallama_plan_take_times(plan.get(), times.data(), 8, &n), "times are taken");
+    check(session.status() == GGML_STATUS_SUCCESS && n == 0 && stats().n_phases == 0 && stats().bytes_streamed == 0,
+          "a batch of no tokens takes no time and streams nothing");
+    check(oallama_plan_take_times(plan.get(), nullptr, 8, &n) == OALLAMA_INVALID, "no room for the times");
+}
+
+} // namespace
+
+void test_times() {
+    check_graph_that_was_not_prepared();
+    done("graphs that were not prepared");
+    const Late kept = std::exchange(late, Late::none); // with an n_g the host may have nothing to do
+    check_times();
+    late = kept;
+    done("times of blocks");
+    check_nothing_held("after times");
+}
+
+} // namespace split_test

@@ -1,0 +1,38 @@
+"""A plan's hot experts at a load: as many as planned, the most used by then, where enough is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from oallama.core.routing import Tally
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.place.used_experts import with_used_experts
+from oallama.profile.routing import ENOUGH_TOKENS, tallied, unknown_routing
+
+N_EXPERT, N_USED = 8, 2
+UNKNOWN = unknown_routing("f" * 64, N_EXPERT, N_USED)
+OPERATORS = [
+    Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT_ID", "Q4_0", (64, 64, N_EXPERT), 9216, 0.25)
+    for layer in (0, 1)
+    for role in ("ffn_up_exps", "ffn_down_exps")
+]
+LEDGER = MemoryLedger(0, 0.9, 0, 0, 0, 0, 0, 0, 0)
+PLAN = PlanRecord(
+    "m.gguf", "f" * 64, "", "CUDA0", "experts", Workload(1, 1, 64),
+    tuple(OperatorPlacement(o.name, 0.0, 0.0, 1.0, None, (0, 1)) for o in OPERATORS), 0, LEDGER, None,
+)  # fmt: skip
+USES = Tally(2 * ENOUGH_TOKENS, (0, 96, 0, 1900, 0, 2100, 0, 0))
+
+
+def test_the_most_used_are_taken_where_enough_is_known() -> None:
+    routing = tallied(tallied(UNKNOWN, {0: USES}), {0: USES, 1: USES})  # of layer 1 one recording alone
+    made = with_used_experts(PLAN, OPERATORS, routing)
+    assert [p.hot_experts for p in made.operators] == [(3, 5), (3, 5), (0, 1), (0, 1)]
+    assert replace(made, operators=PLAN.operators) == PLAN, "nothing else changes"
+
+
+def test_a_plan_stays_where_nothing_is_known_or_hot() -> None:
+    routing = tallied(tallied(UNKNOWN, {0: USES}), {0: USES})
+    cold = replace(PLAN, operators=tuple(replace(p, hot_experts=()) for p in PLAN.operators))
+    for plan, known in ((PLAN, None), (PLAN, UNKNOWN), (cold, routing)):
+        assert with_used_experts(plan, OPERATORS, known) is plan
