@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import UsageError
+from oallama.core.profile import Profile
 from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
 from oallama.place.attention import with_attention
-from oallama.place.decide import FIT, Rules, decide
-from oallama.place.placed import Placed
-from oallama.place.problem import Decision, LoadBytes, Problem, on_cpu
-from oallama.place.record import plan_record
-from oallama.place.what_if import HostLoad, WhatIf, probe_of, stock_decision, what_if
+from oallama.place.decide import Rules
+from oallama.place.problem import Decision, Problem, on_cpu
+from oallama.place.pure_plan import Memory, pure_plan, pure_problem
+from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.plan.plan import Plan
 from oallama.profile.described import TOKENS, described, with_card
 
@@ -29,22 +29,20 @@ if TYPE_CHECKING:
 
 def problem_on(placer: Placer, machine: Machine) -> Problem:
     """Host memory is taken to be enough."""
-    model, operators, options = placer.model, placer.operators, placer.options
-    memory_bytes = machine.card.memory_bytes if options.vram is None else options.vram
+    profile = described_profile(placer, machine)
+    return pure_problem(placer.header, profile, placer.options, memory_on(placer, machine), "on", placer.routing)
 
-    def probe(load: Workload, placed: Placed) -> LoadBytes:
-        return probe_of(_on_host(placer, load), operators, model.n_layer, memory_bytes)(load, placed)
 
-    return Problem(
-        operators,
-        placer.graph,
-        with_attention(described(machine.host, machine.card, model, operators, TOKENS), "on"),
-        probe,
-        options.vram,
-        options.vram_fill,
-        options.gpu_weights,
+def described_profile(placer: Placer, machine: Machine) -> Profile:
+    return described(machine.host, machine.card, placer.model, placer.operators, TOKENS)
+
+
+def memory_on(placer: Placer, machine: Machine) -> Memory:
+    vram = placer.options.vram
+    return Memory(
+        machine.card.memory_bytes if vram is None else vram,
         host_room=sys.maxsize,
-        routing=placer.routing,
+        on_host=lambda load, _attention: _on_host(placer, load),
     )
 
 
@@ -57,15 +55,18 @@ def plan_for(
 ) -> Plan:
     """As Placer.plan, for a machine that need not be here. policy None: auto; FIT: as what_if predicts it. Raises
     UsageError, DoesNotFit."""
-    problem = problem_on(placer, machine)
-    if policy != FIT:
-        decision = decide(problem, policy or "auto", load, "mixed", Rules(prefetch=prefetch or "ahead"))
-    elif placer.options.gpu_weights is None:
-        decision = stock_decision(problem, load)
-    else:
-        raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
-    record = plan_record(decision, placer.model, placer.operators, machine.card.name, "")
-    return Plan.of(replace(record, attention=placer.attention_rule.attention("on")))
+    return Plan.of(
+        pure_plan(
+            placer.header,
+            described_profile(placer, machine),
+            replace(placer.options, flash_attn="on"),
+            memory_on(placer, machine),
+            load,
+            policy or "auto",
+            Rules(prefetch=prefetch or "ahead"),
+            placer.routing,
+        )
+    )
 
 
 def alone_and_beside(

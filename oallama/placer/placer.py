@@ -34,11 +34,12 @@ from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
-from oallama.place.decide import Rules, decide, decide_as_given
+from oallama.place.decide import Rules, decide_as_given
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision, Problem
+from oallama.place.pure_plan import Header, decide_with_attention
 from oallama.place.record import (
     placed_as_named,
     placed_by_plan,
@@ -131,6 +132,10 @@ class Placer:
         names = [tensor.name for tensor in gguf.tensors]
         given = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
         return cls(model_info(gguf), operators(gguf), names, options, given, prober)
+
+    @property
+    def header(self) -> Header:
+        return Header(self.model, self.operators, self.graph)
 
     @cached_property
     def threads(self) -> int:
@@ -434,14 +439,11 @@ class Placer:
         larger: Sequence[int] = (),
     ) -> tuple[Decision, FlashAttention]:
         """larger: micro-batches above the workload's that may be taken instead."""
-
-        def made(flash_attn: FlashAttention) -> Decision:
-            sizes = [n for n in larger if self.attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
-            return decide(self.problem(flash_attn), policy, load, phase, rules, larger_ubatches=sizes)
-
-        profile = self.profile()
+        rule, profile = self.attention_rule, self.profile()
         with self.dry_loads.together():
-            return self.attention_rule.decide(made, profile, load, attention_passes)
+            return decide_with_attention(
+                self.problem, rule, profile, policy, load, phase, rules, attention_passes, larger
+            )
 
     def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
         from oallama.profile.machine import fingerprint_key
