@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.command import parser_of, write_document
-from experiments.planned import Planned, planned
+from shared import Planned, parser_of, planned, write_document
 
 from oallama.core.errors import OallamaError
 from oallama.core.profile import Profile

@@ -29,10 +29,12 @@ NATIVE = ("ggml_bridge", "ggml-oallama", "ggml_accept")  # ours
 PROGRAMS = ("llama-bench", "llama-server")
 
 PYTHON_PARTS = (
-    "cffi", "click", "diskcache", "gguf", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "platformdirs",
-    "prompt-toolkit", "psutil", "pycparser", "pygments", "pyyaml", "rich", "tqdm", "typing-extensions", "wcwidth",
+    "cffi", "click", "diskcache", "gguf", "hypothesis", "iniconfig", "jinja2", "markdown-it-py", "markupsafe", "mdurl",
+    "packaging", "platformdirs", "pluggy", "prompt-toolkit", "psutil", "pycparser", "pygments", "pytest", "pyyaml",
+    "rich", "sortedcontainers", "tqdm", "typing-extensions", "wcwidth",
 )  # fmt: skip
-"""What oallama and llama-cpp-python import. numpy is left out: 17 MB, and whoever has torch has it."""
+"""What oallama, llama-cpp-python and the tests of cards import. numpy is left out: 17 MB, and whoever has torch has
+it."""
 
 
 @dataclass(frozen=True)

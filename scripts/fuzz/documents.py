@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from experiments.child import ROOT
+from shared import ROOT
 
 from fuzz.mutation import damaged_json
 from oallama.bench.records import BenchTest, Block, Sample, Series, StockPlacement

@@ -28,8 +28,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from experiments.child import ROOT
-from experiments.command import parser_of
+from shared import ROOT, parser_of
 
 from fuzz import documents, gguf_files, http_requests, native, texts
 from oallama.core.errors import OallamaError

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.child import ROOT
+from shared import ROOT
 
 TARGETS = {"native-plan": "fuzz_plan", "native-weight": "fuzz_weight", "native-parameters": "fuzz_parameters"}
 """By the program of tests/native that each is."""

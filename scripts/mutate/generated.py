@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments.inputs import record
+from shared import record
 
 from mutate.operators import Change, changes
 

@@ -26,9 +26,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.child import ROOT
-from experiments.command import guarded, parser_of
-from experiments.inputs import InputError
+from shared import ROOT, InputError, guarded, parser_of
 
 from mutate.generated import OPEN, sample, table
 from mutate.table import Mutant, check_table, read_table

@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from coverage import CoverageData
-from experiments.child import ROOT
+from shared import ROOT
 
 from mutate.tree import PASSED, run_pytest
 

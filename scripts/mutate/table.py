@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.inputs import InputError, read_toml, record
+from shared import InputError, read_toml, record
 
 TABLE = Path(__file__).with_name("mutants.toml")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.child import ROOT
+from shared import ROOT
 
 import ggml_bridge
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
-from experiments.child import ROOT
+from shared import ROOT
 
 from mutate.generated import OPEN, Drawn, Mutant, read_results, write_results
 from mutate.reach import FOLDERS, Reach, measure, test_files

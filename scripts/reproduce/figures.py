@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.inputs import InputError, read_toml, record
+from shared import InputError, read_toml, record
 
 FOLDER = Path(__file__).parent / "published"
 ORDER = ("oato", "scheinfer", "hetegen", "twinpilots", "atsinfer", "pipeshard")

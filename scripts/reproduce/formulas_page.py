@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.pages import table
+from shared import table
 
 TEXT = Path(__file__).with_name("scheinfer.md")
 CPUS = {"16_threads": "16 threads", "table_i": "Table I"}

@@ -14,10 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiments.child import ROOT
-from experiments.command import guarded, parser_of, write_document
-from experiments.inputs import InputError
-from experiments.pages import table
+from shared import ROOT, InputError, guarded, parser_of, table, write_document
 
 from reproduce.chart import chart
 from reproduce.figures import Figure, papers

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from experiments.pages import table
+from shared import table
 
 from reproduce.formulas_page import formulas_lines
 

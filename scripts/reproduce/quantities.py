@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from experiments.inputs import InputError
+from shared import InputError
 
 from oallama.core.types import Operator
 from oallama.core.units import MIB

@@ -6,12 +6,9 @@ import sys
 from dataclasses import replace
 from functools import cache
 
-from card_fit.machine import read_machine
-from card_fit.models import read_models
-from experiments.child import ROOT
-from experiments.inputs import InputError
-from experiments.planned import planned
+from card_model import read_machine, read_models
 from model_shapes import KNOWN
+from shared import ROOT, InputError, planned
 
 from oallama.core.types import ModelInfo, Operator, Workload
 from oallama.core.units import GIB

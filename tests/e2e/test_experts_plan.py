@@ -30,10 +30,8 @@ from oallama.profile.store import profile_to_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing.drawn import RoutingDraw, draw, zipf_shares
-from routing.kept import counts_of, first_and_second
-from routing.main import main
-from routing.table import write_routing as write_ids
+from routing import RoutingDraw, counts_of, draw, first_and_second, main, zipf_shares
+from routing import write_routing as write_ids
 
 EMULATED = "emulated:vram=1GiB,scale=1,values=real"
 EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from cuda_build import pack, toolkit
 from cuda_build.build import compiler_seconds
+from cuda_build.launch import chosen
 from cuda_build.main import main
 from cuda_build.recipe import (
     CPU_VARIANTS,
@@ -31,7 +32,6 @@ from cuda_build.recipe import (
     parse_programs,
 )
 from cuda_build.source import unpack_source_archive, write_source_archive
-from gpu_steps.launch import chosen
 from setup.errors import SetupError, UsageError
 
 AVX2 = {"avx2", "fma", "f16c", "bmi2", "sse4_2"}
@@ -237,10 +237,8 @@ def test_python_runs_from_the_pack(tree: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(pack, "cpu_features", lambda: frozenset(AVX2))
     pack.write_pack(tree, {"native_digest": "other"}, tmp_path / "out", LIMIT_BYTES)
     (tmp_path / "root").mkdir()
-    python, env = chosen(
-        tmp_path / "root", "CUDA0", tmp_path / "out", tmp_path / "w" / "cuda-lease", {"PYTHONPATH": "/x"}
-    )
-    there = tmp_path / "w" / "pack"
+    python, env = chosen(tmp_path / "root", "CUDA0", tmp_path / "out", {"PYTHONPATH": "/x"})
+    there = tmp_path / "root" / "build" / "gpu" / "pack"
     assert python == Path(sys.executable)
     assert env["LLAMA_CPP_LIB_PATH"] == str(there / "lib")
     paths = env["PYTHONPATH"].split(":")
@@ -251,11 +249,11 @@ def test_python_runs_from_the_pack(tree: Path, tmp_path: Path, monkeypatch: pyte
 
 def test_without_a_pack_an_environment_is_needed(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"scripts/build_cuda.*setup_env"):
-        chosen(tmp_path, "CUDA0", None, tmp_path / "w", {})
+        chosen(tmp_path, "CUDA0", None, {})
     python = tmp_path / ".venv-vulkan" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    found, env = chosen(tmp_path, "Vulkan0", None, tmp_path / "w", {})
+    found, env = chosen(tmp_path, "Vulkan0", None, {})
     assert found == python and env["GGML_VK_VISIBLE_DEVICES"] == "0"
 
 

@@ -133,7 +133,7 @@ def test_what_transformers_offers(template: str, expected: str) -> None:
     ],
 )
 def test_constructs_of_real_templates(template: str, expected: str) -> None:
-    """Each as transformers renders it; `python scripts/measure templates` asks it of real ones."""
+    """Each as transformers renders it."""
     assert render(template) == expected
 
 

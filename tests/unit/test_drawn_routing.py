@@ -1,10 +1,11 @@
-"""scripts/routing: what is drawn has the concentration and the overlap that were asked for; files read back."""
+"""scripts/routing.py: what is drawn has the concentration and the overlap that were asked for; files read back."""
 
 from __future__ import annotations
 
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
 from math import comb, prod, sqrt
 from pathlib import Path
@@ -19,11 +20,34 @@ from oallama.profile.routing_store import read_routing as read_counts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing.drawn import RoutingDraw, chained, curve_shares, draw, inclusion, keep_for, odds_of, zipf_shares
-from routing.main import main
-from routing.table import coverage, layer_use, overlap, read_routing, traffic, write_routing
+from routing import (
+    RoutingDraw,
+    Row,
+    chained,
+    curve_shares,
+    draw,
+    inclusion,
+    keep_for,
+    main,
+    odds_of,
+    overlap,
+    read_routing,
+    write_routing,
+    zipf_shares,
+)
 
 GLM = ((0.25, 0.74), (0.375, 0.84), (0.5, 0.91), (0.75, 0.98))
+
+
+def traffic(rows: Iterable[Row], n_expert: int) -> list[float]:
+    """Each expert's share of all uses."""
+    counts = Counter(expert for row in rows for expert in row)
+    return [counts[expert] / counts.total() for expert in range(n_expert)]
+
+
+def coverage(shares: Sequence[float], part: float) -> float:
+    """The share of the traffic that the most used part of the experts carries."""
+    return sum(sorted(shares, reverse=True)[: round(part * len(shares))])
 
 
 def chain(odds: list[float], n_used: int, keep: float, n: int, seed: int = 3) -> list[tuple[int, ...]]:
@@ -67,7 +91,6 @@ def test_overlap_is_that_of_the_chain_worked_out_by_hand() -> None:
     shares = zipf_shares(32, 0.8)
     alone = overlap(chain(odds_of(shares, 4), 4, 0.0, 20_000))
     assert alone == pytest.approx(4 * sum(share**2 for share in shares), abs=0.01)
-    assert alone == pytest.approx(layer_use(chain(odds_of(shares, 4), 4, 0.0, 20_000), 32).chance, abs=0.01)
 
 
 def test_a_drawing_has_the_published_curve_and_overlap() -> None:
@@ -81,16 +104,6 @@ def test_a_drawing_has_the_published_curve_and_overlap() -> None:
         assert overlap(rows) == pytest.approx(0.4, abs=0.015)
     hot = [set(np.argsort(traffic(rows, 288))[-72:].tolist()) for rows in routing.values()]
     assert len(hot[0] & hot[1]) < 36, "each layer has its own"
-
-
-def test_topics_have_their_own_used_experts_and_share_one_concentration() -> None:
-    rows = draw(RoutingDraw(1, zipf_shares(64, 1.0), 4, 7001, topics=2))[0]
-    first, second = rows[:3500], rows[3500:]
-    assert len(rows) == 7001
-    assert coverage(traffic(first, 64), 0.25) == pytest.approx(coverage(traffic(second, 64), 0.25), abs=0.03)
-    apart = [set(np.argsort(traffic(part, 64))[-16:].tolist()) for part in (first, second)]
-    assert len(apart[0] & apart[1]) < 12
-    assert coverage(traffic(rows, 64), 0.25) < coverage(traffic(first, 64), 0.25) - 0.05
 
 
 def test_a_seed_is_a_drawing() -> None:
@@ -111,16 +124,6 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         curve_shares(16, ((0.5, 0.4),))
 
 
-def test_figures_of_a_file_counted_by_hand() -> None:
-    rows = [(0, 1), (1, 0), (1, 2), (0, 1)]
-    use = layer_use(rows, 4)
-    assert traffic(rows, 4) == [3 / 8, 4 / 8, 1 / 8, 0]
-    assert (use.quarter, use.half) == (4 / 8, 7 / 8) and coverage([0.5, 0.3, 0.2], 0.5) == pytest.approx(0.65)
-    assert use.overlap == pytest.approx((1 + 0.5 + 0.5) / 3)
-    assert use.chance == pytest.approx(2 * (9 + 16 + 1) / 64)
-    assert layer_use([(0,), (1,)], 2).entropy == pytest.approx(1) and layer_use([(0,), (0,)], 2).entropy == 0
-
-
 def test_a_file_reads_back_and_its_head_is_a_shorter_run(tmp_path: Path) -> None:
     path = tmp_path / "ids.txt"
     routing = {3: [(1, 2), (5, 0), (7, 1)], 0: [(4, 3), (2, 6)]}
@@ -132,18 +135,16 @@ def test_a_file_reads_back_and_its_head_is_a_shorter_run(tmp_path: Path) -> None
         read_routing(path)
 
 
-def test_the_command_draws_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ids.txt"
     asked = ["draw", "--layers", "2", "--experts", "16", "--used", "2", "--tokens", "400", "-o", str(path)]
     assert main([*asked, "--curve", "25%=50%", "--overlap", "0.5", "--seed", "7"]) == 0
-    assert path.read_text().startswith("# drawn: 2 of 16 experts, curve 25%=50%, overlap 0.5")
+    assert path.read_text().startswith("# drawn: curve 25%=50%, overlap 0.5, seed 7")
     assert {layer: len(rows) for layer, rows in read_routing(path).items()} == {0: 400, 1: 400}
-    capsys.readouterr()
-    assert main(["show", str(path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
     assert main([*asked, "--curve", "25%=much"]) == 2
     assert "is not like 25%=74%" in capsys.readouterr().err
-    assert main(["show", str(tmp_path / "none.txt")]) == 2
+    none = str(tmp_path / "none.txt")
+    assert main(["keep", none, "--model", none, "-o", none]) == 2
 
 
 def test_a_file_is_kept_as_if_the_model_had_been_counted(

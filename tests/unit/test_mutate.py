@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from experiments.inputs import InputError  # noqa: E402
 from mutate.generated import CAUGHT, read_results, sample, table, write_results  # noqa: E402
 from mutate.generated import Mutant as Generated  # noqa: E402
 from mutate.main import main  # noqa: E402
 from mutate.operators import changes  # noqa: E402
 from mutate.table import Mutant, check_table, read_table  # noqa: E402
+from shared import InputError  # noqa: E402
 
 MUTANT = Mutant("a sign", "half.py", "a + b", "a - b", ("test_half.py::test_sum",))
 

@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from experiments.inputs import InputError  # noqa: E402
 from reproduce.bounds import least_seconds  # noqa: E402
 from reproduce.chart import chart  # noqa: E402
 from reproduce.figures import Figure, FigureArm, FigureCell, papers, read_paper  # noqa: E402
@@ -21,6 +20,7 @@ from reproduce.main import FORMULAS, NUMBERS, PAGE, PICTURE, RESULTS, main, row_
 from reproduce.page import CLOSE, DIFFERS, FAILS, RULED_OUT, page, verdict  # noqa: E402
 from reproduce.quantities import KINDS, find  # noqa: E402
 from reproduce.runs import needed, run  # noqa: E402
+from shared import InputError  # noqa: E402
 
 from oallama.place.decide import POLICIES  # noqa: E402
 

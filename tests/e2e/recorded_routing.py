@@ -1,17 +1,21 @@
-"""The experts that a model really uses: its own choices, read from the graph as stock llama.cpp computes it."""
+"""The experts that a model really uses: its own choices, read from the graph as stock llama.cpp computes it.
+
+python -m e2e.recorded_routing '{"model": "moe.gguf", "prompts": ["the end"], "n_gen": 6}'    # rows by layer
+"""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from routing.table import Row
-
+Row = tuple[int, ...]
 Phase = Literal["prompt", "decode", "all"]
 _NODE = re.compile(rb"ffn_moe_topk-(\d+)")  # llama.cpp's name: view [n_used, n_tokens] of the sorted experts, I32
 
@@ -33,13 +37,9 @@ class RecordedRun:
     n_threads: int = 1
 
 
-def record(run: RecordedRun, tick: Callable[[], object] = lambda: None) -> tuple[dict[int, list[Row]], list[str]]:
-    """Rows by layer in the order of the tokens, and the texts that were made. Every token's logits are asked for, so
-    that the last layer has as many rows as the others.
-
-    Raises OallamaError where the model or device cannot be used, ValueError for one without experts and for prompts
-    that are too long.
-    """
+def record(run: RecordedRun) -> dict[int, list[Row]]:
+    """Rows by layer in the order of the tokens. Every token's logits are asked for, so that the last layer has as many
+    rows as the others."""
     from llama_cpp import llama_cpp as api
 
     from ggml_bridge.library import library_folder, soname
@@ -76,13 +76,12 @@ def record(run: RecordedRun, tick: Callable[[], object] = lambda: None) -> tuple
                 api.llama_model_free(model)
             raise ModelFileError(f"{path} cannot be loaded: {log.reason() or 'llama.cpp gives no reason'}")
         try:
-            texts = [_generate(api, context, run, number, reader, tick) for number in range(len(run.prompts))]
+            for number in range(len(run.prompts)):
+                _generate(api, context, run, number, reader)
         finally:
             api.llama_free(context)
             api.llama_model_free(model)
-    if not reader.rows:
-        raise ValueError(f"{path} has no experts: none of its graph's nodes is called ffn_moe_topk")
-    return reader.rows, texts
+    return reader.rows
 
 
 class _Reader:
@@ -113,9 +112,7 @@ class _Reader:
         return True
 
 
-def _generate(
-    api: Any, context: Any, run: RecordedRun, number: int, reader: _Reader, tick: Callable[[], object]
-) -> str:
+def _generate(api: Any, context: Any, run: RecordedRun, number: int, reader: _Reader) -> None:
     """One prompt and what follows it, in an empty cache; ends where the model does."""
     from oallama.run.generate import tokenize
 
@@ -124,8 +121,6 @@ def _generate(
     n_vocab = api.llama_vocab_n_tokens(vocab)
     random = np.random.default_rng((run.seed, number))
     tokens = tokenize(vocab, run.prompts[number])
-    if len(tokens) + run.n_gen > run.n_ctx:
-        raise ValueError(f"prompt {number + 1} has {len(tokens)} tokens; with {run.n_gen} more it needs a larger --ctx")
     api.llama_memory_clear(api.llama_get_memory(context), True)
     made: list[int] = []
     _decode(api, context, tokens, 0, reader, run.phase in ("prompt", "all"))
@@ -137,8 +132,6 @@ def _generate(
             break
         _decode(api, context, [token], len(tokens) + len(made), reader, run.phase in ("decode", "all"))
         made.append(token)
-        tick()
-    return _text(api, vocab, made)
 
 
 def _decode(api: Any, context: Any, tokens: Sequence[int], first: int, reader: _Reader, wanted: bool) -> None:
@@ -156,10 +149,6 @@ def _decode(api: Any, context: Any, tokens: Sequence[int], first: int, reader: _
         api.llama_batch_free(batch)
 
 
-def _text(api: Any, vocab: Any, tokens: Sequence[int]) -> str:
-    pieces = []
-    buffer = ctypes.create_string_buffer(256)
-    for token in tokens:
-        n = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
-        pieces.append(buffer.raw[: max(n, 0)])
-    return b"".join(pieces).decode("utf-8", "replace")
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    print(json.dumps(record(RecordedRun(**{k: tuple(v) if isinstance(v, list) else v for k, v in asked.items()}))))

@@ -2,7 +2,6 @@
 
     scripts/real_card fit TABLE.csv --models MODELS.toml -o MACHINE.json             # from a few of the rows
     scripts/real_card predict TABLE.csv --models MODELS.toml --machine MACHINE.json  # the others, with the errors
-    scripts/real_card terms TABLE.csv --models MODELS.toml --machine MACHINE.json    # what each term is worth
 
 A TABLE has the columns Model, Context, NGL, Ubatch, PromptTokens, PromptTPS, EvalTokens, EvalTPS, and may have MVA, the
 budget in MB; it may also be what `predict --json` wrote. MODELS.toml describes each model by its sizes.
@@ -12,22 +11,162 @@ docs/real-card.md says what came of it on an RTX 5090.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from experiments.command import guarded, parser_of, write_document
-from experiments.inputs import InputError
+import numpy as np
+import numpy.typing as npt
+from card_model import (
+    FITTED,
+    START,
+    CardModel,
+    FittedMachine,
+    Predictor,
+    PublishedRun,
+    rates,
+    read_machine,
+    read_models,
+    read_tables,
+    with_rates,
+    write_machine,
+)
+from shared import InputError, guarded, parser_of, write_document
 
-from card_fit.errors import PHASES, document, median_error, rows_of, text
-from card_fit.fit import fit
-from card_fit.machine import FITTED, START, FittedMachine, rates, read_machine, write_machine
-from card_fit.models import CardModel, read_models
-from card_fit.plot import write_plot
-from card_fit.predict import Predictor
-from card_fit.tables import PublishedRun, read_tables
-from card_fit.terms import effects, noise
-from card_fit.terms import text as terms_text
+#
+# the fit
+#
+
+Vector = npt.NDArray[np.float64]
+
+TRUSTED = 0.15  # log ratio up to which a run counts fully (Huber)
+STEP = 0.02  # of a parameter's logarithm, for slopes
+MAX_ROUNDS = 60
+LEAST_GAIN = 1e-4  # of the loss; a round that gains less is the last
+FURTHEST = 1.0  # that one round moves a parameter's logarithm
+
+
+def fit(
+    runs: Sequence[PublishedRun],
+    models: Mapping[str, CardModel],
+    start: FittedMachine = START,
+) -> FittedMachine:
+    """The machine that predicts these runs best. Rates are fitted as logarithms, so that none gets negative."""
+    x = np.log([rates(start)[name] for name in FITTED])
+
+    def machine(point: Vector) -> FittedMachine:
+        return with_rates(start, dict(zip(FITTED, np.exp(point).tolist(), strict=True)))
+
+    def residuals(point: Vector) -> Vector:
+        predictor = Predictor(machine(point), models, runs)
+        out = [(predictor(run), run) for run in runs]
+        pairs = [(made.prompt_tps / run.prompt_tps, made.eval_tps / run.eval_tps) for made, run in out]
+        off: Vector = np.log(np.array(pairs)).ravel()
+        return off
+
+    damping, now = 1e-2, residuals(x)
+    for _ in range(MAX_ROUNDS):
+        slopes = np.column_stack([(residuals(x + step) - now) / STEP for step in STEP * np.eye(len(x))])
+        weights = np.minimum(1.0, TRUSTED / np.maximum(np.abs(now), 1e-12))
+        normal, gradient = slopes.T @ (weights[:, None] * slopes), slopes.T @ (weights * now)
+        gained = 0.0
+        while damping < 1e6:
+            scale = np.diag(np.diag(normal) + 1e-9)
+            moved = x - np.clip(np.linalg.solve(normal + damping * scale, gradient), -FURTHEST, FURTHEST)
+            then = residuals(moved)
+            gained = 1 - loss(then) / loss(now)
+            if gained > 0:
+                x, now, damping = moved, then, damping / 4
+                break
+            damping *= 4
+        if gained < LEAST_GAIN:
+            break
+    return replace(machine(x), notes=dict(start.notes))
+
+
+def loss(off: Vector) -> float:
+    """Huber's: squares up to TRUSTED, then straight on."""
+    size = np.abs(off)
+    return float(np.sum(np.where(size <= TRUSTED, size**2 / 2, TRUSTED * (size - TRUSTED / 2))))
+
+
+#
+# errors
+#
+
+PHASES = ("prompt", "eval")
+Row = dict[str, Any]
+
+
+def rows_of(
+    predictor: Predictor, runs: Sequence[PublishedRun], fitted: Callable[[PublishedRun], bool] | None = None
+) -> list[Row]:
+    """Every run with what is predicted of it. fitted: whether the machine's rates are from it."""
+    made = []
+    for run in runs:
+        out = predictor(run)
+        row = {**asdict(run), "prompt_tps_predicted": out.prompt_tps, "eval_tps_predicted": out.eval_tps}
+        made.append(row if fitted is None else {**row, "fitted": fitted(run)})
+    return made
+
+
+def error(row: Row, phase: str) -> float:
+    """0.1: predicted a tenth faster than it was."""
+    ratio: float = row[f"{phase}_tps_predicted"] / row[f"{phase}_tps"]
+    return ratio - 1
+
+
+def median_error(rows: Sequence[Row], phase: str) -> float:
+    return median(abs(error(row, phase)) for row in rows)
+
+
+def worst(rows: Sequence[Row], phase: str) -> Row:
+    return max(rows, key=lambda row: abs(error(row, phase)))
+
+
+def document(rows: Sequence[Row]) -> dict[str, Any]:
+    """The contract's record."""
+    return {
+        "rows": list(rows),
+        "median_error": {phase: median_error(rows, phase) for phase in PHASES},
+        "worst_error": {phase: {"error": error(row := worst(rows, phase), phase), **_which(row)} for phase in PHASES},
+    }
+
+
+def _which(row: Row) -> dict[str, Any]:
+    return {name: row[name] for name in ("model", "context", "ngl", "ubatch")}
+
+
+def text(rows: Sequence[Row]) -> str:
+    """Median, lean and worst by model and context, prompt and generation apart."""
+    heads = "   ".join(["  median    lean   worst  at -ngl"] * 2)
+    lines = [
+        f"{'':34}{'prompt, tokens/s':^33}   {'generation, tokens/s':^33}",
+        f"{'model':16}{'context':>8}{'runs':>6}    {heads}",
+    ]
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["context"]), []).append(row)
+    for (model, context), group in sorted(groups.items()):
+        lines.append(f"{model:16}{context:8}{len(group):6}    {_cells(group)}")
+    lines.append(f"{'all':16}{'':8}{len(rows):6}    {_cells(rows)}")
+    return "\n".join(lines)
+
+
+def _cells(rows: Sequence[Row]) -> str:
+    cells = []
+    for phase in PHASES:
+        worst_row = worst(rows, phase)
+        lean = median(error(row, phase) for row in rows)
+        cells.append(f"{median_error(rows, phase):8.1%}{lean:+8.1%}{error(worst_row, phase):+8.1%}{worst_row['ngl']:9}")
+    return "   ".join(cells)
+
+
+#
+# commands
+#
 
 CONTEXTS = (1024, 16384)
 EVERY = 3
@@ -41,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("real_card", __doc__)
-    commands = parser.add_subparsers(required=True, metavar="fit|predict|terms")
+    commands = parser.add_subparsers(required=True, metavar="fit|predict")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> Callable[..., argparse.Action]:
         made = commands.add_parser(name, help=what, description=what)
@@ -63,9 +202,6 @@ def _parser() -> argparse.ArgumentParser:
     add = command("predict", _predict, "predict the rows, and say how far off that is")
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
     add("--json", action="store_true")
-    add("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
-    add = command("terms", _terms, "switch off each term of the cost model, and say how far off predictions are then")
-    add("--machine", type=Path, required=True, metavar="MACHINE.json")
     return parser
 
 
@@ -128,8 +264,6 @@ def _predict(options: argparse.Namespace) -> int:
     runs, models = _read(options)
     machine = read_machine(options.machine)
     rows = rows_of(Predictor(machine, models, runs), runs, _was_fitted(machine, runs))
-    if options.plot:
-        write_plot(rows, options.plot)
     if options.json:
         write_document(document(rows), None)
         return 0
@@ -144,15 +278,3 @@ def _was_fitted(machine: FittedMachine, runs: Sequence[PublishedRun]) -> Callabl
     notes = machine.notes
     used = {run.config for run in chosen(runs, notes.get("contexts", ()), notes.get("every", 1))}
     return lambda run: run.config in used
-
-
-def _terms(options: argparse.Namespace) -> int:
-    runs, models = _read(options)
-    machine = read_machine(options.machine)
-    was_fitted = _was_fitted(machine, runs)
-    fitted = [run for run in runs if was_fitted(run)]
-    if 2 * len(fitted) < len(FITTED) or len(fitted) == len(runs):
-        raise InputError(f"{options.machine} was fitted to {len(fitted)} of these {len(runs)} rows; some and not all")
-    found = effects(machine, models, [run for run in runs if not was_fitted(run)], fitted)
-    print(terms_text(found, noise(runs)))
-    return 0

@@ -1,1 +1,0 @@
-"""Parts of all experiments: child processes, results that survive, models, tables and pictures."""

@@ -1,0 +1,260 @@
+"""The steps of scripts/gpu_run, each a process of its own, the most telling first."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shared import ROOT, InputError, guarded, parser_of, write_document
+
+KIB, MIB = 1 << 10, 1 << 20
+SAMPLES = 41
+GRACE_S = 30.0  # for a step that is told to end
+MATRIX = ROOT / "scripts" / "matrix" / "card.toml"
+CARD_FACTS = "name,driver_version,memory.total,compute_cap,pcie.link.gen.max,pcie.link.width.max"
+
+
+@dataclass(frozen=True)
+class CardStep:
+    """One step. seconds: about how long it takes; words: its command line; env: variables that it adds."""
+
+    name: str
+    what: str
+    seconds: int
+    words: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def steps_of(device: str, work: Path) -> list[CardStep]:
+    """All of them, in the order in which they run."""
+    python, script, model = sys.executable, str(Path(__file__)), str(work / "llama-1b-q4_0.gguf")
+    oallama = (python, "-m", "oallama")
+    tests = (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests" / "e2e"))
+    make = (python, str(ROOT / "scripts" / "make_model.py"), "--quick")
+
+    def measure(what: str) -> tuple[str, ...]:
+        return (python, script, "--measure", what, "--device", device)
+
+    return [
+        CardStep("doctor", "does everything that oallama builds on work here", 30, (*oallama, "doctor", "--json")),
+        CardStep("correctness", "logits against the CPU's: every type, F16 with K of 4096", 240, tests,
+                 (("OALLAMA_TEST_GPU", device),)),
+        CardStep("pinned", "is pinned memory pinned, and how long it takes to get", 20, measure("pinned")),
+        CardStep("copies", "a small copy behind streamed weights, whole and in pieces", 20, measure("copies")),
+        CardStep("slices", "slices of 3584 against 3616 rows", 30, measure("slices")),
+        CardStep("launch", "launching a graph", 5, measure("launch")),
+        CardStep("launch-no-graphs", "the same without CUDA graphs", 5, measure("launch"),
+                 (("GGML_CUDA_DISABLE_GRAPHS", "1"),)),
+        CardStep("model", "write a 1B with random weights", 10,
+                 (*make, "--like", "llama-1b", "--type", "Q4_0", "-o", model)),
+        CardStep("token", "where a token goes: launching, computing, waiting, joining", 120,
+                 (*oallama, "run", model, "Hello", "-n", "32", "--policy", "scheinfer", "--gpu-weights", "50%",
+                  "--device", device, "--json")),
+        CardStep("models", "write the models of the speed tables", 60, (*make, "--matrix", str(MATRIX))),
+        CardStep("speed", f"the speed tables ({MATRIX.relative_to(ROOT)})", 1500,
+                 (*oallama, "bench", "--matrix", str(work / "card.toml"), "-o", str(work / "speed.json"), "--json")),
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 a step failed, 2 wrong usage, 130 interrupted."""
+    parser = parser_of("gpu_run", __doc__)
+    parser.add_argument("--device", default="CUDA0", help="as oallama's --device (default: CUDA0)")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "gpu", metavar="DIR", help="default: build/gpu")
+    parser.add_argument("--only", action="append", default=[], metavar="STEP", help="this step alone; may be repeated")
+    parser.add_argument("--list", action="store_true", help="say what is done and what is to do")
+    parser.add_argument("--measure", choices=sorted(MEASURED), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.measure:
+        return _measure(options.measure, options.device)
+    return guarded("gpu_run", lambda: _run(options), "the same command goes on from here")
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Raises InputError."""
+    steps = steps_of(options.device, options.work.absolute())
+    unknown = set(options.only) - {step.name for step in steps}
+    if unknown:
+        raise InputError(f"there is no step {min(unknown)}; there are {', '.join(step.name for step in steps)}")
+    steps = [step for step in steps if not options.only or step.name in options.only]
+    results = options.work / "results.json"
+    document = _read(results, options.device)
+    done = document["steps"]
+    left = [step for step in steps if done.get(step.name, {}).get("status") != 0]
+    for step in steps:
+        print(f"{'to do' if step in left else 'done':6}{step.seconds:5} s  {step.name}: {step.what}", file=sys.stderr)
+    print(f"about {sum(step.seconds for step in left) / 60:.0f} minutes to go", file=sys.stderr, flush=True)
+    if options.list:
+        return 0
+    options.work.mkdir(parents=True, exist_ok=True)
+    matrix = MATRIX.read_text(encoding="utf-8").replace('"CUDA0"', json.dumps(options.device))
+    (options.work / "card.toml").write_text(matrix, encoding="utf-8")
+    for step in left:
+        print(f"{step.name} …", file=sys.stderr, flush=True)
+        done[step.name] = found = run_step(step)
+        write_document(document, results)
+        print(f"    {found['said'] or 'done'} ({found['seconds']} s)", file=sys.stderr, flush=True)
+    return int(any(done[step.name]["status"] for step in steps))
+
+
+def run_step(step: CardStep) -> dict[str, Any]:
+    """Exit status, seconds, what it found on stdout (JSON where it is), and what it said last where it failed."""
+    start, pipe = time.monotonic(), subprocess.PIPE
+    with subprocess.Popen(
+        step.words, cwd=ROOT, env={**os.environ, **dict(step.env)}, stdout=pipe, stderr=pipe, text=True,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    ) as child:  # fmt: skip
+        try:
+            out, errors = child.communicate()
+        except BaseException:
+            os.killpg(child.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE_S)
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            raise
+    status = child.returncode
+    if status in (130, 143):
+        raise KeyboardInterrupt
+    lines = [line for line in (out + errors).splitlines() if line.strip()]
+    try:
+        found = json.loads(out)
+    except ValueError:
+        found = out[-4000:]
+    said = (lines or ["it said nothing"])[-1][:400] if status else ""
+    return {"status": status, "seconds": round(time.monotonic() - start, 1), "said": said, "found": found}
+
+
+def _read(results: Path, device: str) -> dict[str, Any]:
+    """What an earlier call found. Raises InputError."""
+    try:
+        document = json.loads(results.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"device": device, "cards": nvidia_cards(), "steps": {}}
+    except ValueError as error:
+        raise InputError(f"{results} is no whole JSON document ({error}): remove it, or name another --work") from None
+    if not isinstance(document, dict) or document.get("device") != device:
+        raise InputError(f"{results} is not of {device}: name another --work")
+    return document
+
+
+def nvidia_cards() -> list[dict[str, str]]:
+    """CARD_FACTS of each; [] where no driver answers."""
+    query = ["nvidia-smi", f"--query-gpu={CARD_FACTS}", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [dict(zip(CARD_FACTS.split(","), line.split(", "), strict=False)) for line in listed.splitlines()]
+
+
+#
+# what is measured by the bridge, in a process of its own
+#
+
+Rows = Iterator[dict[str, Any]]
+
+
+def copies(bridge: Any, device: str) -> Rows:
+    """A small copy alone, behind one large one on another stream, and behind that in pieces.
+
+    samples: seconds [until the large copy was queued, of the small copy, from then until the large one was done].
+    """
+    pinned, large = bool(bridge.host_buft(device)), 32 * MIB
+    for small in (8 * KIB, 16 * KIB):
+        for queued, piece in ((0, 0), (large, large), *((large, p) for p in (256 * KIB, MIB, 4 * MIB))):
+            found = bridge.copy_beside(device, pinned, queued, piece, small, SAMPLES)
+            yield {"small_bytes": small, "large_bytes": queued, "piece_bytes": piece, "pinned": pinned,
+                   "small_s": statistics.median(sample.small for sample in found),
+                   "samples": [list(astuple(sample)) for sample in found]}  # fmt: skip
+
+
+def slices(bridge: Any, device: str) -> Rows:
+    """One mul-mat over a slice of the rows of an 8B's gate: rows that are a multiple of 128, and that are not."""
+    for type_name in ("Q4_0", "F16"):
+        for n_tokens in (1, 32, 512):
+            for rows in (1024, 1056, 3584, 3616, 14336):
+                seconds, samples = _timed(bridge, device, type_name, 4096, rows, n_tokens)
+                yield {"type": type_name, "rows": rows, "n_tokens": n_tokens, "seconds": seconds, "samples": samples,
+                       "gflops": 2e-9 * 4096 * rows * n_tokens / seconds}  # fmt: skip
+
+
+def launch(bridge: Any, device: str) -> Rows:
+    """A graph of one mul-mat that computes next to nothing: what remains is launching and waiting for it."""
+    seconds, samples = _timed(bridge, device, "F16", 256, 32, 1, SAMPLES)
+    yield {"launch_s": seconds, "samples": samples}
+
+
+def pinned(bridge: Any, device: str) -> Rows:
+    """Seconds to get memory of the device's host buffer type, beside plain memory. own: it is of that type; CUDA
+    silently gives plain memory where it cannot pin."""
+    from ggml_bridge.library import soname
+
+    ggml = ctypes.CDLL(str(bridge.libraries.folder / soname("ggml-base")))
+    allocate, base_of, name_of, type_of, free = (
+        getattr(ggml, f"ggml_backend_{name}")
+        for name in ("buft_alloc_buffer", "buffer_get_base", "buffer_name", "buffer_get_type", "buffer_free")
+    )
+    for function in (allocate, base_of, type_of):
+        function.restype = ctypes.c_void_p
+    name_of.restype = ctypes.c_char_p
+    allocate.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    for function in (base_of, name_of, type_of, free):
+        function.argtypes = (ctypes.c_void_p,)
+    for n_bytes in (64 * MIB, 256 * MIB, 1024 * MIB):
+        for kind, buft in (("pinned", bridge.host_buft(device)), ("plain", bridge.layout_buft("CPU"))):
+            start = time.perf_counter()
+            buffer = allocate(buft, n_bytes) if buft else None
+            if not buffer:
+                yield {"kind": kind, "n_bytes": n_bytes, "seconds": None, "is": "none"}
+                continue
+            ctypes.memset(base_of(buffer), 1, n_bytes)
+            seconds = time.perf_counter() - start
+            is_own = type_of(buffer) == buft
+            yield {"kind": kind, "n_bytes": n_bytes, "seconds": seconds, "is": name_of(buffer).decode(), "own": is_own}
+            free(buffer)
+    case = bridge.mul_mat_case(device, None, "F16", 4096, 14336, n_tokens=1, working_set_bytes=0)
+    yield {"kind": "mul-mats and copies at once", **asdict(bridge.share_link(case, device, chunk_bytes=32 * MIB))}
+
+
+def _timed(
+    bridge: Any, device: str, type_name: str, k: int, rows: int, n_tokens: int, n: int = 11
+) -> tuple[float, list[float]]:
+    with bridge.mul_mat(device, None, type_name, k, rows, n_tokens=n_tokens, working_set_bytes=0) as timer:
+        timer.run(3)
+        samples = list(timer.run(n))
+    return statistics.median(samples), samples
+
+
+MEASURED: dict[str, Callable[[Any, str], Rows]] = {
+    "copies": copies, "slices": slices, "launch": launch, "pinned": pinned,
+}  # fmt: skip
+
+
+def _measure(what: str, device_name: str) -> int:
+    from oallama.device.load_params import load_bridge
+    from oallama.device.native_log import native_log
+    from oallama.device.opening import open_device
+    from oallama.device.spec import parse_device
+
+    with native_log(), open_device(parse_device(device_name)) as device:
+        rows = list(partial(MEASURED[what], load_bridge(), device.name)())
+    write_document(rows, None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

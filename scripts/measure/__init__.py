@@ -1,1 +1,0 @@
-"""Measurements that no command of the product makes: see main.py."""

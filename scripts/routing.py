@@ -1,0 +1,297 @@
+"""Routing for `--device emulated:routing=FILE`: which experts each token uses, drawn with a given concentration.
+
+    python scripts/routing.py draw --layers 48 --experts 128 --used 8 --tokens 2000 \\
+        --curve 25%=74%,37.5%=84%,50%=91%,75%=98% --overlap 0.257 -o ids.txt
+    python scripts/routing.py keep ids.txt --model model.gguf -o later.txt
+
+A line is `LAYER ID ID …`: the experts of one token in one layer. `keep` counts the first half of a file as traffic of a
+model, as `oallama profile --routing` would have, and writes the second half: what a plan made from the former meets.
+
+A token's experts are a set of fixed size with given inclusion probabilities: conditional Poisson sampling (Hájek 1964),
+whose odds follow from the probabilities by the fixed point of Chen, Dempster & Liu (1994). From one token to the next
+each expert is kept with one probability, and the others are drawn anew given those. That chain is reversible with
+respect to the same distribution, so keeping changes the overlap and leaves the concentration as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from oallama.core.errors import OallamaError
+from oallama.core.routing import Routing as Counts
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.profile.routing import Traffic, counted, halves, unknown_routing
+from oallama.profile.routing_store import write_routing as write_counts
+
+Row = tuple[int, ...]  # one token's experts
+Routing = Mapping[int, Sequence[Row]]  # layer -> rows
+
+Floats = npt.NDArray[np.float64]
+
+_LARGEST = 0.98  # of an inclusion probability: odds grow without bound towards 1
+_PILOT_TOKENS = 6000
+_HALVINGS = 12
+
+
+@dataclass(frozen=True)
+class RoutingDraw:
+    """What is drawn. shares: of traffic, one an expert. overlap: None for tokens that know nothing of each other."""
+
+    n_layer: int
+    shares: tuple[float, ...]
+    n_used: int
+    n_tokens: int
+    overlap: float | None = None
+    seed: int = 0
+
+
+def zipf_shares(n_expert: int, exponent: float) -> tuple[float, ...]:
+    """Traffic in proportion to rank^-exponent."""
+    return _normalised([rank**-exponent for rank in range(1, n_expert + 1)])
+
+
+def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """Traffic of a concentration curve, straight between its points (share of experts, share of traffic).
+
+    Raises ValueError where it does not rise from (0, 0) to (1, 1), or gives less used experts more.
+    """
+    whole = [(0.0, 0.0), *points, (1.0, 1.0)]
+    slopes = []
+    for (x0, y0), (x1, y1) in pairwise(whole):
+        if x1 <= x0 or y1 < y0:
+            raise ValueError("a curve's points rise, in experts and in traffic, and lie between 0% and 100%")
+        slopes.append((y1 - y0) / (x1 - x0))
+    if any(later > earlier * (1 + 1e-9) for earlier, later in pairwise(slopes)):
+        raise ValueError("a curve is of the most used experts first: its slope must not grow")
+    experts, carried = [x for x, _ in whole], [y for _, y in whole]
+    quantiles = np.interp(np.linspace(0, 1, n_expert + 1), experts, carried)
+    return _normalised(np.diff(quantiles).tolist())
+
+
+def draw(drawing: RoutingDraw) -> dict[int, list[Row]]:
+    """Rows by layer; which experts are the used ones differs by layer. Raises ValueError where the shares or the
+    overlap cannot be."""
+    n_expert = len(drawing.shares)
+    odds = odds_of(drawing.shares, drawing.n_used)
+    keep = 0.0 if drawing.overlap is None else keep_for(odds, drawing.n_used, drawing.overlap)
+    made: dict[int, list[Row]] = {}
+    for layer in range(drawing.n_layer):
+        rng = random.Random(f"{drawing.seed}/{layer}")
+        names = rng.sample(range(n_expert), n_expert)
+        rows = islice(chained(odds, drawing.n_used, keep, rng), drawing.n_tokens)
+        made[layer] = [tuple(names[i] for i in row) for row in rows]
+    return made
+
+
+def chained(odds: Sequence[float], n_used: int, keep: float, rng: random.Random) -> Iterator[Row]:
+    """Rows without end, each keeping each expert of the one before with probability `keep`."""
+    population, cumulated = range(len(odds)), list(accumulate(odds))
+    row: Row = ()
+    while True:
+        kept = [expert for expert in row if rng.random() < keep]
+        while True:  # independent draws, taken where all are distinct: sets in proportion to the product of their odds
+            row = (*kept, *rng.choices(population, cum_weights=cumulated, k=n_used - len(kept)))
+            if len(set(row)) == n_used:
+                break
+        yield row
+
+
+def keep_for(odds: Sequence[float], n_used: int, wanted: float) -> float:
+    """The probability of keeping that gives this overlap, by halving over a drawn pilot run."""
+    rows = islice(chained(odds, n_used, 0.0, random.Random(0)), _PILOT_TOKENS)
+    least = overlap(list(rows))
+    if not least - 0.02 <= wanted < 1.0:
+        raise ValueError(f"an overlap of {wanted:.3g} cannot be: chance alone gives {least:.3g} here, and 1 is a stop")
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        found = overlap(list(islice(chained(odds, n_used, middle, random.Random(1)), _PILOT_TOKENS)))
+        low, high = (middle, high) if found < wanted else (low, middle)
+    return (low + high) / 2
+
+
+def odds_of(shares: Sequence[float], n_used: int) -> list[float]:
+    """Odds whose sets of n_used experts have inclusion probabilities n_used * shares. Raises ValueError."""
+    n = len(shares)
+    if not 0 < n_used <= n:
+        raise ValueError(f"a token cannot use {n_used} of {n} experts")
+    if n_used == n:
+        return [1.0] * n
+    wanted = n_used * np.array(shares)
+    if wanted.max() > _LARGEST:
+        raise ValueError(
+            f"the most used of {n} experts would be used by {wanted.max():.2f} of all tokens when each uses {n_used}; "
+            "ask for less concentration"
+        )
+    wanted = np.maximum(wanted, 1e-9)
+    odds = wanted / (1 - wanted)
+    for _ in range(200):
+        found = inclusion(odds, n_used)
+        if np.abs(found - wanted).max() < 1e-9:
+            break
+        odds *= wanted / (1 - wanted) * (1 - found) / found
+        odds /= odds.mean()
+    return [float(value) for value in odds]
+
+
+def inclusion(odds: Floats, n_used: int) -> Floats:
+    """Probability of each element to be in a set of n_used that is drawn in proportion to the product of its odds.
+
+    By elementary symmetric polynomials of those before and of those behind the element; all terms are positive.
+    """
+    left, right = _symmetric(odds, n_used), _symmetric(odds[::-1], n_used)[::-1]
+    without = (left[:-1, :n_used] * right[1:, n_used - 1 :: -1]).sum(1)
+    found: Floats = odds * without / left[-1, n_used]
+    return found
+
+
+def _symmetric(odds: Floats, n_used: int) -> Floats:
+    """[i, j]: sum over the sets of j of the first i elements of the product of their odds."""
+    table = np.zeros((len(odds) + 1, n_used + 1))
+    table[0, 0] = 1.0
+    for i, odd in enumerate(odds):
+        table[i + 1] = table[i]
+        table[i + 1, 1:] += odd * table[i, :-1]
+    return table
+
+
+def _normalised(values: Sequence[float]) -> tuple[float, ...]:
+    total = sum(values)
+    return tuple(value / total for value in values)
+
+
+def overlap(rows: Sequence[Row]) -> float:
+    """Mean share of a token's experts that the token before had too; 0 for a single row."""
+    shared = [len(set(before) & set(row)) / len(row) for before, row in pairwise(rows)]
+    return sum(shared) / len(shared) if shared else 0.0
+
+
+def write_routing(path: Path, routing: Routing, remark: str) -> None:
+    """Write the file, token by token, so that its head is a shorter run of all layers."""
+    longest = max(len(rows) for rows in routing.values())
+    lines = [f"# {remark}"]
+    for token in range(longest):
+        for layer, rows in sorted(routing.items()):
+            if token < len(rows):
+                lines.append(" ".join(map(str, (layer, *rows[token]))))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_routing(path: Path) -> dict[int, list[Row]]:
+    """The rows of a file. Raises ValueError naming the line that is wrong."""
+    found: dict[int, list[Row]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            layer, *ids = map(int, line.split())
+        except ValueError:
+            raise ValueError(f"{path}:{number}: a line is LAYER ID ID …, not {line[:60]!r}") from None
+        found.setdefault(layer, []).append(tuple(ids))
+    if not found:
+        raise ValueError(f"{path} has no rows")
+    return found
+
+
+def first_and_second(routing: Routing) -> tuple[Routing, Routing]:
+    """Each layer's tokens in halves. Raises ValueError where a half has none."""
+    if any(len(rows) < 2 for rows in routing.values()):
+        raise ValueError("two tokens of each layer at least make two halves")
+    cuts = {layer: len(rows) // 2 for layer, rows in routing.items()}
+    return (
+        {layer: rows[: cuts[layer]] for layer, rows in routing.items()},
+        {layer: rows[cuts[layer] :] for layer, rows in routing.items()},
+    )
+
+
+def counts_of(routing: Routing, fingerprint: str, n_layer: int, n_expert: int, n_used: int) -> Counts:
+    """Of a model's layers, as decode and as prompts alike, in two recordings. Raises ValueError for rows of another
+    model."""
+    own = {layer: rows for layer, rows in routing.items() if layer < n_layer}
+    if not own or any(len(row) != n_used or max(row) >= n_expert for rows in own.values() for row in rows):
+        raise ValueError(f"the file is not of a model of {n_expert} experts, {n_used} a token")
+    ids = {layer: [np.array(rows, np.int32)] for layer, rows in own.items()}
+    counts = unknown_routing(fingerprint, n_expert, n_used)
+    for half in halves([Traffic(ids, ids)]):
+        counts = counted(counts, half)
+    return counts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 wrong usage or input; others as the errors of oallama have."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    made = commands.add_parser("draw", help="random routing with a given concentration and overlap")
+    for name in ("--layers", "--experts", "--used"):
+        made.add_argument(name, type=int, required=True)
+    made.add_argument("--tokens", type=int, default=1000, help="default 1000")
+    how = made.add_mutually_exclusive_group(required=True)
+    how.add_argument("--zipf", type=float, metavar="S", help="traffic in proportion to rank^-S; 0: equal")
+    how.add_argument("--curve", metavar="E%=T%,…", help="the most used E %% of the experts carry T %% of the traffic")
+    made.add_argument("--overlap", type=float, help="share of a token's experts that the next has too; default: chance")
+    made.add_argument("--seed", type=int, default=0)
+    made.set_defaults(run=_draw)
+    kept = commands.add_parser("keep", help="the first half counted as a model's traffic; the second is written")
+    kept.add_argument("file", type=Path)
+    kept.add_argument("--model", required=True, metavar="GGUF")
+    kept.set_defaults(run=_keep)
+    for command in (made, kept):
+        command.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    try:
+        options.run(options)
+    except OallamaError as error:
+        print(f"routing: {error}", file=sys.stderr)
+        return error.exit_code
+    except (ValueError, OSError) as error:
+        print(f"routing: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _draw(options: argparse.Namespace) -> None:
+    if min(options.layers, options.experts, options.used, options.tokens) < 1:
+        raise ValueError("--layers, --experts, --used and --tokens must be at least 1")
+    by_curve = options.curve is not None
+    shares = (
+        curve_shares(options.experts, _points(options.curve))
+        if by_curve
+        else zipf_shares(options.experts, options.zipf)
+    )
+    drawing = RoutingDraw(options.layers, shares, options.used, options.tokens, options.overlap, options.seed)
+    overlap_text = "chance" if options.overlap is None else f"{options.overlap:g}"
+    remark = f"drawn: {f'curve {options.curve}' if by_curve else f'zipf {options.zipf:g}'}, overlap {overlap_text}"
+    write_routing(options.output, draw(drawing), f"{remark}, seed {options.seed}")
+
+
+def _keep(options: argparse.Namespace) -> None:
+    model = model_info(read_gguf(options.model))
+    first, second = first_and_second(read_routing(options.file))
+    write_counts(counts_of(first, model.fingerprint, model.n_layer, model.n_expert, model.n_expert_used))
+    write_routing(options.output, second, f"the second half of {options.file.name}")
+
+
+def _points(text: str) -> list[tuple[float, float]]:
+    """Of 25%=74%,50%=91%. Raises ValueError."""
+    points = []
+    for item in text.split(","):
+        experts, _, carried = item.partition("=")
+        try:
+            points.append((float(experts.removesuffix("%")) / 100, float(carried.removesuffix("%")) / 100))
+        except ValueError:
+            raise ValueError(f"--curve {text}: {item!r} is not like 25%=74%") from None
+    return points
+
+
+if __name__ == "__main__":
+    sys.exit(main())

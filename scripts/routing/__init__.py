@@ -1,1 +1,0 @@
-"""Routing files for the emulated device, recorded or drawn: see main.py."""
