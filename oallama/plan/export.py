@@ -20,6 +20,9 @@ LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # ggml loads this library beside its own
 PLAN_VARIABLE = "OALLAMA_PLAN"
 USES_VARIABLE = "OALLAMA_USES"  # the library adds how often experts were used to this file
 
+# Without OpenMP llama.cpp's own threads spin after each of its graphs, on the cores that the plugin computes with.
+_SLEEPING_THREADS = ["--poll", "0"]
+
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
@@ -94,7 +97,7 @@ def stock_command(
     arguments += _overrides(plan, operators, all_tensor_names, target)
     if plugin is None or not needs_plugin:
         return {}, arguments
-    return {LIBRARY_VARIABLE: plugin.library, PLAN_VARIABLE: plugin.plan_file}, arguments
+    return {LIBRARY_VARIABLE: plugin.library, PLAN_VARIABLE: plugin.plan_file}, [*arguments, *_SLEEPING_THREADS]
 
 
 def _workload(plan: Plan, target: Target) -> list[str]:

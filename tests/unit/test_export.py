@@ -11,7 +11,7 @@ import pytest
 
 from oallama.core.errors import PlanError
 from oallama.core.types import Attention, MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
-from oallama.plan.export import Plugin, Target, export_command, splits, stock_device
+from oallama.plan.export import TARGETS, Plugin, Target, export_command, splits, stock_device
 from oallama.plan.plan import Plan
 
 PLUGIN = Plugin("/opt/o llama/libggml-oallama.so", "/plans/plan.oallama")
@@ -81,6 +81,13 @@ def test_the_server_is_registered_before_its_device_is_named() -> None:
         assert words[words.index("--rpc") + 1] == "10.0.0.2:50052"
         assert words.index("--rpc") < words.index("--device") < words.index("-ot")
         assert words[words.index("--device") + 1] == "RPC0"
+
+
+def test_threads_of_a_stock_program_leave_the_cores_to_the_plugin() -> None:
+    for target in TARGETS:
+        words = words_of(plan(), target)
+        assert words[words.index("--poll") + 1] == "0", target
+        assert "--poll" not in words_of(plan(gg_of_ffn=0.0), target), "it computes alone"
 
 
 def test_llama_bench_gets_all_overrides_in_one_option_and_the_workload() -> None:
