@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from oallama.cli.bars import time_bar
+from oallama.cli.keys import ended_by_key
 from oallama.cli.output import talk
 from oallama.core.errors import OallamaError
 
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     from oallama.gate.run import Gated
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+
+PROFILE_S = 100.0
+"""Given after an answer to the profile of a machine that is not known yet; what is left is measured after the next."""
 
 
 def gated(placer: Placer, load: Workload, refresh: bool = False) -> Plan:
@@ -28,16 +33,18 @@ def measured(
     budget_s: float,
     refresh: bool = False,
     accept_near: bool = True,
-    aside: str = "--no-gate skips it",
+    aside: str | None = "--no-gate skips it",
 ) -> Gated:
-    """What gated_plan finds, with a line before it measures and one with its verdict. aside: how to do without."""
+    """What gated_plan finds, with a line before it measures and one with its verdict. aside: how to do without; None:
+    the caller has said that it measures."""
     from oallama.gate.run import gated_plan
 
     def begin() -> None:
-        talk(
-            "oallama: measuring the best plans against stock llama.cpp, so that none is used that is slower: at most "
-            f"about {budget_s:.0f} s, once for this model, device and context ({aside})"
-        )
+        if aside is not None:
+            talk(
+                "oallama: measuring the best plans against stock llama.cpp, so that none is used that is slower: at "
+                f"most about {budget_s:.0f} s, once for this model, device and context ({aside})"
+            )
 
     with time_bar(budget_s) as shown:
         found = gated_plan(
@@ -60,19 +67,34 @@ def at_once(placer: Placer, load: Workload) -> tuple[Plan, bool]:
 
 
 def tune_after(placer: Placer, load: Workload) -> None:
-    """Measure for the next run. The answer is there, so neither Ctrl-C nor a failure is one of the run."""
-    try:
-        from oallama.gate.run import BUDGET_S
+    """Measure for the next run, until a key is typed. The answer is there, so neither that nor a failure is one of the
+    run."""
+    from oallama.gate.run import BUDGET_S
 
+    try:
+        seconds = BUDGET_S if placer.known_profile is not None else BUDGET_S + PROFILE_S
         talk(
-            "oallama: this answer came from stock llama.cpp's placement; measuring now for the next ones; Ctrl-C ends "
-            "it and keeps what is done"
+            f"oallama: measuring {seconds:.0f} s at most so that the next run is faster; any key ends it and keeps "
+            "what is done"
         )
-        measured(placer, load, BUDGET_S, aside="--tune never skips it")
+        with ended_by_key(seconds):
+            measured(placer, load, BUDGET_S, aside=None)
     except KeyboardInterrupt:
         talk("oallama: measuring has ended; the next run or `oallama tune` goes on from here")
     except (OallamaError, OSError) as error:
         talk(f"warning: the next run uses stock llama.cpp's placement too, as measuring failed: {error}")
+
+
+def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
+    """What tuning is predicted to gain over stock llama.cpp's own placement, and how to tune. Measures nothing."""
+    from oallama.report.expected import gain_text
+
+    now = best = None
+    with contextlib.suppress(OallamaError):  # no answer needs a prediction
+        if placer.known_profile is not None:
+            now, best = placer.simulate(stock, load).predicted, placer.place("auto", load).predicted
+    gain = gain_text(now, best)
+    return f"oallama: this is stock llama.cpp's own placement; {gain}: `oallama tune {placer.model.path}`"
 
 
 def tell(found: Gated) -> None:

@@ -224,8 +224,8 @@ def check_gate(gate: bool, refresh_gate: bool) -> None:
 tune_option = click.option(
     "--tune", type=click.Choice(["before", "after", "never"]), default="after", show_default=True,
     metavar="before|after|never",
-    help="Policy auto, where nothing was measured yet: answer with stock llama.cpp's own placement and measure after "
-    "it; or measure before; or answer so and never measure.",
+    help="Policy auto, where nothing was measured yet: answer with stock llama.cpp's own placement, then measure until "
+    "a key is typed (on a terminal only); or measure before; or answer so and never measure.",
 )  # fmt: skip
 
 IDLE_S = 30  # after which nobody is taken to be waiting

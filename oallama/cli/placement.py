@@ -86,21 +86,20 @@ class PlacementOptions:
         return placer
 
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
-        """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after an
-        answer, or in a pause."""
+        """The plan that the policy makes; `auto` passes the gate. And whether that is stock llama.cpp's own placement,
+        as nothing was measured that could tell of a faster one."""
         if self.policy.keeps_to_cpu(placer):
             return placer.cpu_plan(load), False
-        to_tune = False
+        unknown = False
         if not self.gate or not self.policy.is_auto:
             plan = self.policy.plan(placer, load)
         elif self.tune == "before" or self.refresh_gate:
             plan = gated(placer, load, self.refresh_gate)
         else:
             plan, unknown = at_once(placer, load)
-            to_tune = unknown and self.tune in ("after", "when-idle")
         for note in plan.notes:
             talk(f"note: {note}")
-        return with_used_experts(plan, placer.operators, placer.routing), to_tune
+        return with_used_experts(plan, placer.operators, placer.routing), unknown
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:

@@ -11,7 +11,8 @@ import click
 from click.core import ParameterSource
 
 from oallama.cli.answers import AnswerOptions, answer_options
-from oallama.cli.gate import tune_after
+from oallama.cli.gate import tune_after, tuning_gain
+from oallama.cli.keys import somebody_watches
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option
 from oallama.cli.output import emit_json, is_terminal, talk, tell_aborts, write_piece
@@ -68,9 +69,10 @@ def command(
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read;
     on a terminal a chat begins, as `oallama chat` does.
 
-    The first run of a model uses the placement of stock llama.cpp. After its answer it measures this machine (a minute
-    or two) and which plan is faster; later runs use that. An argument that is an existing file, ends in .gguf or is the
-    name of a downloaded model (`oallama list`) is the MODEL, else the PROMPT; one that only looks like it is refused.
+    The first run of a model uses the placement of stock llama.cpp. On a terminal it then measures this machine and
+    which plan is faster, until a key is typed; later runs use what won. An argument that is an existing file, ends in
+    .gguf or is the name of a downloaded model (`oallama list`) is the MODEL, else the PROMPT; one that only looks like
+    it is refused.
 
     \b
       oallama run "Once upon a time"
@@ -98,7 +100,7 @@ def command(
         placer, plan = found_plan
         given = prompt_of(placer.model.path, text, answers.chat, answers.system)
         tokens = tokens_if_long(placer, given, placer.options.n_ctx or plan.workload.n_ctx)
-        load, to_tune = plan.workload, False
+        load, unknown = plan.workload, False
     else:
         placer = asked.placer(model)
         n_answer = likely_answer(placer, len(text.encode())) if n_gen == WITHOUT_END else n_gen
@@ -106,7 +108,7 @@ def command(
         tokens = tokens_if_long(placer, given, placer.options.n_ctx, n_answer)
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, n_answer)
-        plan, to_tune = asked.made_plan(placer, load)
+        plan, unknown = asked.made_plan(placer, load)
     tell_aborts()
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
@@ -124,8 +126,11 @@ def command(
             talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
-    if to_tune:
-        tune_after(placer, load)
+    if unknown and asked.tune == "after" and not as_json:
+        if somebody_watches():
+            tune_after(placer, load)
+        elif shows:
+            talk(tuning_gain(placer, load, plan))
 
 
 def tokens_if_long(placer: Placer, prompt: Prompt, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:

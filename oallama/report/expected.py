@@ -79,3 +79,12 @@ def measured_texts(ttft_s: float, tpot_s: float, expected: Predicted | None) -> 
         "" if expected is None or expected.tpot_s <= 0 else f" ({three_digits(1 / expected.tpot_s)} expected)"
     )
     return [first, f"TPOT {format_seconds(tpot_s)}", f"{1 / tpot_s:.1f}{expected_rate} tokens/s"]
+
+
+def gain_text(now: Predicted | None, best: Predicted | None) -> str:
+    """How much faster a run is predicted to be by the best plan than it is now, as a clause."""
+    if now is None or best is None or best.total_s <= 0:
+        return "what another one gains is not known, as this machine was not measured yet"
+    if best.total_s >= now.total_s:
+        return "no other one is predicted to be faster; to measure that"
+    return f"another one is predicted to be {now.total_s / best.total_s:.2f} times as fast"

@@ -16,16 +16,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from e2e.conftest import WORKER
-from e2e.winner import keep_winner
 from gguf_factory import write_gguf
 from processes import COMMAND, PATIENCE_S, must_end
 
-from oallama.cli.chat.command import chat_workload
 from oallama.cli.default_model import FILE
-from oallama.core.options import Options
-from oallama.placer import Placer
-from oallama.profile.store import profile_to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
@@ -299,47 +293,27 @@ def test_a_lost_device_is_a_sentence_and_the_next_message_is_answered():
 
 
 @needs_model
-def test_where_nobody_types_it_measures_until_a_key_is_pressed(tmp_path):
-    arguments = (MODEL, "--device", "rpc-worker:1", "--temp", "0", "--tune", "when-idle", "--idle", "1")
-    with Typist("chat", *arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
-        person.wait("no input for 1 s: measuring which placement is faster; any key ends it")
-        person.wait(READY)
-        assert "3 + 4 = 7." in person.ask("What is 3 + 4?")
-        person.type("\x04")
-        assert person.leave()[0] == 0
-
-
-def test_what_wins_while_nobody_types_answers_the_next_message(tmp_path, monkeypatch, two_layers, measured):
-    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "cache"))
-    (profile := tmp_path / "profile.json").write_text(json.dumps(profile_to_json(measured)), encoding="utf-8")
-    placer = Placer.of_file(two_layers, Options(device=WORKER, vram=1 << 30, threads=1, n_ctx=512), measured)
-    options = (
-        "--device",
-        WORKER,
-        "--vram",
-        "1GiB",
-        "-t",
-        "1",
-        "-c",
-        "512",
-        "--profile",
-        profile,
-        "--no-chat",
-        "-n",
-        "4",
-    )
-    with Typist("chat", two_layers, *options, "--tune", "when-idle", "--idle", "10") as person:
-        person.wait(READY)
-        assert "fit on" in person.ask("/show placement")
-        keep_winner(placer, chat_workload(placer), "cpu")
-        person.wait("measuring has ended; the next message is answered with what won")
-        person.wait(READY)
-        assert "cpu 2.00× stock" in person.ask("Once upon")
-        assert "cpu on none: 100% CPU" in person.ask("/show placement")
+def test_a_run_on_a_terminal_answers_and_then_measures_until_a_key_is_pressed(tmp_path):
+    arguments = ("run", MODEL, "Once upon a time", "-n", "8", "--device", "rpc-worker:1", "--temp", "0")
+    with Typist(*arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
+        person.wait("so that the next run is faster; any key ends it")
         children = psutil.Process(person.process.pid).children(recursive=True)
-        person.type("\x04")
+        person.type("x")
+        person.wait("measuring has ended; the next run or `oallama tune` goes on from here")
         assert person.leave()[0] == 0
         must_end(*(child.pid for child in children))
+
+
+@needs_model
+def test_a_chat_begins_at_once_says_what_tuning_gains_and_never_measures(tmp_path):
+    arguments = ("chat", MODEL, "--device", "rpc-worker:1", "--temp", "0")
+    with Typist(*arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
+        person.wait("what another one gains is not known, as this machine was not measured yet")
+        person.wait(READY)
+        assert "3 + 4 = 7." in person.ask("What is 3 + 4?")
+        person.type("/bye\r")
+        assert person.leave()[0] == 0
+    assert not list(tmp_path.glob("profile-*"))
 
 
 def test_what_was_typed_is_remembered_and_commands_are_completed(chatty, tmp_path):

@@ -354,7 +354,7 @@ def plan_with(operators):
 def test_tune_frees_the_model_measures_and_places_anew(chat, capsys, monkeypatch):
     first, best, asked = plan_with(("a",)), plan_with(("b",)), []
     placer = Placer()
-    model = ChatModel(placer, first, None, to_tune=True)
+    model = ChatModel(placer, first, None)
 
     def measured(placer, load, seconds, **_):
         asked.append((seconds, list(placer.opened)))
@@ -375,12 +375,12 @@ def test_tune_frees_the_model_measures_and_places_anew(chat, capsys, monkeypatch
     with pytest.raises(UsageError, match="number of seconds"):
         obey(session, model, "/tune soon")
     with pytest.raises(UsageError, match="asked for"):
-        obey(session, ChatModel(placer, first, None, False, "it was asked for"), "/tune")
+        obey(session, ChatModel(placer, first, None, "it was asked for"), "/tune")
 
 
 def test_a_tune_that_fails_or_is_stopped_leaves_the_placement(chat, capsys, monkeypatch):
     for stopped in (KeyboardInterrupt, DeviceError):
-        model = ChatModel(Placer(), plan_with(()), None, to_tune=True)
+        model = ChatModel(Placer(), plan_with(()), None)
 
         def measured(*_, stopped=stopped, **__):
             raise stopped("it was lost")
@@ -390,18 +390,6 @@ def test_a_tune_that_fails_or_is_stopped_leaves_the_placement(chat, capsys, monk
         converse(session, model, Typed("/tune"))
         assert model.plan.operators == ()
     assert capsys.readouterr().err.splitlines() == ["stopped", "it was lost"]
-
-
-@pytest.mark.parametrize(("to_tune", "answered", "measures"), [(True, True, 1), (True, False, 0), (False, True, 0)])
-def test_leaving_measures_for_the_next_time_where_nothing_was(monkeypatch, to_tune, answered, measures):
-    asked = []
-    monkeypatch.setattr(chat_model, "tune_after", lambda placer, load: asked.append(list(placer.opened)))
-    placer = Placer()
-    model = ChatModel(placer, "plan", "load", to_tune)
-    assert model.engine
-    model.leave(answered)
-    assert placer.opened == ["plan", "closed"]
-    assert len(asked) == measures
 
 
 @pytest.mark.parametrize(

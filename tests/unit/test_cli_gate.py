@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from oallama.cli.bars import _shown_on, time_bar
 from oallama.cli.placement import PlacementOptions
 from oallama.core.errors import DeviceError
 from oallama.core.options import Options
+from oallama.core.types import Predicted
 from oallama.gate.run import Gated
 from oallama.gate.verdict import decide
 
@@ -53,39 +55,59 @@ def test_a_remembered_verdict_is_one_line_and_a_near_one_says_so(
 
 
 def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any) -> tuple[str, bool, list[str]]:
-    """(plan, whether to measure after the answer, what was done) of a run."""
+    """(plan, whether nothing was measured that could tell of a faster one, what was done) of a run."""
     done: list[str] = []
 
     def doing(name: str, result: Any) -> Any:
         return lambda *_, **__: (done.append(name), result)[1]
 
-    plans = {name: SimpleNamespace(name=name, notes=()) for name in ("stock", "gate", "policy")}
+    plans = {name: SimpleNamespace(name=name, notes=(), operators=()) for name in ("stock", "gate", "policy")}
     monkeypatch.setattr("oallama.gate.run.remembered", doing("remembered", known))
     monkeypatch.setattr("oallama.gate.run.stock_at_once", doing("stock", plans["stock"]))
     monkeypatch.setattr("oallama.cli.placement.gated", doing("measured", plans["gate"]))
     policy: Any = SimpleNamespace(
         keeps_to_cpu=lambda placer: False, is_auto=True, plan=doing("planned", plans["policy"])
     )
-    placer: Any = None
+    placer: Any = SimpleNamespace(operators=(), routing=None)
     options: dict[str, Any] = {"gate": True, "refresh_gate": False, "tune": "after", **changes}
     asked = PlacementOptions(plan_file=None, policy=policy, options=Options(), profile=None, **options)
-    plan, to_tune = asked.made_plan(placer, placer)
-    return plan.name, to_tune, done  # type: ignore[attr-defined]
+    plan, unknown = asked.made_plan(placer, placer)
+    return plan.name, unknown, done  # type: ignore[attr-defined]
 
 
-def test_without_a_verdict_the_answer_comes_first_and_measuring_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_verdict_the_answer_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_run(monkeypatch, None) == ("stock", True, ["remembered", "stock"])
-    assert at_run(monkeypatch, None, tune="never") == ("stock", False, ["remembered", "stock"])
+    assert at_run(monkeypatch, None, tune="never") == ("stock", True, ["remembered", "stock"])
     assert at_run(monkeypatch, None, tune="before") == ("gate", False, ["measured"])
     assert at_run(monkeypatch, None, refresh_gate=True) == ("gate", False, ["measured"])
     assert at_run(monkeypatch, None, gate=False) == ("policy", False, ["planned"])
 
 
 def test_with_a_verdict_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan: Any = SimpleNamespace(name="known", notes=())
+    plan: Any = SimpleNamespace(name="known", notes=(), operators=())
     known = Gated(plan, decide({}, "stock-fit", [], 0, "2026-11-22T10:00:00Z", 12.0), True)
     for tune in ("after", "never"):
         assert at_run(monkeypatch, known, tune=tune) == ("known", False, ["remembered"])
+
+
+UNMEASURED: Any = SimpleNamespace(known_profile=None, model=SimpleNamespace(path="m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("best_s", "says"),
+    [(None, "not known, as this machine was not measured"), (2.0, "1.50 times as fast"), (3.0, "no other one is")],
+)
+def test_what_tuning_is_predicted_to_gain_is_one_line(best_s: float | None, says: str) -> None:
+    placer: Any = UNMEASURED
+    if best_s is not None:
+        placer = SimpleNamespace(
+            known_profile="measured",
+            model=UNMEASURED.model,
+            simulate=lambda plan, load: SimpleNamespace(predicted=Predicted(1.0, 0.1, 3.0)),
+            place=lambda policy, load: SimpleNamespace(predicted=Predicted(1.0, 0.1, best_s)),
+        )
+    line = cli_gate.tuning_gain(placer, placer, placer)
+    assert says in line and line.endswith("`oallama tune m.gguf`") and "\n" not in line
 
 
 @pytest.mark.parametrize(
@@ -103,10 +125,10 @@ def test_whatever_ends_the_measuring_after_an_answer_the_answer_stands(
         raise ends
 
     monkeypatch.setattr("oallama.gate.run.gated_plan", raises)
-    nothing: Any = None
-    cli_gate.tune_after(nothing, nothing)
+    monkeypatch.setattr(cli_gate, "ended_by_key", contextlib.nullcontext)
+    cli_gate.tune_after(UNMEASURED, UNMEASURED)
     first, last = capsys.readouterr().err.splitlines()
-    assert "Ctrl-C" in first
+    assert "measuring 120 s at most" in first and "any key ends it" in first
     assert says in last
 
 
@@ -121,9 +143,8 @@ def test_ctrl_c_before_it_is_measured_fails_no_run_either(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(cli_gate, "talk", talk)
-    nothing: Any = None
     try:
-        cli_gate.tune_after(nothing, nothing)
+        cli_gate.tune_after(UNMEASURED, UNMEASURED)
     except KeyboardInterrupt:  # which would end the tests
         pytest.fail("the run was interrupted")
     assert "goes on from here" in said[-1]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.answers import AnswerOptions, answer_options
+from oallama.cli.gate import tuning_gain
 from oallama.cli.model_file import model_file
 from oallama.cli.options import (
-    IDLE_S,
     complete_file,
     count,
     depth_option,
-    idle_option,
     model_option,
 )
 from oallama.cli.output import talk, tell_aborts
@@ -23,7 +21,6 @@ from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN
 from oallama.cli.template import template_for
-from oallama.cli.tune import tune_command
 from oallama.core.errors import UsageError
 from oallama.report.text import printable
 
@@ -54,16 +51,14 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
 @placement_options(
     click.option(
         "--tune",
-        type=click.Choice(["before", "when-idle", "after", "never"]),
-        default="after",
+        type=click.Choice(["before", "never"]),
+        default="never",
         show_default=True,
-        metavar="before|when-idle|after|never",
-        help="Policy auto, where nothing was measured yet: measure before the first answer; or when nothing was typed "
-        "for a while, after which the model is loaded anew and evaluates the conversation again; or when you leave; or "
-        "never. Answers until then come from stock llama.cpp's own placement.",
+        metavar="before|never",
+        help="Policy auto, where nothing was measured yet: measure before the first answer, or begin at once with "
+        "stock llama.cpp's own placement.",
     )
 )
-@idle_option("a key")
 @depth_option
 @answer_options(
     "everything else",
@@ -76,7 +71,6 @@ def command(
     model_option: str | None,
     n_gen: int | None,
     asked: PlacementOptions,
-    idle_s: int,
     n_depth: int | None,
     answers: AnswerOptions,
     verbose: bool,
@@ -85,8 +79,7 @@ def command(
     and stdout gets the answers alone.
 
     A line that begins with / is a command; /? lists them. Ctrl-C stops an answer, Ctrl-D leaves. Without a measured
-    placement that of stock llama.cpp is used: /tune measures, and so does leaving, after answers that were given so;
-    --tune when-idle does it in a pause.
+    placement that of stock llama.cpp is used; a line says what measuring is predicted to gain, and /tune measures.
 
     \b
       oallama chat model.gguf --system "Answer in one sentence."
@@ -98,7 +91,7 @@ def command(
     asked.check_depth(n_depth)
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, n_gen, asked, answers, verbose, idle_s, n_depth or 0)
+    start(model, n_gen, asked, answers, verbose, n_depth or 0)
 
 
 def start(
@@ -107,12 +100,11 @@ def start(
     asked: PlacementOptions,
     answers: AnswerOptions,
     verbose: bool = False,
-    idle_s: int = IDLE_S,
     n_past: int = 0,
 ) -> None:
     """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
     the model talks, or DEFAULT_N_GEN tokens where it continues text."""
-    from oallama.cli.chat.loop import converse, reader_of_stdin, somebody_types
+    from oallama.cli.chat.loop import converse, reader_of_stdin
     from oallama.cli.chat.model import ChatModel
     from oallama.cli.chat.session import ChatSession
     from oallama.cli.chat.settings import settings_of
@@ -122,38 +114,32 @@ def start(
     if (found := asked.planned(model)) is not None:
         placer, plan = found
         template = template_for(placer.model.path, chat, system)
-        load, to_tune, fixed = plan.workload, False, "the placement is that of --plan; start without it to measure"
+        load, unknown, fixed = plan.workload, False, "the placement is that of --plan; start without it to measure"
     else:
         placer = asked.placer(model)
         template = template_for(placer.model.path, chat, system)
         load = chat_workload(placer, n_past)
-        plan, to_tune = asked.made_plan(placer, load)
+        plan, unknown = asked.made_plan(placer, load)
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
     tell_aborts()
     with counting(placer, answers.count_experts) as recording:
-        when_idle = to_tune and asked.tune == "when-idle" and asked.options.n_batch is None and somebody_types()
 
         def opened(placer: Placer, plan: Plan) -> Engine:
             return placer.engine(plan, **recording)
 
-        session_model = ChatModel(placer, plan, load, to_tune and not when_idle, fixed, opened)
-        idle = None
-        if when_idle:
-            options = replace(placer.options, n_ctx=load.n_ctx)
-            measures = tune_command(placer.model.path, options, load.n_prompt, load.n_gen, asked.profile, load.n_past)
-            idle = session_model.tune_when_idle(measures, idle_s)
-        reader = reader_of_stdin(idle)
+        session_model = ChatModel(placer, plan, load, fixed, opened)
+        reader = reader_of_stdin()
         session = ChatSession(session_model, template, Conversation(system or None), settings)
         try:
             session_model.engine  # noqa: B018  # the first message need not wait for it
             if reader.interactive:
                 talk(welcome(session, session_model))
+                if unknown:
+                    talk(tuning_gain(placer, load, plan))
             converse(session, session_model, reader)
-        except BaseException:
+        finally:
             session_model.close()
-            raise
-    session_model.leave(session.n_answers > 0)
 
 
 def chat_workload(placer: Placer, n_past: int = 0) -> Workload:

@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from oallama.cli.chat.commands import Leave, is_command, obey
-from oallama.cli.chat.idle import IdleTune
 from oallama.cli.chat.lines import PipedLines
 from oallama.cli.chat.model import ChatModel
 from oallama.cli.chat.session import ChatSession, figures
@@ -26,14 +25,13 @@ def somebody_types() -> bool:
     return is_terminal(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr))
 
 
-def reader_of_stdin(idle: IdleTune | None = None) -> Terminal | PipedLines:
-    """A terminal's where a person sits at it, else line by line; a stdin that the caller has closed has no lines. idle:
-    what is done while that person does not type."""
+def reader_of_stdin() -> Terminal | PipedLines:
+    """A terminal's where a person sits at it, else line by line; a stdin that the caller has closed has no lines."""
     if somebody_types():
         from oallama.cli.chat.terminal import HISTORY, Terminal
         from oallama.profile.store import cache_folder
 
-        return Terminal(cache_folder() / HISTORY, idle)
+        return Terminal(cache_folder() / HISTORY)
     return PipedLines(io.StringIO() if sys.stdin is None else sys.stdin)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory
@@ -17,21 +15,18 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
 from oallama.cli.chat.commands import COMMANDS
-from oallama.cli.chat.idle import IdleTune
 from oallama.cli.chat.lines import message_of
-from oallama.cli.output import talk
 
 PROMPT, CONTINUATION = ">>> ", "... "
 HISTORY = "chat-history"  # in the cache folder
 
 
 class Terminal:
-    """history: the file that keeps what was typed; without it nothing is remembered, which is no failure. idle: what is
-    done while nobody types."""
+    """history: the file that keeps what was typed; without it nothing is remembered, which is no failure."""
 
     interactive = True
 
-    def __init__(self, history: Path, idle: IdleTune | None = None) -> None:
+    def __init__(self, history: Path) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=History(history),
             completer=Commands(),
@@ -41,26 +36,13 @@ class Terminal:
             prompt_continuation=CONTINUATION,
             output=create_output(always_prefer_tty=True),
         )
-        self._idle = idle
-        self._pressed = asyncio.Event()
-        self._session.app.key_processor.before_key_press += lambda _: self._pressed.set()
 
     def read(self) -> str | None:
         """The next message; None at Ctrl-D. Raises KeyboardInterrupt at Ctrl-C where nothing was typed."""
         try:
-            return message_of(self._session.prompt(PROMPT, pre_run=self._watch), at_end=True)
+            return message_of(self._session.prompt(PROMPT), at_end=True)
         except EOFError:
             return None
-
-    def _watch(self) -> None:
-        if self._idle is not None:
-            self._pressed = asyncio.Event()  # each prompt has an event loop of its own
-            self._session.app.create_background_task(self._idle.watch(self._pressed, _say_above))
-
-
-async def _say_above(sentence: str) -> None:
-    """Above what is being typed."""
-    await run_in_terminal(lambda: talk(sentence))
 
 
 class History(FileHistory):
