@@ -25,7 +25,7 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import talk
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_options
-from oallama.core.errors import UsageError
+from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
 from oallama.place.used_experts import with_used_experts
@@ -149,3 +149,12 @@ def expected(placer: Placer, plan: Plan) -> str:
 
     timed, token_seconds = not placer.device.is_emulated, partial(placer.token_seconds, plan)
     return expected_line(plan, placer.operators, placer.model.n_layer, token_seconds, timed)
+
+
+def keep_runs(placer: Placer, engine: Engine) -> None:
+    """Add what the blocks of a loaded model took to its history, for `oallama tune`. That it cannot be kept is no
+    failure of the run."""
+    try:
+        placer.keep_runs(engine.plan, engine.take_runs())
+    except OallamaError as error:
+        talk(f"warning: what this run took is not kept: {error}")

@@ -16,7 +16,7 @@ from oallama.cli.keys import somebody_watches
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option
 from oallama.cli.output import emit_json, is_terminal, talk, tell_aborts, write_piece
-from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload, say_warnings
+from oallama.cli.placement import PlacementOptions, expected, keep_runs, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END
@@ -109,6 +109,8 @@ def command(
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, n_answer)
         plan, unknown = asked.made_plan(placer, load)
+    from oallama.report.expected import drift_text
+
     tell_aborts()
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
@@ -123,9 +125,14 @@ def command(
         if as_json:
             emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
         elif shows:
-            talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
+            predicted = expected_of(placer, loaded, generation)
+            talk(statistics(generation, loaded, predicted, placer.operators))
+            predicted_s = None if predicted is None else predicted.tpot_s
+            if drift := drift_text(generation.n_gen, generation.tpot_s, predicted_s, placer.model.path):
+                talk(f"warning: {drift}")
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
+        keep_runs(placer, loaded)
     if unknown and asked.tune == "after" and not as_json:
         if somebody_watches():
             tune_after(placer, load)

@@ -22,7 +22,7 @@ from oallama.cli.options import (
     refresh_gate_option,
     ubatch_option,
 )
-from oallama.cli.output import emit_json
+from oallama.cli.output import emit_json, talk
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
@@ -52,7 +52,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Measure this machine with the model, then the best plans against stock llama.cpp, and remember which one to use
-    for prompts and generations of about these lengths. What is measured is kept also where Ctrl-C or the time ends it.
+    for prompts and generations of about these lengths. Where runs took longer or shorter than predicted, plans follow
+    from what they took. What is measured is kept also where Ctrl-C or the time ends it.
 
     \b
       oallama tune model.gguf
@@ -65,8 +66,15 @@ def command(
     if not placer.has_device:
         raise UsageError("there is nothing to tune without a device; name one with --device, such as rpc-worker")
     load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
+    if corrected := placer.adopt_history():
+        talk(f"oallama: planning anew by what runs took: {corrected}")
     found = measured(
-        placer, load, float(seconds), refresh_gate, accept_near=False, aside="Ctrl-C ends it and keeps what is done"
+        placer,
+        load,
+        float(seconds),
+        refresh_gate or bool(corrected),
+        accept_near=False,
+        aside="Ctrl-C ends it and keeps what is done",
     )
     if as_json:
         text = sentence(found.verdict).removeprefix("oallama: ")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.errors import DeviceError, PlanError, UsageError
+from oallama.core.history import BlockRuns, History
 from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
@@ -27,6 +28,7 @@ from oallama.core.types import (
     Workload,
 )
 from oallama.cost.graph import Graph, build_graph
+from oallama.cost.history import adopted, corrected, rates_text, with_seen
 from oallama.cost.passes import Pass
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
@@ -47,6 +49,7 @@ from oallama.place.record import (
     unmeasured_cpu_record,
     unmeasured_record,
 )
+from oallama.place.seen import seen_passes
 from oallama.placer.affinity import search_report
 from oallama.plan.plan import Plan
 from oallama.profile.emulate import resolved, this_host
@@ -85,7 +88,7 @@ class Placer:
         self.device, self._threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self.attention_rule = AttentionRule(model, options)
-        self._profile = profile
+        self._profile, self._is_given = profile, profile is not None
         self.graph: Graph = build_graph(model, self.operators, tensor_names)
         self.dry_loads = DryLoads(
             model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, prober
@@ -168,6 +171,13 @@ class Placer:
 
         return machine_with(self.known_device, self.threads)
 
+    @property
+    def machine_key(self) -> str:
+        """What profiles and histories of this machine with the device are kept by. Raises as above."""
+        from oallama.profile.machine import fingerprint_key
+
+        return fingerprint_key(self.machine)
+
     @cached_property
     def routing(self) -> Routing | None:
         """What is known of which experts are used; None where nothing is."""
@@ -182,9 +192,12 @@ class Placer:
         Raises ProfileError, DeviceError.
         """
         if self._profile is None or refresh:
+            from oallama.profile.history_store import forget_history
             from oallama.profile.profiler import profile_model
 
-            self._profile = profile_model(
+            if refresh:
+                forget_history(self.model.fingerprint, self.machine_key)
+            measured = profile_model(
                 self.model,
                 self.operators,
                 self.known_device,
@@ -194,6 +207,7 @@ class Placer:
                 progress,
                 kv=self.attention,
             )
+            self._profile = corrected(measured, self._history())
         return self._profile
 
     @property
@@ -203,8 +217,41 @@ class Placer:
             from oallama.profile.profiler import stored_profile
 
             device, threads = self.known_device, self.threads
-            self._profile = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
+            stored = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
+            self._profile = None if stored is None else corrected(stored, self._history())
         return self._profile
+
+    def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
+        """Add what runs of a plan's blocks took to the history of this model and machine, from which adopt_history
+        corrects the profile. Nothing where the profile came from a file, or the device is emulated. Raises
+        ProfileError where the cache cannot be written, and as problem."""
+        if self._is_given or self.device.is_emulated or not runs or self.known_profile is None:
+            return
+        from oallama.profile.history_store import write_history
+
+        seen = seen_passes(self.problem_for(plan), plan, self._placed(plan), runs)
+        if seen:
+            write_history(with_seen(self._history(), seen))
+
+    def adopt_history(self) -> str:
+        """Correct the profile by what runs took, from here on; returns in words by how much, "" where it stays. Raises
+        ProfileError."""
+        if self._is_given or self.device.is_emulated:
+            return ""
+        from oallama.profile.history_store import write_history
+
+        before = self._history()
+        after = adopted(before)
+        if after == before:
+            return ""
+        write_history(after)
+        self._profile = None
+        return rates_text(after)
+
+    def _history(self) -> History:
+        from oallama.profile.history_store import read_history
+
+        return read_history(self.model.fingerprint, self.machine_key)
 
     def workload(
         self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None, n_past: int = 0

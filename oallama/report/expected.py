@@ -88,3 +88,24 @@ def gain_text(now: Predicted | None, best: Predicted | None) -> str:
     if best.total_s >= now.total_s:
         return "no other one is predicted to be faster; to measure that"
     return f"another one is predicted to be {now.total_s / best.total_s:.2f} times as fast"
+
+
+OFF = 0.25
+"""Share by which tokens may take longer or shorter than predicted before anybody is told."""
+
+ENOUGH_TOKENS = 16
+"""Generated, before a rate is compared with a prediction."""
+
+
+def drift_text(n_tokens: int, tpot_s: float, predicted_s: float | None, model: str) -> str:
+    """One sentence with what to do where tokens took OFF longer or shorter than predicted, else "". n_tokens: that were
+    generated."""
+    if not predicted_s or n_tokens < ENOUGH_TOKENS:
+        return ""
+    ratio = tpot_s / predicted_s
+    if 1 - OFF <= ratio <= 1 + OFF:
+        return ""
+    return (
+        f"tokens took {ratio:.2f} times as long as predicted; `oallama tune {model}` plans anew by what runs on this "
+        "machine take"
+    )

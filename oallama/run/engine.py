@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oallama.core.errors import UsageError
+from oallama.core.history import BlockRuns
 from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
 from oallama.device.cpu import default_threads
@@ -307,6 +308,11 @@ class Engine:
         with self._turns.next(), self._turns.taken():
             self._forget()
             return self._runner.call(function)
+
+    def take_runs(self) -> list[BlockRuns]:
+        """What each block of the split back end took since this was asked last, by classes of batch sizes."""
+        with self._turns.next(), self._turns.taken():
+            return self._split.take_runs() if self._split is not None else []
 
     @property
     def _context(self) -> int:

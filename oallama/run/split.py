@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import BridgeError, DeviceError, PlanError
+from oallama.core.history import BlockRuns
 from oallama.core.types import SPLIT_LAYOUT, MemoryLedger, Operator, OperatorPlacement
 from oallama.core.units import format_bytes
 from oallama.device.load_params import load_bridge
@@ -62,6 +63,13 @@ class LoadedSplit:
             BufferBytes(SPLIT_LAYOUT, "", True, host, 0, host_compute),
             BufferBytes(SPLIT_LAYOUT, self._device.label, False, device, 0, device_compute),
         )
+
+    def take_runs(self) -> list[BlockRuns]:
+        """What each block took since this was asked last."""
+        return [
+            BlockRuns(one.name, one.batch, one.n_runs, one.n_tokens, one.host_s, one.wait_s, one.launch_s + one.join_s)
+            for one in self.plan.take_times()
+        ]
 
     def stats(self) -> SplitStats:
         """What the backend did, for all engines of this process together."""

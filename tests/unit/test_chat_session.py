@@ -58,6 +58,9 @@ class Model:
     def token_seconds(self, depth):
         return 0.05 + 1e-3 * depth
 
+    def tell_drift(self, answer):
+        return True
+
     def close(self):
         self.closed += 1
 
@@ -341,10 +344,16 @@ class Placer:
     def __init__(self):
         self.opened = []
         self.device = types.SimpleNamespace(emulated=None)
+        self.runs = []
 
     def engine(self, plan):
         self.opened.append(plan)
-        return types.SimpleNamespace(warnings=(), close=lambda: self.opened.append("closed"))
+        closed = types.SimpleNamespace(warnings=(), close=lambda: self.opened.append("closed"), plan=plan)
+        closed.take_runs = lambda: [plan]
+        return closed
+
+    def keep_runs(self, plan, runs):
+        self.runs += runs
 
 
 def plan_with(operators):
@@ -376,6 +385,21 @@ def test_tune_frees_the_model_measures_and_places_anew(chat, capsys, monkeypatch
         obey(session, model, "/tune soon")
     with pytest.raises(UsageError, match="asked for"):
         obey(session, ChatModel(placer, first, None, "it was asked for"), "/tune")
+
+
+def test_what_runs_took_is_kept_when_the_model_is_freed(capsys):
+    placer = Placer()
+    model = ChatModel(placer, "plan", None)
+    model.close()
+    assert placer.runs == []
+    assert model.engine
+    model.close()
+    assert placer.runs == ["plan"] and placer.opened == ["plan", "closed"]
+    placer.keep_runs = lambda *_: (_ for _ in ()).throw(DeviceError("no room"))
+    assert model.engine
+    model.close()
+    assert placer.opened[2:] == ["plan", "closed"]
+    assert "what this run took is not kept: no room" in capsys.readouterr().err
 
 
 def test_a_tune_that_fails_or_is_stopped_leaves_the_placement(chat, capsys, monkeypatch):

@@ -38,6 +38,7 @@ def reader_of_stdin() -> Terminal | PipedLines:
 def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLines) -> None:
     """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
     session goes on; from a pipe, a lost device and Ctrl-C end it."""
+    told = False  # how tokens compare with what was predicted
     while True:
         try:
             message = reader.read()
@@ -67,6 +68,8 @@ def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLin
             _tell(error)
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
             talk(figures(session.last, model.token_seconds))
+        if reader.interactive and not told and session.last is not None and session.n_answers > n_answers:
+            told = model.tell_drift(session.last)
 
 
 def _take(session: ChatSession, model: ChatModel, message: str, interactive: bool) -> None:

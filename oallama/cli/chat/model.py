@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oallama.cli.gate import measured
-from oallama.cli.placement import say_warnings
+from oallama.cli.output import talk
+from oallama.cli.placement import keep_runs, say_warnings
 from oallama.core.errors import UsageError
+from oallama.report.expected import ENOUGH_TOKENS, drift_text
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
+    from oallama.run.generate import Generation
 
 
 class ChatModel:
@@ -46,11 +49,24 @@ class ChatModel:
             return None
         return self.placer.token_seconds(self.plan, depth) or self.plan.predicted.tpot_s
 
+    def tell_drift(self, answer: Generation) -> bool:
+        """Warn where an answer's tokens were far from what was predicted. Whether it had enough of them to tell."""
+        if answer.n_gen < ENOUGH_TOKENS:
+            return False
+        depth = answer.n_prompt + answer.n_gen // 2
+        predicted_s = None if self.placer.device.is_emulated else self.token_seconds(depth)
+        if drift := drift_text(answer.n_gen, answer.tpot_s, predicted_s, self.placer.model.path):
+            talk(f"warning: {drift}")
+        return True
+
     def close(self) -> None:
         """Free the model; it is loaded again when it is needed."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.close()
+            try:
+                keep_runs(self.placer, engine)
+            finally:
+                engine.close()
 
     def tune(self, seconds: float) -> None:
         """Measure plans against stock llama.cpp for about so long, and place as the best of them. The model is freed

@@ -1,0 +1,68 @@
+"""The records of what runs took in the split back end, and of what was predicted of them. Frozen; times are float
+seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from oallama.core.codec import Line, Mark, NotNegative, Positive, Size
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRuns:
+    """Runs of one block at one class of batch sizes; times of all of them together, on the thread that computes CC."""
+
+    block: str  # its first weight
+    batch: int  # tokens at most: a power of two, half of which is less than any run had
+    n_runs: int
+    n_tokens: int
+    cpu_s: float  # computing CC
+    wait_s: float  # for the device after that
+    other_s: float  # sending, asking for copies, joining
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPasses:
+    """Passes through the blocks of a model at one class of batch sizes: the mean of a pass, and what was predicted."""
+
+    batch: Size
+    n_passes: Size  # that the means weigh
+    cpu_s: NotNegative
+    wait_s: NotNegative
+    other_s: NotNegative
+    predicted_cpu_s: NotNegative
+    predicted_device_s: NotNegative  # of the pass where the CPU computes nothing, with what lies between blocks
+    predicted_between_s: NotNegative  # of these, what lies between blocks
+    copies_last: bool  # predicted: weights are copied for longer than the device computes
+
+    @property
+    def total_s(self) -> float:
+        return self.cpu_s + self.wait_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How many times as long as it was measured work takes."""
+
+    cpu: Positive = 1.0
+    device: Positive = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of a model's runs on a machine. The rates are those that its profile is corrected by; what was seen
+    since is beside predictions by that."""
+
+    version: int
+    model_fingerprint: Line
+    machine_fingerprint: Line
+    decode: Rates = Rates()
+    prompt: Rates = Rates()
+    link: Positive = 1.0
+    seen: Annotated[tuple[SeenPasses, ...], Mark.REQUIRED] = ()  # by batch, ascending
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether a profile stays as it was measured."""
+        return self.decode == self.prompt == Rates() and self.link == 1.0

@@ -1,0 +1,121 @@
+"""A profile corrected by what runs took: the statistics of TwinPilots' tracker (section 3), from which it plans anew.
+Pure.
+
+The thread that computes CC tells how fast the CPU is. Where it waited for the device, the device's side took all of the
+time: its copies of weights, or its kernels, whichever were predicted to take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from oallama.core.history import History, Rates, SeenPasses
+from oallama.core.profile import LinearFit, Profile, ProfileCase
+from oallama.core.types import CPU_DEVICE
+
+MEMORY_PASSES = 1024
+"""Older passes weigh no more than so many."""
+
+ENOUGH_PASSES = {True: 32, False: 4}
+"""From so many on passes of single tokens, and of more, are believed: the first ones prepare what they compute."""
+
+WAITED = 0.05
+"""Share of a pass from which on waiting for the device says how fast that is."""
+
+FASTEST, SLOWEST = 1 / 8, 8.0  # rates that are believed
+
+CHANGE = 0.05
+"""By which share a rate must change before a profile is corrected anew."""
+
+
+def with_seen(history: History, seen: Sequence[SeenPasses]) -> History:
+    """The history with these passes more."""
+    known = {one.batch: one for one in history.seen}
+    for new in seen:
+        known[new.batch] = _mean(known[new.batch], new) if new.batch in known else new
+    return replace(history, seen=tuple(known[batch] for batch in sorted(known)))
+
+
+def _mean(old: SeenPasses, new: SeenPasses) -> SeenPasses:
+    n_old, n_new = min(old.n_passes, MEMORY_PASSES), new.n_passes
+    share = n_new / (n_old + n_new)
+
+    def mean(name: str) -> float:
+        before, after = getattr(old, name), getattr(new, name)
+        return float(before + share * (after - before))
+
+    return SeenPasses(
+        new.batch, n_old + n_new, mean("cpu_s"), mean("wait_s"), mean("other_s"), mean("predicted_cpu_s"),
+        mean("predicted_device_s"), mean("predicted_between_s"), new.copies_last,
+    )  # fmt: skip
+
+
+def adopted(history: History) -> History:
+    """The history with rates that follow from what was seen, which is then done with. The same where they stay within
+    CHANGE."""
+    decode, link = _rates([one for one in history.seen if one.batch == 1], single=True)
+    prompt, prompt_link = _rates([one for one in history.seen if one.batch > 1], single=False)
+    link = link or prompt_link or 1.0
+    if all(abs(rate - 1) <= CHANGE for rate in (decode.cpu, decode.device, prompt.cpu, prompt.device, link)):
+        return history
+    return replace(
+        history,
+        decode=_times(history.decode, decode),
+        prompt=_times(history.prompt, prompt),
+        link=history.link * link,
+        seen=(),
+    )
+
+
+def corrected(profile: Profile, history: History) -> Profile:
+    """The profile with times as long as the history's rates say: mul-mats of the CPU and of the device, single tokens
+    and more apart, and copies to the device."""
+    if history.changes_nothing:
+        return profile
+
+    def case(one: ProfileCase) -> ProfileCase:
+        rates = history.decode if one.n_tokens == 1 else history.prompt
+        rate = rates.cpu if one.device == CPU_DEVICE else rates.device
+        return replace(one, seconds=one.seconds * rate, samples=tuple(sample * rate for sample in one.samples))
+
+    def fit(one: LinearFit) -> LinearFit:
+        points = tuple((n_bytes, seconds * history.link) for n_bytes, seconds in one.points)
+        return replace(one, alpha_s=one.alpha_s * history.link, beta_s_per_byte=one.beta_s_per_byte * history.link,
+                       points=points)  # fmt: skip
+
+    link = {name: fit(one) if name.startswith("h2d") else one for name, one in profile.link.items()}
+    note = f"times are corrected by what runs took: {rates_text(history)}; --refresh measures anew"
+    return replace(profile, cases=tuple(map(case, profile.cases)), link=link, warnings=(*profile.warnings, note))
+
+
+def rates_text(history: History) -> str:
+    """How many times as long as measured each side takes, single tokens and prompts."""
+    decode, prompt = history.decode, history.prompt
+    return (
+        f"CPU {decode.cpu:.2f} and {prompt.cpu:.2f}, device {decode.device:.2f} and {prompt.device:.2f}, "
+        f"link {history.link:.2f} times as long (tokens, prompts)"
+    )
+
+
+def _rates(seen: Sequence[SeenPasses], single: bool) -> tuple[Rates, float | None]:
+    """(rates of CPU and device, that of the link; None: not known)."""
+    if sum(one.n_passes for one in seen) < ENOUGH_PASSES[single]:
+        return Rates(), None
+
+    def total(name: str) -> float:
+        return float(sum(one.n_passes * getattr(one, name) for one in seen))
+
+    cpu = _believed(total("cpu_s"), total("predicted_cpu_s"))
+    if total("wait_s") <= WAITED * total("total_s"):
+        return Rates(cpu), None
+    device = _believed(total("total_s") + total("predicted_between_s"), total("predicted_device_s"))
+    return (Rates(cpu), device) if seen[-1].copies_last else (Rates(cpu, device), None)
+
+
+def _believed(seen_s: float, predicted_s: float) -> float:
+    return min(SLOWEST, max(FASTEST, seen_s / predicted_s)) if seen_s > 0 and predicted_s > 0 else 1.0
+
+
+def _times(one: Rates, other: Rates) -> Rates:
+    return Rates(one.cpu * other.cpu, one.device * other.device)

@@ -1,0 +1,153 @@
+"""What runs took, beside what was predicted: kept, and a profile that is corrected by it predicts them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from split_cases import model
+from test_scheinfer_policy import STREAMS
+from test_split_policy import LOAD, N_LAYER, problem
+
+from oallama.core.history import BlockRuns, History, Rates, SeenPasses
+from oallama.core.types import CPU_DEVICE
+from oallama.cost.history import CHANGE, MEMORY_PASSES, SLOWEST, adopted, corrected, rates_text, with_seen
+from oallama.place.decide import decide
+from oallama.place.problem import Decision, Problem
+from oallama.place.record import plan_record
+from oallama.place.seen import seen_passes
+from oallama.profile.history_store import forget_history, history_path, read_history, write_history
+from oallama.profile.store import FOLDER_VARIABLE
+from oallama.report.expected import ENOUGH_TOKENS, drift_text
+
+NOTHING = History(1, "f" * 64, "a" * 16)
+MODEL = model(N_LAYER)
+BOTH = replace(STREAMS, cpu_rate=2e9)
+"""Of each block a part is computed by the CPU."""
+PASSES = SeenPasses(1, 100, 2.0, 1.0, 0.5, 2.0, 3.0, 0.25, False)
+
+
+def test_passes_are_averaged_and_old_ones_forgotten() -> None:
+    once = with_seen(NOTHING, [PASSES])
+    assert once.seen == (PASSES,)
+    twice = with_seen(once, [replace(PASSES, n_passes=300, cpu_s=4.0), replace(PASSES, batch=8)])
+    assert [one.batch for one in twice.seen] == [1, 8]
+    assert twice.seen[0].cpu_s == pytest.approx(3.5) and twice.seen[0].n_passes == 400
+    long = with_seen(NOTHING, [replace(PASSES, n_passes=10**6)])
+    half = with_seen(long, [replace(PASSES, n_passes=MEMORY_PASSES, cpu_s=4.0)])
+    assert half.seen[0].cpu_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("passes", "decode", "link"),
+    [
+        (replace(PASSES, cpu_s=2.05, wait_s=0.2), Rates(), 1.0),  # as predicted
+        (replace(PASSES, cpu_s=3.0, wait_s=0.0), Rates(1.5), 1.0),  # the device was not waited for
+        (replace(PASSES, wait_s=3.25), Rates(1.0, 2.0), 1.0),
+        (replace(PASSES, wait_s=3.25, copies_last=True), Rates(), 2.0),
+        (replace(PASSES, cpu_s=1e3, wait_s=0.0), Rates(SLOWEST), 1.0),
+        (replace(PASSES, cpu_s=3.0, wait_s=0.0, n_passes=31), Rates(), 1.0),  # too few
+    ],
+)
+def test_rates_follow_from_what_was_seen(passes: SeenPasses, decode: Rates, link: float) -> None:
+    seen = with_seen(NOTHING, [passes])
+    history = adopted(seen)
+    assert history.link == pytest.approx(link) and history.prompt == Rates()
+    assert (history.decode.cpu, history.decode.device) == pytest.approx((decode.cpu, decode.device))
+    assert (history is seen) is history.changes_nothing
+    assert history is seen or history.seen == ()
+
+
+def test_rates_of_corrections_multiply() -> None:
+    slow = replace(PASSES, cpu_s=3.0, wait_s=0.0)
+    once = adopted(with_seen(NOTHING, [slow]))
+    again = adopted(with_seen(once, [slow]))
+    assert again.decode.cpu == pytest.approx(2.25)
+    assert "CPU 2.25 and 1.00" in rates_text(again)
+
+
+def planned(made: Problem) -> Decision:
+    return decide(made, "scheinfer", LOAD, "mixed")
+
+
+def runs_of(made: Problem, decision: Decision, n_passes: int = 64) -> list[BlockRuns]:
+    """As blocks run where this problem's profile says the truth: single tokens."""
+    plan = plan_record(decision, MODEL, made.operators, "RPC0", "a" * 16)
+    names = [p.name for p in plan.operators if p.cg or 0 < p.gg < 1]
+    nothing = [BlockRuns(name, 1, n_passes, n_passes, 0.0, 0.0, 0.0) for name in names[:1]]
+    (true,) = seen_passes(made, plan, decision.placed, nothing)
+    cpu_s = true.predicted_cpu_s
+    wait_s = max(0.0, true.predicted_device_s - true.predicted_between_s - cpu_s)
+    return [BlockRuns(names[0], 1, n_passes, n_passes, n_passes * cpu_s, n_passes * wait_s, 0.0)]
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.6])
+def test_a_corrected_profile_predicts_what_was_seen(slower: float) -> None:
+    made = problem(BOTH, free=10**7, gpu_weights=0.2)
+    decision = planned(made)
+    plan = plan_record(decision, MODEL, made.operators, "RPC0", "a" * 16)
+    cases = tuple(
+        replace(case, seconds=slower * case.seconds) if case.device == CPU_DEVICE else case
+        for case in made.profile.cases
+    )
+    truth = replace(made, profile=replace(made.profile, cases=cases))
+    runs = runs_of(truth, decision)
+    seen = seen_passes(made, plan, decision.placed, runs)
+    assert seen[0].cpu_s == pytest.approx(slower * seen[0].predicted_cpu_s, rel=0.02)
+    history = adopted(with_seen(NOTHING, seen))
+    assert history.decode.cpu == pytest.approx(slower if slower - 1 > CHANGE else 1.0, rel=0.02)
+    better = replace(made, profile=corrected(made.profile, history))
+    after = seen_passes(better, plan, decision.placed, runs)
+    assert after[0].cpu_s == pytest.approx(after[0].predicted_cpu_s, rel=0.02)
+    assert (better.profile is made.profile) is (slower == 1.0)
+
+
+def test_a_plan_that_slices_nothing_and_other_names_have_no_passes() -> None:
+    made = problem(STREAMS, free=10**7)
+    whole = decide(made, "oato", LOAD, "mixed")
+    plan = plan_record(whole, MODEL, made.operators, "RPC0", "a" * 16)
+    assert seen_passes(made, plan, whole.placed, [BlockRuns("output.weight", 1, 5, 5, 1.0, 1.0, 1.0)]) == ()
+    made = problem(STREAMS, free=10**7, gpu_weights=0.2)
+    sliced = planned(made)
+    plan = plan_record(sliced, MODEL, made.operators, "RPC0", "a" * 16)
+    assert seen_passes(made, plan, sliced.placed, [BlockRuns("other.weight", 1, 5, 5, 1.0, 1.0, 1.0)]) == ()
+
+
+def test_a_correction_scales_each_side_and_says_so() -> None:
+    profile = problem(STREAMS, free=10**7).profile
+    history = replace(NOTHING, decode=Rates(2.0, 3.0), prompt=Rates(5.0, 7.0), link=11.0)
+    scaled = corrected(profile, history)
+    for before, after in zip(profile.cases, scaled.cases, strict=True):
+        rates = history.decode if before.n_tokens == 1 else history.prompt
+        rate = rates.cpu if before.device == CPU_DEVICE else rates.device
+        assert after.seconds == pytest.approx(rate * before.seconds)
+        assert after.samples == pytest.approx([rate * sample for sample in before.samples])
+    for name, fit in profile.link.items():
+        rate = 11.0 if name.startswith("h2d") else 1.0
+        assert scaled.link[name].seconds(1e6) == pytest.approx(rate * fit.seconds(1e6))
+    assert "--refresh" in scaled.warnings[-1]
+    assert replace(scaled, cases=profile.cases, link=profile.link, warnings=profile.warnings) == profile
+
+
+def test_a_history_is_kept_by_model_and_machine(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert read_history("f" * 64, "a" * 16) == NOTHING
+    history = replace(with_seen(NOTHING, [PASSES]), link=1.5)
+    write_history(history)
+    assert read_history("f" * 64, "a" * 16) == history
+    assert read_history("f" * 64, "b" * 16).seen == read_history("e" * 64, "a" * 16).seen == ()
+    path = history_path("f" * 64, "a" * 16)
+    for damaged in ("", "{}", path.read_text().replace('"version": 1', '"version": 2')):
+        path.write_text(damaged)
+        assert read_history("f" * 64, "a" * 16) == NOTHING
+    forget_history("f" * 64, "a" * 16)
+    forget_history("f" * 64, "a" * 16)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("tpot_s", "says"), [(0.13, "1.30 times"), (0.07, "0.70 times"), (0.12, ""), (0.08, "")])
+def test_tokens_far_from_what_was_predicted_are_one_sentence(tpot_s: float, says: str) -> None:
+    drift = drift_text(ENOUGH_TOKENS, tpot_s, 0.1, "m.gguf")
+    assert says in drift and bool(drift) is bool(says)
+    assert not drift or "`oallama tune m.gguf`" in drift
+    assert drift_text(ENOUGH_TOKENS - 1, tpot_s, 0.1, "m.gguf") == drift_text(64, tpot_s, None, "m.gguf") == ""
