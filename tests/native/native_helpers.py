@@ -44,8 +44,8 @@ def run_native(command: Sequence[str | Path], **environment: str) -> None:
 
 @functools.cache
 def build_native(target: str, lib_dir: Path, sanitizers: str = "") -> Path:
-    """Builds a native test program in the checkout's build folder, quickly the second time, and once in a process;
-    processes that build in one folder wait for each other.
+    """Build a native test program in the checkout's build folder, once in a process. Objects come from ccache where it
+    is installed. Processes that build in one folder wait for each other.
 
     sanitizers: as -fsanitize takes them. Skips where the program cannot be built.
     """
@@ -57,12 +57,15 @@ def build_native(target: str, lib_dir: Path, sanitizers: str = "") -> Path:
     folder = ROOT / "build" / f"native-{sanitizers.partition(',')[0] or 'test'}"
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     options = ["-DOALLAMA_WERROR=ON", "-DOALLAMA_NATIVE_TESTS=ON", f"-DOALLAMA_SANITIZE={sanitizers}"]
+    if shutil.which("ccache"):
+        options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     configure = [cmake, "-S", str(ROOT), "-B", str(folder), *generator, *options, f"-DLLAMA_CPP_LIB_DIR={lib_dir}"]
+    environment = {**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}  # one cache for all checkouts
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "building.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for command in (configure, [cmake, "--build", str(folder), "--target", target, "--parallel", "2"]):
-            run = subprocess.run(command, capture_output=True, text=True)
+            run = subprocess.run(command, capture_output=True, text=True, env=environment)
             assert run.returncode == 0, run.stdout + run.stderr
     return folder / target
 
