@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ ORDER = ("oato", "scheinfer", "hetegen", "twinpilots", "atsinfer", "pipeshard")
 class FigureCell:
     """One run of a paper: a model on a machine, what may lie on its card, and how many tokens."""
 
-    machine: str  # a preset of oallama/device/machines.py, or one of machines.py here
+    machine: str  # of testbeds/, a preset of `simulate --machine`, or rtx5090
     model: str  # of scripts/model_shapes.py, or of docs/benchmarks/real-card-models.toml
     type: str = "Q4_0"
     n_prompt: int = 512
@@ -91,18 +90,6 @@ def papers(folder: Path = FOLDER) -> tuple[Paper, ...]:
     found = {path.stem: path for path in folder.glob("*.toml")}
     keys = [*(key for key in ORDER if key in found), *sorted(set(found) - set(ORDER))]
     return tuple(read_paper(found[key]) for key in keys)
-
-
-@cache
-def published() -> Mapping[str, float]:
-    """Every figure that has a number, by its key."""
-    figures = (figure for paper in papers() for figure in paper.figures)
-    return {figure.key: figure.published for figure in figures if figure.published is not None}
-
-
-def least_and_most(key: str) -> str:
-    """`1.69-6.33`, of figures `scheinfer/KEY-least-…` and `-most-…`, whose baselines are llama.cpp and Fiddler."""
-    return "-".join(f"{published()[f'scheinfer/{key}-{end}-llama.cpp']:.2f}" for end in ("least", "most"))
 
 
 def read_paper(path: Path) -> Paper:

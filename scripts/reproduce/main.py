@@ -14,17 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from shared import ROOT, InputError, guarded, parser_of, table, write_document
+from shared import ROOT, InputError, guarded, parser_of, table
 
-from reproduce.chart import chart
 from reproduce.figures import Figure, papers
-from reproduce.page import COLUMNS, cells_of, page, ratio
-from reproduce.quantities import find, formulas
-from reproduce.runs import needed, run_all
+from reproduce.page import COLUMNS, cells_of, chart, page, ratio
+from reproduce.problems import needed, run_all
+from reproduce.quantities import find
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "benchmarks" / "reproduction.json"
-FORMULAS = DOCS / "benchmarks" / "scheinfer.json"
 PAGE = DOCS / "reproduction.md"
 PICTURE = DOCS / "pictures" / "reproduction.svg"
 
@@ -55,7 +53,6 @@ def write(only: str | None, jobs: int | None) -> int:
     rows = [row_of(figure, numbers[figure.key]) for figure in figures if figure.key in numbers]
     if made:
         print("\n".join(table(COLUMNS, [cells_of(row) for row in rows if f"{row['paper']}/{row['id']}" in made])))
-        write_document(formulas(), FORMULAS)
     document = {
         "what": "published figures and what the simulator gives; nothing was measured",
         "papers": [
@@ -64,11 +61,10 @@ def write(only: str | None, jobs: int | None) -> int:
         ],
         "figures": rows,
     }
-    own_formulas = json.loads(FORMULAS.read_text(encoding="utf-8"))
     RESULTS.write_text(text_of(document), encoding="utf-8")
     if missing := [figure.key for figure in figures if figure.key not in numbers]:
         raise InputError(f"{missing[0]} was never simulated: the page is not written without it")
-    PAGE.write_text(page(document, own_formulas), encoding="utf-8")
+    PAGE.write_text(page(document), encoding="utf-8")
     PICTURE.write_text(chart(document).svg(), encoding="utf-8")
     return 0
 

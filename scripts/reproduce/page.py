@@ -1,17 +1,21 @@
-"""docs/reproduction.md out of the results, within the text of page.md."""
+"""docs/reproduction.md and its picture out of the results, within the text of page.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from shared import table
 
-from reproduce.formulas_page import formulas_lines
+from oallama.report.chart import FONT, GREY, INK, WIDTH, Bar, Picture, Text
 
 TEXT = Path(__file__).with_name("page.md")
+FORMULAS_TEXT = Path(__file__).with_name("scheinfer.md")
+"""What the solver made of ScheInfer's own formulas; a study that was made once."""
 
 Row = Mapping[str, Any]
 
@@ -73,8 +77,8 @@ def _number(value: float | None, unit: str) -> str:
     return shown if unit == "of 1" else f"{shown} {unit}"
 
 
-def page(document: Mapping[str, Any], formulas: Mapping[str, Any]) -> str:
-    """The whole page. formulas: ScheInfer's own, as docs/benchmarks/scheinfer.json has them."""
+def page(document: Mapping[str, Any]) -> str:
+    """The whole page."""
     rows: Sequence[Row] = document["figures"]
     lines = [*_summary(document), ""]
     for paper in document["papers"]:
@@ -85,7 +89,7 @@ def page(document: Mapping[str, Any], formulas: Mapping[str, Any]) -> str:
         lines += table(COLUMNS, [cells_of(row) for row in own])
         lines += _sentences(own)
         if paper["key"] == "scheinfer":
-            lines += formulas_lines(formulas)
+            lines += [*FORMULAS_TEXT.read_text(encoding="utf-8").splitlines(), ""]
     return TEXT.read_text(encoding="utf-8").replace("<figures>", "\n".join(lines).rstrip())
 
 
@@ -118,3 +122,87 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
 
 def _listed(whats: Sequence[str]) -> str:
     return "; ".join(whats) if len(whats) <= 3 else f"{whats[0]}, and {len(whats) - 1} more"
+
+
+#
+# the picture: published gains against simulated ones, log-log, a colour a paper
+#
+
+COLOURS = ("#0b5cad", "#c2571a", "#3f7d3a", "#7a4b94", "#9c2f3f", "#b08a00")
+LEFT, TOP, SIDE = 90, 64, 560  # pixels: the square that is drawn in
+MARK = 7
+TICKS = (0.25, 0.5, 1, 2, 5, 10, 20, 50)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One figure."""
+
+    paper: str
+    published: float
+    ours: float
+    ruled_out: bool
+
+
+@dataclass(frozen=True)
+class Scatter(Picture):
+    """A square of marks with a diagonal; a hollow mark is beyond the bound."""
+
+    label: str
+    points: Sequence[Point]
+    papers: Sequence[str]
+
+    @property
+    def height(self) -> int:
+        return TOP + SIDE + 60
+
+    def shapes(self) -> Iterator[Bar | Text]:
+        values = [value for point in self.points for value in (point.published, point.ours)] or [1.0]
+        low, high = min(values) / 1.2, max(values) * 1.2
+
+        def x_of(value: float) -> float:
+            """0 to 1 along an axis."""
+            return math.log(value / low) / math.log(high / low)
+
+        yield Text(LEFT, 26, "Published against simulated: times as fast as the baseline", 16)
+        yield Text(LEFT, 46, "each mark a figure of a paper; on the line both are the same", 12, GREY)
+        yield Bar(LEFT, TOP + SIDE, SIDE, 1, INK)
+        yield Bar(LEFT, TOP, 1, SIDE, INK)
+        for tick in (tick for tick in TICKS if low <= tick <= high):
+            x, y = LEFT + SIDE * x_of(tick), TOP + SIDE * (1 - x_of(tick))
+            yield Bar(x, TOP, 1, SIDE, "#d6dde5")
+            yield Bar(LEFT, y, SIDE, 1, "#d6dde5")
+            yield Text(x - 6, TOP + SIDE + 18, f"{tick:g}", 12, GREY)
+            yield Text(LEFT - 8, y + 4, f"{tick:g}", 12, GREY, ends_at_x=True)
+        for step in range(SIDE // 6):
+            yield Bar(LEFT + 6 * step, TOP + SIDE - 6 * step - 1.5, 3, 1.5, GREY)
+        yield Text(LEFT + SIDE - 70, TOP + SIDE + 42, "simulated, ×", FONT, GREY)
+        yield Text(LEFT - 70, TOP + SIDE + 42, "published, × (up)", FONT, GREY)
+        for point in self.points:
+            colour = COLOURS[self.papers.index(point.paper) % len(COLOURS)]
+            x = LEFT + SIDE * x_of(point.ours) - MARK / 2
+            y = TOP + SIDE * (1 - x_of(point.published)) - MARK / 2
+            yield Bar(x, y, MARK, MARK, colour)
+            if point.ruled_out:
+                yield Bar(x + 2, y + 2, MARK - 4, MARK - 4, "#ffffff")
+        for index, paper in enumerate(self.papers):
+            y = TOP + 24 * index
+            yield Bar(LEFT + SIDE + 40, y, 12, 12, COLOURS[index % len(COLOURS)])
+            yield Text(LEFT + SIDE + 58, y + 11, paper)
+        y = TOP + 24 * len(self.papers)
+        yield Bar(LEFT + SIDE + 40, y, 12, 12, GREY)
+        yield Bar(LEFT + SIDE + 43, y + 3, 6, 6, "#ffffff")
+        yield Text(LEFT + SIDE + 58, y + 11, "beyond the bound")
+
+
+def chart(document: Mapping[str, Any]) -> Scatter:
+    """Of the gains in the results."""
+    names = {paper["key"]: paper["name"] for paper in document["papers"]}
+    points = [
+        Point(names[row["paper"]], row["published"], row["ours"], is_ruled_out(row))
+        for row in document["figures"]
+        if row["unit"] == "×" and row["ours"] and row["published"] and not row["at_least"]
+    ]
+    shown = [name for name in names.values() if any(point.paper == name for point in points)]
+    assert WIDTH > LEFT + SIDE
+    return Scatter("Published gains against simulated ones, by paper", points, shown)

@@ -22,6 +22,7 @@ from oallama.cli.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
+TESTBED = ROOT / "scripts" / "reproduce" / "testbeds" / "scheinfer-c.json"
 WORKER = ("--device", "rpc-worker:1")
 HALF = (*WORKER, "--gpu-weights", "50%")
 
@@ -140,7 +141,7 @@ def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
 @needs_model
 def test_simulate_shows_a_plan_on_machines_that_are_not_here(tmp_path):
     plan, chart = tmp_path / "plan.json", tmp_path / "streams.svg"
-    on = ("--machine", "scheinfer-c", "-p", 64, "-n", 16)
+    on = ("--machine", TESTBED, "-p", 64, "-n", 16)
     made = document("simulate", MODEL, *on, "--policy", "hetegen", "--vram", "8MiB", "--json", "--chart", chart)
     assert made["simulated"] is True and made["policy"] == "hetegen" and made["machine"]["name"]
     assert chart.read_text(encoding="utf-8").endswith("</svg>\n")
@@ -153,7 +154,7 @@ def test_simulate_shows_a_plan_on_machines_that_are_not_here(tmp_path):
     assert "name one model" in oallama("simulate", *on, code=2).stderr
     assert again["tpot_s"] > 0 and again["workload"]["n_prompt"] == 64
     # the plan is of a measured profile: of another, a prompt that is offloaded may be faster than a token
-    longer = document("simulate", plan, "--machine", "scheinfer-c", "-p", 512, "-n", 16, "--json")
+    longer = document("simulate", plan, "--machine", TESTBED, "-p", 512, "-n", 16, "--json")
     assert 0 < again["ttft_s"] < longer["ttft_s"]
     deep = document("simulate", plan, *on, "-d", 512, "--json")
     assert deep["workload"]["n_past"] == 512 and deep["tpot_s"] > again["tpot_s"] and deep["ttft_s"] > again["ttft_s"]

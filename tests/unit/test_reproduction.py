@@ -13,15 +13,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from reproduce.bounds import least_seconds  # noqa: E402
-from reproduce.chart import chart  # noqa: E402
 from reproduce.figures import Figure, FigureArm, FigureCell, papers, read_paper  # noqa: E402
-from reproduce.main import FORMULAS, NUMBERS, PAGE, PICTURE, RESULTS, main, row_of  # noqa: E402
-from reproduce.page import CLOSE, DIFFERS, FAILS, RULED_OUT, page, verdict  # noqa: E402
-from reproduce.quantities import KINDS, find  # noqa: E402
-from reproduce.runs import needed, run  # noqa: E402
+from reproduce.main import NUMBERS, PAGE, PICTURE, RESULTS, main, row_of  # noqa: E402
+from reproduce.page import CLOSE, DIFFERS, FAILS, RULED_OUT, chart, page, verdict  # noqa: E402
+from reproduce.problems import TESTBEDS, machine, needed, run  # noqa: E402
+from reproduce.quantities import KINDS, find, least_seconds  # noqa: E402
 from shared import InputError  # noqa: E402
 
+from oallama.device.machines import machine_of  # noqa: E402
 from oallama.place.decide import POLICIES  # noqa: E402
 
 FIGURES = [figure for paper in papers() for figure in paper.figures]
@@ -50,8 +49,7 @@ def test_every_figure_can_be_asked_for() -> None:
 
 
 def test_the_page_and_the_picture_are_what_the_results_give(results: dict[str, Any]) -> None:
-    formulas = json.loads(FORMULAS.read_text(encoding="utf-8"))
-    assert PAGE.read_text(encoding="utf-8") == page(results, formulas)
+    assert PAGE.read_text(encoding="utf-8") == page(results)
     assert PICTURE.read_text(encoding="utf-8") == chart(results).svg()
 
 
@@ -130,3 +128,22 @@ def test_wrong_usage_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--only", "x", "--page"])
     assert ended.value.code == 2
     assert "not allowed with" in capsys.readouterr().err
+
+
+def test_testbeds_are_plausible_and_every_figure_has_a_source() -> None:
+    found = [machine_of(str(path)) for path in sorted(TESTBEDS.glob("*.json"))]
+    assert {on.name for on in found} == {path.stem for path in TESTBEDS.glob("*.json")} >= {"oato", "scheinfer-a"}
+    for on in found:
+        assert 20e9 < on.host.bytes_per_s < 200e9 < on.card.bytes_per_s < 1.1e12
+        assert 0.3e12 < on.host.flops_per_s < 4e12 < on.card.flops_per_s
+        assert on.card.pageable_bytes_per_s < on.card.pinned_bytes_per_s <= 31.5e9
+        figures = " ".join(figure for figure, _ in on.sources)
+        assert "CPU" in figures and "GPU" in figures and "link" in figures
+        assert all(len(source) > 20 for _, source in on.sources)
+
+
+def test_fewer_threads_are_a_slower_cpu() -> None:
+    hosts = [machine(FigureCell("scheinfer-a", "llama2-70b", threads=threads))[0] for threads in (2, 4, 8, 16)]
+    assert [host.bytes_per_s for host in hosts] == sorted(host.bytes_per_s for host in hosts)
+    with pytest.raises(InputError, match="no machine 'pdp-11'"):
+        machine(FigureCell("pdp-11", "llama2-70b"))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import placement_records as records
@@ -41,6 +42,7 @@ from oallama.report.simulate import LOOKS, SimulationSetting, simulate_chart, si
 from oallama.report.table import plain
 
 TOKENS = (1, 8, 32, 128, 512)
+TESTBEDS = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "testbeds"
 ROUNDING = 1e-9
 
 
@@ -111,7 +113,7 @@ def skewed(operators: Sequence[Operator]) -> Routing:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_spans_add_up_for_experts(policy: str) -> None:
-    problem = described_problem("scheinfer-c", 0.5, n_expert=8)
+    problem = described_problem(f"{TESTBEDS}/scheinfer-c.json", 0.5, n_expert=8)
     if policy == "experts":
         problem = replace(problem, routing=skewed(problem.operators))
     check(problem, decide(problem, policy, Workload(128, 32, 512), "mixed"))
@@ -165,7 +167,7 @@ def test_spans_add_up_where_the_link_falls_behind() -> None:
 
 
 def test_streamed_slices_are_copied_while_both_sides_compute() -> None:
-    problem = described_problem("scheinfer-a", 0.3)
+    problem = described_problem(f"{TESTBEDS}/scheinfer-a.json", 0.3)
     made = check(problem, decide(problem, "flexgen", Workload(64, 32, 512), "mixed"))
     copies = [w for w in made.token.works if w.kind == "stream"]
     assert copies and all(w.stream == "in" for w in copies)
@@ -229,7 +231,7 @@ def plan_on(machine: str) -> Plan:
 
 def test_a_plan_is_simulated_on_any_machine_without_a_load() -> None:
     plan = plan_on("pc-12gb")
-    small, large = (placer().simulate(plan, machine=MACHINES[name]) for name in ("pc-12gb", "scheinfer-a"))
+    small, large = (placer().simulate(plan, machine=MACHINES[name]) for name in ("pc-12gb", "pc-24gb"))
     assert plan.predicted is not None
     assert small.predicted.tpot_s == pytest.approx(plan.predicted.tpot_s, rel=1e-6)
     assert large.predicted.tpot_s < small.predicted.tpot_s
@@ -287,21 +289,14 @@ def test_a_plan_for_a_device_needs_one() -> None:
 #
 
 
-def test_machines_are_plausible_and_every_figure_has_a_source() -> None:
-    assert {"scheinfer-a", "scheinfer-b", "scheinfer-c", "hetegen", "oato", "atsinfer-3060", "atsinfer-4090",
-            "pc-12gb", "pc-24gb"} == set(MACHINES)  # fmt: skip
+def test_the_presets_are_machines_that_people_buy() -> None:
+    assert set(MACHINES) == {"pc-12gb", "pc-24gb"}
     for name, machine in MACHINES.items():
-        assert machine.name == name
-        assert 20e9 < machine.host.bytes_per_s < 200e9 < machine.card.bytes_per_s < 1e12
-        assert 0.3e12 < machine.host.flops_per_s < 4e12 < machine.card.flops_per_s
-        assert machine.card.pageable_bytes_per_s < machine.card.pinned_bytes_per_s <= 31.5e9
-        figures = " ".join(figure for figure, _ in machine.sources)
-        assert "CPU" in figures and "GPU" in figures and "link" in figures
-        assert all(len(source) > 20 for _, source in machine.sources)
+        assert machine.name == name and all(len(source) > 20 for _, source in machine.sources)
 
 
 def test_an_unknown_machine_is_named_with_those_that_exist() -> None:
-    with pytest.raises(UsageError, match=r"'pdp-11'.*scheinfer-a.*pc-24gb"):
+    with pytest.raises(UsageError, match=r"'pdp-11'.*pc-12gb.*pc-24gb"):
         machine_of("pdp-11")
 
 
@@ -314,6 +309,8 @@ def test_a_machine_may_come_from_a_file(tmp_path) -> None:
     card = {f: getattr(CARDS["h100"], f) for f in Card.__dataclass_fields__}
     path.write_text(json.dumps({"name": "mine", "host": host, "card": card}))
     assert machine_of(str(path)).card == CARDS["h100"]
+    path.write_text(json.dumps({"name": "mine", "host": host, "card": card, "sources": {"CPU": "measured"}}))
+    assert machine_of(str(path)).sources == (("CPU", "measured"),)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +323,8 @@ def test_a_machine_may_come_from_a_file(tmp_path) -> None:
          r"host.bytes_per_s is 0"),
         ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "pdp"}',
          "there is no card"),
+        ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "rtx3060", '
+         '"sources": ["a"]}', "sources must be texts"),
     ],
 )  # fmt: skip
 def test_a_bad_machine_file_is_refused(tmp_path, document: str, said: str) -> None:
@@ -344,9 +343,9 @@ def test_a_bad_machine_file_is_refused(tmp_path, document: str, said: str) -> No
 
 @pytest.fixture(scope="module")
 def made() -> tuple[SimulationSetting, Simulation]:
-    problem = described_problem("scheinfer-a", 0.3)
+    problem = described_problem(f"{TESTBEDS}/scheinfer-a.json", 0.3)
     simulation = simulated(problem, decide(problem, "flexgen", Workload(64, 32, 512), "mixed"))
-    machine = MACHINES["scheinfer-a"]
+    machine = machine_of(f"{TESTBEDS}/scheinfer-a.json")
     return SimulationSetting(
         model(), "flexgen", machine.card.name, machine.description, machine.sources, ("a note",)
     ), simulation
@@ -396,8 +395,8 @@ def test_the_picture_is_legible_on_any_background_and_keeps_inside(made) -> None
 
 def test_the_command_refuses_what_does_not_go_together(tmp_path, capsys) -> None:
     assert exit_code(["simulate", "m.gguf", "--machine", "pdp-11"]) == 2
-    assert "scheinfer-a" in capsys.readouterr().err
+    assert "pc-24gb" in capsys.readouterr().err
     assert exit_code(["simulate", "m.gguf", "p.json", "--policy", "oato"]) == 2
     assert "--policy" in capsys.readouterr().err
-    assert exit_code(["simulate", "m.gguf", "--machine", "oato", "--device", "CUDA0"]) == 2
+    assert exit_code(["simulate", "m.gguf", "--machine", "pc-12gb", "--device", "CUDA0"]) == 2
     assert "--device" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The paper's testbed A as the solver's records: its two models' blocks with the times of Table I."""
+"""ScheInfer's testbed A (Lin et al., arXiv 2411.15715) as the solver's records, and the rates that it publishes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes, Step
 from oallama.cost.timeline import PAPER, cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
-from reproduce.scheinfer_constants import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
+
+GPU = (4.7e-6, 8.1e-13)  # Table I: alpha in seconds, beta in seconds per T*M*H
+CPU = (1.1e-5, 5.4e-12)
+LINK = (3.0e-6, 2.6e-11)  # beta in seconds per byte
+LAUNCH_S = 4.4e-5
+BYTES_PER_WEIGHT = 0.5  # INT4 without scales
+RATES = {16: 0.18, 8: 0.25, 4: 0.42, 2: 0.71}  # V-E2: CPU threads -> r_CG of LLaMA-2-70B in decode, r_GG = 0
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,6 @@ class PaperModel:
     def attention(self) -> tuple[tuple[int, int], ...]:
         square, narrow = (self.n_embd, self.n_embd), (self.n_embd, self.n_embd_kv)
         return (square, narrow, narrow, square)
-
-    def other_bytes(self) -> float:
-        """Of attention, embedding and output, which lie on the GPU."""
-        weights = self.n_layer * sum(k * n for k, n in self.attention()) + 2 * self.n_vocab * self.n_embd
-        return weights * BYTES_PER_WEIGHT
 
 
 LLAMA = PaperModel("LLaMA-2-70B", 80, 8192, 28672, 1024, 32000)
@@ -139,3 +140,10 @@ def _attention_s(model: PaperModel, betas: Betas, n_tokens: int) -> float:
     """Its four mul-mats on the GPU, launched one by one. What grows with the context is left out."""
     steps = tuple(Step(0.0, GPU[0] + n_tokens * k * n * betas.gpu, LAUNCH_S) for k, n in model.attention())
     return device_end(steps)
+
+
+def implied_cpu_beta(rate: float) -> float:
+    """The CPU's beta for which r_CG* is `rate` on LLaMA-2-70B at T = 1, r_GG = 0: tau_G of Eq. 10 is n t_C."""
+    work = LLAMA.n_embd * LLAMA.n_ff
+    tau_g = 2 * LAUNCH_S + 3 * (LINK[0] + rate * work * BYTES_PER_WEIGHT * LINK[1]) + GPU[0] + rate * work * GPU[1]
+    return (tau_g / 3 - CPU[0]) / ((1 - rate) * work)
