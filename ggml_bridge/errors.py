@@ -33,8 +33,13 @@ class ChildDied(BridgeError):
         self.exit_code = returncode if returncode >= 0 else None
         self.stderr_tail = stderr_tail
         how = f"with exit code {returncode}" if self.signal is None else f"by {signal_name(self.signal)}"
-        lines = [line for line in stderr_tail.splitlines() if line.strip()]
-        super().__init__(f"the child process {module} died {how}" + (f": {lines[-1].strip()}" if lines else ""))
+        super().__init__(f"the child process {module} died {how}" + (f": {self.last_words}" if self.last_words else ""))
+
+    @property
+    def last_words(self) -> str:
+        """The last line it wrote to stderr, without the name that oallama puts before a failure; "" for none."""
+        lines = [line.strip() for line in self.stderr_tail.splitlines() if line.strip()]
+        return lines[-1].removeprefix("oallama: ") if lines else ""
 
 
 class ChildTimeout(BridgeError):

@@ -109,11 +109,6 @@ def find_emulated() -> Path:
     return _find_built("ggml-emulated")
 
 
-def find_accept() -> Path:
-    """Path of libggml_accept, which is preloaded into RPC workers: see `_find_built`. Raises BridgeError."""
-    return _find_built("ggml_accept")
-
-
 def _find_built(name: str) -> Path:
     """Beside this package (wheel, editable install) or in the build folder of a checkout; the newest, where there are
     several."""

@@ -35,12 +35,6 @@ class RoutingRecorder:
             ffi.release(self._handle)
             self._handle = None
 
-    def abandon(self) -> None:
-        """Forget it without freeing: its context is in use on a device that is gone."""
-        if self._handle is not None:
-            ffi.gc(self._handle, None)
-            self._handle = None
-
     def listen(self, listens: bool) -> None:
         """Whether what is computed from now on is recorded."""
         self._native.lib.gb_routing_listen(self._handle, int(listens))

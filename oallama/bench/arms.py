@@ -147,7 +147,7 @@ class ArmMaker:
         if self.placer.device.is_pair:
             raise UsageError(f"{name} cannot be on cpu-pair: llama.cpp has no second CPU; compare with {STOCK_CPU}")
         if not self.placer.has_device:
-            raise UsageError(f"{name} needs a device and there is none; name one with --device, such as rpc-worker")
+            raise UsageError(f"{name} needs a device and there is none; name one with --device, such as emulated")
         if name == STOCK_FIT:
             return self._fit(name)
         search = StockSearch(self.placer, self.setting, self.tests, self.progress)

@@ -1,7 +1,6 @@
 """Loading of an arm in its own process: by stock llama.cpp alone, or by the engine as a plan says.
 
-Both give a llama_context to time on, and a `call` through which to use it: the engine's keeps a lost device from
-taking the process along, stock llama.cpp has no such thing.
+Both give a llama_context to time on, and a `call` through which to use it.
 """
 
 from __future__ import annotations

@@ -81,8 +81,7 @@ class ArmProcess:
             how = f"ended with exit code {error.exit_code}"
             if error.signal is not None:
                 how = f"was killed by {signal.Signals(error.signal).name}"
-            last = next((line.strip() for line in reversed(error.stderr_tail.splitlines()) if line.strip()), "")
-            raise DeviceError(f"the process of {arm} {how}: {last or 'it said nothing'}") from None
+            raise DeviceError(f"the process of {arm} {how}: {error.last_words or 'it said nothing'}") from None
         except ChildError as error:
             raise named_error(error.type_name, f"{arm}: {error}") from None
         except (BridgeError, ValueError) as error:

@@ -158,7 +158,7 @@ turn_options = as_record(
     TurnOptions,
     click.option(
         "--cpus", type=parsed(parse_cpus), metavar="LIST",
-        help="Pin the arms to these CPUs, like 0 or 0-3; a worker is pinned by --device.",
+        help="Pin the arms to these CPUs, like 0 or 0-3.",
     ),
     click.option("--seed", type=count(0), default=0, show_default=True, metavar="N",
                  help="Of the tokens that are timed."),

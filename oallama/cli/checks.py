@@ -101,16 +101,10 @@ def check_layouts() -> str:
 def check_cpu_run() -> str:
     import numpy as np
 
-    logits, _ = _default_model_logits("none", lambda operator: 0.0, whole_layers=False)
+    logits, _ = _default_model_logits("none", lambda operator: 0.0)
     if not np.isfinite(logits).all():
         raise OallamaError("the default model's logits are not finite")
     return f"the default model, {TOKENS} tokens"
-
-
-def check_worker_run() -> str:
-    """The first layer on a worker process, everything else here, must compute what the CPU alone computes."""
-    device_bytes, nmse = _against_cpu("rpc-worker:1", lambda operator: float(operator.layer == 0), whole_layers=True)
-    return f"one layer on a worker ({format_bytes(device_bytes)} there), NMSE {nmse:.1g} against the CPU alone"
 
 
 def check_split_backend() -> str:
@@ -127,7 +121,7 @@ def check_split_backend() -> str:
 
 def check_split_run() -> str:
     """The FFN of the first layer on two CPU backends at once must compute what the CPU alone computes."""
-    device_bytes, nmse = _against_cpu("cpu-pair", _half_of_first_ffn, whole_layers=False)
+    device_bytes, nmse = _against_cpu("cpu-pair", _half_of_first_ffn)
     done = _bridge().split().stats()
     if not done.n_graphs:
         raise BridgeError("llama.cpp gave the split backend nothing to compute")
@@ -160,13 +154,13 @@ def _half_of_first_ffn(operator: Operator) -> float:
     return extent // 2 // step * step / extent
 
 
-def _against_cpu(device: str, gg: Callable[[Operator], float], whole_layers: bool) -> tuple[int, float]:
+def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, float]:
     """(bytes on the device, NMSE of the default model's logits against the CPU alone); raises DeviceError where there
     is nothing on the device, or the NMSE is too large."""
     import numpy as np
 
-    on_cpu, _ = _default_model_logits("none", lambda operator: 0.0, whole_layers=False)
-    found, device_bytes = _default_model_logits(device, gg, whole_layers)
+    on_cpu, _ = _default_model_logits("none", lambda operator: 0.0)
+    found, device_bytes = _default_model_logits(device, gg)
     if device_bytes <= 0:
         raise DeviceError(f"nothing was placed on {device}")
     nmse = float(np.sum((found - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
@@ -175,9 +169,9 @@ def _against_cpu(device: str, gg: Callable[[Operator], float], whole_layers: boo
     return device_bytes, nmse
 
 
-def _default_model_logits(device: str, gg: Callable[[Operator], float], whole_layers: bool) -> tuple[Any, int]:
-    """(logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, bytes held there).
-    whole_layers: llama.cpp itself keeps norms and KV there."""
+def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple[Any, int]:
+    """Logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, and bytes held
+    there."""
     from oallama.cli.default_model import default_model
     from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
     from oallama.placer import Placer
@@ -194,7 +188,7 @@ def _default_model_logits(device: str, gg: Callable[[Operator], float], whole_la
         operators=tuple(
             OperatorPlacement(operator.name, gg(operator), 0.0, 1.0 - gg(operator)) for operator in placer.operators
         ),
-        n_gpu_layers=placer.model.n_layer + 1 if whole_layers else 0,
+        n_gpu_layers=0,
         memory=MemoryLedger(0, 1.0, 0, 0, 0, 0, 0, 0, 0),
         predicted=Predicted(0.0, 0.0, 0.0),
     )
@@ -211,11 +205,6 @@ CHECKS = (
     Check("devices", check_devices, f"the build of llama-cpp-python is broken: {_SET_UP}"),
     Check("layouts", check_layouts, f"this build computes wrong on this CPU: {_SET_UP}, it builds the fault out"),
     Check("run on the CPU", check_cpu_run, "see what it says; OALLAMA_DEBUG=1 oallama run -p Hello shows more"),
-    Check(
-        "run on a worker",
-        check_worker_run,
-        f"llama-cpp-python must be built with -DGGML_RPC=ON: {_SET_UP}; a firewall must leave 127.0.0.1 alone",
-    ),
     Check(
         "split backend",
         check_split_backend,

@@ -17,8 +17,7 @@ from oallama.cli.output import emit_json, show, talk
 def command(as_json: bool) -> None:
     """List what can compute: ggml's devices with their memory, and the CPU.
 
-    A name in the first column can be given as --device. `rpc-worker`, `emulated` and `cpu-pair` are made on request and
-    not listed.
+    A name in the first column can be given as --device. An `emulated` device is made on request and not listed.
     """
     from oallama.device.opening import list_devices
     from oallama.report.devices import device_document, devices_table
@@ -34,8 +33,7 @@ def command(as_json: bool) -> None:
         [devices_table(devices, (f"CPU: {cpu['name']}, {cores}", f"features: {' '.join(cpu['features'])}", libraries))]
     )
     if not any(device.type in ("GPU", "IGPU") for device in devices):
-        talk("no GPU found: `--device rpc-worker` uses a second process on this machine as the device, and")
-        talk("`--device emulated:rtx3060` a GPU whose timing is emulated")
+        talk("no GPU found: `--device emulated:rtx3060` uses a GPU whose timing is emulated")
 
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:

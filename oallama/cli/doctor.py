@@ -14,9 +14,8 @@ from oallama.cli.output import emit, emit_json, styled
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Check the installation: versions, native libraries, devices, the CPU's weight layouts, a run on the CPU, a run on
-    a worker process, the split backend and a run with it, the cache. Says for each failure what to do; the exit code
-    is 1 if there is one.
+    """Check the installation: versions, native libraries, devices, the CPU's weight layouts, a run on the CPU, the
+    split backend and a run with it, the cache. Says for each failure what to do; the exit code is 1 if there is one.
     """
     from oallama.cli.checks import outcomes
     from oallama.report.text import printable

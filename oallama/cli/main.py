@@ -75,8 +75,8 @@ Run large language models on machines whose GPU is too small for them: each weig
   2. See what would go where:    oallama affinity-report model.gguf
   3. Run it:                     oallama run model.gguf "Once upon a time"
 
-Without MODEL, `oallama run` uses the small model that comes with it. No GPU? `--device rpc-worker` uses a second
-process on this machine as the device.
+Without MODEL, `oallama run` uses the small model that comes with it. No GPU? `--device emulated:rtx3060` is one whose
+timing is emulated.
 """
 
 

@@ -142,9 +142,8 @@ def device_option(function: Function) -> Function:
     """--device, and --backend, which may bring it."""
     by_name = click.option(
         "-dev", "--device", metavar="NAME",
-        help="Device: a name of `oallama devices`, rpc://host:port, rpc-worker[:threads[:cpus]] (a local worker "
-        "process), emulated[:card][,key=value…] (a GPU whose timing is emulated), cpu-pair or none.  "
-        "[default: the first GPU, else none]",
+        help="Device: a name of `oallama devices`, rpc://host:port, emulated[:card][,key=value…] (a GPU whose timing "
+        "is emulated) or none.  [default: the first GPU, else none]",
     )  # fmt: skip
     return by_name(backend_option(function))
 

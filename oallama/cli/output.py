@@ -58,13 +58,6 @@ def drop(stream: IO[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def tell_aborts() -> None:
-    """From now on an abort of native code in this process is a sentence. Raises BridgeError."""
-    from oallama.device.native_abort import exit_at_abort
-
-    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
-
-
 def show(tables: Iterable[Table]) -> None:
     """Write tables to stdout: in colour and fitted to the width on a terminal, plain otherwise."""
     if is_terminal(sys.stdout):

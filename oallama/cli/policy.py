@@ -77,7 +77,7 @@ class PolicyOptions:
             rules = Rules(self.affinity, self.fill, **given(prefetch=self.prefetch))
             return placer.place(self.policy or "auto", load, rules)
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
-            raise UsageError("-ngl needs a device, and there is none; name one with --device, such as rpc-worker")
+            raise UsageError("-ngl needs a device, and there is none; name one with --device, such as emulated:rtx3060")
         return whole_layers(placer, self.n_gpu_layers, load)
 
 

@@ -14,7 +14,7 @@ import click
 
 from oallama.cli.gate import at_once
 from oallama.cli.options import as_record, count
-from oallama.cli.output import emit_json, is_terminal, show, talk, tell_aborts, write_chart
+from oallama.cli.output import emit_json, is_terminal, show, talk, write_chart
 from oallama.cli.prompt import text_of_file
 from oallama.cli.template import prompt_of
 from oallama.core.errors import ProfileError, UsageError
@@ -172,7 +172,6 @@ def _recorded(placer: Placer, prompts: Sequence[str], n_gen: int) -> list[Traffi
     load = placer.workload(1, n_gen)
     on_device = placer.has_device and placer.device.emulated is None  # which may compute noise, and slowly
     plan = at_once(placer, load)[0] if on_device else placer.cpu_plan(load)
-    tell_aborts()
     recorded: list[Traffic] = []
     with placer.engine(plan, on_traffic=recorded.append) as engine:
         room = engine.n_ctx - n_gen

@@ -15,7 +15,7 @@ from oallama.cli.gate import tune_after, tuning_gain
 from oallama.cli.keys import somebody_watches
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option
-from oallama.cli.output import emit_json, is_terminal, talk, tell_aborts, write_piece
+from oallama.cli.output import emit_json, is_terminal, talk, write_piece
 from oallama.cli.placement import PlacementOptions, expected, keep_runs, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import counting
@@ -77,7 +77,7 @@ def command(
     \b
       oallama run "Once upon a time"
       oallama run model.gguf "Why is the sky blue?" -n 256
-      echo "Once upon a time" | oallama run model.gguf --device rpc-worker
+      echo "Once upon a time" | oallama run model.gguf --device none
     """
     if prompt_file is not None:
         if prompt is not None:
@@ -111,7 +111,6 @@ def command(
         plan, unknown = asked.made_plan(placer, load)
     from oallama.report.expected import drift_text
 
-    tell_aborts()
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
         talk(f"oallama: {expected(placer, plan)}")

@@ -7,17 +7,21 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oallama.cli.output import talk
 from oallama.cli.routing import experts_of
 from oallama.core.errors import ProfileError
 from oallama.core.temporary import temporary_folder
-from oallama.device.rpc_worker import RpcWorker
+from oallama.device.rpc_worker import start_worker
 from oallama.placer import Placer
 from oallama.profile.routing import unknown_routing
 from oallama.profile.routing_store import read_routing, write_routing
 from oallama.report.placement import Served
 from oallama.serve.uses import with_uses
+
+if TYPE_CHECKING:
+    from ggml_bridge.rpc import RpcServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Needs:
 
     placer: Placer
     device: str
-    worker: RpcWorker | None
+    worker: RpcServer | None
     uses_file: Path | None
 
     def named(self, served: Served) -> Served:
@@ -38,7 +42,7 @@ class Needs:
 
     def lost(self) -> str | None:
         """Why the device is known to be lost, if so."""
-        return None if self.worker is None or self.worker.alive() else "its worker process does not answer"
+        return None if self.worker is None or self.worker.died() is None else "its worker process has ended"
 
 
 @contextlib.contextmanager
@@ -48,10 +52,7 @@ def needs_of(placer: Placer, count_experts: bool) -> Iterator[Needs]:
     with contextlib.ExitStack() as stack:
         worker, uses_file = None, None
         if placer.device.is_worker:
-            worker = RpcWorker(placer.device)
-            stack.callback(worker.kill)
-            if worker.warning:
-                talk(f"warning: {worker.warning}")
+            worker = stack.enter_context(start_worker(placer.device))
         device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
         if count_experts:
             experts_of(placer.model, "--count-experts")

@@ -168,7 +168,7 @@ def _placed(asked: PlacementRequest, placer: Placer) -> _Made:
 
 def _check_device(placer: Placer) -> None:
     if placer.device.is_emulated or placer.device.is_pair:
-        raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
+        raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port or none")
 
 
 def _reason(placer: Placer, asked: PlacementRequest, plan: Plan, is_unknown: bool) -> str:

@@ -64,7 +64,7 @@ def command(
 
     placer = Placer.of_file(model, options, profile)
     if not placer.has_device:
-        raise UsageError("there is nothing to tune without a device; name one with --device, such as rpc-worker")
+        raise UsageError("there is nothing to tune without a device; name one with --device, such as emulated:rtx3060")
     load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
     if corrected := placer.adopt_history():
         talk(f"oallama: planning anew by what runs took: {corrected}")

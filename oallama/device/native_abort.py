@@ -1,5 +1,4 @@
-"""Handling of an abort of native code in a command: its last error, in one sentence. No exception can be made of
-one."""
+"""End the process in one sentence where native code aborts or hangs: no exception can be made of either."""
 
 from __future__ import annotations
 
@@ -7,48 +6,62 @@ import ctypes
 import os
 import re
 import signal
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from oallama.device import rpc_abort
 from oallama.device.load_params import load_bridge
 
-SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu):\d+)")
-"""What stands before file:line of an assertion."""
+SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu|cuh):\d+)")
+"""The folder in front of the file:line of an assertion."""
+
+RPC_SILENCE_S = 60.0
+"""An RPC server that owes an answer, or takes no data, for so long is lost."""
+
+_RPC_CLIENT = "ggml-rpc.cpp"
+_GPU_BACK_END = re.compile(r"ggml-(?:cuda|hip|musa|vulkan|sycl|metal|opencl)")
 
 _kept: list[Any] = []  # callbacks that native code may call
 
 
-def exit_at_abort(say: Callable[[str], None]) -> None:
-    """From now on an abort of native code in this process, ggml's or that of a C++ exception which nobody catches, is
-    said in one sentence and ends the process with exit code 1. One that a guard waits for stays the guard's
-    (rpc_abort.py), whether that was made before this or is made afterwards.
+def end_process(sentence: str) -> NoReturn:
+    """Write the sentence to stderr and exit with code 1. Any thread may call it."""
+    try:
+        os.write(2, f"oallama: {sentence}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(1)
+
+
+def exit_at_abort() -> None:
+    """From now on an abort of native code ends this process in one sentence and exit code 1. That is an abort of ggml,
+    such as that of its RPC client when the server is lost, or a C++ exception that nobody catches.
 
     Raises BridgeError.
     """
+    if _kept:
+        return
     from llama_cpp import llama_cpp as api
 
-    load_bridge()  # which brings a callback of its own
+    load_bridge()  # which sets a callback of its own
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # that of a C++ exception is pages long
-
-    def end(reason: str) -> None:
-        try:
-            say(f"llama.cpp ended with a fault of its own{reason}; use another file or other options")
-        finally:
-            os._exit(1)
-
-    def on_ggml_abort(message: bytes | None) -> None:
-        end(": " + SOURCE_FOLDER.sub("", (message or b"").decode("utf-8", "replace")))
-
-    def on_signal(_number: int) -> None:
-        end("")
-
     of_ggml, of_signal = ctypes.CFUNCTYPE(None, ctypes.c_char_p), ctypes.CFUNCTYPE(None, ctypes.c_int)
-    _kept.extend([of_ggml(on_ggml_abort), of_signal(on_signal)])
+    on_abort = of_ggml(lambda message: end_process(sentence_of((message or b"").decode("utf-8", "replace"))))
+    on_signal = of_signal(lambda _number: end_process(sentence_of("")))
+    _kept.extend([on_abort, on_signal])
     set_callback = api._lib["ggml_set_abort_callback"]
     set_callback.argtypes, set_callback.restype = [of_ggml], ctypes.c_void_p
-    set_callback(_kept[-2])
-    rpc_abort.install()
+    set_callback(on_abort)
     set_handler = ctypes.CDLL(None)["signal"]  # Python's own would wait for the C code to return
     set_handler.argtypes, set_handler.restype = [ctypes.c_int, of_signal], ctypes.c_void_p
-    set_handler(signal.SIGABRT, _kept[-1])
+    set_handler(signal.SIGABRT, on_signal)
+
+
+def sentence_of(message: str) -> str:
+    """The sentence for ggml's message at an abort; "" for an abort without one."""
+    if _RPC_CLIENT in message:
+        return (
+            f"the RPC server was lost: it ended, or did not answer for {RPC_SILENCE_S:.0f} s; "
+            "run again when it answers, or use --device none"
+        )
+    reason = SOURCE_FOLDER.sub("", message)
+    if _GPU_BACK_END.search(message):
+        return f"the device was lost or failed: {reason}; run again, or use --device none"
+    return f"llama.cpp ended with a fault of its own{': ' * bool(reason)}{reason}; use another file or other options"

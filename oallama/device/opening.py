@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -13,13 +12,12 @@ from oallama.core.units import format_bytes
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import load_bridge
-from oallama.device.rpc_link import connect, connection_broke, device_info, linked_pointer, list_with_links, was_lost
-from oallama.device.rpc_worker import RpcWorker
+from oallama.device.rpc_link import connect, device_info
+from oallama.device.rpc_worker import start_worker
 from oallama.device.spec import DeviceSpec, parse_device
 
 NO_DEVICE = "none"
 SPLIT_BACKEND = "OALLAMA"  # registry name of libggml-oallama
-LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +31,8 @@ class OpenDevice:
     name: str
     info: DeviceInfo | None
     spec: DeviceSpec
-    alive: Callable[[], bool] = lambda: True  # whether it can still compute; true for what this process holds itself
-    give_up: Callable[[], None] = lambda: None  # it is lost: end our worker at once, never speak to the server again
     close: Callable[[], None] = lambda: None
     pid: int | None = None  # of a local worker
-    warning: str = ""
 
     @property
     def label(self) -> str:
@@ -56,18 +51,16 @@ class OpenDevice:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Every device ggml found in this process, the CPU included, in ggml's order. Raises BridgeError."""
-    return [device_info(device) for device in list_with_links(load_bridge())]
+    """Every device ggml found in this process, the CPU included, in ggml's order. Asks no RPC server, so the memory of
+    its device is 0. Raises BridgeError."""
+    return [device_info(device) for device in load_bridge().devices(ask_servers=False)]
 
 
 def device_pointer(name: str) -> int:
     """ggml_backend_dev_t of a device, 0 for "none". Raises DeviceError listing the known ones."""
     if name == NO_DEVICE:
         return 0
-    linked = linked_pointer(name)
-    if linked is not None:
-        return linked
-    devices = list_with_links(load_bridge())
+    devices = load_bridge().devices(ask_servers=False)
     for device in devices:
         if device.name.lower() == name.lower():
             return device.pointer
@@ -98,8 +91,8 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     if spec.is_worker:
         return _open_worker(spec)
     if spec.kind == "rpc":
-        link = connect(spec, spec.endpoint, _connected_to(spec.endpoint))
-        return OpenDevice(link.info.name, link.info, spec, link.alive, link.abandon, link.close)
+        link = connect(spec.endpoint)
+        return OpenDevice(link.info.name, link.info, spec, link.close)
     if spec.emulated is not None:
         info, close_emulated = open_emulated(spec.emulated)
         return OpenDevice(info.name, info, spec, close=close_emulated)
@@ -114,9 +107,7 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     for info in devices:
         if info.name.lower() == wanted.lower() and (spec.is_pair or _holds_weights(info)):
             return OpenDevice(info.name, info, spec)
-    known = ", ".join(
-        [info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "emulated", "cpu-pair", NO_DEVICE]
-    )
+    known = ", ".join([info.name for info in devices if _holds_weights(info)] + ["emulated", NO_DEVICE])
     raise UnknownDevice(f"there is no device {spec.name!r} here; known are: {known}, and rpc://host:port")
 
 
@@ -131,49 +122,19 @@ def first_gpu(devices: list[DeviceInfo]) -> DeviceInfo | None:
 
 def _open_worker(spec: DeviceSpec) -> OpenDevice:
     load_bridge()  # so that what is missing here is said before a process starts
-    worker = _new_worker(spec)
+    worker = start_worker(spec)
     try:
-        link = connect(spec, worker.endpoint, worker.alive)
+        link = connect(worker.endpoint)
     except BaseException:
-        worker.kill()
+        worker.close()
         raise
-
-    def give_up() -> None:
-        link.abandon()
-        worker.kill()
 
     def close() -> None:
         link.close()
         worker.close()
 
     info = replace(link.info, description=f"worker on {worker.endpoint}")
-    return OpenDevice(info.name, info, spec, worker.alive, give_up, close, worker.pid, worker.warning)
-
-
-def _new_worker(spec: DeviceSpec) -> RpcWorker:
-    """At a port where no worker was lost before."""
-    passed: list[RpcWorker] = []
-    try:
-        while was_lost((worker := RpcWorker(spec)).endpoint):
-            passed.append(worker)  # it holds the port until another one is found
-        return worker
-    finally:
-        for one in passed:
-            one.close()
-
-
-def _connected_to(endpoint: str) -> Callable[[], bool]:
-    """Whether our connection to a remote server stands, looked at once in LOOK_S at most. A host that went without a
-    word is not noticed."""
-    looked_at, broke = 0.0, False
-
-    def alive() -> bool:
-        nonlocal looked_at, broke
-        if not broke and time.monotonic() - looked_at > LOOK_S:
-            looked_at, broke = time.monotonic(), connection_broke(endpoint)
-        return not broke
-
-    return alive
+    return OpenDevice(info.name, info, spec, close, worker.pid)
 
 
 def _holds_weights(info: DeviceInfo) -> bool:

@@ -13,10 +13,7 @@ from oallama.device.emulated import Emulated, parse_emulated
 
 DeviceKind = Literal["auto", "none", "ggml", "rpc", "rpc-worker", "cpu-pair", "emulated"]
 
-FORMS = (
-    "a ggml device name such as CUDA0, rpc://host:port, rpc-worker[:threads[:cpulist]], "
-    f"{emulated.FORM}, cpu-pair, auto or none"
-)
+FORMS = f"a ggml device name such as CUDA0, rpc://host:port, {emulated.FORM}, auto or none"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
 _ENDPOINT = re.compile(r"(?P<host>[A-Za-z0-9._\-]+):(?P<port>\d{1,5})")
 _CPUS_TEXT = 4096  # characters of a CPU list

@@ -249,7 +249,7 @@ class _Loader:
             with open_device(spec) as device:
                 yield device
             return
-        if self._worker is None or self._worker.spec != spec or not self._worker.alive():
+        if self._worker is None or self._worker.spec != spec:
             self._end_worker()
             self._worker = open_now(spec)
         try:

@@ -6,15 +6,11 @@ profile as soon as it is measured.
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ggml_bridge.threads import Thread
 from oallama import __version__
 from oallama.core.codec import from_json, to_json
 from oallama.core.profile import Profile
@@ -29,8 +25,7 @@ if TYPE_CHECKING:
     from oallama.profile.tasks import Fragment
 
 MODULE = "oallama.profile.child"
-STALL_S = 180.0  # a device that answers nothing for so long, not counting what this process is stopped, is lost
-WATCH_S = 0.5
+STALL_S = 180.0  # a task of a device that takes longer ends this process
 
 Message = dict[str, Any]
 
@@ -53,6 +48,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     from oallama.device.emulated_link import Watch
     from oallama.device.load_params import load_bridge
     from oallama.device.opening import open_device
+    from oallama.device.watchdog import Watchdog
     from oallama.profile.link import link_tasks, sharing_tasks
     from oallama.profile.tasks import Session, mul_mat_tasks, rest_tasks
 
@@ -77,7 +73,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
         tasks = [*link_tasks(session), *mul_mat_tasks(session), *rest_tasks(session), *sharing_tasks(session)]
         progress({"weight": sum(task.weight for task in tasks)})
         watch = Watch(device.spec.is_emulated)
-        with Watchdog(device.name, device.alive) as watchdog:
+        with Watchdog(device.name, STALL_S) as watchdog:
             for task in tasks:
                 watchdog.beat()
                 progress({"fragment": _busy(others, request.profile)})
@@ -117,42 +113,6 @@ def _details(bridge: Bridge, device: OpenDevice) -> Fragment:
     }
     name = device.name if info else CPU_DEVICE
     return {"device": CPU_PAIR if device.is_pair else name, "fingerprint": fingerprint}
-
-
-class Watchdog:
-    """Ends this process when the device dies or nothing is finished for STALL_S: a native call cannot be left
-    otherwise, and may wait for a lost device for ever."""
-
-    def __init__(self, name: str, alive: Callable[[], bool], stall_s: float = STALL_S) -> None:
-        self._name = name
-        self._alive = alive
-        self._stall_s = stall_s
-        self._silent_s = 0.0  # since the last beat
-        self._over = threading.Event()
-        self._thread = Thread(target=self._watch, daemon=True)
-
-    def beat(self) -> None:
-        self._silent_s = 0.0
-
-    def __enter__(self) -> Watchdog:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(WATCH_S):
-            if not self._alive():
-                self._end("ended")
-            self._silent_s += WATCH_S
-            if self._silent_s > self._stall_s:
-                self._end(f"gave no answer for {self._stall_s:.0f} s")
-
-    def _end(self, how: str) -> None:
-        print(f"the device {self._name} {how}", file=sys.stderr, flush=True)
-        os._exit(1)
 
 
 if __name__ == "__main__":

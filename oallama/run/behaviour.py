@@ -1,12 +1,10 @@
-"""Options of an engine beside model, plan and placement: progress, stall time-out, recording."""
+"""Options of an engine beside model, plan and placement: progress, recording."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from oallama.device.guard import STALL_S
 
 if TYPE_CHECKING:
     from oallama.profile.routing import Traffic
@@ -16,12 +14,11 @@ if TYPE_CHECKING:
 class Behaviour:
     """Keywords of Engine and of Placer.engine.
 
-    progress: a bar on stderr where that is a terminal. stall_s: a remote device that makes no progress for so long is
-    given up. on_traffic: gets which experts each generate and stream used, at its end: the prompt, and one of every
-    record_every tokens decoded behind it; None: nothing is recorded, and computing is not held up for it.
+    progress: a bar on stderr where that is a terminal. on_traffic: gets which experts each generate and stream used, at
+    its end: the prompt, and one of every record_every tokens decoded behind it; None: nothing is recorded, and
+    computing is not held up for it.
     """
 
     progress: bool = True
-    stall_s: float = STALL_S
     on_traffic: Callable[[Traffic], None] | None = None
     record_every: int = 1

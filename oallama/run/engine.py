@@ -1,7 +1,7 @@
 """The engine: a model loaded as a plan says, ready to generate.
 
-Everything that computes is stock llama.cpp; the engine decides where weights lie, and sees to it that what goes wrong
-below becomes an error here.
+Everything that computes is stock llama.cpp; the engine decides where weights lie. What llama.cpp reports as wrong is an
+error here; where it aborts, as for a device that is lost, the process ends with one sentence (device/native_abort.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from oallama.device.cpu import default_threads
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, load_bridge
+from oallama.device.native_abort import exit_at_abort
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
 from oallama.plan.plan import Plan
@@ -45,9 +46,8 @@ from oallama.run.setup import (
     device_of,
     read_operators,
     release,
-    runner_for,
 )
-from oallama.run.split import LoadedSplit, SplitMeter, SplitRun, open_split
+from oallama.run.split import SplitMeter, SplitRun, open_split
 from oallama.run.stops import Stops
 from oallama.run.turns import CLOSED, Turns
 from oallama.run.weight_places import weight_places
@@ -124,25 +124,21 @@ class Engine:
         self._behaviour = own
         self._recorder: RoutingRecorder | None = None
         loaded: list[Held] = []
+        exit_at_abort()
         with held_interrupt():  # as long as nobody would close the device
             device_now = open_now(spec)
             self.device = device_now.label
-            self._runner = runner_for(device_now, own.stall_s)
-            self._release = weakref.finalize(self, release, loaded, self._runner, device_now)
+            self._release = weakref.finalize(self, release, loaded, device_now)
         try:
             check_device(plan, device_now)
-
-            def opened() -> LoadedSplit | None:
-                split = open_split(plan, placements, operators, model.n_layer, device_now)
-                loaded.extend([split] if split is not None else [])
-                return split
-
-            self._split = self._runner.call(opened)
+            with held_interrupt():
+                self._split = open_split(plan, placements, operators, model.n_layer, device_now)
+                loaded.extend([self._split] if self._split is not None else [])
             if own.on_traffic is not None:
                 self._recorder = load_bridge().routing()
                 loaded.append(self._recorder)
             self._llama = load_llama(
-                model, self._settings, device_now, self._runner, self._split, own.progress, loaded, self._recorder
+                model, self._settings, device_now, self._split, own.progress, loaded, self._recorder
             )
             if self._split is not None:
                 self.plan, shrunk = self._split.corrected(plan, operators)
@@ -152,7 +148,7 @@ class Engine:
             self.close()
             raise
         spilled = spill_warning(self.memory.device_bytes, device_now)
-        self.warnings = (*warnings, *filter(None, [device_now.warning, self.memory.warning, spilled]))
+        self.warnings = (*warnings, *filter(None, [self.memory.warning, spilled]))
 
     def __enter__(self) -> Engine:
         return self
@@ -255,10 +251,11 @@ class Engine:
             check_tokens(tokens, self.n_vocab, self.n_ctx)
             if max_tokens < 0:
                 raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
-            context, cache, beat = self._context, self._cache, self._runner.beat
+            context, cache = self._context, self._cache
             if not reuse or self._llama.n_tokens:  # or somebody has kept the Llama and used it
                 self._forget()
-            n_cached = self._runner.call(lambda: cache.begin(context, tokens))
+            with held_interrupt() as held:
+                n_cached = cache.begin(context, tokens)
             stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
             n_batches = -(-(len(tokens) - n_cached) // self._n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches) if self._split else None
@@ -266,20 +263,20 @@ class Engine:
             recorded = RoutingMeter(self._recorder, n_batches, every) if self._recorder else None
 
             def decoded() -> None:
-                beat()
+                held.hand_on()
                 if meter is not None:
                     meter.beat()
                 if recorded is not None:
                     recorded.beat()
 
-            # self, not `context`: a thread stuck in a lost device then holds the engine too, whose release would
-            # otherwise come whenever the collector runs, in the middle of the next connection at worst.
-            running = self._runner.iterate(
-                lambda: pieces(self._context, tokens, max_tokens, sampler, cache, stops, decoded)
-            )
             made: list[Piece] = []
+            running = pieces(context, tokens, max_tokens, sampler, cache, stops, decoded)
             try:
-                for piece in running:
+                while True:
+                    with held_interrupt() as held:
+                        piece = next(running, None)
+                    if piece is None:
+                        break
                     made.append(piece)
                     if piece.text:
                         yield piece.text
@@ -299,15 +296,16 @@ class Engine:
         with self._turns.next(), self._turns.taken():
             check_tokens(checked, self.n_vocab, self.n_ctx)
             self._forget()
-            context, beat = self._context, self._runner.beat
-            return self._runner.call(lambda: teacher_forced_logits(context, checked, beat))
+            with held_interrupt() as held:
+                return teacher_forced_logits(self._context, checked, held.hand_on)
 
     def call(self, function: Callable[[], T]) -> T:
-        """function(), which may use `llama`'s model and context through llama.cpp's own interface, where this engine's
-        calls run. Raises DeviceError when the device is lost meanwhile, and what function raises."""
+        """function(), which may use `llama`'s model and context through llama.cpp's own interface. Raises what it
+        raises; a Ctrl-C at its end."""
         with self._turns.next(), self._turns.taken():
             self._forget()
-            return self._runner.call(function)
+            with held_interrupt():
+                return function()
 
     def take_runs(self) -> list[BlockRuns]:
         """What each block of the split back end took since this was asked last, by classes of batch sizes."""
@@ -335,7 +333,8 @@ class Engine:
 
     def _measure_memory(self) -> EngineMemory:
         bridge = load_bridge()
-        buffers = self._runner.call(lambda: memory_of(bridge, self._context))
+        with held_interrupt():
+            buffers = memory_of(bridge, self._context)
         if self._split is not None:
             buffers = (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *self._split.buffers())
         return compare_memory(buffers, self.device, self.plan.memory)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from oallama.core.errors import DeviceError
 from oallama.core.types import MemoryLedger, ModelInfo
 from oallama.core.units import MIB, format_bytes
-from oallama.device.guard import Runner
+from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer
@@ -71,13 +71,12 @@ def load_llama(
     model: ModelInfo,
     settings: LoadSettings,
     device: OpenDevice,
-    runner: Runner,
     split: LoadedSplit | None,
     show_progress: bool,
     loaded: list[Held],
     recorder: RoutingRecorder | None = None,
 ) -> PlacedLlama:
-    """Load as the settings say, on the runner; split: where the split operators go. loaded: gets the model as soon as
+    """Load as the settings say; split: where the split operators go. loaded: gets the model as soon as
     it is there, so that the caller frees it where this is interrupted. recorder: of its routers.
 
     Raises ModelFileError where a file changed since it was checked, ModelFileError, DeviceError where llama.cpp or the
@@ -89,22 +88,16 @@ def load_llama(
     bridge = load_bridge()
     shows = contextlib.closing(LoadProgress(Path(model.path).name, model.file_bytes, show_progress))
     with native_log(hold_interrupt=False) as log, shows as shown:
-
-        def load() -> PlacedLlama:
-            placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
-            llama = PlacedLlama.load(settings, placement, shown.callback, recorder)
-            loaded.append(llama)
-            return llama
-
+        placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
         try:
-            llama = runner.call(load, shown.cancel)
+            with held_interrupt(shown.cancel):
+                llama = PlacedLlama.load(settings, placement, shown.callback, recorder)
+                loaded.append(llama)
         except ValueError as error:
             shown.raise_error()
             if split is not None and (failure := split.failure()):
                 raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None
             raise load_refusal(settings.path, device, log.reason() or str(error)) from None
-    if device.spec.is_remote:
-        llama.guard(runner)
     return llama
 
 

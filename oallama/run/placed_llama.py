@@ -14,7 +14,6 @@ import llama_cpp
 from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import UsageError
-from oallama.device.guard import Runner
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
 from oallama.run.chat_format import offer_templates, without_templates
 from oallama.run.turns import CLOSED
@@ -55,7 +54,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
                 verbose=False,
             )
         except BaseException:
-            llama.close()  # here and now: on a guarded device only this thread may free
+            llama.close()
             raise
         offer_templates(llama, llama.metadata)
         return llama
@@ -90,7 +89,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     @property
     def verbose(self) -> bool:
         """False, but True while the model loads: else Llama points the process' stdout and stderr at /dev/null for
-        that time, and they would stay there if the device is lost meanwhile. What llama.cpp logs is caught anyway."""
+        that time, and nobody would read why the process ends there. What llama.cpp logs is caught anyway."""
         return not hasattr(self, "_model") or bool(self.__dict__["verbose"])
 
     @verbose.setter
@@ -107,21 +106,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     def metadata(self, found: dict[str, str]) -> None:
         self.__dict__["metadata"] = found
 
-    def guard(self, runner: Runner) -> None:
-        """Send what computes or clears memory on the device through `runner`, so that losing the device raises."""
-        context = self._ctx
-        decode, clear = context.decode, context.kv_cache_clear
-
-        def guarded_decode(batch: Any) -> None:
-            def decode_and_wait() -> None:
-                decode(batch)
-                api.llama_synchronize(context.ctx)
-
-            runner.call(decode_and_wait)
-
-        context.decode = guarded_decode
-        context.kv_cache_clear = lambda: runner.call(clear)
-
     # llama_cpp's closes, which the engine has done by then. Ctrl-C that arrived in a Python function here would be
     # lost, so this is none, and takes nothing
     __del__ = staticmethod(bool)
@@ -129,12 +113,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     def close(self) -> None:
         """Free the model; what is asked of it afterwards raises UsageError, where llama.cpp would read freed memory."""
         super().close()
-        self._forget()
-
-    def abandon(self) -> None:
-        """Forget the native model and context without freeing them: their device is gone and would be asked."""
-        self._ctx.ctx = None
-        self._model.model = None
         self._forget()
 
     def _forget(self) -> None:

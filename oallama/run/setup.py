@@ -1,4 +1,4 @@
-"""Set-up and release of an engine: checks of plan and device, the runner of its calls, and freeing in order."""
+"""Set-up and release of an engine: checks of plan and device, and freeing in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Protocol
 
 from oallama.core.errors import DeviceError, DoesNotFit, PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator
-from oallama.device.guard import Direct, Guard, Runner
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings
 from oallama.device.opening import NO_DEVICE, OpenDevice
@@ -17,28 +16,20 @@ from oallama.plan.plan import Plan
 
 
 class Held(Protocol):
-    """Something native that an engine holds. abandon: forget it without freeing, its device is gone."""
+    """Something native that an engine holds."""
 
     def close(self) -> None: ...
 
-    def abandon(self) -> None: ...
 
-
-def release(loaded: list[Held], runner: Runner, device: OpenDevice) -> None:
-    """Free what an engine holds, the last made first; a lost device's memory is left alone.
+def release(loaded: list[Held], device: OpenDevice) -> None:
+    """Free what an engine holds, the last made first, then close the device.
 
     A Ctrl-C waits until all is done: a worker that ends before what lies on it is freed takes this process with it.
     """
-
-    def free() -> None:
-        for held in reversed(loaded):
-            held.close()
-
     with held_interrupt():
         try:
-            if not runner.close(free):
-                for held in loaded:
-                    held.abandon()
+            for held in reversed(loaded):
+                held.close()
         finally:
             device.close()
 
@@ -63,7 +54,7 @@ def device_of(plan: Plan, device: str | None) -> DeviceSpec:
     if spec.is_pair and not only_splits(plan):
         raise DeviceError(
             "cpu-pair runs plans that only split operators: llama.cpp has no second CPU to keep whole ones, norms or "
-            "KV on; use rpc-worker"
+            "KV on; use another device"
         )
     return spec
 
@@ -108,10 +99,3 @@ def check_host(settings: LoadSettings, taken: ProbeResult, operators: Sequence[O
             "(--device, --vram)"
         )
         raise DoesNotFit(needed, host_bytes, "the host", remedy=remedy)
-
-
-def runner_for(device: OpenDevice, stall_s: float) -> Runner:
-    """Where calls on this device run: guarded where a server may be lost."""
-    if not device.spec.is_remote:
-        return Direct()
-    return Guard(f"{device.name} ({device.spec})", device.alive, device.give_up, stall_s)

@@ -78,9 +78,6 @@ class LoadedSplit:
     def close(self) -> None:
         self.plan.close()
 
-    def abandon(self) -> None:
-        """The device is lost: a call on it may still hold what the plan refers to, so nothing is freed."""
-
 
 _SMALLER = "use a smaller model or context, or give the device more of it (--vram)"
 

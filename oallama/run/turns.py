@@ -24,7 +24,6 @@ class Turns:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread = 0  # that has the turn
-        self._wanted = False
         self._closed = False
 
     @property
@@ -42,30 +41,18 @@ class Turns:
         self.check_open()
         if self._lock.locked() and self._thread == threading.get_ident():
             raise UsageError("this engine is still generating; finish or close that stream first")
-        self._wanted = True
         return self._lock
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """The call of this thread begins, which holds the lock. Raises UsageError where it waited until the engine was
         closed."""
-        self._thread, self._wanted = threading.get_ident(), False
+        self._thread = threading.get_ident()
         try:
             self.check_open()
             yield
         finally:
             self._thread = 0
-
-    @contextlib.contextmanager
-    def taken_free(self) -> Iterator[bool]:
-        """A turn where no call has it or wants it, and the engine is open; whether there was one. For a thread that no
-        Ctrl-C reaches."""
-        has_it = not self._wanted and self._lock.acquire(blocking=False)
-        try:
-            yield has_it and not self._closed
-        finally:
-            if has_it:
-                self._lock.release()
 
     def close(self) -> None:
         """No turn any more. Raises UsageError where a call is under way."""

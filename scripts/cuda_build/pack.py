@@ -1,7 +1,7 @@
 """The pack: one compressed archive, its manifest inside and beside it, and how a folder that Python runs from is made.
 
 lib/          ggml, llama and the CUDA back end; cpu/NAME/libggml-cpu.so.0 for other processors than the plainest
-native/       libggml_bridge, libggml-oallama, libggml_accept
+native/       libggml_bridge, libggml-oallama
 site/         llama_cpp's Python part, and the packages that the other machine lacks
 bin/          llama-bench and llama-server, where they were asked for and fitted
 """

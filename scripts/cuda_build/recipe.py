@@ -25,7 +25,7 @@ TOOLKIT_WHEELS = (
 runs what they make."""
 
 LIBRARIES = ("ggml-base", "ggml", "ggml-cpu", "ggml-cuda", "ggml-rpc", "llama", "llama-common")
-NATIVE = ("ggml_bridge", "ggml-oallama", "ggml_accept")  # ours
+NATIVE = ("ggml_bridge", "ggml-oallama")  # ours
 PROGRAMS = ("llama-bench", "llama-server")
 
 PYTHON_PARTS = (

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a ggml RPC server that breaks the connection at the n-th command, as a server that goes."""
+"""A TCP proxy in front of a ggml RPC server that fails at the n-th command: it goes, or it never answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ HEADER = struct.Struct("<BQ")  # command, bytes that follow
 
 
 class CutProxy:
-    """endpoint: host:port. Commands are counted over all connections, from 1; after the one that is cut, nobody is
-    served. n_commands: seen so far."""
+    """endpoint: host:port. Commands are counted over all connections, from 1; from that at which it fails on, nobody is
+    served. silent: it leaves its connections open. n_commands: seen so far."""
 
-    def __init__(self, server: str, cut_at: int) -> None:
+    def __init__(self, server: str, fails_at: int, silent: bool = False) -> None:
         host, _, port = server.partition(":")
-        self._server, self._cut_at = (host, int(port)), cut_at
+        self._server, self._fails_at, self._silent = (host, int(port)), fails_at, silent
         self.n_commands = 0
+        self._over = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -30,6 +31,7 @@ class CutProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._listener.close()
@@ -37,7 +39,7 @@ class CutProxy:
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
-            while self.n_commands < self._cut_at:
+            while self.n_commands < self._fails_at:
                 client, _ = self._listener.accept()
                 with client, socket.create_connection(self._server) as server:
                     back = threading.Thread(target=_pass_on, args=(server, client), daemon=True)
@@ -51,11 +53,13 @@ class CutProxy:
         self._listener.close()
 
     def _commands(self, client: socket.socket, server: socket.socket) -> None:
-        """Until the client has enough, or the command that is cut."""
+        """Until the client has enough, or the command at which this fails."""
         while True:
             header = _receive(client, HEADER.size)
             self.n_commands += 1
-            if self.n_commands >= self._cut_at:
+            if self.n_commands >= self._fails_at:
+                if self._silent:
+                    self._over.wait()
                 return
             server.sendall(header + _receive(client, HEADER.unpack(header)[1]))
 

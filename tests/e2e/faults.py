@@ -68,16 +68,19 @@ class Place:
         cache: Path | None = None,
         shell: str = "",
         before: Callable[[], Any] | None = None,
+        command: str = "",
+        **names: str,
     ) -> Started:
-        """Start a command. shell: redirections in sh's words, in place of pipes. before: called in the child."""
-        words = COMMANDS[name].format(model=self.model, profile=self.profile, server=self.server).split()
-        command = [sys.executable, "-m", "oallama", *words]
+        """Start a command. shell: redirections in sh's words, in place of pipes. before: called in the child. command:
+        in place of that of COMMANDS; names: what it names beside the place's own."""
+        places = {"model": self.model, "profile": self.profile, "server": self.server, **names}
+        words = [sys.executable, "-m", "oallama", *(command or COMMANDS[name]).format(**places).split()]
         if shell:
-            command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
+            words = ["sh", "-c", f'exec "$@" {shell}', "sh", *words]
         mark = uuid.uuid4().hex
         with (self.model.with_name("messages") if name == "chat" else Path(os.devnull)).open() as messages:
             process = subprocess.Popen(
-                command,
+                words,
                 cwd=self.folder,
                 stdin=messages,
                 stdout=subprocess.PIPE,

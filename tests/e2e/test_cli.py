@@ -421,7 +421,6 @@ def test_doctor_finds_nothing_wrong():
         "devices",
         "layouts",
         "run on the CPU",
-        "run on a worker",
         "split backend",
         "split run",
         "cache",
@@ -438,7 +437,7 @@ def test_doctor_says_what_to_do_about_each_failure(tmp_path):
     assert done.returncode == 1
     found = json.loads(done.stdout)
     failed = {check["name"]: check for check in found["checks"] if not check["ok"]}
-    runs = {"run on the CPU", "run on a worker", "split run"}
+    runs = {"run on the CPU", "split run"}
     assert {"libraries", "devices", "layouts", "split backend", "cache", *runs} == set(failed)
     assert all(check["detail"] and check["remedy"] for check in failed.values())
     assert "LLAMA_CPP_LIB_PATH" in failed["libraries"]["detail"]

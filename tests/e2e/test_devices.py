@@ -8,23 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from processes import PATIENCE_S, must_end, until
-from rpc_servers import rpc_server
+from processes import PATIENCE_S, must_end
 
 from ggml_bridge import Bridge, BridgeError
 from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.cpu import default_threads
-from oallama.device.guard import Guard
 from oallama.device.identity import known_device
-from oallama.device.opening import LOOK_S, list_devices, open_device
+from oallama.device.opening import list_devices, open_device
 from oallama.device.spec import parse_device
 
 
@@ -36,7 +31,7 @@ def test_the_cpu_is_listed_with_its_memory() -> None:
 
 def test_none_is_no_device() -> None:
     with open_device("none") as device:
-        assert (device.name, device.info, device.alive()) == ("none", None, True)
+        assert (device.name, device.info) == ("none", None)
 
 
 def test_auto_is_the_first_gpu_or_none() -> None:
@@ -58,7 +53,7 @@ def test_auto_is_known_by_the_device_it_stands_for() -> None:
 
 
 def test_a_device_that_is_not_there_has_no_identity() -> None:
-    with pytest.raises(DeviceError, match=r"CUDA77.*rpc-worker.*none"):
+    with pytest.raises(DeviceError, match=r"CUDA77.*emulated.*none"):
         known_device("CUDA77")
     with pytest.raises(DeviceError, match=r"127\.0\.0\.1:1"):
         known_device("rpc://127.0.0.1:1")
@@ -75,7 +70,7 @@ def test_a_server_is_asked_and_left_free_for_the_next() -> None:
 
 
 def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(DeviceError, match=r"CUDA77.*rpc-worker.*none"), open_device("CUDA77"):
+    with pytest.raises(DeviceError, match=r"CUDA77.*emulated.*none"), open_device("CUDA77"):
         pass
 
 
@@ -88,26 +83,12 @@ def test_a_worker_is_a_device_of_its_own_until_closed() -> None:
     cpu = min(os.sched_getaffinity(0))
     with open_device(f"rpc-worker:1:{cpu}") as device:
         assert device.pid is not None and device.info is not None
-        assert (device.info.backend, device.info.type, device.alive()) == ("RPC", "GPU", True)
+        assert (device.info.backend, device.info.type) == ("RPC", "GPU")
         assert device.info.memory_total > 0
         assert psutil.Process(device.pid).cpu_affinity() == [cpu]
         assert device.name in [listed.name for listed in list_devices()]
     must_end(device.pid)
-    assert not device.alive()
     assert device.name not in [listed.name for listed in list_devices()], "a dead device would abort who lists devices"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker always serves everybody")
-def test_a_worker_that_serves_everybody_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unguarded(RpcServer):
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, False if name == "guarded" else value)
-
-    with open_device("rpc-worker") as device:
-        assert device.warning == ""
-    monkeypatch.setattr("ggml_bridge.rpc.RpcServer", Unguarded)
-    with open_device("rpc-worker") as device:
-        assert device.warning.startswith("every process of this machine may use the worker")
 
 
 def test_two_workers_do_not_disturb_each_other() -> None:
@@ -125,84 +106,46 @@ def test_a_worker_cannot_be_pinned_outside_our_cpus() -> None:
         pass
 
 
-def test_a_stopped_worker_counts_as_lost_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oallama.device.rpc_worker.STOPPED_S", 0.2)
-    with open_device("rpc-worker") as device:
-        assert device.pid is not None
-        os.kill(device.pid, signal.SIGSTOP)
-        assert device.alive(), "a moment is no loss"
-        until(lambda: not device.alive())
-        device.give_up()
-        must_end(device.pid)
-
-
-def test_a_dead_worker_is_no_danger_to_who_lists_devices() -> None:
-    with open_device("rpc-worker") as device, open_device("rpc-worker") as other:
-        assert device.pid is not None
-        os.kill(device.pid, signal.SIGKILL)
-        must_end(device.pid)
-        names = [listed.name for listed in list_devices()]
-        assert device.name not in names and other.name in names
-
-
-def test_a_dead_server_is_noticed_by_its_broken_connection() -> None:
-    with rpc_server() as server, open_device(f"rpc://{server.endpoint}") as device:
-        assert device.alive()
-        os.kill(server.pid, signal.SIGKILL)
-        must_end(server.pid)
-        time.sleep(LOOK_S + 0.1)
-        assert not device.alive()
-        assert device.name not in [listed.name for listed in list_devices()]
-
-
 def test_nobody_takes_our_place_at_a_server_between_calls() -> None:
-    with rpc_server() as server:
+    with RpcServer() as server:
         with open_device(f"rpc://{server.endpoint}"), pytest.raises(BridgeError, match="one client"):
             probe(server.endpoint, timeout_s=0.5)
         probe(server.endpoint)
 
 
 def test_a_running_server_is_connected_to() -> None:
-    with rpc_server() as server, open_device(f"rpc://{server.endpoint}") as device:
+    with RpcServer() as server, open_device(f"rpc://{server.endpoint}") as device:
         assert device.info is not None and device.info.backend == "RPC"
         assert device.pid is None
 
 
 def test_a_ctrl_c_while_it_is_connected_to_leaves_the_server_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has one client at a time, and one that nobody knows of would stay."""
-    call = Guard.call
+    add = Bridge.rpc_add
 
-    def interrupted(self: Guard, function: Callable[[], None]) -> None:
-        call(self, function)
+    def interrupted(bridge: Bridge, endpoint: str) -> list[str]:
         signal.raise_signal(signal.SIGINT)
+        return add(bridge, endpoint)
 
-    with rpc_server() as server:
+    with RpcServer() as server:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(Guard, "call", interrupted)
+            patched.setattr(Bridge, "rpc_add", interrupted)
             with open_device(f"rpc://{server.endpoint}"):
                 pass
         probe(server.endpoint)
         with open_device(f"rpc://{server.endpoint}") as device:
-            assert device.alive()
+            assert device.info is not None
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_the_collector_may_close_a_device_while_another_is_opened(
-    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In whatever thread it runs, and who opens waits for that one."""
-    with contextlib.ExitStack() as first, rpc_server() as left, rpc_server() as server:
+def test_the_collector_may_close_a_device_while_another_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as first, RpcServer() as left, RpcServer() as server:
         first.enter_context(open_device(f"rpc://{left.endpoint}"))
         add = Bridge.rpc_add
 
         def collected(bridge: Bridge, endpoint: str) -> list[str]:
-            if elsewhere:
-                collector = threading.Thread(target=first.close)
-                collector.start()
-                collector.join()
-            else:
-                first.close()
-            return add(bridge, endpoint)
+            names = add(bridge, endpoint)
+            first.close()
+            return names
 
         with monkeypatch.context() as patched:
             patched.setattr(Bridge, "rpc_add", collected)
@@ -213,7 +156,7 @@ def test_the_collector_may_close_a_device_while_another_is_opened(
 
 
 def test_a_server_with_another_client_is_reported_and_not_waited_for() -> None:
-    with rpc_server() as server:
+    with RpcServer() as server:
         host, _, port = server.endpoint.partition(":")
         with (
             socket.create_connection((host, int(port))),
@@ -254,29 +197,6 @@ def test_a_worker_ends_with_its_parent(end: str) -> None:
             parent.send_signal(getattr(signal, end))
         parent.wait(PATIENCE_S)
         must_end(worker)
-
-
-UNGUARDED = """
-import os, signal
-import ggml_bridge
-from oallama.device.guard import Guard
-from oallama.device.opening import open_now
-from oallama.device.spec import parse_device
-device = open_now(parse_device("rpc-worker"))
-guard = Guard("worker", device.alive)
-os.kill(device.pid, signal.SIGKILL)
-while device.alive():
-    pass
-ggml_bridge.load().devices()  # asks the dead server, outside of any guarded call
-print("still here")
-"""
-
-
-def test_an_abort_outside_of_guarded_calls_stays_an_abort() -> None:
-    done = subprocess.run([sys.executable, "-c", UNGUARDED], capture_output=True, text=True, timeout=60)
-    assert done.returncode == -signal.SIGABRT
-    assert "still here" not in done.stdout
-    assert "ggml-rpc.cpp" in done.stderr
 
 
 def sysfs(root: Path, siblings: dict[int, str], cpu_max: str | None) -> Path:

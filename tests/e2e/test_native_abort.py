@@ -12,6 +12,7 @@ import pytest
 from gguf_factory import write_gguf
 
 from oallama.core.errors import UsageError
+from oallama.device.native_abort import sentence_of
 from oallama.placer import Placer
 
 
@@ -70,9 +71,8 @@ def test_an_exception_of_llama_cpp_that_nobody_catches_is_told(tmp_path: Path) -
 
 
 ABORTS = """
-import sys
 from oallama.device.native_abort import exit_at_abort
-exit_at_abort(lambda reason: print(reason, file=sys.stderr, flush=True))
+exit_at_abort()
 from llama_cpp import llama_cpp as api
 api._lib.ggml_abort(b"/home/someone/ggml.c", 12, b"GGML_ASSERT(%s) failed", b"x > 0")
 """
@@ -82,6 +82,21 @@ def test_an_assertion_of_ggml_is_told() -> None:
     done = subprocess.run([sys.executable, "-c", ABORTS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == (
-        "llama.cpp ended with a fault of its own: ggml.c:12: GGML_ASSERT(x > 0) failed; "
+        "oallama: llama.cpp ended with a fault of its own: ggml.c:12: GGML_ASSERT(x > 0) failed; "
         "use another file or other options\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (
+            "/x/ggml-rpc/ggml-rpc.cpp:540: Remote RPC server crashed",
+            "the RPC server was lost: it ended, or did",
+        ),
+        ("/x/ggml-cuda/ggml-cuda.cu:98: CUDA error", "the device was lost or failed: ggml-cuda.cu:98: CUDA error; run"),
+        ("", "llama.cpp ended with a fault of its own; use another file"),
+    ],
+)
+def test_a_lost_device_is_told_from_a_fault(message: str, sentence: str) -> None:
+    assert sentence_of(message).startswith(sentence)

@@ -25,16 +25,13 @@ from e2e.test_engine import (
     attention,
     engine_of,
     f16,
-    lose,
     nmse,
     q4_0,
     stock_logits,
-    until_lost,
 )
 from e2e.what_is_held import ONE_ARENA, nothing_grew
 from gguf_factory import write_llama_shape
 from processes import PATIENCE_S
-from rpc_servers import rpc_server
 
 from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, PlanError
@@ -301,7 +298,7 @@ def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placed:
 def test_a_device_with_too_little_memory_gets_less(room_bytes: int, expected_gg: float, small_blocks: Placed) -> None:
     """The slices shrink to what fits; the plan that was really loaded is shown, computes, and can be used again."""
     case = small_blocks
-    with rpc_server() as server:
+    with RpcServer() as server:
         spec = f"rpc://{server.endpoint}"
         with engine_of(case, device=spec) as engine:  # so that the server has all that it needs besides
             wanted = engine.logits(TOKENS)
@@ -321,7 +318,7 @@ def test_a_device_with_too_little_memory_gets_less(room_bytes: int, expected_gg:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of another process")
 def test_a_device_without_room_to_compute_in_is_an_error(small_blocks: Placed) -> None:
     case = small_blocks
-    with rpc_server() as server:
+    with RpcServer() as server:
         spec = f"rpc://{server.endpoint}"
         engine_of(case, device=spec).close()
         limited(server, case.plan.memory.weights_gpu + (256 << 10))
@@ -371,22 +368,8 @@ def test_a_host_with_too_little_memory_is_an_error_and_all_is_freed(tmp_path: Pa
 
 
 #
-# devices that go, and leaks
+# leaks
 #
-
-
-def test_a_worker_lost_while_computing_is_a_device_error(f16: Path) -> None:
-    engine = engine_of(split_case(f16, "rpc-worker", ffn(0.5)))
-    timer = lose(engine, signal.SIGKILL, 0.3)
-    error = until_lost(lambda: engine.generate("once", max_tokens=100, temperature=1.0))
-    timer.join()
-    assert "lost" in str(error)
-    engine.close()
-    with engine_of(placed(f16)) as on_cpu:
-        assert np.array_equal(on_cpu.logits(TOKENS), stock_logits(f16, TOKENS, n_ubatch=N_UBATCH))
-    for device in DEVICES:
-        with engine_of(split_case(f16, device, ffn(0.5))) as again:
-            assert nmse(again.logits(TOKENS), stock_logits(f16, TOKENS, n_ubatch=N_UBATCH)) <= F16_NMSE
 
 
 INTERRUPTED = """

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ggml_bridge
 from ggml_bridge.child import child_main
-from ggml_bridge.rpc import RpcServer
 
 
 def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     bridge = ggml_bridge.load()
-    if request["case"] == "a worker of its own":
-        return work_on_own_worker(bridge, Path(request["until"]), progress)
     [device] = bridge.rpc_add(request["endpoint"])
     case = request["case"]
     if case == "device":
@@ -77,20 +73,6 @@ def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) 
             os.kill(request["pid"], signal.SIGKILL)
             timer.run(100)
     raise AssertionError(case)
-
-
-def work_on_own_worker(
-    bridge: ggml_bridge.Bridge, until: Path, progress: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
-    """Computes on it until there is such a file."""
-    with RpcServer() as server:
-        [device] = bridge.rpc_add(server.endpoint)
-        with bridge.mul_mat(device, None, "Q4_0", 512, 96, working_set_bytes=0) as timer:
-            progress({"endpoint": server.endpoint, "guarded": server.guarded})
-            n_runs = 0
-            while not until.exists():
-                n_runs += len(timer.run(1))
-            return {"n_runs": n_runs, "nmse": timer.check()}
 
 
 if __name__ == "__main__":

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from interrupts import interrupted_at, native_log_callback
-from processes import until
 
-from oallama.device.guard import Direct, Guard
 from oallama.device.interrupt import held_interrupt
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice
@@ -124,120 +120,6 @@ def test_another_thread_leaves_the_handler_alone() -> None:
     assert found == [signal.getsignal(signal.SIGINT)]
 
 
-@pytest.fixture
-def guard() -> Iterator[Guard]:
-    made = Guard("a device", lambda: True)
-    yield made
-    made.close(lambda: None)
-
-
-def sort_with_an_interrupt() -> None:
-    """C calls back into Python, where a Ctrl-C arrives: an exception would be printed there and dropped."""
-    compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    numbers = (ctypes.c_int * 2)(2, 1)
-    arrived: list[None] = []
-
-    def smaller(_a: int, _b: int) -> int:
-        if not arrived:
-            arrived.append(None)
-            signal.raise_signal(signal.SIGINT)
-        return -1
-
-    ctypes.CDLL(None).qsort(numbers, ctypes.c_size_t(2), ctypes.c_size_t(4), compare(smaller))
-
-
-def test_a_ctrl_c_in_a_call_on_the_caller_s_thread_is_raised_at_its_end() -> None:
-    runner, ended = Direct(), []
-
-    def call() -> None:
-        sort_with_an_interrupt()
-        ended.append(None)
-
-    with pytest.raises(KeyboardInterrupt):
-        runner.call(call)
-    with pytest.raises(KeyboardInterrupt):
-        runner.close(call)
-    assert len(ended) == 2
-
-
-def test_a_ctrl_c_between_two_items_is_raised_and_what_makes_them_is_closed() -> None:
-    closed: list[None] = []
-
-    def items() -> Iterator[int]:
-        try:
-            yield 1
-            sort_with_an_interrupt()
-            yield 2
-        finally:
-            closed.append(None)
-
-    made: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        for item in Direct().iterate(items):  # type: ignore[arg-type]
-            made.append(item)
-    assert (made, len(closed)) == ([1], 1)
-
-
-def test_a_ctrl_c_ends_a_call_at_its_next_beat(guard: Guard) -> None:
-    for runner in (Direct(), guard):
-        n_beats = 0
-
-        def work(runner: Any = runner) -> None:
-            nonlocal n_beats
-            for _ in range(1000):
-                if n_beats == 2:
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                n_beats += 1
-                runner.beat()
-                time.sleep(0.01)
-
-        with pytest.raises(KeyboardInterrupt):
-            runner.call(work)
-        assert 3 <= n_beats < 900
-        assert runner.call(lambda: 7) == 7, "the next call is not stopped"
-
-
-def test_a_ctrl_c_that_arrives_with_the_result_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result is taken, so that waiting for it again would be for ever."""
-
-    class Results(queue.SimpleQueue[Any]):
-        def get(self, block: bool = True, timeout: float | None = None) -> Any:
-            result = super().get(block, timeout)
-            if isinstance(result, tuple):
-                signal.raise_signal(signal.SIGINT)
-            return result
-
-    alive = [True, True, True]
-    guard = Guard("a device", lambda: bool(alive and alive.pop()))
-    monkeypatch.setattr(queue, "SimpleQueue", Results)
-    with pytest.raises(KeyboardInterrupt):
-        guard.call(lambda: 7)
-    assert not guard.lost
-    monkeypatch.undo()
-    guard.close(lambda: None)
-
-
-def test_a_ctrl_c_as_a_call_begins_leaves_the_next_one_possible(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat goes on behind an answer that was stopped."""
-
-    class Lock:
-        def __init__(self) -> None:
-            self.own = threading.Lock()
-            self.release = self.own.release
-
-        def acquire(self, blocking: bool) -> bool:
-            taken = self.own.acquire(blocking)
-            if n_left.pop():
-                signal.raise_signal(signal.SIGINT)
-            return taken
-
-    n_left = [False, True]
-    monkeypatch.setattr(guard, "_busy", Lock())
-    with pytest.raises(KeyboardInterrupt):
-        guard.call(lambda: 7)
-    assert guard.call(lambda: 7) == 7
-
-
 def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     from llama_cpp import _internals
 
@@ -269,9 +151,6 @@ class Order:
         time.sleep(0.005)
         self.closed.append("held")
 
-    def abandon(self) -> None:
-        self.closed.append("abandoned")
-
     def device(self) -> OpenDevice:
         return OpenDevice("a device", None, DeviceSpec("none"), close=lambda: self.closed.append("device"))
 
@@ -281,19 +160,11 @@ def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it
     moment, comes_so_far, n_done = 0, True, 0
     while comes_so_far:
         moment += 1
-        order, guard = Order(), Guard("a device", lambda: True)
-        close = functools.partial(release, [order], guard, order.device())
+        order = Order()
+        close = functools.partial(release, [order], order.device())
         comes_so_far = interrupted_at(moment, close)
         n_done += order.closed != []
         if not order.closed:  # nothing had begun
             close()
         assert order.closed == ["held", "device"], moment
     assert n_done > moment / 2 > 10
-
-
-def test_a_call_may_end_in_closing_its_own_engine() -> None:
-    """As where the call had the last reference to it."""
-    order, guard = Order(), Guard("a device of its own", lambda: True)
-    guard.call(functools.partial(release, [order], guard, order.device()))
-    assert order.closed == ["held", "device"]
-    until(lambda: "oallama-a device of its own" not in [thread.name for thread in threading.enumerate()])

@@ -1,16 +1,13 @@
-"""Threads that are refused memory: as they begin, and while somebody waits for what they do."""
+"""Threads that are refused memory as they begin."""
 
 from __future__ import annotations
 
-import queue
 import threading
 
 import pytest
 
 from ggml_bridge import threads
 from ggml_bridge.threads import Thread
-from oallama.core.errors import DeviceError
-from oallama.device.guard import Guard
 
 
 class Refused(Thread):
@@ -34,22 +31,3 @@ def test_a_thread_that_begins_is_as_any() -> None:
     assert done.is_set() and not thread.is_alive() and thread.name == "of the test"
     with pytest.raises(RuntimeError, match="only be started once"):
         thread.start()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_who_waits_for_a_guarded_call_hears_that_its_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost: list[bool] = []
-    guard = Guard("a device", lambda: True, lambda: lost.append(True))
-    main = threading.get_ident()
-
-    class Refusing(queue.SimpleQueue):  # type: ignore[type-arg]
-        def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
-            if threading.get_ident() != main:
-                raise MemoryError
-            super().put(item)
-
-    monkeypatch.setattr(queue, "SimpleQueue", Refusing)
-    with pytest.raises(DeviceError, match="a device was lost while working: its thread is out of host memory"):
-        guard.call(lambda: 1)
-    assert lost == [True]
-    assert not guard.close(lambda: None)

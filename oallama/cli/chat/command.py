@@ -15,7 +15,7 @@ from oallama.cli.options import (
     depth_option,
     model_option,
 )
-from oallama.cli.output import talk, tell_aborts
+from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import counting
@@ -122,7 +122,6 @@ def start(
         plan, unknown = asked.made_plan(placer, load)
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
-    tell_aborts()
     with counting(placer, answers.count_experts) as recording:
 
         def opened(placer: Placer, plan: Plan) -> Engine:
@@ -154,7 +153,7 @@ def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
     if not policy.is_auto:
         return "the placement is the one that was asked for; start without --policy and -ngl to measure"
     if not placer.has_device:
-        return "there is nothing to tune without a device; start with --device, such as rpc-worker"
+        return "there is nothing to tune without a device; start with --device, such as emulated:rtx3060"
     return ""
 
 
