@@ -86,13 +86,16 @@ def tune_after(placer: Placer, load: Workload) -> None:
 
 
 def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
-    """What tuning is predicted to gain over stock llama.cpp's own placement, and how to tune. Measures nothing."""
+    """What tuning is predicted to gain over stock llama.cpp's own placement at most, and how to tune. Measures and
+    plans nothing."""
+    from oallama.place.bound import physical_bound
     from oallama.report.expected import gain_text
 
     now = best = None
     with contextlib.suppress(OallamaError):  # no answer needs a prediction
         if placer.known_profile is not None:
-            now, best = placer.simulate(stock, load).predicted, placer.place("auto", load).predicted
+            now = placer.simulate(stock, load).predicted
+            best = physical_bound(placer.problem_for(stock), load, stock.memory)
     gain = gain_text(now, best)
     return f"oallama: this is stock llama.cpp's own placement; {gain}: `oallama tune {placer.model.path}`"
 

@@ -81,13 +81,18 @@ def measured_texts(ttft_s: float, tpot_s: float, expected: Predicted | None) -> 
     return [first, f"TPOT {format_seconds(tpot_s)}", f"{1 / tpot_s:.1f}{expected_rate} tokens/s"]
 
 
+WORTH = 0.05
+"""Share by which a plan must be faster before it is told."""
+
+
 def gain_text(now: Predicted | None, best: Predicted | None) -> str:
-    """How much faster a run is predicted to be by the best plan than it is now, as a clause."""
+    """How much faster than now a run is predicted to be at most, as a clause. best: what no plan can be faster than."""
     if now is None or best is None or best.total_s <= 0:
         return "what another one gains is not known, as this machine was not measured yet"
-    if best.total_s >= now.total_s:
-        return "no other one is predicted to be faster; to measure that"
-    return f"another one is predicted to be {now.total_s / best.total_s:.2f} times as fast"
+    ratio = now.total_s / best.total_s
+    if ratio < 1 + WORTH:
+        return f"no other one is predicted to be {WORTH:.0%} faster; to measure that"
+    return f"another one is predicted to be at most {ratio:.2f} times as fast"
 
 
 OFF = 0.25

@@ -95,16 +95,20 @@ UNMEASURED: Any = SimpleNamespace(known_profile=None, model=SimpleNamespace(path
 
 @pytest.mark.parametrize(
     ("best_s", "says"),
-    [(None, "not known, as this machine was not measured"), (2.0, "1.50 times as fast"), (3.0, "no other one is")],
+    [(None, "not known, as this machine was not measured"), (2.0, "at most 1.50 times as fast"), (2.9, "5% faster")],
 )
-def test_what_tuning_is_predicted_to_gain_is_one_line(best_s: float | None, says: str) -> None:
+def test_what_tuning_is_predicted_to_gain_is_one_line(
+    best_s: float | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     placer: Any = UNMEASURED
     if best_s is not None:
+        monkeypatch.setattr("oallama.place.bound.physical_bound", lambda *_: Predicted(1.0, 0.1, best_s))
         placer = SimpleNamespace(
             known_profile="measured",
             model=UNMEASURED.model,
+            memory=None,
+            problem_for=lambda plan: None,
             simulate=lambda plan, load: SimpleNamespace(predicted=Predicted(1.0, 0.1, 3.0)),
-            place=lambda policy, load: SimpleNamespace(predicted=Predicted(1.0, 0.1, best_s)),
         )
     line = cli_gate.tuning_gain(placer, placer, placer)
     assert says in line and line.endswith("`oallama tune m.gguf`") and "\n" not in line
