@@ -17,24 +17,8 @@ from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import Native, declared, decode, encode
 
 Axis = Literal["rows", "cols", "halves"]
-Step = Literal["launch", "host", "wait", "join", "send", "resident", "stall", "streamed", "fetch", "copy", "ahead"]
-TraceOf = Literal["caller", "events", "read back"]
 
 _AXES: tuple[Axis, ...] = ("rows", "cols", "halves")  # in the order of enum oallama_axis
-_STEPS: tuple[Step, ...] = (  # in the order of enum oallama_step
-    "launch",
-    "host",
-    "wait",
-    "join",
-    "send",
-    "resident",
-    "stall",
-    "streamed",
-    "fetch",
-    "copy",
-    "ahead",
-)
-_TRACE_OF: dict[TraceOf, int] = {"caller": 0, "events": 1, "read back": 2}  # enum oallama_trace_of
 _TEXT_BYTES = 1 << 20
 _TIMES = 256  # records of blocks' times that are fetched at once
 _TIME = Struct("=128s6q4d")  # oallama_block_times, whose fields are those of BlockTimes; cffi takes ten times as long
@@ -113,21 +97,6 @@ class BlockTimes:
     join_s: float  # adding and interleaving results
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One step of a phase: on the caller's thread launch, host (CC), wait, ahead (queueing copies
-    for what comes next), join; on the device send (inputs), resident
-    (GG), stall (for what is streamed), streamed (CG and CG'), fetch (results); on the link copy."""
-
-    step: Step
-    phase: int  # counted since the trace was started; a copy: the one that was launched last
-    name: str  # of the phase's first weight; a copy: of the first weight copied
-    n_tokens: int
-    bytes: int  # moved
-    begin_s: float  # since the trace was started
-    end_s: float
-
-
 class SplitBackend:
     """The split backend of this process. Get it from `Bridge.split`."""
 
@@ -167,28 +136,6 @@ class SplitBackend:
 
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
-
-    def start_trace(self, max_spans: int = 1 << 16, watched: TraceOf = "caller") -> None:
-        """Traces the first max_spans steps from now on, over all contexts of the process.
-
-        of: what is traced of devices, which costs them time. `caller`: nothing, only the caller's steps. `events`: a
-        step is done when an event behind it is reached. `read back`: and bytes that it left have been read; RPC needs
-        that, its events only say that work was sent. Events are waited for in threads of their own. Not every backend
-        of ggml lets another thread do that while its stream is used: CUDA and RPC do, Vulkan's memory is corrupted.
-        """
-        self._native.call("oallama_trace_start", max_spans, _TRACE_OF[watched])
-
-    def stop_trace(self) -> list[Span]:
-        """The steps since the trace was started, in the order in which they ended; what is on its way is waited for.
-        Steps of a device are seen only where it has events."""
-        count = _ffi.new("int64_t *")
-        self._native.call("oallama_trace_stop", count)
-        spans = _ffi.new("oallama_span[]", max(1, count[0]))
-        self._native.call("oallama_trace_read", spans, count[0])
-        return [
-            Span(_STEPS[s.step], s.phase, decode(s.name), s.n_tokens, s.bytes, s.begin_s, s.end_s)
-            for s in spans[0 : count[0]]
-        ]
 
 
 class SplitPlan:

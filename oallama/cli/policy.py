@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 
-STREAMING_POLICIES = (
-    "auto", "scheinfer", "experts", "hetegen", "hetegen-linear", "twinpilots", "flexgen", "fiddler",
-)  # fmt: skip
+STREAMING_POLICIES = ("auto", "scheinfer", "experts", "hetegen", "twinpilots", "flexgen", "fiddler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ policy_option = click.option(
     "scheinfer: besides, weights streamed to the device; experts: besides, the experts that are used most "
     "(docs/routing.md); layers: whole layers, as llama.cpp's -ngl; cpu: nothing on "
     "the device; auto: whichever of these should be fastest. To compare with: fit, llama.cpp's own --fit; hetegen, "
-    "hetegen-linear, twinpilots, flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).  "
+    "twinpilots, flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).  "
     "[default: auto]",
 )  # fmt: skip
 

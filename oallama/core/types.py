@@ -178,8 +178,6 @@ class OperatorPlacement:
     layout: Annotated[Line | None, Mark.OMIT_DEFAULT] = None
     # experts that the device holds whole and computes, ascending; the host keeps all of them, so cc is 1
     hot_experts: Annotated[tuple[Count, ...], Mark.OMIT_DEFAULT] = ()
-    # sent to and joined by itself, whatever else of its FFN is cut alike, or reads the same input
-    alone: Annotated[bool, Mark.OMIT_DEFAULT] = False
 
 
 @dataclass(frozen=True, slots=True)

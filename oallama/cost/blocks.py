@@ -2,13 +2,13 @@
 
 Gate, up and down of an FFN that are cut at the same element form one block: each side computes its slice of all of it,
 inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). Anything else is a block alone,
-and so is each of them where a plan has them joined alone, as HeteGen joins behind every linear.
+and so is each mul-mat of an FFN whose mul-mats are cut at different elements.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator
@@ -158,13 +158,10 @@ def residents(operators: Sequence[Operator], on_device: Sequence[bool], first_de
     )
 
 
-def split_blocks(
-    operators: Sequence[Operator], gg: Sequence[int], alone: Collection[int] = ()
-) -> tuple[SplitBlock, ...]:
+def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[SplitBlock, ...]:
     """The blocks that split operators form, in graph order of their first one.
 
-    gg: elements of each operator's GG, 0 where it is not split. Mul-mats of one FFN whose gg are equal are one block,
-    unless one of them is joined alone.
+    gg: elements of each operator's GG, 0 where it is not split. Mul-mats of one FFN whose gg are equal are one block.
     """
     families: dict[tuple[object, ...], list[int]] = {}
     for index, (operator, elements) in enumerate(zip(operators, gg, strict=True)):
@@ -172,7 +169,7 @@ def split_blocks(
             families.setdefault(ffn_of(index, operator), []).append(index)
     made = []
     for members in families.values():
-        together = len({gg[i] for i in members}) == 1 and not any(i in alone for i in members)
+        together = len({gg[i] for i in members}) == 1
         made += family_blocks(operators, members, together)
     return tuple(sorted(made, key=lambda block: block.operators))
 
@@ -212,9 +209,9 @@ def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlo
     )
 
 
-def slice_weights(operators: Sequence[Operator], gg: Sequence[int], alone: Collection[int] = ()) -> int:
-    """Bytes of all slices on the device. gg, alone: as split_blocks."""
-    blocks = split_blocks(operators, gg, alone) if any(gg) else ()
+def slice_weights(operators: Sequence[Operator], gg: Sequence[int]) -> int:
+    """Total bytes of all slices on the device. gg: as in split_blocks."""
+    blocks = split_blocks(operators, gg) if any(gg) else ()
     return sum(block.weight_bytes(gg[block.operators[0]]) for block in blocks)
 
 

@@ -1,7 +1,7 @@
-"""The `hetegen` policies (Zhao et al., MLSys 2024): every linear operator of a layer is computed by the CPU and by the
+"""The `hetegen` policy (Zhao et al., MLSys 2024): every linear operator of a layer is computed by the CPU and by the
 device at the same time, which streams its share α, until both take as long; what gains the most for each byte lies
-whole on the device. By `hetegen` the operators of an FFN are one block with one α; by `hetegen-linear` each has its
-own, and every linear is joined alone, as published.
+whole on the device. Each linear has its own α. Where those of gate, up and down round to the same cut, the FFN is one
+block, whose results are joined once.
 
 α follows from whole operators' times (section 3.2, Eq. 4-9) and is then corrected by the times of slices (the alpha
 benchmark, section 4.4, Eq. 10-12). Here these come from the profile, slowed down as CPU and link were measured to slow

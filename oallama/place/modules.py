@@ -1,10 +1,10 @@
 """Modules that lie whole on the device, in an order of preference while memory lasts, and every other one cut: what
 HeteGen's scheduler (section 4.5) and FlexGen's shares of weights have in common.
 
-A module is what is moved at once: a linear operator of attention, a whole FFN (gate, up and down are cut at the same
-element, so that both sides go on with their own part) or each of its operators where these are joined alone, or an
-operator that cannot be cut. What lies outside the layers, the output, is no module: it is on the device before all
-others, or on the CPU. TwinPilots (twinpilots.py) takes the same modules, and chooses by itself which lie where.
+A module is what is moved at once: a linear operator, a whole FFN where its gate, up and down are cut at the same
+element (both sides go on with their own part), or an operator that cannot be cut. What lies outside the layers, the
+output, is no module: it is on the device before all others, or on the CPU. TwinPilots (twinpilots.py) takes the same
+modules, and chooses by itself which lie where.
 """
 
 from __future__ import annotations
@@ -40,13 +40,17 @@ CutOf = Callable[[BlockCost], Cut]
 def modules(
     slicer: Slicer, costs: Costs, operators: Sequence[Operator], base: Placed, cut_of: CutOf
 ) -> tuple[Module, ...]:
-    """What may go to the device beside `base`, in graph order. costs: of one token."""
+    """List what may go to the device beside `base`, in graph order. costs: of one token; cut_of: from a linear
+    operator, as a block by itself, to its cut."""
+    apart = slicer.fastest(slicer.blocks(base, cuts=range(len(operators))))
+    cuts = {of.block.operators[0]: cut_of(of) for of in apart}
     made: dict[int, Module] = {}
-    for of in slicer.fastest(slicer.blocks(base)):
+    for of in slicer.fastest(slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))])):
         members = of.block.operators
         layer = operators[members[0]].layer
         if layer is not None:
-            made[members[0]] = Module(members, layer, of.block.bytes, of.gemms.cpu_s(1.0, 1), (of, cut_of(of)))
+            cut = cuts[members[0]]
+            made[members[0]] = Module(members, layer, of.block.bytes, of.gemms.cpu_s(1.0, 1), (of, cut))
     inside = {i for module in made.values() for i in module.operators}
     for i, (operator, cost) in enumerate(zip(operators, costs.operators, strict=True)):
         if i not in inside and not base.on_device[i] and cost.t_gpu_s is not None:
@@ -112,9 +116,9 @@ def placed_modules(
     cuts = {m.operators: m.cut[1] for i, m in enumerate(found) if i not in there and m.cut is not None}
     if all(cut.is_whole for cut in cuts.values()):
         return whole
-    layers = [
-        (of, cuts.get(of.block.operators, Cut(of.block.extent, 0, 0))) for of in slicer.fastest(slicer.blocks(whole))
-    ]
+    by_operator = {i: cut for members, cut in cuts.items() for i in members}
+    blocks = slicer.blocks(whole, cuts=[by_operator.get(i) for i in range(len(on_device))])
+    layers = [(of, cuts.get(of.block.operators, Cut(of.block.extent, 0, 0))) for of in slicer.fastest(blocks)]
     return slicer.placed(whole, slicer.priced(layers, (), False, 0, staging), phase)
 
 

@@ -4,7 +4,6 @@ the costs of a workload and the device's memory."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 
 from oallama.core.errors import UsageError
@@ -21,9 +20,8 @@ from oallama.place.slicer import Slicer
 from oallama.place.twinpilots import twinpilots
 
 PUBLISHED = {
-    "hetegen": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs, and an FFN has "
-    "one share and one join",
-    "hetegen-linear": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs",
+    "hetegen": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs, and gate, up and "
+    "down whose shares are equal are joined once",
     "twinpilots": "TwinPilots' plan for one workload: no history is kept, and nothing is planned anew while it runs",
     "flexgen": "FlexGen's place of weights alone: not its attention on the CPU, its schedule of batches or its linear "
     "program",
@@ -59,8 +57,6 @@ def published(problem: Problem, policy: str, phase: Phase, streaming: StreamSett
         if policy == "fiddler":
             return fiddler(slicer, costs, operators, first, room, weights_room, phase)
         base = nothing_there(len(operators), first)
-        if policy == "hetegen-linear":
-            base = replace(base, alone=frozenset(range(len(operators))))
         of_token = costs_of(problem, load, "decode")
         if policy in ("flexgen", "twinpilots"):
             found = modules(slicer, of_token, operators, base, flexgen.streamed)
@@ -78,7 +74,7 @@ def published(problem: Problem, policy: str, phase: Phase, streaming: StreamSett
 def published_notes(problem: Problem, policy: str, placed: Placed) -> tuple[str, ...]:
     """What of the published system is not there, and how many operators it would stream and cannot."""
     notes = (PUBLISHED[policy],)
-    if policy not in ("hetegen", "hetegen-linear", "flexgen"):
+    if policy not in ("hetegen", "flexgen"):
         return notes
     cg = placed.slices.cg if placed.slices else (0,) * len(problem.operators)
     n_left = sum(

@@ -33,7 +33,6 @@ def placements(operators: Sequence[Operator], placed: Placed) -> tuple[OperatorP
             made.append(
                 OperatorPlacement(
                     operator.name, gg / extent, cg / extent, cc / extent, layout if cc else None,
-                    alone=index in placed.alone,
                 )
             )  # fmt: skip
         elif placed.on_device[index]:
@@ -68,15 +67,14 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
     cg = tuple(round(p.cg * cut_extent(o)) for o, p in listed)
     on_device = tuple(p.gg == 1 for _, p in listed)
     layouts = tuple(p.layout for _, p in listed)
-    alone = frozenset(i for i, (_, p) in enumerate(listed) if p.alone)
     slices = None
     hot = tuple(p.hot_experts for _, p in listed)
     if any(gg) or any(cg) or any(hot) or plan.token_assignment:
-        weights, whole = slice_weights(operators, gg, alone), hot_weights(operators, hot)
+        weights, whole = slice_weights(operators, gg), hot_weights(operators, hot)
         staging, streaming = plan.memory.staging, plan.streaming
         kept = hot if any(hot) else ()
         slices = Slices(gg, cg, layouts, weights, staging, streaming, plan.token_assignment, hot=kept, hot_bytes=whole)
-    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices, layouts=layouts, alone=alone)
+    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices, layouts=layouts)
 
 
 def unmeasured_cpu_record(

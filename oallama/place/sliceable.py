@@ -91,17 +91,21 @@ class Sliceable:
         """Whose experts have biases."""
         return frozenset(self._biased)
 
-    def blocks(self, placed: Placed, together: Collection[int] = ()) -> list[Layouts]:
+    def blocks(
+        self, placed: Placed, together: Collection[int] = (), cuts: Sequence[Hashable] | None = None
+    ) -> list[Layouts]:
         """The blocks that may be sliced. What is in none stays where `placed` has it, and lies between them: each has
         the mean as its gap, and its share of that. together: layers whose experts with biases are one block each, which
-        has no slices, where all of it is on the host."""
+        has no slices, where all of it is on the host. cuts: of each operator; mul-mats of one FFN form one block where
+        theirs are equal. None: as `placed` cuts them."""
+        cuts = _cuts_of(placed) if cuts is None else cuts
         on_device, first_layer = placed.on_device, placed.first_device_layer
         whole = [self._biased[layer] for layer in together if layer in self._biased]
         whole = [family for family in whole if not any(on_device[i] for i in family)]
         within = {i for family in whole for i in family}
         families = [*whole, *(family for family in self._families.values() if family[0] not in within)]
         members = (tuple(i for i in family if not on_device[i]) for family in families)
-        found = sorted((one for some in members if some for one in self._blocks_of(some, placed.alone)),
+        found = sorted((one for some in members if some for one in self._blocks_of(some, cuts)),
                        key=lambda one: one[0].operators)  # fmt: skip
         if not found:
             return []
@@ -166,12 +170,12 @@ class Sliceable:
         before[0] += sum(between[begin:])
         return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
-    def _blocks_of(self, members: tuple[int, ...], alone: Collection[int]) -> tuple[tuple[SplitBlock, _Alike], ...]:
+    def _blocks_of(self, members: tuple[int, ...], cuts: Sequence[Hashable]) -> tuple[tuple[SplitBlock, _Alike], ...]:
         """What these operators of one family form."""
-        apart = any(i in alone for i in members)
-        key = (members, apart)
+        together = len({cuts[i] for i in members}) == 1
+        key = (members, together)
         if key not in self._blocks:
-            blocks = family_blocks(self._problem.operators, members, not apart)
+            blocks = family_blocks(self._problem.operators, members, together)
             self._blocks[key] = tuple((block, self._alike_of(block)) for block in blocks)
         return self._blocks[key]
 
@@ -256,6 +260,12 @@ def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> d
         if can and operator.layer is not None and runs_alone(operator):
             found[operator.layer].append(i)
     return {layer: tuple(own) for layer, own in found.items() if is_biased_ffn([operators[i] for i in own])}
+
+
+def _cuts_of(placed: Placed) -> Sequence[Hashable]:
+    """Return the cut of each operator; one value for all where nothing is cut."""
+    slices, nothing = placed.slices, [()] * len(placed.on_device)
+    return nothing if slices is None else list(zip(slices.gg, slices.cg, slices.hot or nothing, strict=True))
 
 
 def _part(operator: Operator) -> Part:

@@ -75,12 +75,14 @@ class Slicer:
         other.load, other.on, other.sliceable = load, self.on.with_slots(n_slots), self.sliceable.varied(load)
         return other
 
-    def blocks(self, placed: Placed, together: Collection[int] | None = None) -> list[Layouts]:
+    def blocks(
+        self, placed: Placed, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
+    ) -> list[Layouts]:
         """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot.
-        together: as Sliceable.blocks; None: those layers that have hot experts in `placed`."""
+        together, cuts: as Sliceable.blocks; together None: those layers that have hot experts in `placed`."""
         if together is None:
             together = _hot_layers(self._problem.operators, placed)
-        blocks = self.sliceable.blocks(placed, together)
+        blocks = self.sliceable.blocks(placed, together, cuts)
         return [self._with_use(by_layout) for by_layout in blocks] if self._hot else blocks
 
     def _with_use(self, by_layout: Layouts) -> Layouts:
@@ -276,19 +278,14 @@ class Slicer:
         return self.priced(layers, table, twice, slices.held_bytes, slices.staging_bytes)
 
     def cuts_of(self, placed: Placed) -> Layers:
-        """The blocks of a placement, as its slices cut them. Raises PlanError where the mul-mats of one block are cut
-        at different elements, or one that cannot be cut here is."""
+        """The blocks of a placement, as its slices cut them. Raises PlanError where one is cut that cannot be
+        cut here."""
         slices, operators = placed.slices, self._problem.operators
         assert slices is not None
         cuts = tuple(zip(slices.gg, slices.cg, slices.hot or ((),) * len(operators), strict=True))
         left = {i for i, cut in enumerate(cuts) if any(cut)}
         layers = [self._as_cut(by_layout, slices) for by_layout in self.blocks(placed)]
-        for of, _ in layers:
-            members = of.block.operators
-            if len({cuts[i] for i in members}) > 1:
-                name = operators[members[0]].name
-                raise PlanError(f"the plan cuts {name} and the rest of its FFN at different elements")
-            left.difference_update(members)
+        left.difference_update(i for of, _ in layers for i in of.block.operators)
         if left:
             name = operators[min(left)].name
             raise PlanError(f"the plan splits {name}, which the device of this profile cannot compute")

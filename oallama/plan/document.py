@@ -1,10 +1,10 @@
 """A plan as its JSON object and back.
 
 History of the format (`"version"`):
-  1  first; `layout`, `hot_experts` and `alone` of an operator and `n_ubatch` of the workload are left out where they
-     are the default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes) and
+  1  first; `layout` and `hot_experts` of an operator and `n_ubatch` of the workload are left out where they are
+     the default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes) and
      `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
-     where there are none, and `bound` where it is not known.
+     where there are none, and `bound` where it is not known. Plans of before may have `alone` in an operator.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
 """
 
@@ -75,6 +75,9 @@ _KEYS = {field.name for field in fields(PlanDocument)}
 _SAME = _KEYS & {field.name for field in fields(PlanRecord)} - {"token_assignment"}
 """Keys that are fields of the record as they are."""
 
+_IGNORED = {"alone": "it is an older plan: that some operators are joined by themselves (`alone`) is ignored"}
+"""Key of an operator that older plans have -> the note that says that it is ignored."""
+
 _REMEDY = "make it again with `oallama plan`"
 
 
@@ -105,11 +108,13 @@ def plan_from_json(document: Any, source: str) -> PlanRecord:
         plan = from_json(PlanDocument, document, "plan")
     except CodecError as error:
         raise PlanError(f"{source}: {error}; {_REMEDY}") from None
+    gone = [note for key, note in _IGNORED.items() if any(row.get(key) for row in document["operators"])]
     return PlanRecord(
         model_path=plan.model.path,
         model_fingerprint=plan.model.fingerprint,
         machine_fingerprint=plan.machine.fingerprint,
         token_assignment=tuple((row.n_tokens, row.n_g) for row in plan.token_assignment),
+        notes=tuple(dict.fromkeys((*plan.notes, *gone))),
         extra={key: value for key, value in document.items() if key not in _KEYS},
-        **{key: getattr(plan, key) for key in _SAME},
+        **{key: getattr(plan, key) for key in _SAME - {"notes"}},
     )

@@ -52,8 +52,7 @@ def device_share(operator: Operator, placement: OperatorPlacement) -> float:
 
 
 def check_hot_experts(operator: Operator, placement: OperatorPlacement) -> None:
-    """Raises PlanError for hot experts of what has none, that do not exist or do not ascend, or that are cut or joined
-    alone too."""
+    """Raises PlanError for hot experts of what has none, that do not exist or do not ascend, or that are cut too."""
     hot, n_expert = placement.hot_experts, operator.shape[2]
     if not hot:
         return
@@ -61,8 +60,6 @@ def check_hot_experts(operator: Operator, placement: OperatorPlacement) -> None:
         raise PlanError(f"operator {operator.name} has hot_experts but is no mul-mat by experts; make a new plan")
     if placement.cc != 1:
         raise PlanError(f"operator {operator.name} has hot_experts, so all of it stays on the host: cc must be 1")
-    if placement.alone:
-        raise PlanError(f"operator {operator.name} has hot_experts, whose FFN is one block: it cannot be alone")
     if list(hot) != sorted(set(hot)) or not 0 <= hot[0] <= hot[-1] < n_expert:
         raise PlanError(
             f"operator {operator.name}: hot_experts must be numbers of its {n_expert} experts in ascending order, each "

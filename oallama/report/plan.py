@@ -38,12 +38,10 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[s
     on_device, total = weights_on_device(record, operators)
     whole = sum(placement.gg == 1 for placement in record.operators)
     split = sum(0 < p.gg < 1 or p.cg > 0 or bool(p.hot_experts) for p in record.operators)
-    alone = sum(placement.alone for placement in record.operators)
     place = (
         f"{record.policy} on {printable(record.device)}: {format_bytes(on_device)} of {format_bytes(total)} of weights "
         f"({percent(on_device, total)}) and {whole} of {plural(len(record.operators), 'operator')} on the device"
         f"{f', {split} split between it and the CPU' if split else ''}"
-        f"{f', {alone} of them joined alone' if alone else ''}"
     )
     times = (predicted_text(record.predicted),) if record.predicted else ()
     return (place, *times, *slice_sentences(record, operators), *(printable_sentence(note) for note in record.notes))

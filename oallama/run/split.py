@@ -144,7 +144,6 @@ def _placement(operator: Operator, planned: OperatorPlacement, slice: SliceInfo)
         slice.cc / extent,
         slice.layout if slice.cc else None,
         planned.hot_experts[: slice.n_hot],
-        planned.alone,
     )
 
 

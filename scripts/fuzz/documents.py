@@ -110,8 +110,7 @@ def plans() -> tuple[Any, ...]:
         policy="split",
         workload=Workload(64, 32, 512, 256),
         operators=tuple(
-            OperatorPlacement(o.name, *cut, "CPU" if cut[2] else None, alone=cut[1] > 0)
-            for o, cut in zip(OPERATORS, placed, strict=True)
+            OperatorPlacement(o.name, *cut, "CPU" if cut[2] else None) for o, cut in zip(OPERATORS, placed, strict=True)
         ),
         token_assignment=((8, 0), (512, 384)),
         n_gpu_layers=2,

@@ -24,7 +24,6 @@ from make_model import HALF_SCALES
 from seeds import FRESH
 
 from oallama.core.types import OperatorPlacement
-from oallama.cost.blocks import is_ffn
 from oallama.device.opening import open_device
 from oallama.model.cut import cut_extent, cut_granularity
 
@@ -42,22 +41,19 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def random_placements(case: Placed, rng: random.Random) -> tuple[OperatorPlacement, ...]:
-    """Each block of operators: whole on either side, or cut anywhere; any part of what is not CC is streamed. In some
-    models mul-mats of FFNs are joined alone."""
+    """Each block of operators: whole on either side, or cut anywhere; any part of what is not CC is streamed."""
     shares: dict[object, float] = {}
     for operator in case.operators:
         shares.setdefault(block_of(operator), rng.choice((0.0, 1.0, rng.random(), rng.random())))
     there = split_placements(case.operators, lambda o: shares[block_of(o)] if movable(o) else None)
     streamed = {block: rng.choice((0.0, 1.0, rng.random())) for block in shares}
-    alone = rng.choice((0.0, 0.0, 0.5, 1.0))
     made = []
     for operator, placement in zip(case.operators, there, strict=True):
         extent = cut_extent(operator)
         rest = round(placement.gg * extent)
         gg = min(rest, round((1 - streamed[block_of(operator)]) * rest / 256) * 256)  # a multiple of every granularity
         assert 256 % cut_granularity(operator) == 0
-        apart = is_ffn(operator) and rng.random() < alone
-        made.append(replace(placement, gg=gg / extent, cg=(rest - gg) / extent, alone=apart))
+        made.append(replace(placement, gg=gg / extent, cg=(rest - gg) / extent))
     return tuple(made)
 
 

@@ -14,7 +14,7 @@ const std::vector<std::string> & seeds() {
         "tensor blk.0.ffn_up.weight Q4_0 256x512x1 rows 128 128 256 CPU\n"
         "tensor blk.0.ffn_down.weight Q4_0 512x256x1 cols 128 128 256 CPU_REPACK\n"
         "tensor blk.1.ffn_up.weight F16 256x1024x1 halves 256 0 256 CPU n_g=0 resident\n"
-        "tensor blk.1.ffn_down_exps.weight Q8_0 512x256x4 cols 0 256 256 - alone\n",
+        "tensor blk.1.ffn_down_exps.weight Q8_0 512x256x4 cols 0 256 256 -\n",
         "# a comment\n\noallama-plan 1\ndevice RPC0\ntensor output.weight Q6_K 256x1000x1 rows 0 0 1000 - chunk=64\n",
         "oallama-plan 1\ntensor x F32 7x64x1 rows 64 0 0 CPU n_g=0\n",
         "oallama-plan 1\ndevice CPU\ntensor blk.0.ffn_up_exps.weight Q4_0 256x512x8 rows 512 0 0 CPU hot=0,3,7 n_g=0\n",
@@ -46,7 +46,6 @@ const std::vector<std::string> & words() {
         "-",
         "n_g=0",
         "resident",
-        "alone",
         "chunk=64",
         "hot=1,2",
         "F32",

@@ -57,7 +57,6 @@ constexpr Test tests[] = {
     {"programs", test_programs},
     {"stream", test_stream},
     {"tokens", test_tokens},
-    {"trace", test_trace},
     {"times", test_times},
     {"resident", test_resident},
     {"faults", test_faults},
@@ -127,8 +126,6 @@ int main(int argc, char ** argv) {
             largest_batch = std::atoll(argv[++i]);
         } else if (std::strcmp(argv[i], "--resident") == 0) {
             resident = true;
-        } else if (std::strcmp(argv[i], "--alone") == 0) {
-            alone = true;
         } else {
             names.emplace_back(argv[i]);
         }

@@ -139,8 +139,6 @@ enum class Late { none, one, half, all };
 
 extern bool resident; // every plan that names TEST0: blocks live there, and in sessions so does what is around them
 
-extern bool alone; // every plan: each mul-mat is joined alone
-
 extern Late     late;
 extern Streamed streamed;
 extern int      n_slots;
@@ -284,7 +282,6 @@ void test_graphs();
 void test_partial();
 void test_stream();
 void test_tokens();
-void test_trace();
 void test_times();
 void test_loading();
 void test_programs();

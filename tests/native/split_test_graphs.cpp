@@ -366,42 +366,6 @@ void check_uneven() {
     done("uneven cuts");
 }
 
-// Cut alike, and yet each mul-mat is started and joined by itself, and what lies between two of them is not ours.
-void check_alone() {
-    struct Named {
-        const char * name;
-        FfnOptions   options;
-        int64_t      n_phases;
-    };
-    const Named shapes[] = {
-        {"SwiGLU", {Ffn::silu, Gate::par}, 3}, // up, gate, down
-        {"SwiGLU with biases", {Ffn::silu, Gate::par, /*bias=*/true}, 3},
-        {"GELU", {Ffn::gelu, Gate::none}, 2},
-        {"fused SwiGLU", {Ffn::silu, Gate::fused}, 2},
-    };
-    const bool kept = alone;
-    alone           = true;
-    for (const Named & shape : shapes) {
-        for (const Pair & pair : pairs) {
-            Block block = ffn_block(pair.up, pair.down, shape.options);
-            block.name  = std::string(shape.name) + ", alone, " + block.name;
-            check_block(block, {1, 7}, Same::sides);
-            const Data    data = make_data(block);
-            const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-            if (plan == nullptr) {
-                continue;
-            }
-            const Model         model(block, data, plan.get());
-            const oallama_stats now = stats_of_second(model, 3);
-            check(now.n_phases == shape.n_phases && now.n_graphs > 1, block.name + ": " + std::to_string(now.n_graphs) +
-                                                                          " graphs, " + std::to_string(now.n_phases) +
-                                                                          " phases");
-        }
-    }
-    alone = kept;
-    done("FFNs joined mul-mat by mul-mat");
-}
-
 // The host alone, in every layout, with inputs that repacked kernels do not take as they are: columns of a row with
 // gaps behind it, and F16.
 void check_inputs_of_layouts() {
@@ -512,7 +476,6 @@ void test_graphs() {
     check_sessions();
     check_uneven();
     check_chunks();
-    check_alone();
 }
 
 void test_partial() {

@@ -44,7 +44,6 @@ Data make_data(const Block & block) {
 Streamed streamed  = Streamed::none;
 Late     late      = Late::none;
 bool     resident  = false;
-bool     alone     = false;
 int      n_slots   = 2;
 int      ring      = 0;
 int64_t  sum_bytes = 0;
@@ -129,7 +128,7 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
             const int64_t cc      = cc_of(cut, weight.extent(), granule);
             const int64_t cg      = cg_of(weight.extent() - cc, granule);
             const bool    lives   = resident && device == async_device::device_name;
-            text += tensor_line(weight, cc, cg, layout) + (lives ? " resident" : "") + (alone ? " alone" : "") +
+            text += tensor_line(weight, cc, cg, layout) + (lives ? " resident" : "") +
                     (weight.chunk > 0 && !lives ? " chunk=" + std::to_string(weight.chunk) : "") + "\n";
         }
     }

@@ -131,7 +131,6 @@ std::string random_plan(bridge::Random & random, const Block & block, const std:
         shared = std::lcm(shared, granularity(weight.type, weight.axis));
     }
     const bool     together = block.together && !one_in(random, 4);
-    const bool     apart    = one_in(random, 4); // some are joined alone
     const uint64_t cuts     = random.next();
     std::string    text     = "oallama-plan 1\nmodel test\ndevice " + device + "\n" + random_lines(random);
     for (const Weight & weight : block.weights) {
@@ -142,8 +141,7 @@ std::string random_plan(bridge::Random & random, const Block & block, const std:
         bridge::Random & from    = together ? same : own;
         const int64_t    last    = std::min(weight.extent(), granule * random_part(from, n)); // where CC and CG end
         const int64_t    cc      = std::min(last, granule * random_part(from, n));
-        text += tensor_line(weight, cc, last - cc, layout) + (one_in(random, 6) ? " n_g=0" : "") +
-                (apart && one_in(random, 2) ? " alone\n" : "\n");
+        text += tensor_line(weight, cc, last - cc, layout) + (one_in(random, 6) ? " n_g=0" : "") + "\n";
     }
     return text;
 }

@@ -34,7 +34,6 @@ TESTS = [
     "programs",
     "stream",
     "tokens",
-    "trace",
     "times",
     "resident",
     "faults",
@@ -43,7 +42,7 @@ TESTS = [
     "leaks",
 ]
 # what has something new to show with other threads
-THREADED = ["device", "partial", "trace", "faults", "threads", "leaks"]
+THREADED = ["device", "partial", "faults", "threads", "leaks"]
 
 
 STREAMS = [
@@ -57,10 +56,20 @@ STREAMS = [
     "--late one --streamed half --slots 1",
     "--late all --streamed half",
 ]
-# no mul-mats run as one block, which others look at
-ALONE = ["types-dense", "types-moe", "times", "device", "partial", "threads", "leaks"]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
-RESIDENT = [*ALONE, "types-lone", "graphs", "faults", "hot"]
+RESIDENT = [
+    "types-dense",
+    "types-moe",
+    "types-lone",
+    "times",
+    "device",
+    "graphs",
+    "partial",
+    "faults",
+    "hot",
+    "threads",
+    "leaks",
+]
 # beside other options: 512 tokens, most of the time of all tests, show what options change no better than 64
 FEWER = "--largest 64"
 
@@ -122,11 +131,6 @@ def test_split_backend_that_streams(streaming: dict[str, Future[None]], options:
 @pytest.mark.parametrize("options", ["", "--streamed half --late half", "--streamed all --slots 1 --late one"])
 def test_split_backend_where_blocks_live_on_the_device(bridge: ggml_bridge.Bridge, options: str) -> None:
     run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options=f"--resident {options} {FEWER}")
-
-
-@pytest.mark.parametrize("options", ["", "--streamed half --late half", "--resident --streamed half"])
-def test_split_backend_that_joins_each_mul_mat_alone(bridge: ggml_bridge.Bridge, options: str) -> None:
-    run_tests(build_native("split_test", bridge.libraries.folder), ALONE, options=f"--alone {options} {FEWER}")
 
 
 def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:

@@ -131,6 +131,16 @@ def test_the_stored_plan_of_version_1_stays_readable() -> None:
     assert list(plan.to_json()) == list(written)
 
 
+def test_what_an_older_plan_says_of_joining_is_ignored_with_a_note() -> None:
+    plan = Plan.of(record())
+    document = plan.to_json()
+    document["operators"][0]["alone"] = True
+    read = Plan.from_json(document)
+    assert read.operators == plan.operators
+    assert read.notes[:-1] == plan.notes and "`alone`" in read.notes[-1]
+    assert Plan.from_json(document | {"notes": list(read.notes)}).notes == read.notes, "once"
+
+
 def test_the_contract_keys_are_there() -> None:
     document = Plan.of(record()).to_json()
     assert set(document) == {

@@ -204,13 +204,6 @@ def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis() ->
     assert split_text(OPERATORS[:1], PLACEMENTS, N_LAYER + 1) == ""
 
 
-def test_what_is_joined_alone_says_so() -> None:
-    placements = tuple(dataclasses.replace(p, alone="ffn_gate.w" in p.name) for p in PLACEMENTS)
-    plain, told = (plugin_text(record(some), OPERATORS, N_LAYER, "RPC0") for some in (PLACEMENTS, placements))
-    (gate,) = [line for line in plain.splitlines() if " blk.0.ffn_gate.weight " in line]
-    assert told == plain.replace(gate, f"{gate} alone")
-
-
 def test_hot_experts_are_listed() -> None:
     placements = tuple(
         dataclasses.replace(p, gg=0.0, cc=1.0, layout="CPU", hot_experts=(0, 3, 7)) if "_exps" in p.name else p

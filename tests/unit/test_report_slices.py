@@ -71,13 +71,6 @@ def test_hot_experts_are_on_the_device_too() -> None:
     assert "of weights (25%)" in told[0] and ", 1 split between" in told[0]
 
 
-def test_operators_that_are_joined_alone_are_counted() -> None:
-    ffn = tuple(dataclasses.replace(p, alone=".ffn_" in p.name and p.cg > 0) for p in record().operators)
-    n_alone = sum(p.alone for p in ffn)
-    told = plan_sentences(dataclasses.replace(record(), operators=ffn), OPERATORS)[0]
-    assert told == plan_sentences(record(), OPERATORS)[0] + f", {n_alone} of them joined alone"
-
-
 def test_hot_experts_are_counted_where_cuts_are_told() -> None:
     ffn = [op for op in OPERATORS if op.layer == 1 and op.role.startswith("ffn")]
     names = {op.name for op in ffn}

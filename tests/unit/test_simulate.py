@@ -127,7 +127,7 @@ def test_spans_add_up_for_stock_fit(share: float) -> None:
         check(problem, decision)
 
 
-@pytest.mark.parametrize("policy", ["split", "scheinfer", "hetegen", "hetegen-linear"])
+@pytest.mark.parametrize("policy", ["split", "scheinfer", "hetegen"])
 def test_spans_add_up_on_a_device_that_slices_pay_on(policy: str) -> None:
     problem = small_problem(PAIR, 700_000)
     decision = decide(problem, policy, LOAD, "mixed")

@@ -60,15 +60,6 @@ def one_ffn(world: World) -> tuple[BlockCost, SliceRates, SplitBlock]:
     return of, slice_rates(profile), of.block
 
 
-def test_an_ffn_of_which_an_operator_is_joined_alone_is_no_block() -> None:
-    ops = llama(1)
-    (i,) = [i for i, op in enumerate(ops) if op.role == "ffn_up"]
-    roles = [tuple(ops[j].role for j in block.operators) for block in split_blocks(ops, [32] * len(ops), alone={i})]
-    assert [one for one in roles if "ffn" in one[0]] == [("ffn_gate",), ("ffn_up",), ("ffn_down",)]
-    lone, whole = slice_weights(ops, [32] * len(ops), range(len(ops))), slice_weights(ops, [32] * len(ops))
-    assert lone == whole
-
-
 def test_an_ffn_is_one_block_and_everything_else_is_alone() -> None:
     assert groups(llama(1)) == [
         ("attn_q",), ("attn_v",), ("attn_k",), ("attn_output",), ("ffn_gate", "ffn_up", "ffn_down"), ("output",)

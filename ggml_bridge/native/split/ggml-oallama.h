@@ -47,10 +47,9 @@
 // cuts are at multiples of oallama_granularity. layout: the host buffer type of CC (CPU_REPACK, AMX, CPU); - where CC
 // is 0. n_g=0: whatever the table of tokens says, the device computes nothing of CC. resident: what the mul-mat reads
 // and what it gives lie in the device's memory, where llama.cpp computes what comes before and after; else in host
-// memory. Gate, up and down of one FFN run as one block when their counts are equal. alone: this mul-mat does not; its
-// inputs are sent and its results joined by themselves, whatever is cut like it. chunk: where nothing else is computed
-// with it, so many tokens are computed at the same time at most, which takes less memory; a resident tensor and one of
-// several matrices have none.
+// memory. Gate, up and down of one FFN run as one block when their counts are equal. chunk: where nothing else is
+// computed with it, so many tokens are computed at the same time at most, which takes less memory; a resident tensor
+// and one of several matrices have none.
 //
 // hot: experts, ascending, that the device has whole as well, in a tensor of so many matrices. It computes what tokens
 // are routed to these, the CPU computes the rest at the same time, and each token's results are weighted and added up
@@ -190,51 +189,6 @@ typedef struct oallama_block_times {
 // Hands over what was noted of a plan's blocks since it was handed over last; `capacity` records at most, *n of them.
 // What there was no room for is kept for the next call.
 int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, int64_t capacity, int64_t * n);
-
-//
-// when it was done: a trace, which costs a few microseconds a step while it is on
-//
-
-typedef enum oallama_step {
-    OALLAMA_LAUNCH   = 0, // caller: sending inputs, queueing copies and device work
-    OALLAMA_HOST     = 1, // caller: CC
-    OALLAMA_WAIT     = 2, // caller: until the device is done
-    OALLAMA_JOIN     = 3, // caller: results come together
-    OALLAMA_SEND     = 4, // device: inputs arrive
-    OALLAMA_RESIDENT = 5, // device: GG
-    OALLAMA_STALL    = 6, // device: until what is streamed is there
-    OALLAMA_STREAMED = 7, // device: CG, CG' and sums
-    OALLAMA_FETCH    = 8, // device: results leave
-    OALLAMA_COPY     = 9, // link: CG or CG' of a phase; the phase given is the one that was computed meanwhile
-    OALLAMA_AHEAD    = 10 // caller: queueing copies for what comes next
-} oallama_step;
-
-typedef struct oallama_span {
-    int32_t step;
-    int32_t n_tokens; // of the phase
-    int64_t phase;    // counted since the start
-    int64_t bytes;    // moved
-    double  begin_s;  // since the start
-    double  end_s;
-    char    name[OALLAMA_NAME_BYTES]; // the phase's first weight; of a copy: that of the block copied
-} oallama_span;
-
-// What is traced of devices; of one without events nothing is. Each event, and each read, costs the device and its
-// driver some time, so that what the caller waits for takes longer. Events are waited for in threads of their own,
-// which the backend must allow while its stream is used: CUDA's and RPC's do, Vulkan's keeps a command buffer in its
-// events.
-typedef enum oallama_trace_of {
-    OALLAMA_TRACE_CALLER    = 0, // nothing: only the caller's steps
-    OALLAMA_TRACE_EVENTS    = 1, // a step is done when an event behind it is reached
-    OALLAMA_TRACE_READ_BACK = 2  // ... and bytes that it left have been read; RPC's events only say that work was sent
-} oallama_trace_of;
-
-// Traces the first max_spans steps from now on, over all contexts of the process.
-int oallama_trace_start(int64_t max_spans, oallama_trace_of of);
-
-// Ends the trace; stop, then read: spans in the order in which they ended, at most `capacity` of them.
-int oallama_trace_stop(int64_t * n_spans);
-int oallama_trace_read(oallama_span * spans, int64_t capacity);
 
 // cdef end
 

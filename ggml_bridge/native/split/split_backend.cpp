@@ -6,7 +6,6 @@
 #include "split_chunk.h"
 #include "split_resident.h"
 #include "stats.h"
-#include "trace.h"
 
 namespace oallama {
 
@@ -182,11 +181,6 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
     PhaseTime took;
     for (Phase & phase : program.phases) {
         stats().n_phases++;
-        if (Trace::get().on()) {
-            Trace::get().begin_phase(program.first == nullptr ? "" : program.first->slice().name.c_str(),
-                                     static_cast<int32_t>(program.n_tokens));
-        }
-        Step       step;
         const bool on_device = phase.device_end > phase.device_begin || program.resident;
         if (on_device) {
             try {
@@ -196,14 +190,12 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
                 throw;
             }
             took.launch_ns += watch.lap(stats().launch_ns);
-            step.done(OALLAMA_LAUNCH);
         }
         ggml_cgraph host   = graph_range(program.host_graph, phase.host_begin, phase.host_end);
         ggml_status status = GGML_STATUS_SUCCESS;
         if (!computes_nothing(host)) { // where all rows are hits, there may be nothing
             status = ggml_backend_graph_compute(host_.backend(), &host);
             took.host_ns += watch.lap(stats().host_ns);
-            step.done(OALLAMA_HOST);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
             if (!phase.downloads.empty()) { // rows that come together on the host before they are sent up
@@ -216,18 +208,15 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         if (on_device) {
             ggml_backend_synchronize(partner_->backend()); // whatever became of the host side: the device must be idle
             took.wait_ns += watch.lap(stats().wait_ns);
-            step.done(OALLAMA_WAIT);
             end(phase);
             if (partner_->streams()) { // the slot that was computed with is free now
                 ask_ahead();
                 took.launch_ns += watch.lap(stats().launch_ns);
-                step.done(OALLAMA_AHEAD);
             }
             if (status == GGML_STATUS_SUCCESS && !program.resident) {
                 join(phase, graph);
             }
             took.join_ns += watch.lap(stats().join_ns);
-            step.done(OALLAMA_JOIN);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -242,14 +231,6 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
 void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * graph) {
     ggml_backend_t device  = partner_->backend();
     const bool     streams = phase.block != nullptr;
-    const auto     traced  = [device](oallama_step step, const ggml_tensor * result, int64_t bytes = 0) {
-        if (Trace::get().on()) {
-            Trace::get().device(step, device, result, bytes);
-        }
-    };
-    const auto last_of = [&program](int begin, int end) {
-        return begin < end ? ggml_graph_node(program.device_graph, end - 1) : nullptr;
-    };
     if (program.resident) {
         stats().bytes_out.fetch_add(fetch_inputs(phase, graph, device), std::memory_order_relaxed);
     }
@@ -261,9 +242,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     if (sent > 0 || (program.resident && phase.lifts.empty())) {
         turns_.made(&phase.pace.sent);
     }
-    traced(OALLAMA_SEND, phase.uploads.empty() ? nullptr : phase.uploads.back().tensor, sent);
     start(program, phase.device_begin, phase.stream_begin);
-    traced(OALLAMA_RESIDENT, last_of(phase.device_begin, phase.stream_begin));
     slot_ = streams ? acquire(phase, graph) : no_slot;
     if (streams) {
         streamed_ = n_tokens_;
@@ -271,13 +250,9 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         for (size_t i = 0; i < phase.streamed.size(); i++) {
             partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot_);
         }
-        traced(OALLAMA_STALL, phase.streamed.empty() ? nullptr : phase.streamed.back().tensor);
     }
     start(program, phase.stream_begin, phase.lift_begin);
-    if (streams) {
-        traced(OALLAMA_STREAMED, last_of(phase.stream_begin, phase.lift_begin));
-    }
-    traced(OALLAMA_FETCH, nullptr, fetch(phase, graph));
+    fetch(phase, graph);
     ask_ahead();
 }
 

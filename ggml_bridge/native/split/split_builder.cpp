@@ -115,8 +115,7 @@ ggml_tensor * ProgramBuilder::mul_mat(int i, Side side) {
     const ggml_tensor * node   = graph_->nodes[i];
     const SplitWeight & weight = *weight_of(node->src[0]);
     const Tokens        tokens = tokens_of(value(i), side);
-    if (program_.first == nullptr) {
-        program_.first    = &weight;
+    if (program_.n_tokens == 0) {
         program_.n_tokens = value(i).n_tokens;
         program_.times    = &plan_of(node->src[0])->times().of(weight.slice(), program_.n_tokens);
     }

@@ -30,7 +30,7 @@ bool stays_cut(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth 
     }
     if (is_mul_mat(tensor->op)) {
         const SliceSpec * slice = planned(tensor->src[0]);
-        return slice != nullptr && slice->axis != Axis::cols && !slice->alone && memory_of(tensor->src[0]) == memory;
+        return slice != nullptr && slice->axis != Axis::cols && memory_of(tensor->src[0]) == memory;
     }
     if (tensor->op == GGML_OP_ADD_ID) {
         return is_bias_of_hot(tensor) && stays_cut(tensor->src[0], memory, depth + 1);

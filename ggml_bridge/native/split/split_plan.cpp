@@ -162,9 +162,6 @@ void check_hot(const SliceSpec & slice, const Line & line) {
         line.fail("has hot experts of " + slice.name + ", which has " + std::to_string(slice.e) + "; 2 to " +
                   std::to_string(max_experts) + " are possible");
     }
-    if (slice.alone) {
-        line.fail("has hot experts of " + slice.name + ", which is to be joined alone; one of the two is possible");
-    }
     if (slice.cc != slice.extent()) {
         line.fail("has hot experts and a cut through all experts of " + slice.name + "; one of the two is possible");
     }
@@ -186,8 +183,6 @@ SliceSpec read_slice(Line & line) {
             slice.takes_n_g = false;
         } else if (word == "resident" && !slice.resident) {
             slice.resident = true;
-        } else if (word == "alone" && !slice.alone) {
-            slice.alone = true;
         } else if (word.rfind("chunk=", 0) == 0 && slice.chunk == 0) {
             slice.chunk = read_chunk(word.substr(6), line);
         } else if (word.rfind("hot=", 0) == 0 && slice.hot.empty()) {
@@ -195,7 +190,7 @@ SliceSpec read_slice(Line & line) {
             slice.takes_n_g = false;
         } else {
             line.fail("ends with " + word +
-                      "; n_g=0, resident, alone, chunk=TOKENS and hot=EXPERTS may follow the layout, each once, or "
+                      "; n_g=0, resident, chunk=TOKENS and hot=EXPERTS may follow the layout, each once, or "
                       "nothing");
         }
     }

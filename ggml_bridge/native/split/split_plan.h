@@ -27,7 +27,6 @@ struct SliceSpec {
     std::string          layout;            // host buffer type of CC
     bool                 takes_n_g = true;  // CC is for the device too, for n_g tokens
     bool                 resident  = false; // inputs and results are in the device's memory, not the host's
-    bool                 alone     = false; // a phase of its own, though others of its FFN may be cut alike
     int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
     std::vector<int32_t> hot;               // experts that the device has whole as well, in the order of its slots
 

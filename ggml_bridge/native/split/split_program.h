@@ -165,8 +165,7 @@ struct Phase {
 struct Program {
     Signature                  signature;
     ContextPtr                 ctx;
-    const SplitWeight *        first        = nullptr; // weight, and tokens of its mul-mat: what a trace calls it
-    int64_t                    n_tokens     = 0;
+    int64_t                    n_tokens     = 0;       // of the first mul-mat
     BlockTime *                times        = nullptr; // of this block, cut and class of batch sizes
     ggml_cgraph *              device_graph = nullptr;
     ggml_cgraph *              host_graph   = nullptr;

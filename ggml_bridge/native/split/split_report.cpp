@@ -1,29 +1,11 @@
 // The C interface to what is held and what was done.
 
-#include <algorithm>
-#include <mutex>
-#include <utility>
-
 #include "error.h"
 #include "stats.h"
-#include "trace.h"
 
 using namespace oallama;
 
 namespace {
-
-constexpr int64_t max_trace = int64_t{1} << 24; // spans
-
-// Of the last trace that ended.
-struct Traced {
-    std::mutex                mutex;
-    std::vector<oallama_span> spans;
-};
-
-Traced & traced() {
-    static Traced the_traced;
-    return the_traced;
-}
 
 double seconds(const std::atomic<int64_t> & nanoseconds) {
     return static_cast<double>(nanoseconds.load()) * 1e-9;
@@ -59,33 +41,6 @@ int oallama_get_stats(oallama_stats * out) {
         out->bytes_in       = from.bytes_in;
         out->bytes_out      = from.bytes_out;
         out->bytes_streamed = from.bytes_streamed;
-    });
-}
-
-int oallama_trace_start(int64_t max_spans, oallama_trace_of of) {
-    return guarded([&] {
-        require(max_spans > 0 && max_spans <= max_trace, "a trace keeps between 1 and 2^24 spans");
-        require(of >= OALLAMA_TRACE_CALLER && of <= OALLAMA_TRACE_READ_BACK, "a trace of what is not known");
-        Trace::get().start(static_cast<size_t>(max_spans), of);
-    });
-}
-
-int oallama_trace_stop(int64_t * n_spans) {
-    return guarded([&] {
-        require(n_spans != nullptr, "room for the result is needed");
-        std::vector<oallama_span>         spans = Trace::get().stop();
-        const std::lock_guard<std::mutex> lock(traced().mutex);
-        traced().spans = std::move(spans);
-        *n_spans       = static_cast<int64_t>(traced().spans.size());
-    });
-}
-
-int oallama_trace_read(oallama_span * spans, int64_t capacity) {
-    return guarded([&] {
-        require(spans != nullptr && capacity >= 0, "room for the spans is needed");
-        const std::lock_guard<std::mutex> lock(traced().mutex);
-        const size_t                      n = std::min(traced().spans.size(), static_cast<size_t>(capacity));
-        std::copy_n(traced().spans.begin(), n, spans);
     });
 }
 

@@ -49,8 +49,7 @@ void ProgramBuilder::set_routed_sources(int i, Side side, ggml_tensor * out) {
     const SplitWeight & weight = *weight_of(node->src[0]);
     Routed &            routed = routing_of(i);
     const int           from   = inside(i, 1);
-    if (program_.first == nullptr) {
-        program_.first    = &weight;
+    if (program_.n_tokens == 0) {
         program_.n_tokens = value(i).n_tokens;
     }
     out->src[0] = weight.part(side).tensor;

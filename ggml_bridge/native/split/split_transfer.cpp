@@ -69,7 +69,7 @@ size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
 
 // Bytes that come back, queued behind the computation. Through pinned memory where the device has some, so that the
 // call does not wait.
-int64_t SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
+void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
     for (const Download & download : phase.downloads) {
         const ggml_tensor * node  = graph->nodes[download.node];
@@ -80,7 +80,6 @@ int64_t SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
         fetched += static_cast<int64_t>(bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
-    return fetched;
 }
 
 void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {

@@ -69,9 +69,7 @@ class Finder {
         } else if (is_view(node->op)) {
             classify_view(i, v);
         } else if (is_mul_mat(node->op) && weight_of(node->src[0]) != nullptr) {
-            part_alone(i, v);
             classify_mul_mat(i, v);
-            last_mul_mat_ = i;
         } else if (!keeps_cut(i, v) && !keeps_partial(i, v) && !keeps_routed(i, v) && !is_summed(i, v)) {
             for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
                 want_full(i, s, v, false);
@@ -113,14 +111,6 @@ class Finder {
             return;
         }
         source.wanted = source.wanted || source.state != State::full;
-    }
-
-    // A mul-mat that is joined alone has a phase of its own.
-    void part_alone(int i, Value & v) {
-        const auto alone = [&](int node) { return weight_of(graph_->nodes[node]->src[0])->slice().alone; };
-        if (last_mul_mat_ >= 0 && value(last_mul_mat_).phase == v.phase && (alone(i) || alone(last_mul_mat_))) {
-            v.phase++;
-        }
     }
 
     void classify_mul_mat(int i, Value & v) {
@@ -369,9 +359,8 @@ class Finder {
     const ggml_cgraph * graph_;
     bool                fuse_;
     Values              found_;
-    std::vector<bool>   no_gaps_;           // by group: some kernel takes rows without gaps only
-    int                 phase_        = 0;  // of the node at hand
-    int                 last_mul_mat_ = -1; // by a weight of ours, before it
+    std::vector<bool>   no_gaps_;   // by group: some kernel takes rows without gaps only
+    int                 phase_ = 0; // of the node at hand
 };
 
 } // namespace

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "stats.h"
-#include "trace.h"
 
 namespace oallama {
 
@@ -222,7 +221,7 @@ bool Stream::copy(size_t slot, Time until) {
         }
     }
     if (bytes > 0) {
-        asked(slot, there, bytes);
+        asked(slot, bytes);
     }
     return to.part == block.parts.size();
 }
@@ -238,12 +237,11 @@ void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
     for (const int32_t expert : experts) {
         wanted[static_cast<size_t>(expert)] = !to.experts[static_cast<size_t>(expert)];
     }
-    ggml_tensor * there = nullptr;
-    int64_t       bytes = 0;
+    int64_t bytes = 0;
     for (size_t i = 0; i < block.parts.size(); i++) {
-        const size_t all  = part_bytes(block, i);
-        const size_t each = all / wanted.size();
-        there             = place_of(ctx.get(), slot, i);
+        const size_t  all   = part_bytes(block, i);
+        const size_t  each  = all / wanted.size();
+        ggml_tensor * there = place_of(ctx.get(), slot, i);
         for (size_t e = 0; e < wanted.size(); e++) {
             // and what the device may read behind it, of the next expert
             const size_t end = std::min((e + 1) * each + block.tails[i].second, all);
@@ -258,7 +256,7 @@ void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
     for (const int32_t expert : experts) {
         to.experts[static_cast<size_t>(expert)] = true;
     }
-    asked(slot, there, bytes);
+    asked(slot, bytes);
 }
 
 ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) {
@@ -281,14 +279,10 @@ void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, s
 }
 
 // Behind the copies of a slot that were queued at once.
-void Stream::asked(size_t slot, const ggml_tensor * last, int64_t bytes) {
+void Stream::asked(size_t slot, int64_t bytes) {
     stats().bytes_streamed.fetch_add(bytes, std::memory_order_relaxed);
     if (events_) {
         ggml_backend_event_record(copied_[slot].get(), backend_.get());
-    }
-    if (Trace::get().on()) {
-        const SplitWeight & first = *ring_[slot].holds->parts[0].first;
-        Trace::get().device(OALLAMA_COPY, backend_.get(), last, bytes, first.slice().name.c_str());
     }
 }
 

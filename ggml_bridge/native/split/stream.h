@@ -51,7 +51,7 @@ class Stream {
     bool   copy(size_t slot, Time until);
     void   copy_experts(size_t slot, const std::vector<int32_t> & experts);
     void   ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes);
-    void   asked(size_t slot, const ggml_tensor * last, int64_t bytes);
+    void   asked(size_t slot, int64_t bytes);
     size_t allowed(Time until) const;
 
     ggml_tensor * place_of(ggml_context * ctx, size_t slot, size_t part);
