@@ -96,8 +96,8 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
         if placer.known_profile is not None:
             now = placer.simulate(stock, load).predicted
             best = physical_bound(placer.problem_for(stock), load, stock.memory)
-    gain = gain_text(now, best)
-    return f"oallama: this is stock llama.cpp's own placement; {gain}: `oallama tune {placer.model.path}`"
+    how = f"`oallama tune {placer.model.path}`, or --tune before"
+    return f"oallama: this is stock llama.cpp's own placement; {gain_text(now, best)}: {how}"
 
 
 def tell(found: Gated) -> None:

@@ -1,4 +1,4 @@
-// How long each block took, by its cut and by classes of batch sizes: what a planner learns from while a model runs.
+// How long each block took, by its cut and by classes of batch sizes: what `oallama tune` plans anew from.
 
 #pragma once
 
