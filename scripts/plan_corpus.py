@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Plan a corpus of models on recorded profiles, and compare the plans with recorded ones: did a change alter a plan?
 
-    scripts/plan_corpus.py add-profile NAME FILE...   # keep profiles (`oallama profile --json`) without their samples
-    scripts/plan_corpus.py record                     # plan everything and keep it
-    scripts/plan_corpus.py compare [--only TEXT]      # plan again; what differs, and what is predicted now and before
-    scripts/plan_corpus.py without TERM [--only TEXT] # what plans made without a term of the cost model lose
+    scripts/plan_corpus.py record [--only TEXT]       # plan and keep it
+    scripts/plan_corpus.py compare [--only TEXT]      # plan again; what differs, and how predictions moved
+    scripts/plan_corpus.py add-profile NAME FILE      # keep a profile (`oallama profile --json`) without its samples
 
-No native code, device or file of weights is needed: models are shapes, memory is counted (place/what_if.py).
+No native code, device or file of weights is needed: models are shapes, memory is counted (place/pure_plan.py).
 """
 
 from __future__ import annotations
@@ -15,69 +14,214 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from shared import Planned, parser_of, planned, write_document
+from model_shapes import KNOWN
+from shared import parser_of, planned
 
 from oallama.core.errors import OallamaError
+from oallama.core.files import write_whole
+from oallama.core.options import Options
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, Workload
-from oallama.core.units import GIB, MIB
-from oallama.cost.offload import cache_bytes
-from oallama.device.cards import preset
-from oallama.place.attention import with_attention
-from oallama.place.decide import decide
-from oallama.place.problem import Decision, Problem, costs_of, with_layouts
-from oallama.place.simulate import simulate
-from oallama.place.what_if import HostLoad, probe_of
-from oallama.profile.described import with_card
+from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing
+from oallama.core.types import CPU_DEVICE, Attention, PlanRecord, Workload
+from oallama.core.units import GIB, parse_memory
+from oallama.device.cards import CARDS, USUAL_PC, preset
+from oallama.place.decide import Rules
+from oallama.place.microbatch import larger_ubatches
+from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan
+from oallama.plan.plugin_text import plugin_text
+from oallama.profile.described import TOKENS, described, with_card
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "golden" / "corpus"
 PLANS = FOLDER / "plans.json"
 
-MODELS = {"llama-1b": None, "llama3-8b": None, "mixtral-8x7b": 4, "moe-2.7b": None}
-"""Known shapes, with so many layers, as Q4_0."""
+HOST_ROOM = 8 * GIB
+REPACK_TYPES, REPACK_GAIN = ("Q4_0", "Q4_K"), 1.5
+"""What a described CPU has in a second layout, and how many times faster it is in that."""
 
-CARDS = ("rtx3090", "rtx5090")
-"""Described beside the CPU of the first profile that has it measured for the model."""
-
-POLICIES = ("oato", "scheinfer", "split", "layers", "cpu")
-CAPS = ({"gpu_weights": 0.5}, {"vram_share": 0.45})
-"""Share of the operators' bytes on the device; memory of the device as a share of the model's."""
-
-LOAD = Workload(n_prompt=512, n_gen=128, n_ctx=4096)
-COMPUTE_BYTES = 256 * MIB  # of a context's buffers, taken as the same everywhere
+ROUTED = 0.8
+"""Exponent of Zipf's law that generated uses of experts follow."""
 
 
-def model(name: str) -> Planned:
-    return planned(name, n_layer=MODELS[name])
+@dataclass(frozen=True)
+class Cell:
+    """One plan of the corpus.
+
+    machine: a recorded profile; or a card beside the CPU of the first recorded profile that has the model; or pc+CARD,
+    all of it described. model: of model_shapes.KNOWN, as NAME[:TYPE[:LAYERS]]. cap: gpu_weights=SHARE;
+    vram_share=SHARE of the operators' bytes, beside KV and compute buffers; or vram=SIZE.
+    """
+
+    machine: str
+    model: str
+    cap: str
+    policy: str
+    n_prompt: int = 512
+    n_gen: int = 128
+    n_past: int = 0
+    n_ctx: int = 4096
+    flash_attn: Any = "on"
+    rules: tuple[tuple[str, Any], ...] = ()
+    routed: bool = False
+
+    @property
+    def key(self) -> str:
+        usual = Cell(self.machine, self.model, self.cap, self.policy)
+        named = {"n_prompt": "p", "n_gen": "n", "n_past": "d", "n_ctx": "c", "flash_attn": "fa-"}
+        extra = [f"{short}{getattr(self, name)}" for name, short in named.items()
+                 if getattr(self, name) != getattr(usual, name)]  # fmt: skip
+        extra += [f"{name}-{value}" for name, value in self.rules] + (["routed"] if self.routed else [])
+        return "/".join((self.machine, self.model, self.cap, self.policy, *([" ".join(extra)] if extra else [])))
+
+    def plan(self) -> PlanRecord:
+        model = header(self.model)
+        load = Workload(self.n_prompt, self.n_gen, self.n_ctx, n_past=self.n_past)
+        kind, _, value = self.cap.partition("=")
+        options = Options(flash_attn=self.flash_attn, gpu_weights=float(value) if kind == "gpu_weights" else None)
+        device_bytes = 24 * GIB if kind == "gpu_weights" else parse_memory(value) if kind == "vram" else 0
+        if kind == "vram_share":
+            taken = counted_load(model, load, Attention("on"))
+            device_bytes = int(float(value) * taken.weights) + taken.kv + taken.compute
+        return pure_plan(
+            model, profile_of(self.machine, self.model), options, Memory(device_bytes, HOST_ROOM), load, self.policy,
+            Rules(**dict(self.rules)), routing_of(self.model) if self.routed else None, larger_ubatches(load, options),
+        )  # fmt: skip
 
 
-def profiles() -> Iterator[tuple[str, str, Profile]]:
-    """(profile's name, model's name, profile) of all that can be planned."""
-    recorded = {path.stem: read_profile(path) for path in sorted(FOLDER.glob("profile-*.json"))}
-    for name in MODELS:
-        wanted = {operator.mul_mat for operator in model(name).operators}
-        serving = {
-            stem: profile
-            for stem, profile in recorded.items()
-            if wanted <= {c.mul_mat for c in profile.cases if c.device != CPU_DEVICE}
-        }
-        for stem, profile in serving.items():
-            yield stem.removeprefix("profile-"), name, _of_model(profile, name)
-        for card in CARDS if serving else ():
-            host = _of_model(next(iter(serving.values())), name)
-            yield card, name, with_card(host, preset(card), model(name).info, model(name).operators)
+def cells() -> Iterator[Cell]:
+    yield from _usual()
+    yield from _policies()
+    yield from _settings()
+    yield from _large()
 
 
-def _of_model(profile: Profile, name: str) -> Profile:
+OURS = ("oato", "scheinfer", "split", "layers", "cpu")
+OTHERS = ("auto", "fit", "hetegen", "twinpilots", "flexgen", "atsinfer")
+
+
+def _usual() -> Iterator[Cell]:
+    """Our policies on what was recorded, and on cards beside its CPU, under two caps."""
+    models = {"llama-1b": ("emulated-rtx3060", "rpc-worker-1b"), "llama3-8b": ("emulated-rtx3060",),
+              "mixtral-8x7b:Q4_0:4": ("emulated-rtx3060",)}  # fmt: skip
+    for model, recorded in models.items():
+        for machine in (*recorded, "rtx3090", "rtx5090"):
+            for cap in ("gpu_weights=0.5", "vram_share=0.45"):
+                yield from (Cell(machine, model, cap, policy) for policy in OURS)
+
+
+def _policies() -> Iterator[Cell]:
+    """All others by name, and hot experts."""
+    for machine, model, cap in (
+        ("emulated-rtx3060", "llama-1b", "vram_share=0.45"),
+        ("emulated-rtx3060", "llama3-8b", "vram=3GiB"),
+        ("emulated-rtx3060", "mixtral-8x7b:Q4_0:4", "vram_share=0.45"),
+        ("pc+rtx3060-12", "qwen3-30b-a3b:Q4_0:12", "vram=4GiB"),
+    ):
+        for policy in (*OTHERS, *(("fiddler",) if KNOWN[model.partition(":")[0]].metadata.get("expert_count") else ())):
+            if policy != "fit" or not cap.startswith("gpu_weights"):
+                yield Cell(machine, model, cap, policy)
+    for machine, model, cap in (
+        ("emulated-rtx3060", "mixtral-8x7b:Q4_0:4", "vram_share=0.45"),
+        ("emulated-rtx3060", "mixtral-8x7b:Q4_0:4", "vram_share=0.2"),
+        ("pc+rtx3060-12", "qwen3-30b-a3b:Q4_0:12", "vram=2GiB"),
+        ("pc+rtx3060-12", "gpt-oss-20b:MXFP4:12", "vram=3GiB"),
+    ):
+        yield Cell(machine, model, cap, "experts", routed=True)
+    yield Cell("emulated-rtx3060", "mixtral-8x7b:Q4_0:4", "vram_share=0.2", "auto", routed=True)
+
+
+def _settings() -> Iterator[Cell]:
+    """Attention, OATO's rules, prefetch, prompts, depths and generations."""
+    small = "emulated-rtx3060", "llama-1b", "vram_share=0.45"
+    dense = "emulated-rtx3060", "llama3-8b", "vram=3GiB"
+    routed = "emulated-rtx3060", "mixtral-8x7b:Q4_0:4", "vram_share=0.45"
+    paper = ("affinity", "paper"), ("fill", "paper")
+    layer = (("prefetch", "layer"),)
+    for on in (small, dense, routed):
+        yield from (Cell(*on, "oato", rules=rules) for rules in (paper, paper[:1], (("fill", "full"),)))
+        yield from (Cell(*on, "oato", flash_attn=flash_attn) for flash_attn in ("off", "auto"))
+        yield from (Cell(*on, "oato", n_prompt=n_prompt, n_ctx=8192) for n_prompt in (1024, 4096))
+        yield Cell(*on, "hetegen", rules=layer)
+        yield Cell(*on, "split", flash_attn="off")
+        yield Cell(*on, "twinpilots", n_prompt=32, n_gen=512)
+        yield Cell(*on, "oato", n_past=8192, n_ctx=16384)
+    for on in (small, routed):
+        yield from (Cell(*on, "auto", n_prompt=n_prompt, n_ctx=8192) for n_prompt in (1024, 4096))
+        yield Cell(*on, "auto", flash_attn="auto")
+        yield Cell(*on, "scheinfer", n_prompt=32, n_gen=512)
+        yield Cell(*on, "scheinfer", rules=layer)
+    yield Cell(*small, "scheinfer", flash_attn="off")
+    yield Cell(*small, "scheinfer", n_gen=0)
+    yield Cell(*small, "scheinfer", n_past=8192, n_ctx=16384)
+    yield Cell(*dense, "scheinfer", n_prompt=1024, n_ctx=8192)
+    yield Cell(*dense, "auto", n_prompt=4096, n_ctx=8192)
+    yield Cell(*dense, "scheinfer", n_prompt=32, n_gen=512)
+
+
+def _large() -> Iterator[Cell]:
+    """Whole models of other types on described computers, by what a card has of memory."""
+    for card, model, cap in (
+        ("rtx3060-12", "llama3-8b:F16", "vram=12GiB"),
+        ("rtx3060-12", "llama3-8b:Q4_K", "vram=4GiB"),
+        ("rtx3060-12", "moe-2.7b:Q8_0", "vram=2GiB"),
+        ("rtx3060-12", "qwen3-30b-a3b", "vram=12GiB"),
+        ("rtx4090", "llama-3.3-70b", "vram=12GiB"),
+        ("rtx4090", "llama-3.3-70b", "vram=24GiB"),
+        ("rtx5090", "llama-3.3-70b", "vram=40GiB"),
+    ):
+        for policy in ("oato", "scheinfer", "layers", "fit"):
+            yield Cell(f"pc+{card}", model, cap, policy)
+    for model, cap in (
+        ("llama3-8b:F16", "vram=12GiB"),
+        ("qwen3-30b-a3b", "vram=12GiB"),
+        ("llama-3.3-70b", "vram=24GiB"),
+    ):
+        yield Cell("pc+rtx4090", model, cap, "auto", n_prompt=1024)
+        yield Cell("pc+rtx4090", model, cap, "cpu", n_prompt=1024)
+
+
+#
+# what plans are made from
+#
+
+
+@cache
+def header(name: str) -> Header:
+    shape, _, rest = name.partition(":")
+    kind, _, layers = rest.partition(":")
+    made = planned(shape, kind or "Q4_0", int(layers) if layers else None)
+    return Header(made.info, made.operators, made.graph)
+
+
+@cache
+def recorded() -> dict[str, Profile]:
+    return {path.stem.removeprefix("profile-"): read_profile(path) for path in sorted(FOLDER.glob("profile-*.json"))}
+
+
+@cache
+def profile_of(machine: str, name: str) -> Profile:
+    """Raises KeyError for a machine that there is not."""
+    of = header(name)
+    card = machine.removeprefix("pc+")
+    if machine in recorded():
+        return _of_model(recorded()[machine], of)
+    if card != machine:
+        return _repacked(described(USUAL_PC, preset(card), of.model, of.operators, TOKENS))
+    wanted = {operator.mul_mat for operator in of.operators}
+    host = next(p for p in recorded().values() if wanted <= {c.mul_mat for c in p.cases if c.device != CPU_DEVICE})
+    return with_card(_of_model(host, of), CARDS[card], of.model, of.operators)
+
+
+def _of_model(profile: Profile, of: Header) -> Profile:
     """Without what was measured for other models in the same store."""
-    info = model(name).info
-    wanted = {operator.mul_mat for operator in model(name).operators}
+    info, wanted = of.model, {operator.mul_mat for operator in of.operators}
     heads = (info.n_embd, info.n_head, info.n_head_kv)
     return replace(
         profile,
@@ -86,146 +230,134 @@ def _of_model(profile: Profile, name: str) -> Profile:
     )
 
 
-def problem(name: str, profile: Profile, cap: dict[str, float]) -> Problem:
-    """With flash attention everywhere."""
-    shaped = model(name)
-    flash = with_attention(profile, "on")
-    shape = next(rest.shape for rest in flash.rest if rest.shape is not None)
-    kv = int(LOAD.n_ctx * shaped.info.n_layer * cache_bytes(shape))
-    vram = int(cap.get("vram_share", 0) * shaped.n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
-    probe = probe_of(HostLoad(shaped.n_bytes, kv, COMPUTE_BYTES), shaped.operators, shaped.info.n_layer, vram)
-    return Problem(shaped.operators, shaped.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
-                   slices_only=profile.device == "cpu-pair", host_room=8 * GIB)  # fmt: skip
-
-
-def record_of(decision: Decision) -> dict[str, Any]:
-    """What is kept of a decision."""
-    placed = decision.placed
-    slices = placed.slices
-    gg, cg, layouts = (slices.gg, slices.cg, slices.layouts) if slices else ((), (), ())
-    cuts = json.dumps([placed.on_device, placed.first_device_layer, gg, cg, layouts])
-    return {
-        "digest": hashlib.sha256(cuts.encode()).hexdigest()[:12],
-        "ttft_s": decision.predicted.ttft_s,
-        "tpot_s": decision.predicted.tpot_s,
-        "total_s": decision.predicted.total_s,
-        "first_device_layer": placed.first_device_layer,
-        "whole": sum(placed.on_device),
-        "sliced": sum(map(bool, gg)),
-        "streamed": sum(map(bool, cg)),
-        "n_g": [list(pair) for pair in slices.token_assignment] if slices else [],
-        "weights_gpu": decision.memory.weights_gpu,
-        "staging": decision.memory.staging,
-    }
-
-
-@dataclass(frozen=True)
-class CorpusCell:
-    """What is planned: a model on a profile under a cap, by a policy."""
-
-    model: str
-    profile: Profile
-    cap: dict[str, float]
-    policy: str
-
-    def decision(self, changed: Profile | None = None) -> Decision:
-        return decide(problem(self.model, changed or self.profile, self.cap), self.policy, LOAD, "mixed")
-
-
-def cells(only: str) -> Iterator[tuple[str, CorpusCell]]:
-    for profile_name, name, profile in profiles():
-        for cap in CAPS:
-            for policy in POLICIES:
-                key = "/".join((profile_name, name, " ".join(f"{k}={v}" for k, v in cap.items()), policy))
-                if only in key:
-                    yield key, CorpusCell(name, profile, cap, policy)
-
-
-def all_plans(only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    for key, cell in cells(only):
-        start = time.perf_counter()
-        try:
-            made = record_of(cell.decision())
-        except OallamaError as error:
-            made = {"error": type(error).__name__}
-        print(f"{key}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
-        yield key, made
-
-
-def compare(only: str) -> int:
-    """Exit status 1 where a plan differs. A plan that is predicted the same within rounding is the same."""
-    before = json.loads(PLANS.read_text(encoding="utf-8"))
-    n_same = n_differ = 0
-    for key, now in all_plans(only):
-        then = before.get(key)
-        if then is None:
-            print(f"new      {key}")
-        elif _same(then, now):
-            n_same += 1
-        else:
-            n_differ += 1
-            kind = "plan" if then.get("digest") != now.get("digest") else "price"
-            times = (f"{name[:-2]} {then[name]:.6g} -> {now[name]:.6g}" for name in ("ttft_s", "tpot_s", "total_s")
-                     if name in then and name in now)  # fmt: skip
-            print(f"{kind:9}{key}: {', '.join(times) or f'{then} -> {now}'}")
-    print(f"{n_same} the same, {n_differ} differ")
-    return int(n_differ > 0)
-
-
-def _same(then: dict[str, Any], now: dict[str, Any]) -> bool:
-    return then.keys() == now.keys() and all(
-        abs(value - now[key]) <= 1e-9 * abs(value) if isinstance(value, float) else value == now[key]
-        for key, value in then.items()
+def _repacked(profile: Profile) -> Profile:
+    """With a second, faster layout of the CPU."""
+    own = [c for c in profile.cases if c.device == CPU_DEVICE and c.mul_mat.type in REPACK_TYPES]
+    return replace(
+        profile,
+        cases=profile.cases
+        + tuple(replace(c, layout="CPU_REPACK", seconds=c.seconds / REPACK_GAIN, samples=()) for c in own),
     )
 
 
+def routing_of(name: str) -> Routing:
+    """Generated uses: of each layer some experts are used far more than others, prompts and decode alike."""
+    of = header(name)
+    layers = sorted({o.layer for o in of.operators if o.op == "MUL_MAT_ID" and o.layer is not None})
+    n = of.model.n_expert
+
+    def uses(layer: int, tokens: float, tilt: float) -> tuple[float, ...]:
+        ranks = [(expert * 37 + layer * 11) % n for expert in range(n)]
+        shares = [1 / (1 + rank) ** ROUTED * (1 + tilt * (expert % 3)) for expert, rank in enumerate(ranks)]
+        return tuple(round(tokens * of.model.n_expert_used * share / sum(shares), 3) for share in shares)
+
+    known = tuple(
+        LayerRouting(layer, 8192, uses(layer, 4000, 0.05), uses(layer, 3000, 0.0), uses(layer, 4096, 0.1))
+        for layer in layers
+    )
+    return Routing(1, of.model.fingerprint, n, of.model.n_expert_used, HALF_LIFE_TOKENS, known, known)
+
+
 #
-# terms of the cost model
+# what is kept of a plan
 #
 
 
-def _copies_s(profile: Profile) -> float:
-    """Of an excursion's latency."""
-    return sum(profile.link[way].alpha_s for way in ("h2d_pinned", "d2h_pinned") if way in profile.link)
+def record_of(cell: Cell, plan: PlanRecord) -> dict[str, Any]:
+    of, memory = header(cell.model), plan.memory
+    assert plan.predicted is not None
+    places = [[p.name, p.gg, p.cg, p.cc, p.layout, p.hot_experts] for p in plan.operators]
+    text = plugin_text(plan, of.operators, of.model.n_layer, plan.device)
+    return {
+        "digest": _digest([places, plan.n_gpu_layers, plan.token_assignment, plan.workload.n_ubatch]),
+        "text": _digest(text.replace(of.model.fingerprint, "")),
+        "ttft_s": plan.predicted.ttft_s,
+        "tpot_s": plan.predicted.tpot_s,
+        "total_s": plan.predicted.total_s,
+        "policy": plan.policy,
+        "flash_attn": plan.attention.flash_attn if plan.attention else None,
+        "n_ubatch": plan.workload.n_ubatch,
+        "n_gpu_layers": plan.n_gpu_layers,
+        "whole": sum(p.gg == 1 for p in plan.operators),
+        "sliced": sum(0 < p.gg < 1 for p in plan.operators),
+        "streamed": sum(p.cg > 0 for p in plan.operators),
+        "hot": sum(len(p.hot_experts) for p in plan.operators),
+        "n_g": [list(pair) for pair in plan.token_assignment],
+        **{name: getattr(memory, name) for name in
+           ("limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare")},
+    }  # fmt: skip
 
 
-def _with_boundary(profile: Profile, alpha_s: float) -> Profile:
-    boundary = profile.boundary
-    return profile if boundary is None else replace(profile, boundary=replace(boundary, alpha_s=max(0.0, alpha_s)))
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def _without_launches(profile: Profile) -> Profile:
-    return replace(_with_boundary(profile, _copies_s(profile)), launch_s=0.0, launch_issue_s=None)
-
-
-def _without_latency(profile: Profile) -> Profile:
-    excursion_s = profile.boundary.alpha_s if profile.boundary else 0.0
-    link = {way: replace(line, alpha_s=0.0) for way, line in profile.link.items()}
-    return replace(_with_boundary(profile, excursion_s - _copies_s(profile)), link=link)
-
-
-TERMS: dict[str, Callable[[Profile], Profile]] = {
-    "launches": _without_launches,
-    "latency": _without_latency,  # of copies
-    "crossings": lambda profile: _without_launches(_without_latency(profile)),  # but for their bytes
-    "launch-issue": lambda profile: replace(profile, launch_issue_s=None),
-    "sharing": lambda profile: replace(profile, sharing=()),
-    "copy-wait": lambda profile: replace(profile, copy_wait=None),
-}
-"""Name -> the profile without that term."""
-
-
-def without(term: str, only: str) -> int:
-    for key, cell in cells(only):
-        made, other = cell.decision(), cell.decision(TERMS[term](cell.profile))
-        if record_of(made)["digest"] == record_of(other)["digest"]:
-            print(f"{key}: the same plan", flush=True)
+def plans(only: Sequence[str] = ("",)) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(key, record) of the cells that have one of these texts in their key."""
+    for cell in cells():
+        if not any(text in cell.key for text in only):
             continue
-        full = problem(cell.model, cell.profile, cell.cap)
-        placed = with_layouts(full, costs_of(full, other.workload, "mixed"), other.placed)
-        taken = simulate(full, other.workload, placed).predicted.total_s
-        print(f"{key}: another plan, which loses {taken / made.predicted.total_s - 1:.2%}", flush=True)
-    return 0
+        header(cell.model)
+        start = time.process_time()
+        try:
+            made = record_of(cell, cell.plan())
+        except OallamaError as error:
+            made = {"error": type(error).__name__}
+        print(f"{cell.key}: {time.process_time() - start:.1f} s", file=sys.stderr)
+        yield cell.key, made
+
+
+def compare(only: Sequence[str] = ("",)) -> int:
+    """Exit status 1 where a plan differs or takes more memory than it may. A plan that is predicted the same within
+    rounding is the same."""
+    before = json.loads(PLANS.read_text(encoding="utf-8"))
+    n_same = n_differ = n_over = 0
+    moved: list[tuple[float, str]] = []  # total seconds, relative to before
+    for key, now in plans(only):
+        then = before.get(key)
+        if now.get("spare", 0) < 0:
+            n_over += 1
+            print(f"over      {key}: takes {-now['spare']} bytes more than the limit")
+        if then is None:
+            print(f"new      {key}")
+            continue
+        if "total_s" in then and "total_s" in now:
+            moved.append((now["total_s"] / then["total_s"] - 1, key))
+        if _same(then, now):
+            n_same += 1
+            continue
+        n_differ += 1
+        kind = "plan" if then.get("digest") != now.get("digest") else "text" if then["text"] != now["text"] else "price"
+        changed = {name: (then.get(name), now.get(name)) for name in {**then, **now} if then.get(name) != now.get(name)}
+        texts = (f"{name} {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items() if name != "digest")
+        print(f"{kind:9}{key}: {', '.join(texts)}")
+    print(f"{n_same} the same, {n_differ} differ, {n_over} take more memory than they may")
+    if moved:
+        least, most = min(moved), max(moved)
+        print(f"predicted total seconds: median {median(change for change, _ in moved):+.3%}, "
+              f"best {least[0]:+.3%} ({least[1]}), worst {most[0]:+.3%} ({most[1]})")  # fmt: skip
+        of_changed = [change for change, _ in moved if abs(change) > 1e-9]
+        if of_changed:
+            print(f"of the {len(of_changed)} that moved: median {median(of_changed):+.3%}")
+    return int(n_differ + n_over > 0)
+
+
+def record(only: str = "") -> None:
+    """Keep the plans of these cells, and of others what was kept."""
+    made = json.loads(PLANS.read_text(encoding="utf-8")) | dict(plans([only]))
+    rows = [f"{json.dumps(cell.key)}: {json.dumps(made[cell.key])}" for cell in cells() if cell.key in made]
+    write_whole(PLANS, "{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _same(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    return all(
+        abs(value - now[key]) <= 1e-9 * abs(value) if isinstance(value, float) and key in now else value == now.get(key)
+        for key, value in then.items()
+    )
 
 
 def add_profile(name: str, file: Path) -> None:
@@ -249,22 +381,21 @@ def add_profile(name: str, file: Path) -> None:
 def main() -> int:
     parser = parser_of("plan_corpus.py", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("record", "compare"):
+        commands.add_parser(name).add_argument(
+            "--only", default="", metavar="TEXT", help="cells with this in their key"
+        )
     add = commands.add_parser("add-profile")
     add.add_argument("name")
     add.add_argument("file", type=Path)
-    commands.add_parser("record")
-    commands.add_parser("compare").add_argument("--only", default="", metavar="TEXT")
-    term = commands.add_parser("without")
-    term.add_argument("term", choices=TERMS)
-    term.add_argument("--only", default="", metavar="TEXT")
     options = parser.parse_args()
     if options.command == "add-profile":
         add_profile(options.name, options.file)
         return 0
     if options.command == "record":
-        write_document(dict(all_plans()), PLANS)
+        record(options.only)
         return 0
-    return compare(options.only) if options.command == "compare" else without(options.term, options.only)
+    return compare([options.only])
 
 
 if __name__ == "__main__":
