@@ -178,7 +178,7 @@ def copies(bridge: Any, device: str) -> Rows:
         for queued, piece in ((0, 0), (large, large), *((large, p) for p in (256 * KIB, MIB, 4 * MIB))):
             found = bridge.copy_beside(device, pinned, queued, piece, small, SAMPLES)
             yield {"small_bytes": small, "large_bytes": queued, "piece_bytes": piece, "pinned": pinned,
-                   "small_s": statistics.median(sample.small for sample in found),
+                   "small_s": statistics.median(sample.small_s for sample in found),
                    "samples": [list(astuple(sample)) for sample in found]}  # fmt: skip
 
 
