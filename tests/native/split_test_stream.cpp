@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "pace.h"
@@ -134,16 +135,30 @@ void check_turns() {
     turns.made(&second.lifted);
     turns.forget();
     check(turns.due() == Time::min(), "what is forgotten says nothing");
-    Interval interval;
-    interval.begin();
-    std::this_thread::sleep_for(std::chrono::milliseconds(8));
-    interval.end();
-    interval.begin();
-    interval.end();
-    const Time again = Clock::now();
-    interval.begin();
-    check(interval.due() >= again + std::chrono::milliseconds(5), "one short time does not undo a long one");
     done("turns");
+}
+
+// An interval that lasted for these times, one after another: how long the next one is taken to be.
+double learned(const std::vector<double> & seconds) {
+    using namespace oallama;
+    const Time begun;
+    Interval   interval;
+    for (const double one : seconds) {
+        interval.begin(begun);
+        interval.end(begun + to_duration(one));
+    }
+    interval.begin(begun);
+    return std::chrono::duration<double>(interval.due() - begun).count();
+}
+
+void check_interval() {
+    const auto near = [](double found, double expected) { return std::abs(found - expected) < 1e-6; };
+    check(near(learned({0.008, 0.0}), 0.006), "one short time does not undo a long one");
+    check(near(learned({0.01, 0.01, 0.02}), 0.0125), "the last time weighs a quarter");
+    check(near(learned({0.01, 60.0}), 0.01), "a pause of a minute changes nothing");
+    check(near(learned({0.01, 60.0, 0.01, 60.0, 0.01}), 0.01), "nor does the next pause");
+    check(near(learned({0.01, 0.05, 0.05}), 0.02), "what takes long twice in a row takes long now");
+    done("intervals");
 }
 
 // Small copies get through between two pieces.
@@ -276,6 +291,7 @@ void test_stream() {
         return; // plans of its own
     }
     check_turns();
+    check_interval();
     check_ahead();
     check_ahead_of_whole();
     check_pieces();

@@ -15,15 +15,19 @@ inline Clock::duration to_duration(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// From one small copy to the next.
+// From one small copy to the next: the mean of the last times. A time far above it is a pause, such as a user's
+// between two requests, and changes nothing; the second in a row is how long it takes now.
 class Interval {
   public:
-    void begin() { begun_ = Clock::now(); }
+    void begin(Time now = Clock::now()) { begun_ = now; }
 
-    void end() {
-        const double seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
-        seconds_             = known_ ? seconds_ + (seconds - seconds_) / n_remembered : seconds;
-        known_               = true;
+    void end(Time now = Clock::now()) {
+        const double seconds = std::chrono::duration<double>(now - begun_).count();
+        paused_              = known_ && !paused_ && seconds > pause * seconds_;
+        if (!paused_) {
+            seconds_ = known_ ? seconds_ + (seconds - seconds_) / n_remembered : seconds;
+            known_   = true;
+        }
     }
 
     // When it will end that has begun; the first time, never.
@@ -31,10 +35,12 @@ class Interval {
 
   private:
     static constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
+    static constexpr double pause        = 4; // times the mean
 
     Time   begun_;
     double seconds_ = 0.0;
     bool   known_   = false;
+    bool   paused_  = false; // the last time
 };
 
 // After each small copy of a phase, until the next one.
