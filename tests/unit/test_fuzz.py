@@ -1,4 +1,4 @@
-"""Damaged inputs are read or refused with a sentence: a bounded share of scripts/fuzz, and every fault it found."""
+"""Damaged inputs are read or refused with a sentence: a bounded share of tests/fuzz, and every fault it found."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from fuzz import documents, gguf_files
+from fuzz.main import TARGETS, Target, TookTooLong, fuzz, tried
 from seeds import FRESH
 
+from oallama.core.codec import CodecError, parse_json
+from oallama.core.errors import UsageError
+from oallama.core.units import parse_bytes
+from oallama.device.spec import parse_cpus, parse_device
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from fuzz import documents, gguf_files  # noqa: E402
-from fuzz.main import TARGETS, Target, TookTooLong, fuzz, tried  # noqa: E402
-
-from oallama.core.codec import CodecError, parse_json  # noqa: E402
-from oallama.core.errors import UsageError  # noqa: E402
-from oallama.core.units import parse_bytes  # noqa: E402
-from oallama.device.spec import parse_cpus, parse_device  # noqa: E402
-
 GOLDEN = ROOT / "tests" / "golden" / "fuzz"
 N = 250  # inputs of each target: what a test may take
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "fuzz"), *arguments]
+    command = [sys.executable, str(ROOT / "tests" / "fuzz"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
@@ -90,7 +87,7 @@ def test_a_fault_in_serve_is_found(planted: str, sent: bytes, told: str, tmp_pat
     kept.write_bytes(sent)
     program = f"""
 import sys
-sys.path[:0] = {[str(ROOT / folder) for folder in ("scripts", "tests", "tests/unit")]}
+sys.path[:0] = {[str(ROOT / folder) for folder in ("tests", "tests/unit")]}
 from fuzz.main import main
 from oallama.serve import access, app, proxy, server, upstream
 {planted}

@@ -1,10 +1,10 @@
 """Feed damaged inputs to our readers: each must be read, or refused with one sentence of ours.
 
-    python scripts/fuzz --list
-    python scripts/fuzz gguf -n 100000             # so many inputs
-    python scripts/fuzz plan --minutes 60          # or for so long
-    python scripts/fuzz plan --seed 7 --first 5000 # from this one on: two processes may share the inputs of a seed
-    python scripts/fuzz gguf --replay FILE…        # inputs that were kept
+    python tests/fuzz --list
+    python tests/fuzz gguf -n 100000             # so many inputs
+    python tests/fuzz plan --minutes 60          # or for so long
+    python tests/fuzz plan --seed 7 --first 5000 # from this one on: two processes may share the inputs of a seed
+    python tests/fuzz gguf --replay FILE…        # inputs that were kept
 
 Only OallamaError may come out, within 2 s of CPU time and 512 MiB of memory; anything else is a fault. Its first input
 is kept in build/fuzz/TARGET, one for each place in the code. Input i of a seed is always the same. Native code is
@@ -14,6 +14,7 @@ sanitizers; its inputs are kept beside.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import secrets
 import signal
@@ -28,11 +29,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from shared import ROOT, parser_of
-
 from fuzz import documents, gguf_files, http_requests, native, texts
 from oallama.core.errors import OallamaError
 
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 2.0
 MEMORY_BYTES = 512 << 20
 MOST_SENTENCE = 2000  # characters of a refusal; it may repeat the input besides, at most twice as escapes
@@ -78,7 +78,7 @@ class Counts:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 no fault, 1 faults."""
-    parser = parser_of("fuzz", __doc__)
+    parser = argparse.ArgumentParser("fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="one of --list, or several, one after another")
     parser.add_argument("-n", type=int, metavar="N", help="inputs to try [10000, or any number with --minutes]")
     parser.add_argument("--minutes", type=float, metavar="M", help="stop after so many")
@@ -125,7 +125,7 @@ def fuzz(name: str, n: int | None, minutes: float | None, seed: int, first: int,
                 where = fault.splitlines()[0]
                 if where not in faults:
                     path = _keep(kept / name, f"{seed}-{first + counts.tried}{target.suffix}", raw)
-                    print(f"fault: {fault}\n  kept: python scripts/fuzz {name} --replay {path}", flush=True)
+                    print(f"fault: {fault}\n  kept: python tests/fuzz {name} --replay {path}", flush=True)
                 faults[where] = faults.get(where, 0) + 1
             counts.tried += 1
             if time.monotonic() - shown > 5 and sys.stderr.isatty():

@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared import ROOT
+ROOT = Path(__file__).resolve().parents[2]
+
 
 TARGETS = {"native-plan": "fuzz_plan", "native-weight": "fuzz_weight", "native-parameters": "fuzz_parameters"}
 """By the program of tests/native that each is."""

@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from shared import ROOT
 
 from fuzz.mutation import damaged_json
 from oallama.bench.records import BenchTest, Block, Sample, Series, StockPlacement
@@ -50,6 +49,8 @@ from oallama.report.plan import plan_sentences
 from oallama.report.profile import profile_tables
 from oallama.report.routing import routing_report, routing_tables
 from oallama.report.routing_chart import routing_chart
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def maker(bases: Callable[[], tuple[Any, ...]]) -> Callable[[Random], bytes]:

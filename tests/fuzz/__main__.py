@@ -1,4 +1,4 @@
-"""python scripts/fuzz: see main.py."""
+"""python tests/fuzz: see main.py."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
 sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "scripts"))
 
 from fuzz.main import main  # noqa: E402
 
