@@ -31,6 +31,7 @@ too are spelled as there.
 | 1 | the work failed: device lost, no memory, no network, a child process died, `doctor` found faults, stdout full |
 | 2 | wrong usage or unusable input: a device that there is not, a bad GGUF, plan or profile |
 | 130 | interrupted |
+| 143 | ended by SIGTERM |
 
 A failure is one line on stderr that says what to do; with `OALLAMA_DEBUG=1` the traceback comes as well.
 

@@ -19,7 +19,7 @@ import click
 
 from oallama import __version__
 from oallama.cli.output import drop, talk
-from oallama.cli.signals import be_over, take_for_interrupt
+from oallama.cli.signals import be_over, interrupted_code, take_for_interrupt
 from oallama.core.errors import OallamaError
 from oallama.device.interrupt import drop_no_interrupt
 from oallama.report.text import printable
@@ -113,7 +113,8 @@ def cli(context: click.Context) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 1 work failed, 2 wrong usage or unusable input, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 work failed, 2 wrong usage or unusable input, 130 interrupted,
+    143 ended by SIGTERM."""
     try:
         take_for_interrupt()
         drop_no_interrupt()
@@ -182,13 +183,14 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 def _interrupted() -> int:
     """Say so. What stdout has not taken by now is dropped; a second Ctrl-C drops what stderr does not take."""
+    code = interrupted_code()
     try:
         drop(sys.stdout)
-        _fail("interrupted", 130)
+        _fail("interrupted", code)
     except KeyboardInterrupt:
         drop(sys.stderr)
     be_over()
-    return 130
+    return code
 
 
 def _claim_libraries() -> None:
@@ -263,7 +265,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    if os.environ.get(DEBUG_VARIABLE) == "1" and code != 130:
+    if os.environ.get(DEBUG_VARIABLE) == "1" and code not in (130, 143):
         import traceback
 
         traceback.print_exc()

@@ -9,6 +9,7 @@ from types import FrameType
 AGAIN_S = 1.0  # `timeout`, and a shell whose terminal is closed, send a signal twice at once
 
 _came_at: list[float] = []  # of time.monotonic()
+_numbers: list[int] = []
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -25,12 +26,13 @@ def take_for_interrupt() -> None:
     signal.signal(signal.SIGTERM, end_as_interrupted)
 
 
-def end_as_interrupted(_number: int, _frame: FrameType | None) -> None:
+def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
     """Raises KeyboardInterrupt, now or where native code lets it; once for signals that come together."""
     now = time.monotonic()
     if _came_at and now - _came_at[-1] < AGAIN_S:
         return
     _came_at.append(now)
+    _numbers.append(number)
     if not callable(signal.getsignal(signal.SIGINT)):  # nothing is to be kept any more, or not taken yet
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)  # an event loop, and who holds an interrupt, hear of it in no other way
@@ -55,3 +57,8 @@ def be_over() -> None:
 def asked_to_end() -> bool:
     """Whether one of them came: unlike a Ctrl-C, it is meant for all of the command."""
     return bool(_came_at)
+
+
+def interrupted_code() -> int:
+    """Return the exit code of a command that was interrupted: 143 where SIGTERM was the first to ask it, else 130."""
+    return 143 if _numbers[:1] == [signal.SIGTERM] else 130
