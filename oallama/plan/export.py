@@ -19,6 +19,7 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # ggml loads this library beside its own back ends
 PLAN_VARIABLE = "OALLAMA_PLAN"
 USES_VARIABLE = "OALLAMA_USES"  # the library adds how often experts were used to this file
+TIMES_VARIABLE = "OALLAMA_TIMES"  # the library writes how long split blocks took to this file, once a second
 
 # Without OpenMP llama.cpp's own threads spin after each of its graphs, on the cores that the plugin computes with.
 _SLEEPING_THREADS = ["--poll", "0"]

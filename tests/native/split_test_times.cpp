@@ -1,9 +1,16 @@
 // Times of blocks, and graphs that were not prepared.
 
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "split_test.h"
+#include "times_file.h"
 
 namespace split_test {
 
@@ -81,6 +88,38 @@ void check_times() {
     check(oallama_plan_take_times(plan.get(), nullptr, 8, &n) == OALLAMA_INVALID, "no room for the times");
 }
 
+std::string text_of_file(const std::string & path) {
+    const std::ifstream file(path);
+    std::ostringstream  text;
+    text << file.rdbuf();
+    return text.str();
+}
+
+// The file that is replaced while blocks run, as long as it can be written.
+void check_times_file() {
+    char folder[] = "/tmp/oallama-times-XXXXXX";
+    check(mkdtemp(folder) != nullptr, "a folder is made");
+    const std::string  path  = std::string(folder) + "/times";
+    const auto         times = std::make_shared<oallama::BlockTimes>();
+    oallama::SliceSpec slice;
+    slice.name        = "a block";
+    const auto add    = [&](int64_t n_tokens) { times->of(slice, n_tokens).add(n_tokens, {100, 200, 300, 400}); };
+    const auto become = [&](const std::string & text) {
+        for (int i = 0; i < 600 && text_of_file(path) != text; i++) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        }
+        check(text_of_file(path) == text, "the file tells: " + text);
+    };
+    add(3);
+    write_times(times, path);
+    become("4 1 3 100 200 300 400 a block\n");
+    add(4);
+    add(1);
+    become("1 1 1 100 200 300 400 a block\n4 2 7 200 400 600 800 a block\n");
+    check(std::system(("rm -r " + std::string(folder)).c_str()) == 0, "the folder is removed");
+    add(1); // nobody waits for what cannot be written
+}
+
 } // namespace
 
 void test_times() {
@@ -90,6 +129,8 @@ void test_times() {
     check_times();
     late = kept;
     done("times of blocks");
+    check_times_file();
+    done("a file of times");
     check_nothing_held("after times");
 }
 

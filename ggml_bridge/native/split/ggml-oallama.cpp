@@ -17,6 +17,7 @@
 #include "backend.h"
 #include "device.h"
 #include "resident_buft.h"
+#include "times_file.h"
 
 using namespace oallama;
 
@@ -187,6 +188,9 @@ void * ggml_backend_init(void) {
         start(std::getenv("OALLAMA_PLAN"));
         if (const char * path = std::getenv("OALLAMA_USES"); path != nullptr) {
             default_plan()->keep_uses(path);
+        }
+        if (const char * path = std::getenv("OALLAMA_TIMES"); path != nullptr) {
+            write_times(default_plan()->times(), path);
         }
         registered = true; // ggml adds what is returned
         reg        = &the_reg;

@@ -49,12 +49,14 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     bool keeps_uses() const { return !uses_path_.empty(); }
 
-    BlockTimes & times() { return times_; }
+    const std::shared_ptr<BlockTimes> & times() { return times_; }
 
     oallama_slice            placed(size_t index) const;
     std::vector<std::string> problems(bool * usable) const;
 
   private:
+    const std::shared_ptr<BlockTimes> times_ = std::make_shared<BlockTimes>();
+
     struct Problem {
         uint64_t    load;
         std::string sentence;
@@ -64,7 +66,6 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
 
     PlanSpec                   spec_;
-    BlockTimes                 times_;
     std::string                uses_path_;
     ggml_backend_buffer_type   buft_;
     mutable std::mutex         mutex_;

@@ -117,7 +117,7 @@ ggml_tensor * ProgramBuilder::mul_mat(int i, Side side) {
     const Tokens        tokens = tokens_of(value(i), side);
     if (program_.n_tokens == 0) {
         program_.n_tokens = value(i).n_tokens;
-        program_.times    = &plan_of(node->src[0])->times().of(weight.slice(), program_.n_tokens);
+        program_.times    = &plan_of(node->src[0])->times()->of(weight.slice(), program_.n_tokens);
     }
     const bool    streamed = side == side_stream || side == side_prime;
     ggml_tensor * w        = streamed ? slot_of(i, weight, side) : weight.part(side).tensor;

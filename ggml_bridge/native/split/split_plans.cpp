@@ -85,6 +85,6 @@ int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, in
     return guarded([&] {
         require(plan != nullptr && times != nullptr && capacity >= 0 && n != nullptr,
                 "a plan and room for the times are needed");
-        *n = plan->loaded->times().take(times, capacity);
+        *n = plan->loaded->times()->take(times, capacity);
     });
 }
