@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""Stands in for llama-server: the same socket, the same shapes of answers, and faults on request.
+"""Stands in for llama-server: the same options and key, the same shapes of answers, and faults on request.
 
-Options it knows: --host SOCKET, --device NAME. What it does besides is in the file that STUB_ORDERS names, read anew at
-each request: words out of `loading` (health is 503), `fail` (it ends at its start), `fail-device` (so, with a device).
+Options it knows: --host, --port, --device, --alias. What it does besides is in the file that STUB_ORDERS names, read
+anew at each request: words out of `loading` (health is 503), `busy` (so, and it computes meanwhile), `fail` (it ends at
+its start), `fail-device` (so, with a device).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socketserver
+import socket
 import sys
 import time
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 WORDS = ("Once", " upon", " a", " time", ".")
+KEY = os.environ.get("LLAMA_API_KEY")
 
 
 def option(name: str) -> str:
@@ -32,8 +34,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            loading = ordered("loading")
+            begun = time.process_time()
+            while ordered("busy") and time.process_time() - begun < 0.05:
+                pass
+            loading = ordered("loading") or ordered("busy")
             self.answer({"status": "loading" if loading else "ok"}, 503 if loading else 200)
+        elif KEY is not None and self.headers.get("Authorization") != f"Bearer {KEY}":
+            self.answer({"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}, 401)
         elif self.path == "/metrics":
             text = "# HELP x\nllamacpp:tokens_predicted_total 30\nllamacpp:tokens_predicted_seconds_total 1.5\n"
             self.answer_bytes(text.encode(), "text/plain; version=0.0.4")
@@ -41,41 +48,26 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"object": "list", "data": [{"id": option("--alias"), "object": "model"}]})
         elif self.path == "/slow":
             Path(os.environ["STUB_ORDERS"]).with_name("slow-began").touch()
-            time.sleep(0.2)
-            self.connection.settimeout(120)
-            gone = self.connection.recv(1) == b""  # until whoever asked goes
-            Path(os.environ["STUB_ORDERS"]).with_name("slow-ended").write_text(str(gone), encoding="utf-8")
-            self.close_connection = True
+            time.sleep(600)
         else:
             self.answer({"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}}, 404)
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        if self.path.startswith("/echo"):
-            self.answer({"path": self.path, "headers": dict(self.headers), "body": body.decode("latin-1")})
-        elif self.path == "/abort":
-            os.abort()
-        elif self.path == "/v1/chat/completions":
-            asked = json.loads(body)
-            if asked.get("stream"):
-                self.stream(asked)
-            else:
-                choice = {"index": 0, "message": {"role": "assistant", "content": "".join(WORDS)}}
-                self.answer({"id": "c", "object": "chat.completion", "choices": [{**choice, "finish_reason": "stop"}]})
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+        if asked.get("stream"):
+            self.stream()
         else:
-            self.answer({"error": {"message": "no such thing"}}, 404)
+            choice = {"index": 0, "message": {"role": "assistant", "content": "".join(WORDS)}}
+            self.answer({"id": "c", "object": "chat.completion", "choices": [{**choice, "finish_reason": "stop"}]})
 
-    def stream(self, asked: dict) -> None:
+    def stream(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for index, word in enumerate(WORDS):
-            if asked.get("die_after") == index:
-                os.abort()
+        for word in WORDS:
             delta = {"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}], "id": "c"}
             self.chunk(f"data: {json.dumps(delta)}\n\n")
-            time.sleep(0.02)
         self.chunk("data: [DONE]\n\n")
         self.chunk("")
 
@@ -90,20 +82,17 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Of-The-Stub", "kept")
         self.end_headers()
         self.wfile.write(body)
-
-    def address_string(self) -> str:
-        return "unix"
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
+    address_family = socket.AF_INET6 if ":" in option("--host") else socket.AF_INET
 
 
 if __name__ == "__main__":
@@ -111,5 +100,5 @@ if __name__ == "__main__":
     if ordered("fail") or (ordered("fail-device") and option("--device") not in ("", "none")):
         print("error: the device is not here", flush=True)
         sys.exit(3)
-    with Server(option("--host"), Handler) as server:
+    with Server((option("--host"), int(option("--port"))), Handler) as server:
         server.serve_forever()

@@ -97,7 +97,7 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
             now = placer.simulate(stock, load).predicted
             best = physical_bound(placer.problem_for(stock), load, stock.memory)
     how = f"`oallama tune {placer.model.path}`, or --tune before"
-    return f"oallama: this is stock llama.cpp's own placement; {gain_text(now, best)}: {how}"
+    return f"this is stock llama.cpp's own placement; {gain_text(now, best)}: {how}"
 
 
 def tell(found: Gated) -> None:

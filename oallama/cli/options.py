@@ -227,16 +227,6 @@ tune_option = click.option(
     "a key is typed (on a terminal only); or measure before; or answer so and never measure.",
 )  # fmt: skip
 
-IDLE_S = 30  # after which nobody is taken to be waiting
-
-
-def idle_option(what: str) -> Decorator:
-    """The command gets `idle_s`. what: does not come meanwhile."""
-    return click.option(
-        "--idle", "idle_s", type=count(1, 86_400), default=IDLE_S, show_default=True, metavar="SECONDS",
-        help=f"--tune when-idle: without {what}, before measuring begins.",
-    )  # fmt: skip
-
 
 profile_option = click.option(
     "--profile", type=click.Path(), metavar="FILE",

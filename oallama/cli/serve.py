@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from oallama.cli.options import (
     as_record,
     count,
     depth_option,
-    idle_option,
     model_argument,
     n_gen_option,
     n_prompt_option,
@@ -26,29 +24,31 @@ from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.routing import count_experts_option
-from oallama.cli.tune import tune_command
 from oallama.core.errors import UsageError
 
 KEY_VARIABLE = "OALLAMA_API_KEY"
 PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"
-NEEDED = ("httptools", "starlette", "uvicorn")
 POOLINGS = ("model", "mean", "cls", "last", "none")
 
 
 def parse_key(text: str) -> str:
-    """A key without blanks around it, which no header could bring. Raises ValueError for an empty one."""
+    """Strip blanks, which no header could bring. Raises ValueError for an empty key, and for one that llama-server
+    would take for several."""
     if not (key := text.strip()):
         raise ValueError("the API key is empty; give one, or leave --api-key out")
+    if "," in key or '"' in key:
+        raise ValueError("the API key has a comma or a quotation mark, at which llama-server would part it")
     return key
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where the server listens, and what llama-server is told besides the placement. port 0: any that is free. program,
-    cache_mib: None: as find_program and llama-server choose. log_file: of llama-server's lines."""
+    """Where the server listens, and what llama-server is told besides the placement. port 0, placement_port 0: any that
+    is free. program, cache_mib: None: as find_program and llama-server choose. log_file: of llama-server's lines."""
 
     host: str
     port: int
+    placement_port: int
     api_key: str | None
     n_parallel: int
     pooling: str
@@ -64,6 +64,8 @@ server_options = as_record(
                  help="Address to listen at; one that other machines reach needs --api-key."),
     click.option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT",
                  help="Port to listen at; 0: any that is free."),
+    click.option("--placement-port", type=count(0, 65535), default=0, metavar="PORT",
+                 help="Port of the placement page, on 127.0.0.1.  [default: any that is free]"),
     click.option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY",
                  help=f"Key that requests must bring; {KEY_VARIABLE} says it unseen by who lists processes."),
     click.option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
@@ -86,20 +88,17 @@ server_options = as_record(
 @model_argument
 @server_options
 @placement_options(
-    click.option("--tune", type=click.Choice(["before", "when-idle", "never"]), default="never", show_default=True,
-                 metavar="before|when-idle|never", help="Policy auto, where nothing was measured yet: serve with stock "
-                 "llama.cpp's own placement; or measure before; or when no request has come for a while, which one "
-                 "that comes then waits for as long as the model takes to load."),
+    click.option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
+                 metavar="before|never", help="Policy auto, where nothing was measured yet: serve with stock "
+                 "llama.cpp's own placement, or measure before."),
     (n_prompt_option, n_gen_option, depth_option),
 )  # fmt: skip
-@idle_option("a request")
 @projector_options
 @count_experts_option
 def command(
     model: str,
     server: ServerOptions,
     asked: PlacementOptions,
-    idle_s: int,
     pictures: ProjectorOptions,
     n_prompt: int,
     n_gen: int,
@@ -107,47 +106,40 @@ def command(
     count_experts: bool,
 ) -> None:
     """Run stock llama-server with the placement that `oallama run` would use, and keep it running:
-    /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and the rest of its API.
-    GET /placement tells who computes what, /placement.html shows it.
+    /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and the rest of its API, and
+    its own web page at / where it has one. A page of the placement is at another port, which is printed; its
+    GET /placement is JSON.
 
     \b
       oallama serve model.gguf
       oallama serve model.gguf --device CUDA0 -c 16384 --port 9000
       OALLAMA_API_KEY=secret oallama serve model.gguf --host 0.0.0.0
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"serve needs {', '.join(missing)}; install them: pip install 'oallama[serve]'")
     asked.check_depth(n_depth)
     from oallama.cli.served import PlacementRequest, served_model
+    from oallama.serve.address import free_address
     from oallama.serve.program import ServerSettings, find_program
-    from oallama.serve.server import Placements, listen, serve
-    from oallama.serve.tuning import Tune
+    from oallama.serve.server import Placements, serve
 
     with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(listen(server.host, server.port, server.api_key))
+        address = free_address(server.host, server.port, server.api_key)
+        if server.placement_port:
+            free_address("127.0.0.1", server.placement_port, None, "--placement-port")
         found = find_program(server.program)
         served = stack.enter_context(
             served_model(PlacementRequest(model, asked, pictures, n_prompt, n_gen, n_depth or 0, count_experts))
         )
         placer = served.placer
         settings = ServerSettings(
-            server.n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
+            address, server.n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if server.pooling == "none" else server.pooling, server.cache_mib,
-        )  # fmt: skip
-        tune = Tune(
-            tune_command(model, served.options, n_prompt, n_gen, asked.profile, n_depth or 0), served.found_anew,
-            float(idle_s) if asked.tune == "when-idle" and served.is_unknown else None,
         )  # fmt: skip
         log = stack.enter_context(_log(server.log_file))
         talk(f"oallama: {served.wanted.reason}")
         talk(f"oallama: {expected(placer, served.wanted.plan)}")
-        offered = Placements(
-            served.wanted, served.on_cpu, partial(served.launch, program=found, settings=settings), served.device_lost,
-            tune if served.is_tunable else None,
-        )  # fmt: skip
-        serve(sock, server.api_key, offered, talk, log)
-    talk("oallama: the server has ended")
+        launch = partial(served.launch, program=found, settings=settings)
+        placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep_runs)
+        serve(address, placements, talk, log, server.placement_port)
 
 
 @contextlib.contextmanager

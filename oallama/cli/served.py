@@ -1,19 +1,21 @@
-"""The placements that `oallama serve` runs: what was asked for, the model without its device, what tuning finds."""
+"""The placements that `oallama serve` runs: what was asked for, and the model without its device."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oallama.cli.gate import tuning_gain
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
 from oallama.cli.serve_needs import Needs, needs_of
 from oallama.core.errors import OallamaError, UsageError
+from oallama.core.history import BlockRuns
 from oallama.core.types import Workload
 from oallama.place.record import unmeasured_cpu_record
 from oallama.placer import Placer
@@ -45,45 +47,29 @@ class PlacementRequest:
 def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     """The worker that a placement may need runs for the block, and uses of experts are kept at its end. Raises what
     reading, planning and measuring do."""
-    made = _planned(asked)
-    if made is None:
+    planned = _planned(asked)
+    if planned is None:
         placer, asked = _with_room(asked)
-        made = _placed(asked, placer)
-    with needs_of(made.placer, asked.count_experts) as needs:
-        yield ServedModel(asked, made, needs)
+        planned = placer, _placed(asked, placer)
+    placer, served = planned
+    with needs_of(placer, asked.count_experts) as needs:
+        yield ServedModel(asked, placer, served, needs)
 
 
 class ServedModel:
-    """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none. is_unknown: nothing
-    was measured that the policy could follow. options: as asked, with room for a projector."""
+    """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none."""
 
-    def __init__(self, asked: PlacementRequest, made: _Made, needs: Needs) -> None:
-        self.placer, self.is_unknown, self.device_lost = made.placer, made.is_unknown, needs.lost
-        self.options = asked.placement.options
+    def __init__(self, asked: PlacementRequest, placer: Placer, served: Served, needs: Needs) -> None:
+        self.placer, self.device_lost = placer, needs.lost
         self._asked, self._needs = asked, needs
         self._projector = asked.pictures.read()
-        self._newest = made.placer
-        self.wanted = self._completed(made.served)
-        on_cpu = _on_cpu(made.placer, self.wanted)
+        self.wanted = self._completed(served)
+        on_cpu = _on_cpu(placer, self.wanted)
         self.on_cpu = None if on_cpu is None else self._completed(on_cpu)
         if self._projector is not None:
             talk(f"note: {self.wanted.plan.notes[-1]}")
 
-    @property
-    def is_tunable(self) -> bool:
-        """Whether measuring may find another one."""
-        asked = self._asked.placement
-        is_free = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
-        return is_free and self.placer.has_device
-
-    def found_anew(self) -> Served | None:
-        """What the policy makes of what is measured by now; None where that settles nothing. Raises OallamaError."""
-        known = replace(self._asked.placement, refresh_gate=False, tune="never")
-        self._newest = Placer.of_file(self._asked.model, self.options, known.profile)
-        again = _placed(replace(self._asked, placement=known), self._newest)
-        return None if again.is_unknown else self._completed(again.served)
-
-    def launch(self, served: Served, socket_path: Path, program: Path, settings: ServerSettings) -> Launch:
+    def launch(self, served: Served, folder: Path, program: Path, settings: ServerSettings) -> Launch:
         """How llama-server is started with one of them. settings without a projector; cache_mib None: as much as the
         host has left."""
         n_beside = 0  # bytes of the host
@@ -95,9 +81,16 @@ class ServedModel:
             settings = replace(settings, cache_mib=self._cache_mib(served, n_beside))
         placer = self.placer
         return launch(
-            program, served.plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings, socket_path,
+            program, served.plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings, folder,
             os.environ, self._needs.uses_file,
         )  # fmt: skip
+
+    def keep_runs(self, runs: Sequence[BlockRuns]) -> None:
+        """Add what split blocks took to the model's history, for `oallama tune`."""
+        try:
+            self.placer.keep_runs(self.wanted.plan, runs)
+        except OallamaError as error:
+            talk(f"warning: what this run took is not kept: {error}")
 
     @property
     def _has_room(self) -> bool:
@@ -118,7 +111,7 @@ class ServedModel:
         is_lost = served is self.on_cpu
         plan = self.wanted.plan if is_lost else served.plan
         try:
-            mib = prompt_cache_mib(max(0, self._newest.host_left(plan, is_lost) - n_beside))
+            mib = prompt_cache_mib(max(0, self.placer.host_left(plan, is_lost) - n_beside))
         except OallamaError:  # llama-server is about to say it better
             return None
         if mib < STOCK_CACHE_MIB and not is_lost:
@@ -126,17 +119,8 @@ class ServedModel:
         return mib
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A placement, and by which placer. is_unknown: as Placements."""
-
-    placer: Placer
-    served: Served
-    is_unknown: bool
-
-
-def _planned(asked: PlacementRequest) -> _Made | None:
-    """As a plan's file says; None where none was named."""
+def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
+    """Place as a plan's file says; None where none was named."""
     planned = asked.placement.planned(asked.model)
     if planned is None:
         return None
@@ -145,7 +129,7 @@ def _planned(asked: PlacementRequest) -> _Made | None:
     plan.check(placer.model, placer.operators)
     plan = placer.as_asked(plan)
     reason = f"this is the plan of {asked.placement.plan_file}, by policy {plan.policy}"
-    return _Made(placer, _timed(placer, plan, reason), False)
+    return placer, _timed(placer, plan, reason)
 
 
 def _with_room(asked: PlacementRequest) -> tuple[Placer, PlacementRequest]:
@@ -159,11 +143,13 @@ def _with_room(asked: PlacementRequest) -> tuple[Placer, PlacementRequest]:
     return Placer.of_file(asked.model, roomy, asked.placement.profile), asked
 
 
-def _placed(asked: PlacementRequest, placer: Placer) -> _Made:
-    """As the policy says, which is what `run` has."""
-    options = replace(asked.placement, tune="before" if asked.placement.tune == "before" else "after")
-    plan, is_unknown = options.made_plan(placer, asked.workload(placer))
-    return _Made(placer, _timed(placer, plan, _reason(placer, asked, plan, is_unknown)), is_unknown)
+def _placed(asked: PlacementRequest, placer: Placer) -> Served:
+    """Place as the policy says, which is what `run` does."""
+    load = asked.workload(placer)
+    plan, is_unknown = asked.placement.made_plan(placer, load)
+    if is_unknown:
+        return _timed(placer, plan, tuning_gain(placer, load, plan))
+    return _timed(placer, plan, _reason(placer, asked.placement, plan))
 
 
 def _check_device(placer: Placer) -> None:
@@ -171,18 +157,12 @@ def _check_device(placer: Placer) -> None:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port or none")
 
 
-def _reason(placer: Placer, asked: PlacementRequest, plan: Plan, is_unknown: bool) -> str:
-    """What is served and why."""
-    options = asked.placement
-    if options.policy.keeps_to_cpu(placer):
+def _reason(placer: Placer, asked: PlacementOptions, plan: Plan) -> str:
+    """Say what is served, and why."""
+    if asked.policy.keeps_to_cpu(placer):
         why = "there is no device" if not placer.has_device else "that was asked for"
         return f"everything is on the CPU, as {why}"
-    if is_unknown:
-        return (
-            f"this is stock llama.cpp's own placement, as nothing was measured yet; `oallama tune {asked.model}` "
-            "measures whether another one is faster"
-        )
-    if options.gate and options.policy.is_auto:
+    if asked.gate and asked.policy.is_auto:
         return f"this is what the gate let through after measuring: {plan.policy}"
     return f"this is the placement of policy {plan.policy}, not measured against stock llama.cpp's"
 

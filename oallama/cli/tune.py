@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
-from ggml_bridge.child import python_module
 from oallama.cli.gate import measured
 from oallama.cli.options import (
     ATTENTION,
@@ -79,19 +77,3 @@ def command(
     if as_json:
         text = sentence(found.verdict).removeprefix("oallama: ")
         emit_json({**asdict(found.verdict), "said": text, "remembered": found.remembered})
-
-
-def tune_command(
-    model: str, options: Options, n_prompt: int, n_gen: int, profile: str | None, n_past: int = 0
-) -> tuple[str, ...]:
-    """`oallama tune`, as a process of its own, for what these options place."""
-    asked = {
-        "--device": options.device, "--vram": options.vram and f"{options.vram}B", "--vram-fill": options.vram_fill,
-        "--gpu-weights": options.gpu_weights, "-t": options.threads, "-c": options.n_ctx, "-ub": options.n_ubatch,
-        "-ctk": options.type_k, "-ctv": options.type_v, "-fa": options.flash_attn, "-p": n_prompt, "-n": n_gen,
-        "--profile": profile, "-d": n_past or None,
-    }  # fmt: skip
-    return (
-        *python_module("oallama"), "tune", "-m", str(Path(model).absolute()),
-        *(word for option, value in asked.items() if value is not None for word in (option, str(value))),
-    )  # fmt: skip

@@ -4,10 +4,11 @@ that asks for the JSON again and again. Pure."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from oallama.core.history import BlockRuns
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement
 from oallama.core.units import format_bytes, format_seconds
 from oallama.place.simulate import Simulation
@@ -58,8 +59,14 @@ def work_times(simulation: Simulation) -> tuple[WorkTime, ...]:
     return tuple(WorkTime(name, kind, dict(token), dict(prompt)) for (name, kind), (token, prompt) in found.items())
 
 
-def placement_document(served: Served, state: Mapping[str, Any], live: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`GET /placement`. state: of the program that serves; live: what it measured, None while it does not say."""
+def placement_document(
+    served: Served,
+    state: Mapping[str, Any],
+    live: Mapping[str, Any] | None,
+    runs: Sequence[BlockRuns] = (),
+) -> dict[str, Any]:
+    """Make the answer to `GET /placement`. state: of the program that serves; live: its rates, None while it tells
+    none; runs: of split blocks, told of their first operators."""
     plan = served.plan
     own = {operator.name for operator in served.operators}
     times = _by_name(served)
@@ -79,12 +86,21 @@ def placement_document(served: Served, state: Mapping[str, Any], live: Mapping[s
                 "on": place_of(placement),
                 **{key: getattr(placement, key) for key in ("gg", "cg", "cc")},
                 "predicted": times.get(operator.name),
+                "measured": [_mean_run(one) for one in runs if one.block == operator.name] or None,
             }
             for operator, placement in _placed(served)
         ],
         "other_work": [asdict(work) for work in served.times if work.name not in own],
         "live": None if live is None else dict(live),
     }
+
+
+def _mean_run(runs: BlockRuns) -> dict[str, int | float]:
+    """Wall time of one run with at most `batch` tokens, and its parts."""
+    parts = {"cpu_s": runs.cpu_s, "wait_s": runs.wait_s, "other_s": runs.other_s}
+    means = {name: total_s / runs.n_runs for name, total_s in parts.items()}
+    counts = {"batch": runs.batch, "runs": runs.n_runs, "tokens": runs.n_tokens}
+    return {**counts, "seconds": sum(means.values()), **means}
 
 
 def place_of(placement: OperatorPlacement) -> str:

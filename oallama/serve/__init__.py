@@ -1,1 +1,1 @@
-"""The server: stock llama-server with a plan, supervised, behind an ASGI app of ours that adds the placement."""
+"""The server: stock llama-server with a plan, kept running, and a page of the placement beside it."""

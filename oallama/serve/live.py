@@ -1,4 +1,4 @@
-"""Speed of llama-server, from the counters of its /metrics. Pure."""
+"""Live numbers: speeds, from llama-server's /metrics, and runs of split blocks, from the plug-in's file. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import math
 import re
 from dataclasses import dataclass
 
+from oallama.core.history import BlockRuns
+
 _LINE = re.compile(r"llamacpp:(\w+) (\S+)")
+_N_FIELDS = 7  # of a line of the plug-in's file, before the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Since llama-server started. processing, waiting: requests now."""
+    """Counts since llama-server started. processing, waiting: requests now."""
 
     prompt: Rate
     generation: Rate
@@ -30,7 +33,7 @@ class Live:
 
 
 def live_of(text: str) -> Live:
-    """Out of the text of /metrics; what it does not name is 0."""
+    """Read the text of /metrics; what it does not name is 0."""
     values = dict(_LINE.findall(text))
 
     def number(name: str) -> float:
@@ -51,3 +54,16 @@ def live_of(text: str) -> Live:
         int(number("requests_processing")),
         int(number("requests_deferred")),
     )
+
+
+def block_runs(text: str) -> list[BlockRuns]:
+    """Read the plug-in's file (times_file.h). Lines that are damaged are left out."""
+    found = []
+    for line in text.splitlines():
+        words = line.split(" ", _N_FIELDS)
+        if len(words) == _N_FIELDS + 1 and all(word.isascii() and word.isdecimal() for word in words[:-1]):
+            batch, n_runs, n_tokens, *nanoseconds = map(int, words[:-1])
+            launch_s, host_s, wait_s, join_s = (ns * 1e-9 for ns in nanoseconds)
+            if n_runs:
+                found.append(BlockRuns(words[-1], batch, n_runs, n_tokens, host_s, wait_s, launch_s + join_s))
+    return found

@@ -23,6 +23,7 @@ from oallama.device.user_backend import user_backend
 from oallama.plan.export import (
     LIBRARY_VARIABLE,
     PLAN_VARIABLE,
+    TIMES_VARIABLE,
     USES_VARIABLE,
     Plugin,
     splits,
@@ -32,10 +33,14 @@ from oallama.plan.export import (
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.profile.store import cache_folder
+from oallama.serve.address import Address
 from oallama.serve.supervisor import Launch
 
 NAME: Literal["llama-server"] = "llama-server"
 STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
+KEY_VARIABLE = "LLAMA_API_KEY"
+PLAN_FILE = "plan.oallama"
+TIMES_FILE = "times"
 BUILD = "scripts/stock_binaries builds it (about 10 minutes on two cores)"
 _ASK_VERSION = (
     "import ctypes, sys; base = ctypes.CDLL(sys.argv[1]); base.ggml_version.restype = ctypes.c_char_p; "
@@ -46,10 +51,12 @@ _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a user may ask of llama-server beside the placement. name: of the model, in answers; None: its file's.
-    pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses now; -1:
-    without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the CPU."""
+    """What a user may ask of llama-server beside the placement. address: where it listens. name: of the model, in
+    answers. pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses
+    now; -1: without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the
+    CPU."""
 
+    address: Address
     n_parallel: int
     threads: int
     n_batch: int | None
@@ -150,46 +157,43 @@ def launch(
     n_layer: int,
     tensor_names: Sequence[str],
     settings: ServerSettings,
-    socket_path: Path,
+    folder: Path,
     environment: Mapping[str, str],
     uses_file: Path | None = None,
 ) -> Launch:
-    """How to start it with a plan, listening at a Unix socket beside which the plug-in's plan is written. uses_file:
-    where the plug-in adds how often experts were used (serve/uses.py).
+    """How to start it with a plan. folder: for what it and its plug-in exchange with us (PLAN_FILE, TIMES_FILE).
+    uses_file: where the plug-in adds how often experts were used (serve/uses.py).
 
-    Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built, and OSError;
-    an earlier launch's plan is still there then.
+    Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built, and OSError.
     """
-    plugin, text_file, backend = None, socket_path.with_name("plan.oallama"), user_backend(environment)
+    plugin, backend = None, user_backend(environment)
     if splits(plan, operators):
         if backend is not None:
             raise PlanError(
                 "the plan splits operators, for which llama-server loads oallama's own back end, and no second "
                 "one; leave --backend out, or choose a --policy that splits nothing, such as oato"
             )
-        plugin = Plugin(str(find_plugin()), str(text_file))
+        plugin = Plugin(str(find_plugin()), str(folder / PLAN_FILE))
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)
     if backend is not None:
         added = {**added, LIBRARY_VARIABLE: backend}
-    if plugin is not None and uses_file is not None:
-        added = {**added, USES_VARIABLE: str(uses_file)}
-    arguments = [
-        str(program),
-        *arguments[1:],
-        *_arguments(settings, plan.workload.n_ubatch),
-        "--host",
-        str(socket_path),
-    ]
-    made = Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
     if plugin is not None:
-        write_whole(text_file, plugin_text(plan, operators, n_layer, stock_device(plan)))
-    return made
+        write_whole(folder / PLAN_FILE, plugin_text(plan, operators, n_layer, stock_device(plan)))
+        added = {**added, TIMES_VARIABLE: str(folder / TIMES_FILE)}
+        if uses_file is not None:
+            added = {**added, USES_VARIABLE: str(uses_file)}
+    if settings.address.api_key is not None:
+        added = {**added, KEY_VARIABLE: settings.address.api_key}
+    arguments = [str(program), *arguments[1:], *_arguments(settings, plan.workload.n_ubatch)]
+    return Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
 
 
 def _arguments(settings: ServerSettings, n_ubatch: int) -> list[str]:
-    """Requests share one KV cache, so that one of them may use all of the context."""
-    arguments = ["--parallel", str(settings.n_parallel), "--kv-unified", "--threads", str(settings.threads)]
-    arguments += ["--metrics", "--alias", settings.name, "--cors-origins", "localhost"]
+    """Requests share one KV cache, so that one of them may use all of the context. Websites of other hosts may not
+    read answers."""
+    arguments = ["--host", settings.address.host, "--port", str(settings.address.port), "--cors-origins", "localhost"]
+    arguments += ["--parallel", str(settings.n_parallel), "--kv-unified", "--threads", str(settings.threads)]
+    arguments += ["--metrics", "--alias", settings.name]
     if settings.cache_mib is not None:
         arguments += ["--cache-ram", str(settings.cache_mib)]
     if settings.projector is not None:
@@ -209,14 +213,15 @@ def prompt_cache_mib(left: int) -> int:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what would change the placement, the address or the key behind our back."""
+    """Drop what would change the placement, the address or the key behind our back."""
     dropped = (
         LIBRARY_VARIABLE,
         PLAN_VARIABLE,
         USES_VARIABLE,
+        TIMES_VARIABLE,
         "MTMD_BACKEND_DEVICE",
         "AIP_MODE",
-        "LLAMA_API_KEY",
+        KEY_VARIABLE,
         "OALLAMA_API_KEY",
     )
     kept = {

@@ -128,6 +128,7 @@ class Started:
     process: subprocess.Popen[str]
     mark: str
     signalled: bool = False
+    told_to_end: bool = False
 
     def signal(self, number: signal.Signals) -> None:
         self.signalled = True
@@ -138,6 +139,13 @@ class Started:
         if self.name == "serve" and not self.signalled:
             self.until(lambda: _answers(self.process.pid))
             self.signal(signal.SIGTERM)
+            self.told_to_end = True
+
+    @property
+    def code(self) -> int:
+        """Its exit code; 0 where it was told to end and did."""
+        code: int = self.process.returncode
+        return 0 if self.told_to_end and code == 128 + signal.SIGTERM else code
 
     def family(self) -> list[psutil.Process]:
         """The command and whatever it has started that still runs, also what left its session."""
@@ -166,7 +174,7 @@ class Started:
         by_itself: what the C library says where it ends a process that has no word in it."""
         self.end()
         _, said = self.process.communicate(timeout=TIMEOUT_S)
-        code = self.process.returncode
+        code = self.code
         told = f"{self.name} ended with {code} and said:\n{said}"
         if by_itself and code and by_itself in said:
             self.must_leave_nothing()
@@ -194,12 +202,13 @@ def _mark_of(process: psutil.Process) -> str | None:
 
 
 def _answers(pid: int) -> bool:
-    """Whether a server of this process is ready."""
+    """Whether the placement page of this process says that llama-server is ready."""
     with contextlib.suppress(psutil.Error, OSError, http.client.HTTPException):
         for connection in psutil.Process(pid).net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN:
-                with urllib.request.urlopen(f"http://127.0.0.1:{connection.laddr.port}/health", timeout=5) as answer:
-                    return bool(answer.status == 200)
+                page = f"http://127.0.0.1:{connection.laddr.port}/placement"
+                with urllib.request.urlopen(page, timeout=5) as answer:
+                    return bool(json.load(answer)["state"]["phase"] == "ready")
     return False
 
 

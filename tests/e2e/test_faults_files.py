@@ -62,5 +62,5 @@ def test_without_stderr_a_command_does_its_work(place: Place) -> None:
     for started in [place.start(name, shell="2>&-") for name in ("profile", "run", "chat", "serve")]:
         started.end()
         started.process.communicate(timeout=150)
-        assert started.process.returncode == 0, started.name
+        assert started.code == 0, started.name
         started.must_leave_nothing()

@@ -18,8 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra browser)")
 
-import placed_server  # noqa: E402
-from serving import Stub  # noqa: E402
+import placement_records as records  # noqa: E402
+
+from oallama.core.history import BlockRuns  # noqa: E402
+from oallama.report.placement import page_policy, placement_document, placement_html  # noqa: E402
+from oallama.serve.placement import placement_server  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE_MS = 60_000
@@ -36,10 +39,19 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
+STATE = {"phase": "ready", "on_device": True, "said": None, "restarts": 0, "pid": 1, "ready_at": 1.0}
+RUNS = [BlockRuns("blk.1.ffn_gate.weight", 1, 9, 9, 63e-4, 18e-4, 9e-4)]
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[placed_server.Running]:
-    with placed_server.running(Stub(tmp_path_factory.mktemp("s")), device="rpc") as running:
-        yield running
+def url() -> Iterator[str]:
+    served = records.served()
+
+    def document() -> dict[str, Any]:
+        return placement_document(served, STATE, None, RUNS)
+
+    with placement_server(document, lambda: (placement_html(served), page_policy())) as made:
+        yield made
 
 
 @pytest.fixture(params=WIDTHS)
@@ -53,14 +65,14 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def page(browser: Any, server: placed_server.Running, width: str, scheme: str) -> Iterator[Any]:
+def page(browser: Any, url: str, width: str, scheme: str) -> Iterator[Any]:
     x, y = WIDTHS[width]
     context = browser.new_context(viewport={"width": x, "height": y}, color_scheme=scheme)
     made = context.new_page()
     made.faults = []
     made.on("pageerror", lambda error: made.faults.append(str(error)))
     made.on("console", lambda said: made.faults.append(said.text) if said.type == "error" else None)
-    made.goto(f"{server.url}/placement.html")
+    made.goto(url)
     state(made).to_have_text("ready", timeout=PATIENCE_MS)
     yield made
     context.close()
@@ -69,6 +81,7 @@ def page(browser: Any, server: placed_server.Running, width: str, scheme: str) -
 def test_it_shows_what_is_served_and_fits_the_width(page: Any, width: str, scheme: str) -> None:
     assert page.faults == []  # no error of a script, nothing that the policy of the page refused
     assert page.locator("#operators tbody tr").count() == 16
+    assert page.locator("#blocks tbody tr").all_inner_texts() == ["blk.1.ffn_gate.weight\t1\t9\t1.00\t0.700\t0.200"]
     x = WIDTHS[width][0]
     assert page.evaluate("document.documentElement.scrollWidth") <= x
     ground, ink = page.evaluate(

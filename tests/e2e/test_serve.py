@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import functools
@@ -17,6 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,16 @@ import httpx
 import openai
 import psutil
 import pytest
-from e2e.conftest import WORKER
+from e2e.described_card import slow_cpu_fast_card
 from e2e.stock import PROGRAMS, needs_programs, program
 from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
-from e2e.winner import keep_winner
+from gguf_factory import write_llama_shape
 from gguf_factory.projector import write_projector
 from processes import PATIENCE_S, must_end, until
 
 from ggml_bridge.library import find_plugin
 from oallama.cli.default_model import FILE
-from oallama.core.options import Options
-from oallama.core.profile import Profile
 from oallama.core.types import Workload
 from oallama.placer import Placer
 from oallama.profile.store import profile_to_json
@@ -56,11 +54,11 @@ def stub(tmp_path: Path) -> str:
 
 
 class Serving:
-    """A running `oallama serve`."""
+    """A running `oallama serve`. url, page: where llama-server listens, and where the placement is told."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self._log = process, log
-        self.url = ""
+        self.url = self.page = ""
 
     @property
     def said(self) -> str:
@@ -69,14 +67,18 @@ class Serving:
     def wait(self) -> None:
         """Until it says where it serves."""
         deadline = time.monotonic() + START_S
-        while not (found := re.search(r"serving at (http://\S+)/v1", self.said)):
+        while not (found := re.search(r"serving at (http://\S+)/v1, placement at (http://\S+);", self.said)):
             assert self.process.poll() is None, self.said
             assert time.monotonic() < deadline, self.said
             time.sleep(0.05)
-        self.url = found[1]
+        self.url, self.page = found[1], found[2]
+
+    def placement(self) -> dict[str, Any]:
+        told: dict[str, Any] = get(f"{self.page}/placement").json()
+        return told
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = get(f"{self.url}/placement").json()["state"]
+        state: dict[str, Any] = self.placement()["state"]
         return state
 
     def until(self, condition: Any) -> dict[str, Any]:
@@ -176,30 +178,29 @@ def test_one_that_does_not_start_is_an_error(stub: str, tmp_path: Path) -> None:
     assert "does not start: exit code 3: error: the device is not here" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=not_under_nohup)])
-def test_a_signal_ends_both_programs(stub: str, tmp_path: Path, number: signal.Signals) -> None:
-    with serving(tmp_path, stub, "--device", "none") as server:
+ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 130, marks=not_under_nohup)]
+
+
+@pytest.mark.parametrize(("number", "code"), ENDS)
+@pytest.mark.parametrize("answering", [False, True])
+def test_a_signal_ends_both_programs(
+    stub: str, tmp_path: Path, number: signal.Signals, code: int, answering: bool
+) -> None:
+    (temporary := tmp_path / "tmp").mkdir()
+    settings = {"STUB_ORDERS": str(tmp_path / "orders"), "TMPDIR": str(temporary)}
+    with serving(tmp_path, stub, "--device", "none", **settings) as server, socket.socket() as client:
         assert "everything is on the CPU, as there is no device" in server.said
-        pid = server.state()["pid"]
-        words = psutil.Process(pid).cmdline()
-        folder = Path(words[words.index("--host") + 1]).parent
-        assert folder.is_dir()
-        server.process.send_signal(number)
-        assert server.process.wait(PATIENCE_S) == 0
-        must_end(pid)
-        assert not folder.exists()
-        assert "the server has ended" in server.said
-
-
-def test_a_signal_ends_it_also_in_the_middle_of_an_answer(stub: str, tmp_path: Path) -> None:
-    with serving(tmp_path, stub, "--device", "none", STUB_ORDERS=str(tmp_path / "orders")) as server:
-        pid = server.state()["pid"]
-        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), PATIENCE_S) as client:
+        if answering:
+            client.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
             client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
             until((tmp_path / "slow-began").exists)
-            server.process.terminate()
-            assert server.process.wait(PATIENCE_S) == 0
+        pid = server.state()["pid"]
+        assert list(temporary.iterdir())
+        server.process.send_signal(number)
+        assert server.process.wait(PATIENCE_S) == code
         must_end(pid)
+        assert not list(temporary.iterdir())
+        assert server.said.splitlines()[-1] == "oallama: interrupted"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
@@ -211,14 +212,15 @@ def test_a_killed_server_leaves_no_llama_server(stub: str, tmp_path: Path) -> No
         must_end(pid)
 
 
-def test_the_key_is_asked_for_and_not_shown_to_the_program(stub: str, tmp_path: Path) -> None:
+def test_the_key_is_llama_servers_and_on_no_command_line(stub: str, tmp_path: Path) -> None:
     with serving(tmp_path, stub, "--device", "none", "--host", "0.0.0.0", OALLAMA_API_KEY="s3cret") as server:
         assert server.client("s3cret").models.list().data[0].id == FILE
         with pytest.raises(openai.AuthenticationError):
             server.client("other").models.list()
-        assert get(f"{server.url}/placement").status_code == 401
-        told = get(f"{server.url}/placement", auth=("any", "s3cret")).json()
-        assert "s3cret" not in str(psutil.Process(told["state"]["pid"]).environ())
+        told = server.placement()
+        assert told["live"]["generation"]["tokens"] == 30  # we ask with the key
+        assert "s3cret" not in str(psutil.Process(told["state"]["pid"]).cmdline())
+        assert server.page.startswith("http://127.0.0.1:")
 
 
 @pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built")
@@ -227,7 +229,7 @@ def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> Non
     split_plan(tmp_path / "plan.json", "rpc-worker", slices_only=True)
     with serving(tmp_path, stub, "--plan", tmp_path / "plan.json") as server:
         assert server.state()["on_device"]
-        assert get(f"{server.url}/placement").json()["device"].startswith("rpc://127.0.0.1:")
+        assert server.placement()["device"].startswith("rpc://127.0.0.1:")
 
 
 def test_a_plan_is_served_with_the_context_that_is_asked_for(stub: str, tmp_path: Path) -> None:
@@ -239,13 +241,26 @@ def test_a_plan_is_served_with_the_context_that_is_asked_for(stub: str, tmp_path
     assert told == {"-c": "512", "-ub": "64", "-fa": "on", "-ctk": "q8_0", "-ctv": "q8_0"}
 
 
+def test_it_says_what_tuning_is_predicted_to_gain(stub: str, tmp_path: Path) -> None:
+    """Where the machine was measured, and nothing against stock llama.cpp."""
+    model, profile = write_llama_shape(tmp_path / "model.gguf", 2, 256, 512, 4, 2, 300), tmp_path / "profile.json"
+    profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(model, 1e9))), encoding="utf-8")
+    asked = ("--device", "rpc-worker:1", "--vram", "1GiB", "-t", "1", "--profile", profile)
+    with serving(tmp_path, stub, *asked, model=model, OALLAMA_CACHE_DIR=str(tmp_path / "cache")) as server:
+        first = server.said.splitlines()[0]
+    assert re.search(
+        r"stock llama.cpp's own placement; (another one is predicted to be at most \S+ times|no other)", first
+    )
+    assert first.endswith(f": `oallama tune {model}`, or --tune before")
+
+
 def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None:
     own, name = b"oallama stories", b"<img src=a>'\"/>"
     assert len(own) == len(name) and own in MODEL.read_bytes()
     hostile = tmp_path / "<b onload=alert(1)>'\".gguf"
     hostile.write_bytes(MODEL.read_bytes().replace(own, name))
     with serving(tmp_path, stub, "--device", "none", model=hostile) as server:
-        page = get(f"{server.url}/placement.html").text
+        page = get(server.page).text
         assert "<img" not in page and "<b " not in page and "&lt;img src=a&gt;" in page
         assert server.client().models.list().data[0].id == hostile.name
 
@@ -277,22 +292,37 @@ def test_openais_client_chats_streams_completes_and_embeds(on_worker: Serving) -
     vectors = client.embeddings.create(model=FILE, input=["a brave duck", "a brave duck", "the end"]).data
     assert vectors[0].embedding == pytest.approx(vectors[1].embedding, abs=1e-3)
     assert vectors[0].embedding != pytest.approx(vectors[2].embedding, abs=1e-3)
-    assert client.completions.create(prompt="Once upon a time", **asked).choices[0].text == whole
 
 
-def test_eight_clients_at_once_get_what_one_gets(on_worker: Serving) -> None:
-    async def one(client: openai.AsyncOpenAI) -> str:
-        stream = await client.completions.create(
-            model=FILE, prompt="Once upon a time", temperature=0, max_tokens=12, stream=True
-        )
-        return "".join([part.choices[0].text async for part in stream])
+def test_tools_are_taken_and_a_grammar_is_kept_to(on_worker: Serving) -> None:
+    """The default model calls no tool: its template knows none."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    asked: Any = {"model": FILE, "messages": [{"role": "user", "content": "Rain?"}], "max_tokens": 16}
+    create = on_worker.client().chat.completions.create
+    assert create(tools=[tool], **asked).choices[0].finish_reason in ("stop", "length")
+    made = create(extra_body={"grammar": 'root ::= "Rome" | "Oslo"'}, **asked)
+    assert made.choices[0].message.content in ("Rome", "Oslo")
 
-    async def eight() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{on_worker.url}/v1", api_key="none") as client:
-            return list(await asyncio.gather(*(one(client) for _ in range(8))))
 
-    answers = asyncio.run(eight())
+def test_eight_clients_at_once_are_answered(on_worker: Serving) -> None:
+    def one(_: int) -> str:
+        asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
+        parts = on_worker.client().completions.create(stream=True, **asked)
+        return "".join(part.choices[0].text for part in parts)
+
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(one, range(8)))
     assert len(answers) == 8 and all(answers)
+
+
+@pytest.mark.parametrize(("origin", "allowed"), [("http://localhost:5173", True), ("https://evil.com", False)])
+def test_a_page_of_another_origin_may_not_read(on_worker: Serving, origin: str, allowed: bool) -> None:
+    for answer in (
+        get(f"{on_worker.url}/v1/models", headers={"Origin": origin}),
+        httpx.options(f"{on_worker.url}/v1/chat/completions", headers={"Origin": origin}, timeout=PATIENCE_S),
+    ):
+        assert answer.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
 
 
 def test_plain_http_reaches_the_rest_of_the_api(on_worker: Serving) -> None:
@@ -307,52 +337,12 @@ def test_plain_http_reaches_the_rest_of_the_api(on_worker: Serving) -> None:
 def test_the_placement_tells_what_was_measured(on_worker: Serving) -> None:
     client = on_worker.client()
     client.completions.create(model=FILE, prompt="Once upon a time", max_tokens=8)
-    told = get(f"{on_worker.url}/placement").json()
+    told = on_worker.placement()
     assert told["live"]["generation"]["tokens"] >= 8 and told["live"]["generation"]["tokens_per_s"] > 0
     assert told["device"].startswith("rpc://127.0.0.1:") and told["state"]["on_device"]
     assert {row["on"] for row in told["operators"]} <= {"CPU", "GPU", "both"}
-
-
-@needs_programs
-def test_when_idle_it_measures_until_somebody_asks(tmp_path: Path) -> None:
-    """Nothing is known in this cache, so there is something to measure."""
-    idle = ("--device", "rpc-worker:1", "--tune", "when-idle", "--idle", "1")
-    with serving(tmp_path, program("llama-server"), *idle, OALLAMA_CACHE_DIR=str(tmp_path / "cache")) as server:
-        server.until(lambda state: state["phase"] == "stopped")
-        assert "no request for 1 s: measuring which placement is faster" in server.said
-        assert get(f"{server.url}/health").status_code == 200
-        answer = server.client().completions.create(model="any", prompt="Once upon", max_tokens=2, temperature=0)
-        assert answer.choices[0].text
-        assert "what was measured is kept" in server.said
-        assert server.state()["restarts"] == 0
-        server.process.terminate()
-        assert server.process.wait(PATIENCE_S) == 0
-
-
-@needs_programs
-def test_what_wins_while_it_idles_answers_the_next_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_layers: Path, measured: Profile
-) -> None:
-    """A verdict that is there when `oallama tune` begins is as good as one that it comes to; a busy machine may come to
-    any."""
-    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "cache"))
-    (profile := tmp_path / "profile.json").write_text(json.dumps(profile_to_json(measured)), encoding="utf-8")
-    placer = Placer.of_file(two_layers, Options(device=WORKER, vram=1 << 30, threads=1), measured)
-    options = ("--device", WORKER, "--vram", "1GiB", "-t", "1", "--profile", profile, "--tune", "when-idle")
-    with serving(tmp_path, program("llama-server"), *options, "--idle", "10", model=two_layers) as server:
-        before = get(f"{server.url}/placement").json()
-        assert before["policy"] == "fit" and {row["on"] for row in before["operators"]} == {"GPU"}
-        keep_winner(placer, placer.workload(512, 128), "cpu")
-        server.until(lambda state: state["phase"] != "ready")
-        server.until(lambda state: state["phase"] == "ready")
-        after = get(f"{server.url}/placement").json()
-        assert after["policy"] == "cpu" and {row["on"] for row in after["operators"]} == {"CPU"}
-        assert after["served"] == "this is what the gate let through after measuring: cpu"
-        answer = post(f"{server.url}/completion", json={"prompt": "Once upon", "n_predict": 8, "ignore_eos": True})
-        assert answer.json()["tokens_predicted"] == 8
-        until(lambda: get(f"{server.url}/placement").json()["live"]["generation"]["tokens"] == 8)
-        processes = psutil.Process(server.process.pid).children(recursive=True)
-    must_end(*(each.pid for each in processes))
+    assert get(on_worker.page).headers["Content-Security-Policy"]
+    assert get(f"{on_worker.page}/placement", headers={"Host": "evil.com"}).status_code == 403
 
 
 def picture() -> str:
@@ -380,7 +370,7 @@ def test_a_picture_is_taken_where_a_projector_is_given(
     options = ("--device", device, "--mmproj", path, *asked)
     with serving(tmp_path, program("llama-server"), *options) as server:
         assert f"to encode a picture of 56 x 56 in, {side}" in server.said
-        notes = get(f"{server.url}/placement").json()["plan"]["notes"]
+        notes = server.placement()["plan"]["notes"]
         assert side in notes[-1]
         content = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "What is it?"}]
         answer = server.client().chat.completions.create(
@@ -405,18 +395,17 @@ def test_a_killed_llama_server_is_started_again(tmp_path: Path) -> None:
 
 
 @needs_programs
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_worker_leaves_the_cpu(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_lost_worker_leaves_the_cpu(tmp_path: Path) -> None:
     options = ("--device", "rpc-worker", "-c", "256", "-n", "32", "-p", "32")
     with serving(tmp_path, program("llama-server"), *options) as server:
         children = psutil.Process(server.process.pid).children()
         worker = next(child for child in children if "ggml_bridge.rpc_server" in child.cmdline())
-        os.kill(worker.pid, number)
+        worker.kill()
         state = server.until(lambda state: not state["on_device"] and state["phase"] == "ready")
         assert "the device was lost" in state["said"] and "the device was lost" in server.said
         answer = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
         assert answer.choices[0].text
-        assert get(f"{server.url}/placement").json()["device"] == "none"
+        assert server.placement()["device"] == "none"
 
 
 @needs_programs
@@ -429,7 +418,13 @@ def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_d
     with serving(tmp_path, program("llama-server"), "--plan", plan, "--log", tmp_path / "log") as server:
         asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
         split = server.client().completions.create(**asked).choices[0].text
-        told = get(f"{server.url}/placement").json()
+        until(lambda: any(row["measured"] for row in server.placement()["operators"]))
+        told = server.placement()
+        blocks = [row for row in told["operators"] if row["measured"]]
+        assert {row["role"] for row in blocks} == {"ffn_gate"} and len(blocks) == told["model"]["n_layer"]
+        for time in blocks[0]["measured"]:
+            parts = time["cpu_s"] + time["wait_s"] + time["other_s"]
+            assert 0 < time["seconds"] == pytest.approx(parts)
         assert sum(row["on"] == "both" for row in told["operators"]) == 3 * told["model"]["n_layer"]
         mapped = {Path(each.path).name for each in psutil.Process(told["state"]["pid"]).memory_maps()}
         assert find_plugin().name in mapped

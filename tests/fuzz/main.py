@@ -29,7 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzz import documents, gguf_files, http_requests, native, texts
+from fuzz import documents, gguf_files, native, texts
 from oallama.core.errors import OallamaError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,6 @@ TARGETS = {
     "device": Target(texts.make_device, texts.check_device, ".txt"),
     "value": Target(texts.make_value, texts.check_value, ".txt"),
     "command": Target(texts.make_command, texts.check_command, ".txt"),
-    "request": Target(http_requests.make, http_requests.check, ".http"),
 }
 
 

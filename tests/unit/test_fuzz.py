@@ -65,38 +65,6 @@ def test_inputs_of_a_seed_are_the_same_from_any_first_one(
     }
 
 
-PAGE = b"open\nGET /placement.html HTTP/1.1\r\nHost: localhost\r\n\r\n"
-HALF = b"open stays\nPOST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf"
-LEAVES = b"open leaves\nPOST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
-NO_KEY = b"key\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("planted", "sent", "told"),
-    [
-        ("access.same = lambda given, key: True", NO_KEY, "without a key: "),
-        ("app.placement_html = lambda served: 1 // 0", PAGE, "ZeroDivisionError"),
-        ("app.placement_html = lambda served: all(True for _ in iter(int, 1))", PAGE, "TookTooLong"),
-        ("proxy.BODY_S = 1e9", HALF, "a client that sends nothing more is kept"),
-        ("upstream.Answer.close = lambda answer: None", LEAVES, "something goes on without its client"),
-        ("server.REQUEST_S = 1e9", b"open stays\nGET / HT", "a client that sends nothing more is kept"),
-    ],
-)
-def test_a_fault_in_serve_is_found(planted: str, sent: bytes, told: str, tmp_path: Path) -> None:
-    kept = tmp_path / "planted.http"
-    kept.write_bytes(sent)
-    program = f"""
-import sys
-sys.path[:0] = {[str(ROOT / folder) for folder in ("tests", "tests/unit")]}
-from fuzz.main import main
-from oallama.serve import access, app, proxy, server, upstream
-{planted}
-sys.exit(main(["request", "--replay", {str(kept)!r}]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 1 and told in done.stdout, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("name", ["plan", "profile", "verdict", "routing", "machine"])
 def test_sound_documents_are_accepted(name: str, tmp_path: Path) -> None:
     for document in getattr(documents, f"{name}s")():

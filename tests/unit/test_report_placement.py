@@ -9,6 +9,7 @@ import placement_records as records
 import pytest
 from test_report_html import Page
 
+from oallama.core.history import BlockRuns
 from oallama.core.types import OperatorPlacement, Workload
 from oallama.place.simulate import Course, Simulation, Work
 from oallama.report.placement import page_policy, place_of, placement_document, placement_html, work_times
@@ -27,12 +28,19 @@ def test_the_document_is_json_of_every_operator(made):
 
 
 def test_times_are_those_of_operators_and_of_other_work():
-    told = placement_document(records.served(), STATE, {"processing": 1})
+    told = placement_document(
+        records.served(), STATE, {"processing": 1}, [BlockRuns("blk.1.ffn_gate.weight", 1, 2, 2, 6.0, 3.0, 1.0)]
+    )
     rows = {row["name"]: row for row in told["operators"]}
     assert rows["blk.0.attn_q.weight"]["on"] == "CPU"
     assert rows["blk.0.attn_q.weight"]["predicted"] == {"token_s": {"cpu": 20e-6}, "prompt_s": {"cpu": 1e-3}}
     assert rows["blk.1.ffn_up.weight"]["on"] == "both" and rows["blk.1.ffn_up.weight"]["predicted"] is None
     assert rows["output.weight"]["on"] == "GPU"
+    assert (
+        rows["blk.1.ffn_gate.weight"]["measured"]
+        == [{"batch": 1, "runs": 2, "tokens": 2, "seconds": 5.0, "cpu_s": 3.0, "wait_s": 1.5, "other_s": 0.5}]
+        and rows["blk.1.ffn_up.weight"]["measured"] is None
+    )
     assert [work["name"] for work in told["other_work"]] == ["layer 1: FFN"]
     assert told["live"] == {"processing": 1}
 

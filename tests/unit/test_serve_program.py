@@ -1,4 +1,4 @@
-"""How llama-server is found and started, and what its /metrics say."""
+"""How llama-server is found and started, and what it tells of its speed."""
 
 import errno
 import json
@@ -13,7 +13,9 @@ import pytest
 
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_folder, soname
 from oallama.core.errors import BridgeError, PlanError
-from oallama.serve.live import Live, Rate, live_of
+from oallama.core.history import BlockRuns
+from oallama.serve.address import Address
+from oallama.serve.live import Live, Rate, block_runs, live_of
 from oallama.serve.program import (
     ServerSettings,
     _is_ours,
@@ -24,7 +26,9 @@ from oallama.serve.program import (
     prompt_cache_mib,
 )
 
-SETTINGS = ServerSettings(n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean")
+SETTINGS = ServerSettings(
+    Address("127.0.0.1", 8080), n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean"
+)
 
 
 def program(folder, with_ggml=True):
@@ -138,7 +142,7 @@ def arguments(served, tmp_path, settings=SETTINGS, **environment):
     names = [operator.name for operator in served.operators]
     made = launch(
         Path("/opt/llama-server"), served.plan, served.operators, served.model.n_layer, names, settings,
-        tmp_path / "s.sock", {"HOME": "/h", **environment},
+        tmp_path, {"HOME": "/h", **environment},
     )  # fmt: skip
     return made, list(made.command)
 
@@ -154,21 +158,30 @@ def value(words, option):
     return words[words.index(option) + 1]
 
 
-def test_it_is_started_with_the_plan_at_the_socket(tmp_path):
+def test_it_is_started_with_the_plan_at_the_address(tmp_path):
     made, words = arguments(whole(), tmp_path)
     assert words[0] == "/opt/llama-server"
-    assert value(words, "--host") == str(tmp_path / "s.sock") and "--port" not in words
+    assert value(words, "--host") == "127.0.0.1" and value(words, "--port") == "8080"
+    assert value(words, "--cors-origins") == "localhost"
     assert value(words, "--rpc") == "127.0.0.1:9" and value(words, "--device") == "RPC0"
     assert value(words, "-c") == "512" and value(words, "--fit") == "off"
     assert value(words, "--parallel") == "4" and "--kv-unified" in words and "--metrics" in words
     assert made.uses_device and "GGML_BACKEND_PATH" not in made.environment
-    assert not [word for word in words if "key" in word]
+    assert "LLAMA_API_KEY" not in made.environment
+
+
+def test_the_key_is_told_to_it_alone(tmp_path):
+    keyed = replace(SETTINGS, address=Address("0.0.0.0", 1, "s3cret"))
+    made, words = arguments(whole(), tmp_path, keyed, OALLAMA_API_KEY="other", LLAMA_API_KEY="other")
+    assert made.environment["LLAMA_API_KEY"] == "s3cret" and "OALLAMA_API_KEY" not in made.environment
+    assert not [word for word in words if "s3cret" in word or "key" in word]
 
 
 def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
     pytest.importorskip("llama_cpp")
     made, _ = arguments(records.served(), tmp_path)
     assert made.environment["OALLAMA_PLAN"] == str(tmp_path / "plan.oallama")
+    assert made.environment["OALLAMA_TIMES"] == str(tmp_path / "times")
     assert "libggml-oallama" in made.environment["GGML_BACKEND_PATH"]
     assert (tmp_path / "plan.oallama").read_text(encoding="utf-8").startswith("oallama-plan 1\n")
 
@@ -243,6 +256,7 @@ def test_variables_that_would_change_it_behind_our_back_are_kept_from_it():
         "OALLAMA_API_KEY": "x",
         "GGML_BACKEND_PATH": "/x",
         "OALLAMA_PLAN": "/x",
+        "OALLAMA_TIMES": "/x",
         "AIP_MODE": "PREDICTION",
         "MTMD_BACKEND_DEVICE": "CUDA1",
         "LLAMA_CPP_LIB_PATH": "/kept",
@@ -265,3 +279,13 @@ def test_live_numbers_are_read_out_of_the_metrics():
 )
 def test_what_is_not_told_is_nothing(text):
     assert live_of(text) == Live(Rate(0, 0.0, None), Rate(0, 0.0, None), 0, 0, 0)
+
+
+def test_runs_of_split_blocks_are_read_and_damaged_lines_are_not():
+    text = "512 2 700 1000 2000 3000 4000 blk.0.ffn gate\n1 1 1 1 2 3 4 blk.0.ffn gate\n"
+    damaged = "1 0 0 0 0 0 0 none\n1 2 3\n-1 1 1 1 1 1 1 x\n\n² 1 1 1 1 1 1 x\nx 1 1 1 1 1 1 x\n"
+    near = pytest.approx
+    assert block_runs(damaged + text) == [
+        BlockRuns("blk.0.ffn gate", 512, 2, 700, near(2e-6), near(3e-6), near(5e-6)),
+        BlockRuns("blk.0.ffn gate", 1, 1, 1, near(2e-9), near(3e-9), near(5e-9)),
+    ]

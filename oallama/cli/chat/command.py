@@ -135,7 +135,7 @@ def start(
             if reader.interactive:
                 talk(welcome(session, session_model))
                 if unknown:
-                    talk(tuning_gain(placer, load, plan))
+                    talk(f"oallama: {tuning_gain(placer, load, plan)}")
             converse(session, session_model, reader)
         finally:
             session_model.close()

@@ -1,0 +1,96 @@
+"""Where llama-server listens, who may ask there, and asking it."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from oallama.core.errors import DeviceError, UsageError
+
+MOST_BYTES = 1 << 20  # of an answer that we read
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """host: numeric. api_key: what requests must bring; None: nothing."""
+
+    host: str
+    port: int
+    api_key: str | None = None
+
+    @property
+    def local_host(self) -> str:
+        """The address by which this machine reaches it."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.local_host}]" if ":" in self.host else self.local_host
+        return f"http://{host}:{self.port}"
+
+    def get(self, path: str, timeout_s: float) -> str | None:
+        """The body of a successful answer; None where there is none in time."""
+        connection = http.client.HTTPConnection(self.local_host, self.port, timeout=timeout_s)
+        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.read(MOST_BYTES).decode(errors="replace") if answer.status == 200 else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+
+def free_address(host: str, port: int, api_key: str | None, option: str = "--port") -> Address:
+    """Choose the address to listen at; port 0: any that is free. option: what chooses another port. Raises UsageError
+    for an address that others reach without a key, or that is none of this machine; DeviceError where it is in use."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host {host} is no address; give one of this machine, such as 127.0.0.1") from None
+    if api_key is None and not is_local(str(address[0])):
+        raise UsageError(
+            f"--host {host} lets other machines in; give --api-key KEY (or OALLAMA_API_KEY), which they must send"
+        )
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen()
+        except OSError as error:
+            raise DeviceError(f"cannot listen at {host}:{port}: {error.strerror}; choose another {option}") from None
+        return Address(str(address[0]), int(sock.getsockname()[1]), api_key)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether this process is what listens at a port."""
+    import psutil
+
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+
+
+def is_local(name: str) -> bool:
+    """Whether a host's name or address can only be this machine. A website may give its own name this machine's address
+    (DNS rebinding), so no name is looked up."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without its port and brackets."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
