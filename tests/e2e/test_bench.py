@@ -408,3 +408,17 @@ def test_the_fields_are_those_of_the_pinned_llama_bench(model: Path) -> None:
         *(name for name in theirs if name.endswith(("_ns", "_ts"))),
     }
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+
+
+def test_a_matrix_is_measured_and_not_measured_again(model: Path, tmp_path: Path) -> None:
+    matrix, result = tmp_path / "two.toml", tmp_path / "two.json"
+    lines = ['arms = ["stock-cpu", "cpu"]', 'device = "none"', "threads = 1", "repetitions = 2", "n-prompt = [8, 16]"]
+    matrix.write_text("\n".join([*lines, "n-gen = 0", "[[setting]]", f'model = "{model}"']) + "\n", encoding="utf-8")
+    done = oallama("bench", "--matrix", matrix, "-o", result)
+    assert "cpu: 1.00 to 1.00 times as fast as the fastest stock arm" in done.stdout and "pp16" not in done.stderr
+    found = json.loads(result.read_text(encoding="utf-8"))
+    assert [[row["n_prompt"] for row in cell["rows"]] for cell in found["cells"]] == [[8, 8], [16, 16]]
+    assert result.with_suffix(".svg").read_text(encoding="utf-8").endswith("</svg>\n")
+    written = result.stat().st_mtime_ns
+    assert json.loads(oallama("bench", "--matrix", matrix, "-o", result, "--json").stdout) == found
+    assert result.stat().st_mtime_ns == written
