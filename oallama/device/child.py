@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from oallama.core.errors import BridgeError, OallamaError, named_error
+from oallama.core.errors import BridgeError, DeviceError, OallamaError, named_error
+from oallama.device.native_abort import LOST
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that say nothing of what the child was doing."""
@@ -23,7 +24,8 @@ def ask_child(
     """What the main part of `module` answers to the request in a process of its own.
 
     failed: the error for a child that dies or does not answer in time, made from the reason.
-    Raises that; what the child raised as the same error of ours; and `unexpected` for any other exception in the child.
+    Raises that; DeviceError for a child whose device was lost; what the child raised as the same error of ours; and
+    `unexpected` for any other exception in the child.
     """
     from ggml_bridge.child import run_in_child
 
@@ -42,8 +44,11 @@ def child_errors(
     try:
         yield
     except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
-        if isinstance(error, ggml_bridge.ChildDied) and error.signal in FROM_OUTSIDE:
-            raise OallamaError(f"{error}; close other programs and run again") from None
+        if isinstance(error, ggml_bridge.ChildDied):
+            if error.last_words.startswith(LOST):
+                raise DeviceError(error.last_words) from None
+            if error.signal in FROM_OUTSIDE:
+                raise OallamaError(f"{error}; close other programs and run again") from None
         raise failed(str(error)) from None
     except ChildError as error:
         found = named_error(error.type_name, str(error))

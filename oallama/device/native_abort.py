@@ -16,6 +16,9 @@ SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu|cuh):\d+)")
 RPC_SILENCE_S = 60.0
 """An RPC server that owes an answer, or takes no data, for so long is lost."""
 
+LOST = "the device was lost"
+"""How the sentence about a lost device begins."""
+
 _RPC_CLIENT = "ggml-rpc.cpp"
 _GPU_BACK_END = re.compile(r"ggml-(?:cuda|hip|musa|vulkan|sycl|metal|opencl)")
 
@@ -58,10 +61,10 @@ def sentence_of(message: str) -> str:
     """The sentence for ggml's message at an abort; "" for an abort without one."""
     if _RPC_CLIENT in message:
         return (
-            f"the RPC server was lost: it ended, or did not answer for {RPC_SILENCE_S:.0f} s; "
+            f"{LOST}: its RPC server ended, or did not answer for {RPC_SILENCE_S:.0f} s; "
             "run again when it answers, or use --device none"
         )
     reason = SOURCE_FOLDER.sub("", message)
     if _GPU_BACK_END.search(message):
-        return f"the device was lost or failed: {reason}; run again, or use --device none"
+        return f"{LOST} or failed: {reason}; run again, or use --device none"
     return f"llama.cpp ended with a fault of its own{': ' * bool(reason)}{reason}; use another file or other options"

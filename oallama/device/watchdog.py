@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from ggml_bridge.threads import Thread
-from oallama.device.native_abort import end_process
+from oallama.device.native_abort import LOST, end_process
 
 WATCH_S = 0.5
 
@@ -37,4 +37,4 @@ class Watchdog:
         while not self._over.wait(WATCH_S):
             self._silent_s += WATCH_S
             if self._silent_s > self._stall_s:
-                end_process(f"the device {self._device} did not answer for {self._stall_s:.0f} s")
+                end_process(f"{LOST}: {self._device} did not answer for {self._stall_s:.0f} s")

@@ -286,7 +286,7 @@ def test_a_lost_device_ends_it_with_a_sentence():
         for worker in psutil.Process(person.process.pid).children(recursive=True):
             worker.kill()
         person.type("What is 3 + 4?\r")
-        person.wait("the RPC server was lost")
+        person.wait("the device was lost")
         assert person.leave()[0] == 1
 
 

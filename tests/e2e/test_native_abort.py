@@ -92,7 +92,7 @@ def test_an_assertion_of_ggml_is_told() -> None:
     [
         (
             "/x/ggml-rpc/ggml-rpc.cpp:540: Remote RPC server crashed",
-            "the RPC server was lost: it ended, or did",
+            "the device was lost: its RPC server ended, or did",
         ),
         ("/x/ggml-cuda/ggml-cuda.cu:98: CUDA error", "the device was lost or failed: ggml-cuda.cu:98: CUDA error; run"),
         ("", "llama.cpp ended with a fault of its own; use another file"),

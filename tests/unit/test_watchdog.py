@@ -43,7 +43,7 @@ print("done")
 
 def test_a_device_that_makes_no_progress_ends_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr) == (1, "oallama: the device RPC0 did not answer for 0 s\n")
+    assert (ended.returncode, ended.stderr) == (1, "oallama: the device was lost: RPC0 did not answer for 0 s\n")
 
 
 def test_a_device_that_answers_is_left_alone() -> None:
