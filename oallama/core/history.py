@@ -51,12 +51,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of a model's runs on a machine. The rates are those that its profile is corrected by; what was seen
-    since is beside predictions by that."""
+    """What is known of a model's runs on a machine. The rates are those that the profile is corrected by, which was
+    measured; what was seen since is beside predictions by the corrected one."""
 
     version: int
     model_fingerprint: Line
-    machine_fingerprint: Line
+    profile: Line  # digest of what was measured
     decode: Rates = Rates()
     prompt: Rates = Rates()
     link: Positive = 1.0

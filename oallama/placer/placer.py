@@ -88,7 +88,8 @@ class Placer:
         self.device, self._threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self.attention_rule = AttentionRule(model, options)
-        self._profile, self._is_given = profile, profile is not None
+        self._profile = profile
+        self._measured: Profile | None = None  # before it was corrected; None of one that was given
         self.graph: Graph = build_graph(model, self.operators, tensor_names)
         self.dry_loads = DryLoads(
             model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, prober
@@ -192,11 +193,8 @@ class Placer:
         Raises ProfileError, DeviceError.
         """
         if self._profile is None or refresh:
-            from oallama.profile.history_store import forget_history
             from oallama.profile.profiler import profile_model
 
-            if refresh:
-                forget_history(self.model.fingerprint, self.machine_key)
             measured = profile_model(
                 self.model,
                 self.operators,
@@ -207,7 +205,7 @@ class Placer:
                 progress,
                 kv=self.attention,
             )
-            self._profile = corrected(measured, self._history())
+            self._measured, self._profile = measured, corrected(measured, self._history(measured))
         return self._profile
 
     @property
@@ -218,40 +216,42 @@ class Placer:
 
             device, threads = self.known_device, self.threads
             stored = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
-            self._profile = None if stored is None else corrected(stored, self._history())
+            self._measured = stored
+            self._profile = None if stored is None else corrected(stored, self._history(stored))
         return self._profile
 
     def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
         """Add what runs of a plan's blocks took to the history of this model and machine, from which adopt_history
         corrects the profile. Nothing where the profile came from a file, or the device is emulated. Raises
         ProfileError where the cache cannot be written, and as problem."""
-        if self._is_given or self.device.is_emulated or not runs or self.known_profile is None:
+        if not runs or self.device.is_emulated or self.known_profile is None or self._measured is None:
             return
         from oallama.profile.history_store import write_history
 
         seen = seen_passes(self.problem_for(plan), plan, self._placed(plan), runs)
         if seen:
-            write_history(with_seen(self._history(), seen))
+            write_history(with_seen(self._history(self._measured), seen), self.machine_key)
 
     def adopt_history(self) -> str:
         """Correct the profile by what runs took, from here on; returns in words by how much, "" where it stays. Raises
         ProfileError."""
-        if self._is_given or self.device.is_emulated:
+        if self.device.is_emulated or self.known_profile is None or self._measured is None:
             return ""
         from oallama.profile.history_store import write_history
 
-        before = self._history()
+        before = self._history(self._measured)
         after = adopted(before)
         if after == before:
             return ""
-        write_history(after)
-        self._profile = None
+        write_history(after, self.machine_key)
+        self._profile = corrected(self._measured, after)
         return rates_text(after)
 
-    def _history(self) -> History:
-        from oallama.profile.history_store import read_history
+    def _history(self, measured: Profile) -> History:
+        """What is known of runs beside this profile."""
+        from oallama.profile.history_store import read_history, timings_of
 
-        return read_history(self.model.fingerprint, self.machine_key)
+        return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
 
     def workload(
         self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None, n_past: int = 0

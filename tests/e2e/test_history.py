@@ -13,7 +13,7 @@ from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE
 from oallama.placer import Placer
-from oallama.profile.history_store import read_history
+from oallama.profile.history_store import read_history, timings_of
 from oallama.profile.store import FOLDER_VARIABLE
 
 N_PROMPT, N_GEN = 40, 48
@@ -44,7 +44,7 @@ def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two
     assert all(min(one.cpu_s, one.other_s) > 0 for one in runs)
 
     placer.keep_runs(plan, runs)
-    history = read_history(placer.model.fingerprint, placer.machine_key)
+    history = read_history(placer.model.fingerprint, placer.machine_key, timings_of(placer.profile()))
     single = next(one for one in history.seen if one.batch == 1)
     assert isinstance(single, SeenPasses) and single.n_passes == N_GEN
     assert single.cpu_s == pytest.approx(
@@ -65,8 +65,7 @@ def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two
     }
     assert ratios == {4.0}
     assert placer.adopt_history() == "", "once"
-    placer.profile(refresh=True)
-    assert placer.profile() == before, "measured anew"
+    assert Placer.of_file(str(two_layers), placer.options).profile() == after, "from then on"
 
 
 def test_a_profile_that_is_given_is_not_corrected(placer: Placer, measured: Profile, two_layers: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from split_cases import model
@@ -16,7 +17,7 @@ from oallama.place.decide import decide
 from oallama.place.problem import Decision, Problem
 from oallama.place.record import plan_record
 from oallama.place.seen import seen_passes
-from oallama.profile.history_store import forget_history, history_path, read_history, write_history
+from oallama.profile.history_store import history_path, read_history, timings_of, write_history
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.expected import ENOUGH_TOKENS, drift_text
 
@@ -129,20 +130,23 @@ def test_a_correction_scales_each_side_and_says_so() -> None:
     assert replace(scaled, cases=profile.cases, link=profile.link, warnings=profile.warnings) == profile
 
 
-def test_a_history_is_kept_by_model_and_machine(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_history_is_kept_by_model_and_machine_until_that_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    assert read_history("f" * 64, "a" * 16) == NOTHING
-    history = replace(with_seen(NOTHING, [PASSES]), link=1.5)
-    write_history(history)
-    assert read_history("f" * 64, "a" * 16) == history
-    assert read_history("f" * 64, "b" * 16).seen == read_history("e" * 64, "a" * 16).seen == ()
-    path = history_path("f" * 64, "a" * 16)
+    profile = problem(STREAMS, free=10**7).profile
+    nothing = replace(NOTHING, profile=(timings := timings_of(profile)))
+    assert read_history("f" * 64, "a", timings) == nothing
+    history = replace(with_seen(nothing, [PASSES]), link=1.5)
+    write_history(history, "a")
+    assert read_history("f" * 64, "a", timings) == history
+    again = timings_of(replace(profile, cases=(replace(profile.cases[0], seconds=1.0), *profile.cases[1:])))
+    for other in (("e" * 64, "a", timings), ("f" * 64, "b", timings), ("f" * 64, "a", again)):
+        assert read_history(*other).seen == ()
+    path = history_path("f" * 64, "a")
     for damaged in ("", "{}", path.read_text().replace('"version": 1', '"version": 2')):
         path.write_text(damaged)
-        assert read_history("f" * 64, "a" * 16) == NOTHING
-    forget_history("f" * 64, "a" * 16)
-    forget_history("f" * 64, "a" * 16)
-    assert not path.exists()
+        assert read_history("f" * 64, "a", timings) == nothing
 
 
 @pytest.mark.parametrize(("tpot_s", "says"), [(0.13, "1.30 times"), (0.07, "0.70 times"), (0.12, ""), (0.08, "")])
