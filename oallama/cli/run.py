@@ -136,7 +136,7 @@ def command(
         if somebody_watches():
             tune_after(placer, load)
         elif shows:
-            talk(tuning_gain(placer, load, plan))
+            talk(f"oallama: {tuning_gain(placer, load, plan)}")
 
 
 def tokens_if_long(placer: Placer, prompt: Prompt, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:
