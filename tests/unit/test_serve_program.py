@@ -138,11 +138,11 @@ def test_one_that_was_asked_for_is_used_or_refused(cache, tmp_path):
         find_program(str(program(tmp_path / "old", with_ggml=False)))
 
 
-def arguments(served, tmp_path, settings=SETTINGS, **environment):
+def arguments(served, tmp_path, settings=SETTINGS, uses_file=None, **environment):
     names = [operator.name for operator in served.operators]
     made = launch(
         Path("/opt/llama-server"), served.plan, served.operators, served.model.n_layer, names, settings,
-        tmp_path, {"HOME": "/h", **environment},
+        tmp_path, {"HOME": "/h", **environment}, uses_file,
     )  # fmt: skip
     return made, list(made.command)
 
@@ -184,6 +184,13 @@ def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
     assert made.environment["OALLAMA_TIMES"] == str(tmp_path / "times")
     assert "libggml-oallama" in made.environment["GGML_BACKEND_PATH"]
     assert (tmp_path / "plan.oallama").read_text(encoding="utf-8").startswith("oallama-plan 1\n")
+
+
+def test_uses_of_experts_are_counted_where_that_is_asked_for(tmp_path):
+    pytest.importorskip("llama_cpp")
+    assert "OALLAMA_USES" not in arguments(records.served(), tmp_path)[0].environment
+    made, _ = arguments(records.served(), tmp_path, uses_file=tmp_path / "uses")
+    assert made.environment["OALLAMA_USES"] == str(tmp_path / "uses")
 
 
 def test_a_plan_that_cannot_be_started_leaves_the_file_of_the_one_before(tmp_path, monkeypatch):
