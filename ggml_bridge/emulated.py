@@ -33,6 +33,7 @@ class EmulatedStats:
     bytes_in: int = 0
     bytes_out: int = 0
     n_graphs: int = 0
+    n_captured: int = 0  # of these: launched as CUDA launches a graph that it has captured
     device_bytes: int = 0  # held now
     pinned_bytes: int = 0
     n_allocations: int = 0  # of device or pinned memory, since it was registered

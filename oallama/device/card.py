@@ -29,6 +29,7 @@ class Card:
     synchronize_s: float  # of the caller's time once what it waits for is done
     pinned_bytes_per_s: float  # of the link, from and to pinned host memory
     pageable_bytes_per_s: float  # from and to other host memory
+    uncaptured_node_s: float = 0.0  # of the caller's time for each kernel of a graph that CUDA has not captured
 
     def slower(self, bytes_factor: float, flops_factor: float) -> Card:
         """The same card in a machine slower in memory and link by one factor and in arithmetic by another: every rate

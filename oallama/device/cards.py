@@ -27,7 +27,8 @@ SOURCES: dict[str, str] = {
     "bandwidth on both, that share is 90 % and a node costs 1.06 µs. The 4090's 8B BF16 (pull request 15131, 65.21 "
     "tokens/s) is then predicted 4 % too slow",
     "launch_s": "sqliteai/warp #11: 5.5 to 11 µs for a launch that waits for the last",
-    "launch_node_s, copy_s, copy_issue_s, synchronize_s": "estimated; no figure of llama.cpp's own was found",
+    "launch_node_s, uncaptured_node_s, copy_s, copy_issue_s, synchronize_s": "estimated; no figure of llama.cpp's own "
+    "was found",
     "pinned_bytes_per_s": "PCIe 4 x16: 24.9 to 25.2 GB/s (FreeToken #232); x8: half of it; PCIe 5 x16: 56.2 GB/s "
     "(FreeToken #151), 28.8 GB/s on x8 (sqliteai/warp #11)",
     "pageable_bytes_per_s": "kekzl/imp #1409: 9.6 GB/s pageable where pinned reaches 32.4, so the driver's own copy "
@@ -46,6 +47,7 @@ _REST_BYTES = 32 * 4 * 512 * (18 * 4096 + 3 * 11008)  # of the prompt: read and 
 _KERNEL_S = 1.06e-6
 _LAUNCH_S = 6e-6
 _LAUNCH_NODE_S = 0.1e-6
+_UNCAPTURED_NODE_S = 2e-6
 _COPY_S = 9e-6
 _COPY_ISSUE_S = 2e-6
 _SYNCHRONIZE_S = 4e-6
@@ -97,6 +99,7 @@ def _card(published: _Published) -> Card:
         synchronize_s=_SYNCHRONIZE_S,
         pinned_bytes_per_s=published.pinned,
         pageable_bytes_per_s=1 / (1 / published.pinned + 1 / _STAGING_BYTES_PER_S),
+        uncaptured_node_s=_UNCAPTURED_NODE_S,
     )
 
 

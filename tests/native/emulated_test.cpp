@@ -153,6 +153,37 @@ void write_weights() {
     expect(emulated_unregister() == 0, "it can be left");
 }
 
+// As CUDA: what was launched twice alike is captured, until something of it lies elsewhere.
+void capture() {
+    expect(emulated_register(parameters(true).c_str()) == 0, "the device is registered");
+    {
+        ggml_backend_dev_t  device = ggml_backend_dev_by_name("Emulated0");
+        oallama::BackendPtr backend(ggml_backend_dev_init(device, nullptr));
+        oallama::ContextPtr ctx   = oallama::new_context(4, 1, 4);
+        ggml_tensor *       x     = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 64);
+        ggml_tensor *       other = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 64);
+        ggml_cgraph *       graph = ggml_new_graph_custom(ctx.get(), 4, false);
+        ggml_build_forward_expand(graph, ggml_add(ctx.get(), x, x));
+        oallama::BufferPtr buffer(
+            ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)));
+        const auto captured = [&](int n_launches) {
+            expect(emulated_reset_stats() == 0, "it counts anew");
+            for (int i = 0; i < n_launches; i++) {
+                expect(ggml_backend_graph_compute_async(backend.get(), graph) == GGML_STATUS_SUCCESS, "it is launched");
+            }
+            emulated_stats stats = {};
+            expect(emulated_get_stats(&stats) == 0 && stats.n_graphs == n_launches, "every launch counts");
+            return stats.n_captured;
+        };
+        expect(captured(2) == 0, "the second launch captures");
+        expect(captured(3) == 3, "later ones are of what was captured");
+        std::swap(x->data, other->data);
+        expect(captured(3) == 1, "a tensor that lies elsewhere has it captured anew");
+        ggml_backend_synchronize(backend.get());
+    }
+    expect(emulated_unregister() == 0, "it can be left");
+}
+
 void lose() {
     expect(emulated_register(parameters(true, "lost_after 1\n").c_str()) == 0, "the device is registered");
     oallama::BackendPtr backend(ggml_backend_dev_init(ggml_backend_dev_by_name("Emulated0"), nullptr));
@@ -231,6 +262,7 @@ int main() {
     run(false, 20);
     be_late();
     write_weights();
+    capture();
     lose();
     refuse_one_allocation();
     refuse_too_much();

@@ -102,7 +102,8 @@ def test_what_a_spec_changes_is_changed_in_the_card() -> None:
 
 def test_every_latency_is_as_much_longer_as_bytes_are_slower() -> None:
     plain, slow = (card_of(Emulated(scale=scale)) for scale in ((1.0, 1.0), (4.0, 9.0)))
-    for name in ("kernel_s", "launch_s", "launch_node_s", "copy_s", "copy_issue_s", "synchronize_s"):
+    latencies = ("kernel_s", "launch_s", "launch_node_s", "uncaptured_node_s", "copy_s", "copy_issue_s")
+    for name in (*latencies, "synchronize_s"):
         assert getattr(slow, name) == pytest.approx(4 * getattr(plain, name))
     assert slow.flops_per_s == pytest.approx(plain.flops_per_s / 9)
 

@@ -7,8 +7,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "launch.h"
-
 namespace emulated {
 
 namespace {
@@ -188,7 +186,8 @@ const void * Device::noise(ggml_type type) {
 // graphs
 //
 
-ggml_status Device::launch(const StreamPtr & stream, const ggml_cgraph * graph, ggml_backend_t cpu) {
+ggml_status Device::launch(const StreamPtr & stream, Captures & captures, const ggml_cgraph * graph,
+                           ggml_backend_t cpu) {
     const Nanoseconds begin    = now();
     const int64_t     n_before = n_graphs_ever++;
     if (parameters.lost_after >= 0 && n_before >= parameters.lost_after) {
@@ -196,6 +195,8 @@ ggml_status Device::launch(const StreamPtr & stream, const ggml_cgraph * graph, 
         return GGML_STATUS_FAILED;
     }
     n_graphs++;
+    const bool captured = captures.launch(graph);
+    n_captured += captured ? 1 : 0;
     double               seconds   = 0.0;
     int64_t              n_kernels = 0;
     std::vector<Routing> routings;
@@ -219,7 +220,8 @@ ggml_status Device::launch(const StreamPtr & stream, const ggml_cgraph * graph, 
     }
     Item item;
     item.submitted            = begin + nanoseconds(parameters.launch_s);
-    const double launch_nodes = parameters.launch_node_s * static_cast<double>(n_kernels);
+    const double launch_node  = parameters.launch_node_s + (captured ? 0.0 : parameters.uncaptured_node_s);
+    const double launch_nodes = launch_node * static_cast<double>(n_kernels);
     item.duration             = nanoseconds(std::max(seconds, launch_nodes));
     if (parameters.real_values && n_kernels > 0) {
         const auto own = std::make_shared<Launch>(

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "launch.h"
 #include "memory.h"
 #include "timekeeper.h"
 
@@ -25,7 +26,7 @@ class Device {
     PinnedRanges      pinned;
 
     std::atomic<int64_t> device_bytes{0}, n_streams{0}, n_events{0};
-    std::atomic<int64_t> n_graphs{0}, bytes_in{0}, bytes_out{0};
+    std::atomic<int64_t> n_graphs{0}, n_captured{0}, bytes_in{0}, bytes_out{0};
     std::atomic<int64_t> n_graphs_ever{0}, n_allocations{0};
     std::atomic<bool>    failed{false}; // something asked for could not be queued: no result is right any more
 
@@ -41,8 +42,8 @@ class Device {
                   bool wait);
     void copy_within(const StreamPtr & stream, const ggml_tensor * src, ggml_tensor * dst);
 
-    // Starts a graph. cpu: computes it where values are real.
-    ggml_status launch(const StreamPtr & stream, const ggml_cgraph * graph, ggml_backend_t cpu);
+    // Starts a graph. captures: of the stream. cpu: computes it where values are real.
+    ggml_status launch(const StreamPtr & stream, Captures & captures, const ggml_cgraph * graph, ggml_backend_t cpu);
 
   private:
     struct Routing {

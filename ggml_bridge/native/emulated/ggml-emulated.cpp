@@ -23,6 +23,7 @@ namespace {
 
 struct BackendContext {
     StreamPtr           stream;
+    Captures            captures;
     oallama::BackendPtr cpu; // computes where values are real
 };
 
@@ -72,7 +73,7 @@ ggml_status emulated_backend_graph_compute(ggml_backend_t backend, ggml_cgraph *
     attempt([&] {
         BackendContext & context = context_of(backend);
         if (!emulated_device().failed) {
-            started = emulated_device().launch(context.stream, graph, context.cpu.get());
+            started = emulated_device().launch(context.stream, context.captures, graph, context.cpu.get());
         }
     });
     return started;

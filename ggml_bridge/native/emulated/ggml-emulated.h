@@ -21,7 +21,7 @@
 //     cpu 1                               the device's core; -1: none of its own (values real only; times mean nothing)
 //     seed 0
 //     bytes_per_s, flops_per_s, flops_float_per_s, pinned_bytes_per_s, pageable_bytes_per_s       as in oallama's Card
-//     kernel_s, launch_s, launch_node_s, copy_s, copy_issue_s, synchronize_s
+//     kernel_s, launch_s, launch_node_s, uncaptured_node_s, copy_s, copy_issue_s, synchronize_s
 //     copy in|out pinned|pageable 8e-06 4e-11        instead of those: seconds = a + b * bytes
 //     kernel MUL_MAT Q4_0 4096x14336x1 0 512 0.0021  op, type, shape [K, N, E] of the weight, experts used (0: no
 //                                                    MUL_MAT_ID), tokens, seconds: as a real card was measured
@@ -46,7 +46,7 @@ extern "C" {
 
 // cdef begin
 
-#define EMULATED_ABI 2
+#define EMULATED_ABI 3
 
 int          emulated_abi(void);
 const char * emulated_last_error(void);
@@ -72,6 +72,7 @@ typedef struct emulated_stats {
     int64_t bytes_in; // copied
     int64_t bytes_out;
     int64_t n_graphs;
+    int64_t n_captured;   // of these: launched as CUDA launches a graph that it has captured
     int64_t device_bytes; // held now
     int64_t pinned_bytes;
     int64_t n_allocations; // of device or pinned memory, ever

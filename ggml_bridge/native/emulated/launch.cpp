@@ -6,6 +6,39 @@
 
 namespace emulated {
 
+namespace {
+
+// One number for a tensor's place and shape.
+uint64_t mixed(uint64_t hash, const ggml_tensor * tensor) {
+    const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15U; };
+    add(reinterpret_cast<uintptr_t>(tensor->data));
+    for (int d = 0; d < GGML_MAX_DIMS; d++) {
+        add(static_cast<uint64_t>(tensor->ne[d]));
+        add(tensor->nb[d]);
+    }
+    return hash ^ (hash >> 32U);
+}
+
+} // namespace
+
+bool Captures::launch(const ggml_cgraph * graph) {
+    if (graph->n_nodes == 0) {
+        return false;
+    }
+    uint64_t places = static_cast<uint64_t>(graph->n_nodes);
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        places                   = mixed(places ^ reinterpret_cast<uintptr_t>(node), node);
+        for (const ggml_tensor * src : node->src) {
+            places = src == nullptr ? places : mixed(places, src);
+        }
+    }
+    Known & known = known_[graph->nodes[0]];
+    known.n_same  = known.places == places ? known.n_same + 1 : 1;
+    known.places  = places;
+    return known.n_same > 2;
+}
+
 Launch::Launch(const ggml_cgraph * original, const std::function<void *(const ggml_tensor *)> & memory_of)
     : ctx_(oallama::new_context(int64_t{original->n_nodes} * (1 + GGML_MAX_SRC), 1,
                                 int64_t{original->n_nodes} * (1 + GGML_MAX_SRC))) {

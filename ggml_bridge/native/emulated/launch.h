@@ -2,12 +2,30 @@
 
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <unordered_map>
 
 #include "../split/error.h"
 
 namespace emulated {
+
+// Graphs that ggml-cuda would have captured on one stream, known by their first node: those that were launched twice
+// with every node and source in the same place and of the same shape. The second launch captures; later ones are of
+// what was captured, until something lies elsewhere.
+class Captures {
+  public:
+    // Whether this launch is of what was captured.
+    bool launch(const ggml_cgraph * graph);
+
+  private:
+    struct Known {
+        uint64_t places = 0; // of the last launch
+        int      n_same = 0; // launches in a row
+    };
+
+    std::unordered_map<const ggml_tensor *, Known> known_;
+};
 
 class Launch {
   public:

@@ -150,9 +150,13 @@ Parameters parse_parameters(const std::string & text) {
                                                            {"flops_float_per_s", &made.flops_float_per_s},
                                                            {"pinned_bytes_per_s", &pinned},
                                                            {"pageable_bytes_per_s", &pageable}};
-        const std::map<std::string, double *> latencies = {
-            {"kernel_s", &made.kernel_s}, {"launch_s", &made.launch_s},         {"launch_node_s", &made.launch_node_s},
-            {"copy_s", &copy_s},          {"copy_issue_s", &made.copy_issue_s}, {"synchronize_s", &made.synchronize_s}};
+        const std::map<std::string, double *> latencies = {{"kernel_s", &made.kernel_s},
+                                                           {"launch_s", &made.launch_s},
+                                                           {"launch_node_s", &made.launch_node_s},
+                                                           {"uncaptured_node_s", &made.uncaptured_node_s},
+                                                           {"copy_s", &copy_s},
+                                                           {"copy_issue_s", &made.copy_issue_s},
+                                                           {"synchronize_s", &made.synchronize_s}};
         if (rates.count(name) > 0) {
             *rates.at(name) = read.positive();
         } else if (latencies.count(name) > 0) {

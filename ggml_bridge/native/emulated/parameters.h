@@ -34,7 +34,8 @@ struct Parameters {
     double                     bytes_per_s = 0.0, flops_per_s = 0.0, flops_float_per_s = 0.0;
     double                     kernel_s = 0.0;
     double                     launch_s = 0.0, launch_node_s = 0.0, copy_issue_s = 0.0, synchronize_s = 0.0;
-    std::array<Line, 4>        copies; // [2 * out + pageable]
+    double                     uncaptured_node_s = 0.0; // beside launch_node_s, where CUDA would not have captured it
+    std::array<Line, 4>        copies;                  // [2 * out + pageable]
     std::map<Signature, Curve> kernels;
     int64_t                    lost_after = -1;               // graphs; -1: never
     int64_t                    fail_alloc = -1;               // the allocation that is refused, from 1; -1: none

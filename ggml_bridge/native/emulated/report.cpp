@@ -38,6 +38,7 @@ int emulated_get_stats(emulated_stats * stats) {
         stats->bytes_in       = device.bytes_in;
         stats->bytes_out      = device.bytes_out;
         stats->n_graphs       = device.n_graphs;
+        stats->n_captured     = device.n_captured;
         stats->device_bytes   = device.device_bytes;
         stats->pinned_bytes   = static_cast<int64_t>(device.pinned.n_bytes());
         stats->n_allocations  = device.n_allocations;
@@ -48,7 +49,7 @@ int emulated_reset_stats(void) {
     return guarded([] {
         Device & device = known_device();
         device.time.reset_ends();
-        device.bytes_in = device.bytes_out = device.n_graphs = 0;
+        device.bytes_in = device.bytes_out = device.n_graphs = device.n_captured = 0;
     });
 }
 
