@@ -11,46 +11,50 @@ from oallama.cli.output import talk
 from oallama.core.errors import OallamaError
 
 if TYPE_CHECKING:
+    from oallama.bench.ab import ProgressCallback
     from oallama.core.types import Workload
     from oallama.gate.run import Gated
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-PROFILE_S = 100.0
-"""Given after an answer to the profile of a machine that is not known yet; what is left is measured after the next."""
+PROFILE_S, MEASURE_S = 100.0, 120.0
+"""Given after an answer to the profile of a machine that is not known yet, and to plans; what is left is measured after
+the next."""
 
 
 def gated(placer: Placer, load: Workload, refresh: bool = False) -> Plan:
     """The plan that the gate lets through, with its verdict told in a line."""
-    from oallama.gate.run import BUDGET_S
-
-    return measured(placer, load, BUDGET_S, refresh).plan
+    return measured(placer, load, None, refresh).plan
 
 
 def measured(
     placer: Placer,
     load: Workload,
-    budget_s: float,
+    budget_s: float | None,
     refresh: bool = False,
-    accept_near: bool = True,
     aside: str | None = "--no-gate skips it",
 ) -> Gated:
-    """What gated_plan finds, with a line before it measures and one with its verdict. aside: how to do without; None:
-    the caller has said that it measures."""
+    """What gated_plan finds, with a line before it measures and one with its verdict. budget_s None: what is predicted
+    to settle it. aside: how to do without; None: the caller has said that it measures."""
     from oallama.gate.run import gated_plan
 
-    def begin() -> None:
-        if aside is not None:
-            talk(
-                "oallama: measuring the best plans against stock llama.cpp, so that none is used that is slower: at "
-                f"most about {budget_s:.0f} s, once for this model, device and context ({aside})"
-            )
+    with contextlib.ExitStack() as stack:
+        shown: list[ProgressCallback] = []
 
-    with time_bar(budget_s) as shown:
-        found = gated_plan(
-            placer, load, progress=shown, refresh=refresh, begin=begin, budget_s=budget_s, accept_near=accept_near
-        )
-    tell(found)
+        def begin(seconds: float) -> None:
+            if aside is not None:
+                talk(
+                    "oallama: measuring the best plan against stock llama.cpp, so that none is used that is slower: "
+                    f"about {seconds:.0f} s, once for this model, device and context ({aside})"
+                )
+            shown.append(stack.enter_context(time_bar(seconds)))
+
+        def progress(doing: str, done: int = 0, expect: int = 0) -> None:
+            for bar in shown:
+                bar(doing, done, expect)
+
+        found = gated_plan(placer, load, progress=progress, refresh=refresh, begin=begin, budget_s=budget_s)
+    tell(placer, found)
     return found
 
 
@@ -62,23 +66,21 @@ def at_once(placer: Placer, load: Workload) -> tuple[Plan, bool]:
     found = remembered(placer, load)
     if found is None:
         return stock_at_once(placer, load), True
-    tell(found)
+    tell(placer, found)
     return found.plan, False
 
 
 def tune_after(placer: Placer, load: Workload) -> None:
     """Measure for the next run, until a key is typed. The answer is there, so neither that nor a failure is one of the
     run."""
-    from oallama.gate.run import BUDGET_S
-
     try:
-        seconds = BUDGET_S if placer.known_profile is not None else BUDGET_S + PROFILE_S
+        seconds = MEASURE_S if placer.known_profile is not None else MEASURE_S + PROFILE_S
         talk(
             f"oallama: measuring {seconds:.0f} s at most so that the next run is faster; any key ends it and keeps "
             "what is done"
         )
         with ended_by_key(seconds):
-            measured(placer, load, BUDGET_S, aside=None)
+            measured(placer, load, None, aside=None)
     except KeyboardInterrupt:
         talk("oallama: measuring has ended; the next run or `oallama tune` goes on from here")
     except (OallamaError, OSError) as error:
@@ -100,10 +102,7 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
     return f"this is stock llama.cpp's own placement; {gain_text(now, best)}: {how}"
 
 
-def tell(found: Gated) -> None:
-    from oallama.gate.verdict import sentence
-
-    remark = (
-        " (measured with another length of prompt or -n; `oallama tune` measures this one)" if found.is_near else ""
-    )
-    talk(f"{sentence(found.verdict)}{remark}")
+def tell(placer: Placer, found: Gated) -> None:
+    """Say the verdict; where it is not settled, also what to type."""
+    hint = "" if found.verdict.settled else f": `oallama tune {placer.model.path}` goes on and makes sure"
+    talk(f"oallama: {found.verdict.sentence}{hint}")

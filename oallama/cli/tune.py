@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from oallama.cli.gate import measured
@@ -24,8 +22,6 @@ from oallama.cli.output import emit_json, talk
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
-DEFAULT_S = 120
-
 
 @click.command("tune")
 @model_argument
@@ -33,8 +29,9 @@ DEFAULT_S = 120
 @depth_option
 @profile_option
 @click.option(
-    "--time", "seconds", type=count(1, 86_400), default=DEFAULT_S, show_default=True, metavar="SECONDS",
-    help="For plans against stock llama.cpp, at most; the profile of the machine takes what it takes.",
+    "--time", "seconds", type=count(1, 86_400), metavar="SECONDS",
+    help="For plans against stock llama.cpp; the profile of the machine takes what it takes.  [default: what is "
+    "predicted to settle it]",
 )  # fmt: skip
 @refresh_gate_option
 @json_option
@@ -45,19 +42,18 @@ def command(
     n_gen: int,
     n_depth: int | None,
     profile: str | None,
-    seconds: int,
+    seconds: int | None,
     refresh_gate: bool,
     as_json: bool,
 ) -> None:
     """Measure this machine with the model, then the best plans against stock llama.cpp, and remember which one to use
-    for prompts and generations of about these lengths. Where runs took longer or shorter than predicted, plans follow
-    from what they took. What is measured is kept also where Ctrl-C or the time ends it.
+    for prompts of up to 128 tokens, up to 1,024, or more. Where runs took longer or shorter than predicted, plans
+    follow from what they took. What is measured is kept also where Ctrl-C or the time ends it.
 
     \b
       oallama tune model.gguf
       oallama tune model.gguf --device CUDA0 -p 4000 -n 200 -c 8192
     """
-    from oallama.gate.verdict import sentence
     from oallama.placer import Placer
 
     placer = Placer.of_file(model, options, profile)
@@ -69,11 +65,9 @@ def command(
     found = measured(
         placer,
         load,
-        float(seconds),
+        seconds,
         refresh_gate or bool(corrected),
-        accept_near=False,
         aside="Ctrl-C ends it and keeps what is done",
     )
     if as_json:
-        text = sentence(found.verdict).removeprefix("oallama: ")
-        emit_json({**asdict(found.verdict), "said": text, "remembered": found.remembered})
+        emit_json({**found.verdict.document, "remembered": found.remembered})

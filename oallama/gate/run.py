@@ -1,25 +1,30 @@
-"""The gate at work: plan by every policy, measure the best two against stock within a time, remember what is found."""
+"""The gate at work: race the plan that is predicted to be the fastest against stock llama.cpp, and keep every pair."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.deadline import Deadline
 from oallama.bench.fit_plan import stock_plan
 from oallama.bench.prepare import setting_of
-from oallama.bench.records import ArmSpec, BenchResult, BenchTest, StockPlacement
-from oallama.bench.schedule import Done
-from oallama.gate.key import gate_key
-from oallama.gate.measure import Contest, gate_tests
-from oallama.gate.pairs import Trial, worth_keeping
-from oallama.gate.plans import all_plans, candidate, plan_by
-from oallama.gate.store import KeptVerdict, nearest_kept, read_kept, write_kept
-from oallama.gate.verdict import Verdict, answers, choose, decide, holds, reweighed, ruled_out, sentence
+from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Block, Series
+from oallama.bench.rows import refusal
+from oallama.bench.stats import LEAST_PAIRS
+from oallama.core.errors import DoesNotFit, OutOfTime
+from oallama.gate.store import TYPICAL, gate_key, prompt_class, read_verdict, write_verdict
+from oallama.gate.verdict import MOST_PAIRS, Race, Verdict, weighted_seconds
+from oallama.profile.store import cache_folder, measuring_lock
+from oallama.run.setup import only_splits
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
@@ -27,9 +32,18 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-BUDGET_S = 20.0  # that a run may wait for the gate, by the wall clock
-PLANNING_SHARE = 0.5  # of it that plans may be begun in
-BENCH_BUDGET_S = 120.0  # where somebody came to measure
+CPU = "cpu"  # the policy
+N_GEN = 128  # tokens of a generation that turns are weighed for
+PROMPT_S, GEN_S = 1.0, 0.5  # a turn's prompt, and its generation, are as long as the prediction says this takes
+LEAST_PROMPT, LEAST_GEN, MOST_GEN = 32, 4, 16
+LARGE_CTX, LEAST_DEPTH = 8192, 1024  # contexts from here on are measured at a second depth, at least that deep
+DEPTH_S = 3.0  # which is as deep as the prediction says this takes to fill
+HOPELESS = 2.0  # predicted to take more than so many times as long as stock: not raced
+
+START_S, LOAD_BYTES_PER_S = 4.0, 4e8  # a process, and its model's weights
+TYPICAL_TURNS = 20  # of both arms: what tells a difference of a few noises
+MARGIN = 1.5  # times as long as is predicted is given
+LEAST_BUDGET_S = 20.0
 
 Measure = Callable[[Bench, ProgressCallback], BenchResult]
 
@@ -38,36 +52,52 @@ Measure = Callable[[Bench, ProgressCallback], BenchResult]
 class Gated:
     plan: Plan
     verdict: Verdict
-    remembered: bool  # the verdict was measured before
-    is_near: bool = False  # for another length of prompt or generation
+    remembered: bool  # nothing was measured now
 
 
 def gated_plan(
     placer: Placer,
     load: Workload,
     progress: ProgressCallback = quiet,
+    begin: Callable[[float], None] = lambda seconds: None,
+    budget_s: float | None = None,
+    refresh: bool = False,
+    cpus: tuple[int, ...] = (),
+    attention_passes: Sequence[Pass] | None = None,
     measure: Measure = run_bench,
-    begin: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
-    **asked: Any,
 ) -> Gated:
-    """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan; asked: as Gate.
+    """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan.
 
-    Takes one plan where a verdict is remembered; else at most about budget_s by the clock, and what was measured by
-    then counts the next time. begin: called where it will plan and measure. Needs a device. Raises DoesNotFit where
-    stock-fit does not fit, and what planning and measuring raise.
+    Where that is not known, measures for about budget_s; None: what is predicted to settle it. begin gets the seconds.
+    refresh: forget what is known. cpus: what the measured processes are pinned to; attention_passes: as in
+    Placer.place. Raises DoesNotFit where stock-fit does not fit, what planning and measuring raise, and
+    KeyboardInterrupt with every complete pair kept.
     """
-    gate = Gate(placer, load, **asked)
-    known = gate.remembered()
-    if known is not None:
-        return known
-    begin()
-    return gate.measured(progress, measure, clock)
+    gate = Gate(placer, load, cpus, attention_passes)
+    known = None if refresh else gate.known()
+    if known is not None and known.settled:
+        return gate.outcome(known, True)
+    progress("plan")
+    verdict = known or gate.planned()
+    with _lock(progress):
+        verdict = (None if refresh else gate.known()) or verdict  # another run may have measured meanwhile
+        if verdict.settled:
+            write_verdict(verdict)
+            return gate.outcome(verdict, True)
+        given_s = gate.predicted_seconds(verdict) if budget_s is None else budget_s
+        begin(given_s)
+        verdict = gate.measured(verdict, given_s, progress, measure, clock)
+    return gate.outcome(verdict, False)
 
 
 def remembered(placer: Placer, load: Workload) -> Gated | None:
     """What gated_plan returns where it need not measure; None where it would. Raises what planning raises."""
-    return None if placer.known_profile is None else Gate(placer, load).remembered()
+    if placer.known_profile is None:
+        return None
+    gate = Gate(placer, load)
+    known = gate.known()
+    return gate.outcome(known, True) if known is not None and known.settled else None
 
 
 def stock_at_once(placer: Placer, load: Workload) -> Plan:
@@ -83,100 +113,201 @@ def stock_name(placer: Placer) -> str:
 
 
 class Gate:
-    """For one model, device and workload. accept_near: a verdict for another length of prompt or generation does too.
-    refresh: begin anew, whatever is remembered. budget_s: seconds that somebody waits. cpus: what the measured
-    processes are pinned to. attention_passes: as in Placer.plan."""
+    """For one model, device and workload. Planning is repeatable, so a policy's name says which plan it is."""
 
     def __init__(
         self,
         placer: Placer,
         load: Workload,
-        *,
-        accept_near: bool = True,
-        refresh: bool = False,
-        budget_s: float = BUDGET_S,
         cpus: tuple[int, ...] = (),
         attention_passes: Sequence[Pass] | None = None,
     ) -> None:
         self._placer, self._load, self._passes = placer, load, attention_passes
-        self._accept_near, self._refresh, self._budget_s = accept_near, refresh, budget_s
         self._setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
-        self._free = self._setting.cap.device_bytes or 0
-        self._key = gate_key(placer, load)
-        self._kept = None if refresh else self._if_it_holds(read_kept(self._key))
+        self._key = gate_key(placer, load, self._setting.cap.device_bytes or 0)
+        self._plans: dict[str, Plan] = {}
 
-    def remembered(self) -> Gated | None:
-        """By the verdict of an earlier time; None where there is none that holds."""
-        if self._refresh:
-            return None
-        kept, is_near = self._kept, False
-        if self._accept_near and not (kept is not None and answers(kept.verdict, self._budget_s)):
-            kept, is_near = self._if_it_holds(nearest_kept(self._key)), True
-        if kept is None or not answers(kept.verdict, self._budget_s):
-            return None
-        placer, load, verdict = self._placer, self._load, kept.verdict
-        if is_near:
-            verdict = reweighed(verdict, kept.pairs, self._key, *self._lengths)
-        winner = verdict.winner
-        plan = plan_by(placer, load, self._passes, winner) if winner else stock_plan(placer, load, kept.stock)
-        return Gated(plan, verdict, True, is_near)
+    def known(self) -> Verdict | None:
+        return read_verdict(self._key)
 
-    def measured(self, progress: ProgressCallback, measure: Measure, clock: Callable[[], float]) -> Gated:
-        """Plan by every policy, measure the best of them, and keep what is found. Raises KeyboardInterrupt with that
-        done where it was interrupted."""
-        placer, load, kept, budget_s = self._placer, self._load, self._kept, self._budget_s
-        start = clock()
-        maker = ArmMaker(placer, self._setting, progress=progress)
-        stock = maker.make(stock_name(placer))
+    def outcome(self, verdict: Verdict, was_known: bool) -> Gated:
+        won = verdict.won
+        plan = self._plan(won.policy) if won else stock_plan(self._placer, self._load, verdict.placement)
+        return Gated(plan, verdict, was_known)
+
+    def planned(self) -> Verdict:
+        """Stock's placement, and the candidates to race against it: the plan with the best prediction, then the CPU
+        alone, which is what stock llama.cpp does without the device; with stock's way of attention where the CPU's plan
+        has another. None that is stock's own placement, or hopeless by prediction."""
+        placer, load = self._placer, self._load
+        stock = ArmMaker(placer, self._setting).make(stock_name(placer))
         assert stock.stock is not None
-        progress("plan")
-        plans = all_plans(placer, load, self._passes, Deadline(start + PLANNING_SHARE * budget_s, clock))
         stocks = stock_plan(placer, load, stock.stock)
-        as_stock = replace(candidate(stock.name, stocks), policy=stock.name)
-        candidates = [candidate(policy, plan) for policy, plan in plans.items()]
-        chosen = choose([each for each in candidates if not ruled_out(each, as_stock)])
-        names = [each.policy for each in chosen]
-        tests = gate_tests(load, plans[names[0]] if names else None, stocks)
-        contest = Contest(load, {each.policy: each.placement for each in chosen})
-        contest.know(kept.pairs if kept is not None and _same(kept.stock, stock.stock) else ())
-        deadline = Deadline(max(start + budget_s, clock() + (1 - PLANNING_SHARE) * budget_s), clock)
+        found: dict[str, Plan] = {}
+        with contextlib.suppress(DoesNotFit):
+            best = self._plan("auto")
+            found[best.policy] = self._plans[best.policy] = best
+        found[CPU] = self._plan(CPU)
+        if placer.options.flash_attn == "auto" and leaves_flash_off(found[CPU]):
+            found[STOCK_CPU] = self._plan(STOCK_CPU)
+        races, seen = [], {placement_digest(stocks): stock.name}
+        for policy, plan in found.items():
+            times = _times_as_fast(stocks, plan)
+            if (same := seen.setdefault(placement_digest(plan), policy)) != policy:
+                refused = f"{policy}'s plan is {same}'s own placement"
+            elif times is not None and times * HOPELESS < 1:
+                refused = f"{policy} is predicted to take {1 / times:.1f} times as long as {stock.name}"
+            elif placer.device.is_pair and not only_splits(plan):
+                refused = f"{policy}'s plan cannot run on two CPUs"
+            else:
+                refused = ""
+            races.append(Race(policy, times, refused=refused))
+        first = next((found[race.policy] for race in races if not race.refused), stocks)
+        tests, turn_s = gate_tests(load, (first, stocks))
+        return Verdict(self._key, stock.name, stock.stock, tests, tuple(races), turn_s)
 
-        def ask(arms: tuple[ArmSpec, ...], test: BenchTest, n_blocks: int, done: Done) -> BenchResult:
-            n_layer = placer.model.n_layer
-            bench = Bench(arms, (test,), placer.operators, n_layer, n_blocks, deadline=deadline, done=done)
-            return measure(bench, progress)
+    def predicted_seconds(self, verdict: Verdict) -> float:
+        """What telling both arms of a race apart should take, with a margin; no less than four pairs took before, or
+        twice what was in vain."""
+        load_s = START_S + sum(operator.bytes for operator in self._placer.operators) / LOAD_BYTES_PER_S
+        depth_s = DEPTH_S * sum(test.n_depth > 0 for test in verdict.tests)
+        seconds = MARGIN * (2 * (load_s + depth_s) + (TYPICAL_TURNS + 2) * verdict.turn_s)
+        race = verdict.open
+        n_pairs = len(race.pairs) if race is not None else 0
+        return max(LEAST_BUDGET_S, seconds, 4 * verdict.seconds / n_pairs if n_pairs else 2 * verdict.seconds)
 
-        contest.measure(stock, [maker.of_plan(name, plans[name]) for name in names], tests, ask)
-        # not one round of turns; where it was so before, it will be again
-        stuck = contest.out_of_time and not contest.n_new
-        settled = not contest.interrupted and contest.settled(names, tests)
-        gave_up_s = budget_s if stuck and not settled and kept is not None and not contest.interrupted else 0.0
-        trials = contest.trials() or [Trial(each.policy, 0, None, ruled_out(each, as_stock)) for each in candidates]
-        if stuck and not contest.pairs:
-            too_slow = f"{budget_s:g} s were too short for one round of turns; `oallama tune` takes longer"
-            trials = [Trial(name, tests[0].n_depth, None, too_slow) for name in names]
-        measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        settled = settled or gave_up_s > 0
-        seconds = clock() - start
-        verdict = decide(self._key, stock.name, trials, self._free, measured_at, seconds, settled, gave_up_s)
-        pairs = (each if settled else worth_keeping(each, *self._lengths) for each in contest.pairs.values())
-        write_kept(KeptVerdict(verdict, stock.stock, tuple(each for each in pairs if each is not None)))
-        if contest.interrupted:
-            raise KeyboardInterrupt
-        return Gated(plans[verdict.winner] if verdict.winner else stocks, verdict, False)
+    def measured(
+        self,
+        verdict: Verdict,
+        budget_s: float,
+        progress: ProgressCallback,
+        measure: Measure,
+        clock: Callable[[], float],
+    ) -> Verdict:
+        """The verdict with what races of about so many seconds add to it, each pair kept as soon as it is there."""
+        began, spent_s = clock(), verdict.seconds
+        maker = ArmMaker(self._placer, self._setting, progress=progress)
+        setting = self._setting if verdict.stock == STOCK_FIT else self._setting.changed(device="none")
+        stock = ArmSpec(verdict.stock, setting, verdict.placement)
 
-    @property
-    def _lengths(self) -> tuple[int, int]:
-        """Tokens of prompt and generation that pairs are weighed by."""
-        return self._load.n_prompt, max(self._load.n_gen, 1)
+        def keep(race: Race) -> None:
+            nonlocal verdict
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            verdict = replace(verdict.with_race(race), seconds=spent_s + clock() - began, measured_at=now)
+            write_verdict(verdict)
 
-    def _if_it_holds(self, kept: KeptVerdict | None) -> KeptVerdict | None:
-        return kept if kept is not None and holds(kept.verdict, self._free) else None
+        keep(verdict.races[0])
+        while (race := verdict.open) is not None and clock() < began + budget_s:
+            course = Course(race, verdict.tests, self._load, keep, lambda: clock() >= began + budget_s)
+            bench = Bench(
+                (stock, maker.of_plan(race.policy, self._plan(race.policy))),
+                verdict.tests,
+                self._placer.operators,
+                self._placer.model.n_layer,
+                n_blocks=MOST_PAIRS,
+                deadline=Deadline(began + 3 * budget_s, clock),  # the first block is worth waiting for
+                done=course.done,
+            )
+            try:
+                result = measure(bench, progress)
+            except OutOfTime:
+                keep(course.race)
+                break
+            if why := refusal(result.arms, 1, LEAST_PAIRS):
+                keep(replace(course.race, refused=why))
+            if result.interrupted:
+                raise KeyboardInterrupt
+            if verdict.open == race:
+                break  # not one block was fit to be compared
+        return verdict
+
+    def _plan(self, policy: str) -> Plan:
+        """Its micro-batch may be larger than the workload's, where the user fixed none."""
+        if policy not in self._plans:
+            placer, load = self._placer, self._load
+            if policy == STOCK_CPU:
+                self._plans[policy] = placer.cpu_plan(load, stock_attention=True)
+            else:
+                self._plans[policy] = placer.place(policy, load, attention_passes=self._passes)
+        return self._plans[policy]
 
 
-def _same(one: StockPlacement, other: StockPlacement) -> bool:
-    """Whatever was free on the device when --fit was asked."""
-    return replace(one, fit_target_mib=0) == replace(other, fit_target_mib=0)
+class Course:
+    """A race while it is measured: hands on each new pair, and says when there are enough of them or of seconds."""
+
+    def __init__(
+        self,
+        race: Race,
+        tests: Sequence[BenchTest],
+        load: Workload,
+        keep: Callable[[Race], None],
+        over: Callable[[], bool],
+    ) -> None:
+        self.race, self._keep, self._over = race, keep, over
+        self._n_prompt = TYPICAL[prompt_class(load.n_prompt)]
+        self._seen = dict.fromkeys(tests, (0, 0))
+
+    def done(self, series: Sequence[Series]) -> Collection[int]:
+        """Called after each block, whether or not the machine was calm: leaving out drifting ones would choose."""
+        blocks = [(made.test, block) for made in series if (block := self._new(made)) is not None]
+        if blocks and not any(block.fault for _, block in blocks):
+            pairs = tuple(min((self._pair(*each, i) for each in blocks), key=lambda p: p[0] / p[1]) for i in (0, 1))
+            self.race = replace(self.race, pairs=(*self.race.pairs, *pairs))
+            self._keep(self.race)
+        return (1,) if self.race.standing != "open" or self._over() else ()
+
+    def _new(self, made: Series) -> Block | None:
+        """The block of a test that was not there at the last call."""
+        before, now = self._seen[made.test], (len(made.kept), len(made.discarded))
+        self._seen[made.test] = now
+        if now[0] > before[0]:
+            return made.kept[-1]
+        return made.discarded[-1] if now[1] > before[1] else None
+
+    def _pair(self, test: BenchTest, block: Block, turn: int) -> tuple[float, float]:
+        stock, own = (
+            weighted_seconds(samples[turn].prompt_s, samples[turn].gen_s, test, self._n_prompt, N_GEN)
+            for samples in block.samples
+        )
+        return stock, own
+
+
+def gate_tests(load: Workload, plans: Sequence[Plan]) -> tuple[tuple[BenchTest, ...], float]:
+    """(what a turn is, the seconds that it is predicted to take): a prompt of the workload's class, one micro-batch at
+    most, and some tokens, both shortened to what the slowest prediction says takes PROMPT_S and GEN_S; and the same at
+    a depth where the context is large. A plan that leaves flash attention off for the depth of the workload is measured
+    near that depth. Without a prediction: the shortest."""
+    predicted = [plan.predicted for plan in plans if plan.predicted is not None]
+    token_s = max((each.ttft_s / load.n_prompt for each in predicted), default=PROMPT_S)
+    tpot_s = max((each.tpot_s for each in predicted), default=GEN_S)
+
+    def within(seconds: float, each: float) -> int:
+        return int(seconds / each) if each > 0 else 1 << 30
+
+    typical = TYPICAL[prompt_class(load.n_prompt)]
+    n_gen = min(MOST_GEN, max(LEAST_GEN, within(GEN_S, tpot_s)))
+    longest = min(typical, plans[0].workload.n_ubatch, load.n_ctx - n_gen)
+    n_prompt = max(1, min(longest, max(LEAST_PROMPT, within(PROMPT_S, token_s))))
+    left_out = typical - n_prompt + (N_GEN - n_gen) // 2 if leaves_flash_off(plans[0]) else 0
+    most = load.n_ctx - n_prompt - n_gen
+    tests = [BenchTest(n_prompt, n_gen, max(0, min(load.n_past + left_out, within(DEPTH_S, token_s), most)))]
+    deep = min(load.n_ctx // 2, within(DEPTH_S, token_s), most)
+    if load.n_ctx >= LARGE_CTX and deep >= max(LEAST_DEPTH, 2 * tests[0].n_depth):
+        tests.append(BenchTest(n_prompt, n_gen, deep))
+    return tuple(tests), len(tests) * (n_prompt * token_s + n_gen * tpot_s)
+
+
+def leaves_flash_off(plan: Plan) -> bool:
+    return plan.attention is not None and plan.attention.flash_attn == "off"
+
+
+def placement_digest(plan: Plan) -> str:
+    """The same for plans that policies make alike. Flash attention that is left to llama.cpp is on: it is off only
+    where it cannot be on."""
+    document = plan.to_json()
+    keys = ("device", "n_gpu_layers", "operators", "streaming", "token_assignment")
+    placement = [document.get(key) for key in keys] + [plan.workload.n_ubatch, leaves_flash_off(plan)]
+    return hashlib.sha256(json.dumps(placement, sort_keys=True).encode()).hexdigest()
 
 
 def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
@@ -187,17 +318,32 @@ def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
         if doing:
             maker.progress(f"the gate: {doing}")
 
-    gated = gated_plan(
+    found = gated_plan(
         maker.placer,
         maker.workload,
         words,
         refresh=refresh,
         cpus=maker.setting.cpus,
         attention_passes=maker.attention_passes,
-        budget_s=BENCH_BUDGET_S,
-        accept_near=False,
     )
-    spec, text = maker.of_plan("auto", gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
-    how = f"remembered, took {gated.verdict.seconds:.1f} s" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"
-    document = {**asdict(gated.verdict), "said": text, "remembered": gated.remembered}
-    return replace(spec, notes=(*spec.notes, f"gate, {how}: {text}"), gate=document)
+    spec, verdict = maker.of_plan("auto", found.plan), found.verdict
+    how = f"remembered, took {verdict.seconds:.1f} s" if found.remembered else f"in {verdict.seconds:.1f} s"
+    document = {**verdict.document, "remembered": found.remembered}
+    return replace(spec, notes=(*spec.notes, f"gate, {how}: {verdict.sentence}"), gate=document)
+
+
+def _times_as_fast(stocks: Plan, plan: Plan) -> float | None:
+    if stocks.predicted is None or plan.predicted is None or not math.isfinite(plan.predicted.total_s):
+        return None
+    return stocks.predicted.total_s / plan.predicted.total_s
+
+
+@contextlib.contextmanager
+def _lock(progress: ProgressCallback, folder: Path | None = None) -> Iterator[None]:
+    """One measurement at a time on this machine; where the cache cannot be written there is none."""
+    with measuring_lock(
+        folder or cache_folder(),
+        on_wait=lambda: progress("wait for another oallama that measures"),
+        on_fault=lambda fault: None,
+    ):
+        yield

@@ -1,33 +1,65 @@
-"""Cache of verdicts in files, one for each key; a file that cannot be used counts as none."""
+"""The key of a verdict, and a file in the cache for each; a file that cannot be used counts as none."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from oallama.bench.records import BenchTest, Sample, StockPlacement
+from oallama import __version__
 from oallama.core.codec import from_json, parse_json
 from oallama.core.files import write_whole
-from oallama.gate.key import Key, distance
-from oallama.gate.pairs import MOST_PAIRS, Pairs
-from oallama.gate.plans import NAMES
-from oallama.gate.verdict import VERSION, Verdict, verdict_from_json
-from oallama.profile.store import cache_folder
+from oallama.core.profile import Profile
+from oallama.gate.verdict import MOST_PAIRS, Key, Verdict
+from oallama.profile.machine import fingerprint_key
+from oallama.profile.store import cache_folder, profile_to_json
 
-MOST_BLOCKS = 4 * MOST_PAIRS
-"""Of one candidate in one test in a file: two looks have MOST_PAIRS pairs, and a block has two."""
+if TYPE_CHECKING:
+    from oallama.core.types import Workload
+    from oallama.placer import Placer
+
+VERSION = 2
+CLASSES = (128, 1024)  # tokens: longest prompts of a class; longer ones have one more
+TYPICAL = (64, 512, 2048)  # tokens of a prompt that a class is measured for
+CAP_STEP = 1.1  # caps of the device's memory that are no further apart may share a key
+TIMED = ("cases", "rest", "link", "boundary", "contention", "launch_s", "launch_issue_s", "sharing", "copy_wait")
+"""Of a profile's JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptVerdict:
-    """A verdict, stock's placement beside it, and the pairs that were measured; files from before have none."""
+def gate_key(placer: Placer, load: Workload, cap_bytes: int) -> Key:
+    """What a verdict for this model, device and workload holds for. Raises what profiling raises."""
+    options = placer.options
+    return {
+        "model": placer.model.fingerprint,
+        "machine": fingerprint_key(placer.machine),  # with the device; that of the profile unless it came from a file
+        "profile": timings_digest(placer.profile()),  # other times make other plans
+        "oallama": __version__,
+        "n_threads": placer.threads,
+        "cap": round(math.log(max(cap_bytes, 1), CAP_STEP)),
+        "gpu_weights": options.gpu_weights,
+        "context": max(load.n_ctx, 1).bit_length() - 1,
+        "n_ubatch": load.n_ubatch,
+        "ubatch_is_fixed": options.n_ubatch is not None,  # else plans may have a larger one, up to n_batch
+        "n_batch": options.n_batch,
+        "prompt": prompt_class(load.n_prompt),
+        "n_past": load.n_past,
+        **asdict(placer.attention),
+    }
 
-    verdict: Verdict
-    stock: StockPlacement
-    pairs: tuple[Pairs, ...] = ()
+
+def prompt_class(n_prompt: int) -> int:
+    return sum(n_prompt > longest for longest in CLASSES)
+
+
+def timings_digest(profile: Profile) -> str:
+    """16 hex digits of all that was timed, and of nothing else."""
+    record = profile_to_json(profile)
+    timed = {name: record.get(name) for name in TIMED}
+    return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def verdict_path(key: Key) -> Path:
@@ -35,64 +67,28 @@ def verdict_path(key: Key) -> Path:
     return cache_folder() / f"gate-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def read_kept(key: Key) -> KeptVerdict | None:
-    """What was found; None where there is nothing, or nothing that can be used."""
-    kept = _read(verdict_path(key))
-    return kept if kept is not None and kept.verdict.key == key else None
+def read_verdict(key: Key) -> Verdict | None:
+    """What is known; None where there is nothing, or nothing that can be used."""
+    try:
+        verdict = from_json(Verdict, parse_json(verdict_path(key).read_text(encoding="utf-8")), "the verdict")
+    except (OSError, ValueError):
+        return None
+    return verdict if verdict.key == key and _is_sound(verdict) else None
 
 
-def nearest_kept(key: Key) -> KeptVerdict | None:
-    """Of the settled verdicts for other lengths of prompt and generation the nearest one, of these the last."""
-    known = [
-        (apart, kept)
-        for path in sorted(cache_folder().glob(f"gate-v{VERSION}-*.json"))
-        if (kept := _read(path)) is not None
-        and kept.verdict.settled
-        and (apart := distance(key, kept.verdict.key)) is not None
-    ]
-    least = min((apart for apart, _ in known), default=0)
-    return max((kept for apart, kept in known if apart == least), key=lambda k: k.verdict.measured_at, default=None)
-
-
-def write_kept(kept: KeptVerdict) -> None:
-    """Remember it, whole or not at all; where the folder cannot be written, the next run measures again."""
-    path = verdict_path(kept.verdict.key)
+def write_verdict(verdict: Verdict) -> None:
+    """Keep it, whole or not at all; where the folder cannot be written, the next run measures again."""
+    path = verdict_path(verdict.key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(kept), indent=1), private=True)
-
-
-def _read(path: Path) -> KeptVerdict | None:
-    try:
-        document = parse_json(path.read_text(encoding="utf-8"))
-        verdict = verdict_from_json(document["verdict"])
-        placement = from_json(StockPlacement, document["stock"], "the placement")
-        pairs = tuple(from_json(Pairs, each, "the pairs") for each in document.get("pairs", ()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not _is_sound(verdict) or not all(_is_whole(each) for each in pairs):
-        return None
-    return KeptVerdict(verdict, placement, pairs)
+        write_whole(path, json.dumps(asdict(verdict), indent=1), private=True)
 
 
 def _is_sound(verdict: Verdict) -> bool:
-    """Whether what won is a policy of today, and its ratios are intervals."""
-    ratios = [each.ratio for each in verdict.trials if each.ratio is not None]
-    return verdict.winner in (None, *NAMES) and all(0 < ratio.low <= ratio.value <= ratio.high for ratio in ratios)
-
-
-def _is_whole(pairs: Pairs) -> bool:
-    """Whether each block has both arms' samples, of times that can be compared, and there are no more than measured."""
-    test, blocks = pairs.series.test, [block.samples for block in pairs.series.kept]
+    """Whether its pairs are times that can be compared, and no more than are measured."""
     return (
-        min(test.n_prompt, test.n_gen) >= 0
-        and len(blocks) <= MOST_BLOCKS
-        and all(len(block) == 2 and len(block[0]) == len(block[1]) == 2 for block in blocks)
-        and all(_is_timed(sample, test) for block in blocks for arm in block for sample in arm)
+        all(test.n_prompt > 0 and test.n_gen > 0 for test in verdict.tests)
+        and (bool(verdict.tests) or not verdict.races)
+        and all(len(race.pairs) < MOST_PAIRS + 2 for race in verdict.races)
+        and all(1e-9 < seconds < 1e9 for race in verdict.races for pair in race.pairs for seconds in pair)
     )
-
-
-def _is_timed(sample: Sample, test: BenchTest) -> bool:
-    """Whether every part of the test took a time that a clock can tell."""
-    parts = [(test.n_prompt, sample.prompt_s), (test.n_gen, sample.gen_s)]
-    return test.n_tokens > 0 and all(1e-9 < seconds < 1e9 for n, seconds in parts if n)

@@ -1,177 +1,135 @@
-"""The gate's decision: which measured plan may be used instead of stock llama.cpp, and how long that holds. Pure.
+"""What the gate has measured for one key, and what follows from it: pairs of turns, and the verdict. Pure.
 
-A plan is used only if its whole 95 % interval lies above stock's speed, at every depth that was measured. Whatever the
-predictions say, a plan that does not get there loses to stock-fit's placement. Where that cannot be said yet, stock's
-placement is used as well, and the pairs that were measured are kept for the next time.
+Candidates are raced against stock llama.cpp one after another, the best prediction first. One wins as soon as the whole
+interval of its pairs lies above stock's speed, and loses as soon as it cannot be worth it. Where none has won, stock's
+own placement is used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import geometric_mean
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
+from oallama.bench.records import BenchTest, StockPlacement
 from oallama.bench.stats import Ratio
-from oallama.core.codec import from_json
-from oallama.gate.key import Key
-from oallama.gate.pairs import Pairs, Trial, trial
+from oallama.gate.sequential import speed_interval
 
-VERSION = 1
+ERROR = 0.05
+"""Chance that any candidate wins that is no faster than stock, or that an interval misses the truth; at most."""
 
-MOST_CANDIDATES = 2
-CPU_ALONE = "cpu"  # the policy
-ALWAYS = (CPU_ALONE, "stock-cpu")  # tried whatever is predicted for them
-HOPELESS_PREDICTED = 2.0  # predicted to take more than so many times as long as stock: not measured
-MEMORY_TOLERANCE = 0.05
-"""Free device memory may differ by this share of what it was; beyond, other plans fit."""
+MOST_RACES = 3  # candidates for one key, among which ERROR is shared out
+MOST_PAIRS = 40  # that a candidate gets; an interval around 1 says then that there is no difference to speak of
+WORTH = 1.02  # as many times as fast as stock is worth another plan
+
+Key = Mapping[str, Any]
+"""What a verdict holds for: text and numbers."""
+
+Standing = Literal["won", "lost", "open"]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A plan that might be used: placement tells plans apart that policies make alike."""
+class Race:
+    """One candidate against stock. promised: how many times as fast it is predicted to be. pairs: seconds of stock and
+    of the candidate, measured right after each other, for the workload of the key; of several depths, those at which
+    the candidate is worse. refused: why it is not compared, else empty."""
 
     policy: str
-    predicted_s: float
-    placement: str
+    promised: float | None = None
+    pairs: tuple[tuple[float, float], ...] = ()
+    refused: str = ""
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """How many times as fast as stock, with its interval; None: too few pairs to tell."""
+        return speed_interval(self.pairs, ERROR / MOST_RACES)
+
+    @property
+    def standing(self) -> Standing:
+        ratio = self.ratio
+        if self.refused:
+            return "lost"
+        if ratio is not None and ratio.low > 1:
+            return "won"
+        if len(self.pairs) >= MOST_PAIRS or (ratio is not None and ratio.high < WORTH):
+            return "lost"
+        return "open"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate found. winner None: stock's placement is used. winner_by_depth: what each depth alone would say.
-    settled False: there was no time to find out; what was measured counts the next time. gave_up_s: so many seconds
-    were too short twice; it holds for those who have no more."""
+    """What is known for a key. stock: the arm that candidates race against, and its placement. tests: what a turn is;
+    turn_s: what it is predicted to take. seconds: that all of this took to measure, in all runs."""
 
     key: Key
     stock: str
-    trials: tuple[Trial, ...]
-    winner: str | None
-    winner_by_depth: tuple[tuple[int, str | None], ...]
-    free_bytes: int  # on the device, when it was measured
-    measured_at: str  # RFC 3339, UTC
-    seconds: float  # that the gate took
-    version: int = VERSION
-    settled: bool = True
-    gave_up_s: float = 0.0
+    placement: StockPlacement
+    tests: tuple[BenchTest, ...]
+    races: tuple[Race, ...]
+    turn_s: float = 0.0
+    seconds: float = 0.0
+    measured_at: str = ""  # RFC 3339, UTC
+
+    @property
+    def won(self) -> Race | None:
+        return next((race for race in self.races if race.standing == "won"), None)
+
+    @property
+    def open(self) -> Race | None:
+        """The race to go on with; None where the verdict is settled."""
+        return None if self.won else next((race for race in self.races if race.standing == "open"), None)
+
+    @property
+    def settled(self) -> bool:
+        return self.open is None
+
+    def with_race(self, race: Race) -> Verdict:
+        """The same with what is now known of that candidate."""
+        return replace(self, races=tuple(race if each.policy == race.policy else each for each in self.races))
+
+    @property
+    def sentence(self) -> str:
+        """What is used, and why: `scheinfer 1.34× stock (95 % 1.29-1.39), using it`."""
+        if won := self.won:
+            return f"{_measured(won)}, using it"
+        stays = f"using {self.stock}'s placement"
+        if race := self.open:
+            promised = f"predicted {race.promised:.2g}× as fast" if race.promised else "not told from it yet"
+            so_far = f", measured {_measured(race, '')} so far" if race.ratio else ""
+            return f"{stays}; {race.policy} is {promised}{so_far}"
+        if best := max((race for race in self.races if race.ratio and not race.refused), key=_value, default=None):
+            slower = best.ratio is not None and best.ratio.high < 1
+            return f"{_measured(best)}: {'slower' if slower else 'not beyond noise'}, {stays}"
+        return f"{stays}: {next((race.refused for race in self.races), 'there was nothing to compare')}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The verdict for --json."""
+        races = [
+            {
+                "policy": race.policy, "promised": race.promised, "standing": race.standing, "refused": race.refused,
+                "n_pairs": len(race.pairs), "ratio": asdict(race.ratio) if race.ratio else None,
+            }
+            for race in self.races
+        ]  # fmt: skip
+        return {
+            "key": dict(self.key), "stock": self.stock, "settled": self.settled,
+            "winner": self.won.policy if self.won else None, "races": races, "seconds": self.seconds,
+            "measured_at": self.measured_at, "said": self.sentence,
+        }  # fmt: skip
 
 
-def ruled_out(candidate: Candidate, stock: Candidate) -> str:
-    """Why a candidate need not be measured against stock; "" where it must."""
-    if candidate.placement == stock.placement:
-        return f"{candidate.policy}'s plan is {stock.policy}'s own placement"
-    if math.isfinite(candidate.predicted_s) and candidate.predicted_s > HOPELESS_PREDICTED * stock.predicted_s:
-        times = candidate.predicted_s / stock.predicted_s
-        return f"{candidate.policy} is predicted to take {times:.1f} times as long as {stock.policy}"
-    return ""
+def weighted_seconds(prompt_s: float, gen_s: float, test: BenchTest, n_prompt: int, n_gen: int) -> float:
+    """Seconds of a prompt and a generation of these lengths, from those of a shorter test."""
+    return prompt_s * n_prompt / test.n_prompt + gen_s * n_gen / test.n_gen
 
 
-def choose(candidates: Sequence[Candidate], most: int = MOST_CANDIDATES) -> tuple[Candidate, ...]:
-    """The candidates with the least predicted time, each placement once; ties by name, so that it is repeatable.
-
-    The CPU alone is tried besides, whatever place its prediction has: it is what stock llama.cpp does without the
-    device, and on a slow device the best there is. With stock's own way of attention too, where that is another.
-    """
-    chosen: dict[str, Candidate] = {}
-    for candidate in sorted(candidates, key=lambda c: (c.predicted_s, c.policy)):
-        chosen.setdefault(candidate.placement, candidate)
-    distinct = list(chosen.values())
-    return tuple(c for i, c in enumerate(distinct) if i < most or c.policy in ALWAYS)
+def _value(race: Race) -> float:
+    return race.ratio.value if race.ratio else -math.inf
 
 
-def winner_of(trials: Sequence[Trial]) -> str | None:
-    """The policy that beats stock in every one of its trials, the fastest of these by geometric mean; None: stock.
-
-    A policy that was not tried at each depth of the others does not win.
-    """
-    depths = {each.n_depth for each in trials}
-    means: dict[str, float] = {}
-    for policy in dict.fromkeys(each.policy for each in trials):
-        own = [each for each in trials if each.policy == policy]
-        if {each.n_depth for each in own} == depths and all(each.beats_stock for each in own):
-            means[policy] = geometric_mean([each.ratio.value for each in own if each.ratio is not None])
-    return max(means, key=lambda policy: means[policy]) if means else None
-
-
-def decide(
-    key: Key,
-    stock: str,
-    trials: Sequence[Trial],
-    free_bytes: int,
-    measured_at: str,
-    seconds: float,
-    settled: bool = True,
-    gave_up_s: float = 0.0,
-) -> Verdict:
-    """The verdict of all trials; stock's where it is not settled."""
-    depths = sorted({each.n_depth for each in trials})
-    by_depth = tuple((depth, winner_of([each for each in trials if each.n_depth == depth])) for depth in depths)
-    if not settled:
-        return Verdict(key, stock, tuple(trials), None, (), free_bytes, measured_at, seconds, settled=False)
-    winner = winner_of(trials)
-    return Verdict(key, stock, tuple(trials), winner, by_depth, free_bytes, measured_at, seconds, gave_up_s=gave_up_s)
-
-
-def reweighed(verdict: Verdict, pairs: Sequence[Pairs], key: Key, n_prompt: int, n_gen: int) -> Verdict:
-    """What the pairs behind a verdict say of another prompt and generation."""
-    trials = [trial(each, n_prompt, n_gen) for each in pairs] or verdict.trials
-    return decide(key, verdict.stock, trials, verdict.free_bytes, verdict.measured_at, verdict.seconds)
-
-
-def answers(verdict: Verdict, budget_s: float) -> bool:
-    """Whether it says what to use to somebody who has so much time to find out."""
-    return verdict.settled and (not verdict.gave_up_s or budget_s <= verdict.gave_up_s)
-
-
-def holds(verdict: Verdict, free_bytes: int) -> bool:
-    """Whether the device's free memory is about what it was."""
-    return abs(free_bytes - verdict.free_bytes) <= MEMORY_TOLERANCE * verdict.free_bytes
-
-
-def sentence(verdict: Verdict) -> str:
-    """The line for the user: `oallama: split 1.34x stock (95 % 1.29-1.39), using it`."""
-    if not verdict.settled:
-        text = f"not settled in {verdict.seconds:.0f} s, using {verdict.stock}'s placement; the next run measures on"
-    elif verdict.winner is not None:
-        text = f"{_ratio_text(verdict, verdict.winner)}, using it"
-    elif best := _best(verdict):
-        worst = _worst(verdict, best)
-        found = "slower" if worst is not None and worst.high < 1.0 else "not beyond noise"
-        text = f"{_ratio_text(verdict, best)}: {found}, using {verdict.stock}'s placement"
-    else:
-        reason = next((each.refused for each in verdict.trials if each.refused), "there was nothing to compare")
-        text = f"using {verdict.stock}'s placement: {reason}"
-    winners = [winner or verdict.stock for _, winner in verdict.winner_by_depth]
-    if len(set(winners)) > 1:
-        parts = (
-            f"{winner} at {depth} tokens" for (depth, _), winner in zip(verdict.winner_by_depth, winners, strict=True)
-        )
-        text += f" (the answer depends on the depth: {', '.join(parts)})"
-    return f"oallama: {text}"
-
-
-def _ratio_text(verdict: Verdict, policy: str) -> str:
-    """`split 1.34x stock (95 % 1.29-1.39)`, of the depth where it gains least."""
-    worst = _worst(verdict, policy)
-    if worst is None:  # of a file that somebody changed
-        return policy
-    return f"{policy} {worst.value:.2f}× stock (95 % {worst.low:.2f}-{worst.high:.2f})"
-
-
-def _worst(verdict: Verdict, policy: str) -> Ratio | None:
-    ratios = [each.ratio for each in verdict.trials if each.policy == policy and each.ratio is not None]
-    return min(ratios, key=lambda ratio: ratio.value, default=None)
-
-
-def _best(verdict: Verdict) -> str | None:
-    measured = [each for each in verdict.trials if each.ratio is not None]
-    return max(measured, key=lambda each: each.ratio.value if each.ratio else 0.0).policy if measured else None
-
-
-def verdict_from_json(document: Any) -> Verdict:
-    """Raises ValueError for anything that is no verdict of this version."""
-    if not isinstance(document, Mapping):
-        raise ValueError("the verdict is not an object")
-    if document.get("version") != VERSION:
-        raise ValueError(f"verdict version {document.get('version')}, not {VERSION}")
-    return from_json(Verdict, document, "the verdict")
+def _measured(race: Race, who: str = "") -> str:
+    ratio = race.ratio
+    assert ratio is not None
+    return f"{race.policy} {ratio.value:.2f}× stock (95 % {ratio.low:.2f}-{ratio.high:.2f})"

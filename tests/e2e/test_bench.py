@@ -37,8 +37,7 @@ from oallama.bench.verify import configuration
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
 from oallama.core.types import Attention, Operator
 from oallama.device.load_params import LoadSettings
-from oallama.gate.pairs import Trial, pairs_of, trial
-from oallama.gate.verdict import winner_of
+from oallama.gate.verdict import Race
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.placer import Placer
@@ -380,16 +379,18 @@ def test_a_planted_bad_plan_does_not_pass_the_gate(model: Path, ops: tuple[Opera
         ArmSpec("planted", setting(model, WORKER), StockPlacement(99)),
     )
 
-    def slower() -> Trial | None:
+    def slower() -> Race | None:
         result = run_bench(Bench(specs, (BenchTest(8, 16),), ops, N_LAYER, n_blocks=3))
         assert [arm.problems for arm in result.arms] == [(), ()]
-        refused = refusal(result.arms, 1, 6) or ""
-        (tried,) = [trial(pairs_of("planted", "", series, 1), 64, 128, refused) for series in result.series]
+        assert not refusal(result.arms, 1, 6)
+        (series,) = result.series
+        stock, own = ([sample.seconds for sample in series.samples(arm)] for arm in (0, 1))
+        tried = Race("planted", pairs=tuple(zip(stock, own, strict=True)))
         assert tried.ratio is not None
         return tried if tried.ratio.value < 1 else None
 
     tried = until(slower)
-    assert tried is not None and winner_of([tried]) is None
+    assert tried is not None and tried.standing != "won"
 
 
 @needs_programs

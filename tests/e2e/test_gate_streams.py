@@ -102,9 +102,9 @@ def fast(model: Path, slow: object) -> tuple[Placer, Gated, list[str]]:
 def test_a_plan_that_streams_passes_where_it_pays(fast: tuple[Placer, Gated, list[str]]) -> None:
     placer, found, measured = fast
     assert not found.remembered and measured[0] == "stock-fit" and "scheinfer" in measured
-    assert found.verdict.winner == "scheinfer" and streamed_share(placer, found.plan) > 0.1
-    (trial,) = [each for each in found.verdict.trials if each.policy == "scheinfer"]
-    assert trial.ratio is not None and trial.ratio.low > 1.1
+    won = found.verdict.won
+    assert won is not None and won.policy == "scheinfer" and streamed_share(placer, found.plan) > 0.1
+    assert won.ratio is not None and won.ratio.low > 1.1
     with placer.engine(found.plan, progress=False) as engine:
         assert engine.generate(list(range(1, 40)), max_tokens=4, temperature=0).n_gen == 4
         assert engine.split_stats is not None and engine.split_stats.decode.bytes_streamed > 0
@@ -113,7 +113,7 @@ def test_a_plan_that_streams_passes_where_it_pays(fast: tuple[Placer, Gated, lis
 def test_what_passes_changes_with_the_link(
     slow: tuple[Placer, Gated, list[str]], fast: tuple[Placer, Gated, list[str]]
 ) -> None:
-    assert slow[2] and fast[2], "a verdict for one link is none for another"
+    assert fast[2], "a verdict for one link is none for another"
     assert slow[1].verdict.settled and fast[1].verdict.settled
     assert streamed_share(slow[0], slow[1].plan) == 0 < streamed_share(fast[0], fast[1].plan)
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from oallama.bench.prepare import setting_of
-from oallama.bench.records import StockPlacement
-from oallama.bench.stats import Ratio
+from oallama.bench.records import BenchTest, StockPlacement
 from oallama.core.types import Workload
-from oallama.gate.key import gate_key
-from oallama.gate.pairs import Trial
-from oallama.gate.store import KeptVerdict, write_kept
-from oallama.gate.verdict import decide
+from oallama.gate.store import gate_key, write_verdict
+from oallama.gate.verdict import Race, Verdict
 from oallama.placer import Placer
 
 
 def keep_winner(placer: Placer, load: Workload, policy: str) -> None:
     """Twice as fast as stock, which has all layers on the device."""
-    key, cap = gate_key(placer, load), setting_of(placer, load.n_ctx, load.n_ubatch).cap
-    won = (Trial(policy, 0, Ratio(2.0, 1.9, 2.1, 6)),)
-    verdict = decide(key, "stock-fit", won, cap.device_bytes or 0, "2026-11-23T00:00:00Z", 1.0)
-    write_kept(KeptVerdict(verdict, StockPlacement(-1)))
+    cap = setting_of(placer, load.n_ctx, load.n_ubatch).cap
+    won = Race(policy, 2.0, ((2.0, 1.0), (2.1, 1.0), (1.9, 1.0), (2.0, 1.0)))
+    key = gate_key(placer, load, cap.device_bytes or 0)
+    write_verdict(Verdict(key, "stock-fit", StockPlacement(-1), (BenchTest(64, 16),), (won,)))

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from fuzz.mutation import damaged_json
-from oallama.bench.records import BenchTest, Block, Sample, Series, StockPlacement
-from oallama.bench.stats import Ratio
+from oallama.bench.records import BenchTest, StockPlacement
 from oallama.core.codec import to_json
 from oallama.core.errors import OallamaError
 from oallama.core.routing import LayerRouting, Routing
@@ -34,9 +33,8 @@ from oallama.core.types import (
 from oallama.cost.kernels import Kernels
 from oallama.device.emulated import Emulated
 from oallama.device.machines import machine_of
-from oallama.gate.pairs import Pairs, Trial, standing, worth_keeping
-from oallama.gate.store import KeptVerdict, nearest_kept, read_kept, verdict_path
-from oallama.gate.verdict import Verdict, answers, holds, reweighed, sentence
+from oallama.gate.store import read_verdict, verdict_path
+from oallama.gate.verdict import Race, Verdict
 from oallama.plan.export import TARGETS, Plugin, export_command
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
@@ -199,51 +197,29 @@ def check_profile(raw: bytes, folder: Path) -> None:
 # verdicts
 #
 
-KEY = {"model": "m" * 64, "device": "CUDA0", "vram": None, "vram_fill": 0.9, "prompt_class": 2, "gen_class": 1}
+KEY = {"model": "m" * 64, "machine": "0" * 16, "gpu_weights": None, "cap": 230, "prompt": 2}
 
 
 @functools.cache
 def verdicts() -> tuple[Any, ...]:
-    """Settled and not, with and without pairs; too few of these for an interval, which takes long."""
-    ratio = Ratio(1.3, 1.2, 1.4, 6)
-    trials = (
-        Trial("split", 0, ratio),
-        Trial("split", 4096, replace(ratio, low=1.05)),
-        Trial("oato", 0, None, "too slow"),
-    )
-    won = Verdict(
-        KEY, "stock-fit", trials, "split", ((0, "split"), (4096, None)), 8 << 30, "2026-11-21T05:00:00Z", 12.5
-    )
-    lost = replace(won, winner=None, trials=trials[2:], winner_by_depth=(), gave_up_s=20.0, key={**KEY, "gen_class": 3})
-    open_ = replace(won, settled=False, winner=None, winner_by_depth=())
-    samples = tuple((Sample(0.1 + i, 0.2), Sample(0.11, 0.2, fault="")) for i in range(2))
-    pairs = Pairs("split", "x" * 16, Series(BenchTest(64, 16, 0), (Block(samples, 0.01), Block(samples, 0.5))))
+    """Settled and not, with and without pairs."""
+    won = Race("split", 1.3, ((1.3, 1.0), (1.31, 1.0), (1.29, 1.0), (1.3, 1.0)))
+    still, refused = Race("oato", 1.1, ((0.5, 0.4), (0.4, 0.5))), Race("cpu", None, (), "too slow")
     stock = StockPlacement(20, ((r"blk\.0", "CPU"),), 1)
-    kept = (
-        KeptVerdict(won, stock, (pairs,)),
-        KeptVerdict(lost, stock),
-        KeptVerdict(open_, stock, (pairs, pairs)),
-        KeptVerdict(lost, stock, (pairs,)),
-    )
-    return tuple(json.loads(json.dumps(asdict(each))) for each in kept)
+    tests = (BenchTest(64, 16), BenchTest(64, 16, 4096))
+    races = ((won, refused), (still, refused), (refused,), ())
+    made = [Verdict(KEY, "stock-fit", stock, tests, each, 0.5, 12.5, "2026-11-21T05:00:00Z") for each in races]
+    return tuple(json.loads(json.dumps(asdict(each))) for each in made)
 
 
 def check_verdict(raw: bytes, folder: Path) -> None:
     """A file that is no use is as good as none: nothing is raised, and what is kept can be used as `run` does."""
     with _cache_in(folder):
         verdict_path(KEY).write_bytes(raw)
-        found = [kept for kept in (read_kept(KEY), nearest_kept(KEY)) if kept is not None]
-    if not found:
+        verdict = read_verdict(KEY)
+    if verdict is None:
         raise OallamaError("no verdict that can be used")
-    for kept in found:
-        verdict = kept.verdict
-        sentence(verdict)
-        holds(verdict, 8 << 30)
-        answers(verdict, 20.0)
-        for pairs in kept.pairs:
-            standing(pairs, 100, 10)
-            worth_keeping(pairs, 100, 10)
-        sentence(reweighed(verdict, kept.pairs, KEY, 100, 10))
+    json.dumps(verdict.document)
 
 
 #

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oallama.bench.records import StockPlacement
 from oallama.cli import gate as cli_gate
 from oallama.cli.bars import _shown_on, time_bar
 from oallama.cli.placement import PlacementOptions
@@ -16,22 +17,28 @@ from oallama.core.errors import DeviceError
 from oallama.core.options import Options
 from oallama.core.types import Predicted
 from oallama.gate.run import Gated
-from oallama.gate.verdict import decide
+from oallama.gate.verdict import Race, Verdict
 
 
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measures: bool, near: bool) -> list[str]:
-    verdict = decide({}, "stock-fit", [], 0, "2026-11-22T10:00:00Z", 12.0)
+def verdict(*races: Race) -> Verdict:
+    return Verdict({}, "stock-fit", StockPlacement(0), (), races, 0.5, 12.0)
+
+
+def told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measures: bool, found: Verdict
+) -> list[str]:
     plan: Any = SimpleNamespace()
 
-    def gated_plan(placer: Any, load: Any, progress: Any, begin: Any, budget_s: float, **_: Any) -> Gated:
+    def gated_plan(placer: Any, load: Any, progress: Any, begin: Any, budget_s: float | None, **_: Any) -> Gated:
+        progress("plan")
         if measures:
-            begin()
-            for doing in ("plan", "load split", "measure split"):
+            begin(42.0)
+            for doing in ("load split", "measure split"):
                 progress(doing, done=1, expect=7)
-        return Gated(plan, verdict, not measures, near)
+        return Gated(plan, found, not measures)
 
     monkeypatch.setattr("oallama.gate.run.gated_plan", gated_plan)
-    assert cli_gate.gated(plan, plan) is plan
+    assert cli_gate.gated(UNMEASURED, plan) is plan
     said = capsys.readouterr()
     assert said.out == ""
     return said.err.splitlines()
@@ -40,18 +47,18 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], me
 def test_without_a_terminal_too_it_is_said_once_what_is_measured_and_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    why, verdict = told(monkeypatch, capsys, measures=True, near=False)
-    for part in ("measuring the best plans against stock llama.cpp", "so that", "20 s", "once", "--no-gate"):
+    why, found = told(monkeypatch, capsys, True, verdict())
+    for part in ("measuring the best plan against stock llama.cpp", "so that", "about 42 s", "once", "--no-gate"):
         assert part in why
-    assert verdict.startswith("oallama: using stock-fit's placement")
+    assert found.startswith("oallama: using stock-fit's placement")
 
 
-def test_a_remembered_verdict_is_one_line_and_a_near_one_says_so(
+def test_a_verdict_is_one_line_and_where_it_is_open_says_what_to_type(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert len(told(monkeypatch, capsys, measures=False, near=False)) == 1
-    (near,) = told(monkeypatch, capsys, measures=False, near=True)
-    assert "`oallama tune` measures this one" in near
+    assert len(told(monkeypatch, capsys, False, verdict())) == 1
+    (line,) = told(monkeypatch, capsys, False, verdict(Race("split", 1.5)))
+    assert "split is predicted 1.5× as fast" in line and "`oallama tune m.gguf`" in line
 
 
 def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any) -> tuple[str, bool, list[str]]:
@@ -85,7 +92,7 @@ def test_without_a_verdict_the_answer_comes_first(monkeypatch: pytest.MonkeyPatc
 
 def test_with_a_verdict_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     plan: Any = SimpleNamespace(name="known", notes=(), operators=())
-    known = Gated(plan, decide({}, "stock-fit", [], 0, "2026-11-22T10:00:00Z", 12.0), True)
+    known = Gated(plan, verdict(), True)
     for tune in ("after", "never"):
         assert at_run(monkeypatch, known, tune=tune) == ("known", False, ["remembered"])
 
@@ -132,7 +139,7 @@ def test_whatever_ends_the_measuring_after_an_answer_the_answer_stands(
     monkeypatch.setattr(cli_gate, "ended_by_key", contextlib.nullcontext)
     cli_gate.tune_after(UNMEASURED, UNMEASURED)
     first, last = capsys.readouterr().err.splitlines()
-    assert "measuring 120 s at most" in first and "any key ends it" in first
+    assert "measuring 220 s at most" in first and "any key ends it" in first
     assert says in last
 
 

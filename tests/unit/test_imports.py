@@ -44,7 +44,7 @@ TOUCH_NATIVE_TOO = {
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
     *(f"oallama.bench.{part}" for part in ("records", "rows", "schedule", "stats", "stock", "verify", "formats")),
-    *("oallama.gate.pairs", "oallama.gate.verdict", "oallama.core.options"),
+    *("oallama.gate.sequential", "oallama.gate.verdict", "oallama.core.options"),
 )
 IMPURE_MODULES = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 

@@ -67,7 +67,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_the_list_plants_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--only", "gate/verdict"]) == 0
-    assert "oallama/gate/verdict.py: a policy wins at one depth" in capsys.readouterr().out
+    assert "oallama/gate/verdict.py: a plan as fast as stock beats it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,4 @@ class ChatModel:
         if self._fixed:
             raise UsageError(self._fixed)
         self.close()
-        self.plan = measured(
-            self.placer, self.load, seconds, accept_near=False, aside="Ctrl-C ends it and keeps what is done"
-        ).plan
+        self.plan = measured(self.placer, self.load, seconds, aside="Ctrl-C ends it and keeps what is done").plan
