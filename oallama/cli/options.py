@@ -205,7 +205,7 @@ CONTEXT = (context_option, batch_option, ubatch_option, *ATTENTION)
 
 gate_option = click.option(
     "--gate/--no-gate", default=True, show_default=True,
-    help="Policy auto: measure the best two plans against stock llama.cpp, 20 s at most, once, and use none that is "
+    help="Policy auto: measure the best plan against stock llama.cpp once, and use none that is "
     "not faster.",
 )  # fmt: skip
 
