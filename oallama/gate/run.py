@@ -80,6 +80,8 @@ def gated_plan(
         return gate.outcome(known, True)
     progress("plan")
     verdict = known or gate.planned()
+    if race := verdict.open:
+        gate.plan(race.policy)  # now, as planning may have to measure, which the lock is for as well
     with _lock(progress):
         verdict = (None if refresh else gate.known()) or verdict  # another run may have measured meanwhile
         if verdict.settled:
@@ -132,7 +134,7 @@ class Gate:
 
     def outcome(self, verdict: Verdict, was_known: bool) -> Gated:
         won = verdict.won
-        plan = self._plan(won.policy) if won else stock_plan(self._placer, self._load, verdict.placement)
+        plan = self.plan(won.policy) if won else stock_plan(self._placer, self._load, verdict.placement)
         return Gated(plan, verdict, was_known)
 
     def planned(self) -> Verdict:
@@ -145,11 +147,11 @@ class Gate:
         stocks = stock_plan(placer, load, stock.stock)
         found: dict[str, Plan] = {}
         with contextlib.suppress(DoesNotFit):
-            best = self._plan("auto")
+            best = self.plan("auto")
             found[best.policy] = self._plans[best.policy] = best
-        found[CPU] = self._plan(CPU)
+        found[CPU] = self.plan(CPU)
         if placer.options.flash_attn == "auto" and leaves_flash_off(found[CPU]):
-            found[STOCK_CPU] = self._plan(STOCK_CPU)
+            found[STOCK_CPU] = self.plan(STOCK_CPU)
         races, seen = [], {placement_digest(stocks): stock.name}
         for policy, plan in found.items():
             times = _times_as_fast(stocks, plan)
@@ -200,7 +202,7 @@ class Gate:
         while (race := verdict.open) is not None and clock() < began + budget_s:
             course = Course(race, verdict.tests, self._load, keep, lambda: clock() >= began + budget_s)
             bench = Bench(
-                (stock, maker.of_plan(race.policy, self._plan(race.policy))),
+                (stock, maker.of_plan(race.policy, self.plan(race.policy))),
                 verdict.tests,
                 self._placer.operators,
                 self._placer.model.n_layer,
@@ -221,7 +223,7 @@ class Gate:
                 break  # not one block was fit to be compared
         return verdict
 
-    def _plan(self, policy: str) -> Plan:
+    def plan(self, policy: str) -> Plan:
         """Its micro-batch may be larger than the workload's, where the user fixed none."""
         if policy not in self._plans:
             placer, load = self._placer, self._load
