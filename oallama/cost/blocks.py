@@ -74,8 +74,8 @@ class SplitBlock:
     def staging_bytes(self, gg: int, n_tokens: int, streamed: int = 0) -> int:
         """Activations on the device while it computes gg and then the streamed elements for so many tokens, as ggml's
         allocator lays them out: an FFN's hidden values are gone when the next part begins, and its result takes their
-        place where it fits; a sum of experts' results lies beside these. What the device gives back otherwise stays
-        until the block ends."""
+        place where it fits; a sum of experts' results lies beside these. What the device is sent, and what it gives
+        back otherwise, stays until the block ends."""
         n_tokens = min(n_tokens, self.chunk or n_tokens)
         parts = [elements for elements in (gg, streamed) if elements]
         if not self.held_each:
@@ -84,11 +84,9 @@ class SplitBlock:
         sent, result = self.upload_bytes(0, n_tokens), self.returned * n_tokens * F32
         joined = self.download_bytes(0, n_tokens)
         peak = kept = 0  # beside what was sent
-        for i, elements in enumerate(parts):
+        for elements in parts:
             hidden = self.held_each * elements * n_tokens * F32
             free = hidden * (HELD_PER_HIDDEN - 1) // HELD_PER_HIDDEN  # gate and up, when down begins
-            if i == len(parts) - 1:
-                free = free + sent if not kept else max(free, sent)
             peak = max(peak, kept + hidden + (result if result > free else 0))
             if joined < result:
                 peak = max(peak, kept + result + joined)
@@ -142,12 +140,17 @@ def is_ffn(operator: Operator) -> bool:
     return _FFN_ROLE.fullmatch(operator.role) is not None
 
 
-def residents(operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int) -> tuple[bool, ...]:
+def residents(
+    operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int, taken: bool = True
+) -> tuple[bool, ...]:
     """For each operator, whether what a mul-mat by it reads and gives is on the device where it is split: the norms and
     the KV of its layer are there, and what routes tokens to its experts. The output's logits are read on the host.
 
-    on_device and first_device_layer: as graph.node_sides takes them.
+    on_device and first_device_layer: as graph.node_sides takes them. taken: whether the device takes such blocks at
+    all (Profile.takes_residents).
     """
+    if not taken:
+        return (False,) * len(operators)
     routed_on_host = {o.layer for o, there in zip(operators, on_device, strict=True) if is_router(o) and not there}
     return tuple(
         can_split(o)

@@ -106,7 +106,7 @@ def test_activations_and_weights_of_a_block() -> None:
     assert (block.upload_bytes(256, 7), block.download_bytes(256, 7)) == (7 * EMBD * 4, 7 * EMBD * 4)
     assert block.weight_bytes(256) * 4 == block.bytes
     assert block.staging_bytes(256, 7) == (EMBD + 3 * 256) * 7 * 4, "the result takes the place of gate and up"
-    assert block.staging_bytes(32, 7) == (EMBD + 3 * 32) * 7 * 4, "or that of what was sent as well"
+    assert block.staging_bytes(32, 7) == (2 * EMBD + 3 * 32) * 7 * 4, "where it fits there: what was sent stays"
     assert block.staging_bytes(0, 7, 256) == block.staging_bytes(256, 7)
     assert block.staging_bytes(256, 7, 512) == (2 * EMBD + 3 * 512) * 7 * 4, "GG's result is kept"
     assert block.staging_bytes(512, 7, 32) == (EMBD + 3 * 512) * 7 * 4

@@ -55,6 +55,10 @@ bool Partner::allocate(Program & program) {
         throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) +
                                            " has no memory left for activations; use a smaller micro-batch (-ub)");
     }
+    if (const ggml_tensor * node = find_overwriting(program.device_graph); node != nullptr) {
+        throw Error(OALLAMA_FAILED, std::string("the memory of what is sent to ") + ggml_backend_dev_name(device_) +
+                                        " was given to " + ggml_op_name(node->op) + " as well; please report this");
+    }
     grow_staging(program.staging_bytes);
     return moved;
 }

@@ -279,6 +279,30 @@ bool is_empty(const ggml_tensor * tensor) {
     return std::find(std::begin(tensor->ne), std::end(tensor->ne), 0) != std::end(tensor->ne);
 }
 
+void keep_sent(ggml_tensor * tensor) {
+    ggml_set_input(tensor);
+    ggml_set_output(tensor);
+}
+
+const ggml_tensor * find_overwriting(const ggml_cgraph * graph) {
+    const auto begin_of = [](const ggml_tensor * tensor) { return reinterpret_cast<uintptr_t>(tensor->data); };
+    for (int i = 0; i < graph->n_leafs; i++) {
+        const ggml_tensor * sent  = graph->leafs[i];
+        const uintptr_t     begin = begin_of(sent);
+        if ((sent->flags & GGML_TENSOR_FLAG_INPUT) == 0) {
+            continue; // a weight, or memory of llama.cpp's
+        }
+        for (int j = 0; j < graph->n_nodes; j++) {
+            const ggml_tensor * node = graph->nodes[j];
+            if (!is_view(node->op) && begin_of(node) < begin + ggml_nbytes(sent) &&
+                begin < begin_of(node) + ggml_nbytes(node)) {
+                return node;
+            }
+        }
+    }
+    return nullptr;
+}
+
 bool computes_nothing(const ggml_cgraph & graph) {
     return std::all_of(graph.nodes, graph.nodes + graph.n_nodes,
                        [](const ggml_tensor * node) { return is_view(node->op) || is_empty(node); });

@@ -57,6 +57,13 @@ int find_sum(const ggml_cgraph * graph, int weighting);
 
 bool is_empty(const ggml_tensor * tensor); // has no elements
 
+// Marks a tensor that the device is sent before it computes a graph. Its memory stays its own until the graph ends:
+// ggml's allocator frees a leaf behind its last reader, and CUDA's fused kernels read one for longer than that.
+void keep_sent(ggml_tensor * tensor);
+
+// A node of a graph that was allocated which is written over a tensor of keep_sent; NULL: none is.
+const ggml_tensor * find_overwriting(const ggml_cgraph * graph);
+
 // Whether its nodes are views or have no elements: so is all of a block behind the attention of a micro-batch of which
 // no token is an output.
 bool computes_nothing(const ggml_cgraph & graph);

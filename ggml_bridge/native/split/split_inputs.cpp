@@ -92,7 +92,7 @@ ggml_tensor * ProgramBuilder::full_on_device(int i, int s, int64_t begin, int64_
     upload.first_row = first_row;
     upload.packed    = count == src->ne[0] && ggml_is_contiguous(src);
     upload.staging   = take_staging(upload.tensor);
-    ggml_set_input(upload.tensor);
+    keep_sent(upload.tensor);
     uploads_.push_back(upload);
     return upload.tensor;
 }

@@ -97,7 +97,7 @@ void Resident::put(int node, const Value & v, Side side, ggml_tensor * from) {
         lifts_.push_back({from, to});
     } else {
         ggml_tensor * sent = ggml_new_tensor_2d(ctx(), out->type, count, n);
-        ggml_set_input(sent);
+        keep_sent(sent);
         lifts_.push_back({from, sent});
         write(ggml_cpy(ctx(), sent, to));
     }

@@ -51,7 +51,7 @@ ggml_tensor * RoutedBuilder::stage(ggml_tensor * tensor) {
 
 ggml_tensor * RoutedBuilder::send(Routed & routed, SentRows::What what, ggml_tensor * tensor, Origin origin,
                                   ggml_tensor * host) {
-    ggml_set_input(tensor);
+    keep_sent(tensor);
     routed.sent.push_back({what, tensor, origin, host, program_.staging_bytes});
     program_.staging_bytes += (ggml_nbytes(tensor) + 63) / 64 * 64;
     return tensor;
