@@ -218,7 +218,9 @@ def read_machine(path: Path) -> FittedMachine:
     for part in (made.host, made.card):
         for each in fields(part):
             value = getattr(part, each.name)
-            if each.name.endswith("_s") and value is not None and not (isinstance(value, int | float) and value > 0):
+            if not each.name.endswith("_s") or value is None:
+                continue
+            if not isinstance(value, int | float) or value < 0 or (value == 0 and each.name.endswith("_per_s")):
                 raise InputError(f"{path}: {each.name} is {value!r}, not above 0")
     return made
 

@@ -25,7 +25,7 @@ CARD = DeviceInfo("CUDA0", "Test Card 12GB", "CUDA", "GPU", 12 * GIB, 11 * GIB, 
 
 
 def opened(spec: str, info: DeviceInfo | None) -> OpenDevice:
-    return OpenDevice(info.name if info else "none", info, parse_device(spec), lambda: True, lambda: None, lambda: None)
+    return OpenDevice(info.name if info else "none", info, parse_device(spec))
 
 
 def test_what_tells_a_device_from_another_of_its_name() -> None:
