@@ -169,7 +169,7 @@ class _Session:
                 arm.warm_up(self._bench.tests)
 
     def measure(self, on_partial: Callable[[BenchResult], None]) -> None:
-        """Raises DeviceError where not one block may be compared."""
+        """Raises DeviceError where each block had a fault."""
 
         def on_block(series: Sequence[Series]) -> None:
             self._series = tuple(series)
@@ -177,8 +177,8 @@ class _Session:
 
         bench = self._bench
         made = measure_blocks(len(self._arms), bench.tests, bench.n_blocks, self._visit, on_block, done=bench.done)
-        if not any(series.kept for series in made):
-            fault = made[0].discarded[-1].fault
+        fault = made[0].discarded[-1].fault if made[0].discarded else ""
+        if fault and not any(series.kept for series in made):
             raise DeviceError(f"{fault}, in every block; close them, or run again when the machine is quiet")
 
     def result(self) -> BenchResult:
