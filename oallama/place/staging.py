@@ -44,13 +44,13 @@ def staging_bytes(layers: Layers, streaming: StreamSettings, n_ubatch: int, n_g:
             hot = max(hot, biases + of.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
             continue
         if of.block.held_each and not of.routed and (cut.gg or cut.cg):
-            beside = max(beside, of.block.download_bytes(cut.gg, n_ubatch))
+            beside = max(beside, of.block.staging_bytes(cut.gg, n_ubatch, cut.cg))
         streamed = _streamed(of, cut, n_g)
         if streamed or 0 < cut.gg < of.block.extent:
             computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
             sent = of.block.returned_each * cut.cc * n_ubatch * F32 if of.resident else 0  # by the host, beside it
             activations = max(activations, sent + of.block.staging_bytes(cut.gg, n_ubatch, computed))
-    if hot:  # what slices of a shared expert made stays until the rows of the others are joined
+    if hot:  # what slices of a shared expert were sent and made stays until the rows of the others are joined
         activations = max(activations, hot + beside)
     return ring_bytes(layers, streaming, n_g) + activations
 

@@ -30,7 +30,7 @@ from oallama.profile.store import profile_to_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing import RoutingDraw, counts_of, draw, first_and_second, main, zipf_shares
+from routing import RoutingDraw, counts_of, draw, first_and_second, zipf_shares
 from routing import write_routing as write_ids
 
 EMULATED = "emulated:vram=1GiB,scale=1,values=real"
@@ -159,20 +159,3 @@ def test_later_traffic_hits_as_often_as_promised(cache: Path) -> None:
     promised = sum(use[layer].decode[len(hot[layer])] * len(ids) for layer, ids in used.items())
     n_ids = sum(map(len, used.values()))
     assert hits / n_ids == pytest.approx(promised / n_ids, abs=0.07)
-
-
-@pytest.mark.parametrize("learns", [False, True])
-def test_the_script_runs_requests_over_a_change_of_topic(
-    learns: bool, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = counted(cache, "qwen3moe")
-    n_used = Placer.load(path, device="none").model.n_expert_used
-    ids, profile = cache / "ids.txt", cache / "profile.json"
-    profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(path, SLOW_LINK))), encoding="utf-8")
-    write_ids(ids, draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 600, topics=2)), "two topics")
-    device = ["--device", "emulated:vram=1GiB,scale=1,values=drawn", "--gpu-weights", "40%", "--profile", str(profile)]
-    asked = ["time", str(ids), "--model", str(path), *device, "--first", "150", "-n", "100"]
-    assert main([*asked, *(["--learn"] if learns else [])]) == 0
-    requests = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert requests[-1]["tokens"] >= 450 and requests[-1]["hot_weights"] > 0
-    assert (requests[-1]["exchanged"] > 0) == learns
