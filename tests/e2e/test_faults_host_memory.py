@@ -14,7 +14,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what RLIMIT_AS 
 
 TOO_LITTLE = (40, 100)  # MiB of address space, in which numpy and llama.cpp cannot be loaded
 AT_THE_EDGE = (160, 185, 210, 235)  # in which some of what a command does is refused, and all of it done at the end
-REASONS = ("out of memory", "out of host memory", "has no room")
+LIBGOMP = "Thread creation failed"  # its own words, where there is no room for the stack of a thread
+REASONS = ("out of memory", "out of host memory", "has no room", LIBGOMP)
 GLIBC = "cannot allocate memory for thread-local data: ABORT"  # its dynamic linker ends the process, whatever it is
 
 
