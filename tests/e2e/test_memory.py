@@ -196,6 +196,8 @@ def test_a_worker_serves_the_loads_of_one_process_and_ends_with_it(tmp_path: Pat
         assert children_with("ggml_bridge.rpc_server") == [worker]
         worker.kill()
         must_end(worker.pid)
+        with pytest.raises(DeviceError, match="the device was lost"):
+            prober.answer(request)
         assert sizes(prober.answer(request)) == sizes(first)
         (after,) = children_with("ggml_bridge.rpc_server")
     must_end(after.pid)
