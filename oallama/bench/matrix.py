@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a cell: its rows, those of bench/rows.py, or the error that ended it."""
+    """Result of a cell: its rows, as bench/rows.py makes them, or the error that ended it."""
 
     command: tuple[str, ...]
     seconds: float
@@ -171,7 +171,7 @@ class ResultFile:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """What is known, in the order of the matrix."""
+        """Outcomes so far, in the order of the matrix."""
         return [self._found[command] for command in self._order if command in self._found]
 
     def is_done(self, cell: Cell) -> bool:

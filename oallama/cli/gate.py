@@ -34,8 +34,8 @@ def measured(
     refresh: bool = False,
     aside: str | None = "--no-gate skips it",
 ) -> Gated:
-    """What gated_plan finds, with a line before it measures and one with its verdict. budget_s None: what is predicted
-    to settle it. aside: how to do without; None: the caller has said that it measures."""
+    """Call gated_plan, with a line before it measures and one with its verdict. budget_s None: the seconds that are
+    predicted to settle it. aside: how to do without; None: the caller has said that it measures."""
     from oallama.gate.run import gated_plan
 
     with contextlib.ExitStack() as stack:
@@ -88,8 +88,8 @@ def tune_after(placer: Placer, load: Workload) -> None:
 
 
 def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
-    """What tuning is predicted to gain over stock llama.cpp's own placement at most, and how to tune. Measures and
-    plans nothing."""
+    """Return a line with the most that tuning is predicted to gain over stock llama.cpp's placement, and how to tune.
+    Measures and plans nothing."""
     from oallama.place.bound import physical_bound
     from oallama.report.expected import gain_text
 

@@ -51,8 +51,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of a model's runs on a machine. The rates are those that the profile is corrected by, which was
-    measured; what was seen since is beside predictions by the corrected one."""
+    """Statistics of a model's runs on a machine. The rates correct the measured profile; `seen` are passes since then,
+    beside predictions by the corrected profile."""
 
     version: int
     model_fingerprint: Line

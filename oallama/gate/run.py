@@ -7,9 +7,9 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
@@ -82,7 +82,8 @@ def gated_plan(
     verdict = known or gate.planned()
     if race := verdict.open:
         gate.plan(race.policy)  # now, as planning may have to measure, which the lock is for as well
-    with _lock(progress):
+    wait = partial(progress, "wait for another oallama that measures")
+    with measuring_lock(cache_folder(), on_wait=wait, on_fault=lambda fault: None):  # no lock where no cache is written
         verdict = (None if refresh else gate.known()) or verdict  # another run may have measured meanwhile
         if verdict.settled:
             write_verdict(verdict)
@@ -115,7 +116,7 @@ def stock_name(placer: Placer) -> str:
 
 
 class Gate:
-    """For one model, device and workload. Planning is repeatable, so a policy's name says which plan it is."""
+    """The gate of one model, device and workload. Planning is repeatable, so a policy's name identifies its plan."""
 
     def __init__(
         self,
@@ -169,8 +170,8 @@ class Gate:
         return Verdict(self._key, stock.name, stock.stock, tests, tuple(races), turn_s)
 
     def predicted_seconds(self, verdict: Verdict) -> float:
-        """What telling both arms of a race apart should take, with a margin; no less than four pairs took before, or
-        twice what was in vain."""
+        """Seconds that should tell both arms of a race apart, with a margin: at least those of four pairs so far, or
+        twice those spent without a pair."""
         load_s = START_S + sum(operator.bytes for operator in self._placer.operators) / LOAD_BYTES_PER_S
         depth_s = DEPTH_S * sum(test.n_depth > 0 for test in verdict.tests)
         seconds = MARGIN * (2 * (load_s + depth_s) + (TYPICAL_TURNS + 2) * verdict.turn_s)
@@ -338,14 +339,3 @@ def _times_as_fast(stocks: Plan, plan: Plan) -> float | None:
     if stocks.predicted is None or plan.predicted is None or not math.isfinite(plan.predicted.total_s):
         return None
     return stocks.predicted.total_s / plan.predicted.total_s
-
-
-@contextlib.contextmanager
-def _lock(progress: ProgressCallback, folder: Path | None = None) -> Iterator[None]:
-    """One measurement at a time on this machine; where the cache cannot be written there is none."""
-    with measuring_lock(
-        folder or cache_folder(),
-        on_wait=lambda: progress("wait for another oallama that measures"),
-        on_fault=lambda fault: None,
-    ):
-        yield

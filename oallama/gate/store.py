@@ -27,11 +27,11 @@ CLASSES = (128, 1024)  # tokens: longest prompts of a class; longer ones have on
 TYPICAL = (64, 512, 2048)  # tokens of a prompt that a class is measured for
 CAP_STEP = 1.1  # caps of the device's memory that are no further apart may share a key
 TIMED = ("cases", "rest", "link", "boundary", "contention", "launch_s", "launch_issue_s", "sharing", "copy_wait")
-"""Of a profile's JSON."""
+"""Keys of a profile's JSON that hold what was timed."""
 
 
 def gate_key(placer: Placer, load: Workload, cap_bytes: int) -> Key:
-    """What a verdict for this model, device and workload holds for. Raises what profiling raises."""
+    """Return the key of a verdict for this model, device and workload. Raises what profiling raises."""
     options = placer.options
     return {
         "model": placer.model.fingerprint,
@@ -68,7 +68,7 @@ def verdict_path(key: Key) -> Path:
 
 
 def read_verdict(key: Key) -> Verdict | None:
-    """What is known; None where there is nothing, or nothing that can be used."""
+    """Read the verdict of a key; None where there is none that can be used."""
     try:
         verdict = from_json(Verdict, parse_json(verdict_path(key).read_text(encoding="utf-8")), "the verdict")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What is known of a model's runs on a machine, in a file of the cache; a file that is no use is as good as none."""
+"""Store of histories: a file of the cache for each model and machine. A file that cannot be used counts as none."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -97,9 +98,9 @@ std::string text_of_file(const std::string & path) {
 
 // The file that is replaced while blocks run, as long as it can be written.
 void check_times_file() {
-    char folder[] = "/tmp/oallama-times-XXXXXX";
-    check(mkdtemp(folder) != nullptr, "a folder is made");
-    const std::string  path  = std::string(folder) + "/times";
+    std::string folder = (std::filesystem::temp_directory_path() / "oallama-times-XXXXXX").string();
+    check(mkdtemp(folder.data()) != nullptr, "a folder is made");
+    const std::string  path  = folder + "/times";
     const auto         times = std::make_shared<oallama::BlockTimes>();
     oallama::SliceSpec slice;
     slice.name        = "a block";
@@ -116,7 +117,7 @@ void check_times_file() {
     add(4);
     add(1);
     become("1 1 1 100 200 300 400 a block\n4 2 7 200 400 600 800 a block\n");
-    check(std::system(("rm -r " + std::string(folder)).c_str()) == 0, "the folder is removed");
+    check(std::filesystem::remove_all(folder) > 0, "the folder is removed");
     add(1); // nobody waits for what cannot be written
 }
 
