@@ -1,4 +1,4 @@
-"""A bounded share of the native fuzz targets under address and undefined-behaviour sanitizers."""
+"""A bounded share of the native fuzz targets under sanitizers, by libFuzzer where $CXX is clang."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from native_helpers import build_native
 from seeds import FRESH
 
@@ -14,7 +15,7 @@ import ggml_bridge
 
 pytestmark = pytest.mark.timeout(1200)  # building, and machines that are busy with something else
 
-RUNS = 10_000
+RUNS = 10_000 if settings.get_current_profile_name() == "quick" else 1_000_000
 SEEDS = {"fixed": 1, "fresh": FRESH}
 GOLDEN = Path(__file__).parents[1] / "golden" / "fuzz-native"
 
@@ -25,7 +26,7 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         "ASAN_OPTIONS": "allocator_may_return_null=1",
     }
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=1100, env=environment)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
