@@ -22,7 +22,7 @@ from oallama.place.affinity import fill
 from oallama.place.cuts import Layers, Table, pass_seconds
 from oallama.place.placed import Placed, cpu, placed_whole, whole_bytes
 from oallama.place.slicer import Slicer
-from oallama.place.staging import staging_bytes
+from oallama.place.staging import most_n_g, staging_bytes
 
 
 def experts_last(costs: Costs, operators: Sequence[Operator], first: int, room: int) -> Placed:
@@ -55,15 +55,18 @@ def copied_from(layers: Layers, on: Pricing, most: int, also: Sequence[int] = ()
 
 
 def token_table(first: int | None, most: int) -> Table:
-    """n_g is all tokens from `first` on, and none before."""
+    """n_g is all tokens from `first` on, and none before; None: none of any batch."""
     if first is None:
-        return ()
+        return ((most, 0),)
     return tuple(dict.fromkeys(((n, g) for n, g in ((first - 1, 0), (first, first), (most, most)) if n)))
 
 
-def with_copies(slicer: Slicer, whole: Placed, phase: Phase, room: int) -> Placed | None:
-    """`whole` with the experts in host memory copied to the device for batches for which that pays. None: for none, or
-    there is no room for the ring; or a host layout that the device cannot read is faster over the workload."""
+def held(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: bool) -> Placed | None:
+    """`whole` with the experts in host memory held by the split back end: computed by the CPU, or copied to the device
+    for batches for which that pays. Without the back end llama.cpp would copy them for every large batch.
+
+    copies: False: the CPU computes them in any batch. None: nothing can be held, or there is no room for the ring.
+    """
     blocks = slicer.blocks(whole)
     if not blocks:
         return None
@@ -71,9 +74,10 @@ def with_copies(slicer: Slicer, whole: Placed, phase: Phase, room: int) -> Place
     layers = [(of.held() if of.takes_n_g else of, _all_cc(of)) for of in plain]
     load = slicer.load
     lengths = [p.n_tokens for p in passes(load, "mixed")]
-    table = token_table(copied_from(layers, slicer.on, load.largest_batch, lengths), load.largest_batch)
-    staging = staging_bytes(layers, slicer.on.streaming, load.largest_batch, load.largest_batch)
-    if not table or staging > room:
+    most = load.largest_batch
+    table = token_table(copied_from(layers, slicer.on, most, lengths) if copies else None, most)
+    staging = staging_bytes(layers, slicer.on.streaming, most, most_n_g(table, most))
+    if staging > room:
         return None
     return slicer.placed(whole, slicer.priced(layers, table, False, 0, staging), phase)
 
@@ -82,12 +86,13 @@ def fiddler(
     slicer: Slicer, costs: Costs, operators: Sequence[Operator], first: int, room: int, weights_room: int, phase: Phase
 ) -> Placed:
     """The placement within `room` bytes of the device for operators and the ring, of them weights_room for operators;
-    norms and KV of the layers from `first` on are there. The ring takes room from experts, so both are compared."""
+    norms and KV of the layers from `first` on are there. The ring takes room from experts, so that all ways are
+    compared."""
     whole = experts_last(costs, operators, first, min(room, weights_room))
-    found = [whole]
+    found = [placed for placed in (held(slicer, whole, phase, room, False), whole) if placed is not None]
     left = room
     for _ in range(2):  # what the largest block needs may depend on which experts are left
-        copying = with_copies(slicer, experts_last(costs, operators, first, min(left, weights_room)), phase, room)
+        copying = held(slicer, experts_last(costs, operators, first, min(left, weights_room)), phase, room, True)
         if copying is None or copying.slices is None:
             break
         left = room - copying.slices.staging_bytes

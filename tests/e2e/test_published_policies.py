@@ -71,6 +71,17 @@ def test_a_plan_runs_as_planned_and_computes_what_stock_does(policy: str, arch: 
         assert done.prompt.bytes_streamed > 0 == done.decode.bytes_streamed
 
 
+def test_fiddler_computes_on_the_cpu_where_copying_never_pays(models: Path) -> None:
+    path = model(models, "qwen3moe")
+    placer, plan = planned(path, "fiddler", link_bytes_per_s=1e3)
+    assert plan.token_assignment and not any(n_g for _, n_g in plan.token_assignment)
+    with placer.engine(plan, progress=False) as engine:
+        assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= EXACT_NMSE
+        assert engine.generate(list(range(1, 70)), max_tokens=2, temperature=0).n_gen == 2
+        done = engine.split_stats
+    assert done is not None and done.prompt.bytes_streamed == 0 < done.prompt.n_phases
+
+
 def test_hetegen_cuts_every_linear_operator_of_a_layer_that_is_not_promoted(models: Path) -> None:
     placer, plan = planned(model(models, "llama"), "hetegen", gpu_weights=0.0)
     for operator, placement in zip(placer.operators, plan.operators, strict=True):

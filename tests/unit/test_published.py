@@ -166,9 +166,17 @@ def test_fiddler_copies_experts_for_the_batches_for_which_that_pays() -> None:
     table = dict(slices.token_assignment)
     assert table[512] == 512 and min(table) > 1
     assert table[min(table)] == 0
-    slow_link = World(cpu_rate=1e10, device_rate=1e10, link=LinearFit(1.0, 1e-3, 1.0))
-    assert decide(replace(with_experts(slow_link, 10**8), gpu_weights=made.gpu_weights), "fiddler", load,
-                  "mixed").placed.slices is None  # fmt: skip
+
+
+def test_fiddler_computes_experts_on_the_cpu_where_copying_never_pays() -> None:
+    """In the split back end, as llama.cpp would copy what it has for every large batch."""
+    load = Workload(n_prompt=512, n_gen=8, n_ctx=1024, n_ubatch=512)
+    made = with_experts(World(cpu_rate=1e10, device_rate=1e10, link=LinearFit(1e-3, 1e-6, 1.0)), 10**8)
+    layer, others = expert_bytes(made)
+    made = replace(made, gpu_weights=(others + 1) / (others + N_LAYER * layer))
+    placed = decide(made, "fiddler", load, "mixed").placed
+    assert placed.slices is not None and placed.slices.token_assignment == ((512, 0),)
+    assert placed.slices.device_bytes == 0, "nothing is copied, so there is no ring"
 
 
 def test_fiddler_tables_are_all_or_nothing() -> None:
@@ -177,7 +185,7 @@ def test_fiddler_tables_are_all_or_nothing() -> None:
     table = token_table(20, 512)
     assert [n_g_at(table, n) for n in (1, 19, 20, 100, 512, 600)] == [0, 0, 20, 100, 512, 600]
     assert [n_g_at(token_table(1, 64), n) for n in (1, 64)] == [1, 64]
-    assert token_table(None, 512) == ()
+    assert [n_g_at(token_table(None, 512), n) for n in (1, 511, 512, 600)] == [0] * 4
     assert [n_g_at(token_table(512, 512), n) for n in (511, 512)] == [0, 512]
 
 
