@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,24 @@ def run_matrix(command: click.Command, matrix: Path, target: Path, as_json: bool
     about, cells = read_matrix(matrix, flags_of(command))
     for cell in cells:
         _check(command, matrix, cell)
+    with _only_one(matrix):
+        _run(about or matrix.stem, cells, target, as_json, progress)
+
+
+@contextmanager
+def _only_one(matrix: Path) -> Iterator[None]:
+    """Raises UsageError while another process measures this file: each would leave out what the other has measured."""
+    with matrix.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{matrix} is being measured by another process; wait until that ends") from None
+        yield
+
+
+def _run(about: str, cells: Sequence[Cell], target: Path, as_json: bool, progress: bool | None) -> None:
     check_result(str(target))
-    result = ResultFile(target, about or matrix.stem, cells)
+    result = ResultFile(target, about, cells)
     shown = is_terminal(sys.stderr) if progress is None else progress
     try:
         for number, cell in enumerate(cells, start=1):

@@ -131,6 +131,20 @@ def test_what_was_measured_is_kept_and_not_measured_again(
     assert json.loads(capsys.readouterr().out) == document
 
 
+def test_a_matrix_is_measured_by_one_process_at_a_time(
+    matrix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statuses: list[int] = []
+
+    def measured(cell: Cell, shown: bool) -> Outcome:
+        statuses.append(exit_code(["bench", "--matrix", "m.toml"]))
+        return Outcome(cell.command, 1.0, error="x")
+
+    monkeypatch.setattr(bench_matrix, "measured", measured)
+    assert exit_code(["bench", "--matrix", "m.toml"]) == 1
+    assert set(statuses) == {2} and "m.toml is being measured by another process" in capsys.readouterr().err
+
+
 def test_a_result_of_something_else_is_left_alone(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = {"version": 1, "about": "", "cells": []}
     other = {**good, "cells": [{"command": ["--model", "z.gguf"], "seconds": 1.0, "rows": [], "error": ""}]}
