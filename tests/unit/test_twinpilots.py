@@ -58,7 +58,7 @@ def resident_bytes(operations: list[Operation], sides: tuple[int, ...]) -> int:
 def check(operations: list[Operation], room: int, made: Makespan) -> None:
     assert resident_bytes(operations, made.sides) <= room
     assert made.seconds == pytest.approx(seconds_of(operations, made.sides))
-    assert made.bound_s <= made.seconds * (1 + 1e-9)
+    assert made.bound_s <= made.seconds
 
 
 #
@@ -83,7 +83,7 @@ def test_it_is_the_least_of_all_placements(operations: list[Operation], room: in
 @given(layered(), st.integers(0, 80), st.integers(0, 80))
 def test_more_memory_never_makes_it_longer(operations: list[Operation], one: int, other: int) -> None:
     small, large = sorted((one, other))
-    assert least_makespan(operations, large).seconds <= least_makespan(operations, small).seconds * (1 + 1e-9)
+    assert least_makespan(operations, large).seconds <= least_makespan(operations, small).seconds * (1 + 1e-6)
 
 
 @settings(deadline=None, max_examples=60)
@@ -93,7 +93,7 @@ def test_a_search_that_is_cut_short_keeps_to_the_memory_and_bounds_what_there_is
 ) -> None:
     made = least_makespan(operations, room, most_nodes)
     check(operations, room, made)
-    assert made.bound_s <= least_makespan(operations, room).seconds * (1 + 1e-9)
+    assert made.bound_s <= least_makespan(operations, room).seconds * (1 + 1e-6)
 
 
 @settings(deadline=None, max_examples=60)
@@ -104,7 +104,13 @@ def test_the_order_of_operations_changes_nothing(operations: list[Operation], ro
     mixed = list(operations)
     by.shuffle(mixed)
     found = [
-        sorted(zip((o.without_waste.sort_key for o in listed), least_makespan(listed, room).sides, strict=True))
+        sorted(
+            zip(
+                ((k.seconds, k.bytes) for k in (o.without_waste for o in listed)),
+                least_makespan(listed, room).sides,
+                strict=True,
+            )
+        )
         for listed in (operations, mixed)
     ]
     assert found[0] == found[1]
@@ -121,12 +127,12 @@ def test_a_model_of_eighty_layers_is_solved_to_the_end() -> None:
         assert found.cpu_s == pytest.approx(found.device_s, rel=1e-2)
 
 
-def test_eighty_layers_of_seven_kinds_come_near_the_bound() -> None:
+def test_eighty_layers_of_seven_kinds_are_solved_to_the_end() -> None:
     layer = [(40, 0.9, 1.7, 0.2), (10, 0.21, 0.5, 0.05), (10, 0.23, 0.6, 0.04), (41, 0.97, 1.8, 0.2)]
     made = [Operation(*kind) for _ in range(80) for kind in layer]
     made += [Operation(*((500, 9.1, 20.3, 2.1) if i % 2 else (640, 11.7, 26.1, 2.6))) for i in range(80)]
     found = least_makespan([*made, Operation(300, 7.0, None, 1.0)], 25_000)
-    assert found.bound_s <= found.seconds <= 1.003 * found.bound_s
+    assert found.is_least
 
 
 def test_operations_of_one_kind_lie_evenly_on_both_sides() -> None:
@@ -201,7 +207,7 @@ def test_more_vram_never_makes_the_makespan_longer(one: int, other: int) -> None
     for free in sorted((one, other)):
         least = makespan(problem(LEVEL, free=free), replace(LOAD, n_ubatch=8), "mixed")
         found.append(float("inf") if least is None else least.seconds)
-    assert found[1] <= found[0] * (1 + 1e-9)
+    assert found[1] <= found[0] * (1 + 1e-6)
 
 
 @settings(deadline=None, max_examples=15)
