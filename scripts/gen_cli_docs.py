@@ -6,7 +6,6 @@ usage: python scripts/gen_cli_docs.py [--check]      --check: change nothing, ex
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from pathlib import Path
@@ -69,20 +68,22 @@ def document() -> str:
 
 
 def section(name: str, command: click.Command) -> str:
-    """One command: usage, text, table of options."""
+    """One command: usage, text, a table of options for each group."""
+    from oallama.cli.help import grouped, help_text
+
     arguments = [p for p in command.params if isinstance(p, click.Argument)]
     usage = " ".join(["oallama", name, "[OPTIONS]", *(str(a.metavar) for a in arguments)])
-    lines = [f"## {name}", "", f"    {usage}", "", *paragraphs(command.help or ""), "", "| option | |", "|---|---|"]
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            lines.append(f"| {spelling(parameter)} | {explanation(parameter)} |")
+    lines = [f"## {name}", "", f"    {usage}", "", *paragraphs(help_text(command))]
+    for group, options in grouped(command.params).items():
+        lines += ["", f"| {group.value} | |", "|---|---|"]
+        lines += [f"| {spelling(option)} | {explanation(option)} |" for option in options]
     return "\n".join(lines) + "\n"
 
 
 def paragraphs(text: str) -> list[str]:
     """click's help text as Markdown: a block marked by \\b is shown as it is, everything else is prose."""
     lines: list[str] = []
-    for paragraph in inspect.cleandoc(text).split("\n\n"):
+    for paragraph in text.split("\n\n"):
         if paragraph.startswith("\b"):
             lines += [f"    {line.strip()}" for line in paragraph.splitlines()[1:]]
         else:
@@ -103,16 +104,16 @@ def spelling(option: click.Option) -> str:
 
 def explanation(option: click.Option) -> str:
     """The help text with the default."""
-    text = escape(" ".join((option.help or "").split()))
-    text = re.sub(r" ?\[default: (.*)\]$", r" Default: \1.", text)
-    return f"{text} Default: {option.default}." if option.show_default else text
+    text = escape(" ".join((option.help or "").replace("\f", " ").split()))
+    default = option.show_default if isinstance(option.show_default, str) else str(option.default)
+    return f"{text} Default: {escape(default)}." if option.show_default else text
 
 
 def escape(text: str) -> str:
     """Text that Markdown leaves alone, also inside a table; code spans stay code."""
     pieces = text.split("`")
     for i in range(0, len(pieces), 2):
-        pieces[i] = re.sub(r"([\\*<\[\]])", r"\\\1", pieces[i]) if "default:" not in pieces[i] else pieces[i]
+        pieces[i] = re.sub(r"([\\*<\[\]])", r"\\\1", pieces[i])
     return "`".join(pieces).replace("|", "\\|")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
     PLACEMENT,
     WORKLOAD,
@@ -16,44 +17,46 @@ from oallama.cli.options import (
     profile_option,
 )
 from oallama.cli.output import deliver, emit, json_text, show
-from oallama.cli.policy import PolicyOptions, note_unused, rules_options
-from oallama.place.decide import FIT, POLICIES
+from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
 
 if TYPE_CHECKING:
     from oallama.core.affinity import AffinityReport
     from oallama.core.options import Options
-    from oallama.place.decide import Rules
 
 FORMATS = ("table", "json", "csv", "md", "html")
 
 
-@click.command("affinity-report")
+@click.command("affinity-report", cls=Command)
 @model_argument
 @gathered(*PLACEMENT, *WORKLOAD)
-@click.option(
+@option(
     "--phase",
     type=click.Choice(["decode", "prefill", "mixed"]),
     default="decode",
     show_default=True,
-    help="Whose times count: a token's, the prompt's, or both as often as the workload runs them.",
+    metavar="PHASE",
+    group=Group.WORKLOAD,
+    help="decode, prefill or mixed.\f Whose times count: a token's, the prompt's, or both as often as they are run.",
 )
-@click.option(
+@option(
     "--policy",
-    type=click.Choice([*POLICIES, FIT]),
+    type=PolicyName(),
     metavar="POLICY",
-    help="Show the plan that `oallama run --policy POLICY` loads, splits and streams included; auto: before anything "
-    "is measured against stock llama.cpp.  [default: OATO's search for the phase]",
+    group=Group.PLACEMENT,
+    help="Show the plan of this policy.\f That is what `oallama run --policy POLICY` loads, splits and streams "
+    "included; auto: before anything is measured against stock llama.cpp. Without it: OATO's search for the phase.",
 )
 @rules_options
 @profile_option
-@click.option(
+@option(
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="Form of the report.  [default: what the suffix of -o says, else table]",
+    metavar="FORM",
+    help="table (default), json, csv, md or html.\f Without it as the suffix of -o says.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, whatever -o writes.")
-@click.option("--all", "every_row", is_flag=True, help="One line per operator, however many there are (table, md).")
+@option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@option("--all", "every_row", is_flag=True, help="One line per operator, however many.")
 @output_option("the report")
 def command(
     model: str,
@@ -61,18 +64,23 @@ def command(
     n_prompt: int,
     n_gen: int,
     phase: Any,
-    policy: str | None,
-    rules: Rules,
+    policy: PolicyOptions,
     profile: str | None,
     form: str | None,
     as_json: bool,
     every_row: bool,
     output: str | None,
 ) -> None:
-    """Rank the model's operators by GPU affinity, (T_c - T_g - T') / bytes, fill the device in that order, and show
-    where each goes, the device's memory, and the times this predicts. With --policy: where that plan has each.
+    """Show where each operator goes and why: the time that a byte of the device's memory saves there.
 
-    The html page is one file that needs nothing else.
+    \b
+      oallama affinity-report model.gguf
+      oallama affinity-report model.gguf --vram 6GiB -o report.html
+
+    \f
+    Ranks the model's operators by GPU affinity, (T_c - T_g - T') / bytes, fills the device in that order, and shows
+    where each goes, the device's memory, and the times this predicts. With --policy: where that plan has each. The html
+    page is one file that needs nothing else.
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
@@ -82,13 +90,12 @@ def command(
     chosen = form or format_of(output)
     if as_json and chosen == "table":
         chosen = "json"
-    asked = None if policy is None else PolicyOptions(policy, None, rules.affinity, rules.fill)
     placer = Placer.of_file(model, options, profile)
-    note_unused(placer, asked)
-    if asked is None:
-        report = placer.report(phase, n_prompt, n_gen, rules.affinity, rules.fill)
+    note_unused(placer, policy)
+    if policy.policy is None:
+        report = placer.report(phase, n_prompt, n_gen, policy.affinity, policy.fill)
     else:
-        plan = asked.plan(placer, placer.workload(n_prompt, n_gen))
+        plan = policy.plan(placer, placer.workload(n_prompt, n_gen))
         report = plan_report(placer.model, placer.problem_for(plan), plan, phase)
     if as_json and output is not None:
         emit(render(report, "json", every_row))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import click
-
+from oallama.cli.help import Group, option
 from oallama.cli.options import Decorator, as_record, system_option
 from oallama.cli.routing import count_experts_option
 from oallama.cli.sampling import SamplingOptions, sampling_options
@@ -21,13 +20,14 @@ class AnswerOptions:
     count_experts: bool
 
 
-def answer_options(precedes: str, chat_help: str) -> Decorator:
+def answer_options(precedes: str, chat_help: str, chat_default: str) -> Decorator:
     """The command gets `answers`, an AnswerOptions. precedes: what the system prompt comes before."""
     return as_record(
         "answers",
         AnswerOptions,
         system_option(precedes),
         sampling_options,
-        click.option("--chat/--no-chat", default=None, help=chat_help),
+        option("--chat/--no-chat", default=None, group=Group.SAMPLING, advanced=True, help=chat_help,
+               show_default=chat_default),
         count_experts_option,
-    )
+    )  # fmt: skip

@@ -6,21 +6,27 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oallama.bench.ab import ProgressCallback, quiet
 from oallama.cli.output import is_terminal
+
+if TYPE_CHECKING:
+    from oallama.bench.ab import ProgressCallback
 
 PREPARING = "{elapsed} {desc}"
 TURNS = "{percentage:3.0f}%|{bar:20}| turn {n_fmt} of {total_fmt}, {elapsed}: {desc}"
 TIME = "measuring {percentage:3.0f}%|{bar:20}| {elapsed}, at most {total_fmt} s: {desc}"
 
 
+def _quiet(doing: str, done: int = 0, expect: int = 0) -> None:
+    """Show nothing."""
+
+
 @contextlib.contextmanager
 def turn_bar(wanted: bool | None) -> Iterator[ProgressCallback]:
     """A bar on stderr where wanted, or where that is a terminal and nobody said; else nothing is shown."""
     if not (is_terminal(sys.stderr) if wanted is None else wanted):
-        yield quiet
+        yield _quiet
         return
     from tqdm import tqdm
 
@@ -47,7 +53,7 @@ def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Ite
     """A bar of the time that has passed, from the first thing that is done on, where stderr is a terminal; it never
     gets longer, whatever is measured again."""
     if not is_terminal(sys.stderr):
-        yield quiet
+        yield _quiet
         return
     bars: list[Any] = []
     started: list[float] = []

@@ -20,6 +20,7 @@ import click
 from click.core import ParameterSource
 
 from oallama.bench.matrix import Cell, Outcome, ResultFile, measured_tests, read_matrix
+from oallama.cli.help import Group, option
 from oallama.cli.options import Function
 from oallama.cli.output import check_result, emit_json, is_terminal, show, talk, write_chart
 from oallama.core.errors import UsageError
@@ -52,10 +53,10 @@ def matrix_option(function: Function) -> Function:
         target = output or f"{Path(matrix).stem}.json"
         return run_matrix(context.command, Path(matrix), Path(target), values["as_json"], values["progress"])
 
-    return click.option(
-        "--matrix", metavar="FILE.toml",
-        help="Measure the comparisons that this file lists, and go on where that was stopped; the result goes to -o, a "
-        "picture beside it.  [default of -o: the file's name with .json]",
+    return option(
+        "--matrix", metavar="FILE.toml", group=Group.COMPARED,
+        help="Measure the comparisons of this file.\f Goes on where that was stopped. The result goes to -o, by "
+        "default the file's name with .json, a picture beside it.",
     )(merged)  # fmt: skip
 
 

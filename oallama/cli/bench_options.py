@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.bench.formats import FORMATS
+from oallama.cli.help import Group, option
 from oallama.cli.options import as_record, chart_option, count, parsed
 from oallama.cli.output import check_result, emit, talk, write_chart, write_file
 from oallama.device.spec import parse_cpus
@@ -72,20 +73,23 @@ class TimedOptions:
 timed_options = as_record(
     "timed",
     TimedOptions,
-    click.option(
+    option(
         "-p", "--n-prompt", type=parsed(parse_counts), default="512", show_default=True, metavar="N,…",
+        group=Group.TIMED,
         help="Prompts to time; 0: none.",
     ),
-    click.option(
+    option(
         "-n", "--n-gen", type=parsed(parse_counts), default="128", show_default=True, metavar="N,…",
+        group=Group.TIMED,
         help="Generations to time; 0: none.",
     ),
-    click.option(
-        "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG",
-        help="A prompt and the generation after it, timed together and each.",
+    option(
+        "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG", group=Group.TIMED,
+        help="A prompt and what follows, together and each.",
     ),
-    click.option(
+    option(
         "-d", "--n-depth", type=parsed(parse_counts), default="0", show_default=True, metavar="N,…",
+        group=Group.TIMED,
         help="Tokens in the KV cache before.",
     ),
 )  # fmt: skip
@@ -131,14 +135,14 @@ class ResultOptions:
 result_options = as_record(
     "results",
     ResultOptions,
-    click.option(
+    option(
         "-o", "--output", type=parsed(parse_output), default="md", show_default=True, metavar="FORMAT|FILE",
-        help="md, csv, json, jsonl or sql to stdout, or a file that ends in one of these.",
+        help="md, csv, json, jsonl, sql, or a file that ends so.",
     ),
     chart_option,
-    click.option("-oe", "--output-err", type=click.Choice(FORMATS), metavar="FORMAT",
-                 help="The same on stderr as well."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document, whatever -o writes."),
+    option("-oe", "--output-err", type=click.Choice(FORMATS), metavar="FORMAT", advanced=True,
+           help="The same on stderr as well."),
+    option("--json", "as_json", is_flag=True, help="Print one JSON document."),
 )  # fmt: skip
 """The command gets `results`, a ResultOptions."""
 
@@ -156,15 +160,16 @@ class TurnOptions:
 turn_options = as_record(
     "turns",
     TurnOptions,
-    click.option(
-        "--cpus", type=parsed(parse_cpus), metavar="LIST",
+    option(
+        "--cpus", type=parsed(parse_cpus), metavar="LIST", group=Group.TIMED, advanced=True,
         help="Pin the arms to these CPUs, like 0 or 0-3.",
     ),
-    click.option("--seed", type=count(0), default=0, show_default=True, metavar="N",
-                 help="Of the tokens that are timed."),
-    click.option("--delay", type=count(0, 3600), default=0, metavar="SECONDS", help="To cool off before each turn."),
-    click.option("--reload", "reload", is_flag=True,
-                 help="Load an arm anew for each turn, as where not all fit at once."),
+    option("--seed", type=count(0), default=0, show_default=True, metavar="N", group=Group.TIMED,
+           advanced=True, help="Of the tokens that are timed."),
+    option("--delay", type=count(0, 3600), default=0, metavar="SECONDS", group=Group.TIMED, advanced=True,
+           help="To cool off before each turn."),
+    option("--reload", "reload", is_flag=True, group=Group.TIMED, advanced=True,
+           help="Load an arm anew for each turn, as where not all fit at once."),
 )  # fmt: skip
 """The command gets `turns`, a TurnOptions."""
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from oallama.cli.help import Command
 from oallama.cli.options import backend_option, json_option
 from oallama.cli.output import emit_json, show, talk
 
 
-@click.command("devices")
+@click.command("devices", cls=Command)
 @backend_option
 @json_option
 def command(as_json: bool) -> None:

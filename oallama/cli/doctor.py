@@ -6,11 +6,12 @@ from dataclasses import asdict
 
 import click
 
+from oallama.cli.help import Command
 from oallama.cli.options import json_option
 from oallama.cli.output import emit, emit_json, styled
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:

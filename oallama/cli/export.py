@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.help import Command, option
 from oallama.cli.options import output_option
 from oallama.cli.output import deliver
 from oallama.core.errors import PlanError
@@ -22,15 +23,15 @@ TARGETS = ("llama-server", "llama-cli", "llama-bench", PLUGIN)
 PLUGIN_PLAN_SUFFIX = ".oallama"
 
 
-@click.command("export")
+@click.command("export", cls=Command)
 @click.argument("plan_file", metavar="PLAN", type=click.Path())
-@click.option("--to", "target", type=click.Choice(TARGETS), required=True, help="What to write the plan for.")
-@click.option(
+@option("--to", "target", type=click.Choice(TARGETS), required=True, help="What to write the plan for.")
+@option(
     "--plugin-plan",
     type=click.Path(),
     metavar="FILE",
-    help="The file that `--to plugin` wrote, for a plan that splits operators; default: PLAN with the ending "
-    f"{PLUGIN_PLAN_SUFFIX}.",
+    show_default=f"PLAN with the ending {PLUGIN_PLAN_SUFFIX}",
+    help="The file that `--to plugin` wrote, for a plan that splits operators.",
 )
 @output_option("the command line or the plugin's plan")
 def command(plan_file: str, target: str, plugin_plan: str | None, output: str | None) -> None:

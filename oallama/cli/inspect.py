@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
+from oallama.cli.help import Command, option
 from oallama.cli.options import json_option, model_argument
 from oallama.cli.output import emit, emit_json, show
 from oallama.cli.projector import ProjectorOptions, mmproj_option
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Command)
 @model_argument
-@click.option("--all", "every_row", is_flag=True, help="One line per operator instead of one per role.")
+@option("--all", "every_row", is_flag=True, help="One line per operator instead of one per role.")
 @mmproj_option
 @json_option
 def command(model: str, every_row: bool, mmproj: str | None, as_json: bool) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from oallama.cli.help import Command
 from oallama.cli.options import json_option
 from oallama.cli.output import emit_json, show, talk
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @json_option
 def command(as_json: bool) -> None:
     """List the GGUF models that have been downloaded: by huggingface_hub (`oallama pull`), by llama.cpp and by ollama.

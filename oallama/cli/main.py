@@ -10,6 +10,7 @@ import errno
 import io
 import mmap
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -27,25 +28,50 @@ from oallama.report.text import printable
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-COMMANDS = {
-    "devices": "List what can compute: ggml devices and the CPU.",
-    "inspect": "Show a model's header and its operators.",
-    "profile": "Time the model's mul-mats here, once; the result is cached.",
-    "affinity-report": "Show where each operator goes, and why.",
-    "plan": "Decide the placement and write it as JSON.",
-    "run": "Generate text with the weights placed by a plan.",
-    "chat": "Talk with a model in the terminal.",
-    "pull": "Download a model of the Hugging Face hub.",
-    "list": "List the models that have been downloaded.",
-    "serve": "Serve the placed model over HTTP, as OpenAI's API.",
-    "tune": "Measure now what `run` otherwise measures after its first answer.",
-    "what-if": "Predict a model on cards that are not here.",
-    "simulate": "Show what CPU, GPU and copies do while a plan runs.",
-    "bench": "Measure policies against stock llama.cpp.",
-    "export": "Turn a plan into a command line of stock llama.cpp.",
-    "doctor": "Check the installation and say how to repair it.",
+START_PAGE = {
+    "Run": {
+        "run": "Answer a prompt.",
+        "chat": "Talk with a model in the terminal.",
+        "serve": "Serve a model over HTTP, as OpenAI's API.",
+        "export": "Turn a plan into a command line of stock llama.cpp.",
+    },
+    "Understand": {
+        "what-if": "Predict a model on cards that are not here.",
+        "affinity-report": "Show where each operator goes, and why.",
+        "plan": "Decide a placement and write it as JSON.",
+        "simulate": "Predict what CPU, GPU and copies do while a plan runs.",
+        "inspect": "Show a model's header and its operators.",
+    },
+    "Measure": {
+        "tune": "Find out which plan is the fastest here.",
+        "bench": "Measure policies against stock llama.cpp.",
+        "profile": "Time a model's matrix multiplications here.",
+    },
+    "Models and machine": {
+        "pull": "Download a model of the Hugging Face hub.",
+        "list": "List the models that have been downloaded.",
+        "devices": "List what can compute here.",
+        "doctor": "Check the installation and say how to repair it.",
+    },
 }
-"""Subcommands and their short help, here so that listing them loads none of them."""
+"""Groups of commands with their short help, here so that listing them loads none of them."""
+
+COMMANDS = {name: text for commands in START_PAGE.values() for name, text in commands.items()}
+
+OTHER_WORDS = {
+    "show": "`oallama inspect MODEL` shows a model",
+    "info": "`oallama inspect MODEL` shows a model",
+    "ls": "`oallama list` lists models",
+    "models": "`oallama list` lists models",
+    "download": "`oallama pull USER/REPO` downloads a model",
+    "rm": "`oallama inspect MODEL` names the file to delete",
+    "ps": "only `oallama serve` keeps a model loaded; it prints the address of a page that shows it",
+    "stop": "Ctrl-C ends `oallama serve`",
+    "generate": "`oallama run MODEL PROMPT` answers a prompt",
+    "report": "`oallama affinity-report MODEL` shows where operators go",
+    "help": "`oallama COMMAND --help` shows the options of a command",
+}
+"""Commands of other programs, and what does the same here."""
 
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 
@@ -71,12 +97,12 @@ _TUTORIAL = """\
 Run large language models on machines whose GPU is too small for them: each weight goes where it saves the most time.
 
 \b
-  1. See what can compute:       oallama devices
-  2. See what would go where:    oallama affinity-report model.gguf
-  3. Run it:                     oallama run model.gguf "Once upon a time"
+  oallama what-if model.gguf                       what would a card gain?
+  oallama run model.gguf "Why is the sky blue?"    answer a prompt
+  oallama affinity-report model.gguf               what goes where, and why?
 
-Without MODEL, `oallama run` uses the small model that comes with it. No GPU? `--device emulated:rtx3060` is one whose
-timing is emulated.
+`oallama run` alone uses the small model that comes with it. No GPU? `--device emulated:rtx3060` is one whose timing is
+emulated.
 """
 
 
@@ -93,9 +119,36 @@ class LazyGroup(click.Group):
         command.short_help = COMMANDS[cmd_name]
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's; a word that is no command is an error with what was probably meant."""
+        word = str(args[0])
+        if word in COMMANDS or word.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        meant = _meant(word, args)
+        raise click.UsageError(f"there is no command {word!r}" + (f"; {meant}" if meant else ""), ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for group, commands in START_PAGE.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
+
+
+def _meant(word: str, args: list[str]) -> str:
+    """What somebody meant by a word that is no command: a model or a prompt to run, another program's command, or one
+    that is misspelt. Empty where that is not known."""
+    from difflib import get_close_matches
+
+    from oallama.cli.prompt import is_model
+
+    if " " in word or is_model(word):
+        return f"to run it: {shlex.join(['oallama', 'run', *args])}"
+    if word in OTHER_WORDS:
+        return OTHER_WORDS[word]
+    close = get_close_matches(word, COMMANDS, 1)
+    return f"did you mean `oallama {close[0]}`?" if close else ""
 
 
 @click.command(

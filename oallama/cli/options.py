@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from oallama.cli.help import Group, option
 from oallama.cli.model_file import model_file
 from oallama.core.errors import UsageError
 from oallama.core.options import CACHE_TYPES, Options
@@ -72,8 +73,8 @@ def as_record(name: str, record: type, *options: Decorator, make: Callable[..., 
             return function(*args, **{name: (make or record)(**own)}, **values)
 
         decorated: Function = with_record
-        for option in reversed(options):
-            decorated = option(decorated)
+        for decorate_with in reversed(options):
+            decorated = decorate_with(decorated)
         return decorated
 
     return decorate
@@ -109,19 +110,21 @@ def model_option(function: Function) -> Function:
             raise click.UsageError("MODEL is given twice, by -m and by -hf", click.get_current_context())
         return function(*args, model_option=hf_repo.model if hf_repo else model_option, **values)
 
-    by_file = click.option(
-        "-m", "--model", "model_option", type=click.Path(), metavar="MODEL", help="MODEL, as llama.cpp spells it."
-    )
-    by_hub = click.option(
-        "-hf", "--hf-repo", "hf_repo", type=parsed(parse_hub_name), metavar="USER/REPO[:QUANT]",
-        help="MODEL: that of the Hugging Face hub, downloaded where it is not yet.",
+    by_file = option(
+        "-m", "--model", "model_option", type=click.Path(), metavar="MODEL", group=Group.MODEL,
+        help="MODEL: a GGUF file, or a name of `oallama list`.",
+    )  # fmt: skip
+    by_hub = option(
+        "-hf", "--hf-repo", "hf_repo", type=parsed(parse_hub_name), metavar="USER/REPO", group=Group.MODEL,
+        help="MODEL on the Hugging Face hub.\f Write USER/REPO:QUANT to choose a quantisation. It is downloaded where "
+        "it is not yet.",
     )  # fmt: skip
     return by_file(by_hub(merged))
 
 
-threads_option = click.option(
-    "-t", "--threads", type=count(1, 1024), metavar="N",
-    help="CPU threads.  [default: physical cores; of fast and slow ones as many as decode fastest]",
+threads_option = option(
+    "-t", "--threads", type=count(1, 1024), metavar="N", group=Group.DEVICE, show_default="physical cores",
+    help="CPU threads.\f Where a CPU has fast and slow cores, the default is as many as decode fastest.",
 )  # fmt: skip
 
 
@@ -132,86 +135,95 @@ def _use_backend(_context: click.Context, _parameter: click.Parameter, path: str
         use_backend(path)
 
 
-backend_option = click.option(
+backend_option = option(
     "--backend", type=click.Path(), metavar="FILE", expose_value=False, is_eager=True, callback=_use_backend,
-    help="Load this ggml back end: the library of one that was built for this ggml.  [default: GGML_BACKEND_PATH]",
+    group=Group.DEVICE, advanced=True, show_default="GGML_BACKEND_PATH",
+    help="Load this ggml back end: a library that was built for this ggml.",
 )  # fmt: skip
 
 
 def device_option(function: Function) -> Function:
     """--device, and --backend, which may bring it."""
-    by_name = click.option(
-        "-dev", "--device", metavar="NAME",
-        help="Device: a name of `oallama devices`, rpc://host:port, emulated[:card][,key=value…] (a GPU whose timing "
-        "is emulated) or none.  [default: the first GPU, else none]",
+    by_name = option(
+        "-dev", "--device", metavar="NAME", group=Group.DEVICE, show_default="first GPU",
+        help="One of `oallama devices`.\f Also none, rpc://host:port, and emulated[:card][,key=value…]: a GPU "
+        "whose timing is emulated. Without a GPU the default is none.",
     )  # fmt: skip
     return by_name(backend_option(function))
 
 
-vram_option = click.option(
-    "--vram", type=SIZE, metavar="SIZE",
-    help="Plan as if the device had this much: 6GiB, 6000MiB.  [default: what is free]",
+vram_option = option(
+    "--vram", type=SIZE, metavar="SIZE", group=Group.DEVICE, show_default="what is free",
+    help="Memory to use: 6GiB.\f Plan as if the device had this much.",
 )  # fmt: skip
 
-vram_fill_option = click.option(
-    "--vram-fill", type=SHARE, default=0.9, show_default=True, metavar="SHARE",
+vram_fill_option = option(
+    "--vram-fill", type=SHARE, default=0.9, show_default=True, metavar="SHARE", group=Group.DEVICE, advanced=True,
     help="Share of the device's memory that may be used.",
 )  # fmt: skip
 
-gpu_weights_option = click.option(
-    "--gpu-weights", type=SHARE, metavar="SHARE", help="Cap on the share of the weights' bytes on the device: 50%."
-)
+gpu_weights_option = option(
+    "--gpu-weights", type=SHARE, metavar="SHARE", group=Group.DEVICE, advanced=True,
+    help="Cap on the share of the weights' bytes on the device: 50%.",
+)  # fmt: skip
 
 PLACEMENT = (device_option, vram_option, vram_fill_option, gpu_weights_option, threads_option)
 
-context_option = click.option(
-    "-c", "--ctx-size", "n_ctx", type=count(0), metavar="N",
-    help="Context length in tokens; 0: what the model was trained on.  [default: what the workload needs]",
+context_option = option(
+    "-c", "--ctx-size", "n_ctx", type=count(0), metavar="N", group=Group.DEVICE, show_default="4096",
+    help="Context, tokens; 0: as trained.\f Without it more where the workload needs it, and less where the model was "
+    "trained on less.",
 )  # fmt: skip
 
-n_prompt_option = click.option(
-    "-p", "--n-prompt", type=count(1), default=512, show_default=True, metavar="N_PROMPT", help="Tokens of the prompt."
-)
-n_gen_option = click.option(
-    "-n", "--n-gen", type=count(0), default=128, show_default=True, metavar="N_GEN", help="Tokens to generate."
-)
+n_prompt_option = option(
+    "-p", "--n-prompt", type=count(1), default=512, show_default=True, metavar="N_PROMPT", group=Group.WORKLOAD,
+    help="Tokens of the prompt.",
+)  # fmt: skip
+n_gen_option = option(
+    "-n", "--n-gen", type=count(0), default=128, show_default=True, metavar="N_GEN", group=Group.WORKLOAD,
+    help="Tokens to generate.",
+)  # fmt: skip
 WORKLOAD = (n_prompt_option, n_gen_option, context_option)
 
-depth_option = click.option(
-    "-d", "--n-depth", type=count(0), metavar="N",
-    help="Tokens in the KV cache before the prompt, for which to plan.  [default: 0]",
+depth_option = option(
+    "-d", "--n-depth", type=count(0), metavar="N", group=Group.WORKLOAD, advanced=True, show_default="0",
+    help="Tokens in the KV cache before the prompt, for which to plan.",
 )  # fmt: skip
 
-batch_option = click.option(
-    "-b", "--batch-size", "n_batch", type=count(1), metavar="N", help="Tokens of a logical batch.  [default: 2048]"
-)
-ubatch_option = click.option(
-    "-ub", "--ubatch-size", "n_ubatch", type=count(1), metavar="N",
-    help="Tokens of a micro-batch.  [default: 512, or more where a plan is predicted to gain by it]",
+batch_option = option(
+    "-b", "--batch-size", "n_batch", type=count(1), metavar="N", group=Group.DEVICE, advanced=True, show_default="2048",
+    help="Tokens of a logical batch.",
 )  # fmt: skip
-type_k_option = click.option(
-    "-ctk", "--cache-type-k", "type_k", type=CACHE_TYPE, metavar="TYPE", help="Type of K.  [default: f16]"
-)
-type_v_option = click.option(
-    "-ctv", "--cache-type-v", "type_v", type=CACHE_TYPE, metavar="TYPE", help="Type of V.  [default: f16]"
-)
-flash_attention_option = click.option(
-    "-fa", "--flash-attn", type=click.Choice(["on", "off", "auto"]), metavar="on|off|auto",
-    help="Flash attention; auto: the plan's, which has what is predicted to be faster.  [default: auto]",
+ubatch_option = option(
+    "-ub", "--ubatch-size", "n_ubatch", type=count(1), metavar="N", group=Group.DEVICE, advanced=True,
+    show_default="512, or more where a plan is predicted to gain by it", help="Tokens of a micro-batch.",
+)  # fmt: skip
+type_k_option = option(
+    "-ctk", "--cache-type-k", "type_k", type=CACHE_TYPE, metavar="TYPE", group=Group.DEVICE, advanced=True,
+    show_default="f16", help="Type of K in the KV cache.",
+)  # fmt: skip
+type_v_option = option(
+    "-ctv", "--cache-type-v", "type_v", type=CACHE_TYPE, metavar="TYPE", group=Group.DEVICE, advanced=True,
+    show_default="f16", help="Type of V in the KV cache.",
+)  # fmt: skip
+flash_attention_option = option(
+    "-fa", "--flash-attn", type=click.Choice(["on", "off", "auto"]), metavar="on|off|auto", group=Group.DEVICE,
+    advanced=True, show_default="auto",
+    help="Flash attention; auto: the plan's, which has what is predicted to be faster.",
 )  # fmt: skip
 
 ATTENTION = (type_k_option, type_v_option, flash_attention_option)
 CONTEXT = (context_option, batch_option, ubatch_option, *ATTENTION)
 
-gate_option = click.option(
-    "--gate/--no-gate", default=True, show_default=True,
-    help="Policy auto: measure the best plan against stock llama.cpp once, and use none that is "
-    "not faster.",
+gate_option = option(
+    "--gate/--no-gate", default=True, show_default=True, group=Group.PLACEMENT, advanced=True,
+    help="Policy auto: measure the best plan against stock llama.cpp once, and use none that is not faster.",
 )  # fmt: skip
 
-refresh_gate_option = click.option(
-    "--refresh-gate", is_flag=True, help="Policy auto: measure although the verdict of an earlier time still holds."
-)
+refresh_gate_option = option(
+    "--refresh-gate", is_flag=True, group=Group.PLACEMENT, advanced=True,
+    help="Policy auto: measure although the verdict of an earlier time still holds.",
+)  # fmt: skip
 
 
 def check_gate(gate: bool, refresh_gate: bool) -> None:
@@ -220,16 +232,17 @@ def check_gate(gate: bool, refresh_gate: bool) -> None:
         raise UsageError("--no-gate and --refresh-gate exclude each other")
 
 
-tune_option = click.option(
+tune_option = option(
     "--tune", type=click.Choice(["before", "after", "never"]), default="after", show_default=True,
-    metavar="before|after|never",
-    help="Policy auto, where nothing was measured yet: answer with stock llama.cpp's own placement, then measure until "
-    "a key is typed (on a terminal only); or measure before; or answer so and never measure.",
+    metavar="before|after|never", group=Group.PLACEMENT,
+    help="When to find the fastest plan.\f Policy auto, where nothing was measured yet. after: answer with "
+    "stock llama.cpp's own placement, then measure until a key is typed (on a terminal only); before: measure, then "
+    "answer; never: answer so and never measure.",
 )  # fmt: skip
 
 
-profile_option = click.option(
-    "--profile", type=click.Path(), metavar="FILE",
+profile_option = option(
+    "--profile", type=click.Path(), metavar="FILE", group=Group.PLACEMENT, advanced=True,
     help="Use this profile (from `oallama profile --json`) instead of measuring.",
 )  # fmt: skip
 
@@ -243,20 +256,22 @@ def parse_chart(text: str) -> str:
     return text
 
 
-chart_option = click.option(
+chart_option = option(
     "--chart", type=parsed(parse_chart), metavar="FILE", shell_complete=complete_file,
-    help="Draw the times as well, as .svg, or as .png where matplotlib is installed.",
+    help="Draw the times as well, as .svg or .png.\f A .png needs matplotlib.",
 )  # fmt: skip
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+json_option = option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def system_option(precedes: str) -> Decorator:
     """The system prompt, as llama.cpp and ollama name it; the command gets `system`."""
-    help_text = f"What the model is told before {precedes}, in its chat template."
-    return click.option("-sys", "--system", "--system-prompt", "system", metavar="TEXT", help=help_text)
+    return option(
+        "-sys", "--system", "--system-prompt", "system", metavar="TEXT", group=Group.PROMPT,
+        help=f"What the model is told before {precedes}.\f It goes into the model's chat template.",
+    )  # fmt: skip
 
 
 def output_option(what: str) -> Decorator:
     """-o FILE; the command gets `output`, None for stdout."""
-    return click.option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} here.")
+    return option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} here.")

@@ -11,6 +11,7 @@ import click
 
 from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.gate import at_once, gated
+from oallama.cli.help import Group, option
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -28,7 +29,6 @@ from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
-from oallama.place.used_experts import with_used_experts
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -99,6 +99,8 @@ class PlacementOptions:
             plan, unknown = at_once(placer, load)
         for note in plan.notes:
             talk(f"note: {note}")
+        from oallama.place.used_experts import with_used_experts
+
         return with_used_experts(plan, placer.operators, placer.routing), unknown
 
 
@@ -108,14 +110,15 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
     return as_record(
         "asked",
         PlacementOptions,
-        click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says."),
+        option("--plan", "plan_file", type=click.Path(), metavar="FILE", group=Group.PLACEMENT,
+               help="Place as this plan of `oallama plan` says."),
         policy_options,
         gathered(*PLACEMENT, *workload, *CONTEXT),
         profile_option,
         gate_option,
         refresh_gate_option,
         tune,
-    )
+    )  # fmt: skip
 
 
 def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> Workload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from oallama.cli.help import Command, option
 from oallama.cli.options import (
     ATTENTION,
     PLACEMENT,
@@ -21,14 +22,14 @@ from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.core.options import Options
 
 
-@click.command("plan")
+@click.command("plan", cls=Command)
 @model_argument
 @policy_options
 @gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
 @depth_option
 @profile_option
 @projector_options
-@click.option("--json", "as_json", is_flag=True, help="Print the plan also where -o writes it.")
+@option("--json", "as_json", is_flag=True, advanced=True, help="Print the plan also where -o writes it.")
 @output_option("the plan")
 def command(
     model: str,
@@ -42,10 +43,15 @@ def command(
     as_json: bool,
     output: str | None,
 ) -> None:
-    """Decide where every operator is stored and computed, check it against a dry load of the model, and print the plan
-    as JSON (or write it with -o). `oallama run --plan FILE` uses it.
+    """Decide where every operator is stored and computed, and print that as JSON. `oallama run --plan FILE` uses it.
 
-    Fractions of an operator: gg on the device, cg streamed to it, cc on the CPU; they add up to 1.
+    \b
+      oallama plan model.gguf -o plan.json
+      oallama plan model.gguf --policy oato --vram 6GiB -o plan.json
+
+    \f
+    The plan is checked against a dry load of the model. Fractions of an operator: gg on the device, cg streamed to it,
+    cc on the CPU; they add up to 1.
     """
     from oallama.placer import Placer
     from oallama.report.plan import plan_sentences

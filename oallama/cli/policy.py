@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oallama.cli.help import Group, option
 from oallama.cli.options import as_record, count, given
 from oallama.cli.output import talk
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
-from oallama.place.decide import FIT, POLICIES, Rules
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from oallama.place.decide import Rules
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
@@ -26,8 +29,8 @@ STREAMING_POLICIES = ("auto", "scheinfer", "experts", "hetegen", "twinpilots", "
 class PolicyOptions:
     """What --policy and -ngl said; None where not given."""
 
-    policy: str | None
-    n_gpu_layers: int | None
+    policy: str | None = None
+    n_gpu_layers: int | None = None
     affinity: Any = "default"
     fill: Any = "continue"
     prefetch: Any = None
@@ -50,7 +53,13 @@ class PolicyOptions:
 
     @property
     def tells_oato(self) -> bool:
-        return Rules(self.affinity, self.fill).are_oatos
+        return self.rules.are_oatos
+
+    @property
+    def rules(self) -> Rules:
+        from oallama.place.decide import Rules
+
+        return Rules(self.affinity, self.fill, **given(prefetch=self.prefetch))
 
     @property
     def has_rules(self) -> bool:
@@ -70,10 +79,9 @@ class PolicyOptions:
         """The placement that was asked for, `auto` where none was. Raises UsageError, DoesNotFit, and what the
         placer raises."""
         if self.n_gpu_layers is None:
-            if self.policy == FIT:
+            if self.policy == "fit":
                 return _fit(placer, load)
-            rules = Rules(self.affinity, self.fill, **given(prefetch=self.prefetch))
-            return placer.place(self.policy or "auto", load, rules)
+            return placer.place(self.policy or "auto", load, self.rules)
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
             raise UsageError("-ngl needs a device, and there is none; name one with --device, such as emulated:rtx3060")
         return whole_layers(placer, self.n_gpu_layers, load)
@@ -128,48 +136,59 @@ def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
     return plan
 
 
-affinity_option = click.option(
-    "--affinity",
-    type=click.Choice(["default", "paper"]),
-    default="default",
-    show_default=True,
+class PolicyName(click.ParamType):
+    """A policy that there is. The registry is loaded where a name is checked or completed."""
+
+    name = "policy"
+
+    def _choice(self) -> click.Choice[str]:
+        from oallama.place.decide import FIT, POLICIES
+
+        return click.Choice([*POLICIES, FIT])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._choice().convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return self._choice().shell_complete(ctx, param, incomplete)
+
+
+affinity_option = option(
+    "--affinity", type=click.Choice(["default", "paper"]), default="default", show_default=True,
+    group=Group.PLACEMENT, advanced=True,
     help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published, with the placement that it "
     "converges to. Either this or --fill without a --policy is oato.",
-)
+)  # fmt: skip
 
-fill_option = click.option(
-    "--fill",
-    type=click.Choice(["continue", "full", "paper"]),
-    default="continue",
-    show_default=True,
+fill_option = option(
+    "--fill", type=click.Choice(["continue", "full", "paper"]), default="continue", show_default=True,
+    group=Group.PLACEMENT, advanced=True,
     help="continue: pass over what does not fit, leave on the CPU what gains nothing; full: use the device up, gain or "
     "not; paper: stop at the first that does not fit, gain or not.",
-)
-
-rules_options = as_record("rules", Rules, affinity_option, fill_option)
-"""The command gets `rules`, a Rules."""
-
-policy_option = click.option(
-    "--policy", type=click.Choice([*POLICIES, FIT]), metavar="POLICY",
-    help="oato: operators by GPU affinity; split: besides, operators computed by CPU and device at the same time; "
-    "scheinfer: besides, weights streamed to the device; experts: besides, the experts that are used most "
-    "(docs/routing.md); layers: whole layers, as llama.cpp's -ngl; cpu: nothing on "
-    "the device; auto: whichever of these should be fastest. To compare with: fit, llama.cpp's own --fit; hetegen, "
-    "twinpilots, flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).  "
-    "[default: auto]",
 )  # fmt: skip
 
-prefetch_option = click.option(
-    "--prefetch",
-    type=click.Choice(["ahead", "layer"]),
+policy_option = option(
+    "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT,
+    help="auto (default), oato, scheinfer, layers, cpu.\f auto: the fastest by prediction; oato: whole operators, by "
+    "GPU affinity; split: besides, operators computed by CPU and device at the same time; scheinfer: besides, weights "
+    "streamed to the device; experts: besides, the experts that are used most (docs/routing.md); layers: whole layers, "
+    "as llama.cpp's -ngl; cpu: nothing on the device. To compare with: fit, llama.cpp's own --fit; hetegen, "
+    "twinpilots, flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).",
+)  # fmt: skip
+
+prefetch_option = option(
+    "--prefetch", type=click.Choice(["ahead", "layer"]), group=Group.PLACEMENT, advanced=True, show_default="ahead",
     help="How streamed weights are copied. ahead: as soon as there is room on the device, across layers and tokens; "
-    "layer: those of a layer when it begins, as ScheInfer does.  [default: ahead]",
-)
-
-layers_option = click.option(
-    "-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", type=count(0), metavar="N",
-    help="Just so many layers on the device, the output being one of them (a --policy layers of your own).",
+    "layer: those of a layer when it begins, as ScheInfer does.",
 )  # fmt: skip
+
+layers_option = option(
+    "-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", type=count(0), metavar="N", group=Group.PLACEMENT,
+    advanced=True, help="Put N layers on the device, counting the output (a --policy layers of your own).",
+)  # fmt: skip
+
+rules_options = as_record("policy", PolicyOptions, affinity_option, fill_option)
+"""The command gets `policy`, a PolicyOptions; its own --policy, where it has one, is part of that."""
 
 policy_options = as_record(
     "policy", PolicyOptions, policy_option, affinity_option, fill_option, prefetch_option, layers_option

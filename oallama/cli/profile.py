@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from oallama.cli.help import Command, option
 from oallama.cli.options import device_option, gathered, json_option, model_argument, parsed, threads_option
 from oallama.cli.output import emit_json, show, talk, write_file
 from oallama.cli.routing import RoutingOptions, routing_options, show_routing
@@ -34,21 +35,22 @@ def personal_words() -> list[str]:
     return [word for word in (user, Path.home().name, host, host.partition(".")[0]) if word]
 
 
-@click.command("profile")
+@click.command("profile", cls=Command)
 @model_argument
 @gathered(device_option, threads_option)
-@click.option(
+@option(
     "--tokens",
     type=parsed(parse_tokens),
     default="1,32,512",
     show_default=True,
     metavar="LIST",
+    advanced=True,
     help="Batch sizes to time, in tokens; 1 is decode. The CPU is timed at 4 and 8 as well.",
 )
-@click.option("--refresh", is_flag=True, help="Measure again what the cache already holds.")
-@click.option(
+@option("--refresh", is_flag=True, help="Measure again what the cache already holds.")
+@option(
     "--export", "export", type=click.Path(), metavar="FILE",
-    help="Write the profile without personal data as well (no names, paths, addresses), to give it away.",
+    help="Write the profile without personal data as well.\f Without names, paths and addresses, to give it away.",
 )  # fmt: skip
 @routing_options
 @json_option
@@ -61,10 +63,11 @@ def command(
     routing: RoutingOptions,
     as_json: bool,
 ) -> None:
-    """Time every distinct matrix multiplication of the model on the CPU (in each weight layout) and on the device, and
-    the link between them. Takes a minute or two; the result is cached for this machine, so the next call is instant.
+    """Time every distinct matrix multiplication of the model on the CPU and on the device, and the link between them.
+    Takes a minute or two; the result is kept for this machine. Keep the machine quiet meanwhile.
 
-    Keep the machine quiet meanwhile. Interrupted, it goes on where it stopped.
+    \f
+    The CPU is timed in each weight layout. Interrupted, it goes on where it stopped.
 
     With --routing the model runs over some prompts, and which experts it used is counted and reported: how much of the
     traffic few experts serve, and whether they still do later. Counts are kept, no text.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.help import Group, option
 from oallama.cli.options import as_record
 from oallama.core.options import Options
 from oallama.core.types import Attention
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-mmproj_option = click.option(
-    "-mm", "--mmproj", type=click.Path(), metavar="FILE",
+mmproj_option = option(
+    "-mm", "--mmproj", type=click.Path(), metavar="FILE", group=Group.MODEL, advanced=True,
     help="Vision projector of the model, a GGUF that is called mmproj-…; what it takes is counted.",
 )  # fmt: skip
 
-offload_option = click.option(
-    "--mmproj-offload/--no-mmproj-offload", "offload", default=None,
-    help="Keep room for the projector on the device, or compute it on the CPU.  [default: on the device where the plan "
-    "leaves room for it]",
+offload_option = option(
+    "--mmproj-offload/--no-mmproj-offload", "offload", default=None, group=Group.PLACEMENT, advanced=True,
+    show_default="on the device where the plan leaves room for it",
+    help="Keep room for the projector on the device, or compute it on the CPU.",
 )  # fmt: skip
 
 

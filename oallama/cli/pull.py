@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import click
 
+from oallama.cli.help import Command
 from oallama.cli.model_file import hub_name, pulled
 from oallama.cli.options import json_option
 from oallama.cli.output import emit, emit_json
 from oallama.core.errors import UsageError
 
 
-@click.command("pull")
+@click.command("pull", cls=Command)
 @click.argument("name", metavar="USER/REPO[:QUANT]")
 @json_option
 def command(name: str, as_json: bool) -> None:
-    """Download a model, and print the path of its GGUF. It lies in Hugging Face's cache, which other programs use too;
-    what is there already is not fetched again.
-
-    QUANT is the quantisation, such as Q4_K_M or Q8_0, capitals aside. Without it: Q4_K_M, else Q8_0, else the first
-    file, as llama.cpp chooses. All parts of a split model are fetched, and no vision projector (mmproj).
+    """Download a model of the Hugging Face hub, and print the path of its GGUF.
 
     \b
       oallama pull ggml-org/gemma-3-4b-it-GGUF
       oallama run -hf ggml-org/gemma-3-4b-it-GGUF "Why is the sky blue?"
+
+    It lies in Hugging Face's cache, which other programs use too; what is there already is not fetched again. QUANT is
+    the quantisation, such as Q4_K_M or Q8_0, capitals aside. Without it: Q4_K_M, else Q8_0, else the first file, as
+    llama.cpp chooses. All parts of a split model are fetched, and no vision projector (mmproj).
     """
     from oallama.stores.find import find_model
     from oallama.stores.hub import is_offline

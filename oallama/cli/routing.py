@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.gate import at_once
+from oallama.cli.help import Group, option
 from oallama.cli.options import as_record, count
 from oallama.cli.output import emit_json, is_terminal, show, talk, write_chart
 from oallama.cli.prompt import text_of_file
@@ -31,8 +32,8 @@ COUNT_EVERY = 16
 """--count-experts: tokens decoded for each that is counted, which takes 9 µs a layer on one core (docs/routing.md): of
 one in 16, a thousandth of a token's time where a layer takes 0.5 ms."""
 
-count_experts_option = click.option(
-    "--count-experts", is_flag=True,
+count_experts_option = option(
+    "--count-experts", is_flag=True, group=Group.PLACEMENT, advanced=True,
     help="Count which experts of a mixture-of-experts model the answers use; the next load takes the most used as hot "
     "ones. No text is kept.",
 )  # fmt: skip
@@ -55,23 +56,23 @@ class RoutingOptions:
 routing_options = as_record(
     "routing",
     RoutingOptions,
-    click.option("--routing", "wanted", is_flag=True,
-                 help="Count instead how often a mixture-of-experts model uses each expert."),
-    click.option(
-        "--prompts", type=click.Path(), metavar="FILE",
-        help="--routing: count over these prompts as well, separated by empty lines.  [default: 16 of ours, once]",
+    option("--routing", "wanted", is_flag=True, advanced=True,
+           help="Count instead how often a mixture-of-experts model uses each expert."),
+    option(
+        "--prompts", type=click.Path(), metavar="FILE", advanced=True, show_default="16 of ours, once",
+        help="--routing: count over these prompts as well, separated by empty lines.",
     ),
-    click.option(
-        "-n", "--predict", "n_gen", type=count(1), default=DEFAULT_N_GEN, show_default=True, metavar="N",
+    option(
+        "-n", "--predict", "n_gen", type=count(1), default=DEFAULT_N_GEN, show_default=True, metavar="N", advanced=True,
         help="--routing: tokens to generate behind each prompt.",
     ),
-    click.option(
-        "--imatrix", type=click.Path(), metavar="FILE",
+    option(
+        "--imatrix", type=click.Path(), metavar="FILE", advanced=True,
         help="--routing: begin with the counts of an importance matrix of llama.cpp (GGUF); the model runs for "
         "--prompts only.",
     ),
-    click.option(
-        "--chart", type=click.Path(), metavar="FILE",
+    option(
+        "--chart", type=click.Path(), metavar="FILE", advanced=True,
         help="--routing: a picture of it as well, SVG, or PNG with the extra `plots`.",
     ),
 )  # fmt: skip

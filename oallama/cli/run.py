@@ -8,18 +8,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from oallama.cli.answers import AnswerOptions, answer_options
 from oallama.cli.gate import tune_after, tuning_gain
+from oallama.cli.help import Command, Group, option
 from oallama.cli.keys import somebody_watches
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, json_option, model_option
+from oallama.cli.options import complete_file, json_option, model_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
 from oallama.cli.placement import PlacementOptions, expected, keep_runs, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import counting
-from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END
+from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, length_option
 from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
@@ -34,26 +34,17 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
 
-@click.command("run")
+@click.command("run", cls=Command)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
-@click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")
-@click.option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", help="The prompt, from a file.")
-@click.option(
-    "-n",
-    "--predict",
-    "n_gen",
-    type=count(WITHOUT_END),
-    default=DEFAULT_N_GEN,
-    show_default=True,
-    metavar="N",
-    help="Tokens to generate at most; -1: until the model ends or the context is full.",
-)
+@option("-p", "--prompt", metavar="PROMPT", group=Group.PROMPT, help="The prompt; `-` reads it from stdin.")
+@option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", group=Group.PROMPT, help="The prompt's file.")
+@length_option
 @placement_options()
 @answer_options(
     "the prompt",
-    "Put the prompt into the model's chat template, or continue it as it is.  "
-    "[default: chat where the model has a template, except with the default model]",
+    "Put the prompt into the model's chat template, or continue it as it is.",
+    "chat where the model has a template, except with the default model",
 )
 @json_option
 def command(
@@ -61,23 +52,23 @@ def command(
     model_option: str | None,
     prompt: str | None,
     prompt_file: str | None,
-    n_gen: int,
+    n_gen: int | None,
     asked: PlacementOptions,
     answers: AnswerOptions,
     as_json: bool,
 ) -> None:
-    """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read;
-    on a terminal a chat begins, as `oallama chat` does.
-
-    The first run of a model uses the placement of stock llama.cpp. On a terminal it then measures this machine and
-    which plan is faster, until a key is typed; later runs use what won. An argument that is an existing file, ends in
-    .gguf or is the name of a downloaded model (`oallama list`) is the MODEL, else the PROMPT; one that only looks like
-    it is refused.
+    """Answer a prompt, or begin a chat where there is none. Without MODEL it is the small one that comes with oallama.
 
     \b
       oallama run "Once upon a time"
       oallama run model.gguf "Why is the sky blue?" -n 256
       echo "Once upon a time" | oallama run model.gguf --device none
+
+    \f
+    Without PROMPT stdin is read; on a terminal a chat begins, as `oallama chat` does. The first run of a model uses the
+    placement of stock llama.cpp. On a terminal it then measures this machine and which plan is faster, until a key is
+    typed; later runs use what won. An argument that is an existing file, ends in .gguf or is the name of a downloaded
+    model (`oallama list`) is the MODEL, else the PROMPT; one that only looks like it is refused.
     """
     if prompt_file is not None:
         if prompt is not None:
@@ -87,11 +78,7 @@ def command(
     if text is None and not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout):
         from oallama.cli.chat.command import start
 
-        most = (
-            n_gen if click.get_current_context().get_parameter_source("n_gen") is not ParameterSource.DEFAULT else None
-        )
-        found = None if model is None else model_file(model)
-        start(found, most, asked, answers)
+        start(None if model is None else model_file(model), n_gen, asked, answers)
         return
     text = read_prompt(text, of_file=prompt_file is not None)
     sampling = answers.sampling.sampling()
@@ -103,8 +90,9 @@ def command(
         load, unknown = plan.workload, False
     else:
         placer = asked.placer(model)
-        n_answer = likely_answer(placer, len(text.encode())) if n_gen == WITHOUT_END else n_gen
         given = prompt_of(placer.model.path, text, answers.chat, answers.system)
+        most = most_tokens(n_gen, given)
+        n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
         tokens = tokens_if_long(placer, given, placer.options.n_ctx, n_answer)
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, n_answer)
@@ -118,12 +106,15 @@ def command(
         say_warnings(loaded, placer)
         if tokens is None:
             tokens = given.tokens(loaded)
-        most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
-        stream = loaded.stream(tokens, max_tokens=most, stop=answers.sampling.stop, **asdict(sampling))
+        most = most_tokens(n_gen, given)
+        room = loaded.n_ctx if most == WITHOUT_END else most
+        stream = loaded.stream(tokens, max_tokens=room, stop=answers.sampling.stop, **asdict(sampling))
         generation = write_stream(stream, show=not as_json)
         if as_json:
             emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
         elif shows:
+            if cut := cut_text(generation, loaded.n_ctx):
+                talk(f"oallama: {cut}")
             predicted = expected_of(placer, loaded, generation)
             talk(statistics(generation, loaded, predicted, placer.operators))
             predicted_s = None if predicted is None else predicted.tpot_s
@@ -137,6 +128,11 @@ def command(
             tune_after(placer, load)
         elif shows:
             talk(f"oallama: {tuning_gain(placer, load, plan)}")
+
+
+def most_tokens(n_gen: int | None, prompt: Prompt) -> int:
+    """Tokens of an answer at most: as asked for, else WITHOUT_END where the model ends it."""
+    return n_gen if n_gen is not None else WITHOUT_END if prompt.ends else DEFAULT_N_GEN
 
 
 def tokens_if_long(placer: Placer, prompt: Prompt, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:
@@ -183,6 +179,7 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
         "n_gen": generation.n_gen,
         "ttft_s": generation.ttft_s,
         "tpot_s": generation.tpot_s,
+        "end": generation.end,
         "policy": engine.plan.policy,
         "device": engine.device,
         "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
@@ -222,6 +219,15 @@ def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predi
         return placer.expected(engine.plan, generation.n_prompt, generation.n_gen)
     except OallamaError:  # the answer is there; nothing is priced that it needs
         return None
+
+
+def cut_text(generation: Generation, n_ctx: int) -> str:
+    """Why an answer was cut, and what to type for more; empty where it was not."""
+    if generation.end == "limit":
+        return f"the answer was cut after {generation.n_gen} tokens; -n -1 lets the model end it"
+    if generation.end == "context":
+        return f"the answer was cut as the context of {n_ctx} tokens is full; -c {2 * n_ctx} has more room"
+    return ""
 
 
 def statistics(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.help import Group, option
 from oallama.cli.options import as_record, count, parsed
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from oallama.run.sampler import Sampling
 
 DEFAULT_N_GEN = 128
-WITHOUT_END = -1  # -n: until the model ends or the context is full; planned for as DEFAULT_N_GEN
+"""Tokens of an answer to plan for where nobody says; and that are written at most where text is continued."""
+
+WITHOUT_END = -1  # -n: until the model ends or the context is full
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,40 +76,38 @@ def parse_seed(text: str) -> int:
     return int(text)
 
 
+length_option = option(
+    "-n", "--predict", "n_gen", type=count(WITHOUT_END), metavar="N", group=Group.PROMPT,
+    show_default="until the model ends",
+    help="Tokens at most.\f -1: until the model ends or the context is full. Where text is continued, "
+    f"without a chat template, the default is {DEFAULT_N_GEN}.",
+)  # fmt: skip
+"""The command gets `n_gen`; None: not given."""
+
 sampling_options = as_record(
     "sampling",
     SamplingOptions,
-    click.option(
-        "-s", "--seed", type=parsed(parse_seed), default="0", show_default=True, metavar="SEED",
-        help="Seed of the draw; -1: random.",
-    ),
-    click.option("--temp", type=float, default=0.8, show_default=True, metavar="T", help="Temperature; 0: greedy."),
-    click.option(
-        "--top-k", type=count(0), default=40, show_default=True, metavar="N",
-        help="Draw among the N likeliest tokens; 0: all.",
-    ),
-    click.option(
-        "--top-p", type=float, default=0.95, show_default=True, metavar="P",
-        help="Draw among the likeliest tokens that together have this probability; 1: all.",
-    ),
-    click.option(
-        "--min-p", type=float, default=0.05, show_default=True, metavar="P",
-        help="Leave out tokens less likely than this share of the likeliest one; 0: none.",
-    ),
-    click.option(
-        "--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X",
-        help="Make the last 64 tokens less likely to come again; 1: off.",
-    ),
-    click.option(
-        "-r", "--stop", "--reverse-prompt", "stop", multiple=True, metavar="TEXT",
-        help="End before this text; may be given more than once.",
-    ),
-    click.option("--grammar", metavar="GBNF", help="Generate only what this grammar allows (llama.cpp's GBNF)."),
-    click.option("--grammar-file", type=click.Path(), metavar="FILE", help="The same, from a file."),
-    click.option(
-        "-j", "--json-schema", metavar="SCHEMA",
-        help="Generate only JSON of this schema; {} is any JSON object.",
-    ),
-    click.option("-jf", "--json-schema-file", type=click.Path(), metavar="FILE", help="The same, from a file."),
+    option("--temp", type=float, default=0.8, show_default=True, metavar="T", group=Group.PROMPT,
+           help="Temperature; 0: greedy."),
+    option("-s", "--seed", type=parsed(parse_seed), default="0", show_default=True, metavar="SEED", group=Group.PROMPT,
+           help="Seed of the draw; -1: random."),
+    option("-r", "--stop", "--reverse-prompt", "stop", multiple=True, metavar="TEXT", group=Group.PROMPT,
+           help="End before this text; can be repeated."),
+    option("-j", "--json-schema", metavar="SCHEMA", group=Group.PROMPT,
+           help="Generate JSON of this schema; {}: any object."),
+    option("--top-k", type=count(0), default=40, show_default=True, metavar="N", group=Group.SAMPLING, advanced=True,
+           help="Draw among the N likeliest tokens; 0: all."),
+    option("--top-p", type=float, default=0.95, show_default=True, metavar="P", group=Group.SAMPLING, advanced=True,
+           help="Draw among the likeliest tokens that together have this probability; 1: all."),
+    option("--min-p", type=float, default=0.05, show_default=True, metavar="P", group=Group.SAMPLING, advanced=True,
+           help="Leave out tokens less likely than this share of the likeliest one; 0: none."),
+    option("--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X", group=Group.SAMPLING,
+           advanced=True, help="Make the last 64 tokens less likely to come again; 1: off."),
+    option("--grammar", metavar="GBNF", group=Group.SAMPLING, advanced=True,
+           help="Generate only what this grammar allows (llama.cpp's GBNF)."),
+    option("--grammar-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING, advanced=True,
+           help="A grammar, from a file."),
+    option("-jf", "--json-schema-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING, advanced=True,
+           help="A JSON schema, from a file."),
 )  # fmt: skip
 """The command gets `sampling`, a SamplingOptions."""

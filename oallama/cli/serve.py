@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
     as_record,
     count,
@@ -60,37 +61,38 @@ class ServerOptions:
 server_options = as_record(
     "server",
     ServerOptions,
-    click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-                 help="Address to listen at; one that other machines reach needs --api-key."),
-    click.option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT",
-                 help="Port to listen at; 0: any that is free."),
-    click.option("--placement-port", type=count(0, 65535), default=0, metavar="PORT",
-                 help="Port of the placement page, on 127.0.0.1.  [default: any that is free]"),
-    click.option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY",
-                 help=f"Key that requests must bring; {KEY_VARIABLE} says it unseen by who lists processes."),
-    click.option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
-                 help="Requests computed at the same time; they share the context."),
-    click.option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
-                 metavar="|".join(POOLINGS),
-                 help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all."),
-    click.option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB",
-                 help="Host memory for prompts that no request uses now, so that they need not be evaluated again; 0: "
-                 "none, -1: any.  [default: 8192, or what the host has left beside the model]"),
-    click.option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE",
-                 help="llama-server to run.  [default: what scripts/stock_binaries built, else that of PATH]"),
-    click.option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE",
-                 help="Add what llama-server writes to this file."),
+    option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+           group=Group.SERVER, help="Address to listen at.\f One that other machines reach needs --api-key."),
+    option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT", group=Group.SERVER,
+           help="Port to listen at; 0: any free."),
+    option("--placement-port", type=count(0, 65535), default=0, metavar="PORT", group=Group.SERVER, advanced=True,
+           show_default="any that is free", help="Port of the placement page, on 127.0.0.1."),
+    option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY", group=Group.SERVER,
+           help=f"Key that requests must bring.\f {KEY_VARIABLE} says it unseen by who lists processes."),
+    option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
+           group=Group.SERVER, help="Requests at once, in one context."),
+    option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
+           metavar="|".join(POOLINGS), group=Group.SERVER, advanced=True,
+           help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all."),
+    option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB", group=Group.SERVER, advanced=True,
+           show_default="8192, or what the host has left beside the model",
+           help="Host memory for prompts that no request uses now, so that they need not be evaluated again; 0: "
+           "none, -1: any."),
+    option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE", group=Group.SERVER, advanced=True,
+           show_default="what scripts/stock_binaries built, else that of PATH", help="llama-server to run."),
+    option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE", group=Group.SERVER,
+           help="Add what llama-server writes to this file."),
 )  # fmt: skip
 """The command gets `server`, a ServerOptions."""
 
 
-@click.command("serve")
+@click.command("serve", cls=Command)
 @model_argument
 @server_options
 @placement_options(
-    click.option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
-                 metavar="before|never", help="Policy auto, where nothing was measured yet: serve with stock "
-                 "llama.cpp's own placement, or measure before."),
+    option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
+           metavar="before|never", group=Group.PLACEMENT, help="When to find the fastest plan.\f before: before "
+           "serving; never: policy auto, where nothing was measured yet, serves with stock llama.cpp's own placement."),
     (n_prompt_option, n_gen_option, depth_option),
 )  # fmt: skip
 @projector_options
@@ -105,15 +107,17 @@ def command(
     n_depth: int | None,
     count_experts: bool,
 ) -> None:
-    """Run stock llama-server with the placement that `oallama run` would use, and keep it running:
-    /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and the rest of its API, and
-    its own web page at / where it has one. A page of the placement is at another port, which is printed; its
-    GET /placement is JSON.
+    """Serve a model as OpenAI's API does: stock llama-server, with the placement that `oallama run` would use.
 
     \b
       oallama serve model.gguf
       oallama serve model.gguf --device CUDA0 -c 16384 --port 9000
       OALLAMA_API_KEY=secret oallama serve model.gguf --host 0.0.0.0
+
+    \f
+    Keeps llama-server running: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and
+    the rest of its API, and its own web page at / where it has one. A page of the placement is at another port, which
+    is printed; its GET /placement is JSON.
     """
     asked.check_depth(n_depth)
     from oallama.cli.served import PlacementRequest, served_model

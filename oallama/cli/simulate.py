@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     PLACEMENT,
@@ -34,22 +35,24 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 
-@click.command("simulate")
+@click.command("simulate", cls=Command)
 @click.argument("files", nargs=-1, metavar="MODEL|PLAN.json...", shell_complete=complete_file)
 @model_option
-@click.option(
-    "--machine", metavar="NAME|FILE.json",
-    help=f"Simulate on this machine, of which nothing need be here: {', '.join(MACHINES)}, or a file that describes "
-    "one (docs/simulate.md).  [default: this machine, as it was measured]",
+@option(
+    "--machine", metavar="NAME|FILE.json", group=Group.DEVICE, show_default="this one, as measured",
+    help=f"{', '.join(MACHINES)}, or a file.\f Nothing of such a machine need be here; docs/simulate.md says what "
+    "a file describes.",
 )  # fmt: skip
 @policy_option
 @prefetch_option
-@click.option(
-    "-p", "--n-prompt", type=count(1), metavar="N_PROMPT", help="Tokens of the prompt.  [default: the plan's, else 512]"
-)
-@click.option(
-    "-n", "--n-gen", type=count(0), metavar="N_GEN", help="Tokens to generate.  [default: the plan's, else 128]"
-)
+@option(
+    "-p", "--n-prompt", type=count(1), metavar="N_PROMPT", group=Group.WORKLOAD, show_default="the plan's, else 512",
+    help="Tokens of the prompt.",
+)  # fmt: skip
+@option(
+    "-n", "--n-gen", type=count(0), metavar="N_GEN", group=Group.WORKLOAD, show_default="the plan's, else 128",
+    help="Tokens to generate.",
+)  # fmt: skip
 @depth_option
 @gathered(*PLACEMENT, context_option)
 @profile_option
@@ -71,16 +74,17 @@ def command(
     output: str | None,
     chart: str | None,
 ) -> None:
-    """What do CPU, GPU and the copies between them do while a plan runs? Shows how long a prompt and a token are
-    predicted to take, how busy the four streams are meanwhile, and what the time is made of: for a plan that
-    `oallama plan` wrote, which knows its model, or for one that a policy makes here.
-
-    It is the timeline that plans are made by, from this machine's measured times or from the described rates of another
-    one. Nothing is run.
+    """Predict what CPU, GPU and the copies between them do while a plan runs. Nothing is run.
 
     \b
       oallama simulate model.gguf --machine pc-12gb --chart streams.svg
       oallama simulate plan.json -o spans.json
+
+    \f
+    Shows how long a prompt and a token are predicted to take, how busy the four streams are meanwhile, and what the
+    time is made of: for a plan that `oallama plan` wrote, which knows its model, or for one that a policy makes here.
+    It is the timeline that plans are made by, from this machine's measured times or from the described rates of another
+    one.
     """
     from oallama.placer import Placer
     from oallama.placer.described import plan_for

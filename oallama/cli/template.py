@@ -25,6 +25,7 @@ class Prompt:
 
     text: str
     add_special: bool = True  # False: the template has written the BOS token itself
+    ends: bool = False  # whether the model was trained to end what follows
 
     def tokens(self, tokenizer: Tokenizer) -> list[int]:
         return tokenizer.tokenize(self.text, add_special=self.add_special)
@@ -47,7 +48,7 @@ class Template:
             text = render_chat(self.text, messages, self.bos, self.eos)
         except ModelFileError as error:
             raise ModelFileError(f"{error}; {_REMEDY}") from None
-        return Prompt(text, add_special=not (self.bos and text.startswith(self.bos)))
+        return Prompt(text, add_special=not (self.bos and text.startswith(self.bos)), ends=True)
 
 
 def template_for(path: str, chat: bool | None, system: str | None = None) -> Template | None:
@@ -71,11 +72,12 @@ def template_for(path: str, chat: bool | None, system: str | None = None) -> Tem
 def prompt_of(path: str, prompt: str, chat: bool | None, system: str | None = None) -> Prompt:
     """The prompt in the model's chat template if `chat` (None: if it has one and is not ours). system: a message
     before it. Raises like template_for and Template.prompt."""
-    if chat is None and system is None and Path(path).name == FILE:
-        chat = False  # it tells stories; a question wants --chat
+    tells_stories = Path(path).name == FILE
+    if chat is None and system is None and tells_stories:
+        chat = False  # a question wants --chat
     template = template_for(path, chat, system)
     if template is None:
-        return Prompt(prompt)
+        return Prompt(prompt, ends=tells_stories)
     messages = [{"role": "system", "content": system}] if system is not None else []
     return template.prompt([*messages, {"role": "user", "content": prompt}])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from oallama.cli.gate import measured
+from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
     ATTENTION,
     PLACEMENT,
@@ -23,15 +24,16 @@ from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
 
-@click.command("tune")
+@click.command("tune", cls=Command)
 @model_argument
 @gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
 @depth_option
 @profile_option
-@click.option(
-    "--time", "seconds", type=count(1, 86_400), metavar="SECONDS",
-    help="For plans against stock llama.cpp; the profile of the machine takes what it takes.  [default: what is "
-    "predicted to settle it]",
+@option(
+    "--time", "seconds", type=count(1, 86_400), metavar="SECONDS", show_default="as needed",
+    group=Group.PLACEMENT,
+    help="Time for measuring plans.\f The profile of the machine takes what it takes. The default is what is "
+    "predicted to settle it.",
 )  # fmt: skip
 @refresh_gate_option
 @json_option
@@ -46,13 +48,15 @@ def command(
     refresh_gate: bool,
     as_json: bool,
 ) -> None:
-    """Measure this machine with the model, then the best plans against stock llama.cpp, and remember which one to use
-    for prompts of up to 128 tokens, up to 1,024, or more. Where runs took longer or shorter than predicted, plans
-    follow from what they took. What is measured is kept also where Ctrl-C or the time ends it.
+    """Measure this machine and the best plans against stock llama.cpp, and remember which one is the fastest.
 
     \b
       oallama tune model.gguf
       oallama tune model.gguf --device CUDA0 -p 4000 -n 200 -c 8192
+
+    \f
+    The verdict is one for prompts of up to 128 tokens, up to 1,024, or more. Where runs took longer or shorter than
+    predicted, plans follow from what they took. What is measured is kept also where Ctrl-C or the time ends it.
     """
     from oallama.placer import Placer
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
     WORKLOAD,
     chart_option,
@@ -20,8 +21,8 @@ from oallama.cli.options import (
     vram_fill_option,
 )
 from oallama.cli.output import emit_json, show, write_chart
+from oallama.cli.policy import PolicyName
 from oallama.device.cards import CARDS, preset
-from oallama.place.decide import POLICIES
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
@@ -36,15 +37,15 @@ def parse_cards(text: str) -> tuple[Card, ...]:
     return tuple(dict.fromkeys(preset(name) for name in names))
 
 
-@click.command("what-if")
+@click.command("what-if", cls=Command)
 @model_argument
-@click.option(
-    "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…",
-    help=f"Cards: {', '.join(CARDS)}.  [default: all of them]",
+@option(
+    "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…", group=Group.DEVICE, show_default="all of them",
+    help=f"Cards: {', '.join(CARDS)}.",
 )  # fmt: skip
-@click.option(
-    "--policy", type=click.Choice(POLICIES), metavar="POLICY",
-    help=f"Whose plans are compared with --fit: {', '.join(POLICIES)}.  [default: auto]",
+@option(
+    "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT, advanced=True, show_default="auto",
+    help="Whose plans are compared with stock llama.cpp's --fit.",
 )  # fmt: skip
 @gathered(*WORKLOAD, vram_fill_option, threads_option)
 @profile_option

@@ -268,11 +268,14 @@ def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan)
 
 @needs_model
 def test_an_answer_without_a_limit_ends_with_the_model_or_the_context(cpu_plan):
-    common = ("Once upon a time", "-n", "-1", "--temp", "1", "--plan", cpu_plan, "--json")
+    common = ("Once upon a time", "--temp", "1", "--plan", cpu_plan, "--json")
     story = document("run", *common)
     assert 128 < story["n_gen"] < 4096 - story["n_prompt"]
+    assert story["end"] == "model"
+    assert document("run", *common, "-n", "2")["end"] == "limit"
     short = document("run", *common, "-c", "256", "--grammar", 'root ::= [a-z ]+ "\\x07"')  # which nobody ends
     assert short["n_prompt"] + short["n_gen"] == 257  # the last token needs no room
+    assert short["end"] == "context"
     assert document("run", *common, "--stop", " ")["n_gen"] < 5
 
 

@@ -124,7 +124,7 @@ def test_debug_shows_the_traceback(failing, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["frobnicate"], "No such command 'frobnicate'"),
+        (["frobnicate"], "there is no command 'frobnicate' (see oallama --help)"),
         (["plan", "--frobnicate", "x.gguf"], "No such option"),
         (["plan"], "no MODEL: name a GGUF file (see oallama plan --help)"),
         (["plan", "a.gguf", "-m", "b.gguf"], "MODEL is given twice"),
@@ -174,12 +174,35 @@ def test_every_command_has_help_and_its_line_in_the_list(capsys, name):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_the_groups_help_is_a_tutorial_of_three_steps(capsys, arguments):
+def test_the_start_page_groups_commands(capsys, arguments):
     assert cli_main.exit_code(arguments) == 0
     text = capsys.readouterr().out
-    for step in ("1. See what can compute", "2. See what would go where", "3. Run it"):
-        assert step in text
-    assert all(name in text for name in cli_main.COMMANDS)
+    lines = text.splitlines()
+    for group, commands in cli_main.START_PAGE.items():
+        first = lines.index(f"{group}:") + 1
+        assert [line.split()[0] for line in lines[first : first + len(commands)]] == list(commands)
+    assert len(lines) <= 45
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rnu", "x.gguf"], "did you mean `oallama run`?"),
+        (["server"], "did you mean `oallama serve`?"),
+        (["ps"], "only `oallama serve` keeps a model loaded"),
+        (["show", "x"], "`oallama inspect MODEL`"),
+        (["ls"], "`oallama list`"),
+        (["model.gguf", "Why is it so?"], "to run it: oallama run model.gguf 'Why is it so?'"),
+        (["Once upon a time"], "to run it: oallama run 'Once upon a time'"),
+        (["hf.co/user/repo"], "to run it: oallama run hf.co/user/repo"),
+    ],
+)
+def test_a_word_that_is_no_command_names_what_was_meant(capsys, arguments, says):
+    assert cli_main.exit_code(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"oallama: there is no command {arguments[0]!r}; ")
+    assert says in said.err
 
 
 def completed(monkeypatch, capsys, *words):

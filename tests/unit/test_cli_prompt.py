@@ -7,8 +7,11 @@ import pytest
 from oallama.cli.default_model import FILE
 from oallama.cli.output import is_terminal
 from oallama.cli.prompt import model_and_prompt, read_prompt
-from oallama.cli.run import command
+from oallama.cli.run import command, cut_text, most_tokens
+from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END
+from oallama.cli.template import Prompt
 from oallama.core.errors import UsageError
+from oallama.run.generate import Generation
 
 
 @pytest.fixture
@@ -147,3 +150,24 @@ def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):
     with pytest.raises(Found):
         command.main(["-p", "Once"], standalone_mode=False)
     assert FILE in capsys.readouterr().err
+
+
+def test_an_answer_is_as_long_as_the_model_wants_unless_text_is_continued_or_a_length_is_asked_for():
+    assert most_tokens(None, Prompt("hi", ends=True)) == WITHOUT_END
+    assert most_tokens(None, Prompt("hi")) == DEFAULT_N_GEN
+    assert most_tokens(5, Prompt("hi", ends=True)) == 5
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("limit", "cut after 7 tokens; -n -1"),
+        ("context", "context of 256 tokens is full; -c 512"),
+        ("model", ""),
+        ("stop", ""),
+    ],
+)
+def test_an_answer_that_was_cut_says_so_and_what_gives_more(end, says):
+    said = cut_text(Generation("a", (1,) * 7, 3, 7, 0.1, 0.1, end), 256)
+    assert says in said
+    assert bool(said) == bool(says)

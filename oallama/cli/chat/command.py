@@ -8,10 +8,10 @@ import click
 
 from oallama.cli.answers import AnswerOptions, answer_options
 from oallama.cli.gate import tuning_gain
+from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     complete_file,
-    count,
     depth_option,
     model_option,
 )
@@ -19,7 +19,7 @@ from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import counting
-from oallama.cli.sampling import DEFAULT_N_GEN
+from oallama.cli.sampling import DEFAULT_N_GEN, length_option
 from oallama.cli.template import template_for
 from oallama.core.errors import UsageError
 from oallama.report.text import printable
@@ -36,36 +36,25 @@ CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was 
 PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned for
 
 
-@click.command("chat")
+@click.command("chat", cls=Command)
 @click.argument("position", required=False, metavar="[MODEL]", shell_complete=complete_file)
 @model_option
-@click.option(
-    "-n",
-    "--predict",
-    "n_gen",
-    type=count(-1),
-    metavar="N",
-    help="Tokens of an answer at most; -1: until the model ends or the context is full.  "
-    f"[default: -1; {DEFAULT_N_GEN} where text is continued]",
-)
+@length_option
 @placement_options(
-    click.option(
-        "--tune",
-        type=click.Choice(["before", "never"]),
-        default="never",
-        show_default=True,
-        metavar="before|never",
-        help="Policy auto, where nothing was measured yet: measure before the first answer, or begin at once with "
-        "stock llama.cpp's own placement.",
+    option(
+        "--tune", type=click.Choice(["before", "never"]), default="never", show_default=True, metavar="before|never",
+        group=Group.PLACEMENT,
+        help="When to find the fastest plan.\f before: before the first answer; never: policy auto, where nothing was "
+        "measured yet, begins at once with stock llama.cpp's own placement.",
     )
-)
+)  # fmt: skip
 @depth_option
 @answer_options(
     "everything else",
-    "Put what is said into the model's chat template, or continue it as one text.  "
-    "[default: chat where the model has a template]",
+    "Put what is said into the model's chat template, or continue it as one text.",
+    "chat where the model has a template",
 )
-@click.option("--verbose", is_flag=True, help="Show tokens/s after each answer, and what was predicted.")
+@option("--verbose", is_flag=True, help="Show tokens/s after each answer.\f And what was predicted.")
 def command(
     position: str | None,
     model_option: str | None,
@@ -75,16 +64,17 @@ def command(
     answers: AnswerOptions,
     verbose: bool,
 ) -> None:
-    """Talk with a model. Without MODEL it is the small one that comes with oallama. In a pipe each line is a message,
-    and stdout gets the answers alone.
-
-    A line that begins with / is a command; /? lists them. Ctrl-C stops an answer, Ctrl-D leaves. Without a measured
-    placement that of stock llama.cpp is used; a line says what measuring is predicted to gain, and /tune measures.
+    """Talk with a model; without MODEL with the small one that comes with oallama. /? lists commands, Ctrl-D leaves.
 
     \b
       oallama chat model.gguf --system "Answer in one sentence."
       oallama chat model.gguf --temp 0 --json-schema '{"type": "object"}'
       printf '%s\\n' "Hello!" "Tell me a story." | oallama chat --tune never
+
+    \f
+    In a pipe each line is a message, and stdout gets the answers alone. A line that begins with / is a command. Ctrl-C
+    stops an answer. Without a measured placement that of stock llama.cpp is used; a line says what measuring is
+    predicted to gain, and /tune measures.
     """
     if position is not None and model_option is not None:
         raise UsageError("MODEL is given twice, by position and by -m")

@@ -1,0 +1,126 @@
+"""Help on one screen: options in named groups, and what most people need. `--help-all` shows the rest.
+
+An option says where it is defined to which group it belongs, and whether it is advanced. The help text of an option or
+of a command may go on behind a form feed. That part, and advanced options, are for `--help-all` and docs/cli.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import click
+
+
+class Group(Enum):
+    """Headings of options, in the order in which help shows them."""
+
+    MODEL = "Model"
+    PROMPT = "Prompt and answer"
+    SAMPLING = "Sampling"
+    COMPARED = "What is compared"
+    TIMED = "What is timed"
+    SERVER = "Server"
+    WORKLOAD = "What is planned for"
+    DEVICE = "Device and memory"
+    PLACEMENT = "Placement"
+    OUTPUT = "Output"
+
+
+FURTHER = "\f"
+"""What follows it in a help text is for --help-all alone."""
+
+_NAMES_WIDTH = 28  # of the column of options; longer ones have a line of their own
+_ALL = "oallama.cli.help.all"
+
+
+class Option(click.Option):
+    """An option of a group. advanced: shown by --help-all alone."""
+
+    def __init__(self, *names: Any, group: Group = Group.OUTPUT, advanced: bool = False, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group, self.advanced = group, advanced
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """As click's, with a default in words as it stands."""
+        extra = super().get_help_extra(ctx)
+        return {**extra, "default": self.show_default} if isinstance(self.show_default, str) else extra
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Names and text; two names and the first part of the text where not everything is asked for."""
+        if (record := super().get_help_record(ctx)) is None:
+            return None
+        names, text = record
+        tail = text.removeprefix(self.help or "")  # the default
+        before, _, behind = (self.help or "").partition(FURTHER)
+        if ctx.meta.get(_ALL):
+            return names, f"{before} {behind}".strip() + tail
+        *first, last = names.split(", ")
+        if len(first) > 1:
+            names = ", ".join(first[:2]) + "".join(last.partition(" ")[1:])
+        return names, before.rstrip() + tail
+
+
+class Command(click.Command):
+    """A command with --help and --help-all."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), _help_all]
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not ctx.meta.get(_ALL):
+            super().format_help_text(ctx, formatter)
+            return
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(help_text(self))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        everything = bool(ctx.meta.get(_ALL))
+        records: dict[Group, list[tuple[str, str]]] = {}
+        for group, options in grouped(self.get_params(ctx)).items():
+            shown = [option for option in options if everything or not is_advanced(option)]
+            records[group] = [record for option in shown if (record := option.get_help_record(ctx)) is not None]
+        names = [name for rows in records.values() for name, _ in rows if len(name) <= _NAMES_WIDTH]
+        width = max(map(len, names), default=0)
+        for group, rows in records.items():
+            if rows:
+                with formatter.section(group.value):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
+
+
+def help_text(command: click.Command) -> str:
+    """The whole help text of a command."""
+    import inspect
+
+    return inspect.cleandoc(command.help or "").replace(FURTHER, "")
+
+
+def grouped(parameters: list[click.Parameter]) -> dict[Group, list[click.Option]]:
+    """Options by group, in the groups' order. One that names no group, such as click's --help, is of the last."""
+    groups: dict[Group, list[click.Option]] = {group: [] for group in Group}
+    for parameter in parameters:
+        if isinstance(parameter, click.Option):
+            groups[getattr(parameter, "group", Group.OUTPUT)].append(parameter)
+    return {group: options for group, options in groups.items() if options}
+
+
+def is_advanced(option: click.Option) -> bool:
+    return bool(getattr(option, "advanced", False))
+
+
+def _show_all(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
+_help_all = Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option."
+)
+
+option: Callable[..., Callable[[Any], Any]] = partial(click.option, cls=Option)
+"""As click.option, with group and advanced."""

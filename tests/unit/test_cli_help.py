@@ -1,0 +1,93 @@
+"""Help: options in groups, what most people need by --help, everything by --help-all, and both at once."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from oallama.cli import main as cli_main
+from oallama.cli.help import Group, Option, grouped, is_advanced
+
+SCREEN = 45  # lines of 80 characters
+
+
+def shown(capsys, monkeypatch, *arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli_main.exit_code([*arguments]) == 0
+    return capsys.readouterr().out
+
+
+def options_of(name):
+    command = cli_main.cli.get_command(None, name)
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+@pytest.mark.parametrize("name", cli_main.COMMANDS)
+def test_help_fits_a_screen_and_leaves_out_what_is_advanced(capsys, monkeypatch, name):
+    text = shown(capsys, monkeypatch, name, "--help")
+    assert text.count("\n") <= SCREEN
+    listed = {word for line in text.splitlines() if line.startswith("  -") for word in line.replace(",", " ").split()}
+    for option in options_of(name):
+        assert bool(listed & set(option.opts)) != is_advanced(option), option.opts
+
+
+@pytest.mark.parametrize("name", cli_main.COMMANDS)
+def test_all_of_help_names_every_option_and_spelling(capsys, monkeypatch, name):
+    text = shown(capsys, monkeypatch, name, "--help-all")
+    assert "\f" not in text
+    words = text.replace(",", " ").split()
+    for option in options_of(name):
+        assert isinstance(option, Option)
+        for spelling in option.opts:
+            assert spelling in words, spelling
+
+
+def test_run_shows_what_most_people_need():
+    common = [option.opts[0] for option in options_of("run") if not is_advanced(option)]
+    assert 15 <= len(common) <= 20
+    for needed in [
+        "-m",
+        "-p",
+        "-n",
+        "-c",
+        "-dev",
+        "--vram",
+        "-t",
+        "-s",
+        "--temp",
+        "-sys",
+        "-r",
+        "-j",
+        "--tune",
+        "--json",
+    ]:
+        assert needed in common
+
+
+def test_the_policies_in_help_are_five_and_the_others_are_in_all_of_it(capsys, monkeypatch):
+    text = shown(capsys, monkeypatch, "plan", "--help")
+    assert "auto (default), oato, scheinfer, layers, cpu" in text
+    assert "twinpilots" not in text
+    assert "twinpilots" in shown(capsys, monkeypatch, "plan", "--help-all")
+
+
+def test_groups_keep_their_order_and_an_option_of_clicks_is_of_the_last():
+    made = grouped([Option(["--b"], group=Group.DEVICE), click.Option(["--c"]), Option(["--a"], group=Group.MODEL)])
+    assert [(group, [option.name for option in options]) for group, options in made.items()] == [
+        (Group.MODEL, ["a"]),
+        (Group.DEVICE, ["b"]),
+        (Group.OUTPUT, ["c"]),
+    ]
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "serve", "plan"])
+def test_help_loads_nothing_that_searches_or_computes(name):
+    code = (
+        "import sys\nfrom oallama.cli import main\n"
+        f"assert main.exit_code([{name!r}, '--help']) == 0\n"
+        "heavy = {'numpy', 'llama_cpp', 'rich', 'oallama.place.decide', 'oallama.bench.ab', 'oallama.placer'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
