@@ -15,6 +15,7 @@ from oallama.cli.options import (
     model_argument,
     output_option,
     profile_option,
+    verbose_option,
 )
 from oallama.cli.output import deliver, emit, json_text, show
 from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
@@ -22,6 +23,7 @@ from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_opt
 if TYPE_CHECKING:
     from oallama.core.affinity import AffinityReport
     from oallama.core.options import Options
+    from oallama.report.words import Words
 
 FORMATS = ("table", "json", "csv", "md", "html")
 
@@ -58,6 +60,7 @@ FORMATS = ("table", "json", "csv", "md", "html")
 @option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @option("--all", "every_row", is_flag=True, help="One line per operator, however many.")
 @output_option("the report")
+@verbose_option
 def command(
     model: str,
     options: Options,
@@ -70,6 +73,7 @@ def command(
     as_json: bool,
     every_row: bool,
     output: str | None,
+    verbose: bool,
 ) -> None:
     """Show where each operator goes and why: the time that a byte of the device's memory saves there.
 
@@ -86,6 +90,7 @@ def command(
         raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
     from oallama.placer import Placer
     from oallama.placer.affinity import plan_report
+    from oallama.report.words import PAPERS, PLAIN
 
     chosen = form or format_of(output)
     if as_json and chosen == "table":
@@ -97,14 +102,15 @@ def command(
     else:
         plan = policy.plan(placer, placer.workload(n_prompt, n_gen))
         report = plan_report(placer.model, placer.problem_for(plan), plan, phase)
+    words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
-        emit(render(report, "json", every_row))
+        emit(render(report, "json", every_row, words))
     if chosen == "table" and output is None:
         from oallama.report.affinity import report_tables
 
-        show(report_tables(report, every_row))
+        show(report_tables(report, every_row, words=words))
         return
-    deliver(render(report, chosen, every_row), output)
+    deliver(render(report, chosen, every_row, words), output)
 
 
 def format_of(output: str | None) -> str:
@@ -113,7 +119,7 @@ def format_of(output: str | None) -> str:
     return {"htm": "html", "markdown": "md"}.get(suffix, suffix if suffix in FORMATS else "table")
 
 
-def render(report: AffinityReport, form: str, every_row: bool) -> str:
+def render(report: AffinityReport, form: str, every_row: bool, words: Words) -> str:
     from oallama.report import affinity, table
 
     if form == "json":
@@ -121,9 +127,9 @@ def render(report: AffinityReport, form: str, every_row: bool) -> str:
     if form == "csv":
         return affinity.affinity_csv(report)
     if form == "md":
-        return affinity.affinity_markdown(report, every_row)
+        return affinity.affinity_markdown(report, every_row, words)
     if form == "html":
         from oallama.report.html import affinity_html
 
         return affinity_html(report)
-    return "\n".join(table.plain(t) for t in affinity.report_tables(report, every_row))
+    return "\n".join(table.plain(t) for t in affinity.report_tables(report, every_row, words=words))

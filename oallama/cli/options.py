@@ -263,6 +263,8 @@ chart_option = option(
 
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
+verbose_option = option("--verbose", is_flag=True, help="Use the papers' words: T_c, T_g, CC, CG, GG.")
+
 
 def system_option(precedes: str) -> Decorator:
     """The system prompt, as llama.cpp and ollama name it; the command gets `system`."""

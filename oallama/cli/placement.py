@@ -132,10 +132,12 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> 
     return load
 
 
-def say_warnings(engine: Engine, placer: Placer) -> None:
-    """What there is to know of a model that was loaded."""
+def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
+    """Say what there is to know of a loaded model. plan_given: by the user, who can make another where memory is not as
+    it says."""
     for warning in engine.warnings:
-        talk(f"warning: {warning}")
+        if plan_given or warning != engine.memory.warning:
+            talk(f"warning: {warning}")
     if placer.device.emulated is not None:
         if placer.device.emulated.values == "drawn":
             talk("note: the device is emulated and computes nothing (values=drawn): the text is noise")

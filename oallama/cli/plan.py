@@ -15,6 +15,7 @@ from oallama.cli.options import (
     output_option,
     profile_option,
     ubatch_option,
+    verbose_option,
 )
 from oallama.cli.output import emit_json, talk
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
@@ -31,6 +32,7 @@ from oallama.core.options import Options
 @projector_options
 @option("--json", "as_json", is_flag=True, advanced=True, help="Print the plan also where -o writes it.")
 @output_option("the plan")
+@verbose_option
 def command(
     model: str,
     policy: PolicyOptions,
@@ -42,6 +44,7 @@ def command(
     pictures: ProjectorOptions,
     as_json: bool,
     output: str | None,
+    verbose: bool,
 ) -> None:
     """Decide where every operator is stored and computed, and print that as JSON. `oallama run --plan FILE` uses it.
 
@@ -55,6 +58,7 @@ def command(
     """
     from oallama.placer import Placer
     from oallama.report.plan import plan_sentences
+    from oallama.report.words import PAPERS, PLAIN
 
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
@@ -69,5 +73,5 @@ def command(
         talk(f"wrote {output}")
     if output is None or as_json:
         emit_json(plan.to_json())
-    for sentence in plan_sentences(plan, placer.operators):
+    for sentence in plan_sentences(plan, placer.operators, PAPERS if verbose else PLAIN):
         talk(sentence)

@@ -103,7 +103,7 @@ def command(
     if shows:
         talk(f"oallama: {expected(placer, plan)}")
     with counting(placer, answers.count_experts) as recording, placer.engine(plan, **recording) as loaded:
-        say_warnings(loaded, placer)
+        say_warnings(loaded, placer, asked.plan_file is not None)
         if tokens is None:
             tokens = given.tokens(loaded)
         most = most_tokens(n_gen, given)

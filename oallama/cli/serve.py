@@ -121,6 +121,7 @@ def command(
     """
     asked.check_depth(n_depth)
     from oallama.cli.served import PlacementRequest, served_model
+    from oallama.report.placement import request_tokens
     from oallama.serve.address import free_address
     from oallama.serve.program import ServerSettings, find_program
     from oallama.serve.server import Placements, serve
@@ -141,6 +142,9 @@ def command(
         log = stack.enter_context(_log(server.log_file))
         talk(f"oallama: {served.wanted.reason}")
         talk(f"oallama: {expected(placer, served.wanted.plan)}")
+        n_ctx = served.wanted.plan.workload.n_ctx
+        if (most := request_tokens(placer.model, n_ctx)) < n_ctx:
+            talk(f"note: one request may have {most} tokens, as the model was trained on no more; -c {n_ctx} is shared")
         launch = partial(served.launch, program=found, settings=settings)
         placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep_runs)
         serve(address, placements, talk, log, server.placement_port)

@@ -27,6 +27,7 @@ from oallama.report.text import (
     signed,
     three_digits,
 )
+from oallama.report.words import PLAIN, Words
 
 AFFINITY_KEYS = tuple(f.name for f in fields(Affinity))
 """Of one operator in the JSON, and the columns of the CSV."""
@@ -34,13 +35,28 @@ AFFINITY_KEYS = tuple(f.name for f in fields(Affinity))
 FOLD_ABOVE = 40
 """Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
 
-_LEGEND = "µs/MiB: what a MiB of device memory saves, (T_c - T_g - T') / bytes; affinity: that, scaled to 0..1."
-_TEXT_LEGEND = (
-    "T_c, T_g, T', saved: µs; saved: T_c - T_g - T', what the device saves; affinity: saved for each byte of its "
-    "memory, scaled to 0..1."
-)
-_AFFINITY_HEADINGS = "operator |type |>shape |>bytes |>T_c µs |>T_g µs |>T' µs |>saved µs |>µs/MiB |>affinity |backend"
-_TIMES = ">T_c |>T_g |>T' |>saved |>affinity"
+
+def legend(words: Words, wide: bool) -> str:
+    """What the columns of times mean."""
+    cpu, card, transfers = words.times
+    if wide:
+        benefit = f"({cpu} - {card} - {transfers}) / bytes"
+        return f"µs/MiB: what a MiB of device memory saves, {benefit}; affinity: that, scaled to 0..1."
+    return (
+        f"{cpu}, {card}, {transfers}, saved: µs of one operator; saved: {cpu} - {card} - {transfers}; affinity: saved "
+        "for each byte of the card's memory, scaled to 0..1."
+    )
+
+
+def headings(words: Words) -> str:
+    """Of a table with all columns."""
+    times = "".join(f">{name} µs |" for name in words.times)
+    return f"operator |type |>shape |>bytes |{times}>saved µs |>µs/MiB |>affinity |backend"
+
+
+def times_headings(words: Words) -> str:
+    """Of a table for a terminal."""
+    return "".join(f">{name} |" for name in words.times) + ">saved |>affinity"
 
 
 def saved_s(row: Affinity | Fold) -> float | None:
@@ -72,22 +88,22 @@ def zero_text(rows: Sequence[Affinity]) -> str:
     return "No operator saves time on the device, not even one of affinity 1."
 
 
-def affinity_table(report: AffinityReport, every_row: bool = False) -> Table:
+def affinity_table(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> Table:
     """Operators in rank order; folded by role and backend when there are many and `every_row` is false."""
     if every_row or len(report.operators) <= FOLD_ABOVE:
         rows = [operator_cells(row) for row in report.operators]
-        return table(_title(report), f">rank |{_AFFINITY_HEADINGS}", rows)
+        return table(_title(report), f">rank |{headings(words)}", rows)
     folded = fold(report.operators)
-    headings = f"ranks |>count |layers |{_AFFINITY_HEADINGS}"
-    return table(_title(report), headings, map(_fold_row, folded), (_folded_text(report, folded),))
+    all_headings = f"ranks |>count |layers |{headings(words)}"
+    return table(_title(report), all_headings, map(_fold_row, folded), (_folded_text(report, folded),))
 
 
-def narrow_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
+def narrow_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
     """The same for WIDTH characters, with fewer columns; where operators are folded a second table says which they
     are."""
     if every_row or len(report.operators) <= FOLD_ABOVE:
         rows = [(str(o.rank), printable(o.name), o.backend, *_times(o), f"{o.affinity:.3f}") for o in report.operators]
-        return (table(_title(report), f">rank |operator |on |{_TIMES}", rows, width=WIDTH),)
+        return (table(_title(report), f">rank |operator |on |{times_headings(words)}", rows, width=WIDTH),)
     folded = fold(report.operators)
     names_of = [(line.backend, printable(line.role), printable(line.type)) for line in folded]
     numbers = (
@@ -105,7 +121,7 @@ def narrow_tables(report: AffinityReport, every_row: bool = False) -> tuple[Tabl
     ]
     footer = (_folded_text(report, folded),)
     return (
-        table(_title(report), f"on |operator |type |>bytes |{_TIMES}", numbers, footer, WIDTH),
+        table(_title(report), f"on |operator |type |>bytes |{times_headings(words)}", numbers, footer, WIDTH),
         table("Which operators", "on |operator |type |>count |layers |ranks", which, width=WIDTH),
     )
 
@@ -215,8 +231,20 @@ def ledger_items(memory: MemoryLedger) -> tuple[tuple[str, int], ...]:
     )
 
 
-def ledger_table(memory: MemoryLedger, device: str) -> Table:
-    """The ledger: items, their sum (the limit), what is kept back, and the capacity; then the weights on the host."""
+def weights_on_device(rows: Sequence[Affinity]) -> tuple[int, int]:
+    """(bytes of operators' weights on the device, bytes of all of them). Hot experts are on the host too."""
+    on_device = sum(row.gg * row.bytes + row.bytes // row.shape[2] * row.n_hot for row in rows)
+    return round(on_device), sum(row.bytes for row in rows)
+
+
+def weights_text(on_device: int, total: int) -> str:
+    """`219 MiB of 557 MiB of weights (39%)`: the share that every page and line tells."""
+    return f"{format_bytes(on_device)} of {format_bytes(total)} of weights ({percent(on_device, total)})"
+
+
+def ledger_table(report: AffinityReport) -> Table:
+    """The ledger: items, their sum (the limit), what is kept back, and the capacity; then the operators' weights."""
+    memory = report.memory
     limit = f"= limit ({memory.fill:.4g} of the capacity)"
     entries = [
         *ledger_items(memory),
@@ -225,39 +253,37 @@ def ledger_table(memory: MemoryLedger, device: str) -> Table:
         ("= capacity", memory.capacity),
     ]
     rows = [(name, f"{n_bytes / MIB:,.2f}", f"{n_bytes:,}") for name, n_bytes in entries]
-    weights = memory.weights_gpu + memory.weights_host
-    footer = (
-        f"Weights: {format_bytes(memory.weights_gpu)} on the device "
-        f"({percent(memory.weights_gpu, weights)}), {format_bytes(memory.weights_host)} on the host.",
-    )
-    return table(f"Memory of {printable(device)}", "item |>MiB |>bytes", rows, footer, WIDTH)
+    footer = (f"Operators: {weights_text(*weights_on_device(report.operators))} on the card.",)
+    return table(f"Memory of {printable(report.device)}", "item |>MiB |>bytes", rows, footer, WIDTH)
 
 
-def report_tables(report: AffinityReport, every_row: bool = False, wide: bool = False) -> tuple[Table, ...]:
+def report_tables(
+    report: AffinityReport, every_row: bool = False, wide: bool = False, words: Words = PLAIN
+) -> tuple[Table, ...]:
     """The whole report: ranked operators, whether it was worth it, then the ledger (where there is a device) with the
     sentences below it. wide: with all columns, for what is not read in a terminal."""
     sentences = (
-        _LEGEND if wide else _TEXT_LEGEND,
+        legend(words, wide),
         zero_text(report.operators),
         convergence_text(report),
         predicted_text(report.predicted),
         *filter(None, [measured_text(report)]),
-        *streaming_sentences(report),
+        *streaming_sentences(report, words),
         *map(printable_sentence, report.notes),
     )
-    ranked = (affinity_table(report, every_row),) if wide else narrow_tables(report, every_row)
-    ranked = (*ranked, *filter(None, [slices_table(report.operators)]))
+    ranked = (affinity_table(report, every_row, words),) if wide else narrow_tables(report, every_row, words)
+    ranked = (*ranked, *filter(None, [slices_table(report.operators, words)]))
     tables = (*ranked, *([compared_table(report)] if report.baselines else []))
     if report.memory.capacity > 0:
-        tables = (*tables, ledger_table(report.memory, report.device))
+        tables = (*tables, ledger_table(report))
     return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
 
 
-def streaming_sentences(report: AffinityReport) -> tuple[str, ...]:
+def streaming_sentences(report: AffinityReport, words: Words = PLAIN) -> tuple[str, ...]:
     """What of the weights is streamed, and for which tokens; nothing where nothing is."""
     streamed_bytes = sum(row.cg * row.bytes for row in report.operators)
-    ring = [ring_text(streamed_bytes, report.streaming)] if streamed_bytes or report.token_assignment else []
-    tokens = [tokens_text(report.token_assignment, report.streaming)] if report.token_assignment else []
+    ring = [ring_text(streamed_bytes, report.streaming, words)] if streamed_bytes or report.token_assignment else []
+    tokens = [tokens_text(report.token_assignment, report.streaming, words)] if report.token_assignment else []
     return tuple(f"{text[0].upper()}{text[1:]}." for text in (*ring, *tokens))
 
 
@@ -266,8 +292,8 @@ def printable_sentence(note: str) -> str:
     return printable(note, 1000)
 
 
-def affinity_markdown(report: AffinityReport, every_row: bool = False) -> str:
-    return "\n".join(markdown(t) for t in report_tables(report, every_row, wide=True))
+def affinity_markdown(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> str:
+    return "\n".join(markdown(t) for t in report_tables(report, every_row, wide=True, words=words))
 
 
 def affinity_csv(report: AffinityReport) -> str:

@@ -75,10 +75,10 @@ def measured_texts(ttft_s: float, tpot_s: float, expected: Predicted | None) -> 
         first += f" ({format_seconds(expected.ttft_s)} expected)"
     if tpot_s <= 0:
         return [first]
-    expected_rate = (
-        "" if expected is None or expected.tpot_s <= 0 else f" ({three_digits(1 / expected.tpot_s)} expected)"
-    )
-    return [first, f"TPOT {format_seconds(tpot_s)}", f"{1 / tpot_s:.1f}{expected_rate} tokens/s"]
+    rate = rate_text(tpot_s)
+    if expected is not None and expected.tpot_s > 0:
+        rate += f" ({three_digits(1 / expected.tpot_s)} expected)"
+    return [first, f"TPOT {format_seconds(tpot_s)}", rate]
 
 
 WORTH = 0.05

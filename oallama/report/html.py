@@ -13,6 +13,7 @@ from oallama.report.affinity import (
     saved_text,
     span_text,
     streaming_sentences,
+    weights_on_device,
     zero_text,
 )
 from oallama.report.compared import compared, compared_title
@@ -48,7 +49,7 @@ def affinity_html(report: AffinityReport) -> str:
         bar_width=layout.BAR_WIDTH,
         memory=memory,
         memory_segments=layout.memory_segments(memory),
-        weight_segments=layout.weight_segments(memory),
+        weight_segments=layout.weight_segments(*weights_on_device(report.operators)),
         role_lines=fold(report.operators),
         convergence=convergence_text(report),
         streaming=streaming_sentences(report),

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.affinity import ledger_items, operator_cells, saved_s, zero_affinity
+from oallama.report.affinity import ledger_items, operator_cells, saved_s, weights_on_device, zero_affinity
 from oallama.report.slices import cut_text
 from oallama.report.text import percent, plural, printable, rate_text
+from oallama.report.words import PLAIN
 
 N_STEPS = 21
 """Of the colour scale (templates/scale.css): affinity is shown to the nearest 0.05."""
@@ -26,7 +27,8 @@ _ROLE_ORDER = (
     "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate", "ffn_up", "ffn_down",
 )
 OPERATOR_HEADINGS = (
-    "on", "rank", "operator", "type", "shape", "bytes", "T_c µs", "T_g µs", "T′ µs", "saved µs", "µs/MiB", "affinity",
+    "on", "rank", "operator", "type", "shape", "bytes", *(f"{name} µs" for name in PLAIN.times), "saved µs", "µs/MiB",
+    "affinity",
 )
 # fmt: on
 
@@ -95,7 +97,7 @@ def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
     def mark(row: Affinity) -> MapMark:
         where = f"on the {row.backend}"
         if row.backend == "split":
-            where = f"{'' if row.n_hot else 'CC/CG/GG '}{cut_text(row)}"
+            where = f"{'' if row.n_hot else f'{PLAIN.cut} '}{cut_text(row)}"
         label = f"{printable(row.name)}: {where}, affinity {row.affinity:.3f}, rank {row.rank}"
         return MapMark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
 
@@ -150,9 +152,9 @@ def memory_segments(memory: MemoryLedger) -> tuple[Segment, ...]:
     return _segments([*held, kept])
 
 
-def weight_segments(memory: MemoryLedger) -> tuple[Segment, ...]:
+def weight_segments(on_device: int, total: int) -> tuple[Segment, ...]:
     """Where the bytes of the operators' weights are."""
-    return _segments((("weights", "on the device", memory.weights_gpu), ("host", "on the host", memory.weights_host)))
+    return _segments((("weights", "on the device", on_device), ("host", "on the host", total - on_device)))
 
 
 def _segments(parts: Sequence[tuple[str, str, int]]) -> tuple[Segment, ...]:
@@ -170,9 +172,9 @@ def _segments(parts: Sequence[tuple[str, str, int]]) -> tuple[Segment, ...]:
 
 def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
     """The figures on top: (what, value, remark)."""
-    predicted, memory = report.predicted, report.memory
-    on_device = sum(row.backend == "GPU" for row in report.operators)
-    weights = memory.weights_gpu + memory.weights_host
+    predicted = report.predicted
+    n_on_device = sum(row.backend == "GPU" for row in report.operators)
+    on_device, total = weights_on_device(report.operators)
     rate = rate_text(predicted.tpot_s) if predicted.tpot_s > 0 else ""
     ended = "affinities stable" if report.converged else "cycle: least time kept"
     search = ("Policy", printable(report.policy, 40), "of the plan")
@@ -182,8 +184,8 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
         ("Time to first token", format_seconds(predicted.ttft_s), "predicted"),
         ("Time per token", format_seconds(predicted.tpot_s), f"predicted, {rate}" if rate else "predicted"),
         ("Whole run", format_seconds(predicted.total_s), "predicted"),
-        ("Weights on the device", percent(memory.weights_gpu, weights), format_bytes(memory.weights_gpu)),
-        ("Operators on the device", str(on_device), f"of {len(report.operators)}"),
+        ("Weights on the device", percent(on_device, total), f"{format_bytes(on_device)} of {format_bytes(total)}"),
+        ("Operators on the device", str(n_on_device), f"of {len(report.operators)}"),
         search,
     )
 

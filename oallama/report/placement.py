@@ -129,7 +129,7 @@ def placement_html(served: Served) -> str:
         device=printable(served.plan.device),
         memory=memory,
         memory_segments=layout.memory_segments(memory),
-        weight_segments=layout.weight_segments(memory),
+        weight_segments=layout.weight_segments(*weights_on_device(served.plan, served.operators)),
         headings=HEADINGS,
         numeric=_NUMERIC,
         name_column=_NAME,
@@ -137,6 +137,11 @@ def placement_html(served: Served) -> str:
         others=_others(served),
         fingerprint=served.plan.fingerprint,
     )
+
+
+def request_tokens(model: ModelInfo, n_ctx: int) -> int:
+    """Tokens that one request may have: llama-server refuses more than the model was trained on."""
+    return min(n_ctx, model.n_ctx_train or n_ctx)
 
 
 def page_policy() -> str:
@@ -229,16 +234,16 @@ def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
     predicted = served.plan.predicted
     on_device, total = weights_on_device(served.plan, served.operators)
     rate = rate_text(predicted.tpot_s) if predicted else "-"
-    load, memory = served.plan.workload, served.plan.memory
-    weights = f"{format_bytes(memory.weights_gpu)}; {percent(on_device, total)} of the operators'"
+    load = served.plan.workload
+    most = request_tokens(served.model, load.n_ctx)
     prompt = rate_text(predicted.ttft_s / load.n_prompt) if predicted and load.n_prompt else "-"
     return [
         ("Server", "…", "", "state"),
         ("Generation", "…", f"measured; predicted {rate}", "generation"),
         ("Prompt", "…", f"measured; predicted {prompt}", "prompt"),
         ("Requests now", "…", "answered, waiting", "requests"),
-        ("Weights on the device", percent(memory.weights_gpu, memory.weights_gpu + memory.weights_host), weights, ""),
-        ("Context", f"{load.n_ctx:,}", "tokens, of all requests together", ""),
+        ("Weights on the device", percent(on_device, total), f"{format_bytes(on_device)} of {format_bytes(total)}", ""),
+        ("Context", f"{load.n_ctx:,}", f"tokens of all requests together; of one at most {most:,}", ""),
     ]
 
 

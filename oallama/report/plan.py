@@ -1,4 +1,4 @@
-"""Sentences about a plan: what is where, what it should cost, and its slices: r_CC, r_CG and r_GG, streaming, n_g."""
+"""Sentences about a plan: what is where, what it should cost, and what of it is divided and copied when needed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from oallama.core.types import Operator, OperatorPlacement, PlanRecord
-from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
 from oallama.plan.split import hot_bytes
-from oallama.report.affinity import predicted_text, printable_sentence
+from oallama.report.affinity import predicted_text, printable_sentence, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
-from oallama.report.text import percent, plural, printable
+from oallama.report.text import plural, printable
+from oallama.report.words import PLAIN, Words
 
 
 def weights_on_device(record: PlanRecord, operators: Sequence[Operator]) -> tuple[int, int]:
@@ -33,32 +33,33 @@ def where_text(record: PlanRecord, operators: Sequence[Operator]) -> str:
     return f"{100 - gpu}%/{gpu}% CPU/GPU"
 
 
-def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[str, ...]:
+def plan_sentences(record: PlanRecord, operators: Sequence[Operator], words: Words = PLAIN) -> tuple[str, ...]:
     """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
     whole = sum(placement.gg == 1 for placement in record.operators)
     split = sum(0 < p.gg < 1 or p.cg > 0 or bool(p.hot_experts) for p in record.operators)
+    shared = f", {split} divided between it and the CPU" if split else ""
     place = (
-        f"{record.policy} on {printable(record.device)}: {format_bytes(on_device)} of {format_bytes(total)} of weights "
-        f"({percent(on_device, total)}) and {whole} of {plural(len(record.operators), 'operator')} on the device"
-        f"{f', {split} split between it and the CPU' if split else ''}"
+        f"{record.policy} on {printable(record.device)}: {weights_text(on_device, total)} and {whole} of "
+        f"{plural(len(record.operators), 'operator')} on the device{shared}"
     )
     times = (predicted_text(record.predicted),) if record.predicted else ()
-    return (place, *times, *slice_sentences(record, operators), *(printable_sentence(note) for note in record.notes))
+    notes = (printable_sentence(note) for note in record.notes)
+    return (place, *times, *slice_sentences(record, operators, words), *notes)
 
 
-def slice_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[str, ...]:
+def slice_sentences(record: PlanRecord, operators: Sequence[Operator], words: Words) -> tuple[str, ...]:
     """Nothing for a plan that streams nothing."""
     by_name = {placement.name: placement for placement in record.operators}
     placed = [(operator, by_name[operator.name]) for operator in operators if operator.name in by_name]
     streamed = [(operator, placement) for operator, placement in placed if placement.cg > 0]
     if not streamed and not record.token_assignment:
         return ()
-    ring = ring_text(sum(p.cg * o.bytes for o, p in streamed), record.streaming)
+    ring = ring_text(sum(p.cg * o.bytes for o, p in streamed), record.streaming, words)
     rates = "; ".join(_rates(placed))
-    sentences = [ring, f"slices CC/CG/GG: {rates}"] if rates else [ring]
+    sentences = [ring, f"divided, {words.cut}: {rates}"] if rates else [ring]
     if record.token_assignment:
-        sentences.append(tokens_text(record.token_assignment, record.streaming))
+        sentences.append(tokens_text(record.token_assignment, record.streaming, words))
     return tuple(sentences)
 
 

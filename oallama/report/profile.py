@@ -6,7 +6,7 @@ from oallama.core.profile import LinearFit, Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE
 from oallama.core.units import format_seconds
 from oallama.report.table import Table, table
-from oallama.report.text import printable, shape_text
+from oallama.report.text import printable, shape_text, three_digits
 
 
 def profile_tables(profile: Profile) -> tuple[Table, ...]:
@@ -19,8 +19,8 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
             shape_text(c.mul_mat.shape),
             str(c.n_tokens),
             format_seconds(c.seconds),
-            f"{c.gb_per_s:.3g}",
-            f"{c.gflops:.3g}",
+            three_digits(c.gb_per_s),
+            three_digits(c.gflops),
         )
         for c in sorted(profile.cases, key=_case_order)
     ]
@@ -33,8 +33,8 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
     if profile.contention is not None:
         c = profile.contention
         rows = [
-            ("CPU reading weights", f"{c.first_alone_gb_per_s:.3g}", f"{c.first_with_second_gb_per_s:.3g}"),
-            ("link", f"{c.second_alone_gb_per_s:.3g}", f"{c.second_with_first_gb_per_s:.3g}"),
+            ("CPU reading weights", three_digits(c.first_alone_gb_per_s), three_digits(c.first_with_second_gb_per_s)),
+            ("link", three_digits(c.second_alone_gb_per_s), three_digits(c.second_with_first_gb_per_s)),
         ]
         tables.append(table("Contention for memory, GB/s", "who |>alone |>both at once", rows))
     measured = [sharing for sharing in profile.sharing if not sharing.assumed]
@@ -43,8 +43,8 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
             (
                 f"{s.first} and {s.second}",
                 str(s.n_tokens),
-                f"{s.first_alone_gb_per_s:.3g}, {s.second_alone_gb_per_s:.3g}",
-                f"{s.first_with_second_gb_per_s:.3g}, {s.second_with_first_gb_per_s:.3g}",
+                f"{three_digits(s.first_alone_gb_per_s)}, {three_digits(s.second_alone_gb_per_s)}",
+                f"{three_digits(s.first_with_second_gb_per_s)}, {three_digits(s.second_with_first_gb_per_s)}",
             )
             for s in measured
         ]
@@ -70,5 +70,5 @@ def _case_order(case: ProfileCase) -> tuple[object, ...]:
 
 
 def _fit_row(name: str, fit: LinearFit) -> tuple[str, ...]:
-    rate = f"{1e-9 / fit.beta_s_per_byte:.3g}" if fit.beta_s_per_byte > 0 else "-"
+    rate = three_digits(1e-9 / fit.beta_s_per_byte) if fit.beta_s_per_byte > 0 else "-"
     return name, format_seconds(fit.alpha_s), rate, f"{fit.r2:.4f}"

@@ -9,29 +9,36 @@ from oallama.core.types import StreamSettings
 from oallama.core.units import format_bytes
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import plural, printable, ranges_text
+from oallama.report.words import PLAIN, Words
 
 MOST_LENGTHS = 6  # of the table of n_g that are shown
 
 Cut = Sequence[float]
-"""CC, CG and GG as fractions."""
+"""Fractions on the CPU, copied when needed, and on the card."""
 
 TokenAssignment = Sequence[tuple[int, int]]
 
 
-def ring_text(streamed_bytes: float, settings: StreamSettings | None) -> str:
-    """How much is streamed for a token, and how."""
+def ring_text(streamed_bytes: float, settings: StreamSettings | None, words: Words) -> str:
+    """How much is copied to the card for a token; in the papers' words also how."""
     settings = settings or StreamSettings()
-    how = "as soon as a slot is free" if settings.prefetch == "ahead" else "layer by layer"
     what = (
-        f"streamed: {format_bytes(round(streamed_bytes))} of weights a token"
+        f"{format_bytes(round(streamed_bytes))} of weights are copied to the card for each token"
         if streamed_bytes
-        else "streamed for prompts only"
+        else "weights are copied to the card for prompts only"
     )
-    return f"{what}, copied {how} through a ring of {plural(settings.n_slots, 'slot')}"
+    if words is PLAIN:
+        return what
+    how = "as soon as a slot is free" if settings.prefetch == "ahead" else "layer by layer"
+    return f"{what}, {how}, through a ring of {plural(settings.n_slots, 'slot')}"
 
 
-def tokens_text(table: TokenAssignment, settings: StreamSettings | None) -> str:
-    """`0 of 31, 9 of 32, 400 of 512`: n_g of the longest lengths, and where it begins."""
+def tokens_text(table: TokenAssignment, settings: StreamSettings | None, words: Words) -> str:
+    """From how many tokens of a prompt on the card computes a part of the CPU's; in the papers' words n_g of the
+    longest lengths, and where it begins: `0 of 31, 9 of 32, 400 of 512`."""
+    if words is PLAIN:
+        first = min((n_tokens for n_tokens, n_g in table if n_g), default=0)
+        return f"from {first} tokens of a prompt on, the card computes some of them with what the CPU keeps, too"
     twice = ", CC kept in host memory twice" if settings is not None and settings.kept_twice else ""
     shown = table if len(table) <= MOST_LENGTHS else (*table[:2], *table[-(MOST_LENGTHS - 2) :])
     lengths = ", ".join(f"{n_g} of {n_tokens}" for n_tokens, n_g in shown)
@@ -48,7 +55,7 @@ def cut_text(row: Affinity) -> str:
     return f"{row.n_hot} of {row.shape[2]} experts" if row.n_hot else percent_text((row.cc, row.cg, row.gg))
 
 
-def slices_table(rows: Sequence[Affinity]) -> Table | None:
+def slices_table(rows: Sequence[Affinity], words: Words) -> Table | None:
     """Operators that are split or streamed, those with one role and one cut in a line; None where there are none."""
     groups: dict[tuple[str, str, str], list[Affinity]] = {}
     for row in sorted(rows, key=lambda row: (row.layer is None, row.layer, row.role)):
@@ -63,7 +70,7 @@ def slices_table(rows: Sequence[Affinity]) -> Table | None:
         )
         for (role, kind, cut), group in groups.items()
     )  # fmt: skip
-    footer = ["CC: computed by the CPU; CG: streamed to the device; GG: on the device."]
+    footer = [words.means]
     if any(row.n_hot for row in rows):
-        footer.append("Experts: so many are on the device whole, the most used ones; the CPU computes the others.")
-    return table("Slices", "operator |type |>count |>bytes |>CC/CG/GG |layers", cells, footer, WIDTH)
+        footer.append("Experts: so many are on the card whole, the most used ones; the CPU computes the others.")
+    return table("Divided operators", f"operator |type |>count |>bytes |>{words.cut} |layers", cells, footer, WIDTH)

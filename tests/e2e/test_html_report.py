@@ -139,7 +139,7 @@ def test_the_map_the_table_and_the_filter_work(tmp_path):
     assert set(seen["place"]) <= {"CPU", "GPU"}
     assert seen["first"].startswith("blk.0.attn_q.weight: on the ")
     assert "blk.0.attn_q.weight" in seen["tip"]
-    assert "T_c µs" in seen["tip"]
+    assert "CPU µs" in seen["tip"]
     assert seen["right"].startswith("blk.0.attn_k.weight")
     assert seen["down"].startswith("blk.1.attn_k.weight")
     assert seen["back"] is True

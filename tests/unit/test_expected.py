@@ -105,7 +105,7 @@ def test_an_emulated_device_makes_no_rate_expected():
 
 def test_measured_figures_stand_beside_the_expected_ones():
     assert measured_texts(0.5, 0.1, Predicted(0.4, 0.08, 1.0)) == [
-        "TTFT 500 ms (400 ms expected)", "TPOT 100 ms", "10.0 (12.5 expected) tokens/s"
+        "TTFT 500 ms (400 ms expected)", "TPOT 100 ms", "10.0 tokens/s (12.5 expected)"
     ]  # fmt: skip
     assert measured_texts(0.5, 0.1, None) == ["TTFT 500 ms", "TPOT 100 ms", "10.0 tokens/s"]
     assert measured_texts(0.5, 0.0, None) == ["TTFT 500 ms"]

@@ -24,6 +24,7 @@ from oallama.report.affinity import (
 from oallama.report.compared import compared_table
 from oallama.report.fold import fold
 from oallama.report.table import plain
+from oallama.report.words import PAPERS
 
 
 def test_every_row_shows_every_operator_in_rank_order():
@@ -68,8 +69,9 @@ def test_an_operator_that_the_device_cannot_compute_shows_no_device_time():
 
 
 def test_the_ledger_adds_up_as_shown():
-    memory = records.dense().memory
-    rows = {name: int(exact.replace(",", "")) for name, _, exact in ledger_table(memory, "CUDA0").rows}
+    report = records.dense()
+    memory = report.memory
+    rows = {name: int(exact.replace(",", "")) for name, _, exact in ledger_table(report).rows}
     items = [rows[name] for name in ("weights", "KV cache", "compute buffers", "staging", "spare")]
     limit = next(value for name, value in rows.items() if name.startswith("= limit"))
     assert sum(items) == limit == memory.limit
@@ -182,10 +184,10 @@ def test_hostile_names_reach_a_terminal_as_text_only():
 
 def test_the_report_of_a_plan_shows_its_splits_and_streams():
     report = records.sliced()
-    text = " ".join(" ".join(plain(t) for t in report_tables(report)).split())
+    text = " ".join(" ".join(plain(t) for t in report_tables(report, words=PAPERS)).split())
     assert "a plan of policy scheinfer" in text and "stable after" not in text
     assert text.count("50/25/25 %") == len({(o.role, o.type) for o in report.operators if o.backend == "split"})
-    assert "layer by layer through a ring of 2 slots" in text
+    assert "layer by layer, through a ring of 2 slots" in text
     assert "0 of 31, 400 of 512" in text
     rows = list(csv.DictReader(io.StringIO(affinity_csv(report))))
     assert {(row["gg"], row["cg"], row["cc"]) for row in rows if row["backend"] == "split"} == {("0.25", "0.25", "0.5")}
@@ -193,4 +195,4 @@ def test_the_report_of_a_plan_shows_its_splits_and_streams():
 
 
 def test_a_report_without_splits_has_no_table_of_them():
-    assert not any(t.title == "Slices" for t in report_tables(records.dense()))
+    assert not any(t.title == "Divided operators" for t in report_tables(records.dense()))

@@ -152,7 +152,7 @@ def test_bars_fill_their_width_and_negative_parts_are_not_drawn():
     assert sum(s.width for s in segments) == pytest.approx(BAR_WIDTH, abs=0.1)
     assert sum(s.n_bytes for s in segments) == memory.capacity
     assert all(a.x + a.width == pytest.approx(b.x, abs=0.1) for a, b in pairwise(segments))
-    assert sum(s.width for s in weight_segments(memory)) == pytest.approx(BAR_WIDTH, abs=0.1)
+    assert sum(s.width for s in weight_segments(300, 1000)) == pytest.approx(BAR_WIDTH, abs=0.1)
     over = memory_segments(replace(memory, spare=-100))
     assert next(s for s in over if s.name == "spare").width == 0
 
@@ -162,6 +162,6 @@ def test_split_operators_are_marked_as_such_and_their_cuts_are_said():
     page = Page(affinity_html(report))
     split = [a for tag, a in page.elements if tag == "a" and "on-S" in a.get("class", "")]
     assert len(split) == sum(o.backend == "split" for o in report.operators) > 0
-    assert all("CC/CG/GG 50/25/25 %" in a["aria-label"] for a in split)
+    assert all("CPU/copied/card 50/25/25 %" in a["aria-label"] for a in split)
     assert "split, or streamed" in page.text and "a plan of policy scheinfer" in page.text
     assert "split, or streamed" not in Page(affinity_html(records.dense())).text

@@ -11,8 +11,11 @@ from test_report_html import Page
 
 from oallama.core.history import BlockRuns
 from oallama.core.types import OperatorPlacement, Workload
+from oallama.core.units import format_bytes
 from oallama.place.simulate import Course, Simulation, Work
 from oallama.report.placement import page_policy, place_of, placement_document, placement_html, work_times
+from oallama.report.plan import weights_on_device
+from oallama.report.text import percent
 
 STATE = {"phase": "ready", "on_device": True, "said": None, "restarts": 0, "pid": 1, "ready_at": 1.0}
 SERVED = pytest.mark.parametrize("made", [records.served(), records.on_cpu(records.served()), records.hostile()])
@@ -100,14 +103,13 @@ def test_the_page_shows_who_computes_what():
     assert "predicted 2,500 tokens/s" in page.text
 
 
-def test_the_page_has_one_share_of_all_weights_and_names_the_other():
+def test_the_page_has_the_share_of_operators_weights_that_every_line_tells():
     made = records.served()
-    memory = made.plan.memory
-    assert (memory.weights_gpu, memory.weights_host) == (300_000, 200_000)
+    on_device, total = weights_on_device(made.plan, made.operators)
     text = Page(placement_html(made)).text
-    assert re.search(
-        r"Weights on the device\s*60%\s*293 KiB; 69% of the operators'", text
-    )  # norms and the embedding are weights too, and no operators
+    assert percent(on_device, total) == "69%"
+    told = rf"69%\s*{re.escape(format_bytes(on_device))} of {re.escape(format_bytes(total))}"
+    assert re.search(rf"Weights on the device\s*{told}", text)
 
 
 def test_the_page_says_that_nothing_was_measured():

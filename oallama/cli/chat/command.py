@@ -117,7 +117,7 @@ def start(
         def opened(placer: Placer, plan: Plan) -> Engine:
             return placer.engine(plan, **recording)
 
-        session_model = ChatModel(placer, plan, load, fixed, opened)
+        session_model = ChatModel(placer, plan, load, fixed, opened, asked.plan_file is not None)
         reader = reader_of_stdin()
         session = ChatSession(session_model, template, Conversation(system or None), settings)
         try:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class ChatModel:
-    """fixed: why the placement is not to be measured, else empty. opened: loads a plan; None: as the placer does."""
+    """fixed: why the placement is not to be measured, else empty. opened: loads a plan; None: as the placer does.
+    plan_given: the plan is one of the user's."""
 
     def __init__(
         self,
@@ -29,9 +30,10 @@ class ChatModel:
         load: Workload,
         fixed: str = "",
         opened: Callable[[Placer, Plan], Engine] | None = None,
+        plan_given: bool = False,
     ) -> None:
         self.placer, self.plan, self.load, self._opened = placer, plan, load, opened
-        self._fixed = fixed
+        self._fixed, self._plan_given = fixed, plan_given
         self._engine: Engine | None = None
 
     @property
@@ -40,7 +42,7 @@ class ChatModel:
         if self._engine is None:
             opened = self._opened
             self._engine = opened(self.placer, self.plan) if opened else self.placer.engine(self.plan)
-            say_warnings(self._engine, self.placer)
+            say_warnings(self._engine, self.placer, self._plan_given)
         return self._engine
 
     def token_seconds(self, depth: int) -> float | None:

@@ -13,6 +13,7 @@ from oallama.cli.output import is_terminal, talk, write_piece
 from oallama.cli.template import Prompt, Template
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.units import format_seconds
+from oallama.report.text import rate_text, three_digits
 from oallama.run.conversation import Conversation, fewest_dropped
 
 if TYPE_CHECKING:
@@ -174,6 +175,6 @@ def figures(generation: Generation, token_seconds: Callable[[int], float | None]
         expectation = "nothing predicted, as nothing was measured"
         tpot_s = token_seconds(generation.n_prompt + generation.n_gen // 2)
         if tpot_s is not None and tpot_s > 0:
-            expectation = f"predicted {1 / tpot_s:.1f}"
-        parts.append(f"{1 / generation.tpot_s:.1f} tokens/s ({expectation})")
+            expectation = f"predicted {three_digits(1 / tpot_s)}"
+        parts.append(f"{rate_text(generation.tpot_s)} ({expectation})")
     return " · ".join(parts)
