@@ -122,5 +122,5 @@ _help_all = Option(
     ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option."
 )
 
-option: Callable[..., Callable[[Any], Any]] = partial(click.option, cls=Option)
+option: Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]] = partial(click.option, cls=Option)
 """As click.option, with group and advanced."""

@@ -136,7 +136,7 @@ def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
     return plan
 
 
-class PolicyName(click.ParamType):
+class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
     """A policy that there is. The registry is loaded where a name is checked or completed."""
 
     name = "policy"
