@@ -14,6 +14,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from processes import PATIENCE_S
+from seeds import ALL
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background by a shell: children would ignore Ctrl-C as well, and the tests of it would hang
@@ -23,10 +24,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # threads of OpenMP that spin for each other take most of a machine that computes something else as well
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when ggml is loaded, here and in every child
 
-# no deadline: an example may take long where others compute; "quick" draws the same examples in every run
-settings.register_profile("quick", deadline=None, derandomize=True)
-settings.register_profile("many", deadline=None)
-settings.load_profile("quick")
+# no deadline: an example may take long where others compute
+settings.register_profile("some", deadline=None, derandomize=True)
+settings.register_profile("all", deadline=None)
+settings.load_profile("all" if ALL else "some")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `scripts/test --all` runs."""
+    left_out = [item for item in items if not ALL and item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,13 +16,14 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 from processes import PATIENCE_S
+from seeds import ALL
 
 MARK = "OALLAMA_TEST_OF_FAULTS"  # in the environment of a command and of all that it starts
 TIMEOUT_S = 150.0  # a busy machine takes its time
@@ -37,8 +38,12 @@ COMMANDS = {
     " --profile {profile} --policy layers",
     "tune": "tune {model} --device cpu-pair -t 1 -p 16 -n 4 --time 1 --profile {profile} --json",
 }
-"""By name. `tune` is the gate, which `run --tune before` passes too. `chat` reads MESSAGES; `serve` is over the
-stand-in for llama-server and goes on until it is told to end, which `must_end` does once it answers."""
+"""By name; `run` and `serve` stand for all where not everything is tested. `tune` is the gate, which `run` passes too
+with `--tune before`. `chat` reads MESSAGES; `serve` is over the stand-in for llama-server and goes on until it is told
+to end, which `must_end` does once it answers."""
+
+if not ALL:
+    COMMANDS = {name: COMMANDS[name] for name in ("run", "serve")}
 
 MESSAGES = "hi\nand now?\n"
 HALF_WRITTEN = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # of core/files.py
@@ -98,8 +103,8 @@ class Place:
         self.started.append(Started(name, process, mark))
         return self.started[-1]
 
-    def start_all(self, **options: Any) -> list[Started]:
-        return [self.start(name, **options) for name in COMMANDS]
+    def start_all(self, leave_out: Collection[str] = (), **options: Any) -> list[Started]:
+        return [self.start(name, **options) for name in COMMANDS if name not in leave_out]
 
     def must_hold_whole_files(self) -> None:
         """Once all have ended."""

@@ -30,6 +30,8 @@ from oallama.device.spec import parse_device
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 
+pytestmark = pytest.mark.timed
+
 ROOT = Path(__file__).resolve().parents[2]
 REAL = "emulated:vram=1GiB,scale=1,values=real"
 

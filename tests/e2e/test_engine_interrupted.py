@@ -16,7 +16,7 @@ from e2e.placed import placed
 from gguf_factory import write_gguf
 from interrupts import interrupted_at, native_log_callback
 from processes import PATIENCE_S
-from seeds import FRESH, SEED
+from seeds import ALL, FRESH, SEED
 
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
@@ -36,8 +36,8 @@ def engine_on(device: str, model: Path) -> Engine:
 
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: Path) -> None:
-    """At each of several hundred moments; with a worker, a seventh of them, others in each run."""
-    step = 1 if device == "none" else 7
+    """At each of several hundred moments, or a twentieth of them; with a worker a seventh."""
+    step = (1 if ALL else 20) if device == "none" else (7 if ALL else 40)
     moment = FRESH % step
     with engine_on(device, f16) as engine:
         tokens = engine.tokenize("once upon")
@@ -60,7 +60,7 @@ def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: 
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 def test_a_ctrl_c_anywhere_in_loading_leaves_nothing_behind(device: str, f16: Path) -> None:
     """No worker, nor llama.cpp's log in our hands: what is logged next would be the end."""
-    step = 61 if device == "none" else 251
+    step = (61 if device == "none" else 251) * (1 if ALL else 12)
     case = placed(f16, device, lambda op: op.role.startswith("attn"))
 
     def load_and_close() -> None:
@@ -81,10 +81,11 @@ def test_a_ctrl_c_anywhere_in_loading_leaves_nothing_behind(device: str, f16: Pa
 
 
 def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path) -> None:
-    """As `with` does, while what was interrupted is still known: at each of several hundred moments."""
+    """As `with` does, while what was interrupted is still known: at each of several hundred moments, or some of
+    them."""
     moment, comes_so_far = 0, True
     while comes_so_far:
-        moment += 1
+        moment += 1 if ALL else 20
         closed: list[bool] = []
         with engine_on("none", f16) as engine:
 
@@ -170,7 +171,9 @@ def test_a_ctrl_c_ends_a_program(f16: Path, device: str) -> None:
     assert (process.returncode, errors) == (130, "")
 
 
-@pytest.mark.parametrize(("device", "n_times", "longest_s"), [("none", 60, 0.12), ("rpc-worker", 12, 0.8)])
+@pytest.mark.parametrize(
+    ("device", "n_times", "longest_s"), [("none", 60 if ALL else 20, 0.12), ("rpc-worker", 12 if ALL else 4, 0.8)]
+)
 def test_a_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
     """At many moments of loading, computing and freeing."""
     moments = random.Random(SEED or 1)

@@ -18,7 +18,7 @@ import pytest
 from e2e.cut_proxy import CutProxy
 from e2e.faults import Place, places
 from gguf_factory import write_gguf
-from seeds import SEED
+from seeds import ALL, SEED
 
 from ggml_bridge.rpc import RpcServer
 from oallama.device.native_abort import RPC_SILENCE_S, sentence_of
@@ -32,6 +32,8 @@ COMMANDS = {
     "bench": "bench {model} -t 1 --arms stock-ngl,layers --profile {profile} -p 8 -n 0 -r 2",
     "tune": "tune {model} -t 1 -p 16 -n 4 --time 1 --profile {profile}",
 }
+if not ALL:
+    COMMANDS = {"run": COMMANDS["run"]}
 LEAST_COMMANDS = 20  # that each of them sends to its server
 LOST = sentence_of("ggml-rpc.cpp")
 
@@ -54,6 +56,7 @@ def test_a_server_that_goes_is_one_sentence(name: str, place: Place) -> None:
     place.must_hold_whole_files()
 
 
+@pytest.mark.thorough
 def test_a_server_that_hangs_is_one_sentence_after_a_minute(place: Place) -> None:
     """All commands at once, each with a server of its own. At a greeting it takes 5 s."""
     seed = f"hangs {SEED}"
@@ -103,7 +106,7 @@ while True:
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("call", ["generate", "logits", "llama", "split"])
+@pytest.mark.parametrize("call", ["generate", "logits", "llama", "split"] if ALL else ["split"])
 def test_a_call_from_python_ends_the_process(call: str, how: str, tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "f16.gguf", "llama", weight_type="F16")
     command = [sys.executable, "-c", CALLS, str(Path(__file__).parents[1]), str(model), call, how]

@@ -31,9 +31,7 @@ def test_a_full_disk_loses_results_only_where_they_were_to_be_written(place: Pla
 
 
 def test_a_cache_that_cannot_be_written_costs_at_most_a_note(place: Place) -> None:
-    for started in [
-        place.start(name, cache=Path("/proc/no-such-folder")) for name in ("profile", "run", "chat", "serve", "tune")
-    ]:
+    for started in place.start_all(cache=Path("/proc/no-such-folder"), leave_out=("plan", "bench")):
         started.must_end(0)
 
 
@@ -41,7 +39,7 @@ def test_a_half_written_cache_and_one_from_the_future_are_measured_again(place: 
     for started in place.start_all():
         started.must_end(0)
     kept = sorted(path for path in place.cache.rglob("*") if path.is_file() and path.stat().st_size)
-    assert len(kept) > 1
+    assert kept
     for path in kept[::2]:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     for path in kept:
@@ -59,7 +57,7 @@ def test_closed_streams_are_one_sentence_where_a_result_was_to_be_printed(place:
 
 
 def test_without_stderr_a_command_does_its_work(place: Place) -> None:
-    for started in [place.start(name, shell="2>&-") for name in ("profile", "run", "chat", "serve")]:
+    for started in place.start_all(shell="2>&-", leave_out=("plan", "bench", "tune")):
         started.end()
         started.process.communicate(timeout=150)
         assert started.code == 0, started.name

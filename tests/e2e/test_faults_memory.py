@@ -9,6 +9,7 @@ import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.test_engine import QUANTISED_NMSE, TOKENS, nmse, stock_logits
 from gguf_factory import write_gguf
+from seeds import ALL
 
 from oallama.core.errors import DeviceError, OallamaError
 from oallama.core.options import Options
@@ -32,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("model") / "model.gguf", "llama", weight_type="Q4_0", n_layer=4)
 
 
-@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("kind", PLANS if ALL else ["streams"])
 def test_each_allocation_may_be_refused(kind: str, model: Path) -> None:
     """While a model is loaded, its prompt computed and a token made, with the plan as it is and as it was shrunk."""
     profile = slow_cpu_fast_card(model, 1e9)

@@ -26,6 +26,7 @@ from e2e.split_cases import everything, ffn, split_placements, written
 from e2e.test_engine import nmse
 from gguf_factory import ARCHITECTURES as KNOWN
 from llama_cpp import llama_cpp as api
+from seeds import ALL
 
 from oallama.core.types import Operator
 from oallama.cost.blocks import is_ffn
@@ -36,6 +37,19 @@ ARCHITECTURES = (  # those of test_splits.py
     "llama", "llama-tied", "llama-moe", "qwen2", "qwen3", "qwen3moe", "gemma2", "phi3", "minicpm3", "gpt2",
 )  # fmt: skip
 DEVICES = ("cpu-pair", "rpc-worker", "emulated:vram=2GiB,scale=1,values=real")
+
+
+def cases(*types: str) -> list[tuple[str, str, str]]:
+    """(architecture, type, device): all, or each architecture with one type on the card, and two on each device."""
+    return [
+        (arch, weight_type, device)
+        for device in DEVICES
+        for i, arch in enumerate(ARCHITECTURES)
+        for weight_type in types
+        if ALL or (weight_type == types[i % len(types)] and (device == DEVICES[-1] or arch in ("llama", "qwen3moe")))
+    ]
+
+
 TOKENS = [
     int(token) for token in np.random.default_rng(5).integers(0, 300, 150)
 ]  # micro-batches of 64: the last is cut
@@ -79,8 +93,7 @@ def whole_on(case: Placed, given: list[str], device: str) -> np.ndarray:
         return logits_of(context, TOKENS)
 
 
-@pytest.mark.parametrize("weight_type", ["F16", "Q4_0", "Q4_K"])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("arch", "weight_type"), sorted({case[:2] for case in cases("F16", "Q4_0", "Q4_K")}))
 def test_all_cc_is_bit_identical_to_stock(arch: str, weight_type: str, models: Path) -> None:
     case = model(models, arch, weight_type)
     given = [operator.name for operator in case.operators if movable(operator)]
@@ -90,8 +103,7 @@ def test_all_cc_is_bit_identical_to_stock(arch: str, weight_type: str, models: P
         assert np.array_equal(logits_of(context, TOKENS), wanted)
 
 
-@pytest.mark.parametrize("weight_type", ["F16", "Q4_0"])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("arch", "weight_type", "device"), cases("F16", "Q4_0"), indirect=["device"])
 def test_all_gg_is_bit_identical_to_the_device(arch: str, weight_type: str, device: str, models: Path) -> None:
     case = model(models, arch, weight_type)
     given = [operator.name for operator in case.operators if is_ffn(operator)]
@@ -100,9 +112,9 @@ def test_all_gg_is_bit_identical_to_the_device(arch: str, weight_type: str, devi
     assert np.array_equal(found, whole_on(case, given, device))
 
 
-@pytest.mark.parametrize(("weight_type", "bound"), [("F32", EXACT_NMSE), ("F16", EXACT_NMSE), ("Q4_0", QUANTISED_NMSE)])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_split_computes_the_same(arch: str, weight_type: str, bound: float, device: str, models: Path) -> None:
+@pytest.mark.parametrize(("arch", "weight_type", "device"), cases("F32", "F16", "Q4_0"), indirect=["device"])
+def test_a_split_computes_the_same(arch: str, weight_type: str, device: str, models: Path) -> None:
+    bound = QUANTISED_NMSE if weight_type == "Q4_0" else EXACT_NMSE
     case = model(models, arch, weight_type)
     with loaded(Path(case.model.path)) as context:
         wanted = logits_of(context, TOKENS)

@@ -21,13 +21,12 @@ from e2e.split_cases import block_of, split_placements, written
 from e2e.test_engine import nmse
 from e2e.test_split_logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, movable
 from make_model import HALF_SCALES
-from seeds import FRESH
+from seeds import SEEDS
 
 from oallama.core.types import OperatorPlacement
 from oallama.device.opening import open_device
 from oallama.model.cut import cut_extent, cut_granularity
 
-SEEDS = {"fixed": 1, "fresh": FRESH}
 N = 8  # models of each seed and device
 FLOAT = ("F32", "F16")
 QUANTISED = ("BF16", *HALF_SCALES, "IQ1_M", "MXFP4")  # BF16 rounds activations as coarsely: 1.3e-6 was seen

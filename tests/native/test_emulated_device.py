@@ -12,6 +12,8 @@ from native_helpers import RunHere, undisturbed
 import ggml_bridge
 from ggml_bridge.emulated import EmulatedDevice
 
+pytestmark = pytest.mark.timed
+
 NAME = "Emulated0"
 RATES = """
 description a card for tests, emulated

@@ -7,16 +7,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from native_helpers import build_native
-from seeds import FRESH
+from seeds import SEEDS
 
 import ggml_bridge
 
-pytestmark = pytest.mark.timeout(1200)  # building, and machines that are busy with something else
+# building, and machines that are busy with something else
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.thorough]
 
-RUNS = 10_000 if settings.get_current_profile_name() == "quick" else 1_000_000
-SEEDS = {"fixed": 1, "fresh": FRESH}
+RUNS = 10_000
 GOLDEN = Path(__file__).parents[1] / "golden" / "fuzz-native"
 
 

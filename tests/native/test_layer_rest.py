@@ -14,6 +14,8 @@ from native_helpers import undisturbed
 import ggml_bridge
 from ggml_bridge.library import soname
 
+pytestmark = pytest.mark.timed
+
 N_LAYER = 2
 SHAPE: dict[str, Any] = {
     "n_embd": 256,

@@ -9,6 +9,8 @@ from native_helpers import undisturbed
 
 import ggml_bridge
 
+pytestmark = pytest.mark.timed
+
 NMSE_LIMITS = {"F32": 1e-8, "F16": 1e-6}
 QUANTISED_LIMIT = 2e-4
 

@@ -19,6 +19,8 @@ import ggml_bridge
 from ggml_bridge.errors import BridgeError, ChildDied, Unsupported
 from ggml_bridge.rpc import RpcServer, parse_endpoint, probe
 
+pytestmark = pytest.mark.timed
+
 CASES = "rpc_cases"
 
 

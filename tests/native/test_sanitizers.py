@@ -7,7 +7,8 @@ from native_helpers import build_native, run_native
 
 import ggml_bridge
 
-pytestmark = pytest.mark.timeout(1200)  # building, and machines that are busy with something else
+# building, and machines that are busy with something else
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])

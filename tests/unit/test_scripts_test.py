@@ -1,8 +1,9 @@
-"""scripts/test with stand-ins for what it calls: every test is run once, and what fails beside the others is told."""
+"""scripts/test with stand-ins for what it calls: every test is run once, and what fails is told."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,11 +15,10 @@ from processes import PATIENCE_S, must_end, until
 ROOT = Path(__file__).parents[2]
 BIN = ("python", "ruff", "mypy", "clang-format", "oallama")
 STAND_IN = """#!/bin/bash
-echo "${0##*/} $*" >> calls
+echo "${0##*/} ${OALLAMA_TEST_ALL:-} $*" >> calls
 case "$*" in
-    *allowed_cpus*) exit $ONE_CORE ;;
-    *--ignore=*) echo others; eval "$OTHERS" ;;
-    *test_split_native*) echo beside; eval "$BESIDE" ;;
+    *"not timed"*) echo untimed; eval "$UNTIMED" ;;
+    *"-m timed"*) echo timed; eval "$TIMED" ;;
 esac
 """
 
@@ -37,11 +37,10 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(tree: Path, *arguments: str, one_core: bool = False, others: str = "true", beside: str = "true"):
-    told = {"ONE_CORE": str(int(one_core)), "OTHERS": others, "BESIDE": beside}
+def start(tree: Path, *arguments: str, untimed: str = "true", timed: str = "true"):
     return subprocess.Popen(
         [tree / "scripts/test", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, **told},
+        env={**os.environ, "UNTIMED": untimed, "TIMED": timed, "OALLAMA_TEST_ALL": ""},
     )  # fmt: skip
 
 
@@ -52,44 +51,44 @@ def run(tree: Path, *arguments: str, **options) -> tuple[int, str]:
 
 
 def pytests(tree: Path) -> list[list[str]]:
-    calls = [line.split() for line in (tree / "calls").read_text(encoding="utf-8").splitlines()]
-    return [call[3:] for call in calls if call[:3] == ["python", "-m", "pytest"]]
+    """OALLAMA_TEST_ALL and the arguments of each pytest."""
+    calls = [line.split(" ") for line in (tree / "calls").read_text(encoding="utf-8").splitlines()]
+    return [[call[1], *call[4:]] for call in calls if call[0] == "python" and call[2:4] == ["-m", "pytest"]]
 
 
-@pytest.mark.parametrize("one_core", [False, True])
-def test_what_runs_beside_the_others_is_what_they_leave_out(tree: Path, one_core: bool) -> None:
-    code, said = run(tree, one_core=one_core)
-    assert code == 0 and "all passed" in said and said.index("others") < said.index("beside")
-    beside, others = sorted(pytests(tree), key=lambda call: any("--ignore" in word for word in call))
-    ran = {word for word in beside if word.startswith("tests/")}
-    assert ran == {word.partition("=")[2] for word in others if word.startswith("--ignore=")}
-    assert all((ROOT / path).exists() for path in ran) and not any(word.startswith("tests") for word in others)
+def test_each_test_is_run_once_and_what_times_something_alone(tree: Path) -> None:
+    code, said = run(tree)
+    assert code == 0 and "all passed" in said and said.index("untimed") < said.index("timed\n")
+    untimed, timed = (" ".join(call) for call in pytests(tree))
+    assert untimed.endswith("-m not timed") and timed.endswith("-m timed")
+    assert "--numprocesses" in untimed and "--numprocesses" not in timed
 
 
-@pytest.mark.parametrize("one_core", [False, True])
-def test_a_failure_on_either_side_fails_the_whole(tree: Path, one_core: bool) -> None:
-    code, said = run(tree, one_core=one_core, beside="exit 1")
-    assert code == 1 and "failed: pytest of what times nothing" in said and "pytest: passed" in said
-    code, said = run(tree, one_core=one_core, others="exit 1")
-    assert code == 1 and "failed: pytest\n" in said and "what times nothing: passed" in said
+def test_all_compiles_the_programs_and_tests_everything(tree: Path) -> None:
+    (tree / "scripts/stock_binaries").write_text("#!/bin/sh\necho programs\n", encoding="utf-8")
+    (tree / "scripts/stock_binaries").chmod(0o755)
+    code, said = run(tree, "--all")
+    assert code == 0 and "programs" in said and {call[0] for call in pytests(tree)} == {"1"}
+    assert " --all " in (tree / "scripts/calls").read_text(encoding="utf-8")  # so that a skipped test may fail it
 
 
-def test_arguments_go_to_pytest_alone(tree: Path) -> None:
+@pytest.mark.parametrize("fails", ["untimed", "timed"])
+def test_a_failure_on_either_side_fails_the_whole(fails: str, tree: Path) -> None:
+    code, said = run(tree, **{fails: "exit 1"})
+    assert code == 1 and re.search("^failed: pytest( of what times something)?$", said, re.MULTILINE)
+    assert "mypy: passed" in said
+
+
+def test_arguments_go_to_pytest_alone_and_mean_all_cases(tree: Path) -> None:
     assert run(tree, "-k", "x")[0] == 0
     (call,) = pytests(tree)
-    assert call[-2:] == ["-k", "x"]
+    assert call[0] == "1" and call[-2:] == ["-k", "x"]
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_what_runs_ends_with_the_script(slow: bool, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """slow: the script has not noted yet what it started."""
-    if slow:
-        (tree / "slowly").write_text("set -T; trap 'case $BASH_COMMAND in beside=*) sleep 2 ;; esac' DEBUG\n")
-        monkeypatch.setenv("BASH_ENV", str(tree / "slowly"))
-    process = start(tree, others="echo $$ > others; exec sleep 600", beside="echo $$ > beside; sleep 600")
-    started = [tree / "beside", *([] if slow else [tree / "others"])]
-    until(lambda: all(each.exists() and each.read_text() for each in started))
+def test_what_runs_ends_with_the_script(tree: Path) -> None:
+    process = start(tree, untimed="echo $$ > child; exec sleep 600")
+    until(lambda: (tree / "child").exists() and (tree / "child").read_text())
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=PATIENCE_S)
-    must_end(*(int(each.read_text()) for each in started))
+    must_end(int((tree / "child").read_text()))
     assert "kill:" not in said
