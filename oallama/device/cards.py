@@ -6,7 +6,7 @@ and shapes reach a little more or less, so what is predicted with them is a pred
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oallama.core.errors import UsageError
 from oallama.core.units import GIB
@@ -16,21 +16,27 @@ SOURCES: dict[str, str] = {
     "tg128, pp512": "ggml-org/llama.cpp discussion 15013, llama-bench of llama-2-7b.Q4_0.gguf, -ngl 99 -fa 1 (builds "
     "of 2025: 3060 baa9255, 3090 c76b420, 4090 2241453, 5090 8cf6b42, H100 80 GB HBM3 5143fa8). The RTX 4060 Ti's row "
     "is the 8 GB card's; the 16 GB card has the same memory clock, bus and shaders. The thread was read in two "
-    "transcripts made apart from each other, not at its address",
+    "transcripts made apart from each other, not at its address. The same model elsewhere: RTX 3050 6 GB, CUDA, -fa 1, "
+    "b4008, and Arc A770, SYCL, ab3d71f9, in a post and a comment on it (reddit r/LocalLLaMA 1ghvwsj, November 2024, a "
+    "transcript); RX 5700 XT, Vulkan, -fa 1 (ggml-org/llama.cpp pull request 13324, May 2025); RX 7900 XTX, ROCm "
+    "without -fa (discussion 15021, a transcript); GTX 1650 Mobile, Vulkan, about 310 and 22 tokens/s with 30 of 33 "
+    "layers on the card (discussion 10879, comment 13503953, a transcript), taken as if all were there",
     "float_flops": "3090, 4090: XiongjieDai/GPU-Benchmarks-on-LLM-Inference, llama-bench pp512 of LLaMA-3-8B F16 (May "
-    "2024): 4444.65 and 9382.00 tokens/s, 87 % and 79 % of the peak. 3060, 4060 Ti, 5090: 83 % of their peaks. H100: "
-    "the PCIe card's run there (build 2843), 10815.51 tokens/s, 20 % of its 756 TFLOP/s; so 20 % of the SXM card's",
+    "2024): 4444.65 and 9382.00 tokens/s, 87 % and 79 % of the peak. 3050, 3060, 4060 Ti, 5090: 83 % of their peaks. "
+    "H100: the PCIe card's run there (build 2843), 10815.51 tokens/s, 20 % of its 756 TFLOP/s; so 20 % of the SXM "
+    "card's. GTX 1650, AMD, Intel: no figure was found; taken as their rate for quantised weights",
     "peaks": "as NVIDIA states them: dense FP16 tensor TFLOP/s with FP32 sums, twice the FP32 rate of a GeForce card: "
-    "25.5 (3060), 44.1 (4060 Ti), 71.2 (3090), 165.2 (4090), 209.5 (5090), 989.4 (H100 SXM)",
+    "13.5 (3050), 25.5 (3060), 44.1 (4060 Ti), 71.2 (3090), 165.2 (4090), 209.5 (5090), 989.4 (H100 SXM)",
     "kernel_s": "ggml-org/llama.cpp pull request 24216: micro-batches of one token of llama 1B take 1/379.20 s on a "
     "3090 (F16) and 1/652.55 s on a 5090 (BF16). With 1.946 GB of weights, 307 nodes and the same share of peak "
     "bandwidth on both, that share is 90 % and a node costs 1.06 µs. The 4090's 8B BF16 (pull request 15131, 65.21 "
-    "tokens/s) is then predicted 4 % too slow",
+    "tokens/s) is then predicted 4 % too slow. AMD and Intel: "
+    "taken as NVIDIA's",
     "launch_s": "sqliteai/warp #11: 5.5 to 11 µs for a launch that waits for the last",
     "launch_node_s, uncaptured_node_s, copy_s, copy_issue_s, synchronize_s": "estimated; no figure of llama.cpp's own "
     "was found",
-    "pinned_bytes_per_s": "PCIe 4 x16: 24.9 to 25.2 GB/s (FreeToken #232); x8: half of it; PCIe 5 x16: 56.2 GB/s "
-    "(FreeToken #151), 28.8 GB/s on x8 (sqliteai/warp #11)",
+    "pinned_bytes_per_s": "PCIe 3 x16: 13 to 14 GB/s (FreeToken #131, #436); PCIe 4 x16: 24.9 to 25.2 GB/s "
+    "(FreeToken #232); x8: half of it; PCIe 5 x16: 56.2 GB/s (FreeToken #151), 28.8 GB/s on x8 (sqliteai/warp #11)",
     "pageable_bytes_per_s": "kekzl/imp #1409: 9.6 GB/s pageable where pinned reaches 32.4, so the driver's own copy "
     "runs at 13.6 GB/s and the two follow each other",
 }
@@ -63,13 +69,19 @@ class _Published:
     memory_gib: int
     tg128: float
     pp512: float
-    float_flops: float
+    float_flops: float | None  # None: not known, so the same as by quantised weights
     pinned: float  # bytes/s
 
 
 _PUBLISHED = (
+    _Published("gtx1650-4", "NVIDIA GeForce GTX 1650 Mobile 4 GB, PCIe 3 x16", 4, 22.0, 310.0, None, 13e9),
+    _Published("rtx3050-6", "NVIDIA GeForce RTX 3050 6 GB, PCIe 4 x8", 6, 37.77, 1250.59, 0.83 * 13.5e12, 12.5e9),
+    _Published("rx5700xt", "AMD Radeon RX 5700 XT 8 GB, PCIe 4 x16", 8, 65.28, 444.67, None, 25e9),
+    _Published("rtx4060ti-8", "NVIDIA GeForce RTX 4060 Ti 8 GB, PCIe 4 x8", 8, 64.0, 3803.0, 0.83 * 44.1e12, 12.5e9),
     _Published("rtx3060-12", "NVIDIA GeForce RTX 3060 12 GB, PCIe 4 x16", 12, 76.92, 2407.67, 0.83 * 25.5e12, 25e9),
     _Published("rtx4060ti-16", "NVIDIA GeForce RTX 4060 Ti 16 GB, PCIe 4 x8", 16, 64.0, 3803.0, 0.83 * 44.1e12, 12.5e9),
+    _Published("arc-a770", "Intel Arc A770 16 GB, PCIe 4 x16", 16, 42.10, 917.08, None, 25e9),
+    _Published("rx7900xtx", "AMD Radeon RX 7900 XTX 24 GB, PCIe 4 x16", 24, 167.11, 3552.27, None, 25e9),
     _Published("rtx3090", "NVIDIA GeForce RTX 3090 24 GB, PCIe 4 x16", 24, 161.89, 5560.06, 62.0e12, 25e9),
     _Published("rtx4090", "NVIDIA GeForce RTX 4090 24 GB, PCIe 4 x16", 24, 188.96, 14770.63, 131e12, 25e9),
     _Published("rtx5090", "NVIDIA GeForce RTX 5090 32 GB, PCIe 5 x16", 32, 300.40, 14970.15, 0.83 * 209.5e12, 56.2e9),
@@ -82,15 +94,19 @@ def _card(published: _Published) -> Card:
     beside the weights, are taken off."""
     latency_s = _NODES * _KERNEL_S
     bytes_per_s = (_WEIGHT_BYTES + _KV_BYTES) / (1 / published.tg128 - latency_s)
-    rest_s = _ATTENTION_FLOP / published.float_flops + _REST_BYTES / bytes_per_s
-    prompt_s = _PROMPT / published.pp512 - latency_s - rest_s
+    prompt_s = _PROMPT / published.pp512 - latency_s - _REST_BYTES / bytes_per_s
+    if published.float_flops is None:
+        flops_per_s = float_flops = (2 * _PARAMETERS * _PROMPT + _ATTENTION_FLOP) / prompt_s
+    else:
+        float_flops = published.float_flops
+        flops_per_s = 2 * _PARAMETERS * _PROMPT / (prompt_s - _ATTENTION_FLOP / float_flops)
     return Card(
         name=published.name,
         description=published.description,
         memory_bytes=published.memory_gib * GIB,
         bytes_per_s=bytes_per_s,
-        flops_per_s=2 * _PARAMETERS * _PROMPT / prompt_s,
-        flops_float_per_s=published.float_flops,
+        flops_per_s=flops_per_s,
+        flops_float_per_s=float_flops,
         kernel_s=_KERNEL_S,
         launch_s=_LAUNCH_S,
         launch_node_s=_LAUNCH_NODE_S,
@@ -106,7 +122,12 @@ def _card(published: _Published) -> Card:
 CARDS: dict[str, Card] = {published.name: _card(published) for published in _PUBLISHED}
 """By name, from the smallest to the largest."""
 
-ALIASES = {"rtx3060": "rtx3060-12", "rtx4060ti": "rtx4060ti-16"}
+ALIASES = {
+    "gtx1650": "gtx1650-4", "rtx3050": "rtx3050-6", "rtx3060": "rtx3060-12", "rtx4060ti": "rtx4060ti-16",
+    "a770": "arc-a770",
+}  # fmt: skip
+
+USUAL_CORES = 8
 
 USUAL_PC = Host(
     name="8 cores of Zen 4, two channels of DDR5",
@@ -117,6 +138,18 @@ USUAL_PC = Host(
     "layout, pp512 of llama 8B Q4_0, 123.46 tokens/s (ikawrakow/ik_llama.cpp pull request 54); 8 cores do half",
 )
 """The computer that such a card is usually found in."""
+
+
+def pc(cores: int | None, ram_gb_per_s: float | None) -> Host:
+    """USUAL_PC with another number of its cores, and memory from which the CPU reads so many GB/s."""
+    n = USUAL_CORES if cores is None else cores
+    n_bytes = USUAL_PC.bytes_per_s if ram_gb_per_s is None else ram_gb_per_s * 1e9
+    return replace(
+        USUAL_PC,
+        name=f"{n} cores of Zen 4, memory of {n_bytes / 1e9:.0f} GB/s",
+        bytes_per_s=n_bytes,
+        flops_per_s=USUAL_PC.flops_per_s * n / USUAL_CORES,
+    )
 
 
 def preset(name: str) -> Card:

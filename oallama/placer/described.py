@@ -6,7 +6,7 @@ Dry loads on the CPU say what llama.cpp takes there, attention on as it chooses 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,9 +71,9 @@ def plan_for(
 
 def alone_and_beside(
     placer: Placer, cards: Sequence[Card], load: Workload, policy: str = "auto"
-) -> tuple[Decision, tuple[WhatIf, ...]]:
-    """What this machine is predicted to do by itself, and beside each of these cards. policy: whose plans are compared
-    with stock llama.cpp's. The placer must be one without a device.
+) -> tuple[Decision, Iterator[WhatIf]]:
+    """What this machine is predicted to do by itself, and beside each of these cards, one after the other. policy:
+    whose plans are compared with stock llama.cpp's. The placer must be one without a device.
 
     Raises UsageError, ProfileError, and what a dry load raises.
     """
@@ -89,7 +89,7 @@ def alone_and_beside(
 
 def beside_each(
     placer: Placer, of_cpu: Problem, cards: Sequence[Card], load: Workload, policy: str
-) -> tuple[WhatIf, ...]:
+) -> Iterator[WhatIf]:
     """Each card with all its memory beside this machine's CPU, whose problem that is."""
     model, operators = placer.model, placer.operators
     host = _on_host(placer, load)
@@ -99,7 +99,7 @@ def beside_each(
         probe = probe_of(host, operators, model.n_layer, card.memory_bytes)
         return replace(of_cpu, profile=with_attention(own, "on"), probe=probe, vram=None, gpu_weights=None)
 
-    return tuple(what_if(problem_with(card), card, load, policy) for card in cards)
+    return (what_if(problem_with(card), card, load, policy) for card in cards)
 
 
 def _on_host(placer: Placer, load: Workload) -> HostLoad:

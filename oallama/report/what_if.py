@@ -6,27 +6,36 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from oallama.core.types import ModelInfo, Workload
+from oallama.core.types import ModelInfo, Predicted, Workload
 from oallama.core.units import format_bytes, format_seconds
+from oallama.device.card import Host
 from oallama.place.problem import Decision
 from oallama.place.record import n_gpu_layers
 from oallama.place.what_if import WhatIf
 from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, TimesChart
-from oallama.report.table import WIDTH, Table, table
-from oallama.report.text import model_title
+from oallama.report.table import WIDTH
+from oallama.report.text import model_title, rate_text, three_digits
 
 CLAIM = "predicted from published rates of the cards, not measured"
+NAME, GB, TIME = 12, 9, 8  # characters of columns, which are known before their cells are
+WIDTHS = (NAME, GB, 6, TIME, TIME, TIME, TIME, 6)
 LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the legend
 
 
-def what_if_document(model: ModelInfo, load: Workload, alone: Decision, rows: Sequence[WhatIf]) -> dict[str, Any]:
-    """Seconds and bytes. `cpu` is this machine by itself."""
+def what_if_document(
+    model: ModelInfo, load: Workload, alone: Decision, rows: Sequence[WhatIf], host: Host | None = None
+) -> dict[str, Any]:
+    """Seconds and bytes. `cpu` is this machine by itself, or the described one."""
     return {
         "emulated": True,
         "source": CLAIM,
         "model": {"path": model.path, "arch": model.arch, "n_layer": model.n_layer, "file_bytes": model.file_bytes},
         "workload": {"n_prompt": load.n_prompt, "n_gen": load.n_gen, "n_ctx": load.n_ctx},
-        "cpu": {"ttft_s": alone.predicted.ttft_s, "tpot_s": alone.predicted.tpot_s},
+        "cpu": {
+            "ttft_s": alone.predicted.ttft_s,
+            "tpot_s": alone.predicted.tpot_s,
+            "described": None if host is None else host.name,
+        },
         "rows": [_row(model, row) for row in rows],
     }
 
@@ -54,38 +63,46 @@ def _used(decision: Decision) -> int:
     return decision.memory.limit - decision.memory.spare
 
 
-def what_if_table(
-    model: ModelInfo, load: Workload, alone: Decision, rows: Sequence[WhatIf], policy: str = "auto"
-) -> Table:
-    """At most WIDTH columns wide."""
-    best = "best: of a quick search; where that is fit, nothing is predicted to be faster than stock."
+def what_if_head(model: ModelInfo, load: Workload, host: Host | None) -> str:
+    """Title and headings. host: a described CPU; None: this machine's."""
+    beside = "this machine's CPU" if host is None else host.name
+    title = textwrap.wrap(f"{model_title(model)}, {load.n_prompt} + {load.n_gen} tokens, beside {beside}:", WIDTH)
+    above = f"{'':{NAME}} {'':{GB}}   {'llama.cpp --fit':^{2 * TIME + 8}}   {'oallama':^{2 * TIME + 2}}"
+    names = ("card", "memory", "layers", "prompt", "tokens/s", "prompt", "tokens/s", "gain")
+    return "\n".join([*title, CLAIM, "", above.rstrip(), _line(names), _line(["-" * width for width in WIDTHS])])
+
+
+def what_if_line(model: ModelInfo, row: WhatIf) -> str:
+    """One card: what stock llama.cpp takes, and what our best plan takes."""
+    stock, best = row.stock.predicted, row.best.predicted
+    cells = (format_seconds(stock.ttft_s), _rate(stock), format_seconds(best.ttft_s), _rate(best))
+    return _line((row.card.name, format_bytes(row.card.memory_bytes), _layers(model, row), *cells, f"{row.gain:.2f}×"))
+
+
+def what_if_foot(
+    model: ModelInfo, alone: Decision, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
+) -> str:
+    """What the columns mean, and what the CPU takes alone."""
+    ours = "the best plan that a quick search finds, which is --fit's where nothing is predicted to be faster"
     if policy != "auto":
-        best = f"best: the plan of policy {policy}, faster than stock or not; where it does not fit, the CPU alone."
-    fill = rows[0].stock.memory.fill
-    cells = [
-        (
-            row.card.name,
-            str(row.card.memory_bytes >> 30),
-            _layers(model, row),
-            format_seconds(row.stock.predicted.ttft_s),
-            format_seconds(row.stock.predicted.tpot_s),
-            format_seconds(row.best.predicted.ttft_s),
-            format_seconds(row.best.predicted.tpot_s),
-            f"{row.gain:.2f}×",
-            row.best.policy,
-        )
-        for row in rows
-    ]
-    title = f"{model_title(model)}, {load.n_prompt} + {load.n_gen} tokens, context {load.n_ctx}:\n{CLAIM}"
-    footer = (
-        f"By itself this machine takes {format_seconds(alone.predicted.ttft_s)} to the first token (TTFT) and "
-        f"{format_seconds(alone.predicted.tpot_s)} for each one more (TPOT). The cards are beside its CPU, with "
-        f"{fill:.0%} of their memory, of which the best plans use {_range(rows)}. fit: stock llama.cpp's --fit, with "
-        f"the -ngl that it chooses, of {model.n_layer + 1}. {best} `oallama plan` searches longer, on a card that is "
-        "there."
+        ours = f"the plan of policy {policy}, faster than stock or not; where it does not fit, the CPU alone"
+    who = "this machine's CPU" if host is None else host.name
+    text = (
+        f"prompt: time to the first token. gain: of the whole run. layers: that stock llama.cpp's --fit puts on the "
+        f"card, of {model.n_layer + 1}. oallama: {ours}. At most {rows[0].stock.memory.fill:.0%} of a card's memory is "
+        f"used. Alone {who} takes {format_seconds(alone.predicted.ttft_s)} for the prompt and makes "
+        f"{rate_text(alone.predicted.tpot_s)}."
     )
-    headings = "card |>GiB |>ngl |>fit TTFT |>TPOT |>best TTFT |>TPOT |>gain |plan"
-    return table(title, headings, cells, textwrap.wrap(footer, WIDTH))
+    return "\n".join(["", *textwrap.wrap(text, WIDTH)]) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    first, *others = cells
+    return " ".join([f"{first:<{NAME}}", *(f"{cell:>{width}}" for cell, width in zip(others, WIDTHS[1:], strict=True))])
+
+
+def _rate(predicted: Predicted) -> str:
+    return three_digits(1 / predicted.tpot_s) if predicted.tpot_s > 0 else "-"
 
 
 def what_if_chart(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> TimesChart:
@@ -111,14 +128,8 @@ def _chart_line(row: WhatIf) -> Line:
     stock, best = row.stock.predicted, row.best.predicted
     first_token = (bar(stock.ttft_s, STOCK), bar(best.ttft_s, OURS))
     each_more = (bar(stock.tpot_s, STOCK), bar(best.tpot_s, OURS))
-    return Line(row.card.name, (first_token, each_more), f"{row.card.memory_bytes >> 30} GiB")
+    return Line(row.card.name, (first_token, each_more), format_bytes(row.card.memory_bytes))
 
 
 def _layers(model: ModelInfo, row: WhatIf) -> str:
     return "all" if row.fits_whole else str(n_gpu_layers(model.n_layer, row.stock.placed))
-
-
-def _range(rows: Sequence[WhatIf]) -> str:
-    used = [_used(row.best) for row in rows]
-    low, high = format_bytes(min(used)), format_bytes(max(used))
-    return low if low == high else f"{low} to {high}"

@@ -80,7 +80,7 @@ def test_the_command_says_how_many_are_split(planned):
     assert done.stdout == ""
     document = json.loads(path.read_text(encoding="utf-8"))
     n_split = sum(0 < row["gg"] < 1 for row in document["operators"])
-    assert f"{n_split} split between it and the CPU" in done.stderr
+    assert f"{n_split} divided between it and the CPU" in done.stderr
 
 
 def test_auto_finds_the_split_too(model, profile, planned):

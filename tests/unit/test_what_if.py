@@ -15,7 +15,7 @@ from oallama.cli import main as cli_main
 from oallama.core.options import Options
 from oallama.core.profile import ProfileCase
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, Workload
-from oallama.core.units import MIB
+from oallama.core.units import GIB, MIB
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import passes_at
 from oallama.cost.placement import placement_seconds
@@ -29,8 +29,8 @@ from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.placer.described import beside_each
 from oallama.profile.described import described, host_profile, with_card
 from oallama.report import chart
-from oallama.report.table import WIDTH, plain
-from oallama.report.what_if import CLAIM, what_if_chart, what_if_document, what_if_table
+from oallama.report.table import WIDTH
+from oallama.report.what_if import CLAIM, what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
 
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
 TOKENS = (1, 32, 512)
@@ -158,7 +158,7 @@ def test_limits_of_the_device_that_is_here_do_not_hold_for_cards():
         profile=lambda: host_profile(HOST, of, made.operators, TOKENS),
     )  # fmt: skip
     limits = ({}, {"vram": 3 * MIB, "gpu_weights": 0.1})
-    free, limited = (beside_each(placer, replace(made, **limit), [card], LOAD, "auto")[0] for limit in limits)
+    free, limited = (next(beside_each(placer, replace(made, **limit), [card], LOAD, "auto")) for limit in limits)
     assert limited.best.memory == free.best.memory and free.best.memory.limit == free.stock.memory.limit
     assert limited.best.predicted == free.best.predicted
 
@@ -190,9 +190,20 @@ def test_the_document_has_the_contracts_keys():
 
 def test_the_table_says_what_it_is_and_is_narrow():
     of, rows = small_rows(8, 1000)
-    text = plain(what_if_table(of, LOAD, rows[0].stock, rows))
+    text = said(of, rows)
     assert CLAIM in text
     assert max(len(line) for line in text.splitlines()) <= WIDTH
+    lines = text.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("---")) + 1
+    assert [line.split()[0] for line in lines[first : first + 2]] == [row.card.name for row in rows]
+    assert len({len(line) for line in lines[first - 2 : first + 2]}) == 1, "columns are aligned before rows are known"
+
+
+def said(of, rows, policy="auto", host=None):
+    """What the command prints: head, a line for each card, foot."""
+    alone = on_cpu(problem(sized(8)), LOAD, "mixed")
+    lines = (what_if_line(of, row) for row in rows)
+    return "\n".join([what_if_head(of, LOAD, host), *lines, what_if_foot(of, alone, rows, policy, host)])
 
 
 def test_the_chart_is_one_svg_with_a_bar_for_each_time():
@@ -218,10 +229,13 @@ def test_the_chart_is_a_png_where_matplotlib_is():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--gpu", "rtx9090"], "there is no card 'rtx9090'; choose one of rtx3060-12"),
+        (["--gpu", "rtx9090"], "there is no card 'rtx9090'; choose one of gtx1650-4"),
         (["--gpu", ","], "names no card"),
         (["--chart", "cards.pdf"], "name a file that ends in .svg or .png"),
         (["--vram-fill", "2"], "is outside 0..1"),
+        (["--ram-speed", "fast"], "is no memory speed in GB/s"),
+        (["--cores", "0"], "is not a whole number"),
+        (["--profile", "p.json", "--cores", "4"], "goes without --cores"),
         ([], "no.gguf"),
     ],
 )
@@ -238,17 +252,19 @@ def answered(monkeypatch):
 
     class Known:
         model = model()
+        operators = tuple(operators(model))
 
         def workload(self, n_prompt, n_gen):
             return Workload(n_prompt, n_gen, 1024)
 
     def alone_and_beside(placer, cards, load):
         asked["cards"] = [card.name for card in cards]
+        asked["sizes"] = {card.memory_bytes for card in cards}
         of = problem(cards[0])
         return on_cpu(of, load, "mixed"), tuple(what_if(problem(card), card, load) for card in cards)
 
     def of_file(path, options, profile, prober):
-        asked["device"] = options.device
+        asked["device"], asked["profile"] = options.device, profile
         return Known()
 
     monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
@@ -275,6 +291,14 @@ def test_without_a_choice_all_cards_are_asked(capsys, answered):
     assert CLAIM in capsys.readouterr().out
 
 
+def test_cards_and_the_computer_may_be_others(capsys, answered):
+    asked = ["--gpu", "rtx3060,rtx4090", "--vram", "6GiB", "--ram-speed", "40", "--cores", "6"]
+    assert cli_main.exit_code(["what-if", "m.gguf", *asked]) == 0
+    assert answered["sizes"] == {6 * GIB}
+    assert "beside 6 cores of Zen 4, memory of 40 GB/s" in " ".join(capsys.readouterr().out.split())
+    assert answered["profile"].fingerprint["described"]
+
+
 def test_a_chart_that_cannot_be_written_is_said(capsys, tmp_path, answered):
     pytest.importorskip("matplotlib")
     target = tmp_path / "no folder" / "cards.png"
@@ -297,5 +321,4 @@ def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy):
     assert row.best.policy == policy and row.best.memory.spare >= 0
     none = sized(0.5)
     assert what_if(problem(none), none, LOAD, policy).best.policy == "cpu"
-    text = plain(what_if_table(model(), LOAD, on_cpu(problem(card), LOAD, "mixed"), [row], policy))
-    assert f"the plan of policy {policy}" in " ".join(text.split())
+    assert f"the plan of policy {policy}" in " ".join(said(model(), [row], policy).split())
