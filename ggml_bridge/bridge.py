@@ -118,6 +118,19 @@ class Bridge:
         """The device's pinned host buffer type; 0 if it has none."""
         return self.native.pointer("gb_host_buft", encode(device))
 
+    def pins(self, device: str, n_bytes: int) -> bool:
+        """Whether the device has so many bytes of pinned host memory. Its buffer type gives plain memory where not."""
+        pinned = ffi.new("int32_t *")
+        self.native.call("gb_pins", encode(device), n_bytes, pinned)
+        return bool(pinned[0])
+
+    def takes_residents(self, device: str) -> bool:
+        """Whether blocks of the split back end can live on the device: it takes a buffer type that is its own in all
+        but its address."""
+        taken = ffi.new("int32_t *")
+        self.native.call("gb_takes_residents", encode(device), taken)
+        return bool(taken[0])
+
     def cpu_features(self) -> list[str]:
         """What the CPU backend was compiled for and found: AVX2, AVX512, OPENMP, REPACK, ..."""
         return self.native.lines("gb_cpu_features")

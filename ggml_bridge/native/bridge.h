@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 9
+#define GB_ABI 10
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {
@@ -90,6 +90,13 @@ int gb_cpu_features(char * text, int64_t capacity);
 // Buffer types (ggml_backend_buffer_type_t): the device's own, and its pinned host memory (NULL: it has none).
 int gb_device_buft(const char * device, void ** buft);
 int gb_host_buft(const char * device, void ** buft);
+
+// Whether the device has so many bytes of pinned host memory: where none is left, its buffer type gives plain memory.
+int gb_pins(const char * device, int64_t n_bytes, int32_t * pinned);
+
+// Whether the device takes a buffer type that is its own in all but its address: then blocks of the split back end can
+// live there.
+int gb_takes_residents(const char * device, int32_t * taken);
 
 // Layouts the CPU keeps weights in, best first: its extra buffer types, then plain "CPU".
 int gb_cpu_layouts(char * text, int64_t capacity);

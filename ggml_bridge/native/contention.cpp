@@ -60,7 +60,7 @@ class MulMatWork : public Work {
 class CopyWork : public Work {
   public:
     CopyWork(ggml_backend_dev_t device, int64_t chunk_bytes)
-        : transfer_(device, /*to_device=*/true, ggml_backend_dev_host_buffer_type(device) != nullptr, chunk_bytes) {}
+        : transfer_(device, /*to_device=*/true, pins(device, region_of(chunk_bytes)), chunk_bytes) {}
 
     using Work::begin;
     void   begin() override { transfer_.begin(); }

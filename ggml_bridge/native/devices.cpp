@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "mul_mat.h"
+#include "split/resident_buft.h"
 #include "support.h"
 
 namespace bridge {
@@ -138,6 +139,13 @@ int gb_host_buft(const char * device, void ** buft) {
     return guarded([&] {
         require(buft != nullptr, "no room for the result");
         *buft = ggml_backend_dev_host_buffer_type(find_device(device));
+    });
+}
+
+int gb_takes_residents(const char * device, int32_t * taken) {
+    return guarded([&] {
+        require(taken != nullptr, "no room for the result");
+        *taken = oallama::resident_buft(find_device(device)) != nullptr ? 1 : 0;
     });
 }
 

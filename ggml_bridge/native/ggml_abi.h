@@ -266,22 +266,23 @@ typedef ggml_backend_reg_t (*ggml_backend_rpc_add_server_t)(const char * endpoin
 typedef void (*ggml_backend_rpc_start_server_t)(const char * endpoint, const char * cache_dir, size_t n_threads,
                                                 size_t n_devices, ggml_backend_dev_t * devices);
 
-const char *              ggml_backend_buft_name(ggml_backend_buffer_type_t buft);
-ggml_backend_buffer_t     ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
-size_t                    ggml_backend_buft_get_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t);
-bool                      ggml_backend_buft_is_host(ggml_backend_buffer_type_t buft);
-ggml_backend_dev_t        ggml_backend_buft_get_device(ggml_backend_buffer_type_t buft);
-void                      ggml_backend_buffer_free(ggml_backend_buffer_t buffer);
-void *                    ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer);
-size_t                    ggml_backend_buffer_get_size(ggml_backend_buffer_t buffer);
-void                      ggml_backend_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value);
-ggml_backend_buffer_usage ggml_backend_buffer_get_usage(ggml_backend_buffer_t buffer);
-void                      ggml_backend_buffer_set_usage(ggml_backend_buffer_t buffer, ggml_backend_buffer_usage usage);
-ggml_backend_buffer_t     ggml_backend_alloc_ctx_tensors_from_buft(ggml_context * ctx, ggml_backend_buffer_type_t b);
-ggml_status               ggml_backend_tensor_alloc(ggml_backend_buffer_t buffer, ggml_tensor * t, void * addr);
-void                      ggml_backend_tensor_copy(const ggml_tensor * src, ggml_tensor * dst);
-void                      ggml_backend_tensor_set(ggml_tensor * t, const void * data, size_t offset, size_t size);
-void                      ggml_backend_tensor_get(const ggml_tensor * t, void * data, size_t offset, size_t size);
+const char *               ggml_backend_buft_name(ggml_backend_buffer_type_t buft);
+ggml_backend_buffer_t      ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
+size_t                     ggml_backend_buft_get_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t);
+bool                       ggml_backend_buft_is_host(ggml_backend_buffer_type_t buft);
+ggml_backend_dev_t         ggml_backend_buft_get_device(ggml_backend_buffer_type_t buft);
+void                       ggml_backend_buffer_free(ggml_backend_buffer_t buffer);
+ggml_backend_buffer_type_t ggml_backend_buffer_get_type(ggml_backend_buffer_t buffer);
+void *                     ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer);
+size_t                     ggml_backend_buffer_get_size(ggml_backend_buffer_t buffer);
+void                       ggml_backend_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value);
+ggml_backend_buffer_usage  ggml_backend_buffer_get_usage(ggml_backend_buffer_t buffer);
+void                       ggml_backend_buffer_set_usage(ggml_backend_buffer_t buffer, ggml_backend_buffer_usage usage);
+ggml_backend_buffer_t      ggml_backend_alloc_ctx_tensors_from_buft(ggml_context * ctx, ggml_backend_buffer_type_t b);
+ggml_status                ggml_backend_tensor_alloc(ggml_backend_buffer_t buffer, ggml_tensor * t, void * addr);
+void                       ggml_backend_tensor_copy(const ggml_tensor * src, ggml_tensor * dst);
+void                       ggml_backend_tensor_set(ggml_tensor * t, const void * data, size_t offset, size_t size);
+void                       ggml_backend_tensor_get(const ggml_tensor * t, void * data, size_t offset, size_t size);
 void         ggml_backend_tensor_set_async(ggml_backend_t backend, ggml_tensor * t, const void * data, size_t offset,
                                            size_t size);
 void         ggml_backend_tensor_get_async(ggml_backend_t backend, const ggml_tensor * t, void * data, size_t offset,

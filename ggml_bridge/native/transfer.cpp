@@ -24,6 +24,10 @@ int64_t slots_for(int64_t n_bytes) {
 
 } // namespace
 
+int64_t region_of(int64_t n_bytes) {
+    return n_bytes * slots_for(n_bytes);
+}
+
 //
 // HostMemory
 //
@@ -40,8 +44,21 @@ HostMemory::HostMemory(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) 
                     std::string("device ") + ggml_backend_dev_name(device) + " has no pinned host memory");
     }
     buffer_ = alloc_buffer(buft, n_bytes);
-    base_   = static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer_.get()));
+    if (ggml_backend_buffer_get_type(buffer_.get()) != buft) { // CUDA's and Vulkan's give plain memory then
+        throw Error(GB_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device) +
+                                        " has no pinned host memory left for " + std::to_string(n_bytes) + " bytes");
+    }
+    base_ = static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer_.get()));
     std::memset(base_, 1, static_cast<size_t>(n_bytes));
+}
+
+bool pins(ggml_backend_dev_t device, int64_t n_bytes) {
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_host_buffer_type(device);
+    if (buft == nullptr) {
+        return false;
+    }
+    const BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, static_cast<size_t>(n_bytes)));
+    return buffer && ggml_backend_buffer_get_type(buffer.get()) == buft;
 }
 
 //
@@ -176,6 +193,13 @@ using namespace bridge;
 //
 // C interface
 //
+
+int gb_pins(const char * device, int64_t n_bytes, int32_t * pinned) {
+    return guarded([&] {
+        require(pinned != nullptr && n_bytes > 0, "a number of bytes and room for the result are needed");
+        *pinned = pins(find_device(device), n_bytes) ? 1 : 0;
+    });
+}
 
 int gb_transfer_new(const char * device, int32_t host_to_device, int32_t pinned, int64_t n_bytes, gb_timer ** timer) {
     return guarded([&] {

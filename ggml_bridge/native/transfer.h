@@ -19,6 +19,12 @@ class HostMemory {
     uint8_t *            base_ = nullptr;
 };
 
+// Whether the device has so many bytes of pinned host memory.
+bool pins(ggml_backend_dev_t device, int64_t n_bytes);
+
+// Bytes of host memory that a Transfer of n_bytes copies from or to, one piece after the other.
+int64_t region_of(int64_t n_bytes);
+
 // One copy at a time, on a stream of its own, queued as a whole or in pieces. To the device: what a copy adds to a
 // stream whose result is read back anyway, since over RPC only an answer proves that the bytes have arrived. From the
 // device: the whole time.

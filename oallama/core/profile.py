@@ -173,9 +173,19 @@ class Profile:
         return min(pairs, key=lambda one: one.n_tokens, default=None)
 
     @property
-    def is_pinned(self) -> bool:
-        """Whether the device takes copies from pinned host memory; so it is assumed of one that was not asked."""
+    def has_host_buffer(self) -> bool:
+        """Whether the device has a buffer type for pinned host memory; assumed of one that was not asked."""
         return bool(self.fingerprint.get("device_host_buffer", True))
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether that buffer type gave pinned memory when it was tried: CUDA's gives plain memory where it cannot."""
+        return self.has_host_buffer and bool(self.fingerprint.get("device_pins", True))
+
+    @property
+    def takes_residents(self) -> bool:
+        """Whether blocks of the split back end can live on the device; assumed of one that was not asked."""
+        return bool(self.fingerprint.get("device_takes_residents", True))
 
     @property
     def is_blocking(self) -> bool:

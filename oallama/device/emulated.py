@@ -20,6 +20,7 @@ from oallama.device.card import Card
 from oallama.device.cards import CARDS, preset
 
 Values = Literal["real", "drawn"]
+Buffers = Literal["name", "address"]
 
 DEFAULT_CARD = "rtx3060-12"
 DEVICE_NAME = "Emulated0"
@@ -52,6 +53,8 @@ class Emulated:
     routing: str | None = None  # file of recorded experts
     lost_after: int | None = None  # graphs, then every one fails
     fail_alloc: int | None = None  # the allocation that is refused, counted from 1
+    pinned: int | None = None  # bytes of host memory that can be pinned; beyond that it is silently plain memory
+    buffers: Buffers | None = None  # "address": it takes no buffer type but its own, so that no block can live there
 
     def __str__(self) -> str:
         """The text that parses back into this record."""
@@ -138,6 +141,10 @@ def use_parameters(spec: Emulated) -> str:
     lines.append(f"cpu {-1 if spec.cpus is None else spec.cpus}")
     if spec.vram is not None:
         lines.append(f"memory_bytes {spec.vram}")
+    if spec.pinned is not None:
+        lines.append(f"pinned_bytes {spec.pinned}")
+    if spec.buffers is not None:
+        lines.append(f"knows_buffers_by {spec.buffers}")
     if spec.routing is not None:
         lines.append(f"routing {spec.routing}")
     if spec.lost_after is not None:
@@ -203,6 +210,13 @@ def _values(text: str) -> Values:
     raise ValueError(f"{text!r} is neither real nor drawn")
 
 
+def _buffers(text: str) -> Buffers:
+    for value in ("name", "address"):
+        if text == value:
+            return value
+    raise ValueError(f"{text!r} is neither name nor address")
+
+
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 15:
         raise ValueError(f"{text!r} is not a whole number")
@@ -240,5 +254,7 @@ _KEYS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
     "routing": (_file, str),
     "lost_after": (_count, str),
     "fail_alloc": (_count, str),
+    "pinned": (parse_bytes, str),
+    "buffers": (_buffers, str),
 }
 """How a key's value is read, and written so that it reads back."""

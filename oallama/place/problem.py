@@ -141,7 +141,7 @@ def with_layouts(problem: Problem, costs: Costs, placed: Placed) -> Placed:
     """`placed` with the host layouts that its plan names. Where llama.cpp would choose another one by itself (pinned
     host memory instead of repacking) that is the fastest for each operator; and always the one of a split operator's
     CC, as the split backend repacks nothing by itself."""
-    named: Sequence[str | None] = costs.layouts if problem.profile.is_pinned else (None,) * len(problem.operators)
+    named: Sequence[str | None] = costs.layouts if problem.profile.has_host_buffer else (None,) * len(problem.operators)
     if placed.slices is not None:
         named = [mine or other for mine, other in zip(placed.slices.layouts, named, strict=True)]
     return replace(placed, layouts=tuple(named))

@@ -15,6 +15,7 @@ from oallama import __version__
 from oallama.core.codec import from_json, to_json
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, CPU_PAIR
+from oallama.core.units import MIB
 from oallama.profile.busy import OTHERS_PERCENT, Others
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MODULE = "oallama.profile.child"
 STALL_S = 180.0  # a task of a device that takes longer ends this process
+PINNED_TRIED = 128 * MIB  # as much as copies are timed with
 
 Message = dict[str, Any]
 
@@ -57,7 +59,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     progress({"fragment": _busy(others, request.profile)})
     bridge = load_bridge()
     with open_device(request.device_spec) as device:
-        details = _details(bridge, device)
+        details = device_details(bridge, device)
         details["fingerprint"]["policy"] = to_json(request.policy)
         progress({"fragment": details})
         session = Session(
@@ -94,7 +96,7 @@ def _busy(others: Others, known: Profile) -> Fragment:
     return {"fingerprint": {OTHERS_PERCENT: max(percent, known.fingerprint.get(OTHERS_PERCENT, 0.0))}}
 
 
-def _details(bridge: Bridge, device: OpenDevice) -> Fragment:
+def device_details(bridge: Bridge, device: OpenDevice) -> Fragment:
     """What only native code knows of this machine; `device` is the name that its cases are stored under."""
     info = device.info
     fingerprint = {
@@ -110,6 +112,8 @@ def _details(bridge: Bridge, device: OpenDevice) -> Fragment:
         "device_memory_bytes": info.memory_total if info else None,
         "device_host_buffer": info.host_buffer if info else None,
         "device_asynchronous": info.asynchronous if info else None,
+        "device_pins": bridge.pins(device.name, PINNED_TRIED) if info else None,
+        "device_takes_residents": bridge.takes_residents(device.name) if info else None,
     }
     name = device.name if info else CPU_DEVICE
     return {"device": CPU_PAIR if device.is_pair else name, "fingerprint": fingerprint}

@@ -93,7 +93,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("cpu", "llc_source", "governor", "energy_preference", "power_source", "platform_profile"), str),
     **dict.fromkeys(("cores_physical", "cores_logical", "cores_allowed", "n_threads", "llc_bytes"), _number),
     **dict.fromkeys(("memory_bytes", "numa_nodes", "device_memory_bytes"), _number),
-    **dict.fromkeys(("device_host_buffer", "device_asynchronous"), bool),
+    **dict.fromkeys(("device_host_buffer", "device_asynchronous", "device_pins", "device_takes_residents"), bool),
     **dict.fromkeys(("cpu_features", "cpu_layouts", "cpu_kernels"), _words),
     **dict.fromkeys(("system", "gpu_driver", "llama_cpp_python", "ggml_version", "oallama"), _version),
     **dict.fromkeys(("ggml_cpu_build", "ggml_commit", "device_name", "device_backend", "device_type"), str),

@@ -19,14 +19,34 @@ from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.cpu import default_threads
 from oallama.device.identity import known_device
+from oallama.device.load_params import load_bridge
 from oallama.device.opening import list_devices, open_device
 from oallama.device.spec import parse_device
+from oallama.profile.child import device_details
 
 
 def test_the_cpu_is_listed_with_its_memory() -> None:
     cpus = [device for device in list_devices() if device.type == "CPU"]
     assert [cpu.name for cpu in cpus] == ["CPU"]
     assert cpus[0].memory_total > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "pins", "takes_residents"),
+    [
+        ("emulated:vram=1GiB,scale=1,values=real", True, True),
+        ("emulated:vram=1GiB,scale=1,values=real,pinned=64MiB", False, True),
+        ("emulated:vram=1GiB,scale=1,values=real,buffers=address", True, False),
+        ("cpu-pair", False, False),
+        ("none", None, None),
+    ],
+)
+def test_a_profile_knows_what_a_device_pins_and_whether_blocks_live_there(
+    device: str, pins: bool | None, takes_residents: bool | None
+) -> None:
+    with open_device(device) as opened:
+        found = device_details(load_bridge(), opened)["fingerprint"]
+    assert (found["device_pins"], found["device_takes_residents"]) == (pins, takes_residents)
 
 
 def test_none_is_no_device() -> None:

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -38,6 +39,9 @@ struct State {
     std::atomic<int64_t> n_allocs{0}, n_graphs{0}, n_copies_in{0}, bytes_in{0}, n_copies_out{0}, n_blocking{0},
         graphs_left{-1};
     std::atomic<uint64_t> n_random{0};
+    std::atomic<int64_t>  n_pinned{0}, most_pinned{0};
+
+    std::map<const char *, size_t> pinned; // where pinned memory is; under the mutex
 };
 
 State & state() {
@@ -186,14 +190,29 @@ bool buft_is_host(ggml_backend_buffer_type_t) {
     return true;
 }
 
+// Whether the host's bytes there are pinned.
+bool is_pinned(const void * data, size_t size) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    const auto *                begin = static_cast<const char *>(data);
+    auto                        after = state().pinned.upper_bound(begin);
+    return after != state().pinned.begin() && begin + size <= std::prev(after)->first + std::prev(after)->second;
+}
+
 void free_pinned_buffer(ggml_backend_buffer_t buffer) {
+    {
+        std::lock_guard<std::mutex> lock(state().mutex);
+        state().pinned.erase(static_cast<const char *>(buffer->context));
+    }
     ::operator delete(buffer->context, std::align_val_t{alignment});
     state().pinned_bytes -= static_cast<int64_t>(buffer->size);
 }
 
 ggml_backend_buffer_t alloc_pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    if (options().refuse_pinned) {
-        return nullptr;
+    constexpr size_t large = size_t{64} << 20;
+    state().n_pinned++;
+    state().most_pinned = std::max(state().most_pinned.load(), static_cast<int64_t>(size));
+    if (static_cast<size_t>(state().pinned_bytes.load()) + size > options().pinned_capacity) {
+        return ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     }
     ggml_backend_buffer_t plain = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment);
     ggml_backend_buffer_i iface = plain->iface;
@@ -201,8 +220,12 @@ ggml_backend_buffer_t alloc_pinned_buffer(ggml_backend_buffer_type_t buft, size_
     iface.free_buffer = free_pinned_buffer;
     iface.clear       = clear_device_buffer;
     void * memory     = ::operator new(size, std::align_val_t{alignment});
-    std::memset(memory, 0xFF, size);
+    std::memset(memory, 0xFF, std::min(size, large)); // what is larger is never there
     state().pinned_bytes += static_cast<int64_t>(size);
+    {
+        std::lock_guard<std::mutex> lock(state().mutex);
+        state().pinned[static_cast<const char *>(memory)] = size;
+    }
     return ggml_backend_buffer_init(buft, iface, memory, size);
 }
 
@@ -262,6 +285,9 @@ void get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void *
     const char * const from = memory_of(tensor, offset, size);
     state().n_copies_out++;
     stream_of(backend).submit([from, data, size] { std::memcpy(data, from, size); });
+    if (!is_pinned(data, size)) {
+        stream_of(backend).drain();
+    }
 }
 
 void synchronize(ggml_backend_t backend) {
@@ -356,7 +382,8 @@ void set_up_device(ggml_backend_reg_t reg) {
     iface.get_host_buffer_type    = [](ggml_backend_dev_t) { return &pinned_buft; };
     iface.supports_op             = supports_op;
     iface.supports_buft           = [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
-        return buft->iface.get_name == device_buft_name; // as ggml's own devices know theirs
+        return options().by_address ? buft == &device_buft
+                                    : buft->iface.get_name == device_buft_name; // as ggml's own devices know theirs
     };
     iface.event_new = [](ggml_backend_dev_t device) {
         if (options().refuse_events) {
@@ -411,8 +438,8 @@ void set_options(const Options & wanted) {
 
 Counters counters() {
     const State & now = state();
-    return {now.device_bytes, now.pinned_bytes, now.n_streams, now.n_events,     now.n_allocs,
-            now.n_graphs,     now.n_copies_in,  now.bytes_in,  now.n_copies_out, now.n_blocking};
+    return {now.device_bytes, now.pinned_bytes, now.n_pinned,    now.most_pinned, now.n_streams,    now.n_events,
+            now.n_allocs,     now.n_graphs,     now.n_copies_in, now.bytes_in,    now.n_copies_out, now.n_blocking};
 }
 
 } // namespace async_device

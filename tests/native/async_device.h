@@ -5,6 +5,8 @@
 //   - addresses of its memory fault when the host follows them, and fresh memory holds NaN
 //   - a copy reads or writes the host's bytes when its turn in the queue comes, not when it is asked for
 //   - copies that do not go through a stream do not wait for one
+//   - a copy to host memory that is not pinned holds up its caller until it is made, as CUDA's does
+//   - where no pinned memory is left, its buffer type gives plain memory, as CUDA's does
 //   - a graph is taken as it is when it is launched; it may only touch this device's memory
 //   - rows of quantised weights are padded as CUDA pads them, and what is read behind a row must be numbers
 //
@@ -27,15 +29,18 @@ struct Options {
     double   set_ns_per_byte   = 0.0; // a slow link: how long set_tensor_async takes
     size_t   max_alloc_bytes   = SIZE_MAX;
     size_t   capacity_bytes    = size_t{1} << 30;
-    bool     refuse_pinned     = false; // no pinned host memory
-    bool     refuse_events     = false; // no events
-    int32_t  refused_type      = -1;    // supports_op answers false for operations on tensors of this ggml_type
-    int64_t  graphs_until_lost = -1;    // so many graphs are computed, then graph_compute fails; -1: never
+    size_t   pinned_capacity   = SIZE_MAX; // bytes; beyond them pinned host memory is plain memory
+    bool     by_address        = false;    // supports_buft is true for its own buffer type alone, as told by address
+    bool     refuse_events     = false;    // no events
+    int32_t  refused_type      = -1;       // supports_op answers false for operations on tensors of this ggml_type
+    int64_t  graphs_until_lost = -1;       // so many graphs are computed, then graph_compute fails; -1: never
 };
 
 struct Counters {
     int64_t device_bytes = 0; // held now
     int64_t pinned_bytes = 0; // held now
+    int64_t n_pinned     = 0; // allocations of pinned memory that were asked for, since the start
+    int64_t most_pinned  = 0; // bytes of the largest of them
     int64_t n_streams    = 0; // held now
     int64_t n_events     = 0; // held now
     int64_t n_allocs     = 0; // since the start

@@ -198,13 +198,28 @@ void lose() {
 
 void refuse_one_allocation() {
     expect(emulated_register(parameters(true, "fail_alloc 2\n").c_str()) == 0, "the device is registered");
-    ggml_backend_dev_t device = ggml_backend_dev_by_name("Emulated0");
-    for (const auto buft : {ggml_backend_dev_buffer_type(device), ggml_backend_dev_host_buffer_type(device),
-                            ggml_backend_dev_host_buffer_type(device)}) {
+    const auto buft = ggml_backend_dev_buffer_type(ggml_backend_dev_by_name("Emulated0"));
+    for (int n = 1; n <= 3; n++) {
         const oallama::BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, 64));
-        emulated_stats           stats = {};
-        expect(emulated_get_stats(&stats) == 0, "it counts");
-        expect((buffer == nullptr) == (stats.n_allocations == 2), "the second allocation alone is refused");
+        expect((buffer == nullptr) == (n == 2), "the second allocation alone is refused");
+    }
+    expect(emulated_unregister() == 0, "it can be left");
+}
+
+// As CUDA's: no allocation fails, only the buffer's type tells that its memory is plain.
+void pin_no_more() {
+    for (const char * limit : {"fail_alloc 2\n", "pinned_bytes 100\n"}) {
+        expect(emulated_register(parameters(true, limit).c_str()) == 0, "the device is registered");
+        const auto buft = ggml_backend_dev_host_buffer_type(ggml_backend_dev_by_name("Emulated0"));
+        {
+            const oallama::BufferPtr first(ggml_backend_buft_alloc_buffer(buft, 64));
+            const oallama::BufferPtr second(ggml_backend_buft_alloc_buffer(buft, 64));
+            expect(first->buft == buft, "there is pinned memory");
+            expect(second && second->buft == ggml_backend_cpu_buffer_type(),
+                   "plain memory is given where it cannot be");
+        }
+        const oallama::BufferPtr third(ggml_backend_buft_alloc_buffer(buft, 64));
+        expect(third->buft == buft, "and pinned memory when there is some again");
     }
     expect(emulated_unregister() == 0, "it can be left");
 }
@@ -265,6 +280,7 @@ int main() {
     capture();
     lose();
     refuse_one_allocation();
+    pin_no_more();
     refuse_too_much();
     expect(emulated_unregister() == 0, "it can be left");
     run_out_of_memory();

@@ -54,6 +54,7 @@ constexpr Test tests[] = {
     {"graphs", test_graphs},
     {"partial", test_partial},
     {"loading", test_loading},
+    {"memory", test_memory},
     {"programs", test_programs},
     {"stream", test_stream},
     {"tokens", test_tokens},

@@ -284,6 +284,7 @@ void test_stream();
 void test_tokens();
 void test_times();
 void test_loading();
+void test_memory();
 void test_programs();
 void test_faults();
 void test_resident();

@@ -344,12 +344,12 @@ void check_wrong_experts() {
     streamed = kept;
 }
 
-// Asynchronous, but without pinned memory, as RPC is; or without events.
+// Asynchronous, but without pinned memory or without events.
 void check_plainer_device(const Subject & own, bool pinned) {
     async_device::Options options;
-    options.refuse_pinned = !pinned;
-    options.refuse_events = pinned;
-    options.max_delay_us  = 100;
+    options.pinned_capacity = pinned ? SIZE_MAX : 0;
+    options.refuse_events   = pinned;
+    options.max_delay_us    = 100;
     async_device::set_options(options);
     for (Cut cut : all_cuts) {
         const PlanPtr plan = plan_for(own, cut);

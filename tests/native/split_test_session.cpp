@@ -50,12 +50,11 @@ Session::Session(const SessionOptions & options) : reuse_(options.reuse), betwee
             check(false, std::string(ggml_backend_dev_name(device)) + " makes a backend");
             return;
         }
-        const bool      is_cpu = type_of(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
-        const BufferPtr pinned(ggml_backend_buft_alloc_buffer(ggml_backend_dev_host_buffer_type(gpu), 64));
+        const bool is_cpu = type_of(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
         backends_.emplace_back(backend);
         backends.push_back(backend);
-        bufts.push_back(is_cpu && gpu_ != nullptr && pinned ? ggml_backend_dev_host_buffer_type(gpu)
-                                                            : ggml_backend_get_default_buffer_type(backend));
+        bufts.push_back(is_cpu && gpu_ != nullptr ? ggml_backend_dev_host_buffer_type(gpu)
+                                                  : ggml_backend_get_default_buffer_type(backend));
         gpu_ = device == gpu ? backend : gpu_;
         set_threads(backend);
     };

@@ -124,10 +124,9 @@ void check_delays() {
             options.seed            = seed;
             options.max_delay_us    = 300;
             options.set_ns_per_byte = seed % 2 == 0 ? 20.0 : 0.0; // 50 MB/s
-            options.refuse_pinned   = seed % 3 == 0;
-            const bool gpu          = seed > 3 && !options.refuse_pinned; // as llama.cpp, it would take some
+            options.pinned_capacity = seed % 3 == 0 ? 0 : SIZE_MAX;
             async_device::set_options(options);
-            const int n_wrong = wrong_results(model, expected, 1, {/*split=*/true, gpu, /*reuse=*/true});
+            const int n_wrong = wrong_results(model, expected, 1, {/*split=*/true, /*gpu=*/seed > 3, /*reuse=*/true});
             check(n_wrong == 0, block.name + ": random delays " + std::to_string(seed) + ": " +
                                     std::to_string(n_wrong) + " wrong results");
         }

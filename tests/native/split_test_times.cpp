@@ -26,7 +26,7 @@ void check_graph_that_was_not_prepared() {
     }
     async_device::Options slow;
     slow.max_delay_us           = 2000;
-    slow.refuse_pinned          = true;
+    slow.pinned_capacity        = 0;
     const Block           block = ffn_block(q4_0, q4_0);
     const Data            data  = make_data(block);
     const PlanPtr         plan  = new_plan(plan_text({&block}, Cut::one, async_device::device_name, "CPU"));

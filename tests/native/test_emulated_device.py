@@ -239,6 +239,31 @@ def test_it_holds_no_more_than_its_memory(bridge: ggml_bridge.Bridge, real: Emul
     assert real.stats().device_bytes == 0 and real.stats().pinned_bytes == 0
 
 
+def test_pinned_memory_beyond_its_limit_is_plain_as_with_cuda(bridge: ggml_bridge.Bridge) -> None:
+    """Its buffer type never fails; only the type of the buffer tells. So a copy that is to be timed says so."""
+    device = bridge.emulated()
+    device.register(f"{REAL}pinned_bytes {200 << 20}\n")
+    try:
+        assert bridge.pins(NAME, 128 << 20) and not bridge.pins(NAME, 256 << 20)
+        assert device.stats().pinned_bytes == 0, "what is tried is freed"
+        first = bridge.transfer(NAME, "h2d", True, 1 << 20)  # of 128 MiB
+        with first, pytest.raises(ggml_bridge.Unsupported, match="no pinned host memory left"):
+            bridge.transfer(NAME, "h2d", True, 1 << 20)
+        with bridge.transfer(NAME, "h2d", False, 1 << 20) as timer:
+            timer.run(1)
+    finally:
+        device.unregister()
+
+
+def test_blocks_can_live_on_it_where_it_knows_buffer_types_by_name(bridge: ggml_bridge.Bridge) -> None:
+    device = bridge.emulated()
+    for text, taken in (("", True), ("knows_buffers_by name\n", True), ("knows_buffers_by address\n", False)):
+        device.register(REAL + text)
+        assert bridge.takes_residents(NAME) == taken
+        device.unregister()
+    assert not bridge.takes_residents("CPU"), "its memory is the host's"
+
+
 def test_it_keeps_its_parameters_while_it_is_used(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
     with bridge.transfer(NAME, "h2d", True, 1 << 20):
         with pytest.raises(ggml_bridge.Unsupported, match="in use"):
@@ -265,6 +290,7 @@ def test_it_keeps_its_parameters_while_it_is_used(bridge: ggml_bridge.Bridge, re
         ("kernel MUL_MAT Q4_0 1x1 0 1 1", "KxNxE"),
         ("copy up pinned 1 1", "no choice up"),
         ("routing no-such-file", "cannot be read"),
+        ("knows_buffers_by colour", "no choice colour"),
         ("values drawn", "core of its own"),
         ("values drawn\ncpu 4000", "core 4000"),
     ],

@@ -31,6 +31,7 @@ TESTS = [
     "graphs",
     "partial",
     "loading",
+    "memory",
     "programs",
     "stream",
     "tokens",

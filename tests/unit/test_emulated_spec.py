@@ -44,6 +44,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
         ("emulated:card.json,scale=1", Emulated("card.json", scale=(1.0, 1.0))),
         ("emulated:routing=ids.txt,lost_after=3", Emulated(routing="ids.txt", lost_after=3)),
         ("emulated:fail_alloc=2", Emulated(fail_alloc=2)),
+        ("emulated:pinned=1GiB,buffers=address", Emulated(pinned=1 << 30, buffers="address")),
+        ("emulated:pinned=0", Emulated(pinned=0)),
     ],
 )
 def test_text_parses(text: str, spec: Emulated) -> None:
@@ -67,6 +69,8 @@ def test_text_parses(text: str, spec: Emulated) -> None:
         "emulated:rtx3090,latency=soon",
         "emulated:rtx3090,seed=-1",
         "emulated:rtx3090,colour=red",
+        "emulated:rtx3090,pinned=some",
+        "emulated:rtx3090,buffers=number",
         "emulated:rtx3090,vram",
         "emulated:rtx3090,seed=1,seed=2",
     ],

@@ -131,7 +131,10 @@ def test_pageable_memory_is_said_with_its_rate() -> None:
     slow = replace(made.profile, fingerprint={"device_host_buffer": False, "device_asynchronous": True})
     (note,) = decide(replace(made, profile=slow), "scheinfer", LOAD, "mixed").notes
     assert "no pinned host memory" in note and "4.66 GiB/s" in note
-    pinned = replace(made.profile, fingerprint={"device_host_buffer": True})
+    fell_back = replace(made.profile, fingerprint={"device_host_buffer": True, "device_pins": False})
+    (note,) = decide(replace(made, profile=fell_back), "scheinfer", LOAD, "mixed").notes
+    assert "no pinned host memory" in note, "its buffer type gives plain memory"
+    pinned = replace(made.profile, fingerprint={"device_host_buffer": True, "device_pins": True})
     assert decide(replace(made, profile=pinned), "scheinfer", LOAD, "mixed").notes == ()
 
 

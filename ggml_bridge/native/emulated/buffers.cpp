@@ -128,17 +128,22 @@ void emulated_host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
     std::memset(buffer->context, value, buffer->size);
 }
 
-// As ggml's CPU buffers, in memory that the device knows.
+// As ggml's CPU buffers, in memory that the device knows; in plain memory where that cannot be, as ggml-cuda has it.
 ggml_backend_buffer_t emulated_host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    Device &                 device = emulated_device();
     const oallama::BufferPtr plain(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment));
-    if (!plain || emulated_device().refuses_allocation()) {
+    if (!plain) {
         return nullptr;
     }
     try {
+        void * const memory = device.refuses_allocation() ? nullptr : device.pinned.allocate(size);
+        if (memory == nullptr) {
+            return ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+        }
         ggml_backend_buffer_i iface = plain->iface;
         iface.free_buffer           = emulated_host_buffer_free_buffer;
         iface.clear                 = emulated_host_buffer_clear;
-        return ggml_backend_buffer_init(buft, iface, emulated_device().pinned.allocate(size), size);
+        return ggml_backend_buffer_init(buft, iface, memory, size);
     } catch (const std::bad_alloc &) {
         return nullptr;
     }

@@ -58,7 +58,8 @@ bool is_router_input(const char * name) {
 
 Device::Device(Parameters given)
     : parameters(std::move(given)), host_name(parameters.name + "_Host"), time(parameters.cpu),
-      noise_f32_(noise_bytes + noise_spare), noise_f16_(noise_bytes + noise_spare) {
+      pinned(static_cast<size_t>(std::max<int64_t>(parameters.pinned_bytes, 0))), noise_f32_(noise_bytes + noise_spare),
+      noise_f16_(noise_bytes + noise_spare) {
     for (size_t i = 0; i < noise_f32_.size() / sizeof(float); i++) { // evenly over -1 to 1: no NaN, no denormals
         const float value = static_cast<float>(static_cast<double>(mixed(parameters.seed + i) >> 11U) * 0x1p-52 - 1.0);
         std::memcpy(&noise_f32_[i * sizeof value], &value, sizeof value);

@@ -205,7 +205,9 @@ bool emulated_device_supports_op(ggml_backend_dev_t /*dev*/, const ggml_tensor *
 }
 
 bool emulated_device_supports_buft(ggml_backend_dev_t /*dev*/, ggml_backend_buffer_type_t buft) {
-    return buft->iface.get_name == device_buft.iface.get_name; // as ggml's own devices know theirs
+    return emulated_device().parameters.by_address
+               ? buft == &device_buft
+               : buft->iface.get_name == device_buft.iface.get_name; // as ggml's own devices know theirs
 }
 
 // As ggml-cuda: large batches are worth copying a weight for.

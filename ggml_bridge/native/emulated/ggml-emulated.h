@@ -17,6 +17,8 @@
 //     name Emulated0                      of the ggml device
 //     description NVIDIA GeForce …        the rest of the line
 //     memory_bytes 12884901888
+//     pinned_bytes 1073741824             of host memory that can be pinned; the rest of it is plain, as with CUDA
+//     knows_buffers_by name|address       its own buffer type; by address no other one is taken for its own
 //     values real|drawn
 //     cpu 1                               the device's core; -1: none of its own (values real only; times mean nothing)
 //     seed 0
@@ -26,7 +28,8 @@
 //     kernel MUL_MAT Q4_0 4096x14336x1 0 512 0.0021  op, type, shape [K, N, E] of the weight, experts used (0: no
 //                                                    MUL_MAT_ID), tokens, seconds: as a real card was measured
 //     lost_after 100                      graphs; then every graph fails, as on a card that is gone
-//     fail_alloc 3                        the allocation of device or pinned memory that is refused, counted from 1
+//     fail_alloc 3                        the allocation of device or pinned memory that is refused, counted from 1:
+//                                         plain memory is given instead of pinned memory
 //     routing FILE                        lines "LAYER ID ID …": experts of one token each, used in turn, drawn only
 //
 // Python's cffi reads the part between the two "cdef" lines. Functions return a status as libggml-oallama's; on failure

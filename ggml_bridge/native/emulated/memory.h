@@ -41,7 +41,9 @@ class DeviceRange {
 // Pinned host memory by address.
 class PinnedRanges {
   public:
-    void * allocate(size_t size); // throws std::bad_alloc
+    explicit PinnedRanges(size_t most) : most_(most) {}
+
+    void * allocate(size_t size); // NULL: more than can be pinned. Throws std::bad_alloc
     void   free(void * memory);
     bool   contains(const void * memory, size_t size) const;
     size_t n_bytes() const;
@@ -49,6 +51,7 @@ class PinnedRanges {
   private:
     mutable std::mutex             mutex_;
     std::map<const char *, size_t> ranges_;
+    size_t                         most_;
     size_t                         n_bytes_ = 0;
 };
 

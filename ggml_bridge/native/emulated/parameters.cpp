@@ -167,6 +167,10 @@ Parameters parse_parameters(const std::string & text) {
             made.description = read.rest();
         } else if (name == "memory_bytes") {
             made.memory_bytes = read.count();
+        } else if (name == "pinned_bytes") {
+            made.pinned_bytes = read.count();
+        } else if (name == "knows_buffers_by") {
+            made.by_address = read.one_of<bool>({{"name", false}, {"address", true}});
         } else if (name == "values") {
             made.real_values = read.one_of<bool>({{"real", true}, {"drawn", false}});
         } else if (name == "cpu") {

@@ -28,6 +28,8 @@ struct Parameters {
     std::string                name = "Emulated0";
     std::string                description;
     int64_t                    memory_bytes = 0;
+    int64_t                    pinned_bytes = INT64_MAX; // of host memory that can be pinned at once
+    bool                       by_address   = false;     // it takes buffers of its own type alone, as told by address
     bool                       real_values  = false;
     int                        cpu          = -1;
     uint64_t                   seed         = 0;

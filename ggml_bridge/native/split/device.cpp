@@ -1,6 +1,8 @@
 #include "device.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "backend.h"
 #include "resident_buft.h"
@@ -24,6 +26,26 @@ ggml_backend_dev_t memory_of(ggml_backend_dev_t dev) {
 // The same while a plan is loaded that names it: devices come and go. NULL: none.
 ggml_backend_dev_t memory_in_use(ggml_backend_dev_t dev) {
     return context_of(dev).n_plans > 0 ? memory_of(dev) : nullptr;
+}
+
+// How many loaded plans name each device.
+struct Partners {
+    std::mutex                        mutex;
+    std::map<ggml_backend_dev_t, int> n_plans;
+};
+
+Partners & partners() {
+    static auto * the_partners = new Partners; // plans may be freed when statics are destroyed
+    return *the_partners;
+}
+
+// Where results are that llama.cpp finds in host memory.
+ggml_backend_buffer_type_t host_buft() {
+    Partners &                        known = partners();
+    const std::lock_guard<std::mutex> lock(known.mutex);
+    ggml_backend_buffer_type_t        pinned =
+        known.n_plans.size() == 1 ? ggml_backend_dev_host_buffer_type(known.n_plans.begin()->first) : nullptr;
+    return pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type();
 }
 
 // The backends of a llama_context are made one after another in a thread, the one for host memory first: what computes
@@ -77,7 +99,7 @@ ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev
         return context_of(dev).named;
     }
     ggml_backend_dev_t memory = memory_in_use(dev);
-    return memory != nullptr ? resident_buft(memory) : ggml_backend_cpu_buffer_type();
+    return memory != nullptr ? resident_buft(memory) : host_buft();
 }
 
 bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
@@ -95,6 +117,18 @@ bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_ty
 }
 
 } // namespace
+
+void add_partner(ggml_backend_dev_t device) {
+    const std::lock_guard<std::mutex> lock(partners().mutex);
+    partners().n_plans[device]++;
+}
+
+void remove_partner(ggml_backend_dev_t device) {
+    const std::lock_guard<std::mutex> lock(partners().mutex);
+    if (--partners().n_plans.at(device) == 0) {
+        partners().n_plans.erase(device);
+    }
+}
 
 const ggml_backend_device_i oallama_device_i = {
     /* .get_name             = */ oallama_device_get_name,

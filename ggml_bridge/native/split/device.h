@@ -19,4 +19,9 @@ struct DeviceContext {
 
 extern const ggml_backend_device_i oallama_device_i; // of devices whose context is a DeviceContext
 
+// Says that a loaded plan names a device, until it has been released as often. While all plans name the same one,
+// results in host memory are by default in its pinned memory, as those of ggml's CPU device are in llama.cpp.
+void add_partner(ggml_backend_dev_t device);
+void remove_partner(ggml_backend_dev_t device);
+
 } // namespace oallama

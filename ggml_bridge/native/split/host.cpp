@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "pinned.h"
 #include "stats.h"
 
 namespace oallama {
@@ -82,14 +83,14 @@ void Host::set_abort_callback(ggml_abort_callback callback, void * data) {
 }
 
 void Host::reserve(const Program & program) {
-    const size_t               held   = made_ ? ggml_backend_buffer_get_size(made_.get()) : 0;
-    const size_t               bytes  = std::max(program.host_bytes, held);
-    ggml_backend_buffer_type_t pinned = program.resident ? ggml_backend_dev_host_buffer_type(program.device) : nullptr;
-    const bool                 moves  = pinned != nullptr && (held == 0 || made_->buft != pinned);
+    const size_t held  = made_ ? ggml_backend_buffer_get_size(made_.get()) : 0;
+    const size_t bytes = std::max(program.host_bytes, held);
+    const bool   moves = program.resident && pinned_for_ != program.device;
     if (program.host_bytes == 0 || (program.host_bytes <= held && !moves)) {
         return;
     }
-    BufferPtr larger(pinned == nullptr ? nullptr : ggml_backend_buft_alloc_buffer(pinned, bytes));
+    pinned_for_ = program.resident ? program.device : pinned_for_;
+    BufferPtr larger(pinned_for_ == nullptr ? nullptr : new_pinned(pinned_for_, bytes));
     if (!larger) {
         larger.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes));
     }
@@ -102,7 +103,7 @@ void Host::reserve(const Program & program) {
 }
 
 bool Host::is_pinned(ggml_backend_dev_t device) const {
-    return made_->buft == ggml_backend_dev_host_buffer_type(device);
+    return oallama::is_pinned(made_.get(), device);
 }
 
 void Host::place(const Program & program) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "device.h"
 #include "split_buffer.h"
 
 namespace oallama {
@@ -35,6 +36,10 @@ void tell_loaded(const SplitWeight & weight, oallama_slice & out) {
     std::snprintf(out.layout, sizeof out.layout, "%s", slice.layout.c_str());
 }
 
+bool has_residents(const PlanSpec & spec) {
+    return std::any_of(spec.slices.begin(), spec.slices.end(), [](const SliceSpec & slice) { return slice.resident; });
+}
+
 } // namespace
 
 std::shared_ptr<LoadedPlan> LoadedPlan::make(PlanSpec spec, ggml_backend_dev_t owner) {
@@ -54,16 +59,20 @@ ggml_backend_dev_t LoadedPlan::device() const {
         }
         require(device->iface.get_name != buft_.device->iface.get_name,
                 "the plan's device " + spec_.device + " is the split backend itself; name a GPU");
-        device_              = device;
-        const bool residents = std::any_of(spec_.slices.begin(), spec_.slices.end(),
-                                           [](const SliceSpec & slice) { return slice.resident; });
-        resident_            = residents && add_resident_device(device) ? device : nullptr;
+        add_partner(device);
+        device_   = device;
+        resident_ = has_residents(spec_) && add_resident_device(device) ? device : nullptr;
     }
     return device_;
 }
 
 ggml_backend_dev_t LoadedPlan::memory_of(const SliceSpec & slice) const {
     return slice.resident && device() != nullptr ? resident_ : nullptr;
+}
+
+bool LoadedPlan::lacks_residents() const {
+    return has_residents(spec_) && device() != nullptr && resident_ == nullptr &&
+           !ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device()));
 }
 
 LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
@@ -76,6 +85,9 @@ LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
 }
 
 LoadedPlan::~LoadedPlan() {
+    if (device_ != nullptr) {
+        remove_partner(device_);
+    }
     if (resident_ != nullptr) {
         remove_resident_device(resident_);
     }

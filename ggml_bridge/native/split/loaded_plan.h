@@ -34,6 +34,9 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // device().
     ggml_backend_dev_t memory_of(const SliceSpec & slice) const;
 
+    // Whether the plan has blocks live on the device, which has memory of its own but takes no other buffer type.
+    bool lacks_residents() const;
+
     // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
     SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
 

@@ -6,11 +6,14 @@
 #include <numeric>
 #include <set>
 
+#include "pinned.h"
+
 namespace oallama {
 
 namespace {
 
-constexpr int64_t shrink_steps = 64; // parts of the planned GG that are tried when the whole does not fit
+constexpr int64_t pinned_piece = int64_t{1} << 30; // bytes taken at once: one allocation of many GiB may fail
+constexpr int64_t shrink_steps = 64;               // parts of the planned GG that are tried when the whole does not fit
 
 using Weights = std::vector<std::unique_ptr<SplitWeight>>;
 using Problem = std::function<void(const std::string &)>;
@@ -67,7 +70,7 @@ void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device, cons
     }
 }
 
-// The tensors of one side that share a buffer type, in buffers of that type. False: no memory.
+// The tensors of one side that share a buffer type, in buffers of that type. False: no memory, or of another type.
 bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backend_buffer_type_t buft,
               WeightMemory & memory) {
     ContextPtr ctx = new_context(static_cast<int64_t>(weights.size()));
@@ -80,7 +83,7 @@ bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backen
         ggml_set_name(part.tensor, weight->slice().name.c_str());
     }
     BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
-    if (!buffer) {
+    if (!buffer || buffer->buft != buft) {
         for (SplitWeight * weight : weights) {
             weight->part(side).tensor = nullptr;
         }
@@ -182,21 +185,46 @@ ggml_backend_buffer_type_t host_buft(SplitWeight & weight, const Problem & probl
     return ggml_backend_cpu_buffer_type();
 }
 
-// In memory that the device copies from without the CPU's help, where it has such; else in plain memory.
+int64_t bytes_of(const std::vector<SplitWeight *> & weights, Side side) {
+    int64_t bytes = 0;
+    for (const SplitWeight * weight : weights) {
+        bytes += weight->part_bytes(side);
+    }
+    return bytes;
+}
+
+// Runs of weights of at most pinned_piece bytes each, or of one weight.
+std::vector<std::vector<SplitWeight *>> pieces_of(const std::vector<SplitWeight *> & weights, Side side) {
+    std::vector<std::vector<SplitWeight *>> pieces;
+    int64_t                                 bytes = 0;
+    for (SplitWeight * weight : weights) {
+        bytes += weight->part_bytes(side);
+        if (pieces.empty() || bytes > pinned_piece) {
+            pieces.emplace_back();
+            bytes = weight->part_bytes(side);
+        }
+        pieces.back().push_back(weight);
+    }
+    return pieces;
+}
+
+// In pinned memory, as far as the device has such; the rest in plain memory.
 void place_streamable(const std::vector<SplitWeight *> & chosen, Side side, ggml_backend_dev_t device,
                       WeightMemory & memory, const Problem & problem) {
-    if (chosen.empty()) {
-        return;
+    ggml_backend_buffer_type_t pinned = chosen.empty() ? nullptr : ggml_backend_dev_host_buffer_type(device);
+    std::vector<SplitWeight *> plain;
+    for (const std::vector<SplitWeight *> & piece : pieces_of(chosen, side)) {
+        if (pinned == nullptr || !allocate(piece, side, pinned, memory)) {
+            plain.insert(plain.end(), piece.begin(), piece.end());
+        }
     }
-    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device);
-    if (pinned != nullptr && allocate(chosen, side, pinned, memory)) {
-        return;
+    if (pinned != nullptr && !plain.empty()) {
+        problem("no pinned host memory is left for " + std::to_string(bytes_of(plain, side)) + " of " +
+                std::to_string(bytes_of(chosen, side)) +
+                " bytes of weights that are streamed: copies from plain "
+                "memory hold up the CPU");
     }
-    if (pinned != nullptr) {
-        problem("no pinned host memory is left for the weights that are streamed: copies from plain memory hold up "
-                "the CPU");
-    }
-    if (!allocate(chosen, side, ggml_backend_cpu_buffer_type(), memory)) {
+    if (!plain.empty() && !allocate(plain, side, ggml_backend_cpu_buffer_type(), memory)) {
         throw Error(OALLAMA_NO_MEMORY, "host memory has no room for the weights that are streamed");
     }
 }
@@ -243,12 +271,8 @@ void place_on_host(const Weights & weights, ggml_backend_dev_t device, const Pla
     place_streamable(copied, side_prime, device, memory, problem);
     for (const auto & [buft, chosen] : by_buft) {
         if (!allocate(chosen, side_host, buft, memory)) {
-            int64_t bytes = 0;
-            for (const SplitWeight * weight : chosen) {
-                bytes += weight->part_bytes(side_host);
-            }
-            throw Error(OALLAMA_NO_MEMORY,
-                        "host memory has no room for " + std::to_string(bytes) + " bytes of weights");
+            throw Error(OALLAMA_NO_MEMORY, "host memory has no room for " +
+                                               std::to_string(bytes_of(chosen, side_host)) + " bytes of weights");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "pinned.h"
 #include "stats.h"
 
 namespace oallama {
@@ -65,7 +66,7 @@ bool Partner::allocate(Program & program) {
 
 bool Partner::is_pinned(const ggml_tensor * tensor) const {
     const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
-    return whole->buffer != nullptr && whole->buffer->buft == ggml_backend_dev_host_buffer_type(device_);
+    return oallama::is_pinned(whole->buffer, device_);
 }
 
 void Partner::grow_staging(size_t size) {
@@ -76,11 +77,8 @@ void Partner::grow_staging(size_t size) {
         counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
         staging_.reset();
     }
-    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device_);
-    if (pinned != nullptr) {
-        staging_.reset(ggml_backend_buft_alloc_buffer(pinned, size));
-    }
-    pinned_ = staging_ != nullptr;
+    staging_ = new_pinned(device_, size);
+    pinned_  = staging_ != nullptr;
     if (!staging_) {
         staging_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), std::max<size_t>(size, 64)));
     }

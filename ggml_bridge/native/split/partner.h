@@ -28,6 +28,10 @@ class Partner {
 
     bool pinned() const { return pinned_; }
 
+    // Whether a call that fetches a result returns only when it is there: so it is from CUDA to memory that is not
+    // pinned.
+    bool fetch_blocks() const { return !pinned_ && ggml_backend_dev_host_buffer_type(device_) != nullptr; }
+
     // Whether a host tensor lies in memory that the device reads without help.
     bool is_pinned(const ggml_tensor * tensor) const;
 

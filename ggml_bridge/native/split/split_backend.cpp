@@ -197,6 +197,10 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
             status = ggml_backend_graph_compute(host_.backend(), &host);
             took.host_ns += watch.lap(stats().host_ns);
         }
+        if (on_device && partner_->fetch_blocks() && status == GGML_STATUS_SUCCESS) {
+            fetch(phase, graph);
+            took.wait_ns += watch.lap(stats().wait_ns);
+        }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
             if (!phase.downloads.empty()) { // rows that come together on the host before they are sent up
                 ggml_backend_synchronize(partner_->backend());
@@ -252,7 +256,9 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         }
     }
     start(program, phase.stream_begin, phase.lift_begin);
-    fetch(phase, graph);
+    if (!partner_->fetch_blocks()) {
+        fetch(phase, graph);
+    }
     ask_ahead();
 }
 

@@ -37,6 +37,7 @@ class SplitBackend { // throws OALLAMA_FAILED without a CPU
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send_routed(const Phase & phase, const ggml_cgraph * graph);
+    bool        lands(const Download & download, const ggml_tensor * node) const;
     void        fetch(const Phase & phase, const ggml_cgraph * graph);
     void        join(const Phase & phase, const ggml_cgraph * graph);
 

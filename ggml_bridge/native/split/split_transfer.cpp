@@ -67,15 +67,19 @@ size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
     return partner_->stream().acquire(*phase.block, &experts_);
 }
 
+// Whether a result is fetched to where it belongs. A call that fetches it to memory that is not pinned may wait for it.
+bool SplitBackend::lands(const Download & download, const ggml_tensor * node) const {
+    return download.direct && (!partner_->pinned() || partner_->is_pinned(node));
+}
+
 // Bytes that come back, queued behind the computation. Through pinned memory where the device has some, so that the
-// call does not wait.
+// call does not wait; where there is none left, the host has computed its side before.
 void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
     for (const Download & download : phase.downloads) {
         const ggml_tensor * node  = graph->nodes[download.node];
         const size_t        bytes = download_bytes(download);
-        const bool          place = download.direct && !partner_->pinned();
-        char *              to    = place ? place_of(download, node) : partner_->staging() + download.staging;
+        char * to = lands(download, node) ? place_of(download, node) : partner_->staging() + download.staging;
         ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
         fetched += static_cast<int64_t>(bytes);
     }
@@ -86,7 +90,7 @@ void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
     for (const Download & download : phase.downloads) {
         const ggml_tensor * node = graph->nodes[download.node];
         const char *        from = partner_->staging() + download.staging;
-        if (download.direct && !partner_->pinned()) {
+        if (lands(download, node)) {
             continue;
         }
         if (download.join == Download::Join::rows || download.join == Download::Join::sum) {
