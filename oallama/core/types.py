@@ -262,3 +262,4 @@ class PlanRecord:
     version: int = 1
     extra: dict[str, Any] = field(default_factory=dict)
     bound: Predicted | None = None  # what no placement takes less than, with this memory; None: it is not known
+    residents: bool = True  # whether split blocks live on the device where their neighbours are there

@@ -140,12 +140,17 @@ def is_ffn(operator: Operator) -> bool:
     return _FFN_ROLE.fullmatch(operator.role) is not None
 
 
-def residents(operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int) -> tuple[bool, ...]:
+def residents(
+    operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int, taken: bool = True
+) -> tuple[bool, ...]:
     """For each operator, whether what a mul-mat by it reads and gives is on the device where it is split: the norms and
     the KV of its layer are there, and what routes tokens to its experts. The output's logits are read on the host.
 
-    on_device and first_device_layer: as graph.node_sides takes them.
+    on_device and first_device_layer: as graph.node_sides takes them. taken: whether the device takes such blocks at
+    all (Profile.takes_residents).
     """
+    if not taken:
+        return (False,) * len(operators)
     routed_on_host = {o.layer for o, there in zip(operators, on_device, strict=True) if is_router(o) and not there}
     return tuple(
         can_split(o)

@@ -30,6 +30,7 @@ class Slices:
     tpot_s: float = 0.0
     hot: tuple[tuple[int, ...], ...] = ()  # of each operator: experts on the device that the host has too; or of none
     hot_bytes: int = 0  # of those on the device
+    residents: bool = True  # whether blocks live on the device where their neighbours are there
 
     @property
     def held_bytes(self) -> int:

@@ -73,7 +73,10 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
         weights, whole = slice_weights(operators, gg), hot_weights(operators, hot)
         staging, streaming = plan.memory.staging, plan.streaming
         kept = hot if any(hot) else ()
-        slices = Slices(gg, cg, layouts, weights, staging, streaming, plan.token_assignment, hot=kept, hot_bytes=whole)
+        slices = Slices(
+            gg, cg, layouts, weights, staging, streaming, plan.token_assignment,
+            hot=kept, hot_bytes=whole, residents=plan.residents,
+        )  # fmt: skip
     return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices, layouts=layouts)
 
 
@@ -126,4 +129,5 @@ def plan_record(
         token_assignment=slices.token_assignment if slices else (),
         streaming=slices.settings if slices else None,
         notes=decision.notes,
+        residents=slices.residents if slices else True,
     )

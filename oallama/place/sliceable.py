@@ -112,7 +112,7 @@ class Sliceable:
         operators = self._problem.operators
         uses = first_layer <= self._problem.graph.n_layer
         inside = frozenset(i for block, _ in found for i in block.operators)
-        resident = residents(operators, on_device, first_layer)
+        resident = residents(operators, on_device, first_layer, self._problem.profile.takes_residents)
         # the slices of these are between neighbours on the device, which they cross to and from by themselves
         at = (tuple(there or lives for there, lives in zip(on_device, resident, strict=True)), first_layer)
         gap = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))

@@ -364,7 +364,7 @@ class Slicer:
         slices = Slices(
             tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes - hot_bytes, plan.staging_bytes,
             settings, plan.token_assignment, plan.twice_bytes, plan.prefill_s, plan.decode_s,
-            tuple(hot) if hot_bytes else (), hot_bytes,
+            tuple(hot) if hot_bytes else (), hot_bytes, self._problem.profile.takes_residents,
         )  # fmt: skip
         return replace(placed, slices=slices, seconds=plan.seconds(self.load, phase))
 

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from oallama.core.types import Workload
-from oallama.core.units import format_bytes
+from oallama.core.units import format_bytes, format_seconds
+from oallama.cost.blocks import residents, split_blocks
 from oallama.cost.placement import Costs
+from oallama.cost.transfer import transfer_rates
 from oallama.place.budget import DeviceMemory, Room
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision, Problem, measured, own_bytes, predicted_of, with_layouts
@@ -37,7 +39,7 @@ def verified(problem: Problem, policy: str, proposal: Proposal, capacity: int | 
     placed = with_layouts(problem, costs, proposal.placed)
     memory = measured(problem, load, placed, capacity)
     predicted = predicted_of(problem, load, placed, costs.layouts)
-    notes = (*proposal.notes, *placed.notes, *_streaming_notes(problem, placed))
+    notes = (*proposal.notes, *placed.notes, *_streaming_notes(problem, placed), *_resident_notes(problem, placed))
     return Decision(policy, load, costs, placed, memory, predicted, notes)
 
 
@@ -74,3 +76,26 @@ def _streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
     rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
     cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
     return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
+
+
+def _resident_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
+    """What it costs that split blocks cannot live on the device beside their neighbours, where they cannot."""
+    profile, slices = problem.profile, placed.slices
+    if slices is None or profile.takes_residents:
+        return ()
+    lives = residents(problem.operators, placed.on_device, placed.first_device_layer)
+    there = tuple((gg + cg) * lives for gg, cg, lives in zip(slices.gg, slices.cg, lives, strict=True))
+    blocks = split_blocks(problem.operators, there)
+    if not blocks:
+        return ()
+    rates = transfer_rates(profile)
+    seconds = sum(
+        rates.split_s
+        + rates.copy_in.seconds(block.upload_bytes(there[block.operators[0]], 1))
+        + rates.copy_out.seconds(block.download_bytes(there[block.operators[0]], 1))
+        for block in blocks
+    )
+    return (
+        f"{profile.device} takes no buffer type but its own: {len(blocks)} split blocks whose neighbours are there "
+        f"compute through host memory, which takes {format_seconds(seconds)} a token",
+    )

@@ -4,7 +4,8 @@ History of the format (`"version"`):
   1  first; `layout` and `hot_experts` of an operator and `n_ubatch` of the workload are left out where they are
      the default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes) and
      `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
-     where there are none, and `bound` where it is not known. Plans of before may have `alone` in an operator.
+     where there are none, `bound` where it is not known, and `residents` where the device takes them. Plans of before
+     may have `alone` in an operator.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
 """
 
@@ -69,6 +70,7 @@ class PlanDocument:
     memory: MemoryLedger
     predicted: Annotated[Predicted | None, Mark.REQUIRED]
     bound: Annotated[Predicted | None, Mark.OMIT_DEFAULT] = None
+    residents: Annotated[bool, Mark.OMIT_DEFAULT] = True
 
 
 _KEYS = {field.name for field in fields(PlanDocument)}

@@ -46,7 +46,7 @@ def plugin_text(
     for operator in operators:
         if operator.name not in by_name:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
-    resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers)
+    resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers, plan.residents)
     for operator, lives in zip(operators, resident, strict=True):
         if every_operator or operator.name in split:
             line = _tensor_line(operator, by_name[operator.name], lives)
@@ -60,14 +60,16 @@ def split_text(
     placements: Sequence[OperatorPlacement],
     first_device_layer: int,
     streams_tokens: bool = False,
+    residents: bool = True,
 ) -> str:
     """Which tensors are split and along which axis, as a plan text that leaves all of them on the host; "" where none
     is. A no_alloc load needs no more to give the plugin what it would get but the device's line, where it has one.
     Raises PlanError."""
     by_name = {placement.name: placement for placement in placements}
+    lives = _residents(operators, by_name, first_device_layer, residents)
     lines = [
         _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), resident)
-        for operator, resident in zip(operators, _residents(operators, by_name, first_device_layer), strict=True)
+        for operator, resident in zip(operators, lives, strict=True)
         if is_split(operator, by_name[operator.name], streams_tokens)
     ]
     return "\n".join([FORMAT, _SUM, *lines]) + "\n" if lines else ""
@@ -89,10 +91,10 @@ def _stream_lines(record: PlanRecord) -> list[str]:
 
 
 def _residents(
-    operators: Sequence[Operator], by_name: Mapping[str, OperatorPlacement], first_device_layer: int
+    operators: Sequence[Operator], by_name: Mapping[str, OperatorPlacement], first_device_layer: int, taken: bool
 ) -> tuple[bool, ...]:
     on_device = [by_name[operator.name].gg == 1 for operator in operators]
-    return residents(operators, on_device, first_device_layer)
+    return residents(operators, on_device, first_device_layer, taken)
 
 
 def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:

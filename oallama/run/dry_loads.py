@@ -67,6 +67,7 @@ class DryLoads:
                 placed.first_device_layer,
                 slices is not None and bool(slices.token_assignment),
                 slices.settings if slices is not None else None,
+                slices is None or slices.residents,
             )
             patterns, split = places.patterns, places.split_text
         return LoadSettings(

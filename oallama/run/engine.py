@@ -99,8 +99,9 @@ class Engine:
         spec = device_of(plan, options.device)
         first_layer = model.n_layer + 1 - plan.n_gpu_layers
         places = weight_places(
-            operators, plan.operators, tensor_names, first_layer, bool(plan.token_assignment), plan.streaming
-        )
+            operators, plan.operators, tensor_names, first_layer, bool(plan.token_assignment), plan.streaming,
+            plan.residents,
+        )  # fmt: skip
         placements, warnings = places.placements, places.warnings
         placed = not spec.is_none or any(placement.layout for placement in placements)
         self.model, self.plan = model, plan

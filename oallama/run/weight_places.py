@@ -36,13 +36,16 @@ def weight_places(
     first_device_layer: int,
     streams_tokens: bool,
     streaming: StreamSettings | None,
+    residents: bool,
 ) -> WeightPlaces:
     """first_device_layer: whose norms and KV cache are on the device, as are those of the layers behind it.
-    streams_tokens: whether CC is streamed for n_g. Raises BridgeError."""
+    streams_tokens: whether CC is streamed for n_g. residents: whether split blocks may live on the device. Raises
+    BridgeError."""
     kept_twice = streaming is not None and streaming.kept_twice
     usable, warnings = usable_layouts(operators, placements, load_bridge(), streams_tokens, kept_twice)
     patterns = host_patterns(operators, usable, tensor_names, streams_tokens)
-    return WeightPlaces(usable, patterns, split_text(operators, usable, first_device_layer, streams_tokens), warnings)
+    text = split_text(operators, usable, first_device_layer, streams_tokens, residents)
+    return WeightPlaces(usable, patterns, text, warnings)
 
 
 def usable_layouts(

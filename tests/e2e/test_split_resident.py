@@ -62,6 +62,18 @@ def test_what_crosses_for_a_token(device: str, models: Path) -> None:
     assert done.n_phases == case.model.n_layer
 
 
+def test_a_load_whose_device_takes_no_such_blocks_says_so(models: Path) -> None:
+    """And computes the same; where the plan was made for that, there is nothing to say."""
+    path = written(models, "llama", weight_type="F16")
+    case = split_case(path, f"{DEVICES[1]},buffers=address", ffn(0.5), whole=beside_the_ffns)
+    wanted = stock_logits(path, TOKENS, n_ubatch=N_UBATCH)
+    for residents in (True, False):
+        with engine_of(replace(case, plan=Plan.of(replace(case.plan, residents=residents)))) as engine:
+            assert nmse(engine.logits(TOKENS), wanted) <= BOUNDS["F16"]
+            said = [warning for warning in engine.warnings if warning.startswith("not as planned: blocks cannot live")]
+            assert len(said) == residents, engine.warnings
+
+
 def test_a_dry_load_makes_the_splits_of_the_real_one(models: Path) -> None:
     """Of a layer: the device's, ours, the device's; and nothing on the CPU between them."""
     case = split_case(written(models, "llama", weight_type="Q4_0"), "rpc-worker", ffn(0.5), whole=beside_the_ffns)

@@ -109,6 +109,16 @@ def test_blocks_that_only_predict_further_tokens_count_as_layers() -> None:
     assert any(found) and not found[1], "block 0 has its norms and KV on the host"
 
 
+def test_no_block_lives_on_a_device_that_takes_none() -> None:
+    made = dataclasses.replace(record(), n_gpu_layers=3)
+    assert " resident" in plugin_text(made, OPERATORS, N_LAYER, "RPC0")
+    assert " resident" not in plugin_text(dataclasses.replace(made, residents=False), OPERATORS, N_LAYER, "RPC0")
+    assert " resident" in split_text(OPERATORS, PLACEMENTS, 1)
+    assert " resident" not in split_text(OPERATORS, PLACEMENTS, 1, residents=False)
+    there = [p.gg == 1 for p in PLACEMENTS]
+    assert not any(blocks.residents(OPERATORS, there, 1, taken=False))
+
+
 def streamed_record() -> PlanRecord:
     """A quarter of the first FFN is streamed, and CC of all of them for some tokens of a prompt."""
     streams = ("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_down.weight")

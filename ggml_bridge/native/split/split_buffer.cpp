@@ -49,7 +49,7 @@ class SplitBuffer {
 
     bool failed() const { return failed_; }
 
-    void note(const std::string & sentence) { plan_->problem(load_, sentence, true); }
+    void note(const std::string & sentence) { plan_->problem(load_, "not as planned: " + sentence, true); }
 
     void add(ggml_tensor * tensor) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -68,6 +68,10 @@ class SplitBuffer {
         }
         tried_  = true;
         placed_ = attempt([this] {
+            if (plan_->lacks_residents()) {
+                note(std::string("blocks cannot live on ") + ggml_backend_dev_name(plan_->device()) +
+                     ", which takes no buffer type but its own: what they read and give crosses through host memory");
+            }
             memory_ = place_weights(weights_, plan_->device(), plan_->spec(),
                                     [this](const std::string & sentence) { note(sentence); });
             for (const auto & weight : weights_) {
