@@ -23,6 +23,9 @@ from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_opt
 if TYPE_CHECKING:
     from oallama.core.affinity import AffinityReport
     from oallama.core.options import Options
+    from oallama.core.types import Workload
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
     from oallama.report.words import Words
 
 FORMATS = ("table", "json", "csv", "md", "html")
@@ -89,7 +92,6 @@ def command(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
     from oallama.placer import Placer
-    from oallama.placer.affinity import plan_report
     from oallama.report.words import PAPERS, PLAIN
 
     chosen = form or format_of(output)
@@ -97,11 +99,12 @@ def command(
         chosen = "json"
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
+    load = placer.workload(n_prompt, n_gen)
     if policy.policy is None:
         report = placer.report(phase, n_prompt, n_gen, policy.affinity, policy.fill)
     else:
-        plan = policy.plan(placer, placer.workload(n_prompt, n_gen))
-        report = plan_report(placer.model, placer.problem_for(plan), plan, phase)
+        report = placer.plan_report(policy.plan(placer, load), load, phase)
+    report = placer.with_run(report, *plan_of_run(placer, load))
     words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
         emit(render(report, "json", every_row, words))
@@ -111,6 +114,17 @@ def command(
         show(report_tables(report, every_row, words=words))
         return
     deliver(render(report, chosen, every_row, words), output)
+
+
+def plan_of_run(placer: Placer, load: Workload) -> tuple[Plan, bool]:
+    """The plan that `oallama run` uses for such a prompt, and whether it was measured against stock llama.cpp; else the
+    plan of policy auto, which would be."""
+    from oallama.gate.run import remembered
+
+    if not placer.has_device:
+        return placer.place("cpu", load), False
+    found = remembered(placer, load)
+    return (placer.place("auto", load), False) if found is None else (found.plan, True)
 
 
 def format_of(output: str | None) -> str:

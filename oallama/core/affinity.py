@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oallama.core.types import Backend, MemoryLedger, ModelInfo, Phase, Predicted, Shape, StreamSettings, Workload
+from oallama.core.types import (
+    Backend,
+    MemoryLedger,
+    ModelInfo,
+    OperatorPlacement,
+    Phase,
+    Predicted,
+    Shape,
+    StreamSettings,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,20 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The plan that `oallama run` uses. measured: it won against stock llama.cpp here; else the prediction says so."""
+
+    policy: str
+    measured: bool
+    predicted: Predicted
+    memory: MemoryLedger
+    operators: tuple[OperatorPlacement, ...]
+    token_assignment: tuple[tuple[int, int], ...] = ()
+    streaming: StreamSettings | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AffinityReport:
     """`oallama affinity-report`: every operator's affinity and place, how the iteration went, and the ledger."""
 
@@ -67,3 +91,4 @@ class AffinityReport:
     of_plan: bool = False  # as a plan has them; else as OATO's search for the phase
     token_assignment: tuple[tuple[int, int], ...] = ()  # as in PlanRecord
     streaming: StreamSettings | None = None
+    run: RunPlan | None = None  # None: not asked for

@@ -12,24 +12,31 @@ from oallama.core.affinity import Baseline
 from oallama.core.types import CPU_DEVICE, MemoryLedger, Predicted, Workload
 from oallama.place.bound import physical_bound
 from oallama.place.placed import cpu
-from oallama.place.problem import Problem, capacity_of, costs_of, device_memory, predicted_of
+from oallama.place.problem import Problem, capacity_of, costs_of, predicted_of
 from oallama.place.stock_fit import priced_stock_fit
+from oallama.place.what_if import stock_memory
 
 STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
 
 
-def baselines(problem: Problem, load: Workload, held: MemoryLedger) -> tuple[Baseline, ...]:
-    """Priced with the attention that the problem's profile has. held: by the plan; where that leaves the device alone
-    the bound may use all of it. No stock where llama.cpp itself has no device."""
-    alone = Baseline(CPU_ALONE, _cpu_alone(problem, load))
+def baselines(
+    problem: Problem, load: Workload, held: MemoryLedger, alone: Predicted | None = None
+) -> tuple[Baseline, ...]:
+    """Times that a plan is held against. No stock where llama.cpp itself has no device.
+
+    problem, load: with stock's way of attention and its micro-batch, so that all plans of a model, a device and a
+    workload are held against the same times. held: by the plan; where that leaves the device alone the bound may use
+    all of it. alone: times of the CPU; None: by this problem.
+    """
+    alone = alone or _cpu_alone(problem, load)
     if problem.profile.device != CPU_DEVICE and not held.limit:
         held = replace(held, limit=int(problem.vram_fill * capacity_of(problem, load)))
-    least = Baseline(BOUND, physical_bound(problem, load, held))
+    others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, load, held)))
     if problem.profile.device == CPU_DEVICE or problem.slices_only:
-        return alone, least
-    memory, load, _ = device_memory(problem, load, required=False)
-    stock = alone.predicted if memory is None else priced_stock_fit(problem, load, memory)[2]
-    return Baseline(STOCK, stock), alone, least
+        return others
+    memory = stock_memory(problem, load)
+    empty = memory.room(problem.graph.n_layer) < 0  # its buffers do not fit
+    return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, load, memory)[2]), *others)
 
 
 def _cpu_alone(problem: Problem, load: Workload) -> Predicted:

@@ -191,7 +191,7 @@ def measured(problem: Problem, load: Workload, placed: Placed, capacity: int | N
 
 def capacity_of(problem: Problem, load: Workload) -> int:
     """Bytes of the device, before anything is loaded."""
-    return problem.capacity(problem.probe(load, _operators_on_host(problem, load)))
+    return problem.capacity(problem.probe(load, operators_on_host(problem, load)))
 
 
 def operators_limit(problem: Problem) -> int | None:
@@ -201,7 +201,7 @@ def operators_limit(problem: Problem) -> int | None:
     return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
 
 
-def _operators_on_host(problem: Problem, load: Workload) -> Placed:
+def operators_on_host(problem: Problem, load: Workload) -> Placed:
     """Norms and KV of all layers on the device."""
     return with_layouts(problem, costs_of(problem, load, "mixed"), nothing_there(len(problem.operators), 0))
 
@@ -218,7 +218,7 @@ def device_memory(
     asked, n_layer = load.n_ubatch, problem.graph.n_layer
     without_kv: tuple[DeviceMemory, Workload] | None = None
     while True:
-        taken = problem.probe(load, _operators_on_host(problem, load))
+        taken = problem.probe(load, operators_on_host(problem, load))
         memory = DeviceMemory(
             capacity=problem.capacity(taken),
             fill=problem.vram_fill,

@@ -14,8 +14,17 @@ from oallama.core.types import Operator, Workload
 from oallama.device.card import Card
 from oallama.place.budget import DeviceMemory
 from oallama.place.decide import FIT, decide
-from oallama.place.placed import Placed, nothing_there, whole_bytes
-from oallama.place.problem import Decision, LoadBytes, Probe, Problem, measured, on_cpu
+from oallama.place.placed import Placed, whole_bytes
+from oallama.place.problem import (
+    Decision,
+    LoadBytes,
+    Probe,
+    Problem,
+    measured,
+    on_cpu,
+    operators_limit,
+    operators_on_host,
+)
 from oallama.place.sliced import QUICK
 from oallama.place.stock_fit import priced_stock_fit
 
@@ -81,13 +90,15 @@ def what_if(problem: Problem, card: Card, load: Workload, policy: str = "auto") 
 
 def stock_decision(problem: Problem, load: Workload) -> Decision:
     """--fit's placement on the card, with its ledger."""
-    costs, placed, predicted = priced_stock_fit(problem, load, _memory(problem, load))
+    costs, placed, predicted = priced_stock_fit(problem, load, stock_memory(problem, load))
     memory = measured(problem, load, placed, problem.probe(load, placed).device_free)
     return Decision(FIT, load, costs, placed, memory, predicted, ())
 
 
-def _memory(problem: Problem, load: Workload) -> DeviceMemory:
-    """With norms and KV of all layers on the card."""
-    taken = problem.probe(load, nothing_there(len(problem.operators), 0))
-    n_layer = problem.graph.n_layer
-    return DeviceMemory(taken.device_free, problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, n_layer)
+def stock_memory(problem: Problem, load: Workload) -> DeviceMemory:
+    """The device's memory for stock llama.cpp, which keeps its micro-batch: with norms and KV of all layers there."""
+    taken = problem.probe(load, operators_on_host(problem, load))
+    return DeviceMemory(
+        problem.capacity(taken), problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, problem.graph.n_layer,
+        operators_limit(problem),
+    )  # fmt: skip

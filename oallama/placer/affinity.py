@@ -1,13 +1,13 @@
-"""The affinity report of OATO's search, or of any plan. Pure."""
+"""The affinity report of OATO's search, or of any plan, beside the plan that `oallama run` uses. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from oallama.core.affinity import AffinityReport, Measured
+from oallama.core.affinity import AffinityReport, Baseline, Measured, RunPlan
 from oallama.core.profile import Profile
-from oallama.core.types import ModelInfo, Phase, PlanRecord, Workload
-from oallama.place.baselines import baselines
+from oallama.core.types import ModelInfo, Phase, PlanRecord, Predicted
 from oallama.place.oato import AffinityRule, affinities
 from oallama.place.problem import Decision, Problem, costs_of
 from oallama.place.record import placed_by_plan
@@ -18,11 +18,11 @@ def search_report(
     model: ModelInfo,
     problem: Problem,
     decision: Decision,
-    load: Workload,
     phase: Phase,
     affinity: AffinityRule = "default",
+    against: Sequence[Baseline] = (),
 ) -> AffinityReport:
-    """What OATO's search for a phase decided. load: the workload that was asked for, which baselines are priced for."""
+    """What OATO's search for a phase decided. against: what it is held against."""
     placed = decision.placed
     return AffinityReport(
         model,
@@ -35,24 +35,47 @@ def search_report(
         decision.predicted,
         decision.notes,
         decision.workload,
-        baselines(problem, load, decision.memory),
+        tuple(against),
         measured_on(problem.profile),
     )
 
 
-def plan_report(model: ModelInfo, problem: Problem, record: PlanRecord, phase: Phase) -> AffinityReport:
+def plan_report(
+    model: ModelInfo, problem: Problem, record: PlanRecord, phase: Phase, against: Sequence[Baseline] = ()
+) -> AffinityReport:
     """A plan's places, with the affinities of a phase as everything lies there."""
     load, placed = record.workload, placed_by_plan(model.n_layer, problem.operators, record)
     costs = costs_of(problem, load, phase)
-    predicted = record.predicted or simulate(problem, load, placed).predicted
-    decision = Decision(record.policy, load, costs, placed, record.memory, predicted, record.notes)
+    decision = Decision(
+        record.policy, load, costs, placed, record.memory, predicted_by(model, problem, record), record.notes
+    )
     return replace(
-        search_report(model, problem, decision, load, phase),
+        search_report(model, problem, decision, phase, against=against),
         policy=record.policy,
         of_plan=True,
         token_assignment=record.token_assignment,
         streaming=record.streaming,
     )
+
+
+def run_plan(model: ModelInfo, problem: Problem, record: PlanRecord, measured: bool) -> RunPlan:
+    """The plan that `oallama run` uses, for a report."""
+    return RunPlan(
+        record.policy,
+        measured,
+        predicted_by(model, problem, record),
+        record.memory,
+        record.operators,
+        record.token_assignment,
+        record.streaming,
+        record.notes,
+    )
+
+
+def predicted_by(model: ModelInfo, problem: Problem, record: PlanRecord) -> Predicted:
+    """What a plan is predicted to take; simulated where it does not say."""
+    placed = placed_by_plan(model.n_layer, problem.operators, record)
+    return record.predicted or simulate(problem, record.workload, placed).predicted
 
 
 def measured_on(profile: Profile) -> Measured:

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from oallama.core.affinity import Affinity, AffinityReport
+from oallama.core.affinity import Affinity, AffinityReport, Baseline
 from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.history import BlockRuns, History
 from oallama.core.options import STOCK_UBATCH, Options
@@ -20,6 +20,7 @@ from oallama.core.types import (
     CPU_DEVICE,
     Attention,
     FlashAttention,
+    MemoryLedger,
     ModelInfo,
     Operator,
     Phase,
@@ -34,13 +35,14 @@ from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
+from oallama.place.baselines import STOCK, baselines
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
 from oallama.place.decide import Rules, decide_as_given
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision, Problem
+from oallama.place.problem import Decision, Problem, on_cpu
 from oallama.place.pure_plan import Header, decide_with_attention
 from oallama.place.record import (
     placed_as_named,
@@ -50,7 +52,8 @@ from oallama.place.record import (
     unmeasured_record,
 )
 from oallama.place.seen import seen_passes
-from oallama.placer.affinity import search_report
+from oallama.place.what_if import stock_decision
+from oallama.placer.affinity import plan_report, run_plan, search_report
 from oallama.plan.plan import Plan
 from oallama.profile.emulate import resolved, this_host
 from oallama.profile.progress import Progress
@@ -398,7 +401,36 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx)
         larger = larger_ubatches(load, self.options)
         decision, flash_attn = self._decide("oato", load, phase, Rules(affinity, fill), larger=larger)
-        return search_report(self.model, self.problem(flash_attn), decision, load, phase, affinity)
+        against = self._baselines(load, decision.memory)
+        return search_report(self.model, self.problem(flash_attn), decision, phase, affinity, against)
+
+    def plan_report(self, plan: Plan, load: Workload, phase: Phase = "decode") -> AffinityReport:
+        """As report, for a plan: where it puts every operator. load: the workload that it was asked for."""
+        against = self._baselines(load, plan.memory)
+        return plan_report(self.model, self.problem_for(plan), plan, phase, against)
+
+    def with_run(self, report: AffinityReport, plan: Plan, measured: bool) -> AffinityReport:
+        """The report beside the plan that `oallama run` uses. measured: that plan won against stock llama.cpp here.
+        Stock's own placement, where that is predicted to be faster than a plan that was not measured."""
+        run = run_plan(self.model, self.problem_for(plan), plan, measured)
+        stock = next((one.predicted for one in report.baselines if one.name == STOCK), None)
+        if stock is not None and not measured and stock.total_s < run.predicted.total_s:
+            load = self.workload(plan.workload.n_prompt, plan.workload.n_gen, plan.workload.n_ctx)
+            decision = stock_decision(self.problem(self._stock_attention), load)
+            record = plan_record(decision, self.model, self.operators, str(self.device), "")
+            run = run_plan(self.model, self.problem(self._stock_attention), record, False)
+        return replace(report, run=run)
+
+    @property
+    def _stock_attention(self) -> FlashAttention:
+        """Stock llama.cpp's way of attention: what was asked for, else flash attention, as wherever a device has it."""
+        return "on" if self.options.flash_attn == "auto" else self.options.flash_attn
+
+    def _baselines(self, load: Workload, held: MemoryLedger) -> tuple[Baseline, ...]:
+        """What every plan for a workload is held against. held: by the plan."""
+        rule = self.attention_rule
+        alone, _ = rule.decide(lambda way: on_cpu(self.problem(way), load, "mixed"), self.profile(), load)
+        return baselines(self.problem(self._stock_attention), load, held, alone.predicted)
 
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:

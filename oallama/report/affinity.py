@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from oallama.core.affinity import Affinity, AffinityReport
-from oallama.core.types import MemoryLedger, Predicted
+from oallama.core.types import Backend, MemoryLedger, OperatorPlacement, Predicted
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.compared import compared_table
 from oallama.report.fold import Fold, fold
@@ -59,6 +59,58 @@ def times_headings(words: Words) -> str:
     return "".join(f">{name} |" for name in words.times) + ">saved |>affinity"
 
 
+def as_run(report: AffinityReport) -> AffinityReport:
+    """The report with the places, memory and times of the plan that `oallama run` uses, and the ranking as it is."""
+    run = report.run
+    if run is None:
+        return report
+    places = {placement.name: placement for placement in run.operators}
+    return replace(
+        report,
+        operators=tuple(_placed(row, places[row.name]) for row in report.operators),
+        memory=run.memory,
+        predicted=run.predicted,
+        policy=run.policy,
+        notes=run.notes,
+        token_assignment=run.token_assignment,
+        streaming=run.streaming,
+    )
+
+
+def _placed(row: Affinity, there: OperatorPlacement) -> Affinity:
+    divided = there.gg or there.cg or there.hot_experts
+    backend: Backend = "GPU" if there.gg == 1 else "split" if divided else "CPU"
+    return replace(row, backend=backend, gg=there.gg, cg=there.cg, cc=there.cc, n_hot=len(there.hot_experts))
+
+
+def ranked_places(report: AffinityReport) -> dict[str, Backend] | None:
+    """Where OATO's ranking by itself puts operators, by name; None where the report has no other places."""
+    return {row.name: row.backend for row in report.operators} if report.run and not report.of_plan else None
+
+
+def run_text(report: AffinityReport) -> str:
+    """What `oallama run` uses, and why, as a sentence; empty where that was not asked for."""
+    run = report.run
+    if run is None:
+        return ""
+    if run.measured:
+        return f"`oallama run` uses policy {run.policy}: it was measured against stock llama.cpp here."
+    if run.policy == "fit":
+        return "`oallama run` uses stock llama.cpp's own placement: nothing is predicted to be faster."
+    if run.memory.capacity == 0:
+        return "`oallama run` uses the CPU alone: there is no device."
+    return (
+        f"`oallama run` uses policy {run.policy} once it was measured to be faster than stock llama.cpp, which "
+        "`oallama tune` does."
+    )
+
+
+def affinity_text(row: Affinity | Fold, low: str, high: str) -> str:
+    """The affinity; `-` of what the device does not save time with."""
+    saved = saved_s(row)
+    return "-" if saved is None or saved <= 0 else span_text(low, high)
+
+
 def saved_s(row: Affinity | Fold) -> float | None:
     """T_c - T_g - T', seconds; None for what the device cannot compute."""
     return None if row.t_gpu_s is None else row.t_cpu_s - row.t_gpu_s - row.t_transfer_s
@@ -81,36 +133,48 @@ def zero_text(rows: Sequence[Affinity]) -> str:
     """Where the scale's zero is, as a sentence."""
     zero = zero_affinity(rows)
     if zero is not None and 0 <= zero < 1:
-        return f"An operator that saves nothing would have affinity {zero:.2f}: what is below is slower on the device."
+        return f"An operator that saves nothing would have affinity {zero:.2f}; one without a figure loses time there."
     gains = any(row.benefit_s_per_byte is not None and row.benefit_s_per_byte > 0 for row in rows)
     if gains:
         return "Every operator saves time on the device."
-    return "No operator saves time on the device, not even one of affinity 1."
+    return "No operator saves time on the device."
 
 
 def affinity_table(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> Table:
     """Operators in rank order; folded by role and backend when there are many and `every_row` is false."""
+    shown, ranked = as_run(report), ranked_places(report)
+    also = " |oato" if ranked else ""
     if every_row or len(report.operators) <= FOLD_ABOVE:
-        rows = [operator_cells(row) for row in report.operators]
-        return table(_title(report), f">rank |{headings(words)}", rows)
-    folded = fold(report.operators)
-    all_headings = f"ranks |>count |layers |{headings(words)}"
+        rows = [(*operator_cells(row), *([ranked[row.name]] if ranked else [])) for row in shown.operators]
+        return table(_title(report), f">rank |{headings(words)}{also}", rows)
+    folded = fold(shown.operators, ranked)
+    all_headings = f"ranks |>count |layers |{headings(words)}{also}"
     return table(_title(report), all_headings, map(_fold_row, folded), (_folded_text(report, folded),))
 
 
 def narrow_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
     """The same for WIDTH characters, with fewer columns; where operators are folded a second table says which they
     are."""
+    shown, ranked = as_run(report), ranked_places(report)
+    places = ("run", "oato") if ranked else ("on",)
+    on = " |".join(places)
     if every_row or len(report.operators) <= FOLD_ABOVE:
-        rows = [(str(o.rank), printable(o.name), o.backend, *_times(o), f"{o.affinity:.3f}") for o in report.operators]
-        return (table(_title(report), f">rank |operator |on |{times_headings(words)}", rows, width=WIDTH),)
-    folded = fold(report.operators)
-    names_of = [(line.backend, printable(line.role), printable(line.type)) for line in folded]
+        rows = [
+            (str(o.rank), printable(o.name), o.backend, *([ranked[o.name]] if ranked else []), *_times(o),
+             affinity_text(o, *2 * (f"{o.affinity:.3f}",)))
+            for o in shown.operators
+        ]  # fmt: skip
+        return (table(_title(report), f">rank |operator |{on} |{times_headings(words)}", rows, width=WIDTH),)
+    folded = fold(shown.operators, ranked)
+    names_of = [
+        (line.backend, *([line.ranked] if line.ranked else []), printable(line.role), printable(line.type))
+        for line in folded
+    ]
     numbers = (
-        (*names, format_bytes(line.bytes), *_times(line), span_text(*(f"{value:.2f}" for value in line.affinity)))
+        (*names, format_bytes(line.bytes), *_times(line), affinity_text(line, *(f"{a:.2f}" for a in line.affinity)))
         for names, line in zip(names_of, folded, strict=True)
     )
-    columns = [max(map(len, texts)) for texts in zip(("on", "operator", "type"), *names_of, strict=True)]
+    columns = [max(map(len, texts)) for texts in zip((*places, "operator", "type"), *names_of, strict=True)]
     room = WIDTH - sum(columns) - len("count") - 2 * (len(columns) + 2)
     which = [
         cells
@@ -121,8 +185,8 @@ def narrow_tables(report: AffinityReport, every_row: bool = False, words: Words 
     ]
     footer = (_folded_text(report, folded),)
     return (
-        table(_title(report), f"on |operator |type |>bytes |{times_headings(words)}", numbers, footer, WIDTH),
-        table("Which operators", "on |operator |type |>count |layers |ranks", which, width=WIDTH),
+        table(_title(report), f"{on} |operator |type |>bytes |{times_headings(words)}", numbers, footer, WIDTH),
+        table("Which operators", f"{on} |operator |type |>count |layers |ranks", which, width=WIDTH),
     )
 
 
@@ -157,7 +221,7 @@ def operator_cells(row: Affinity) -> tuple[str, ...]:
         printable(row.name),
         printable(row.type),
         *_numbers(row),
-        f"{row.affinity:.3f}",
+        affinity_text(row, *2 * (f"{row.affinity:.3f}",)),
         row.backend,
     )
 
@@ -180,8 +244,9 @@ def _fold_row(line: Fold) -> tuple[str, ...]:
         printable(line.role),
         printable(line.type),
         *_numbers(line),
-        span_text(*(f"{value:.2f}" for value in line.affinity)),
+        affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
         line.backend,
+        *([line.ranked] if line.ranked else []),
     )
 
 
@@ -260,22 +325,23 @@ def ledger_table(report: AffinityReport) -> Table:
 def report_tables(
     report: AffinityReport, every_row: bool = False, wide: bool = False, words: Words = PLAIN
 ) -> tuple[Table, ...]:
-    """The whole report: ranked operators, whether it was worth it, then the ledger (where there is a device) with the
-    sentences below it. wide: with all columns, for what is not read in a terminal."""
+    """The whole report: ranked operators, the ledger where there is a device, and whether it was worth it, with the
+    sentences below the last. wide: with all columns, for what is not read in a terminal."""
+    shown = as_run(report)
     sentences = (
         legend(words, wide),
         zero_text(report.operators),
         convergence_text(report),
-        predicted_text(report.predicted),
+        *filter(None, [run_text(report)]),
+        predicted_text(shown.predicted),
         *filter(None, [measured_text(report)]),
-        *streaming_sentences(report, words),
-        *map(printable_sentence, report.notes),
+        *streaming_sentences(shown, words),
+        *map(printable_sentence, shown.notes),
     )
     ranked = (affinity_table(report, every_row, words),) if wide else narrow_tables(report, every_row, words)
-    ranked = (*ranked, *filter(None, [slices_table(report.operators, words)]))
-    tables = (*ranked, *([compared_table(report)] if report.baselines else []))
-    if report.memory.capacity > 0:
-        tables = (*tables, ledger_table(report))
+    ranked = (*ranked, *filter(None, [slices_table(shown.operators, words)]))
+    ledger = (ledger_table(shown),) if shown.memory.capacity > 0 else ()
+    tables = (*ranked, *ledger, *([compared_table(report)] if report.baselines else []))
     return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a plan with its baselines: predicted times beside each other, as text."""
+"""Comparison of plans with their baselines: predicted times beside each other, as text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from oallama.report.text import rate_text
 
 
 def compared(report: AffinityReport) -> list[tuple[str, ...]]:
-    """(name, TTFT, TPOT, rate, whole run, its times the plan's) of the baselines, then of the plan."""
-    plan = report.predicted
-    rows = [*((one.name, one.predicted) for one in report.baselines), ("this plan", plan)]
+    """(name, TTFT, TPOT, rate, whole run, its times that of the last row): baselines, the report's own plan, and last
+    what `oallama run` uses, where that was asked for."""
+    own = f"policy {report.policy}" if report.of_plan else "OATO's ranking alone"
+    rows = [*((one.name, one.predicted) for one in report.baselines), (own, report.predicted)]
+    if report.run is not None:
+        if report.of_plan and report.run.predicted == report.predicted:
+            rows.pop()
+        rows.append((f"what run uses: {report.run.policy}", report.run.predicted))
+    last = rows[-1][1].total_s
     return [
         (
             name,
@@ -19,19 +25,19 @@ def compared(report: AffinityReport) -> list[tuple[str, ...]]:
             format_seconds(one.tpot_s),
             rate_text(one.tpot_s),
             format_seconds(one.total_s),
-            f"{one.total_s / plan.total_s:.2f}" if plan.total_s > 0 else "-",
+            f"{one.total_s / last:.2f}" if last > 0 else "-",
         )
         for name, one in rows
     ]
 
 
 def compared_title(report: AffinityReport) -> str:
-    """Whether the plan was worth it, for which workload."""
+    """What the times are of."""
     load = report.workload
     return "Was it worth it? Predicted" + (f" for {load.n_prompt:,} + {load.n_gen:,} tokens" if load else "")
 
 
 def compared_table(report: AffinityReport) -> Table:
-    """Was it worth it: the baselines beside the plan."""
-    headings = "placement |>TTFT |>TPOT |>rate |>whole run |>times the plan's"
+    """The baselines beside the plans."""
+    headings = "placement |>TTFT |>TPOT |>rate |>whole run |>times the last"
     return table(compared_title(report), headings, compared(report), width=WIDTH)

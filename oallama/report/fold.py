@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,6 +26,7 @@ class Fold:
     t_transfer_s: float
     benefit_s_per_byte: float | None
     affinity: tuple[float, float]
+    ranked: Backend | None  # where the ranking by itself puts them; None: where they are
     ranks: tuple[int, ...]  # ascending
 
     @property
@@ -33,16 +34,18 @@ class Fold:
         return self.ranks[0], self.ranks[-1]
 
 
-def fold(rows: Sequence[Affinity]) -> tuple[Fold, ...]:
-    """One Fold per (role, type, shape, backend), in the order of their best rank."""
-    groups: dict[tuple[str, str, Shape, Backend, bool], list[Affinity]] = {}
+def fold(rows: Sequence[Affinity], ranked: Mapping[str, Backend] | None = None) -> tuple[Fold, ...]:
+    """One Fold per (role, type, shape, backend), in the order of their best rank. ranked: where the ranking by itself
+    puts operators, by name; those that it puts elsewhere are in another line."""
+    groups: dict[tuple[object, ...], list[Affinity]] = {}
     for row in rows:
-        groups.setdefault((row.role, row.type, row.shape, row.backend, row.layer is None), []).append(row)
-    folds = (_fold(group) for group in groups.values())
+        other = None if ranked is None else ranked[row.name]
+        groups.setdefault((row.role, row.type, row.shape, row.backend, row.layer is None, other), []).append(row)
+    folds = (_fold(group, None if ranked is None else ranked[group[0].name]) for group in groups.values())
     return tuple(sorted(folds, key=lambda f: (f.rank, f.role)))
 
 
-def _fold(group: Sequence[Affinity]) -> Fold:
+def _fold(group: Sequence[Affinity], ranked: Backend | None) -> Fold:
     first = group[0]
     affinities = [row.affinity for row in group]
     return Fold(
@@ -58,6 +61,7 @@ def _fold(group: Sequence[Affinity]) -> Fold:
         t_transfer_s=median(row.t_transfer_s for row in group),
         benefit_s_per_byte=_median(row.benefit_s_per_byte for row in group),
         affinity=(min(affinities), max(affinities)),
+        ranked=ranked,
         ranks=tuple(sorted(row.rank for row in group)),
     )
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 from oallama.core.affinity import AffinityReport
 from oallama.report import layout, page
 from oallama.report.affinity import (
+    affinity_text,
+    as_run,
     convergence_text,
     measured_text,
     printable_sentence,
+    run_text,
     saved_s,
     saved_text,
-    span_text,
     streaming_sentences,
     weights_on_device,
     zero_text,
@@ -22,11 +24,13 @@ from oallama.report.text import model_title, printable, ranges_text
 
 
 def affinity_html(report: AffinityReport) -> str:
-    """The page. Deterministic: the same report gives the same bytes."""
+    """The page, with the places of the plan that `oallama run` uses. Deterministic: the same report gives the same
+    bytes."""
+    asked, report = report, as_run(report)
     filters = {
         "ranges": lambda layers: (ranges_text(layers) or "-").split(", "),
         "saved": lambda line: saved_text(saved_s(line)),
-        "span": lambda values: span_text(*(f"{value:.2f}" for value in values)),
+        "affinity": lambda line: affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
     }
     memory = report.memory
     headings = layout.OPERATOR_HEADINGS
@@ -43,7 +47,7 @@ def affinity_html(report: AffinityReport) -> str:
         map=layout.affinity_map(report.operators),
         scale_marks=layout.scale_marks(report.operators),
         zero=zero_text(report.operators),
-        compared=compared(report) if report.baselines else (),
+        compared=compared(asked) if report.baselines else (),
         compared_title=compared_title(report),
         measured=measured_text(report),
         bar_width=layout.BAR_WIDTH,
@@ -52,6 +56,7 @@ def affinity_html(report: AffinityReport) -> str:
         weight_segments=layout.weight_segments(*weights_on_device(report.operators)),
         role_lines=fold(report.operators),
         convergence=convergence_text(report),
+        run=run_text(report),
         streaming=streaming_sentences(report),
         slices=any(row.backend == "split" for row in report.operators),
         headings=headings,

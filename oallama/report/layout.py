@@ -98,7 +98,9 @@ def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
         where = f"on the {row.backend}"
         if row.backend == "split":
             where = f"{'' if row.n_hot else f'{PLAIN.cut} '}{cut_text(row)}"
-        label = f"{printable(row.name)}: {where}, affinity {row.affinity:.3f}, rank {row.rank}"
+        saved = saved_s(row)
+        gain = "saves no time there" if saved is None or saved <= 0 else f"affinity {row.affinity:.3f}"
+        label = f"{printable(row.name)}: {where}, {gain}, rank {row.rank}"
         return MapMark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
 
     return arranged((row.layer, row.role, mark(row)) for row in rows)
@@ -178,7 +180,7 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
     rate = rate_text(predicted.tpot_s) if predicted.tpot_s > 0 else ""
     ended = "affinities stable" if report.converged else "cycle: least time kept"
     search = ("Policy", printable(report.policy, 40), "of the plan")
-    if not report.of_plan:
+    if not report.of_plan and report.run is None:
         search = ("Iterations", str(report.iterations), ended)
     return (
         ("Time to first token", format_seconds(predicted.ttft_s), "predicted"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oallama.core.affinity import Affinity, AffinityReport, Baseline, Measured
-from oallama.core.types import MemoryLedger, ModelInfo, Predicted, StreamSettings, Workload
+from oallama.core.affinity import Affinity, AffinityReport, Baseline, Measured, RunPlan
+from oallama.core.types import MemoryLedger, ModelInfo, OperatorPlacement, Predicted, StreamSettings, Workload
 from oallama.core.units import GIB, MIB
 
 BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "F16": 16.0, "F32": 32.0}
@@ -114,6 +114,21 @@ def sliced(n_layer: int = 8) -> AffinityReport:
         of, operators=rows, of_plan=True, policy="scheinfer", token_assignment=((31, 0), (512, 400)),
         streaming=StreamSettings(2, "layer"),
     )  # fmt: skip
+
+
+def with_run(of: AffinityReport, measured: bool = False, seconds: float = 0.5) -> AffinityReport:
+    """Beside a plan that divides the FFNs of the first three layers and leaves all else on the CPU."""
+    placed = tuple(
+        OperatorPlacement(row.name, 0.25, 0.25, 0.5)
+        if row.role.startswith("ffn") and row.layer is not None and row.layer < 3
+        else OperatorPlacement(row.name, 0.0, 0.0, 1.0)
+        for row in of.operators
+    )
+    predicted = Predicted(0.2, seconds / 100, seconds)
+    run = RunPlan(
+        "scheinfer", measured, predicted, of.memory, placed, ((512, 400),), StreamSettings(2, "ahead"), ("told",)
+    )
+    return replace(of, run=run)
 
 
 def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport:

@@ -14,10 +14,14 @@ from oallama.report.affinity import (
     affinity_csv,
     affinity_markdown,
     affinity_table,
+    as_run,
     convergence_text,
     ledger_table,
+    narrow_tables,
+    ranked_places,
     report_document,
     report_tables,
+    run_text,
     zero_affinity,
     zero_text,
 )
@@ -110,7 +114,7 @@ def test_what_is_saved_has_its_sign_and_the_scale_its_zero():
 
     assert zero_affinity(benefits(3.0, -1.0)) == 0.25
     assert "would have affinity 0.25" in zero_text(benefits(3.0, -1.0, None))
-    assert zero_text(benefits(-1.0, -2.0)) == "No operator saves time on the device, not even one of affinity 1."
+    assert zero_text(benefits(-1.0, -2.0)) == "No operator saves time on the device."
     assert zero_text(benefits(2.0, 1.0)) == "Every operator saves time on the device."
     slow = replace(worst, t_cpu_s=1e-6, t_gpu_s=1500e-6, t_transfer_s=1e-6)
     fast = replace(best, t_cpu_s=2000e-6, t_gpu_s=0.0, t_transfer_s=-1e-6)
@@ -124,11 +128,11 @@ def test_was_it_worth_it():
     assert [(row[0], row[-1]) for row in table.rows] == [
         ("stock --fit", "1.20"),
         ("all CPU", "2.00"),
-        ("this plan", "1.00"),
+        ("OATO's ranking alone", "1.00"),
     ]
     assert table.rows[1][3] == "1,211 tokens/s"
     assert table.title == "Was it worth it? Predicted for 512 + 128 tokens"
-    assert "this plan" in affinity_markdown(records.dense())
+    assert "OATO's ranking alone" in affinity_markdown(records.dense())
     document = report_document(records.dense())
     assert document["baselines"][0]["predicted"]["total_s"] == 5.34
     assert document["measured"]["cpu"] == "Example CPU 1000"
@@ -196,3 +200,51 @@ def test_the_report_of_a_plan_shows_its_splits_and_streams():
 
 def test_a_report_without_splits_has_no_table_of_them():
     assert not any(t.title == "Divided operators" for t in report_tables(records.dense()))
+
+
+def test_the_plan_that_run_uses_says_where_operators_are_and_the_ranking_beside_it():
+    report = records.with_run(records.dense(n_layer=8))
+    shown = as_run(report)
+    assert {row.name: row.rank for row in shown.operators} == {row.name: row.rank for row in report.operators}
+    assert {row.backend for row in shown.operators if row.role.startswith("ffn") and (row.layer or 0) < 3} == {"split"}
+    folded = fold(shown.operators, ranked_places(report))
+    assert sum(line.count for line in folded) == len(report.operators)
+    assert {(line.backend, line.ranked) for line in folded} >= {("split", "GPU"), ("CPU", "GPU")}
+    text = " ".join(" ".join(plain(t) for t in report_tables(report)).split())
+    assert "run oato operator" in text and "Divided operators" in text and "told" in text
+    rows = {row[0]: row[-1] for row in compared_table(report).rows}
+    assert rows["what run uses: scheinfer"] == "1.00"
+    assert rows["OATO's ranking alone"] == "8.90"
+    assert "this plan" not in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "policy", "says"),
+    [
+        (True, "scheinfer", "uses policy scheinfer: it was measured"),
+        (False, "scheinfer", "once it was measured to be faster"),
+        (False, "fit", "stock llama.cpp's own placement"),
+    ],
+)
+def test_the_report_says_what_run_uses_and_why(measured, policy, says):
+    report = records.with_run(records.dense(n_layer=8), measured)
+    report = replace(report, run=replace(report.run, policy=policy))
+    assert says in run_text(report)
+    assert run_text(records.dense()) == ""
+
+
+def test_a_plan_that_is_the_one_of_run_has_one_row():
+    report = replace(records.with_run(records.sliced()), policy="scheinfer")
+    report = replace(report, run=replace(report.run, predicted=report.predicted))
+    assert [row[0] for row in compared_table(report).rows][-1] == "what run uses: scheinfer"
+    assert ranked_places(report) is None
+    assert not any(row[0] == "policy scheinfer" for row in compared_table(report).rows)
+
+
+def test_an_operator_that_loses_time_has_no_affinity_in_words():
+    report = records.dense(n_layer=1)
+    slow = replace(report.operators[0], t_gpu_s=1.0)
+    report = replace(report, operators=(slow, *report.operators[1:]))
+    row = next(row for row in narrow_tables(report)[0].rows if row[1] == slow.name)
+    assert row[-1] == "-"
+    assert report_document(report)["operators"][0]["affinity"] == 1.0
