@@ -71,5 +71,5 @@ def list_types(native: Native) -> dict[str, TypeInfo]:
                 name, number, info.block_elements, info.block_bytes, bool(info.quantized), bool(info.mul_mat)
             )
     if not types:
-        raise BridgeError("the loaded ggml names no tensor type; reinstall llama-cpp-python")
+        raise BridgeError("the loaded ggml names no tensor type; run `oallama setup --refresh`")
     return types

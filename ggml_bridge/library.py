@@ -23,7 +23,7 @@ GGML_VERSION = "0.25.3"
 LIB_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 """Environment variable that names another folder of llama-cpp-python's libraries; llama_cpp reads it too."""
 
-_INSTALL = f"install it with: pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
+_INSTALL = "run `oallama setup`"
 _LIBRARIES = ("ggml-base", "ggml-cpu", "ggml")
 
 
@@ -44,7 +44,7 @@ def library_folder() -> Path:
     else:
         spec = importlib.util.find_spec("llama_cpp")
         if spec is None or not spec.submodule_search_locations:
-            raise BridgeError(f"llama-cpp-python is not installed; {_INSTALL}")
+            raise BridgeError(f"llama.cpp is not installed; {_INSTALL}")
         folder, source = Path(spec.submodule_search_locations[0]) / "lib", "llama-cpp-python"
     for name in _LIBRARIES:
         if not (folder / soname(name)).is_file():
@@ -70,7 +70,7 @@ def check_installed_version() -> None:
     try:
         version = importlib.metadata.version("llama_cpp_python")
     except importlib.metadata.PackageNotFoundError:
-        raise BridgeError(f"llama-cpp-python is not installed; {_INSTALL}") from None
+        raise BridgeError(f"llama.cpp is not installed; {_INSTALL}") from None
     if version != LLAMA_CPP_PYTHON_VERSION:
         raise VersionMismatch(
             f"llama-cpp-python {version} is installed but only {LLAMA_CPP_PYTHON_VERSION} works; {_INSTALL}"
@@ -128,7 +128,7 @@ def _open(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise BridgeError(
-            f"cannot load {path}: {error}; reinstall llama-cpp-python or unset {LIB_PATH_VARIABLE}"
+            f"cannot load {path}: {error}; run `oallama setup --refresh` or unset {LIB_PATH_VARIABLE}"
         ) from None
 
 
@@ -163,5 +163,5 @@ def _check_one_registry(ggml: ctypes.CDLL, llama_cpp: ModuleType) -> None:
     seen_by_us = ctypes.cast(ggml.ggml_backend_dev_count, ctypes.c_void_p).value
     if seen_by_llama != seen_by_us:
         raise BridgeError(
-            f"llama_cpp uses another copy of ggml than {soname('ggml')}; {_INSTALL} into a fresh environment"
+            f"llama_cpp uses another copy of ggml than {soname('ggml')}; {_INSTALL} in a fresh environment"
         )

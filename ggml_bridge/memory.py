@@ -39,7 +39,7 @@ def memory_breakdown(
         function = getattr(llama_cpp.llama_cpp._lib, _MANGLED)
     except AttributeError:
         raise BridgeError(
-            "this libllama does not export llama_get_memory_breakdown; reinstall llama-cpp-python"
+            "this libllama does not export llama_get_memory_breakdown; run `oallama setup --refresh`"
         ) from None
     address = ctypes.cast(function, ctypes.c_void_p).value
     rows = ffi.new("gb_memory_row[]", _MAX_ROWS)

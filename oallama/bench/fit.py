@@ -168,7 +168,7 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     model_params, context = stock.model_params, context_params(settings)
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
-        raise BridgeError("this llama.cpp lays its parameters out differently; install llama-cpp-python==0.3.36")
+        raise BridgeError("this llama.cpp lays its parameters out differently; run `oallama setup`")
     n_overrides = api.llama_max_tensor_buft_overrides()
     overrides = (BuftOverride * (n_overrides + 1))()
     split = (ctypes.c_float * api.llama_max_devices())()

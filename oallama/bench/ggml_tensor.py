@@ -83,4 +83,4 @@ def check_tensor_layout(ggml: Any) -> None:
     )
     ggml.ggml_free(context)
     if not agrees:
-        raise BridgeError("this llama.cpp lays its tensors out differently; install llama-cpp-python==0.3.36")
+        raise BridgeError("this llama.cpp lays its tensors out differently; run `oallama setup`")

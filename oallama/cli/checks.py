@@ -22,7 +22,7 @@ TIMEOUT_S = 240.0
 WORST_NMSE = 1e-3  # between CPU and device with quantised weights: rounding is far below, a wrong kernel far above
 TOKENS = 16
 
-_SET_UP = "run scripts/demo, which sets up the environment anew"
+_SET_UP = "run `oallama setup --refresh`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +200,15 @@ CHECKS = (
     Check(
         "python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}", "", in_child=False
     ),
-    Check("packages", check_packages, f"install them with pip, or {_SET_UP}", in_child=False),
-    Check("libraries", check_llama, f"install the version that is asked for, or {_SET_UP}"),
-    Check("devices", check_devices, f"the build of llama-cpp-python is broken: {_SET_UP}"),
+    Check("packages", check_packages, "install oallama anew: its packages come with it", in_child=False),
+    Check("libraries", check_llama, "run `oallama setup`"),
+    Check("devices", check_devices, f"the build of llama.cpp is broken: {_SET_UP}"),
     Check("layouts", check_layouts, f"this build computes wrong on this CPU: {_SET_UP}, it builds the fault out"),
     Check("run on the CPU", check_cpu_run, "see what it says; OALLAMA_DEBUG=1 oallama run -p Hello shows more"),
     Check(
         "split backend",
         check_split_backend,
-        f"build libggml-oallama again: pip install --no-deps -e . in the checkout, or {_SET_UP}",
+        "install oallama anew, with its native part (in a checkout: python3 scripts/setup_env.py --refresh)",
     ),
     Check(
         "split run",

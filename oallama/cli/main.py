@@ -51,6 +51,7 @@ START_PAGE = {
         "pull": "Download a model of the Hugging Face hub.",
         "list": "List the models that have been downloaded.",
         "devices": "List what can compute here.",
+        "setup": "Get llama.cpp, compiled for this machine or prebuilt.",
         "doctor": "Check the installation and say how to repair it.",
     },
 }

@@ -79,7 +79,7 @@ server_options = as_record(
            help="Host memory for prompts that no request uses now, so that they need not be evaluated again; 0: "
            "none, -1: any."),
     option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE", group=Group.SERVER, advanced=True,
-           show_default="what scripts/stock_binaries built, else that of PATH", help="llama-server to run."),
+           show_default="what set-up built, else that of PATH", help="llama-server to run."),
     option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE", group=Group.SERVER,
            help="Add what llama-server writes to this file."),
 )  # fmt: skip

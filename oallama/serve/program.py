@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, find_plugin, soname
+import ggml_bridge
+from ggml_bridge.library import GGML_VERSION, find_plugin, library_folder, soname
 from oallama.core.errors import BridgeError, PlanError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
@@ -32,7 +32,6 @@ from oallama.plan.export import (
 )
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
-from oallama.profile.store import cache_folder
 from oallama.serve.address import Address
 from oallama.serve.supervisor import Launch
 
@@ -41,7 +40,7 @@ STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
 KEY_VARIABLE = "LLAMA_API_KEY"
 PLAN_FILE = "plan.oallama"
 TIMES_FILE = "times"
-BUILD = "scripts/stock_binaries builds it (about 10 minutes on two cores)"
+BUILD = "`oallama setup` builds it with llama.cpp"
 _ASK_VERSION = (
     "import ctypes, sys; base = ctypes.CDLL(sys.argv[1]); base.ggml_version.restype = ctypes.c_char_p; "
     "print(base.ggml_version().decode())"
@@ -68,53 +67,26 @@ class ServerSettings:
 
 
 def find_program(asked: str | None) -> Path:
-    """The llama-server to use: the one that was asked for, else the newest that scripts/stock_binaries built, else that
-    of PATH. Raises BridgeError where there is none, or it is of another ggml."""
-    others: list[Path] = []
-    for program in _candidates(asked, others):
-        version = ggml_version(program)
-        if version == GGML_VERSION:
-            return program
+    """The llama-server to use: the one that was asked for, else the one that set-up put beside llama.cpp's libraries,
+    else that of PATH. Raises BridgeError where there is none, or it is of another ggml."""
+    program = _first_of(asked)
+    if program is None:
+        where = "beside llama.cpp's libraries nor on PATH"
+        raise BridgeError(f"there is no program {asked}; {BUILD}" if asked else f"{NAME} is neither {where}; {BUILD}")
+    version = ggml_version(program)
+    if version != GGML_VERSION:
         fault = f"its ggml is {version}" if version else "it does not tell the version of its ggml"
         raise BridgeError(f"{program} cannot be used: {fault}, and only {GGML_VERSION} works here; {BUILD}")
-    if asked is not None:
-        raise BridgeError(f"there is no program {asked}; {BUILD}")
-    passed_over = f" ({others[0]} is not used, as other users can change it)" if others else ""
-    raise BridgeError(f"{NAME} is neither in the cache nor on PATH{passed_over}; {BUILD}")
+    return program
 
 
-def _candidates(asked: str | None, others: list[Path]) -> Iterator[Path]:
-    """others: gets the built ones that are passed over, as they may be another user's work."""
-    if asked is not None:
-        found = shutil.which(asked)
-        yield from [Path(found).absolute()] if found else []
-        return
-    notes = cache_folder().glob("stock/*/recipe.json")
-    for note in sorted(notes, key=lambda path: path.stat().st_mtime, reverse=True):
-        program = note.parent / "bin" / NAME
-        if _built_version(note) == LLAMA_CPP_PYTHON_VERSION and os.access(program, os.X_OK):
-            if all(_is_ours(path) for path in (program, program.parent, note.parent)):
-                yield program
-            else:
-                others.append(program)
-    found = shutil.which(NAME)
-    yield from [Path(found).absolute()] if found else []
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether only this user, or root, can have made and can change it. A group of the user's number is the user's
-    alone."""
-    status = path.stat()
-    writers = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
-    return status.st_uid in (0, os.getuid()) and not status.st_mode & writers
-
-
-def _built_version(note: Path) -> str | None:
-    try:
-        recipe = json.loads(note.read_text(encoding="utf-8"))
-        return str(recipe["version"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _first_of(asked: str | None) -> Path | None:
+    if asked is None:
+        with contextlib.suppress(ggml_bridge.BridgeError):  # said by what needs the libraries
+            if os.access(library_folder() / NAME, os.X_OK):
+                return library_folder() / NAME
+    found = shutil.which(asked or NAME)
+    return Path(found).absolute() if found else None
 
 
 def ggml_version(program: Path) -> str | None:

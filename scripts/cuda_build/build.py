@@ -3,13 +3,11 @@ the work folder, so that a build that was cut short goes on."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from setup.commands import cmake_build, cmake_configure
-from setup.console import Console
-from setup.errors import SetupError
+from oallama.setup.build import cmake_build
+from oallama.setup.console import Console
 
 from .recipe import CPU_VARIANTS, LIBRARIES, NATIVE, cpu_flags, cuda_flags
 from .toolkit import Toolkit
@@ -60,13 +58,8 @@ class Builder:
         return folder
 
     def _build(self, source: Path, folder: Path, flags: Sequence[str], targets: Sequence[str]) -> Path:
-        cmake = shutil.which("cmake", path=self.env.get("PATH"))
-        if cmake is None:
-            raise SetupError("there is no cmake: install cmake 3.21 or later (pip install cmake)")
-        with self.console.step("cmake", f"configuring {folder.name}") as step:
-            cmake_configure(self.console, step, cmake, source, folder, flags, self.env, folder.name)
         with self.console.step("compile", f"compiling {folder.name}") as step:
-            cmake_build(self.console, step, cmake, folder, self.jobs, targets, self.env, folder.name)
+            cmake_build(self.console, step, source, folder, flags, self.jobs, targets, self.env, folder.name)
         return folder
 
 

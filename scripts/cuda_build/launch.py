@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from setup.environment import digest_files, native_sources
-from setup.errors import SetupError
+from setup_env import digest_files, native_sources
 
 from cuda_build.pack import install_native, read_manifest, run_environment, unpack
 from cuda_build.toolkit import site_folders
+from oallama.setup.console import SetupError
 
 
 def main(root: Path, arguments: Sequence[str]) -> int:

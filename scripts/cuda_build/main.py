@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from setup.commands import capture, run
-from setup.console import Console, SetupStep, format_seconds
-from setup.environment import digest_files, lock, native_sources, python_with_pip
-from setup.errors import SetupError
-from setup.llama_wheel import fetch_source, pinned_version
-from setup.machine import build_jobs, cache_dir, check_compiler, find_compiler, platform_tag
-from setup.main import DONE, clean_environment, guarded
+from setup_env import digest_files, native_sources
+
+from oallama.setup.build import fetch_source, pinned_version
+from oallama.setup.console import Console, SetupError, Step, capture, format_seconds, guarded, lock, run
+from oallama.setup.machine import build_jobs, cache_dir, check_compiler, find_compiler, platform_tag
+from oallama.setup.uv import package_environment
 
 from .build import Builder, compiler_seconds
 from .pack import ARCHIVE, copy_libraries, strip, write_pack
@@ -58,30 +57,33 @@ def main(root: Path, arguments: Sequence[str]) -> int:
 
 
 def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
-    env = clean_environment(os.environ)
+    env = {"PATH": os.defpath, **os.environ}
     architectures, programs = parse_architectures(options.arch), parse_programs(options.programs)
     work = cache_dir(env) / "cuda"
-    version = pinned_version((root / "pyproject.toml").read_text(encoding="utf-8"))
+    version = pinned_version()
     limit = options.limit << 20
     with lock(work / "build.lock", console):
         console.open_log()
         start = time.monotonic()
-        python = python_with_pip(root, env, "packages")
+        python = root / ".venv" / "bin" / "python"
+        if not python.is_file():
+            raise SetupError("there is no environment to fetch packages with: run python3 scripts/setup_env.py first")
+        packages = package_environment(env, python)
         if options.source:
             unpack_source_archive(options.source, work)
         else:
             with console.step("source", f"fetching llama-cpp-python {version}") as step:
-                fetch_source(console, step, version, work, python, env)
-                _fetch_wheels(console, step, python, options.python, work, env)
+                fetch_source(console, step, work, python, env)
+                _fetch_wheels(console, step, python, options.python, work, packages)
                 step.result = f"source of llama-cpp-python {version} and wheels for Python {options.python}"
         if options.source_archive:
             with console.step("archive", "packing the source") as step:
                 made = write_source_archive(work / "source", work / "python-wheels", options.out, limit)
                 step.result = f"packed the source: {made.stat().st_size / 2**20:.1f} MiB"
             print(made)
-            return DONE
+            return 0
         check_compiler(find_compiler(env), env)
-        toolkit = _toolkit(console, options, python, work, env)
+        toolkit = _toolkit(console, options, python, work, packages)
         builder = Builder(
             console, root, work, work / "source" / "vendor" / "llama.cpp", options.jobs or build_jobs(env), env
         )
@@ -108,7 +110,7 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
             f"{format_seconds(time.monotonic() - start)}"
         )
     print(options.out / ARCHIVE)
-    return DONE
+    return 0
 
 
 def _pack(console: Console, tree: Path, manifest: Mapping[str, Any], out: Path, limit: int) -> dict[str, Any]:
@@ -144,9 +146,7 @@ def _toolkit(
     return toolkit
 
 
-def _fetch_wheels(
-    console: Console, step: SetupStep, python: Path, version: str, work: Path, env: Mapping[str, str]
-) -> None:
+def _fetch_wheels(console: Console, step: Step, python: Path, version: str, work: Path, env: Mapping[str, str]) -> None:
     """Wheels of PYTHON_PARTS for the other machine's Python, in the versions of this environment."""
     folder, mark = work / "python-wheels", work / "python-wheels" / "wanted.txt"
     frozen = capture([str(python), "-m", "pip", "list", "--format=freeze"], env, 60.0) or ""
@@ -186,7 +186,7 @@ def _collect(
     (site / "llama_cpp").mkdir(parents=True)
     for path in (source / "llama_cpp").glob("*.py"):
         shutil.copy2(path, site / "llama_cpp" / path.name)
-    version = pinned_version("llama-cpp-python==" + _version_of(site / "llama_cpp" / "__init__.py"))
+    version = _version_of(site / "llama_cpp" / "__init__.py")
     info = site / f"llama_cpp_python-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {version}\n", "utf-8")

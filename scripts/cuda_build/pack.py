@@ -16,10 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from setup.commands import capture
-from setup.errors import SetupError
-from setup.files import extract, once, stamp_of
+from oallama.setup.console import SetupError, capture
 
+from .files import extract, once, stamp_of
 from .recipe import best_cpu_variant
 
 ARCHIVE, MANIFEST = "pack.tar.xz", "manifest.json"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from setup.errors import UsageError
+from oallama.core.errors import UsageError
 
 DEFAULT_ARCHITECTURES = "90a"  # H100 and H200
 LIMIT_BYTES = 60 << 20
@@ -56,7 +56,7 @@ _AVX512_NEEDS = frozenset(
 )  # fmt: skip
 
 CPU_VARIANTS = (
-    # GCC drops the stores that fill the AMX tile configuration unless told not to: see setup/llama_wheel.py
+    # GCC drops the stores that fill the AMX tile configuration unless told not to: see oallama/setup/build.py
     CpuVariant(
         "amx",
         _AVX512_NEEDS | {"amx_tile", "amx_int8", "amx_bf16"},

@@ -6,9 +6,9 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from setup.errors import SetupError
-from setup.files import extract, once, stamp_of
+from oallama.setup.console import SetupError
 
+from .files import extract, once, stamp_of
 from .pack import check_size
 from .recipe import is_needed_source
 

@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from setup.commands import capture, run
-from setup.console import Console, SetupStep
-from setup.errors import SetupError
-from setup.gpu import toolkit_root
+from oallama.setup.console import Console, SetupError, Step, capture, run
+from oallama.setup.gpu import toolkit_root
 
 from .recipe import TOOLKIT_WHEELS
 
@@ -72,7 +70,7 @@ def installed_root(env: Mapping[str, str]) -> Path | None:
     return toolkit_root(nvcc, env)
 
 
-def assemble(console: Console, step: SetupStep, python: Path, work: Path, env: Mapping[str, str]) -> Path:
+def assemble(console: Console, step: Step, python: Path, work: Path, env: Mapping[str, str]) -> Path:
     """Unpack the wheels into `work/toolkit`, unless they are there. Returns the toolkit's folder. Raises SetupError."""
     root = work / "toolkit" / "nvidia" / "cu13"
     done, wanted = work / "toolkit" / "wheels.txt", "\n".join(TOOLKIT_WHEELS) + "\n"

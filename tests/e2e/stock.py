@@ -1,4 +1,4 @@
-"""The pinned llama.cpp's own programs, where scripts/stock_binaries built them, and an RPC server of theirs."""
+"""The pinned llama.cpp's own programs, where set-up built them, and an RPC server of theirs."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.library import library_folder
+
 START_S = 120.0
 
 
 def _find() -> Path | None:
-    """Their folder. Asked for before the tests move the cache: they are in the user's."""
-    command = [sys.executable, str(ROOT / "scripts" / "stock_binaries"), "--find"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    return Path(done.stdout.strip()) if done.returncode == 0 else None
+    """Their folder, where set-up put them."""
+    with contextlib.suppress(BridgeError):
+        if (library_folder() / "test-backend-ops").is_file():
+            return library_folder()
+    return None
 
 
 PROGRAMS = _find()
 
-needs_programs = pytest.mark.skipif(PROGRAMS is None, reason="scripts/stock_binaries has not been run")
+NO_PROGRAMS = "llama.cpp was not compiled by set-up, so it has no programs"
+needs_programs = pytest.mark.skipif(PROGRAMS is None, reason=NO_PROGRAMS)
 
 
 def program(name: str) -> str:

@@ -25,7 +25,7 @@ import openai
 import psutil
 import pytest
 from e2e.described_card import slow_cpu_fast_card
-from e2e.stock import PROGRAMS, needs_programs, program
+from e2e.stock import NO_PROGRAMS, PROGRAMS, needs_programs, program
 from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
 from gguf_factory import write_llama_shape
@@ -149,7 +149,7 @@ def test_an_address_that_is_none_is_wrong_usage(stub: str) -> None:
 def test_without_llama_server_it_says_how_to_build_it(tmp_path: Path) -> None:
     done = refused("--port", 0, "--llama-server", tmp_path / "llama-server")
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1 and "scripts/stock_binaries" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "oallama setup" in done.stderr
 
 
 def test_a_llama_server_of_another_ggml_is_refused(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def on_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     if PROGRAMS is None:
-        pytest.skip("scripts/stock_binaries has not been run")
+        pytest.skip(NO_PROGRAMS)
     folder = tmp_path_factory.mktemp("serve")
     with serving(
         folder, program("llama-server"), "--device", "rpc-worker", "-c", "512", "-n", "64", "-p", "64"
@@ -356,6 +356,7 @@ def picture() -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
+@pytest.mark.thorough
 @needs_programs
 @pytest.mark.parametrize(("device", "asked", "side"), [
     ("none", (), "on the CPU"),

@@ -42,7 +42,7 @@ def test_loads_the_pinned_version(bridge: ggml_bridge.Bridge) -> None:
 def test_refuses_a_folder_without_libraries(tmp_path: Path) -> None:
     message = refusal(tmp_path)
     assert message.startswith("BridgeError: LLAMA_CPP_LIB_PATH has no libggml-base")
-    assert "pip install llama-cpp-python==0.3.36" in message
+    assert "run `oallama setup`" in message
     assert "\n" not in message
 
 

@@ -32,7 +32,9 @@ from cuda_build.recipe import (
     parse_programs,
 )
 from cuda_build.source import unpack_source_archive, write_source_archive
-from setup.errors import SetupError, UsageError
+
+from oallama.core.errors import UsageError
+from oallama.setup.console import SetupError
 
 AVX2 = {"avx2", "fma", "f16c", "bmi2", "sse4_2"}
 AVX512 = AVX2 | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni", "avx512_bf16"}

@@ -44,6 +44,7 @@ CONTRACT = {
     "bench": "--arms -p -n -d -r -o --device --vram --vram-fill --gpu-weights --threads --json -m -c -b -ub -fa",
     "export": "--to -o",
     "doctor": "--json",
+    "setup": "--llama-cpp",
 }
 
 

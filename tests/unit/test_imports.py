@@ -1,7 +1,7 @@
 """The rooms' import direction, read from the sources: arrows point right and never back.
 
 cli -> serve -> gate -> bench -> placer -> {run, report} -> {plan, place} -> {cost, stores} -> {profile, model} ->
-device -> core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
+{device, setup} -> core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
 """
 
 import ast
@@ -22,13 +22,13 @@ ROOMS = (
     ("plan", "place"),
     ("cost", "stores"),
     ("profile", "model"),
-    ("device",),
+    ("device", "setup"),
     ("core",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 TOUCH_NATIVE = (
-    *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.run"),
+    *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.run", "oallama.setup"),
     *(f"oallama.bench.{part}" for part in ("child", "fit", "loaded", "process", "readback", "timing")),
 )
 TOUCH_NATIVE_TOO = {

@@ -1,24 +1,21 @@
 """How llama-server is found and started, and what it tells of its speed."""
 
 import errno
-import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import placement_records as records
 import pytest
 
-from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_folder, soname
+from ggml_bridge.library import GGML_VERSION, library_folder, soname
 from oallama.core.errors import BridgeError, PlanError
 from oallama.core.history import BlockRuns
 from oallama.serve.address import Address
 from oallama.serve.live import Live, Rate, block_runs, live_of
 from oallama.serve.program import (
     ServerSettings,
-    _is_ours,
     clean_environment,
     find_program,
     ggml_version,
@@ -41,18 +38,12 @@ def program(folder, with_ggml=True):
     return made
 
 
-def built(cache, key, version=LLAMA_CPP_PYTHON_VERSION):
-    made = program(cache / "oallama" / "stock" / key / "bin")
-    note = made.parent.parent / "recipe.json"
-    note.write_text(json.dumps({"version": version}), encoding="utf-8")
-    return made
-
-
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def libraries(tmp_path, monkeypatch):
+    """The folder where set-up puts llama.cpp, without a program; nothing is on PATH."""
+    monkeypatch.setattr("oallama.serve.program.library_folder", lambda: tmp_path / "lib")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    return tmp_path / "cache"
+    return tmp_path / "lib"
 
 
 def test_the_version_is_that_of_the_library_beside_the_program(tmp_path):
@@ -77,59 +68,17 @@ def test_programs_that_are_asked_get_no_ctrl_c_of_the_terminal(tmp_path, monkeyp
     assert int((tmp_path / "session").read_text()) != os.getsid(0)
 
 
-def test_what_was_built_last_is_used_before_that_of_path(cache, tmp_path, monkeypatch):
-    old, new = built(cache, "a"), built(cache, "b")
-    os.utime(old.parent.parent / "recipe.json", (1, 1))
-    monkeypatch.setenv("PATH", str(program(tmp_path / "path").parent))
-    assert find_program(None) == new
-
-
-def test_one_that_was_built_from_another_version_is_passed_over(cache, tmp_path, monkeypatch):
-    built(cache, "a", "0.0.1")
-    with pytest.raises(BridgeError, match="neither in the cache nor on PATH"):
+def test_what_set_up_put_beside_the_libraries_is_used_before_that_of_path(libraries, tmp_path, monkeypatch):
+    with pytest.raises(BridgeError, match=r"neither beside llama\.cpp's libraries nor on PATH; `oallama setup` builds"):
         find_program(None)
     on_path = program(tmp_path / "path")
     monkeypatch.setenv("PATH", str(on_path.parent))
     assert find_program(None) == on_path
+    beside = program(libraries)
+    assert find_program(None) == beside
 
 
-@pytest.mark.parametrize("which", ["program", "its folder", "the build's"])
-def test_one_that_other_users_can_change_is_passed_over(cache, which):
-    made = built(cache, "a")
-    assert find_program(None) == made
-    path = {"program": made, "its folder": made.parent, "the build's": made.parent.parent}[which]
-    path.chmod(0o757)
-    with pytest.raises(BridgeError, match=r"neither in the cache nor on PATH \(.* other users can change it\)"):
-        find_program(None)
-
-
-def test_one_of_another_user_is_passed_over(cache, monkeypatch):
-    built(cache, "a")
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    if owner == 0:
-        assert find_program(None)  # root's is everybody's
-    else:
-        with pytest.raises(BridgeError, match="other users can change it"):
-            find_program(None)
-
-
-@pytest.mark.parametrize(("group", "ours"), [(1000, True), (100, False)])
-def test_a_group_of_others_counts_and_the_users_own_does_not(monkeypatch, group, ours):
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
-    status = SimpleNamespace(st_mode=0o100775, st_uid=1000, st_gid=group)
-    assert _is_ours(SimpleNamespace(stat=lambda: status)) == ours
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": null}'])
-def test_a_note_that_is_none_is_passed_over(cache, text):
-    note = built(cache, "a").parent.parent / "recipe.json"
-    note.write_text(text, encoding="utf-8")
-    with pytest.raises(BridgeError, match="neither"):
-        find_program(None)
-
-
-def test_one_that_was_asked_for_is_used_or_refused(cache, tmp_path):
+def test_one_that_was_asked_for_is_used_or_refused(libraries, tmp_path):
     asked = program(tmp_path / "bin")
     assert find_program(str(asked)) == asked
     with pytest.raises(BridgeError, match="there is no program"):

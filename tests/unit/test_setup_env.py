@@ -1,30 +1,35 @@
 """The set-up of a bare machine: what it builds for which machine, what it does when that fails, what it never leaves
-behind. The programs outside (compilers, drivers, pip) are small scripts on a PATH of their own."""
+behind. The programs outside (compilers, drivers, uv) are small scripts on a PATH of their own."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import must_end, until
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from processes import PATIENCE_S, must_end, until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from setup import commands, gpu, llama, llama_wheel, machine, untested
-from setup.console import Console, format_seconds
-from setup.environment import Environment, Stamp, digest_files, lock, native_sources
-from setup.errors import SetupError, UsageError, remedy
-from setup.main import Setup, clean_environment, main
+import setup_env
+import untested
 
-SELFTEST = "print(json.dumps(check_layouts()))"  # a line of what the self-test's process is told
+from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION
+from oallama.core.errors import UsageError
+from oallama.setup import build, gpu, install, machine, uv
+from oallama.setup import console as console_module
+from oallama.setup.console import Console, SetupError, format_seconds, lock, remedy
+
 ROOT = Path(__file__).resolve().parents[2]
 GCC = machine.Compiler("/usr/bin/gcc", "/usr/bin/g++", "gcc", "12.2.0", "x86_64-linux-gnu")
 CLANG = machine.Compiler("/usr/bin/clang", "/usr/bin/clang++", "clang", "16.0.6", "x86_64-linux-gnu")
@@ -261,77 +266,53 @@ def test_gpu_hint_sees_a_new_program_without_running_it(tmp_path: Path, bin_env:
 # ---- flags, key and order of variants
 
 
-def args_of(variant: llama_wheel.Variant, cpu: machine.Cpu, compiler: machine.Compiler, **env: str) -> tuple[str, ...]:
-    return llama_wheel.cmake_args(variant, cpu, compiler, env)
+def args_of(variant: build.Variant, cpu: machine.Cpu, compiler: machine.Compiler, **env: str) -> tuple[str, ...]:
+    return build.cmake_args(variant, cpu, compiler, env)
 
 
 def test_amx_fault_is_built_around_only_where_it_is() -> None:
-    plain = llama_wheel.Variant(CPU_BUILD)
+    plain = build.Variant(CPU_BUILD)
     assert args_of(plain, EPYC, GCC) == ("-DGGML_RPC=ON",)
     assert args_of(plain, XEON, CLANG) == ("-DGGML_RPC=ON",)
     assert args_of(plain, XEON, GCC) == ("-DGGML_RPC=ON", "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse")
-    without = args_of(llama_wheel.Variant(CPU_BUILD, amx=False, repack=False), XEON, GCC)
+    without = args_of(build.Variant(CPU_BUILD, amx=False, repack=False), XEON, GCC)
     assert "-DCMAKE_CXX_FLAGS=-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" in without
     assert "-DGGML_CPU_REPACK=OFF" in without
 
 
 def test_the_users_flags_are_kept_and_win() -> None:
-    made = args_of(llama_wheel.Variant(CPU_BUILD), XEON, GCC, CXXFLAGS="-g", CMAKE_ARGS='-DA="b c" -DGGML_RPC=OFF')
+    made = args_of(build.Variant(CPU_BUILD), XEON, GCC, CXXFLAGS="-g", CMAKE_ARGS='-DA="b c" -DGGML_RPC=OFF')
     assert "-DCMAKE_CXX_FLAGS=-g -fno-tree-dse -fno-dse" in made
     assert made[-2:] == ("-DA=b c", "-DGGML_RPC=OFF")
 
 
-def test_key_belongs_to_one_cpu_compiler_platform_and_set_of_flags() -> None:
-    newer = machine.Compiler("gcc", "g++", "gcc", "13.1.0", GCC.target)
-    keys = [
-        llama_wheel.wheel_key("0.3.36", ("-DA",), EPYC, GCC, "linux-x86_64-glibc2.36"),
-        llama_wheel.wheel_key("0.3.37", ("-DA",), EPYC, GCC, "linux-x86_64-glibc2.36"),
-        llama_wheel.wheel_key("0.3.36", ("-DB",), EPYC, GCC, "linux-x86_64-glibc2.36"),
-        llama_wheel.wheel_key("0.3.36", ("-DA",), XEON, GCC, "linux-x86_64-glibc2.36"),
-        llama_wheel.wheel_key("0.3.36", ("-DA",), EPYC, newer, "linux-x86_64-glibc2.36"),
-        llama_wheel.wheel_key("0.3.36", ("-DA",), EPYC, GCC, "linux-x86_64-glibc2.31"),
-    ]
-    assert len(set(keys)) == len(keys)
-    moved = machine.Compiler("/opt/gcc", "/opt/g++", "gcc", GCC.version, GCC.target)
-    assert llama_wheel.wheel_key("0.3.36", ("-DA",), EPYC, moved, "linux-x86_64-glibc2.36") == keys[0]
-
-
-def test_pinned_version_comes_from_pyproject() -> None:
-    assert llama_wheel.pinned_version('dependencies = ["llama-cpp-python==0.3.36", "numpy"]') == "0.3.36"
-    with pytest.raises(SetupError, match="does not pin"):
-        llama_wheel.pinned_version("dependencies = []")
+def test_a_build_belongs_to_one_cpu_compiler_and_set_of_flags(tmp_path: Path) -> None:
+    full = build.Variant(CPU_BUILD)
+    newer, moved = replace(GCC, version="13.1.0"), replace(GCC, cc="/opt/gcc", cxx="/opt/g++")
+    cases = [(full, EPYC, GCC, {}), (full, EPYC, GCC, {"CMAKE_ARGS": "-DA"}), (full, XEON, GCC, {}),
+             (full, EPYC, newer, {}), (replace(full, repack=False), EPYC, GCC, {})]  # fmt: skip
+    places = [build.make_build(variant, cpu, cxx, tmp_path, env).place for variant, cpu, cxx, env in cases]
+    assert len(set(places)) == len(places)
+    assert build.make_build(full, EPYC, moved, tmp_path, {}).place == places[0]
 
 
 def test_what_fails_is_built_out_and_nothing_else() -> None:
-    full = llama_wheel.Variant(CPU_BUILD)
-    no_amx = llama_wheel.Variant(CPU_BUILD, amx=False)
-    cuda = llama_wheel.Variant(gpu.Backend("cuda", "CUDA build"))
-    assert llama.next_variant(full, {"AMX": "died"}, True, True) == no_amx
-    assert llama.next_variant(full, {"CPU_REPACK": "wrong"}, True, True) == llama_wheel.Variant(CPU_BUILD, repack=False)
-    assert llama.next_variant(no_amx, {"AMX": "died"}, True, True) is None
-    assert llama.next_variant(full, {"CPU": "wrong"}, False, True) is None, "nothing can replace the plain layout"
-    assert llama.next_variant(full, {llama.UNUSABLE: "x"}, True, True) is None
-    given_up = llama.next_variant(cuda, {llama.UNUSABLE: "x"}, False, True)
+    full = build.Variant(CPU_BUILD)
+    no_amx = build.Variant(CPU_BUILD, amx=False)
+    cuda = build.Variant(gpu.Backend("cuda", "CUDA build"))
+    assert install.next_variant(full, {"AMX": "died"}, True, True) == no_amx
+    assert install.next_variant(full, {"CPU_REPACK": "wrong"}, True, True) == build.Variant(CPU_BUILD, repack=False)
+    assert install.next_variant(no_amx, {"AMX": "died"}, True, True) is None
+    assert install.next_variant(full, {"CPU": "wrong"}, False, True) is None, "nothing can replace the plain layout"
+    assert install.next_variant(full, {install.UNUSABLE: "x"}, True, True) is None
+    given_up = install.next_variant(cuda, {install.UNUSABLE: "x"}, False, True)
     assert given_up is not None and given_up.backend.name == "cpu"
-    assert llama.next_variant(cuda, {llama.UNUSABLE: "x"}, False, False) is None, "asked for by name"
-    kept = llama.next_variant(cuda, {"CPU_REPACK": "wrong"}, False, True)
+    assert install.next_variant(cuda, {install.UNUSABLE: "x"}, False, False) is None, "asked for by name"
+    kept = install.next_variant(cuda, {"CPU_REPACK": "wrong"}, False, True)
     assert kept is not None and kept.backend.name == "cuda"
 
 
 # ---- commands, console, faults
-
-
-@pytest.mark.parametrize(
-    ("line", "counter"),
-    [
-        ("  [57/197] /usr/bin/c++ -DX", "57/197"),
-        ("[ 45%] Building CXX object", "45%"),
-        ("-- Performing [1/2]", None),
-        ("", None),
-    ],
-)
-def test_build_counter(line: str, counter: str | None) -> None:
-    assert commands.build_counter(line) == counter
 
 
 @pytest.mark.parametrize(
@@ -341,8 +322,9 @@ def test_build_counter(line: str, counter: str | None) -> None:
         ("c++: fatal error: Killed signal terminated program cc1plus", "out of memory"),
         ("The virtual environment was not created successfully because ensurepip is not available", "python3-venv"),
         ("Failed to establish a new connection: [Errno -3] Temporary failure in name resolution", "check the network"),
-        ("ERROR: No matching distribution found for numpy", "no fitting version"),
-        ("SSLError(SSLCertVerificationError(1, 'certificate verify failed'))", "PIP_CERT"),
+        ("  × No solution found when resolving dependencies", "lacks a version"),
+        ("error: Failed to fetch\n  cause: dns error", "check the network"),
+        ("SSLError(SSLCertVerificationError(1, 'certificate verify failed'))", "SSL_CERT_FILE"),
         ("No CMAKE_CXX_COMPILER could be found.", "no working C++ compiler"),
     ],
 )
@@ -362,10 +344,21 @@ def test_seconds_are_readable(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
+def test_progress_is_the_builds_own_counter(console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = program(
+        tmp_path, "build", "echo '-- [1/2]'; echo '  [57/197] c++ -DX'; echo '[ 45%] Building'; echo '[x]'"
+    )
+    seen: list[str] = []
+    with console.step("x", "y") as step:
+        monkeypatch.setattr(step, "progress", seen.append)
+        console_module.run(console, step, [str(script)], os.environ, "building")
+    assert seen == ["", "57/197", "45%", "45%"]
+
+
 def test_failing_command_gives_its_last_lines_and_a_remedy(tmp_path: Path, console: Console) -> None:
     fails = program(tmp_path, "fails", "seq 100; echo 'No space left on device' >&2; exit 3")
     with pytest.raises(SetupError, match="fetching failed: the disk is full") as caught, console.step("x", "y") as step:
-        commands.run(console, step, [str(fails)], os.environ, "fetching")
+        console_module.run(console, step, [str(fails)], os.environ, "fetching")
     assert caught.value.tail[-2:] == ("100", "No space left on device")
     assert len(caught.value.tail) <= 15
     log = console.log_path.read_text(encoding="utf-8")
@@ -382,225 +375,331 @@ def test_interrupt_ends_the_command_and_its_children(
 
     def interrupt() -> None:
         under_way.wait()
-        signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt), console.step("x", "y") as step:
         monkeypatch.setattr(step, "progress", lambda counter: under_way.set() if counter else None)
-        commands.run(console, step, [str(script)], os.environ, "building")
+        console_module.run(console, step, [str(script)], os.environ, "building")
     must_end(int((tmp_path / "child").read_text()))
 
 
-def test_the_environment_for_pip_cannot_install_elsewhere() -> None:
-    cleaned = clean_environment({"PIP_TARGET": "/t", "PYTHONPATH": "/p", "PIP_INDEX_URL": "u", "PIP_USER": "1"})
-    assert cleaned["PIP_INDEX_URL"] == "u" and cleaned["PIP_USER"] == "0"
-    assert not {"PIP_TARGET", "PYTHONPATH"} & set(cleaned)
+# ---- packages
 
 
-# ---- wheels: built, kept, tested
+def pip_settings(tmp_path: Path, *lines: str) -> Path:
+    """A Python whose pip is configured so."""
+    text = "\n".join(lines)
+    return program(tmp_path / "venv" / "bin", "python", f"[ \"$4\" != list ] || cat <<'END'\n{text}\nEND")
 
 
-def fake_python(tmp_path: Path, selftest: str) -> Path:
-    """`python` as set-up calls it: `-m pip download` fetches a source package, `-m pip wheel` leaves a wheel that holds
-    CMAKE_ARGS, `-c` runs the self-test."""
-    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("llama_cpp_python-0.3.36/pyproject.toml"), io.BytesIO())
-    return program(
-        tmp_path / "venv" / "bin",
-        "python",
-        f"""
-        echo "$*" >> {tmp_path}/calls
-        case "$*" in
-        *"pip download"*)
-            while [ "$1" != --dest ]; do shift; done
-            mkdir -p "$2"; cp {tmp_path}/sdist.tar.gz "$2";;
-        *"pip wheel"*)
-            for source; do :; done; [ -f "$source/pyproject.toml" ] || exit 1
-            mkdir -p "$SKBUILD_BUILD_DIR"; echo compiled >> "$SKBUILD_BUILD_DIR/objects"
-            case "$CMAKE_ARGS" in *CUDA*) echo "nvcc fatal"; exit 1;; esac
-            while [ "$1" != --wheel-dir ]; do shift; done
-            mkdir -p "$2"; printf '%s' "$CMAKE_ARGS" > "$2/llama_cpp_python-0.3.36-py3-none-any.whl";;
-        *"pip install"*) for last; do :; done; cat "$last" > {tmp_path}/installed;;
-        *check_layouts*) {selftest};;
-        esac""",
-    )
+def test_nothing_is_installed_elsewhere(tmp_path: Path) -> None:
+    given = {"PIP_TARGET": "/t", "PYTHONPATH": "/p", "UV_SYSTEM_PYTHON": "1", "PIP_INDEX_URL": "u", "CMAKE_ARGS": "-DA"}
+    made = uv.package_environment(given, pip_settings(tmp_path))
+    assert made["PIP_INDEX_URL"] == "u" and made["PIP_USER"] == "0"
+    assert not {"PIP_TARGET", "PYTHONPATH", "UV_SYSTEM_PYTHON", "CMAKE_ARGS"} & set(made)
 
 
-def installer(
-    tmp_path: Path, console: Console, selftest: str, cpu: machine.Cpu, wish: str = "auto"
-) -> llama.LlamaInstaller:
-    environment = Environment(tmp_path)
-    environment.python = fake_python(tmp_path, selftest)
-    env = {"PATH": os.environ["PATH"], "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
-    return llama.LlamaInstaller(console, environment, llama.BuildMachine(env, cpu, GCC, wish), "0.3.36")
+def test_pips_settings_are_uvs(tmp_path: Path) -> None:
+    python = pip_settings(
+        tmp_path, "global.index-url='http://mirror/simple'", "global.cert='/old.pem'", ":env:.cert='/new.pem'",
+        "install.find-links='/a /b'", "global.extra-index-url='http://one\\nhttp://two'", "global.timeout='9'",
+    )  # fmt: skip
+    made = uv.package_environment({"HOME": str(tmp_path)}, python)
+    assert made["UV_DEFAULT_INDEX"] == "http://mirror/simple" and made["SSL_CERT_FILE"] == "/new.pem"
+    assert made["UV_FIND_LINKS"] == "/a,/b" and made["UV_INDEX"] == "http://one http://two"
+    assert made["UV_INDEX_STRATEGY"] == "unsafe-best-match"
 
 
-def calls(tmp_path: Path, word: str) -> int:
-    return sum(word in line for line in (tmp_path / "calls").read_text(encoding="utf-8").splitlines())
+def test_uvs_own_settings_come_first(tmp_path: Path) -> None:
+    python = pip_settings(tmp_path, "global.index-url='http://pip'", "global.find-links='/a'", "global.cert='/c.pem'")
+    made = uv.package_environment({"HOME": str(tmp_path), "UV_INDEX": "http://uv"}, python)
+    assert made["UV_INDEX"] == "http://uv" and made["SSL_CERT_FILE"] == "/c.pem"
+    assert not {"UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_INDEX_STRATEGY"} & set(made)
+    (tmp_path / ".config" / "uv").mkdir(parents=True)
+    (tmp_path / ".config" / "uv" / "uv.toml").touch()
+    assert "UV_DEFAULT_INDEX" not in uv.package_environment({"HOME": str(tmp_path)}, python)
 
 
-def test_a_layout_that_crashes_is_rebuilt_without_it_and_remembered(tmp_path: Path, console: Console) -> None:
-    tested = f"""case "$(cat {tmp_path}/installed)" in
-        *mno-amx*) echo '{{"CPU_REPACK": "ok", "CPU": "ok"}}';;
-        *) echo '{{"AMX": "died with SIGSEGV", "CPU_REPACK": "ok", "CPU": "ok"}}';; esac"""
-    projects: list[int] = []
-    first = installer(tmp_path, console, tested, XEON).install(CPU_BUILD, lambda: projects.append(1), False)
+def requirements(file: Path) -> dict[str, str]:
+    """Package -> its first line in a lock; each must be known by a hash."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    found = {line.partition("==")[0]: line for line in lines if "==" in line and not line.startswith(" ")}
+    assert all(lines[lines.index(line) + 1].startswith("    --hash=sha256:") for line in found.values())
+    return found
+
+
+def test_the_locks_have_what_pyproject_asks_for() -> None:
+    """Run scripts/lock where they do not."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    asked = [*project["project"]["dependencies"], *groups["build"]]
+    asked += [text for name, texts in extras.items() if name != "train" for text in texts]
+    locked = [requirements(ROOT / name) for name in setup_env.LOCKS]
+    for wanted in map(Requirement, asked):
+        version = Version(locked[0][canonicalize_name(wanted.name)].partition("==")[2].split()[0])
+        assert wanted.specifier.contains(version), wanted
+    assert locked[1]["llama-cpp-python"].rstrip(" \\") == groups["llama"][0]
+    assert build.pinned_version() == LLAMA_CPP_PYTHON_VERSION
+    assert all(locked[0][name] == line for name, line in locked[1].items() if name in locked[0])
+
+
+@pytest.mark.parametrize("name", setup_env.LOCKS)
+def test_the_locks_name_no_address(name: str) -> None:
+    assert "://" not in (ROOT / name).read_text(encoding="utf-8")
+
+
+# ---- llama.cpp: built, kept, tested
+
+UV = """#!/bin/sh
+echo "uv $*" >> "$CALLS"
+for word; do last=$word; done
+case "$*" in
+*--target*" cmake ninja")
+    while [ "$1" != --target ]; do shift; done
+    mkdir -p "$2/bin"; cp "$CMAKE" "$2/bin/cmake";;
+*--target*)
+    made=$UV_CACHE_DIR/sdists/x/src; mkdir -p "$made/vendor/llama.cpp"; touch "$made/vendor/llama.cpp/CMakeLists.txt";;
+*) mkdir -p "$PACKAGES/llama_cpp";;
+esac
+"""
+# cmake makes what it was asked for: `-B DIR` a build folder, `--target …` the programs; `$BUILD_FAILS` is run before.
+CMAKE = """#!/bin/sh
+echo "cmake $*" >> "$CALLS"
+if [ "$1" = -S ]; then mkdir -p "$4"; echo "$*" > "$4/flags"; exit 0; fi
+folder=$2; mkdir -p "$folder/bin"
+sh -c "$BUILD_FAILS" || exit 1
+if grep -q CUDA "$folder/flags"; then echo "nvcc fatal"; exit 1; fi
+while [ "$1" != --target ]; do shift; done
+shift
+for name; do echo "$name" > "$folder/bin/$name"; done
+cp "$folder/flags" "$folder/bin/libllama.so.0"; ln -s libllama.so.0 "$folder/bin/libllama.so"
+"""
+OK = """echo '{"CPU": "ok"}'"""
+
+
+class Place:
+    """A machine whose compiler, uv and cmake are scripts, with an environment and a cache of its own."""
+
+    def __init__(self, folder: Path, console: Console, selftest: str = OK, cpu: machine.Cpu = EPYC) -> None:
+        self.folder, self.console, self.cpu = folder, console, cpu
+        self.packages = folder / "venv" / "packages"
+        self.packages.mkdir(parents=True, exist_ok=True)
+        (folder / "calls").touch()
+        answers = f'*sysconfig*) echo {self.packages};; *check_layouts*) echo multiplied >> "$CALLS"; {selftest};;'
+        program(folder / "venv" / "bin", "python", f'case "$*" in {answers} esac')
+        for name, script in (("venv/bin/uv", UV), ("cmake", CMAKE)):
+            (folder / name).write_text(script, encoding="utf-8")
+            (folder / name).chmod(0o755)
+        self.env = {
+            "PATH": os.environ["PATH"], "HOME": str(folder), "OALLAMA_CACHE_DIR": str(folder / "cache"),
+            "CALLS": str(folder / "calls"), "PACKAGES": str(self.packages), "CMAKE": str(folder / "cmake"),
+            "BUILD_FAILS": "true", "CUDA_HOME": str(folder / "no-cuda"),
+        }  # fmt: skip
+
+    def run(self, wish: str = "cpu", backend: gpu.Backend | None = None, refresh: bool = False) -> install.Installed:
+        made = install.Installer(self.console, self.folder / "venv", self.env, wish)
+        made.cpu, made.compiler = self.cpu, replace(GCC, cxx=machine.find_compiler(os.environ).cxx)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(install, "choose_backend", lambda *_: backend or CPU_BUILD)
+            return made.run(refresh=refresh)
+
+    def calls(self, word: str) -> int:
+        return sum(word in line for line in (self.folder / "calls").read_text(encoding="utf-8").splitlines())
+
+    @property
+    def library(self) -> str:
+        return (self.packages / "llama_cpp" / "lib" / "libllama.so").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def make_place(tmp_path: Path, console: Console) -> Callable[..., Place]:
+    return lambda *words, **more: Place(tmp_path, console, *words, **more)
+
+
+def test_libraries_and_programs_come_out_of_one_build_that_is_kept(make_place: Callable[..., Place]) -> None:
+    place = make_place()
+    made = place.run()
+    folder = place.packages / "llama_cpp" / "lib"
+    assert {path.name for path in folder.iterdir()} == {*build.PROGRAMS, "libllama.so", "libllama.so.0"}
+    assert (folder / "libllama.so").is_symlink() and made.layouts == {"CPU": "ok"}
+    (kept,) = (place.folder / "cache" / "stock").iterdir()
+    assert sorted(path.name for path in kept.iterdir()) == ["bin", "recipe.json", "selftest.json"]
+    for flag in ("BUILD_SHARED_LIBS=ON", "GGML_RPC=ON", "LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF"):
+        assert f"-D{flag}" in place.library.split()
+    assert place.run() == made and place.calls("cmake --build") == 1 and place.calls("uv") == 3, "nothing to do"
+    (place.folder / "venv" / install.STAMP).unlink()
+    place.run()
+    assert (place.calls("cmake --build"), place.calls("multiplied")) == (1, 1), "from the cache"
+
+
+def test_a_layout_that_crashes_is_rebuilt_without_it_and_remembered(make_place: Callable[..., Place]) -> None:
+    tested = """if grep -q mno-amx "$PACKAGES/llama_cpp/lib/libllama.so"; then echo '{"CPU_REPACK": "ok", "CPU": "ok"}'
+        else echo '{"AMX": "died with SIGSEGV", "CPU_REPACK": "ok", "CPU": "ok"}'; fi"""
+    place = make_place(tested, XEON)
+    first = place.run()
     assert first.layouts == {"CPU_REPACK": "ok", "CPU": "ok"}
     assert first.notes == ["cpu does not work (AMX: died with SIGSEGV), so cpu without AMX is used"]
-    assert first.notes[0] in said(console), "and said so"
-    assert "-mno-amx-tile" in (tmp_path / "installed").read_text(encoding="utf-8")
-    assert (projects, calls(tmp_path, "pip wheel"), calls(tmp_path, SELFTEST)) == ([1], 2, 2)
-
-    again = installer(tmp_path, console, tested, XEON).install(CPU_BUILD, lambda: projects.append(2), False)
-    assert again == first
-    assert (projects, calls(tmp_path, "pip wheel"), calls(tmp_path, SELFTEST)) == ([1, 2], 2, 2), "from the cache"
-    assert "passed its self-test before" in said(console)
-
-    installer(tmp_path, console, tested, XEON).install(CPU_BUILD, lambda: None, True)
-    assert (calls(tmp_path, "pip wheel"), calls(tmp_path, SELFTEST)) == (2, 4), "refresh tests again"
+    assert first.notes[0] in said(place.console) and "-mno-amx-tile" in place.library
+    (place.folder / "venv" / install.STAMP).unlink()
+    assert place.run() == first and place.calls("cmake --build") == 2, "from the cache"
+    before = place.calls("multiplied")
+    place.run(refresh=True)
+    assert (place.calls("cmake --build"), place.calls("multiplied")) == (2, before + 2), "refresh tests again"
 
 
-def test_a_gpu_build_that_fails_gives_a_cpu_build_unless_asked_for_by_name(tmp_path: Path, console: Console) -> None:
+def test_a_gpu_build_that_fails_gives_a_cpu_build_unless_asked_for_by_name(make_place: Callable[..., Place]) -> None:
     cuda = gpu.Backend("cuda", "CUDA build", ("-DGGML_CUDA=ON",))
-    tested = """echo '{"CPU": "ok"}'"""
-    made = installer(tmp_path, console, tested, EPYC).install(cuda, lambda: None, False)
-    assert made.backend == "cpu" and "building llama.cpp (cuda) failed" in made.notes[0]
-    with pytest.raises(SetupError, match=r"building llama.cpp \(cuda\) failed"):
-        installer(tmp_path, console, tested, EPYC, "cuda").install(cuda, lambda: None, False)
+    place = make_place()
+    made = place.run("auto", cuda)
+    assert made.backend == "cpu" and "compiling llama.cpp (cuda) failed" in made.notes[0]
+    with pytest.raises(SetupError, match=r"compiling llama.cpp \(cuda\) failed"):
+        place.run("cuda", cuda)
+    assert "GGML_RPC" in place.library, "what was there stays"
 
 
-def test_wrong_plain_products_are_never_accepted(tmp_path: Path, console: Console) -> None:
+def test_wrong_plain_products_are_never_accepted(make_place: Callable[..., Place]) -> None:
+    place = make_place("""echo '{"CPU": "3 of 9 products are wrong"}'""")
     with pytest.raises(SetupError, match=r"does not work \(CPU: 3 of 9 products are wrong\): name another compiler"):
-        installer(tmp_path, console, """echo '{"CPU": "3 of 9 products are wrong"}'""", EPYC).install(
-            CPU_BUILD, lambda: None, False
-        )
+        place.run()
+    assert not (place.packages / "llama_cpp" / "lib").exists()
 
 
-def test_a_self_test_that_cannot_run_starts_no_rebuild(tmp_path: Path, console: Console) -> None:
-    with pytest.raises(SetupError, match=r"cannot run \(ImportError: no ggml_bridge\)"):
-        installer(tmp_path, console, "echo 'ImportError: no ggml_bridge' >&2; exit 1", XEON).install(
-            CPU_BUILD, lambda: None, False
-        )
-    assert calls(tmp_path, "pip wheel") == 1
-    assert not list(tmp_path.rglob("selftest.json")), "and is not remembered as the wheel's fault"
+def test_a_self_test_that_cannot_run_starts_no_rebuild(make_place: Callable[..., Place]) -> None:
+    place = make_place("echo 'ImportError: no ggml_bridge' >&2; exit 1")
+    with pytest.raises(SetupError, match=r"cannot run: ImportError: no ggml_bridge"):
+        place.run()
+    assert place.calls("cmake --build") == 1
+    assert not list(place.folder.rglob("selftest.json")), "and is not remembered as the build's fault"
 
 
-def test_a_build_that_fails_leaves_no_wheel_and_the_next_goes_on(tmp_path: Path, console: Console) -> None:
-    cuda = gpu.Backend("cuda", "CUDA build", ("-DGGML_CUDA=ON",))
-    for attempt in (1, 2):
-        with pytest.raises(SetupError):
-            installer(tmp_path, console, "", EPYC, "cuda").install(cuda, lambda: None, False)
-        assert not (tmp_path / "cache" / "wheels").exists()
-        (objects,) = (tmp_path / "cache" / "tmp").rglob("objects")
-        assert objects.read_text(encoding="utf-8") == "compiled\n" * attempt, "in the same build folder"
-        assert calls(tmp_path, "pip download") == 1
-    installer(tmp_path, console, """echo '{"CPU": "ok"}'""", EPYC).install(CPU_BUILD, lambda: None, False)
-    assert calls(tmp_path, "pip download") == 2, "another build starts afresh"
-    assert not (tmp_path / "cache" / "tmp").exists(), "and one that ends leaves its wheel alone"
+def test_a_build_that_fails_is_not_kept_and_the_next_goes_on(make_place: Callable[..., Place]) -> None:
+    place = make_place()
+    place.env["BUILD_FAILS"] = "echo 'fatal error: Killed signal terminated program cc1plus'; false"
+    for _ in range(2):
+        with pytest.raises(SetupError, match="out of memory"):
+            place.run()
+        assert [path.suffix for path in (place.folder / "cache" / "stock").iterdir()] == [".part"]
+    place.env["BUILD_FAILS"] = "true"
+    place.run()
+    assert place.calls("--no-deps --target") == 1, "fetched once"
+    assert not list((place.folder / "cache" / "stock").glob("*.part"))
 
 
-# ---- the environment and its stamp
+def test_a_build_that_others_can_change_is_refused(make_place: Callable[..., Place]) -> None:
+    place = make_place()
+    place.run()
+    (program_file,) = (place.folder / "cache").rglob("llama-cli")
+    program_file.chmod(0o646)
+    (place.folder / "venv" / install.STAMP).unlink()
+    with pytest.raises(SetupError, match="can be changed by other users: remove"):
+        place.run()
 
 
-def project(tmp_path: Path) -> Path:
-    root = tmp_path / "project"
-    (root / "ggml_bridge" / "native").mkdir(parents=True)
-    (root / "pyproject.toml").write_text('dependencies = ["llama-cpp-python==0.3.36"]', encoding="utf-8")
-    (root / "ggml_bridge" / "native" / "a.cpp").write_text("int a;", encoding="utf-8")
-    program(root / ".venv" / "bin", "python", "")
-    program(root / ".venv" / "bin", "oallama", "")
-    return root
+def test_what_it_was_built_for_asks_for_another_build(make_place: Callable[..., Place]) -> None:
+    place = make_place()
+    place.run()
+    place.env["CMAKE_ARGS"] = "-DGGML_X=ON"
+    place.run()
+    assert "-DGGML_X=ON" in place.library and place.calls("cmake --build") == 2
 
 
-def finished(root: Path, console: Console, extras: list[str]) -> Setup:
-    env = {"PATH": os.environ["PATH"]}
-    setup = Setup(root, llama.BuildMachine(env, EPYC, GCC, "auto"), console, extras)
-    setup.environment.write_stamp(Stamp(setup.inputs(), extras, "key", "cpu"))
-    return setup
+def test_ctrl_c_ends_the_compilers_and_the_next_run_goes_on(make_place: Callable[..., Place]) -> None:
+    place = make_place()
+    pid_file = place.folder / "compiler.pid"
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom oallama.setup.console import Console, guarded\n"
+        "from oallama.setup.install import Installer\n"
+        f"folder = Path({str(place.folder)!r})\nconsole = Console(sys.stderr, folder / 'log')\n"
+        "installer = Installer(console, folder / 'venv', os.environ, 'cpu')\n"
+        "sys.exit(guarded(console, 'set-up', lambda: installer.run() and 0))\n"
+    )
+    env = {**place.env, "PYTHONPATH": str(ROOT), "BUILD_FAILS": f"echo $$ > {pid_file}; sleep 60"}
+    child = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
+    until(lambda: pid_file.exists() and pid_file.read_text())
+    child.send_signal(signal.SIGTERM)  # treated as Ctrl-C, which a background process may be started without
+    _, told = child.communicate(timeout=PATIENCE_S)
+    assert child.returncode == 130 and told.rstrip().endswith("set-up interrupted: run it again to go on")
+    must_end(int(pid_file.read_text()))
 
 
-def test_finished_environment_is_up_to_date_until_something_changes(tmp_path: Path, console: Console) -> None:
-    root = project(tmp_path)
-    setup = finished(root, console, ["test"])
-    assert setup.up_to_date()
-    assert Setup(root, setup.machine, console, []).up_to_date(), "more than asked for is fine"
-    assert not Setup(root, setup.machine, console, ["plots"]).up_to_date()
-    other_cpu = llama.BuildMachine(setup.machine.env, XEON, GCC, "auto")
-    assert not Setup(root, other_cpu, console, ["test"]).up_to_date()
-    assert not Setup(root, llama.BuildMachine(setup.machine.env, EPYC, GCC, "cpu"), console, ["test"]).up_to_date()
-    (root / "ggml_bridge" / "native" / "a.cpp").write_text("int b;", encoding="utf-8")
-    assert not setup.up_to_date()
+# ---- the environment of a checkout
 
 
-def test_a_new_program_of_a_driver_that_changes_nothing_leaves_llama_cpp_alone(
-    tmp_path: Path, console: Console
-) -> None:
-    root = project(tmp_path)
-    program(root / ".venv" / "bin", "python", f'echo "$*" >> {tmp_path}/calls; echo True')
-    env = {"PATH": os.environ["PATH"], "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
-    before = Setup(root, llama.BuildMachine(env, EPYC, GCC, "cpu"), console, [])
-    wheel = llama.working_recipe(CPU_BUILD, "0.3.36", EPYC, GCC, env, auto=False).key
-    before.environment.write_stamp(Stamp(before.inputs(), [], wheel, "cpu"))
-    program(tmp_path / "bin", "rocminfo", "")
-    after = Setup(root, llama.BuildMachine({**env, "ROCM_PATH": str(tmp_path)}, EPYC, GCC, "cpu"), console, [])
-    assert not after.up_to_date()
-    assert after.run().wheel == wheel
-    assert calls(tmp_path, "--editable") == 1 and calls(tmp_path, "--force-reinstall") == 0
-    assert after.up_to_date()
-    other = Setup(root, llama.BuildMachine({**env, "CMAKE_ARGS": "-DGGML_X=ON"}, EPYC, GCC, "cpu"), console, [])
-    with pytest.raises(SetupError):  # nothing to fetch it from
-        other.run()
-    assert calls(tmp_path, "pip download") == 1
-
-
-def test_another_environment_has_a_build_folder_of_its_own(tmp_path: Path, console: Console) -> None:
-    root = project(tmp_path)
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with an environment whose uv and python note what they are asked for."""
+    made = tmp_path / "project"
+    (made / "ggml_bridge" / "native").mkdir(parents=True)
+    (made / "pyproject.toml").touch()
+    for name in setup_env.LOCKS:
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text("uv==1 \\\n    --hash=sha256:00\n", encoding="utf-8")
+    (made / "ggml_bridge" / "native" / "a.cpp").write_text("int a;", encoding="utf-8")
     for name in (".venv", ".venv-vulkan"):
-        python = f'[ "$1 $2 $3" != "-m pip install" ] || echo "{name} $SKBUILD_BUILD_DIR" >> {tmp_path}/calls'
-        program(root / name / "bin", "python", python)
-        environment = Environment(root, name)
-        with console.step("oallama", "installing") as step:
-            environment.install_project(console, step, [], False, {"PATH": os.environ["PATH"]})
-    folder = root / "build" / "venv-vulkan"
-    assert (tmp_path / "calls").read_text(encoding="utf-8") == f".venv \n.venv-vulkan {folder}\n"
-    for built in (folder, root / "build" / "py3-none-linux_x86_64"):
-        built.mkdir(parents=True)
-    Environment(root, ".venv-vulkan").drop_native_build()
-    assert [path.name for path in (root / "build").iterdir()] == ["py3-none-linux_x86_64"]
-    Environment(root).drop_native_build()
-    assert not any((root / "build").iterdir())
+        note = f'echo "$* $SKBUILD_BUILD_DIR" >> {tmp_path}/calls'
+        program(made / name / "bin", "uv", f"{note}; echo '#!{made / name}/bin/python' > {made / name}/bin/oallama")
+        program(made / name / "bin", "python", f'{note}; [ "$1" != -c ] || echo "True {made / name}"')
+    return made
 
 
-def test_unfinished_moved_or_damaged_environment_is_not_taken_for_whole(tmp_path: Path, console: Console) -> None:
-    root = project(tmp_path)
-    setup = finished(root, console, [])
-    with console.step("x", "y") as step:
-        setup.environment.prepare(console, step, None, {})
-    assert setup.environment.read_stamp() is None
-    assert setup.environment.fault({}) == "the last set-up was cut short"
-    setup.environment.settle()
-    assert setup.environment.read_stamp() is not None
-    (root / ".venv" / "oallama-setup.json").write_text('{"schema": 1, "inp', encoding="utf-8")
-    assert setup.environment.read_stamp() is None
-    finished(root, console, [])
-    moved = root.rename(tmp_path / "elsewhere")
-    assert Environment(moved).read_stamp() is None
+def checkout(root: Path, console: Console, *extras: str, name: str = ".venv", **env: str) -> setup_env.Checkout:
+    return setup_env.Checkout(root, name, extras, console, {"PATH": os.environ["PATH"], **env})
 
 
-def test_native_sources_are_what_is_compiled(tmp_path: Path) -> None:
-    root = project(tmp_path)
-    (root / "ggml_bridge" / "a.py").touch()
-    (root / "CMakeLists.txt").touch()
-    assert {path.name for path in native_sources(root)} == {"a.cpp", "CMakeLists.txt"}
-    before = digest_files(root, native_sources(root))
-    (root / "ggml_bridge" / "native" / "a.cpp").rename(root / "ggml_bridge" / "native" / "b.cpp")
-    assert digest_files(root, native_sources(root)) != before
+def test_finished_environment_is_up_to_date_until_something_changes(root: Path, console: Console) -> None:
+    checkout(root, console, "test").install()
+    assert checkout(root, console, "test").up_to_date()
+    assert checkout(root, console).up_to_date(), "more than asked for is fine"
+    assert not checkout(root, console, "plots").up_to_date()
+    (root / "ggml_bridge" / "native" / "a.cpp").write_text("int b;", encoding="utf-8")
+    assert not checkout(root, console).up_to_date()
+
+
+def test_packages_are_known_by_their_hashes_unless_asked_otherwise(root: Path, console: Console) -> None:
+    checkout(root, console, "test").install()
+    calls = (root.parent / "calls").read_text(encoding="utf-8").splitlines()
+    installs = [line for line in calls if line.startswith("pip install")]
+    assert all(f"--constraint {root / name}" in line for line in installs for name in setup_env.LOCKS)
+    assert f"--editable {root}[test]" in installs[-1]
+    assert (root / ".venv" / "uv.txt").read_text(encoding="utf-8") == "uv==1 \\\n    --hash=sha256:00\n"
+    (root.parent / "calls").unlink()
+    checkout(root, console, OALLAMA_UNLOCKED="1").install()
+    assert "--constraint" not in (root.parent / "calls").read_text(encoding="utf-8")
+
+
+def test_another_environment_has_a_build_folder_of_its_own(root: Path, console: Console) -> None:
+    for name in (".venv", ".venv-vulkan"):
+        checkout(root, console, name=name).install()
+    calls = (root.parent / "calls").read_text(encoding="utf-8").splitlines()
+    folders = [line.rpartition(" ")[2] for line in calls if "--editable" in line]
+    assert folders == ["", str(root / "build" / "venv-vulkan")]
+
+
+def test_unfinished_or_moved_environment_is_made_anew(root: Path, console: Console) -> None:
+    assert checkout(root, console).fault() is None, "one that was made by hand is kept"
+    (root / ".venv" / setup_env.UNFINISHED).touch()
+    assert checkout(root, console).fault() == "the last set-up was cut short"
+    (root / ".venv" / setup_env.UNFINISHED).unlink()
+    checkout(root, console).install()
+    program(root / ".venv" / "bin", "oallama", f"exec {root}/.venv/bin/python")
+    assert checkout(root, console).fault() is None and checkout(root, console).up_to_date()
+    moved = root.rename(root.parent / "elsewhere")
+    assert checkout(moved, console).fault() == "it was moved" and not checkout(moved, console).up_to_date()
+
+
+def test_a_failure_leaves_an_environment_that_is_kept_and_not_up_to_date(root: Path, console: Console) -> None:
+    program(root / ".venv" / "bin", "uv", "echo 'Hash mismatch for `speck==1`'; exit 1")
+    with pytest.raises(SetupError, match="installing packages failed: the package index gave a package whose hash"):
+        checkout(root, console).install()
+    assert checkout(root, console).fault() is None and not checkout(root, console).up_to_date()
 
 
 def test_second_set_up_waits_for_the_first(tmp_path: Path, console: Console) -> None:
     code = (
-        f"import sys, time; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
-        "from pathlib import Path; from setup.console import Console; from setup.environment import lock\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from pathlib import Path; from oallama.setup.console import Console, lock\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "with lock(folder / 'lock', Console(sys.stderr, folder / 'log')):\n"
         "    print('held', flush=True); sys.stdin.read(); (folder / 'first-done').touch()\n"
@@ -620,10 +719,10 @@ def test_second_set_up_waits_for_the_first(tmp_path: Path, console: Console) -> 
 
 
 def test_wrong_backend_is_exit_code_2_and_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OALLAMA_BACKEND", "quantum")
-    assert main(project(tmp_path), []) == 2
+    assert setup_env.main(root, []) == 2
     assert capsys.readouterr().err.startswith("error: OALLAMA_BACKEND=quantum is not known")
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from .commands import capture
 
 _STAND_INS = ("CPU", "RPC", "BLAS", "OALLAMA")  # processors, worker processes and plugins: no graphics card
 
@@ -64,16 +62,16 @@ def _stands_in(device: Mapping[str, object]) -> bool:
 
 
 _COULD_BE_HERE = re.compile(
-    r"not installed \(extra (?!`train)|not built|not been run|no C\+\+ compiler|no Chromium|Chromium is not"
+    r"not installed \(extra (?!`train)|not built|no programs|no C\+\+ compiler|no Chromium|Chromium is not"
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 1 where --all is given and tests were skipped for want of what could be installed here."""
-    reports = [Path(name) for name in arguments if name != "--all"]
-    listed = capture([str(Path(sys.executable).with_name("oallama")), "devices", "--json"], os.environ, 60.0)
-    reasons = skipped(*reports)
-    print("\n".join(report_lines(reasons, absent_devices(listed))))
+    command = [str(Path(sys.executable).with_name("oallama")), "devices", "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+    reasons = skipped(*(Path(name) for name in arguments if name != "--all"))
+    print("\n".join(report_lines(reasons, absent_devices(None if done.returncode else done.stdout))))
     return int("--all" in arguments and any(_COULD_BE_HERE.search(reason) for reason in reasons))
 
 

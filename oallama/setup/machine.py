@@ -7,30 +7,22 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .commands import capture, compiles
-from .errors import SetupError
+from oallama.setup.console import SetupError, capture, compiles
 
 _NO_COMPILER = (
     "no working C++ compiler: install one (Debian and Ubuntu: sudo apt install g++; "
     "Fedora: sudo dnf install gcc-c++; macOS: xcode-select --install) or name one in CXX"
 )
 _CPU_FIELDS = (
-    "model name",
-    "vendor_id",
-    "cpu family",
-    "model",
-    "stepping",
-    "flags",
-    "CPU implementer",
-    "CPU variant",
-    "CPU part",
-    "Features",
+    *("model name", "vendor_id", "cpu family", "model", "stepping", "flags"),
+    *("CPU implementer", "CPU variant", "CPU part", "Features"),
 )
 
 
@@ -120,13 +112,19 @@ def platform_tag() -> str:
 
 
 def cache_dir(env: Mapping[str, str], system: str = sys.platform) -> Path:
-    """Where wheels are kept: OALLAMA_CACHE_DIR, else `oallama` in XDG_CACHE_HOME or the platform's cache folder."""
+    """Where builds are kept: OALLAMA_CACHE_DIR, else `oallama` in XDG_CACHE_HOME or the platform's cache folder."""
     if own := env.get("OALLAMA_CACHE_DIR"):
         return Path(own).expanduser().absolute()
     home = Path(env.get("HOME") or Path.home())
     if (xdg := env.get("XDG_CACHE_HOME")) and Path(xdg).is_absolute():
         return Path(xdg, "oallama")
     return home / ("Library/Caches" if system == "darwin" else ".cache") / "oallama"
+
+
+def is_own(status: os.stat_result, user: int) -> bool:
+    """Whether a file or folder belongs to this user or root, and nobody else may write to it."""
+    others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
+    return status.st_uid in (0, user) and not status.st_mode & others
 
 
 def build_jobs(env: Mapping[str, str]) -> int:

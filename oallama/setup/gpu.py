@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import vulkan
-from .commands import capture, compiles
-from .errors import SetupError, UsageError
+from oallama.core.errors import UsageError
+from oallama.setup import vulkan
+from oallama.setup.console import SetupError, capture, compiles
 
 CHOICES = ("auto", "cpu", "cuda", "hip", "vulkan", "metal")
 _QUERY_S = 60.0  # a driver that has to wake several cards may take this long
@@ -157,9 +157,7 @@ def _vulkan(env: Mapping[str, str], cxx: str, forced: bool) -> Backend | Missing
         return Missing("no Vulkan driver answers with a GPU")
     if missing := vulkan.missing_to_build(env, cxx):
         return _lacks(cards, vulkan.advice(missing, env))
-    sdk = vulkan.sdk_for_build(env, cxx)
-    settings = (("VULKAN_SDK", sdk),) if sdk else ()
-    return Backend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",), settings)
+    return Backend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",))
 
 
 def _metal(env: Mapping[str, str], system: str) -> Backend | Missing:

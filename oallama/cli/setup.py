@@ -1,0 +1,53 @@
+"""`oallama setup`: llama.cpp for the engine, into the environment that this runs in."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from oallama.cli.help import Command, option
+from oallama.cli.output import emit
+from oallama.core.errors import UsageError
+
+
+@click.command("setup", cls=Command)
+@option(
+    "--llama-cpp", metavar="WHAT", help="Compile nothing: take a folder, an archive (.tar.gz) or the address of one."
+)
+@option("--sha256", metavar="HEX", help="Hash of the archive; needed with an address.")
+@option("--refresh", is_flag=True, help="Look for GPUs, compile and test again.\f Also where nothing changed.")
+@option("--programs", is_flag=True, help="Change nothing: print the folder of llama.cpp's own programs.")
+@click.pass_context
+def command(context: click.Context, llama_cpp: str | None, sha256: str | None, refresh: bool, programs: bool) -> None:
+    """Get llama.cpp and its programs (llama-server, llama-cli, llama-bench) for this environment. Without options it is
+    compiled for this machine's CPU and GPU, once, and kept in the cache; what was given before stays. A prebuilt one
+    must be of the release that oallama works with. OALLAMA_BACKEND and CMAKE_ARGS choose what is compiled.
+    """
+    from oallama.setup.console import Console, format_seconds, guarded, lock
+    from oallama.setup.install import Installer, asked_backend
+    from oallama.setup.machine import cache_dir
+
+    env, start_s = {"PATH": os.defpath, **os.environ}, time.monotonic()
+    console = Console(sys.stderr, cache_dir(env) / "setup.log")
+    installer = Installer(console, Path(sys.prefix), env, asked_backend(env))
+    if sha256 is not None and llama_cpp is None:
+        raise UsageError("--sha256 goes with --llama-cpp; name the archive")
+    if programs:
+        emit(str(installer.libraries()))
+        return
+
+    def job() -> int:
+        with lock(cache_dir(env) / "install.lock", console):
+            console.open_log()
+            made = installer.run(llama_cpp, sha256, refresh)
+            for note in made.notes:
+                console.say(f"  note: {note}")
+            console.say(f"llama.cpp: {made.backend}, {', '.join(made.layouts)} "
+                        f"({format_seconds(time.monotonic() - start_s)})")  # fmt: skip
+        return 0
+
+    context.exit(guarded(console, "set-up", job))

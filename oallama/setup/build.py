@@ -1,0 +1,209 @@
+"""llama.cpp, compiled for this CPU, this compiler and these flags: its libraries and its own programs, in one tree.
+
+A build is kept in the cache, `stock/<key>`: `bin`, recipe.json once it is complete, selftest.json once it was tested.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oallama.core.files import write_whole
+from oallama.setup.console import Console, SetupError, Step, run
+from oallama.setup.gpu import Backend
+from oallama.setup.machine import Compiler, Cpu, build_jobs, is_own, platform_tag
+from oallama.setup.uv import find_uv, package_environment
+
+LOCK = Path(__file__).with_name("locked.txt")
+"""llama-cpp-python and what builds it, each of one version and known by its hashes."""
+BINDINGS = "llama-cpp-python"
+PROGRAMS = ("llama-bench", "llama-server", "llama-cli", "ggml-rpc-server", "test-backend-ops")
+CORE_MINUTES = {"cpu": 17, "vulkan": 29}  # on a 2-core machine
+CORE_MINUTES_OTHER = 50
+DISK_BYTES = {"cpu": 3 * 10**9}  # free space that a build needs
+DISK_BYTES_GPU = 6 * 10**9
+_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",  # a plugin finds ggml's functions in its library; a static program exports none
+    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the programs are moved together with their libraries
+    "-DLLAMA_BUILD_UI=OFF",  # the server's web page would be made by npm ...
+    "-DLLAMA_USE_PREBUILT_UI=OFF",  # ... or downloaded
+    "-DLLAMA_OPENSSL=OFF",
+    *(f"-DLLAMA_BUILD_{part}=ON" for part in ("COMMON", "TOOLS", "SERVER", "TESTS")),
+    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("EXAMPLES", "APP")),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to build: the GPU back end, and the CPU layouts (ggml buffer types) that are left in."""
+
+    backend: Backend
+    amx: bool = True
+    repack: bool = True
+
+    def __str__(self) -> str:
+        without = [name for name, kept in (("AMX", self.amx), ("CPU_REPACK", self.repack)) if not kept]
+        return self.backend.name + (f" without {' and '.join(without)}" if without else "")
+
+
+@dataclass(frozen=True)
+class Build:
+    """A variant for one machine, and `place`, where it is (to be) kept."""
+
+    backend: Backend
+    args: tuple[str, ...]
+    compiler: Compiler
+    place: Path
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of its libraries and programs; None until they are built. Raises SetupError where somebody else
+        could have put them there: they run as this user."""
+        if not (self.place / "recipe.json").is_file():
+            return None
+        for path in (self.place, self.place / "bin", *(self.place / "bin").iterdir()):
+            if not path.is_symlink() and not is_own(path.stat(), os.getuid()):
+                raise SetupError(f"{path} can be changed by other users: remove {self.place}, and it is built again")
+        return self.place / "bin"
+
+    def outcome(self) -> dict[str, str]:
+        """Layout -> result of its last self-test; empty where it has not been tested."""
+        try:
+            read = json.loads((self.place / "selftest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(layout): str(result) for layout, result in read.items()} if isinstance(read, dict) else {}
+
+    def keep_outcome(self, outcome: Mapping[str, str]) -> None:
+        write_whole(self.place / "selftest.json", json.dumps(dict(outcome)))
+
+
+def pinned_version() -> str:
+    """The version of llama-cpp-python that LOCK names."""
+    found = re.search(rf"^{BINDINGS}==([\w.]+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None:
+        raise SetupError(f"{LOCK} does not name {BINDINGS}: restore it")
+    return found[1]
+
+
+def cmake_args(variant: Variant, cpu: Cpu, compiler: Compiler, env: Mapping[str, str]) -> tuple[str, ...]:
+    """CMake's arguments for a variant; the user's CMAKE_ARGS come last, so that they win.
+
+    GCC drops the stores that fill the AMX tile configuration and the first batched product dies (ggml-org/llama.cpp
+    #26954): the two passes that do it are left out. They cost nothing where there is no AMX, but are not needed.
+    """
+    c_flags, cxx_flags = env.get("CFLAGS", "").split(), env.get("CXXFLAGS", "").split()
+    if cpu.has_amx and variant.amx and compiler.family == "gcc":
+        cxx_flags += ["-fno-tree-dse", "-fno-dse"]
+    if cpu.has_amx and not variant.amx:
+        without = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
+        c_flags, cxx_flags = c_flags + without, cxx_flags + without
+    args = ["-DGGML_RPC=ON", *variant.backend.flags]
+    args += [f"-DCMAKE_C_FLAGS={' '.join(c_flags)}"] if c_flags else []
+    args += [f"-DCMAKE_CXX_FLAGS={' '.join(cxx_flags)}"] if cxx_flags else []
+    args += [] if variant.repack else ["-DGGML_CPU_REPACK=OFF"]
+    return (*args, *shlex.split(env.get("CMAKE_ARGS", "")))
+
+
+def make_build(variant: Variant, cpu: Cpu, compiler: Compiler, cache: Path, env: Mapping[str, str]) -> Build:
+    """A variant on this machine. Its key names everything that its machine code depends on."""
+    version, args = pinned_version(), (*_FLAGS, *cmake_args(variant, cpu, compiler, env))
+    identity = [version, *args, *PROGRAMS, cpu.digest, compiler.family, compiler.version, compiler.target]
+    key = hashlib.sha256(json.dumps([*identity, platform_tag()]).encode()).hexdigest()[:16]
+    return Build(variant.backend, args, compiler, cache / "stock" / f"{version}-{key}")
+
+
+def compile_build(console: Console, step: Step, build: Build, python: Path, env: Mapping[str, str]) -> Path:
+    """Fetch, compile and keep; returns the folder. The caller holds the cache's lock. Raises SetupError.
+
+    Source and objects stay until the build is complete, so that one that was cut short goes on.
+    """
+    work = build.place.with_name(f"{build.place.name}.part")
+    for other in build.place.parent.glob("*"):  # of a build that nobody asks for any more: the lock is ours
+        if other != work and not (other / "recipe.json").is_file():
+            shutil.rmtree(other, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    name, folder = build.backend.name, work / "build"
+    if not folder.exists():
+        need_space(work, DISK_BYTES.get(name, DISK_BYTES_GPU))
+    jobs = build_jobs(env)
+    minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_OTHER) / jobs))
+    step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, only this once")
+    source = fetch_source(console, step, work, python, env)
+    packages = package_environment(env, python)
+    tools = work / "tools"
+    command = [find_uv(python, env), "pip", "install", "--python", str(python), "--target", str(tools)]
+    run(console, step, [*command, "--constraint", str(LOCK), "cmake", "ninja"], packages, "installing cmake")
+    made = {**env, "CC": build.compiler.cc, "CXX": build.compiler.cxx, "PATH": f"{tools / 'bin'}:{env['PATH']}"}
+    made.update(build.backend.env, GIT_CEILING_DIRECTORIES=str(work), PYTHONPATH=str(tools))  # no repository around it
+    for flags in ("CFLAGS", "CXXFLAGS"):  # they are among the arguments
+        made.pop(flags, None)
+    cmake_build(console, step, source, folder, build.args, jobs, PROGRAMS, made, f"llama.cpp ({name})")
+    shutil.rmtree(build.place, ignore_errors=True)
+    build.place.mkdir()
+    (folder / "bin").replace(build.place / "bin")
+    note = {"version": pinned_version(), "args": build.args, "compiler": str(build.compiler)}
+    write_whole(build.place / "recipe.json", json.dumps(note, indent=1))
+    shutil.rmtree(work)
+    return build.place / "bin"
+
+
+def cmake_build(
+    console: Console, step: Step, source: Path, folder: Path, flags: Sequence[str], jobs: int,
+    targets: Sequence[str], env: Mapping[str, str], what: str,
+) -> None:  # fmt: skip
+    """Configure, with ninja where it is there, and compile; a folder that was begun goes on. Raises SetupError."""
+    cmake = shutil.which("cmake", path=env.get("PATH"))
+    if cmake is None:
+        raise SetupError("there is no cmake: install cmake 3.21 or later (pip install cmake)")
+    command = [cmake, "-S", str(source), "-B", str(folder), *flags]
+    if shutil.which("ninja", path=env.get("PATH")) and not (folder / "CMakeCache.txt").exists():
+        command += ["-G", "Ninja"]
+    run(console, step, command, env, f"configuring {what}")
+    command = [cmake, "--build", str(folder), "--parallel", str(jobs), "--target", *targets]
+    run(console, step, command, env, f"compiling {what}")
+
+
+def fetch_source(console: Console, step: Step, work: Path, python: Path, env: Mapping[str, str]) -> Path:
+    """llama-cpp-python's source package, as `work`/source, unless it is there. Returns llama.cpp's folder in it.
+
+    uv fetches and checks the package to install the bindings alone, into a cache that keeps its source.
+    """
+    source = work / "source"
+    if source.is_dir():
+        return source / "vendor" / "llama.cpp"
+    draft = work / "fetched"
+    shutil.rmtree(draft, ignore_errors=True)
+    packages = {**package_environment(env, python), "UV_CACHE_DIR": str(draft / "cache")}
+    run(console, step, install_bindings(python, env, "--target", str(draft / "out")), packages, "fetching llama.cpp")
+    found = next(draft.rglob("vendor/llama.cpp/CMakeLists.txt"), None)
+    if found is None:
+        raise SetupError(f"the package index gave no source of {BINDINGS} {pinned_version()}: name another index")
+    found.parents[2].replace(source)
+    shutil.rmtree(draft)
+    return source / "vendor" / "llama.cpp"
+
+
+def install_bindings(python: Path, env: Mapping[str, str], *options: str) -> list[str]:
+    """The command that installs llama-cpp-python without its libraries, which takes no compiler."""
+    command = [find_uv(python, env), "pip", "install", "--python", str(python), "--no-deps", *options]
+    command += ["--no-binary", BINDINGS, "--config-settings-package", f"{BINDINGS}:wheel.cmake=false"]
+    return [*command, "--constraint", str(LOCK), "--build-constraint", str(LOCK), f"{BINDINGS}=={pinned_version()}"]
+
+
+def need_space(folder: Path, n_bytes: int) -> None:
+    """Raises SetupError where the disk of `folder` has less room than a build takes."""
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise SetupError(
+            f"the build needs {n_bytes / 1e9:.0f} GB in {folder.parent} and {free / 1e9:.1f} GB are free: "
+            "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
+        )

@@ -1,0 +1,293 @@
+"""One line a step on stderr with its seconds, everything else in a log; other programs, run as groups that end with us.
+
+A failed program's output becomes one sentence, with the remedy where the fault is a known one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from oallama.core.errors import OallamaError
+
+TAIL_LINES = 15
+REPORT_EVERY_S = {True: 0.1, False: 30.0}
+"""Between two reports of progress; the key tells whether there is a terminal."""
+_COUNTER = re.compile(r"^\s*\[\s*(\d+/\d+|\d+%)\]")  # ninja's or make's
+_TROUBLE = re.compile(r"error|fail|denied|No space|Killed|unreachable|resolution|dns", re.IGNORECASE)
+_REMEDIES = (  # most specific first: a full disk also breaks the compiler, a dead network also finds no version
+    (
+        r"No space left on device|\[Errno 28\]|Disk quota exceeded|os error 28",
+        "the disk is full: free about 2 GB, or set OALLAMA_CACHE_DIR to a folder on another disk",
+    ),
+    (
+        r"Killed signal terminated program|(fatal|internal compiler) error: Killed|virtual memory exhausted",
+        "the compiler ran out of memory: run again with CMAKE_BUILD_PARALLEL_LEVEL=1",
+    ),
+    (
+        r"ensurepip is not available|No module named '?(venv|ensurepip|pip)",
+        "Python's venv module is missing: install it (Debian and Ubuntu: sudo apt install python3-venv)",
+    ),
+    (
+        r"CERTIFICATE_VERIFY_FAILED|SSLError|invalid peer certificate|UnknownIssuer",
+        "the package index's certificate was refused: set SSL_CERT_FILE (or PIP_CERT) to your certificate bundle, or "
+        "correct the clock",
+    ),
+    (
+        r"name resolution|Name or service not known|NewConnectionError|Network is unreachable|[Cc]onnection refused"
+        r"|TimeoutError|timed out|ProxyError|dns error|failed to lookup address|error sending request"
+        r"|tcp connect error|Max retries exceeded",
+        "the package index cannot be reached: check the network, or name a mirror in UV_DEFAULT_INDEX or PIP_INDEX_URL",
+    ),
+    (
+        r"Hash mismatch|DO NOT MATCH THE HASHES",
+        "the package index gave a package whose hash differs from the one that was looked at: name another index in "
+        "UV_DEFAULT_INDEX or PIP_INDEX_URL",
+    ),
+    (
+        r"No solution found|No matching distribution found|Could not find a version|not found in the package registry",
+        "the package index lacks a version that is needed: check UV_DEFAULT_INDEX or PIP_INDEX_URL and that this "
+        "Python is supported, or set OALLAMA_UNLOCKED=1 for the versions that it has",
+    ),
+    (
+        r"No CMAKE_CXX?_COMPILER could be found|is not able to compile a simple test program",
+        "no working C++ compiler: install one (Debian and Ubuntu: sudo apt install g++; macOS: xcode-select --install)",
+    ),
+    (
+        r"unsupported GNU version|unsupported clang version",
+        "nvcc does not support this C++ compiler: set CUDAHOSTCXX to one that it does, or OALLAMA_BACKEND=cpu",
+    ),
+    (r"Permission denied|\[Errno 13\]", "a file cannot be written: check who owns the project and the cache folder"),
+)
+
+
+class SetupError(OallamaError):
+    """Set-up cannot go on: what is wrong and what to do. `tail`: the last lines of the program that failed, if any."""
+
+    def __init__(self, message: str, tail: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.tail = tuple(tail)
+
+
+def remedy(output: Iterable[str]) -> str | None:
+    """What to do about the first known fault in the output of a failed program; None where none is known."""
+    text = "\n".join(output)
+    return next((advice for pattern, advice in _REMEDIES if re.search(pattern, text)), None)
+
+
+def format_seconds(seconds: float) -> str:
+    """`0.04 s`, `8.1 s`, `4 min 31 s`."""
+    if seconds < 59.95:
+        return f"{seconds:.{2 if seconds < 0.1 else 1}f} s"
+    return f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
+
+
+class Step:
+    """A step in progress. `result` is what its line says once it is over."""
+
+    def __init__(self, console: Console, name: str, doing: str) -> None:
+        self.result = self.doing = doing
+        self._console, self._name = console, name
+        self.start_s = self._reported_s = time.monotonic()
+        self.progress("")
+
+    def announce(self, what: str) -> None:
+        """Print a line of its own before something that takes minutes."""
+        self._console.line(self._name, what)
+
+    def progress(self, counter: str) -> None:
+        """Show how far a program is (`57/197`): on a terminal at once, elsewhere every half minute."""
+        now_s = time.monotonic()
+        took = format_seconds(now_s - self.start_s)
+        if now_s != self.start_s and now_s - self._reported_s < REPORT_EVERY_S[self._console.tty]:
+            return
+        self._reported_s = now_s
+        if self._console.tty:
+            self._console.overwrite(f"  {self._name:<12}  {self.doing} … {counter} {took}")
+        elif counter:
+            self._console.line(self._name, f"{self.doing} … {counter}  ({took})")
+
+
+class Console:
+    """Writes to `stream` for the user and, once `open_log` was called, to the file `log_path`."""
+
+    def __init__(self, stream: TextIO, log_path: Path) -> None:
+        self.stream, self.log_path = stream, log_path
+        self.tty = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._log: TextIO | None = None
+
+    @contextmanager
+    def step(self, name: str, doing: str) -> Iterator[Step]:
+        """One step; its line is printed when it ends without an exception."""
+        self.write_log(f"\n=== {name}: {doing}\n")
+        step = Step(self, name, doing)
+        yield step
+        self.line(name, f"{step.result}  ({format_seconds(time.monotonic() - step.start_s)})")
+
+    def line(self, name: str, text: str) -> None:
+        self.say(f"  {name:<12}  {text}")
+
+    def say(self, text: str) -> None:
+        if self.tty:
+            self.stream.write("\r\x1b[2K")
+        print(text, file=self.stream, flush=True)
+        self.write_log(text + "\n")
+
+    def overwrite(self, text: str) -> None:
+        columns = shutil.get_terminal_size().columns - 1
+        self.stream.write(f"\r{text[:columns]:<{columns}}")
+        self.stream.flush()
+
+    def open_log(self) -> None:
+        """Begin the log anew. Until then nothing is logged: another set-up may be writing to it."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = self.log_path.open("w", encoding="utf-8", errors="replace")
+
+    def write_log(self, text: str) -> None:
+        if self._log is not None:
+            self._log.write(text)
+            self._log.flush()
+
+
+def run(
+    console: Console, step: Step, command: Sequence[str], env: Mapping[str, str], what: str, cwd: Path | None = None
+) -> None:
+    """Run a program to its end, its output in the log and its counter in `step`.
+
+    Raises SetupError ("`what` failed: remedy") where it fails. On any exception, Ctrl-C included, the program and all
+    its children are ended first.
+    """
+    console.write_log(f"$ {shlex.join(command)}\n")
+    try:
+        process = subprocess.Popen(
+            command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise SetupError(f"{what} failed: {command[0]} cannot be started ({error.strerror})") from error
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    trouble: deque[str] = deque(maxlen=200)
+    counter = ""
+    try:
+        for line in _lines(process):
+            if line is None:
+                step.progress(counter)
+                continue
+            console.write_log(line + "\n")
+            tail.append(line.rstrip()[:400])
+            if found := _COUNTER.match(line):
+                counter = found[1]
+            elif _TROUBLE.search(line):
+                trouble.append(tail[-1])
+            step.progress(counter)
+        process.wait()
+    except BaseException:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(timeout=5)
+        raise
+    if process.returncode != 0:
+        raise SetupError(f"{what} failed: {remedy(tail) or remedy(trouble) or 'the log has the details'}", tail)
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
+    """Lines of a program as they come, None for each second without one: Ctrl-C never waits for one."""
+    assert process.stdout is not None
+    file, rest = process.stdout.fileno(), b""
+    while True:
+        if not select.select([file], [], [], 1.0)[0]:
+            yield None
+            continue
+        data = os.read(file, 1 << 16)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in (lines if data else [rest] if rest else []))
+        if not data:
+            return
+
+
+def capture(
+    command: Sequence[str], env: Mapping[str, str], timeout_s: float = 30.0, merge_stderr: bool = False,
+    cwd: str | None = None,
+) -> str | None:  # fmt: skip
+    """Standard output of a short query; None where the program is missing, fails or does not answer in time."""
+    stderr = subprocess.STDOUT if merge_stderr else subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+            encoding="utf-8", errors="replace", timeout=timeout_s,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def compiles(
+    compiler: Sequence[str], source: str, env: Mapping[str, str], last: Sequence[str] = (), suffix: str = ".cpp"
+) -> bool:
+    """Whether a compiler takes a small program. last: its arguments behind the program."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"check{suffix}")
+        file.write_text(source, encoding="utf-8")
+        return capture([*compiler, str(file), *last], env, cwd=folder) is not None
+
+
+@contextmanager
+def lock(path: Path, console: Console) -> Iterator[None]:
+    """Hold a lock file; say so where another process has it, and wait. The kernel frees it when we die."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise SetupError(f"{path} cannot be written ({error.strerror}): set OALLAMA_CACHE_DIR elsewhere") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            console.say(f"  another set-up is running (process {file.read().strip() or 'unknown'}): waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def guarded(console: Console, what: str, job: Callable[[], int]) -> int:
+    """The exit status of `job`, or of what it ran into, told in a sentence: Ctrl-C, a known fault, a full disk."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, interrupt)
+    try:
+        return job()
+    except KeyboardInterrupt:
+        console.say(f"{what} interrupted: run it again to go on")
+        return 130
+    except OSError as error:
+        full = "the disk is full, free about 2 GB" if error.errno == 28 else "check that the folder can be written"
+        console.say(f"error: {error.filename or 'a file'}: {error.strerror or error}: {full}")
+        return 1
+    except OallamaError as error:
+        tail = getattr(error, "tail", ())
+        if tail:
+            console.say("\n    ".join(("  the last lines were:", *tail)))
+            console.say(f"  the whole log is {console.log_path}")
+        console.say(f"error: {error}")
+        return error.exit_code

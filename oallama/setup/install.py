@@ -1,0 +1,253 @@
+"""Installs llama.cpp into an environment: builds are tried until one passes its self-test, or a prebuilt one is taken.
+
+The bindings come from llama-cpp-python without their libraries; ours go where they look for them, `llama_cpp/lib`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from ggml_bridge.library import GGML_VERSION
+from oallama.core.errors import UsageError
+from oallama.core.files import write_whole
+from oallama.setup.build import Build, Variant, compile_build, install_bindings, make_build, pinned_version
+from oallama.setup.console import Console, SetupError, lock, run
+from oallama.setup.gpu import CHOICES, Backend, choose_backend, gpu_hint
+from oallama.setup.machine import Compiler, cache_dir, check_compiler, find_compiler, this_cpu
+from oallama.setup.prebuilt import check, put, take
+from oallama.setup.uv import package_environment, packages_folder
+
+STAMP = "oallama-setup.json"
+_SELFTEST = """
+import json
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.selftest import check_layouts
+try:
+    print(json.dumps(check_layouts()))
+except BridgeError as error:  # not even the layouts can be listed
+    print(json.dumps({"build": str(error)}))
+"""
+_SELFTEST_S = 300.0
+# In place of a layout's name, what concerns the whole build:
+UNUSABLE = "build"  # it cannot be compiled or loaded
+DIED = "self-test"  # the child died without saying in which layout
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The llama.cpp of an environment. asked: digest of what it was built for. folder: where it was taken from. given:
+    what --llama-cpp named; empty where it was compiled. layouts: CPU buffer type -> "ok"."""
+
+    asked: str
+    folder: str
+    given: str
+    backend: str
+    layouts: dict[str, str]
+    notes: list[str]
+
+
+def asked_backend(env: Mapping[str, str]) -> str:
+    """OALLAMA_BACKEND, `auto` where it is not set. Raises UsageError for one that does not exist."""
+    wish = env.get("OALLAMA_BACKEND", "").strip().lower() or "auto"
+    if wish not in CHOICES:
+        raise UsageError(f"OALLAMA_BACKEND={wish} is not known: use one of {', '.join(CHOICES)}")
+    return wish
+
+
+def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: bool) -> Variant | None:
+    """What to build after a failure (`bad`: layout -> what is wrong); None where nothing is left to try.
+
+    A layout that computes wrong or crashes is built out. With `auto`, a GPU back end that cannot be built or loaded is
+    given up for the CPU. Where the self-test died without naming a layout, AMX is suspected first.
+    """
+    if variant.backend.name != "cpu" and auto and (UNUSABLE in bad or DIED in bad):
+        return replace(variant, backend=Backend("cpu", f"CPU build: the {variant.backend.name} build does not work"))
+    if variant.amx and has_amx and ("AMX" in bad or DIED in bad):
+        return replace(variant, amx=False)
+    if variant.repack and ("CPU_REPACK" in bad or DIED in bad):
+        return replace(variant, repack=False)
+    return None
+
+
+class Installer:
+    """Installs into the environment in the folder `prefix`. wish: the back end, as in OALLAMA_BACKEND."""
+
+    def __init__(self, console: Console, prefix: Path, env: Mapping[str, str], wish: str) -> None:
+        self.console, self.prefix, self.env, self.wish = console, prefix, env, wish
+        self.python = prefix / "bin" / "python"
+        self.cache = cache_dir(env)
+        self.cpu = this_cpu(env)
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        return find_compiler(self.env)
+
+    def installed(self) -> Installed | None:
+        """What a finished set-up of this very environment left; None where there is none."""
+        try:
+            found = Installed(**json.loads((self.prefix / STAMP).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if found.asked == self.asked(found.given) else None
+
+    def libraries(self) -> Path:
+        """The folder of llama.cpp's libraries and programs in this environment."""
+        return packages_folder(self.python, self.env) / "llama_cpp" / "lib"
+
+    def asked(self, given: str) -> str:
+        """Digest of everything that, when it changes, asks for another llama.cpp."""
+        parts = [pinned_version(), str(self.prefix), given]
+        if not given:
+            compiler = self.compiler
+            parts += [self.wish, self.cpu.digest, str(compiler), compiler.cxx, compiler.target, gpu_hint(self.env)]
+            parts += [self.env.get(name, "") for name in ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS")]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    def run(self, given: str | None = None, sha256: str | None = None, refresh: bool = False) -> Installed:
+        """Install what was given, else what was given before, else what is compiled here. refresh: compile or test
+        again. Raises SetupError; the llama.cpp that was there stays then."""
+        before = self.installed()
+        if given is None and not refresh:
+            if before is not None:
+                return before
+            given = self._given_before()
+        made = self._prebuilt(given, sha256) if given else self._compiled(refresh)
+        write_whole(self.prefix / STAMP, json.dumps(asdict(made), indent=1))
+        return made
+
+    def _given_before(self) -> str | None:
+        try:
+            return str(json.loads((self.prefix / STAMP).read_text(encoding="utf-8"))["given"]) or None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _prebuilt(self, given: str, sha256: str | None) -> Installed:
+        with self.console.step("llama.cpp", f"taking {given}") as step:
+            with lock(self.cache / "setup.lock", self.console):
+                folder = take(given, sha256, self.cache, step)
+            check(folder, GGML_VERSION, self.python, self.env)
+            step.result = f"taken from {folder}"
+        with self._placed(folder) as keep:
+            layouts = self._test()
+            if bad := _failures(layouts):
+                raise SetupError(f"the llama.cpp in {folder} does not work here: {_told(bad)}")
+            keep()
+        return Installed(self.asked(given), str(folder), given, "prebuilt", layouts, [])
+
+    def _compiled(self, refresh: bool) -> Installed:
+        check_compiler(self.compiler, self.env)
+        with self.console.step("machine", "looking for GPUs") as step:
+            backend = choose_backend(self.wish, self.env, self.compiler.cxx, self.env.get("CMAKE_ARGS", ""))
+            step.result = f"{self.cpu.model}, {self.compiler}; {backend.why}"
+        notes: list[str] = []
+        variant: Variant | None = Variant(backend)
+        while variant:
+            build = make_build(variant, self.cpu, self.compiler, self.cache, self.env)
+            outcome = {} if refresh else build.outcome()
+            bad = _failures(outcome) or self._build(build)
+            if not bad:
+                assert build.folder is not None
+                with self._placed(build.folder) as keep:
+                    if not outcome:
+                        outcome = self._test()
+                        if UNUSABLE not in outcome:  # a driver's library may be there next time
+                            build.keep_outcome(outcome)
+                    bad = _failures(outcome)
+                    if not bad:
+                        keep()
+                        return Installed(self.asked(""), str(build.folder), "", variant.backend.name, outcome, notes)
+            following = next_variant(variant, bad, self.cpu.has_amx, self.wish == "auto")
+            if following:
+                notes.append(f"{variant} does not work ({_told(bad)}), so {following} is used")
+                self.console.line("llama.cpp", notes[-1])
+            variant = following
+        raise SetupError(
+            f"llama.cpp built with {self.compiler} does not work ({_told(bad)}): "
+            "name another compiler in CXX (for example clang++) and run again, or see the log"
+        )
+
+    def _build(self, build: Build) -> dict[str, str]:
+        """Compile unless it is kept. A GPU build that fails is a result where we may choose."""
+        what = f"llama.cpp ({build.backend.name})"
+        with self.console.step("llama.cpp", what) as step, lock(self.cache / "setup.lock", self.console):
+            step.result = f"{what} kept in the cache"
+            if build.folder is None:
+                try:
+                    compile_build(self.console, step, build, self.python, self.env)
+                except SetupError as error:
+                    if build.backend.name == "cpu" or self.wish != "auto":
+                        raise
+                    step.result = f"{what}: the build failed"
+                    return {UNUSABLE: str(error)}
+                step.result = f"{what} compiled"
+        return {}
+
+    @contextmanager
+    def _placed(self, folder: Path) -> Iterator[Callable[[], None]]:
+        """The bindings with the libraries of a folder. Unless what is yielded is called, what was there comes back."""
+        place = self.libraries()
+        old, kept = place.with_name("lib.old"), []
+        with self.console.step("bindings", "installing llama-cpp-python") as step:
+            packages = package_environment(self.env, self.python)
+            run(self.console, step, install_bindings(self.python, self.env), packages, "installing llama-cpp-python")
+            put(folder, place)
+            step.result = f"installed llama-cpp-python {pinned_version()} with these libraries"
+        try:
+            yield lambda: kept.append(True)
+        finally:
+            if not kept:
+                shutil.rmtree(place)
+                if old.exists():
+                    old.replace(place)
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _test(self) -> dict[str, str]:
+        """Multiply with every CPU layout, in a child: layout -> "ok" or what is wrong; {"build": …} where llama_cpp
+        cannot be loaded, {"self-test": …} where it died. Raises SetupError where the self-test itself does not run."""
+        with self.console.step("self-test", "multiplying with every CPU layout") as step:
+            load = self._child("import llama_cpp")
+            if load.returncode > 0:
+                return {UNUSABLE: f"llama_cpp cannot be loaded: {_last_line(load.stderr)}"}
+            done = load if load.returncode < 0 else self._child(_SELFTEST)
+            if done.returncode < 0:
+                return {DIED: f"died with {signal.Signals(-done.returncode).name}"}
+            try:
+                outcome = json.loads(_last_line(done.stdout))
+            except ValueError:
+                outcome = None
+            if done.returncode > 0 or not isinstance(outcome, dict) or not outcome:
+                raise SetupError(f"the self-test of llama.cpp cannot run: {_last_line(done.stderr)}")
+            step.result = ", ".join(f"{layout} {result}" for layout, result in outcome.items())
+        return {str(layout): str(result) for layout, result in outcome.items()}
+
+    def _child(self, code: str) -> subprocess.CompletedProcess[str]:
+        try:
+            done = subprocess.run(
+                [str(self.python), "-c", code], env=dict(self.env), stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, timeout=_SELFTEST_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise SetupError(f"the self-test of llama.cpp took over {_SELFTEST_S:.0f} s: run it again") from error
+        self.console.write_log(done.stdout + done.stderr)
+        return done
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:300]
+
+
+def _failures(outcome: Mapping[str, str]) -> dict[str, str]:
+    return {layout: result for layout, result in outcome.items() if result != "ok"}
+
+
+def _told(bad: Mapping[str, str]) -> str:
+    return "; ".join(f"{layout}: {result}" for layout, result in bad.items())

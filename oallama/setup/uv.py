@@ -1,0 +1,74 @@
+"""uv, which installs every package: where it is, and the user's settings for it, pip's among them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from oallama.setup.console import SetupError, capture
+
+_DROPPED = {
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"),
+    *("PIP_REQUIRE_VIRTUALENV", "UV_SYSTEM_PYTHON", "UV_PYTHON", "UV_PROJECT", "CFLAGS", "CXXFLAGS", "CMAKE_ARGS"),
+}
+"""Variables that would make pip and uv install elsewhere, or our own native part compile as llama.cpp is."""
+_OWN_INDEX = (
+    *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+    *("UV_NO_INDEX", "UV_CONFIG_FILE", "UV_OFFLINE"),
+)
+_PIP_SETTING = re.compile(r"^(global|install|:env:)\.([a-z-]+)=(.*)$", re.MULTILINE)
+_AS_UV = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "no-index": ("UV_NO_INDEX", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+    "proxy": ("ALL_PROXY", " "),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+}
+"""pip's settings: the variable of uv that means the same, and what stands between several values there."""
+
+
+def find_uv(python: Path, env: Mapping[str, str]) -> str:
+    """The uv beside a Python, which oallama's own dependencies put there, else the one of PATH. Raises SetupError."""
+    beside = python.parent / "uv"
+    found = str(beside) if beside.is_file() else shutil.which("uv", path=env.get("PATH"))
+    if found is None:
+        raise SetupError("there is no uv to install packages with: install it with `pip install uv`")
+    return found
+
+
+def package_environment(env: Mapping[str, str], python: Path) -> dict[str, str]:
+    """The environment in which uv and pip install packages. Where uv itself is not told of an index, pip's settings are
+    uv's: pip.conf and PIP_* of `python`'s pip."""
+    made = {name: value for name, value in env.items() if name not in _DROPPED}
+    made.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", UV_NO_PROGRESS="1")
+    own = any(env.get(name) for name in _OWN_INDEX) or any(file.exists() for file in _config_files(env))
+    listed = capture([str(python), "-m", "pip", "config", "list"], made) or ""
+    order = ("global", "install", ":env:")
+    for _, name, text in sorted(_PIP_SETTING.findall(listed), key=lambda setting: order.index(setting[0])):
+        if name not in _AS_UV or (own and name in ("index-url", "extra-index-url", "find-links", "no-index")):
+            continue
+        variable, between = _AS_UV[name]
+        if variable not in env:
+            made[variable] = between.join(str(ast.literal_eval(text)).split())
+    if "UV_INDEX" not in env and "UV_INDEX" in made:  # pip takes the best version of all indexes, and hashes are known
+        made.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+    return made
+
+
+def packages_folder(python: Path, env: Mapping[str, str]) -> Path:
+    """Where a Python's packages are. Raises SetupError."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    found = capture([str(python), "-c", code], {name: value for name, value in env.items() if name not in _DROPPED})
+    if found is None:
+        raise SetupError(f"{python} does not run: set up the environment anew")
+    return Path(found.strip())
+
+
+def _config_files(env: Mapping[str, str]) -> tuple[Path, ...]:
+    home = env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "/"), ".config")
+    return Path(home, "uv", "uv.toml"), Path("/etc/uv/uv.toml")

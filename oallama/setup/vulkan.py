@@ -1,0 +1,99 @@
+"""Requirements of a Vulkan build: what it needs from the system, and the command that installs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oallama.setup.console import SetupError, capture, compiles
+
+HEADERS_VERSION = "1.3.272"  # of VkLayerSettingEXT; ggml does not compile with older ones
+_QUERY_S = 60.0  # a driver that has to wake several cards may take this long
+_DRIVER_FOLDERS = ("/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan", "/opt/homebrew/share/vulkan")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that is needed: what it is to a user, and its packages by package manager."""
+
+    what: str
+    apt: str
+    dnf: str
+
+
+GLSLC = Part("glslc", "glslc", "glslc")
+LOADER = Part("the Vulkan loader and headers", "libvulkan-dev", "vulkan-loader-devel vulkan-headers")
+NEW_HEADERS = Part(f"Vulkan headers of {HEADERS_VERSION} or later", "", "")  # no package of this system has them
+SPIRV = Part("spirv-headers", "spirv-headers", "spirv-headers-devel")
+DRIVER = Part("a Vulkan driver", "mesa-vulkan-drivers", "mesa-vulkan-drivers")
+
+
+def devices(env: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(name, kind) of the devices that Vulkan drivers answer with; a kind is as in DISCRETE_GPU or CPU."""
+    summary = capture(["vulkaninfo", "--summary"], env, _QUERY_S) or ""
+    kinds = re.findall(r"deviceType\s*=\s*PHYSICAL_DEVICE_TYPE_(\w+)", summary)
+    names = re.findall(r"deviceName\s*=\s*(.+)", summary)
+    return [(name.strip(), kind) for name, kind in zip(names, kinds, strict=False)]
+
+
+def missing_to_build(env: Mapping[str, str], cxx: str) -> list[Part]:
+    """What has to be installed before ggml's Vulkan back end can be compiled."""
+    sdk = env.get("VULKAN_SDK")
+    path = os.pathsep.join(filter(None, (env.get("PATH"), f"{sdk}/bin" if sdk else None)))
+    missing = [] if shutil.which("glslc", path=path) else [GLSLC]
+    if not _compiles(cxx, "vulkan/vulkan.h", "", env, sdk) or not _links(cxx, env, sdk):
+        missing.append(LOADER)
+    elif not headers_fit(env, cxx, sdk):
+        missing.append(NEW_HEADERS)
+    if not _compiles(cxx, "spirv/unified1/spirv.hpp", "", env, sdk):
+        missing.append(SPIRV)
+    return missing
+
+
+def missing_to_run(env: Mapping[str, str]) -> list[Part]:
+    """What has to be installed before any Vulkan device can answer: a driver, be it one on the processor."""
+    if env.get("VK_DRIVER_FILES") or env.get("VK_ICD_FILENAMES"):
+        return []
+    return [] if any(any(Path(folder, "icd.d").glob("*.json")) for folder in _DRIVER_FOLDERS) else [DRIVER]
+
+
+def headers_fit(env: Mapping[str, str], cxx: str, sdk: str | None) -> bool:
+    """Whether the headers, a Vulkan SDK's or the system's, are new enough for ggml."""
+    return _compiles(cxx, "vulkan/vulkan.h", "static VkLayerSettingEXT setting;", env, sdk)
+
+
+def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
+    """What is missing and what to type, as the end of a sentence; for at least one part."""
+    names = " and ".join(filter(None, (", ".join(part.what for part in missing[:-1]), missing[-1].what)))
+    fault = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
+    newer = f"name a Vulkan SDK of {HEADERS_VERSION} or later in VULKAN_SDK" if NEW_HEADERS in missing else ""
+    return fault + "; ".join(filter(None, (shown_command(missing, env), newer)))
+
+
+def shown_command(missing: Sequence[Part], env: Mapping[str, str]) -> str:
+    """The command that installs the packages of the missing parts here; `install …` where no manager is known."""
+    for manager in ("apt", "dnf"):
+        if shutil.which(manager, path=env.get("PATH")):
+            packages = " ".join(filter(None, (getattr(part, manager) for part in missing)))
+            return f"sudo {manager} install {packages}" if packages else ""
+    return "install " + ", ".join(filter(None, (part.apt for part in missing))) if any(p.apt for p in missing) else ""
+
+
+def check(cxx: str, env: Mapping[str, str]) -> None:
+    """Raises SetupError, which names everything at once, when something is missing to build Vulkan or to run it."""
+    if missing := [*missing_to_build(env, cxx), *missing_to_run(env)]:
+        raise SetupError(advice(missing, env))
+
+
+def _compiles(cxx: str, header: str, use: str, env: Mapping[str, str], sdk: str | None) -> bool:
+    include = [f"-I{sdk}/include"] if sdk else []
+    return compiles([cxx, "-fsyntax-only", *include], f"#include <{header}>\n{use}\n", env)
+
+
+def _links(cxx: str, env: Mapping[str, str], sdk: str | None) -> bool:
+    libraries = [f"-L{sdk}/lib"] if sdk else []
+    return compiles([cxx], "int main() {}\n", env, ["-o", "check", *libraries, "-lvulkan"])
