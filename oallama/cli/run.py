@@ -47,6 +47,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     "chat where the model has a template, except with the default model",
 )
 @json_option
+@option("--verbose", is_flag=True, advanced=True, help="Show where the time of divided operators went.")
 def command(
     words: tuple[str, ...],
     model_option: str | None,
@@ -56,6 +57,7 @@ def command(
     asked: PlacementOptions,
     answers: AnswerOptions,
     as_json: bool,
+    verbose: bool,
 ) -> None:
     """Answer a prompt, or begin a chat where there is none. Without MODEL it is the small one that comes with oallama.
 
@@ -120,7 +122,7 @@ def command(
             predicted_s = None if predicted is None else predicted.tpot_s
             if drift := drift_text(generation.n_gen, generation.tpot_s, predicted_s, placer.model.path):
                 talk(f"warning: {drift}")
-            if loaded.split_stats is not None and loaded.split_stats.n_decoded:
+            if verbose and loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
         keep_runs(placer, loaded)
     if unknown and asked.tune == "after" and not as_json:
@@ -249,4 +251,5 @@ def split_statistics(done: SplitRun, device: str) -> str:
     """The line below that: where the time of split operators went, per token."""
     spent = done.per_token()
     parts = {"launch": "launch_s", "CPU": "host_s", f"waiting for {device}": "wait_s", "join": "join_s"}
-    return "split, per token: " + " · ".join(f"{name} {format_seconds(spent[key])}" for name, key in parts.items())
+    times = " · ".join(f"{name} {format_seconds(spent[key])}" for name, key in parts.items())
+    return f"divided operators, per token: {times}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -129,6 +130,7 @@ def command(
             rows.append(row)
             if not as_json:
                 emit(what_if_line(placer.model, row))
+                sys.stdout.flush()  # the next card takes a while
     if as_json:
         emit_json(what_if_document(placer.model, load, alone, rows, host))
     else:

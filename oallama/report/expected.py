@@ -8,7 +8,7 @@ from oallama.core.types import Operator, PlanRecord, Predicted
 from oallama.core.units import format_bytes, format_seconds
 from oallama.place.depth import planned_depth, slower_from
 from oallama.report.plan import weights_on_device
-from oallama.report.text import printable, rate_text, three_digits
+from oallama.report.text import device_name, rate_text, three_digits
 
 UNMEASURED = "no speed is expected yet, as nothing was measured"
 
@@ -40,7 +40,7 @@ def fits_text(record: PlanRecord, operators: Sequence[Operator], n_layer: int) -
     others = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
     rest = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in others if n_bytes)
     with_rest = f" with {rest}" if rest else ""
-    held = f"{what} on {printable(record.device)}{with_rest}, of the {format_bytes(memory.limit)} it may hold"
+    held = f"{what} on {device_name(record.device)}{with_rest}, of the {format_bytes(memory.limit)} it may hold"
     n_host = n_layer - max(0, record.n_gpu_layers - 1)
     left = [] if on_device >= total else ["the other weights"]
     if n_host > 0:

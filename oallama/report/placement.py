@@ -22,7 +22,7 @@ from oallama.report.text import model_title, percent, printable, rate_text
 Seconds = Mapping[str, float]
 """By stream: cpu, gpu, in, out."""
 
-HEADINGS = ("on", "layer", "operator", "type", "bytes", "on the device", "streamed", "µs/token", "of a token")
+HEADINGS = ("on", "layer", "operator", "type", "bytes", "on the card", "copied", "µs/token", "of a token")
 SCRIPTS = ("affinity.js", "placement.js")
 _NAME, _NUMERIC = 2, range(4, len(HEADINGS))
 
@@ -181,16 +181,16 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
         place, seconds = place_of(placement), times.get(operator.name)
         value = (seconds or 0.0) / (longest or 1.0) if served.times else placement.gg
         took = f", {format_seconds(seconds)} a token" if seconds else ""
-        shares = "" if place != "both" else f", {placement.gg:.0%} there, {placement.cg:.0%} streamed"
+        shares = "" if place != "both" else f", {placement.gg:.0%} on the card, {placement.cg:.0%} copied when needed"
         if placement.hot_experts:
-            shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts there"
+            shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts on the card"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
         letter = {"both": "S"}.get(place, place[0])
         made.append((operator.layer, operator.role, layout.MapMark(f"op-{index}", letter, layout.step(value), label)))
     return made
 
 
-_WHERE = {"GPU": "on the device", "CPU": "on the CPU", "both": "split between device and CPU"}
+_WHERE = {"GPU": "on the card", "CPU": "on the CPU", "both": "divided between card and CPU"}
 
 
 def _rows(served: Served) -> list[layout.OperatorRow]:

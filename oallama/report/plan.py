@@ -10,7 +10,7 @@ from oallama.cost.blocks import is_ffn
 from oallama.plan.split import hot_bytes
 from oallama.report.affinity import predicted_text, printable_sentence, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
-from oallama.report.text import plural, printable
+from oallama.report.text import device_name, plural, printable
 from oallama.report.words import PLAIN, Words
 
 
@@ -40,7 +40,7 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator], words: Wor
     split = sum(0 < p.gg < 1 or p.cg > 0 or bool(p.hot_experts) for p in record.operators)
     shared = f", {split} divided between it and the CPU" if split else ""
     place = (
-        f"{record.policy} on {printable(record.device)}: {weights_text(on_device, total)} and {whole} of "
+        f"{record.policy} on {device_name(record.device)}: {weights_text(on_device, total)} and {whole} of "
         f"{plural(len(record.operators), 'operator')} on the device{shared}"
     )
     times = (predicted_text(record.predicted),) if record.predicted else ()

@@ -19,9 +19,9 @@ from oallama.report.text import model_title
 STREAMS = {"cpu": "CPU", "gpu": "GPU", "in": "copy in", "out": "copy out"}
 LOOKS = {
     "operator": ("operators, whole", "#0b5cad"),
-    "slice": ("slices", "#2a9d8f"),
+    "slice": ("divided operators", "#2a9d8f"),
     "rest": ("attention and rest", "#9aa7b4"),
-    "stream": ("streamed slices", "#e07a1f"),
+    "stream": ("copied when needed", "#e07a1f"),
     "weights": ("weights of a batch", "#b3541e"),
     "cache": ("KV cache of a batch", "#7b5ea7"),
     "activations": ("activations", "#d4a017"),

@@ -76,6 +76,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def device_name(device: str) -> str:
+    """A device as it was asked for, without parameters of an emulated one."""
+    return printable(device.partition(",")[0])
+
+
 def model_title(model: ModelInfo) -> str:
     """The model's own name, or its file's, as it may be shown."""
     return printable(model.name or model.path.replace("\\", "/").rsplit("/", 1)[-1], 80)

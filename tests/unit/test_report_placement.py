@@ -97,7 +97,8 @@ def test_the_page_shows_who_computes_what():
     marks = [attributes for tag, attributes in page.elements if tag == "a"]
     letters = [next(c for c in mark["class"].split() if c.startswith("on-")) for mark in marks]
     assert (letters.count("on-C"), letters.count("on-S"), letters.count("on-G")) == (5, 3, 8)
-    assert any("split between device and CPU, 50% there, 25% streamed" in mark["aria-label"] for mark in marks)
+    told = "divided between card and CPU, 50% on the card, 25% copied when needed"
+    assert any(told in mark["aria-label"] for mark in marks)
     live = {attributes["data-live"] for _, attributes in page.elements if "data-live" in attributes}
     assert live == {"state", "generation", "prompt", "requests", "said"}
     assert "predicted 2,500 tokens/s" in page.text
