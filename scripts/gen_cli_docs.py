@@ -69,13 +69,14 @@ def document() -> str:
 
 def section(name: str, command: click.Command) -> str:
     """One command: usage, text, a table of options for each group."""
-    from oallama.cli.help import grouped, help_text
+    from oallama.cli.help import grouped, heading, help_text
 
     arguments = [p for p in command.params if isinstance(p, click.Argument)]
     usage = " ".join(["oallama", name, "[OPTIONS]", *(str(a.metavar) for a in arguments)])
     lines = [f"## {name}", "", f"    {usage}", "", *paragraphs(help_text(command))]
-    for group, options in grouped(command.params).items():
-        lines += ["", f"| {group.value} | |", "|---|---|"]
+    groups = grouped(command.params)
+    for group, options in groups.items():
+        lines += ["", f"| {heading(group, groups)} | |", "|---|---|"]
         lines += [f"| {spelling(option)} | {explanation(option)} |" for option in options]
     return "\n".join(lines) + "\n"
 

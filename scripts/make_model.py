@@ -118,12 +118,20 @@ QUICK_BYTES = 16 << 20
 
 
 def write_shape(
-    path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: int = 0, *, quick: bool = False, empty: bool = False
+    path: str | Path,
+    shape: ModelShape,
+    type: str = "Q4_0",
+    seed: int = 0,
+    *,
+    quick: bool = False,
+    empty: bool = False,
+    name: str | None = None,
 ) -> Path:
     """Write a model of that shape to `path` and return it. All matrices are of ggml type `type`, a router of F32, whose
     expert e reads feature e; untied embeddings; norms are ones, biases zeros. quick: large matrices repeat QUICK_BYTES
     of random blocks, so that writing takes what the disk takes. empty: a hole in the place of the weights, for what
-    only reads headers. Raises ValueError for rows that the type cannot hold, KeyError for a type that there is not."""
+    only reads headers. name: that the file states. Raises ValueError for rows that the type cannot hold, KeyError for a
+    type that there is not."""
     kind = gguf.GGMLQuantizationType[type]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     odd = [role for role, ne in shape.matrices.items() if ne[0] % block_size and role != ROUTER]
@@ -131,7 +139,7 @@ def write_shape(
         raise ValueError(f"rows of {odd[0] if odd else 'token_embd'} must be a multiple of {block_size} for {type}")
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), shape.arch)
-    writer.add_name(f"random {shape.arch}, {shape.n_layer} layers")
+    writer.add_name(name or f"random {shape.arch}, {shape.n_layer} layers")
     _add_sizes(writer, shape)
     add_byte_bpe(writer, shape.n_vocab)
 
@@ -281,7 +289,8 @@ def main(arguments: list[str] | None = None) -> int:
         )  # fmt: skip
         if o.type not in gguf.GGMLQuantizationType.__members__:
             raise ValueError(f"{o.type} is no ggml type")
-        write_shape(o.output, shape, o.type, o.seed, quick=o.quick, empty=o.empty)
+        name = o.like if o.empty else None  # nothing of it is random
+        write_shape(o.output, shape, o.type, o.seed, quick=o.quick, empty=o.empty, name=name)
     except (ValueError, OSError) as error:
         print(f"make_model: {error}", file=sys.stderr)
         return 2

@@ -6,7 +6,7 @@ of a command may go on behind a form feed. That part, and advanced options, are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -87,7 +87,7 @@ class Command(click.Command):
         width = max(map(len, names), default=0)
         for group, rows in records.items():
             if rows:
-                with formatter.section(group.value):
+                with formatter.section(heading(group, records)):
                     formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
 
 
@@ -105,6 +105,11 @@ def grouped(parameters: list[click.Parameter]) -> dict[Group, list[click.Option]
         if isinstance(parameter, click.Option):
             groups[getattr(parameter, "group", Group.OUTPUT)].append(parameter)
     return {group: options for group, options in groups.items() if options}
+
+
+def heading(group: Group, groups: Collection[Group]) -> str:
+    """A group's heading among others; of one by itself that it has options."""
+    return group.value if len(groups) > 1 else "Options"
 
 
 def is_advanced(option: click.Option) -> bool:

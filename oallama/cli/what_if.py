@@ -120,12 +120,12 @@ def command(
         placer = Placer.of_file(model, options, profile, prober)
         if host is not None:
             described = host_profile(host, placer.model, placer.operators, TOKENS)
-            placer = Placer.of_file(model, options, described, prober)
+            placer = Placer(placer.model, placer.operators, placer.tensor_names, options, described, prober)
         load = placer.workload(n_prompt, n_gen)
-        alone, found = alone_and_beside(placer, chosen, load, **given(policy=policy))
-        rows = []
         if not as_json:
             emit(what_if_head(placer.model, load, host))
+        alone, found = alone_and_beside(placer, chosen, load, **given(policy=policy))
+        rows = []
         for row in found:
             rows.append(row)
             if not as_json:

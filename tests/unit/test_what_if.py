@@ -253,6 +253,7 @@ def answered(monkeypatch):
     class Known:
         model = model()
         operators = tuple(operators(model))
+        tensor_names = tuple(operator.name for operator in operators)
 
         def workload(self, n_prompt, n_gen):
             return Workload(n_prompt, n_gen, 1024)
@@ -260,11 +261,12 @@ def answered(monkeypatch):
     def alone_and_beside(placer, cards, load):
         asked["cards"] = [card.name for card in cards]
         asked["sizes"] = {card.memory_bytes for card in cards}
+        asked["placer"] = placer
         of = problem(cards[0])
         return on_cpu(of, load, "mixed"), tuple(what_if(problem(card), card, load) for card in cards)
 
     def of_file(path, options, profile, prober):
-        asked["device"], asked["profile"] = options.device, profile
+        asked["device"] = options.device
         return Known()
 
     monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
@@ -296,7 +298,7 @@ def test_cards_and_the_computer_may_be_others(capsys, answered):
     assert cli_main.exit_code(["what-if", "m.gguf", *asked]) == 0
     assert answered["sizes"] == {6 * GIB}
     assert "beside 6 cores of Zen 4, memory of 40 GB/s" in " ".join(capsys.readouterr().out.split())
-    assert answered["profile"].fingerprint["described"]
+    assert answered["placer"].profile().fingerprint["described"]
 
 
 def test_a_chart_that_cannot_be_written_is_said(capsys, tmp_path, answered):
