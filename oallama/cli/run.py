@@ -238,13 +238,14 @@ def statistics(
     """The line below the text: times and rate beside the expected ones, and where the weights are."""
     from oallama.report.expected import measured_texts
     from oallama.report.plan import where_text
+    from oallama.report.text import policy_on
 
     parts = [
         f"{generation.n_prompt} + {generation.n_gen} tokens",
         *measured_texts(generation.ttft_s, generation.tpot_s, expected),
     ]
     where = where_text(engine.plan, operators)
-    return " · ".join([*parts, f"{engine.plan.policy} on {engine.device}", where])
+    return " · ".join([*parts, policy_on(engine.plan.policy, engine.device), where])
 
 
 def split_statistics(done: SplitRun, device: str) -> str:

@@ -11,7 +11,7 @@ from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.affinity import ledger_items, operator_cells, saved_s, weights_on_device, zero_affinity
 from oallama.report.slices import cut_text
-from oallama.report.text import percent, plural, printable, rate_text
+from oallama.report.text import percent, plural, policy_on, printable, rate_text
 from oallama.report.words import PLAIN
 
 N_STEPS = 21
@@ -198,5 +198,5 @@ def subtitle(report: AffinityReport) -> str:
     experts = f" · {model.n_expert_used} of {plural(model.n_expert, 'expert')}" if model.n_expert else ""
     return (
         f"{printable(model.arch)} · {plural(model.n_layer, 'layer')}{experts} · {format_bytes(model.file_bytes)} · "
-        f"{report.phase} on {printable(report.device)}"
+        f"{policy_on(report.phase, report.device)}"
     )

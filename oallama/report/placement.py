@@ -17,7 +17,7 @@ from oallama.report import layout, page
 from oallama.report.affinity import printable_sentence
 from oallama.report.inspect import model_document
 from oallama.report.plan import weights_on_device
-from oallama.report.text import model_title, percent, printable, rate_text
+from oallama.report.text import model_title, percent, policy_on, printable, rate_text
 
 Seconds = Mapping[str, float]
 """By stream: cpu, gpu, in, out."""
@@ -250,5 +250,5 @@ def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
 def _subtitle(served: Served) -> str:
     return (
         f"{printable(served.model.arch)} · {served.model.n_layer} layers · {format_bytes(served.model.file_bytes)} · "
-        f"{printable(served.plan.policy)} on {printable(served.plan.device)}"
+        f"{policy_on(served.plan.policy, served.plan.device)}"
     )

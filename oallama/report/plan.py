@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from oallama.core.types import Operator, OperatorPlacement, PlanRecord
+from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
 from oallama.plan.split import hot_bytes
 from oallama.report.affinity import predicted_text, printable_sentence, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
-from oallama.report.text import device_name, plural, printable
+from oallama.report.text import plural, policy_on, printable
 from oallama.report.words import PLAIN, Words
 
 
@@ -40,9 +41,11 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator], words: Wor
     split = sum(0 < p.gg < 1 or p.cg > 0 or bool(p.hot_experts) for p in record.operators)
     shared = f", {split} divided between it and the CPU" if split else ""
     place = (
-        f"{record.policy} on {device_name(record.device)}: {weights_text(on_device, total)} and {whole} of "
+        f"{policy_on(record.policy, record.device)}: {weights_text(on_device, total)} and {whole} of "
         f"{plural(len(record.operators), 'operator')} on the device{shared}"
     )
+    if not on_device and not split:
+        place = f"{policy_on(record.policy, record.device)}: all {format_bytes(total)} of weights on the CPU"
     times = (predicted_text(record.predicted),) if record.predicted else ()
     notes = (printable_sentence(note) for note in record.notes)
     return (place, *times, *slice_sentences(record, operators, words), *notes)

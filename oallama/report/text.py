@@ -81,6 +81,11 @@ def device_name(device: str) -> str:
     return printable(device.partition(",")[0])
 
 
+def policy_on(policy: str, device: str) -> str:
+    """`scheinfer on CUDA0`; without a device that there is none."""
+    return "the CPU alone" if device == "none" else f"{printable(policy)} on {device_name(device)}"
+
+
 def model_title(model: ModelInfo) -> str:
     """The model's own name, or its file's, as it may be shown."""
     return printable(model.name or model.path.replace("\\", "/").rsplit("/", 1)[-1], 80)

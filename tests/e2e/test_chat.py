@@ -134,7 +134,7 @@ def test_a_pipe_gets_answers_on_stdout_and_nothing_else():
     assert done.stdout.splitlines()[0] == "Hello! Would you like a story or a sum?"
     assert len(done.stdout.splitlines()) >= 2 and "not asked" not in done.stdout
     assert "the built-in oallama-stories" in done.stderr
-    assert "cpu on none: 100% CPU" in done.stderr
+    assert "the CPU alone: 100% CPU" in done.stderr
 
 
 @needs_model

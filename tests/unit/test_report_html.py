@@ -163,5 +163,5 @@ def test_split_operators_are_marked_as_such_and_their_cuts_are_said():
     split = [a for tag, a in page.elements if tag == "a" and "on-S" in a.get("class", "")]
     assert len(split) == sum(o.backend == "split" for o in report.operators) > 0
     assert all("CPU/copied/card 50/25/25 %" in a["aria-label"] for a in split)
-    assert "split, or streamed" in page.text and "a plan of policy scheinfer" in page.text
+    assert "divided, or copied when needed" in page.text and "a plan of policy scheinfer" in page.text
     assert "split, or streamed" not in Page(affinity_html(records.dense())).text

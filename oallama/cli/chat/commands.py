@@ -18,7 +18,7 @@ from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
 from oallama.core.text import is_text
 from oallama.core.units import format_bytes
-from oallama.report.text import printable
+from oallama.report.text import policy_on, printable
 from oallama.run.conversation import Conversation
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _shown_placement(_session: ChatSession, model: ChatModel) -> list[str]:
     engine = model.engine
     where = where_text(engine.plan, model.placer.operators)
     return [
-        f"{engine.plan.policy} on {engine.device}: {where}",
+        f"{policy_on(engine.plan.policy, engine.device)}: {where}",
         *plan_sentences(engine.plan, model.placer.operators),
     ]
 
