@@ -3,58 +3,76 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oallama.cli.bars import time_bar
 from oallama.cli.keys import ended_by_key
 from oallama.cli.output import talk
+from oallama.cli.signals import asked_to_end
 from oallama.core.errors import OallamaError
+from oallama.core.options import Options
+from oallama.core.units import MIB
 
 if TYPE_CHECKING:
     from oallama.bench.ab import ProgressCallback
     from oallama.core.types import Workload
     from oallama.gate.run import Gated
+    from oallama.gate.verdict import Verdict
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-PROFILE_S, MEASURE_S = 100.0, 120.0
-"""Given after an answer to the profile of a machine that is not known yet, and to plans; what is left is measured after
-the next."""
+LONGEST_S = 600.0
+"""What is predicted to take longer is not measured after an answer: the last line says what to type."""
+
+SECONDS_TOLD = 100.0  # longer is told in minutes
+
+FLAGS = {
+    "device": "--device", "vram": "--vram", "vram_fill": "--vram-fill", "gpu_weights": "--gpu-weights", "threads": "-t",
+    "n_batch": "-b", "n_ubatch": "-ub", "type_k": "-ctk", "type_v": "-ctv", "flash_attn": "-fa",
+}  # fmt: skip
+"""Fields of Options, but the context, as `oallama tune` takes them."""
 
 
 def gated(placer: Placer, load: Workload, refresh: bool = False) -> Plan:
     """The plan that the gate lets through, with its verdict told in a line."""
-    return measured(placer, load, None, refresh).plan
+    return measured(placer, load, refresh=refresh).plan
 
 
 def measured(
     placer: Placer,
     load: Workload,
-    budget_s: float | None,
+    budget_s: float | None = None,
+    most_s: float = math.inf,
     refresh: bool = False,
-    aside: str | None = "--no-gate skips it",
+    ends: str = "--no-gate skips it",
+    begun: Callable[[Verdict, float], None] = lambda verdict, seconds: None,
 ) -> Gated:
-    """Call gated_plan, with a line before it measures and one with its verdict. budget_s None: the seconds that are
-    predicted to settle it. aside: how to do without; None: the caller has said that it measures."""
+    """Call gated_plan, with a line before it measures and one with its verdict. ends: how to end or skip it; begun: as
+    gated_plan's begin."""
     from oallama.gate.run import gated_plan
 
     with contextlib.ExitStack() as stack:
         shown: list[ProgressCallback] = []
 
-        def begin(seconds: float) -> None:
-            if aside is not None:
-                talk(
-                    "oallama: measuring the best plan against stock llama.cpp, so that none is used that is slower: "
-                    f"about {seconds:.0f} s, once for this model, device and context ({aside})"
-                )
+        def begin(verdict: Verdict, seconds: float) -> None:
+            begun(verdict, seconds)
+            talk(
+                "oallama: measuring the best plan against stock llama.cpp, so that none is used that is slower: "
+                f"up to {minutes_text(seconds)}, once for this model, device and context ({ends})"
+            )
             shown.append(stack.enter_context(time_bar(seconds)))
 
         def progress(doing: str, done: int = 0, expect: int = 0) -> None:
             for bar in shown:
                 bar(doing, done, expect)
 
-        found = gated_plan(placer, load, progress=progress, refresh=refresh, begin=begin, budget_s=budget_s)
-    tell(placer, found)
+        found = gated_plan(
+            placer, load, progress=progress, begin=begin, budget_s=budget_s, most_s=most_s, refresh=refresh
+        )
+    tell(placer, load, found.verdict, found.left_s)
     return found
 
 
@@ -66,23 +84,26 @@ def at_once(placer: Placer, load: Workload) -> tuple[Plan, bool]:
     found = remembered(placer, load)
     if found is None:
         return stock_at_once(placer, load), True
-    tell(placer, found)
+    tell(placer, load, found.verdict, found.left_s)
     return found.plan, False
 
 
 def tune_after(placer: Placer, load: Workload) -> None:
     """Measure for the next run, until a key is typed. The answer is there, so neither that nor a failure is one of the
-    run."""
+    run; a signal that ends the command does."""
+    begun: list[tuple[Verdict, float]] = []
     try:
-        seconds = MEASURE_S if placer.known_profile is not None else MEASURE_S + PROFILE_S
-        talk(
-            f"oallama: measuring {seconds:.0f} s at most so that the next run is faster; any key ends it and keeps "
-            "what is done"
-        )
-        with ended_by_key(seconds):
-            measured(placer, load, None, aside=None)
+        talk("oallama: measuring so that the next run is faster; any key ends it and keeps what is done")
+        with ended_by_key():
+            measured(placer, load, most_s=LONGEST_S, ends="any key ends it", begun=lambda *known: begun.append(known))
+            tell_doubt(placer)
     except KeyboardInterrupt:
-        talk("oallama: measuring has ended; the next run or `oallama tune` goes on from here")
+        if asked_to_end():
+            raise
+        if begun:
+            tell(placer, load, *begun[-1])
+        else:
+            talk(f"oallama: measuring has ended; the next run or {tuning(placer, load)} goes on from here")
     except (OallamaError, OSError) as error:
         talk(f"warning: the next run uses stock llama.cpp's placement too, as measuring failed: {error}")
 
@@ -98,11 +119,37 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
         if placer.known_profile is not None:
             now = placer.simulate(stock, load).predicted
             best = physical_bound(placer.problem_for(stock), load, stock.memory)
-    how = f"`oallama tune {placer.model.path}`, or --tune before"
-    return f"this is stock llama.cpp's own placement; {gain_text(now, best)}: {how}"
+    return f"this is stock llama.cpp's own placement; {gain_text(now, best)}: {tuning(placer, load)}, or --tune before"
 
 
-def tell(placer: Placer, found: Gated) -> None:
-    """Say the verdict; where it is not settled, also what to type."""
-    hint = "" if found.verdict.settled else f": `oallama tune {placer.model.path}` goes on and makes sure"
-    talk(f"oallama: {found.verdict.sentence}{hint}")
+def tell(placer: Placer, load: Workload, verdict: Verdict, left_s: float) -> None:
+    """Say the verdict; where it is not settled, also what to type, and how long that takes."""
+    hint = "" if verdict.settled else f": {tuning(placer, load)} ({minutes_text(left_s)}) makes sure"
+    talk(f"oallama: {verdict.sentence}{hint}")
+
+
+def tell_doubt(placer: Placer) -> None:
+    """Say in one line what makes predicted times doubtful, where something does."""
+    from oallama.profile.busy import doubt
+
+    if why := doubt(placer.profile()):
+        talk(f"note: {why}")
+
+
+def tuning(placer: Placer, load: Workload) -> str:
+    """The command that measures for this workload, in backticks."""
+    options, defaults = placer.options, Options()
+    words = ["oallama", "tune", placer.model.path]
+    for name, flag in FLAGS.items():
+        if (value := getattr(options, name)) not in (None, getattr(defaults, name)):
+            words += [flag, f"{value / MIB:g}MiB" if name == "vram" else f"{value}"]
+    words += ["-p", str(load.n_prompt), "-n", str(load.n_gen)]
+    if options.n_ctx is not None:
+        words += ["-c", str(options.n_ctx)]
+    if load.n_past:
+        words += ["-d", str(load.n_past)]
+    return f"`{shlex.join(words)}`"
+
+
+def minutes_text(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < SECONDS_TOLD else f"{math.ceil(seconds / 60)} min"

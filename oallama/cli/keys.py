@@ -27,13 +27,13 @@ def somebody_watches() -> bool:
 
 
 @contextlib.contextmanager
-def ended_by_key(seconds: float) -> Iterator[None]:
-    """Interrupt the block, as Ctrl-C does, at the first key or after so many seconds. The key is left for whoever reads
-    the terminal next. To be called in the main thread, where somebody_watches."""
+def ended_by_key() -> Iterator[None]:
+    """Interrupt the block, as Ctrl-C does, at the first key, which is left for whoever reads the terminal next. To be
+    called in the main thread, where somebody_watches."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     over, tell = os.pipe()  # readable once the block has ended
-    thread = threading.Thread(target=_interrupt_at_key, args=(terminal, over, seconds), daemon=True)
+    thread = threading.Thread(target=_interrupt_at_key, args=(terminal, over), daemon=True)
     try:
         tty.setcbreak(terminal, termios.TCSADRAIN)
         thread.start()
@@ -47,8 +47,8 @@ def ended_by_key(seconds: float) -> Iterator[None]:
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def _interrupt_at_key(terminal: int, over: int, seconds: float) -> None:
-    ready, _, _ = select.select([terminal, over], [], [], seconds)
+def _interrupt_at_key(terminal: int, over: int) -> None:
+    ready, _, _ = select.select([terminal, over], [], [])
     if over not in ready:
         # by a signal, which ends what the main thread may be waiting for
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

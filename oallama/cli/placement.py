@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ import click
 from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.gate import at_once, gated
 from oallama.cli.help import Group, option
+from oallama.cli.keys import somebody_watches
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
+    from oallama.run.generate import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +159,23 @@ def expected(placer: Placer, plan: Plan) -> str:
     return expected_line(plan, placer.operators, placer.model.n_layer, token_seconds, timed)
 
 
+def tell_drift(placer: Placer, answer: Generation, predicted_s: float | None) -> None:
+    """Warn where an answer's tokens took longer or shorter than predicted, and say why where other programs are."""
+    from oallama.profile.busy import others_percent
+    from oallama.report.expected import drift_text, is_slow
+
+    n_cores = os.cpu_count() or 1
+    slow = is_slow(answer.n_gen, answer.tpot_s, predicted_s)
+    others_cores = others_percent() / 100 * n_cores if slow else 0.0
+    if drift := drift_text(answer.n_gen, answer.tpot_s, predicted_s, placer.model.path, others_cores, n_cores):
+        talk(f"warning: {drift}")
+
+
 def keep_runs(placer: Placer, engine: Engine) -> None:
-    """Add what the blocks of a loaded model took to its history, for `oallama tune`. That it cannot be kept is no
-    failure of the run."""
+    """Add what the blocks of a loaded model took to its history, for `oallama tune`, where a person watches: that takes
+    up to a second, for which no script or pipe is to wait. That it cannot be kept is no failure of the run."""
+    if not somebody_watches():
+        return
     try:
         placer.keep_runs(engine.plan, engine.take_runs())
     except OallamaError as error:

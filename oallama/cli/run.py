@@ -16,7 +16,15 @@ from oallama.cli.keys import somebody_watches
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
-from oallama.cli.placement import PlacementOptions, expected, keep_runs, placement_options, run_workload, say_warnings
+from oallama.cli.placement import (
+    PlacementOptions,
+    expected,
+    keep_runs,
+    placement_options,
+    run_workload,
+    say_warnings,
+    tell_drift,
+)
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, length_option
@@ -99,8 +107,6 @@ def command(
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, n_answer)
         plan, unknown = asked.made_plan(placer, load)
-    from oallama.report.expected import drift_text
-
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
         talk(f"oallama: {expected(placer, plan)}")
@@ -119,9 +125,7 @@ def command(
                 talk(f"oallama: {cut}")
             predicted = expected_of(placer, loaded, generation)
             talk(statistics(generation, loaded, predicted, placer.operators))
-            predicted_s = None if predicted is None else predicted.tpot_s
-            if drift := drift_text(generation.n_gen, generation.tpot_s, predicted_s, placer.model.path):
-                talk(f"warning: {drift}")
+            tell_drift(placer, generation, None if predicted is None else predicted.tpot_s)
             if verbose and loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
         keep_runs(placer, loaded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from oallama.cli.gate import measured
+from oallama.cli.gate import measured, tell_doubt
 from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
     ATTENTION,
@@ -67,11 +67,8 @@ def command(
     if corrected := placer.adopt_history():
         talk(f"oallama: planning anew by what runs took: {corrected}")
     found = measured(
-        placer,
-        load,
-        seconds,
-        refresh_gate or bool(corrected),
-        aside="Ctrl-C ends it and keeps what is done",
+        placer, load, seconds, refresh=refresh_gate or bool(corrected), ends="Ctrl-C ends it and keeps what is done"
     )
+    tell_doubt(placer)
     if as_json:
         emit_json({**found.verdict.document, "remembered": found.remembered})

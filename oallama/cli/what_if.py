@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.gate import tell_doubt
 from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
     SIZE,
@@ -131,6 +132,7 @@ def command(
             if not as_json:
                 emit(what_if_line(placer.model, row))
                 sys.stdout.flush()  # the next card takes a while
+    tell_doubt(placer)
     if as_json:
         emit_json(what_if_document(placer.model, load, alone, rows, host))
     else:

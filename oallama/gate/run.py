@@ -50,17 +50,21 @@ Measure = Callable[[Bench, ProgressCallback], BenchResult]
 
 @dataclass(frozen=True, slots=True)
 class Gated:
+    """plan: that the verdict lets through. left_s: predicted seconds of measuring until an open verdict is settled."""
+
     plan: Plan
     verdict: Verdict
     remembered: bool  # nothing was measured now
+    left_s: float = 0.0
 
 
 def gated_plan(
     placer: Placer,
     load: Workload,
     progress: ProgressCallback = quiet,
-    begin: Callable[[float], None] = lambda seconds: None,
+    begin: Callable[[Verdict, float], None] = lambda verdict, seconds: None,
     budget_s: float | None = None,
+    most_s: float = math.inf,
     refresh: bool = False,
     cpus: tuple[int, ...] = (),
     attention_passes: Sequence[Pass] | None = None,
@@ -69,10 +73,10 @@ def gated_plan(
 ) -> Gated:
     """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan.
 
-    Where that is not known, measures for about budget_s; None: what is predicted to settle it. begin gets the seconds.
-    refresh: forget what is known. cpus: what the measured processes are pinned to; attention_passes: as in
-    Placer.place. Raises DoesNotFit where stock-fit does not fit, what planning and measuring raise, and
-    KeyboardInterrupt with every complete pair kept.
+    Where that is not known, measures for about budget_s; None: what is predicted to settle it, or not at all where that
+    is more than most_s. begin gets what is known and the seconds. refresh: forget what is known. cpus: what measured
+    processes are pinned to; attention_passes: as in Placer.place. Raises DoesNotFit where stock-fit does not fit, what
+    planning and measuring raise, and KeyboardInterrupt with every complete pair kept.
     """
     gate = Gate(placer, load, cpus, attention_passes)
     known = None if refresh else gate.known()
@@ -80,6 +84,9 @@ def gated_plan(
         return gate.outcome(known, True)
     progress("plan")
     verdict = known or gate.planned()
+    if budget_s is None and gate.predicted_seconds(verdict) > most_s:
+        write_verdict(verdict)
+        return gate.outcome(verdict, True)
     if race := verdict.open:
         gate.plan(race.policy)  # now, as planning may have to measure, which the lock is for as well
     wait = partial(progress, "wait for another oallama that measures")
@@ -89,7 +96,7 @@ def gated_plan(
             write_verdict(verdict)
             return gate.outcome(verdict, True)
         given_s = gate.predicted_seconds(verdict) if budget_s is None else budget_s
-        begin(given_s)
+        begin(verdict, given_s)
         verdict = gate.measured(verdict, given_s, progress, measure, clock)
     return gate.outcome(verdict, False)
 
@@ -136,7 +143,7 @@ class Gate:
     def outcome(self, verdict: Verdict, was_known: bool) -> Gated:
         won = verdict.won
         plan = self.plan(won.policy) if won else stock_plan(self._placer, self._load, verdict.placement)
-        return Gated(plan, verdict, was_known)
+        return Gated(plan, verdict, was_known, 0.0 if verdict.settled else self.predicted_seconds(verdict))
 
     def planned(self) -> Verdict:
         """Stock's placement, and the candidates to race against it: the plan with the best prediction, then the CPU

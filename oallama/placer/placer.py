@@ -402,7 +402,8 @@ class Placer:
         larger = larger_ubatches(load, self.options)
         decision, flash_attn = self._decide("oato", load, phase, Rules(affinity, fill), larger=larger)
         against = self._baselines(load, decision.memory)
-        return search_report(self.model, self.problem(flash_attn), decision, phase, affinity, against)
+        report = search_report(self.model, self.problem(flash_attn), decision, phase, affinity, against)
+        return replace(report, notes=self._with_doubt(report.notes))
 
     def plan_report(self, plan: Plan, load: Workload, phase: Phase = "decode") -> AffinityReport:
         """As report, for a plan: where it puts every operator. load: the workload that it was asked for."""
@@ -533,7 +534,13 @@ class Placer:
         bound = physical_bound(self.problem(flash_attn), record.workload, record.memory)
         attention = self.attention_rule.attention(flash_attn)
         self.dry_loads.check_host(record.workload, decision.placed, attention)
-        return Plan.of(replace(record, attention=attention, bound=bound))
+        return Plan.of(replace(record, attention=attention, bound=bound, notes=self._with_doubt(record.notes)))
+
+    def _with_doubt(self, notes: tuple[str, ...]) -> tuple[str, ...]:
+        """The notes with what makes times of the profile doubtful, once."""
+        from oallama.profile.busy import doubt
+
+        return tuple(dict.fromkeys((*notes, *filter(None, [doubt(self.profile())]))))
 
     def _unmeasured(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
         def known() -> Profile | None:

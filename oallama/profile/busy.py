@@ -18,7 +18,8 @@ BUSY_PERCENT = 20.0  # of all cores
 LOOK_S = 0.2
 EVERY_S = 5.0  # so that looking is 4 % of a measurement
 
-OTHERS_PERCENT = "others_cpu_percent"  # key of a profile's fingerprint
+OTHERS_PERCENT, DISTURBED = "others_cpu_percent", "disturbed"  # keys of a profile's fingerprint
+MOST_DISTURBED = 0.05  # share of a profile's cases; more, and its times are doubtful
 
 
 def busy_percent(environment: Mapping[str, str] = os.environ) -> float:
@@ -48,6 +49,17 @@ def others_percent(interval_s: float = LOOK_S) -> float:
 def was_busy(profile: Profile) -> bool:
     """Whether other programs used the CPU while the profile was measured. Raises as busy_percent does."""
     return float(profile.fingerprint.get(OTHERS_PERCENT, 0.0)) > busy_percent()
+
+
+def doubt(profile: Profile) -> str:
+    """Return one sentence that says why times that follow from a profile are doubtful; "" where they are not."""
+    busy, disturbed = was_busy(profile), int(profile.fingerprint.get(DISTURBED, 0))
+    if not busy and disturbed <= MOST_DISTURBED * (len(profile.cases) + len(profile.rest)):
+        return ""
+    found = [f"other programs used {profile.fingerprint[OTHERS_PERCENT]:.0f} % of the CPU"] if busy else []
+    found += [f"{disturbed} of its measurements were disturbed"] if disturbed else []
+    remedy = "it is measured again once they end" if busy else "measure again with `oallama profile MODEL --refresh`"
+    return f"predicted times may be far off, as the profile is of a busy machine ({', '.join(found)}); {remedy}"
 
 
 class Others:

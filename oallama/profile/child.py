@@ -16,7 +16,7 @@ from oallama.core.codec import from_json, to_json
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, CPU_PAIR
 from oallama.core.units import MIB
-from oallama.profile.busy import OTHERS_PERCENT, Others
+from oallama.profile.busy import DISTURBED, OTHERS_PERCENT, Others
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted
 
@@ -75,6 +75,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
         tasks = [*link_tasks(session), *mul_mat_tasks(session), *rest_tasks(session), *sharing_tasks(session)]
         progress({"weight": sum(task.weight for task in tasks)})
         watch = Watch(device.spec.is_emulated)
+        disturbed = int(request.profile.fingerprint.get(DISTURBED, 0))
         with Watchdog(device.name, STALL_S) as watchdog:
             for task in tasks:
                 watchdog.beat()
@@ -82,8 +83,8 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
                 progress({"start": task.label, "device": task.device, "layout": task.layout, "kind": task.kind})
                 fragment, kept = watch.measured(task.run)
                 if kept is not None and kept.fault:
-                    warning = f"{task.label}: {kept.fault}; use --refresh to measure again when the machine is quiet"
-                    progress({"fragment": {"warnings": [warning]}})
+                    disturbed += 1
+                    progress({"fragment": {"fingerprint": {DISTURBED: disturbed}}})
                 progress({"fragment": fragment, "done": task.weight})
     return {}
 

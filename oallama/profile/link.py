@@ -11,7 +11,7 @@ from oallama.core.codec import to_json
 from oallama.core.profile import Case, LinearFit, Sharing, Worker
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT
 from oallama.core.units import KIB, MIB
-from oallama.profile.fit import fit_linear
+from oallama.profile.fit import NOISE_S, fit_linear
 from oallama.profile.merge import LINKS, has_device, missing_link, missing_sharing
 from oallama.profile.tasks import Fragment, Session, Task
 from oallama.profile.wanted import PASS_FLOPS, cases_at
@@ -23,6 +23,8 @@ LINK_SIZES = tuple(4 * KIB * 4**i for i in range(7))  # 4 KiB .. 16 MiB
 BOUNDARY_SIZES = (4 * KIB, 64 * KIB, 1 * MIB, 8 * MIB)
 N_EXCURSIONS = 8
 MIN_POINTS = 3
+FAR = 3.0
+AGAIN = 2  # times that what is far from its line is measured again
 CHUNK_BYTES = 4 * MIB
 POINT_CAP = 0.4  # time cap of one point of a line, in caps of a decode case
 WAIT_BYTES = 16 * MIB
@@ -53,14 +55,28 @@ def link_tasks(session: Session) -> list[Task]:
 def line_over(sizes: Sequence[int], seconds_of: Callable[[int], float], slow_s: float) -> LinearFit:
     """Fit t = alpha + beta * bytes over ascending sizes.
 
-    A link so slow that one message takes longer than slow_s is spared larger ones, once MIN_POINTS are known.
+    A link so slow that one message takes longer than slow_s is spared larger ones, once MIN_POINTS are known. Where the
+    line is far from a measured time, something disturbed that: all are measured again, and the least of each counts.
     """
-    points: list[tuple[int, float]] = []
+    points: dict[int, float] = {}
     for size in sizes:
-        points.append((size, seconds_of(size)))
-        if points[-1][1] > slow_s and len(points) >= MIN_POINTS:
+        points[size] = seconds_of(size)
+        if points[size] > slow_s and len(points) >= MIN_POINTS:
             break
-    return fit_linear(points)
+    fit = fit_linear(tuple(points.items()))
+    for _ in range(AGAIN):
+        if not any(is_far(fit, *point) for point in points.items()):
+            break
+        points = {size: min(seconds, seconds_of(size)) for size, seconds in points.items()}
+        fit = fit_linear(tuple(points.items()))
+    return fit
+
+
+def is_far(fit: LinearFit, n_bytes: int, seconds: float) -> bool:
+    """Whether a line predicts FAR times as long as was measured, or the other way round."""
+    predicted_s = fit.seconds(n_bytes)
+    least_s = max(min(predicted_s, seconds), NOISE_S)
+    return max(predicted_s, seconds) > FAR * least_s
 
 
 def _point_cap_s(session: Session) -> float:

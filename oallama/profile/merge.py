@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from oallama.core.profile import Case, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase, Worker
 from oallama.core.types import CPU_DEVICE, CPU_PAIR
+from oallama.profile.busy import doubt
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
 from oallama.profile.timing import Finding, assess
 from oallama.profile.wanted import (
@@ -184,7 +185,7 @@ def select(profile: Profile, want: Wanted) -> Profile:
         cases=cases,
         rest=rest,
         skipped=tuple(sorted(filter(concerns, profile.skipped), key=_case_order)),
-        warnings=profile.warnings + sample_warnings([*cases, *rest]),
+        warnings=(*profile.warnings, *sample_warnings([*cases, *rest]), *filter(None, [doubt(profile)])),
     )
 
 

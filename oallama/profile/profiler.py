@@ -15,7 +15,7 @@ from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Attention, ModelInfo, O
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
 from oallama.profile import store
-from oallama.profile.busy import OTHERS_PERCENT, busy_percent, others_percent, was_busy
+from oallama.profile.busy import busy_percent, others_percent, was_busy
 from oallama.profile.child import MODULE, Request
 from oallama.profile.machine import fingerprint, power_changes
 from oallama.profile.merge import empty, is_complete, merged, select, still_valid
@@ -138,15 +138,12 @@ def _disturbed(path: Path, warn: Callable[[str], None]) -> Profile | None:
 
 
 def _kept(path: Path, profile: Profile, refresh: bool) -> Profile:
-    """Put the profile into the cache. Where others used the CPU meanwhile: apart, with a warning, and of an earlier one
-    only a refresh takes the place. Raises ProfileError where the folder cannot be written."""
+    """Put the profile into the cache. Where others used the CPU meanwhile: apart, and of an earlier one only a refresh
+    takes the place. Raises ProfileError where the folder cannot be written."""
     if not was_busy(profile):
         store.save(path, profile)
         store.busy_path(path).unlink(missing_ok=True)
         return profile
-    others = profile.fingerprint[OTHERS_PERCENT]
-    warning = f"other programs used {others:.0f} % of the CPU during the measurement; it serves only until they end"
-    profile = replace(profile, warnings=(*profile.warnings, warning))
     store.save(store.busy_path(path), profile)
     if refresh:
         path.unlink(missing_ok=True)

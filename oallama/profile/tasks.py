@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from ggml_bridge import Bridge
     from ggml_bridge.timing import Timer
 
-GUESSED_FLOPS = 2e11  # a second, for the progress bar
+GUESSED_FLOPS, GUESSED_BYTES_PER_S = 1e11, 7.5e8  # for the progress bar: of a pass, and of all passes with their making
+GUESSED_PASSES = 6
 LONG_PASS_FLOPS = PASS_FLOPS / 2
 LONG_PASS_CAP = 2.0  # time cap of cases with long passes, in caps of the others
 CHANGED = 0.15  # how much the first case may differ when it is measured again
@@ -104,7 +105,7 @@ def mul_mat_tasks(session: Session) -> list[Task]:
     tasks = [
         Task(
             case_label(case),
-            session.policy.time_cap_s + 6 * case.mul_mat.flops(case.n_tokens) / GUESSED_FLOPS,
+            session.policy.time_cap_s + _guessed_seconds(case),
             case.device,
             partial(_measure_mul_mat, session, case),
             case.layout,
@@ -117,6 +118,12 @@ def mul_mat_tasks(session: Session) -> list[Task]:
         again = partial(_check_again, session, anchor)
         tasks.append(Task("the first case again", session.policy.time_cap_s, CPU_DEVICE, again))
     return tasks
+
+
+def _guessed_seconds(case: Case) -> float:
+    copies = max(1.0, case.working_set_bytes / case.mul_mat.bytes_read(case.n_tokens))
+    flops = GUESSED_PASSES * copies * case.mul_mat.flops(case.n_tokens)
+    return flops / GUESSED_FLOPS + case.working_set_bytes / GUESSED_BYTES_PER_S
 
 
 def _candidates(session: Session) -> list[Case]:

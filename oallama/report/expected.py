@@ -101,10 +101,26 @@ OFF = 0.25
 ENOUGH_TOKENS = 16
 """Generated, before a rate is compared with a prediction."""
 
+SLOW, FEW_TOKENS = 3.0, 4
+"""Times as long as predicted from which on somebody else is looked for, and the tokens that tell that."""
 
-def drift_text(n_tokens: int, tpot_s: float, predicted_s: float | None, model: str) -> str:
+
+def is_slow(n_tokens: int, tpot_s: float, predicted_s: float | None) -> bool:
+    """Whether tokens took so long that other programs may be why."""
+    return bool(predicted_s) and n_tokens >= FEW_TOKENS and tpot_s > SLOW * (predicted_s or 0.0)
+
+
+def drift_text(
+    n_tokens: int, tpot_s: float, predicted_s: float | None, model: str, others_cores: float = 0.0, n_cores: int = 1
+) -> str:
     """One sentence with what to do where tokens took OFF longer or shorter than predicted, else "". n_tokens: that were
-    generated."""
+    generated. others_cores: of n_cores, how many other programs use; 0 where nobody looked."""
+    if others_cores >= 0.5 and predicted_s and is_slow(n_tokens, tpot_s, predicted_s):
+        free = max(1, round(n_cores - others_cores))
+        return (
+            f"tokens took {tpot_s / predicted_s:.1f} times as long as predicted, as other programs use "
+            f"{others_cores:.1f} of {n_cores} cores; end them, or use fewer threads (-t {free})"
+        )
     if not predicted_s or n_tokens < ENOUGH_TOKENS:
         return ""
     ratio = tpot_s / predicted_s

@@ -387,9 +387,14 @@ def test_tune_frees_the_model_measures_and_places_anew(chat, capsys, monkeypatch
         obey(session, ChatModel(placer, first, None, "it was asked for"), "/tune")
 
 
-def test_what_runs_took_is_kept_when_the_model_is_freed(capsys):
+def test_what_runs_took_is_kept_when_the_model_is_freed_unless_a_pipe_waits(capsys, monkeypatch):
     placer = Placer()
     model = ChatModel(placer, "plan", None)
+    assert model.engine
+    model.close()
+    assert placer.runs == []
+    placer.opened.clear()
+    monkeypatch.setattr("oallama.cli.placement.somebody_watches", lambda: True)
     model.close()
     assert placer.runs == []
     assert model.engine

@@ -15,7 +15,8 @@ from oallama.cli.bars import _shown_on, time_bar
 from oallama.cli.placement import PlacementOptions
 from oallama.core.errors import DeviceError
 from oallama.core.options import Options
-from oallama.core.types import Predicted
+from oallama.core.types import Predicted, Workload
+from oallama.core.units import MIB
 from oallama.gate.run import Gated
 from oallama.gate.verdict import Race, Verdict
 
@@ -32,13 +33,13 @@ def told(
     def gated_plan(placer: Any, load: Any, progress: Any, begin: Any, budget_s: float | None, **_: Any) -> Gated:
         progress("plan")
         if measures:
-            begin(42.0)
+            begin(found, 42.0)
             for doing in ("load split", "measure split"):
                 progress(doing, done=1, expect=7)
-        return Gated(plan, found, not measures)
+        return Gated(plan, found, not measures, 180.0)
 
     monkeypatch.setattr("oallama.gate.run.gated_plan", gated_plan)
-    assert cli_gate.gated(UNMEASURED, plan) is plan
+    assert cli_gate.gated(UNMEASURED, LOAD) is plan
     said = capsys.readouterr()
     assert said.out == ""
     return said.err.splitlines()
@@ -48,7 +49,7 @@ def test_without_a_terminal_too_it_is_said_once_what_is_measured_and_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     why, found = told(monkeypatch, capsys, True, verdict())
-    for part in ("measuring the best plan against stock llama.cpp", "so that", "about 42 s", "once", "--no-gate"):
+    for part in ("measuring the best plan against stock llama.cpp", "so that", "up to 42 s", "once", "--no-gate"):
         assert part in why
     assert found.startswith("oallama: using stock-fit's placement")
 
@@ -58,7 +59,7 @@ def test_a_verdict_is_one_line_and_where_it_is_open_says_what_to_type(
 ) -> None:
     assert len(told(monkeypatch, capsys, False, verdict())) == 1
     (line,) = told(monkeypatch, capsys, False, verdict(Race("split", 1.5)))
-    assert "split is predicted 1.5× as fast" in line and "`oallama tune m.gguf`" in line
+    assert "split is predicted 1.5× as fast" in line and line.endswith(f"{TUNE} (3 min) makes sure")
 
 
 def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any) -> tuple[str, bool, list[str]]:
@@ -97,7 +98,9 @@ def test_with_a_verdict_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
         assert at_run(monkeypatch, known, tune=tune) == ("known", False, ["remembered"])
 
 
-UNMEASURED: Any = SimpleNamespace(known_profile=None, model=SimpleNamespace(path="m.gguf"))
+UNMEASURED: Any = SimpleNamespace(known_profile=None, model=SimpleNamespace(path="m.gguf"), options=Options())
+LOAD = Workload(19, 24, 4096)
+TUNE = "`oallama tune m.gguf -p 19 -n 24`"
 
 
 @pytest.mark.parametrize(
@@ -113,18 +116,40 @@ def test_what_tuning_is_predicted_to_gain_is_one_line(
         placer = SimpleNamespace(
             known_profile="measured",
             model=UNMEASURED.model,
+            options=Options(),
             memory=None,
             problem_for=lambda plan: None,
             simulate=lambda plan, load: SimpleNamespace(predicted=Predicted(1.0, 0.1, 3.0)),
         )
-    line = cli_gate.tuning_gain(placer, placer, placer)
-    assert says in line and line.endswith("`oallama tune m.gguf`, or --tune before") and "\n" not in line
+    line = cli_gate.tuning_gain(placer, LOAD, placer)
+    assert says in line and line.endswith(f"{TUNE}, or --tune before") and "\n" not in line
+
+
+def test_what_to_type_measures_what_was_run() -> None:
+    asked = Options(device="emulated:rtx3060,link=12", vram=300 * MIB, threads=2, n_ctx=8192, type_k="q8_0")
+    placer: Any = SimpleNamespace(model=SimpleNamespace(path="/my models/m.gguf"), options=asked)
+    assert cli_gate.tuning(placer, Workload(19, 24, 8192, n_past=100)) == (
+        "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB -t 2 -ctk q8_0 -p 19 -n 24 "
+        "-c 8192 -d 100`"
+    )
+
+
+def after_an_answer(monkeypatch: pytest.MonkeyPatch, ends: BaseException, begun: bool = False) -> None:
+    def gated_plan(placer: Any, load: Any, begin: Any, most_s: float, **_: Any) -> None:
+        assert most_s == cli_gate.LONGEST_S
+        if begun:
+            begin(verdict(Race("split", 1.5)), 42.0)
+        raise ends
+
+    monkeypatch.setattr("oallama.gate.run.gated_plan", gated_plan)
+    monkeypatch.setattr(cli_gate, "ended_by_key", contextlib.nullcontext)
+    cli_gate.tune_after(UNMEASURED, LOAD)
 
 
 @pytest.mark.parametrize(
     ("ends", "says"),
     [
-        (KeyboardInterrupt(), "goes on from here"),
+        (KeyboardInterrupt(), f"the next run or {TUNE} goes on from here"),
         (DeviceError("lost"), "measuring failed: lost"),
         (OSError(28, "No space left on device"), "measuring failed: [Errno 28] No space left"),
     ],
@@ -132,20 +157,28 @@ def test_what_tuning_is_predicted_to_gain_is_one_line(
 def test_whatever_ends_the_measuring_after_an_answer_the_answer_stands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: BaseException, says: str
 ) -> None:
-    def raises(*_: Any, **__: Any) -> None:
-        raise ends
-
-    monkeypatch.setattr("oallama.gate.run.gated_plan", raises)
-    monkeypatch.setattr(cli_gate, "ended_by_key", contextlib.nullcontext)
-    cli_gate.tune_after(UNMEASURED, UNMEASURED)
+    after_an_answer(monkeypatch, ends)
     first, last = capsys.readouterr().err.splitlines()
-    assert "measuring 220 s at most" in first and "any key ends it" in first
+    assert "any key ends it" in first
     assert says in last
 
 
-def test_ctrl_c_before_it_is_measured_fails_no_run_either(
+def test_a_key_ends_the_measuring_with_what_is_predicted_and_what_to_type(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    after_an_answer(monkeypatch, KeyboardInterrupt(), begun=True)
+    _, how_long, last = capsys.readouterr().err.splitlines()
+    assert "up to 42 s" in how_long and "any key ends it" in how_long
+    assert last.endswith(f"split is predicted 1.5× as fast: {TUNE} (42 s) makes sure")
+
+
+def test_a_signal_that_ends_the_command_ends_it_while_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_gate, "asked_to_end", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        after_an_answer(monkeypatch, KeyboardInterrupt())
+
+
+def test_ctrl_c_before_it_is_measured_fails_no_run_either(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     def talk(sentence: str) -> None:
@@ -155,7 +188,7 @@ def test_ctrl_c_before_it_is_measured_fails_no_run_either(
 
     monkeypatch.setattr(cli_gate, "talk", talk)
     try:
-        cli_gate.tune_after(UNMEASURED, UNMEASURED)
+        cli_gate.tune_after(UNMEASURED, LOAD)
     except KeyboardInterrupt:  # which would end the tests
         pytest.fail("the run was interrupted")
     assert "goes on from here" in said[-1]

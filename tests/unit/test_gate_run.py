@@ -285,7 +285,7 @@ def test_pairs_add_up_from_run_to_run_and_each_run_gets_further() -> None:
     assert "split is not told from it yet" in found.verdict.sentence
     assert remembered(FakePlacer(), LOAD) is None  # type: ignore[arg-type]
     placer = FakePlacer()
-    last = turns.gate(placer=placer, begin=budgets.append)
+    last = turns.gate(placer=placer, begin=lambda _, seconds: budgets.append(seconds))
     assert (last.verdict.settled, last.plan.policy, len(last.verdict.races[0].pairs)) == (True, "split", 4)
     assert placer.planned == ["split"], "what is known is not planned anew"
     assert last.verdict.seconds == pytest.approx(20.0), "of both runs"
@@ -294,9 +294,19 @@ def test_pairs_add_up_from_run_to_run_and_each_run_gets_further() -> None:
 
 def test_what_was_in_vain_is_given_twice_the_time() -> None:
     turns, budgets = Turns(lambda name: 1500.0), []
-    found = [turns.gate(begin=budgets.append).verdict for _ in range(4)]
+    found = [turns.gate(begin=lambda _, seconds: budgets.append(seconds)).verdict for _ in range(4)]
     assert [len(verdict.races[0].pairs) for verdict in found] == [0, 2, 4, 4]
     assert found[-1].settled and budgets[0] < budgets[1] < budgets[2]
+
+
+def test_what_would_take_too_long_is_not_measured_but_told() -> None:
+    turns = Turns({"stock-cpu": 3.0, "split": 2.0}.__getitem__)
+    found = turns.gate(most_s=1.0)
+    assert (turns.taken, found.plan.policy, found.verdict.open) == ([], "cpu", found.verdict.races[0])
+    assert found.left_s >= LEAST_BUDGET_S
+    placer = FakePlacer()
+    assert turns.gate(placer=placer, most_s=1.0).verdict == found.verdict and not placer.planned, "it is kept"
+    assert turns.gate(most_s=found.left_s).verdict.won
 
 
 def test_ctrl_c_keeps_the_pairs_that_are_complete() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.profile.fit import fit_linear
+from oallama.profile.link import LINK_SIZES, line_over
 
 SIZES = [4096 * 4**i for i in range(7)]
 
@@ -80,3 +81,28 @@ def test_copies_measured_on_a_busy_machine_keep_their_line() -> None:
     assert 4e-10 < fit.beta_s_per_byte < 8e-10
     assert fit.alpha_s < 5e-5
     assert 0.3 < fit.r2 < 1
+
+
+def test_points_far_from_their_line_are_measured_again_and_the_least_counts() -> None:
+    true_s = {4096: 1e-3, 65536: 1.1e-3, 1 << 20: 2e-3, 8 << 20: 9e-3}
+    disturbed = {1 << 20: 2.0, 8 << 20: 0.4}
+    asked: list[int] = []
+
+    def seconds_of(size: int) -> float:
+        asked.append(size)
+        return disturbed.pop(size, true_s[size])
+
+    fit = line_over(tuple(true_s), seconds_of, slow_s=10.0)
+    assert fit == fit_linear(tuple(true_s.items())) and asked == 2 * list(true_s)
+    assert line_over(tuple(true_s), seconds_of, slow_s=10.0) == fit and len(asked) == 12, "once where nothing is far"
+
+
+def test_points_that_stay_far_end() -> None:
+    asked: list[int] = []
+
+    def seconds_of(size: int) -> float:
+        asked.append(size)
+        return (1e-3, 1.0, 1e-3)[LINK_SIZES.index(size)]
+
+    line_over(LINK_SIZES[:3], seconds_of, slow_s=10.0)
+    assert len(asked) == 9

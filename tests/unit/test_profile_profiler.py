@@ -21,7 +21,7 @@ from oallama.core.profile import Case, Profile, RestShape
 from oallama.core.types import ModelInfo, MulMat, Operator
 from oallama.device.identity import KnownDevice
 from oallama.device.spec import parse_device
-from oallama.profile.busy import Others, busy_percent, others_percent
+from oallama.profile.busy import Others, busy_percent, doubt, others_percent
 from oallama.profile.child import Request
 from oallama.profile.link import line_over
 from oallama.profile.merge import empty, merged, select
@@ -284,6 +284,20 @@ def test_what_was_measured_beside_other_programs_serves_only_as_long_as_they_run
     profile_model(MODEL, [OPERATOR], "none", 1)
     assert measured_at == [60.0, 3.0, 70.0, 2.0], "nor is what a refresh measured then kept for longer"
     assert len(list(tmp_path.glob("profile-*.json"))) == 1
+
+
+def test_what_a_busy_machine_measured_is_marked_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "20")
+    cases = [case_json("CPU") | {"n_tokens": n} for n in range(1, 41)]
+
+    def said(**fingerprint: Any) -> str:
+        return doubt(merged(empty({}), [{"cases": cases, "fingerprint": fingerprint}]))
+
+    assert said() == said(others_cpu_percent=19.0, disturbed=2) == ""
+    busy = said(others_cpu_percent=60.0, disturbed=2)
+    assert "60 % of the CPU" in busy and "2 of its measurements" in busy and "again once they end" in busy
+    late = said(disturbed=3)
+    assert "3 of its measurements" in late and "% of" not in late and "--refresh" in late
 
 
 def test_other_programs_are_looked_for_now_and_then() -> None:

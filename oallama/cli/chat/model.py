@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oallama.cli.gate import measured
-from oallama.cli.output import talk
-from oallama.cli.placement import keep_runs, say_warnings
+from oallama.cli.placement import keep_runs, say_warnings, tell_drift
 from oallama.core.errors import UsageError
-from oallama.report.expected import ENOUGH_TOKENS, drift_text
+from oallama.report.expected import ENOUGH_TOKENS
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
@@ -57,8 +56,7 @@ class ChatModel:
             return False
         depth = answer.n_prompt + answer.n_gen // 2
         predicted_s = None if self.placer.device.is_emulated else self.token_seconds(depth)
-        if drift := drift_text(answer.n_gen, answer.tpot_s, predicted_s, self.placer.model.path):
-            talk(f"warning: {drift}")
+        tell_drift(self.placer, answer, predicted_s)
         return True
 
     def close(self) -> None:
@@ -77,4 +75,4 @@ class ChatModel:
         if self._fixed:
             raise UsageError(self._fixed)
         self.close()
-        self.plan = measured(self.placer, self.load, seconds, aside="Ctrl-C ends it and keeps what is done").plan
+        self.plan = measured(self.placer, self.load, seconds, ends="Ctrl-C ends it and keeps what is done").plan
