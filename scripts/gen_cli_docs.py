@@ -44,6 +44,7 @@ Completion in the shell: put one of these lines into your shell's start-up file.
 |---|---|
 | `OALLAMA_CACHE_DIR` | where profiles are kept; default: the user's cache folder. Unwritable: measured each time |
 | `OALLAMA_BUSY_PERCENT` | CPU used by others from which a profile is made again once they end; default 20; 100: never |
+| `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how CPU threads wait; default: spin 0.1 to 0.2 ms, then sleep |
 | `OALLAMA_API_KEY` | `serve`: the key, as `--api-key` |
 | `OALLAMA_DEBUG` | `1`: show tracebacks |
 | `GGML_BACKEND_PATH` | a ggml back end to load, as `--backend` |

@@ -77,6 +77,10 @@ OTHER_WORDS = {
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 
 OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)"
+SPINS = 5000
+"""Rounds of libgomp, 0.1 to 0.2 ms. As fast as its 300,000 on a quiet machine; beside two busy programs on two cores
+tokens come 2 to 15 times as fast (docs/decisions.md)."""
+
 LIBRARIES_BYTES = 128 << 20  # of address space that numpy and llama.cpp take; 108 MiB were measured
 
 _MEMORY_REFUSED = (
@@ -249,8 +253,11 @@ def _interrupted() -> int:
 
 def _claim_libraries() -> None:
     """Raise MemoryError or OSError where numpy and llama.cpp cannot be loaded: OpenBLAS, numpy's, would end the process
-    without a sentence. One thread is enough for what numpy computes here, and more take 40 MiB each at once."""
+    without a sentence. One thread is enough for what numpy computes here, and more take 40 MiB each at once. Threads of
+    llama.cpp that wait spin for SPINS, and sleep then, unless the user asks for something else."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
     if sys.platform == "linux":
         mmap.mmap(-1, LIBRARIES_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
 

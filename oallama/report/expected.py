@@ -116,10 +116,9 @@ def drift_text(
     """One sentence with what to do where tokens took OFF longer or shorter than predicted, else "". n_tokens: that were
     generated. others_cores: of n_cores, how many other programs use; 0 where nobody looked."""
     if others_cores >= 0.5 and predicted_s and is_slow(n_tokens, tpot_s, predicted_s):
-        free = max(1, round(n_cores - others_cores))
         return (
             f"tokens took {tpot_s / predicted_s:.1f} times as long as predicted, as other programs use "
-            f"{others_cores:.1f} of {n_cores} cores; end them, or use fewer threads (-t {free})"
+            f"{others_cores:.1f} of {n_cores} cores; it is faster once they end"
         )
     if not predicted_s or n_tokens < ENOUGH_TOKENS:
         return ""

@@ -251,7 +251,8 @@ def test_it_says_what_tuning_is_predicted_to_gain(stub: str, tmp_path: Path) -> 
     assert re.search(
         r"stock llama.cpp's own placement; (another one is predicted to be at most \S+ times|no other)", first
     )
-    assert first.endswith(f": `oallama tune {model}`, or --tune before")
+    assert f": `oallama tune {model} --device rpc-worker:1 --vram 1024MiB -t 1 -p " in first
+    assert first.endswith("`, or --tune before")
 
 
 def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None:
