@@ -28,6 +28,7 @@ from oallama.place.sliced import QUICK, THOROUGH
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.placer.described import beside_each
 from oallama.profile.described import described, host_profile, with_card
+from oallama.profile.merge import empty
 from oallama.report import chart
 from oallama.report.table import WIDTH
 from oallama.report.what_if import CLAIM, what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
@@ -258,6 +259,9 @@ def answered(monkeypatch):
         def workload(self, n_prompt, n_gen):
             return Workload(n_prompt, n_gen, 1024)
 
+        def profile(self):
+            return empty({"others_cpu_percent": asked.get("busy", 0.0)})
+
     def alone_and_beside(placer, cards, load):
         asked["cards"] = [card.name for card in cards]
         asked["sizes"] = {card.memory_bytes for card in cards}
@@ -285,6 +289,14 @@ def test_the_command_prints_json_and_writes_a_chart(capsys, tmp_path, answered):
     assert document["workload"] == {"n_prompt": 64, "n_gen": 8, "n_ctx": 1024}
     assert chart.read_text(encoding="utf-8").startswith("<svg")
     assert f"wrote {chart}" in said.err
+
+
+def test_times_of_a_busy_machine_are_marked_in_one_line(capsys, answered, monkeypatch):
+    monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "20")
+    answered["busy"] = 60.0
+    assert cli_main.exit_code(["what-if", "m.gguf", "--gpu", "rtx3060"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: ") and "60 % of the CPU" in line
 
 
 def test_without_a_choice_all_cards_are_asked(capsys, answered):
