@@ -36,11 +36,6 @@ FLAGS = {
 """Fields of Options, but the context, as `oallama tune` takes them."""
 
 
-def gated(placer: Placer, load: Workload, refresh: bool = False) -> Plan:
-    """The plan that the gate lets through, with its verdict told in a line."""
-    return measured(placer, load, refresh=refresh).plan
-
-
 def measured(
     placer: Placer,
     load: Workload,
@@ -109,13 +104,16 @@ def tune_after(placer: Placer, load: Workload) -> None:
 
 
 def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
-    """Return a line with the most that tuning is predicted to gain over stock llama.cpp's placement, and how to tune.
-    Measures and plans nothing."""
+    """Return a line with what tuning is predicted to gain over stock llama.cpp's placement, at most where no plan is
+    known, and how to tune. Measures and plans nothing."""
+    from oallama.gate.run import unsettled
     from oallama.place.bound import physical_bound
     from oallama.report.expected import gain_text
 
     now = best = None
     with contextlib.suppress(OallamaError):  # no answer needs a prediction
+        if known := unsettled(placer, load):
+            return verdict_text(placer, load, *known)
         if placer.known_profile is not None:
             now = placer.simulate(stock, load).predicted
             best = physical_bound(placer.problem_for(stock), load, stock.memory)
@@ -123,9 +121,14 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
 
 
 def tell(placer: Placer, load: Workload, verdict: Verdict, left_s: float) -> None:
-    """Say the verdict; where it is not settled, also what to type, and how long that takes."""
+    """Say the verdict."""
+    talk(f"oallama: {verdict_text(placer, load, verdict, left_s)}")
+
+
+def verdict_text(placer: Placer, load: Workload, verdict: Verdict, left_s: float) -> str:
+    """The verdict; where it is not settled, also what to type, and how long that takes."""
     hint = "" if verdict.settled else f": {tuning(placer, load)} ({minutes_text(left_s)}) makes sure"
-    talk(f"oallama: {verdict.sentence}{hint}")
+    return f"{verdict.sentence}{hint}"
 
 
 def tell_doubt(placer: Placer) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.default_model import NOTE, default_model
-from oallama.cli.gate import at_once, gated
+from oallama.cli.gate import at_once, measured
 from oallama.cli.help import Group, option
 from oallama.cli.keys import somebody_watches
 from oallama.cli.options import (
@@ -97,7 +97,7 @@ class PlacementOptions:
         if not self.gate or not self.policy.is_auto:
             plan = self.policy.plan(placer, load)
         elif self.tune == "before" or self.refresh_gate:
-            plan = gated(placer, load, self.refresh_gate)
+            plan = measured(placer, load, refresh=self.refresh_gate).plan
         else:
             plan, unknown = at_once(placer, load)
         for note in plan.notes:

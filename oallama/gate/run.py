@@ -110,6 +110,15 @@ def remembered(placer: Placer, load: Workload) -> Gated | None:
     return gate.outcome(known, True) if known is not None and known.settled else None
 
 
+def unsettled(placer: Placer, load: Workload) -> tuple[Verdict, float] | None:
+    """An open verdict with the predicted seconds of measuring that settle it; None where there is none."""
+    if placer.known_profile is None:
+        return None
+    gate = Gate(placer, load)
+    known = gate.known()
+    return None if known is None or known.settled else (known, gate.predicted_seconds(known))
+
+
 def stock_at_once(placer: Placer, load: Workload) -> Plan:
     """Stock llama.cpp's own placement, which can do no harm, with nothing measured."""
     stock = ArmMaker(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).make(stock_name(placer)).stock

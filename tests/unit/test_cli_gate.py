@@ -39,7 +39,7 @@ def told(
         return Gated(plan, found, not measures, 180.0)
 
     monkeypatch.setattr("oallama.gate.run.gated_plan", gated_plan)
-    assert cli_gate.gated(UNMEASURED, LOAD) is plan
+    assert cli_gate.measured(UNMEASURED, LOAD).plan is plan
     said = capsys.readouterr()
     assert said.out == ""
     return said.err.splitlines()
@@ -72,7 +72,7 @@ def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any)
     plans = {name: SimpleNamespace(name=name, notes=(), operators=()) for name in ("stock", "gate", "policy")}
     monkeypatch.setattr("oallama.gate.run.remembered", doing("remembered", known))
     monkeypatch.setattr("oallama.gate.run.stock_at_once", doing("stock", plans["stock"]))
-    monkeypatch.setattr("oallama.cli.placement.gated", doing("measured", plans["gate"]))
+    monkeypatch.setattr("oallama.cli.placement.measured", doing("measured", SimpleNamespace(plan=plans["gate"])))
     policy: Any = SimpleNamespace(
         keeps_to_cpu=lambda placer: False, is_auto=True, plan=doing("planned", plans["policy"])
     )
@@ -121,8 +121,15 @@ def test_what_tuning_is_predicted_to_gain_is_one_line(
             problem_for=lambda plan: None,
             simulate=lambda plan, load: SimpleNamespace(predicted=Predicted(1.0, 0.1, 3.0)),
         )
+    monkeypatch.setattr("oallama.gate.run.unsettled", lambda placer, load: None)
     line = cli_gate.tuning_gain(placer, LOAD, placer)
     assert says in line and line.endswith(f"{TUNE}, or --tune before") and "\n" not in line
+
+
+def test_a_verdict_that_is_open_says_what_tuning_is_predicted_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oallama.gate.run.unsettled", lambda placer, load: (verdict(Race("split", 1.5)), 180.0))
+    line = cli_gate.tuning_gain(UNMEASURED, LOAD, UNMEASURED)
+    assert line.endswith(f"split is predicted 1.5× as fast: {TUNE} (3 min) makes sure")
 
 
 def test_what_to_type_measures_what_was_run() -> None:

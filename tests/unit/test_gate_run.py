@@ -29,6 +29,7 @@ from oallama.gate.run import (
     placement_digest,
     remembered,
     stock_at_once,
+    unsettled,
 )
 from oallama.gate.store import gate_key, prompt_class, read_verdict, timings_digest, verdict_path
 from oallama.gate.verdict import Verdict
@@ -283,13 +284,14 @@ def test_pairs_add_up_from_run_to_run_and_each_run_gets_further() -> None:
     assert (found.verdict.settled, found.verdict.won, found.plan.policy) == (False, None, "cpu")
     assert len(found.verdict.races[0].pairs) == 2, "one block, whatever the budget"
     assert "split is not told from it yet" in found.verdict.sentence
-    assert remembered(FakePlacer(), LOAD) is None  # type: ignore[arg-type]
-    placer = FakePlacer()
+    placer: Any = FakePlacer()
+    assert remembered(placer, LOAD) is None
+    assert unsettled(placer, LOAD) == (found.verdict, found.left_s)
     last = turns.gate(placer=placer, begin=lambda _, seconds: budgets.append(seconds))
     assert (last.verdict.settled, last.plan.policy, len(last.verdict.races[0].pairs)) == (True, "split", 4)
     assert placer.planned == ["split"], "what is known is not planned anew"
     assert last.verdict.seconds == pytest.approx(20.0), "of both runs"
-    assert budgets[0] > LEAST_BUDGET_S and turns.gate().remembered
+    assert budgets[0] > LEAST_BUDGET_S and turns.gate().remembered and unsettled(placer, LOAD) is None
 
 
 def test_what_was_in_vain_is_given_twice_the_time() -> None:
