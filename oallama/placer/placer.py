@@ -428,8 +428,9 @@ class Placer:
         return "on" if self.options.flash_attn == "auto" else self.options.flash_attn
 
     def _baselines(self, load: Workload, held: MemoryLedger) -> tuple[Baseline, ...]:
-        """What every plan for a workload is held against. held: by the plan."""
-        rule = self.attention_rule
+        """What every plan for a workload is held against. held: by the plan; the bound has the KV cache and compute
+        buffers on the host, as some plans do."""
+        rule, held = self.attention_rule, replace(held, kv=0, compute=0)
         alone, _ = rule.decide(lambda way: on_cpu(self.problem(way), load, "mixed"), self.profile(), load)
         return baselines(self.problem(self._stock_attention), load, held, alone.predicted)
 

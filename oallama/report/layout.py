@@ -176,6 +176,8 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
     """The figures on top: (what, value, remark)."""
     predicted = report.predicted
     n_on_device = sum(row.backend == "GPU" for row in report.operators)
+    n_divided = sum(row.backend == "split" for row in report.operators)
+    others = f", {n_divided} divided" if n_divided else ""
     on_device, total = weights_on_device(report.operators)
     rate = rate_text(predicted.tpot_s) if predicted.tpot_s > 0 else ""
     ended = "affinities stable" if report.converged else "cycle: least time kept"
@@ -187,7 +189,7 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
         ("Time per token", format_seconds(predicted.tpot_s), f"predicted, {rate}" if rate else "predicted"),
         ("Whole run", format_seconds(predicted.total_s), "predicted"),
         ("Weights on the device", percent(on_device, total), f"{format_bytes(on_device)} of {format_bytes(total)}"),
-        ("Operators on the device", str(n_on_device), f"of {len(report.operators)}"),
+        ("Operators on the device", str(n_on_device), f"of {len(report.operators)}{others}"),
         search,
     )
 
