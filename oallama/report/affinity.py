@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from oallama.core.affinity import Affinity, AffinityReport
-from oallama.core.types import Backend, MemoryLedger, OperatorPlacement, Predicted
+from oallama.core.types import CPU_DEVICE, Backend, MemoryLedger, OperatorPlacement, Predicted
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.compared import compared_table
 from oallama.report.fold import Fold, fold
@@ -93,12 +93,15 @@ def run_text(report: AffinityReport) -> str:
     run = report.run
     if run is None:
         return ""
+    if report.device == CPU_DEVICE:
+        return (
+            "`oallama run` uses the CPU alone, as there is no device: --device emulated:rtx3060 is one whose timing is "
+            "emulated, and `oallama what-if` predicts cards."
+        )
     if run.measured:
         return f"`oallama run` uses policy {run.policy}: it was measured against stock llama.cpp here."
     if run.policy == "fit":
         return "`oallama run` uses stock llama.cpp's own placement: nothing is predicted to be faster."
-    if run.memory.capacity == 0:
-        return "`oallama run` uses the CPU alone: there is no device."
     return (
         f"`oallama run` uses policy {run.policy} once it was measured to be faster than stock llama.cpp, which "
         "`oallama tune` does."

@@ -14,7 +14,7 @@ def compared(report: AffinityReport) -> list[tuple[str, ...]]:
     own = f"policy {report.policy}" if report.of_plan else "OATO's ranking alone"
     rows = [*((one.name, one.predicted) for one in report.baselines), (own, report.predicted)]
     if report.run is not None:
-        if report.of_plan and report.run.predicted == report.predicted:
+        if report.run.predicted == report.predicted:
             rows.pop()
         rows.append((f"what run uses: {report.run.policy}", report.run.predicted))
     last = rows[-1][1].total_s

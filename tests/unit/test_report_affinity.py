@@ -231,6 +231,7 @@ def test_the_report_says_what_run_uses_and_why(measured, policy, says):
     report = replace(report, run=replace(report.run, policy=policy))
     assert says in run_text(report)
     assert run_text(records.dense()) == ""
+    assert "what-if" in run_text(replace(report, device="CPU"))
 
 
 def test_a_plan_that_is_the_one_of_run_has_one_row():
