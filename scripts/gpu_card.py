@@ -64,7 +64,7 @@ def steps_of(device: str, work: Path) -> list[CardStep]:
                  (*oallama, "run", model, "Hello", "-n", "32", "--policy", "scheinfer", "--gpu-weights", "50%",
                   "--device", device, "--json")),
         CardStep("models", "write the models of the speed tables", 60, (*make, "--matrix", str(MATRIX))),
-        CardStep("speed", f"the speed tables ({MATRIX.relative_to(ROOT)})", 1500,
+        CardStep("speed", f"the speed tables ({MATRIX.relative_to(ROOT)})", 1800,
                  (*oallama, "bench", "--matrix", str(work / "card.toml"), "-o", str(work / "speed.json"), "--json")),
     ]  # fmt: skip
 
