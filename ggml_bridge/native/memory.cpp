@@ -7,7 +7,7 @@
 #include "support.h"
 
 // As in llama.cpp's src/llama-ext.h. At global scope and by these names, for the compiler must pass and return them as
-// libllama does; a map's layout is fixed by the C++ library that both use.
+// libllama does.
 struct llama_context;
 
 struct llama_memory_breakdown_data {
@@ -16,7 +16,58 @@ struct llama_memory_breakdown_data {
     size_t compute = 0;
 };
 
-using llama_memory_breakdown          = std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data>;
+#ifdef __APPLE__
+using llama_memory_breakdown = std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data>;
+#else
+// The same map as libstdc++ has it in memory, which libllama is linked with; this library may be linked with another.
+class llama_memory_breakdown {
+  public:
+    struct Row {
+        ggml_backend_buffer_type_t  buft;
+        llama_memory_breakdown_data bytes;
+    };
+
+    llama_memory_breakdown(const llama_memory_breakdown &)             = delete;
+    llama_memory_breakdown & operator=(const llama_memory_breakdown &) = delete;
+    ~llama_memory_breakdown() { release(root_); }
+
+    std::vector<Row> rows() const {
+        std::vector<Row> found;
+        collect(root_, found);
+        return found;
+    }
+
+  private:
+    struct Node {
+        int    colour;
+        Node * parent;
+        Node * left;
+        Node * right;
+        Row    row;
+    };
+
+    static void collect(const Node * node, std::vector<Row> & found) { // in the order of keys, as deep as the tree
+        if (node != nullptr) {
+            collect(node->left, found);
+            found.push_back(node->row);
+            collect(node->right, found);
+        }
+    }
+    static void release(Node * node) {
+        if (node != nullptr) {
+            release(node->left);
+            release(node->right);
+            ::operator delete(node); // libstdc++'s takes memory by malloc, as every other does
+        }
+    }
+
+    [[maybe_unused]] void * head_[2]; // how keys compare; the root's colour
+    Node *                  root_;
+    [[maybe_unused]] void * tail_[3]; // first and last node; how many there are
+};
+static_assert(sizeof(llama_memory_breakdown) == 48, "libstdc++'s map");
+#endif
+
 using llama_get_memory_breakdown_func = llama_memory_breakdown (*)(const llama_context *);
 
 using namespace bridge;
@@ -55,9 +106,15 @@ int gb_memory_breakdown(void * breakdown, const void * context, int32_t no_alloc
         }
         require(breakdown != nullptr && context != nullptr && rows != nullptr && n_rows != nullptr,
                 "a function, a context and room for the result are needed");
-        const auto function = reinterpret_cast<llama_get_memory_breakdown_func>(breakdown);
-        *n_rows             = 0;
-        for (const auto & [buft, bytes] : function(static_cast<const llama_context *>(context))) {
+        const auto function                = reinterpret_cast<llama_get_memory_breakdown_func>(breakdown);
+        *n_rows                            = 0;
+        const llama_memory_breakdown found = function(static_cast<const llama_context *>(context));
+#ifdef __APPLE__
+        const auto & all = found;
+#else
+        const std::vector<llama_memory_breakdown::Row> all = found.rows();
+#endif
+        for (const auto & [buft, bytes] : all) {
             require(*n_rows < capacity, "there are more buffer types than rows");
             gb_memory_row &    row    = rows[(*n_rows)++];
             ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
