@@ -207,13 +207,13 @@ class _Loader:
         self._worker: OpenDevice | None = None
 
     def __call__(self, request: dict[str, Any], progress: Any) -> dict[str, Any]:
-        from llama_cpp import llama_cpp as api
-
         from oallama.device.native_log import native_log
         from oallama.device.opening import device_pointer
 
         settings = from_json(LoadSettings, request, "the load")
         bridge = load_bridge()
+        from llama_cpp import llama_cpp as api  # behind it, which says where there is none
+
         with (
             self._device(parse_device(settings.device)) as device,
             bridge.split().plan(_with_device(settings, device)) if settings.split_text else nullcontext() as split,
