@@ -54,9 +54,11 @@ def steps_of(device: str, work: Path) -> list[CardStep]:
                  (("OALLAMA_TEST_GPU", device),)),
         CardStep("pinned", "is pinned memory pinned, and how long it takes to get", 20, measure("pinned")),
         CardStep("copies", "a small copy behind streamed weights, whole and in pieces", 20, measure("copies")),
+        CardStep("zero-copy", "the same until a kernel has its input: copied, or read in the host's memory", 20,
+                 measure("zero-copy")),
         CardStep("slices", "slices of 3584 against 3616 rows", 30, measure("slices")),
-        CardStep("launch", "launching a graph", 5, measure("launch")),
-        CardStep("launch-no-graphs", "the same without CUDA graphs", 5, measure("launch"),
+        CardStep("launch", "launching a graph, from the calling thread and from one of its own", 10, measure("launch")),
+        CardStep("launch-no-graphs", "the same without CUDA graphs", 10, measure("launch"),
                  (("GGML_CUDA_DISABLE_GRAPHS", "1"),)),
         CardStep("model", "write a 1B with random weights", 10,
                  (*make, "--like", "llama-1b", "--type", "Q4_0", "-o", model)),
@@ -182,6 +184,24 @@ def copies(bridge: Any, device: str) -> Rows:
                    "samples": [list(astuple(sample)) for sample in found]}  # fmt: skip
 
 
+def zero_copy(bridge: Any, device: str) -> Rows:
+    """A kernel that computes with a small input in pinned memory, behind large copies on another stream as in copies():
+    the input is copied first, or read in place. If that does not wait, small copies need no pacing."""
+    from ggml_bridge import Unsupported
+
+    large, small = 32 * MIB, 16 * KIB
+    for in_place in (False, True):
+        for queued, piece in ((0, 0), (large, large), (large, MIB)):
+            row = {"in_place": in_place, "large_bytes": queued, "piece_bytes": piece}
+            try:
+                found = bridge.input_beside(device, in_place, queued, piece, small, SAMPLES)
+            except Unsupported as error:
+                yield {**row, "small_s": None, "why": str(error)}
+                continue
+            yield {**row, "small_s": statistics.median(sample.small_s for sample in found),
+                   "samples": [list(astuple(sample)) for sample in found]}  # fmt: skip
+
+
 def slices(bridge: Any, device: str) -> Rows:
     """One mul-mat over a slice of the rows of an 8B's gate: rows that are a multiple of 128, and that are not."""
     for type_name in ("Q4_0", "F16"):
@@ -193,9 +213,15 @@ def slices(bridge: Any, device: str) -> Rows:
 
 
 def launch(bridge: Any, device: str) -> Rows:
-    """A graph of one mul-mat that computes next to nothing: what remains is launching and waiting for it."""
+    """A graph of one mul-mat that computes next to nothing: what remains is launching and waiting for it. caller_s:
+    what launching an FFN takes of the time of the thread that wants it; own_thread: another one launches."""
     seconds, samples = _timed(bridge, device, "F16", 256, 32, 1, SAMPLES)
     yield {"launch_s": seconds, "samples": samples}
+    for own_thread in (False, True):
+        with bridge.launch_issue(device, own_thread) as timer:
+            timer.run(3)
+            samples = list(timer.run(SAMPLES))
+        yield {"own_thread": own_thread, "caller_s": statistics.median(samples), "samples": samples}
 
 
 def pinned(bridge: Any, device: str) -> Rows:
@@ -240,7 +266,7 @@ def _timed(
 
 
 MEASURED: dict[str, Callable[[Any, str], Rows]] = {
-    "copies": copies, "slices": slices, "launch": launch, "pinned": pinned,
+    "copies": copies, "zero-copy": zero_copy, "slices": slices, "launch": launch, "pinned": pinned,
 }  # fmt: skip
 
 

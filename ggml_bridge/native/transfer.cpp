@@ -70,13 +70,9 @@ Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64
 
 Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes, int64_t piece_bytes)
     : to_device_(to_device), n_bytes_(n_bytes), piece_bytes_(piece_bytes), n_slots_(slots_for(n_bytes)),
-      host_(device, pinned, n_bytes * n_slots_), backend_(ggml_backend_dev_init(device, nullptr)), ctx_(new_context(1)),
+      host_(device, pinned, n_bytes * n_slots_), backend_(init_backend(device)), ctx_(new_context(1)),
       close_seconds_(to_device ? std::numeric_limits<double>::infinity() : 0.0) {
     require(piece_bytes > 0, "a piece of a transfer must have bytes");
-    if (!backend_) {
-        throw Error(GB_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " could not be initialised" +
-                                   ggml_reason());
-    }
     // floats where they fit: an emulated device writes whole numbers, and only reads what weights are made of
     constexpr auto float_bytes = static_cast<int64_t>(sizeof(float));
     tensor_ = n_bytes % float_bytes == 0 ? ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, n_bytes / float_bytes)
@@ -167,16 +163,50 @@ double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) {
     return under_way > alone ? std::clamp((waited - called - alone) / under_way, 0.0, 1.0) : 0.0;
 }
 
-std::vector<gb_copy_beside_sample> copy_beside(ggml_backend_dev_t device, bool pinned, int64_t large_bytes,
-                                               int64_t piece_bytes, int64_t small_bytes, int64_t n) {
-    require(!is_cpu(device), "the CPU has no link to itself");
+//
+// what a small copy waits for
+//
+
+Input::Input(ggml_backend_dev_t device, bool in_place, int64_t n_bytes)
+    : in_place_(in_place), host_(device, /*pinned=*/true, n_bytes), backend_(init_backend(device)),
+      ctx_(new_context(2, 1)), input_(ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, n_bytes / int64_t{sizeof(float)})),
+      result_(ggml_scale(ctx_.get(), input_, 1.0F)), graph_(new_graph(ctx_.get(), 1)) {
+    if (in_place) {
+        ggml_backend_tensor_alloc(host_.buffer(), input_, host_.base());
+    }
+    ggml_build_forward_expand(graph_, result_);
+    buffer_ = alloc_tensors(ctx_.get(), ggml_backend_dev_buffer_type(device));
+    run_once();
+}
+
+double Input::run_once() {
+    const size_t end = ggml_nbytes(input_) - sizeof last_;
+    last_ += 1.0F;
+    std::memcpy(host_.base() + end, &last_, sizeof last_);
+    const double start = seconds_now();
+    if (!in_place_) {
+        ggml_backend_tensor_set_async(backend_.get(), input_, host_.base(), 0, ggml_nbytes(input_));
+    }
+    const ggml_status status = ggml_backend_graph_compute_async(backend_.get(), graph_);
+    float             found  = 0.0F;
+    ggml_backend_tensor_get_async(backend_.get(), result_, &found, end, sizeof found);
+    ggml_backend_synchronize(backend_.get());
+    const double seconds = seconds_now() - start;
+    if (status != GGML_STATUS_SUCCESS || (in_place_ && found != last_)) {
+        throw Error(GB_FAILED, "a kernel did not read what the host had written" + ggml_reason());
+    }
+    return seconds;
+}
+
+namespace {
+
+std::vector<gb_copy_beside_sample> beside(ggml_backend_dev_t device, bool pinned, int64_t large_bytes,
+                                          int64_t piece_bytes, gb_timer & small, int64_t n) {
     require(large_bytes >= 0 && n >= 0, "sizes and counts must not be negative");
     std::unique_ptr<Transfer> large;
     if (large_bytes > 0) {
         large = std::make_unique<Transfer>(device, /*to_device=*/true, pinned, large_bytes, piece_bytes);
     }
-    Transfer small(device, /*to_device=*/true, pinned, small_bytes);
-
     std::vector<gb_copy_beside_sample> samples(static_cast<size_t>(n));
     for (gb_copy_beside_sample & sample : samples) {
         sample.queue = large ? large->begin() : 0.0;
@@ -184,6 +214,27 @@ std::vector<gb_copy_beside_sample> copy_beside(ggml_backend_dev_t device, bool p
         sample.rest  = large ? large->finish() : 0.0;
     }
     return samples;
+}
+
+} // namespace
+
+std::vector<gb_copy_beside_sample> copy_beside(ggml_backend_dev_t device, bool pinned, int64_t large_bytes,
+                                               int64_t piece_bytes, int64_t small_bytes, int64_t n) {
+    require(!is_cpu(device), "the CPU has no link to itself");
+    Transfer small(device, /*to_device=*/true, pinned, small_bytes);
+    return beside(device, pinned, large_bytes, piece_bytes, small, n);
+}
+
+std::vector<gb_copy_beside_sample> input_beside(ggml_backend_dev_t device, bool in_place, int64_t large_bytes,
+                                                int64_t piece_bytes, int64_t small_bytes, int64_t n) {
+    require(!is_cpu(device), "the CPU has no link to itself");
+    require(small_bytes > 0 && small_bytes % int64_t{sizeof(float)} == 0, "an input is made of whole floats");
+    const char * reg = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
+    if (in_place && std::strcmp(reg, "CUDA") != 0) {
+        throw Error(GB_UNSUPPORTED, std::string("kernels of ") + reg + " are not known to read host memory");
+    }
+    Input small(device, in_place, small_bytes);
+    return beside(device, /*pinned=*/true, large_bytes, piece_bytes, small, n);
 }
 
 } // namespace bridge
@@ -228,6 +279,16 @@ int gb_copy_beside(const char * device, int32_t pinned, int64_t large_bytes, int
         require(samples != nullptr, "no room for the result");
         const std::vector<gb_copy_beside_sample> found =
             copy_beside(find_device(device), pinned != 0, large_bytes, piece_bytes, small_bytes, n);
+        std::copy(found.begin(), found.end(), samples);
+    });
+}
+
+int gb_input_beside(const char * device, int32_t in_place, int64_t large_bytes, int64_t piece_bytes,
+                    int64_t small_bytes, int64_t n, gb_copy_beside_sample * samples) {
+    return guarded([&] {
+        require(samples != nullptr, "no room for the result");
+        const std::vector<gb_copy_beside_sample> found =
+            input_beside(find_device(device), in_place != 0, large_bytes, piece_bytes, small_bytes, n);
         std::copy(found.begin(), found.end(), samples);
     });
 }

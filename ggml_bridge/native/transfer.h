@@ -11,7 +11,8 @@ class HostMemory {
   public:
     HostMemory(ggml_backend_dev_t device, bool pinned, int64_t n_bytes); // throws GB_UNSUPPORTED: no pinned memory
 
-    uint8_t * base() const { return base_; }
+    uint8_t *             base() const { return base_; }
+    ggml_backend_buffer_t buffer() const { return buffer_.get(); }
 
   private:
     std::vector<uint8_t> pageable_;
@@ -72,6 +73,26 @@ class Issue : public gb_timer {
     Transfer transfer_;
 };
 
+// Seconds until a kernel has computed with n_bytes of pinned host memory and its result is on the host. The bytes are
+// copied to the device first, or the kernel reads them where they are.
+class Input : public gb_timer {
+  public:
+    Input(ggml_backend_dev_t device, bool in_place, int64_t n_bytes);
+
+    double run_once() override;
+
+  private:
+    bool          in_place_;
+    HostMemory    host_;
+    BackendPtr    backend_;
+    ContextPtr    ctx_;
+    ggml_tensor * input_;
+    ggml_tensor * result_;
+    ggml_cgraph * graph_;
+    BufferPtr     buffer_;
+    float         last_ = 0.0F; // of the input; other in every run
+};
+
 // Share of a copy under way that a result of another stream of the device waits for, 0 to 1.
 double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes);
 
@@ -79,5 +100,9 @@ double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes);
 // bytes: it is begun alone.
 std::vector<gb_copy_beside_sample> copy_beside(ggml_backend_dev_t device, bool pinned, int64_t large_bytes,
                                                int64_t piece_bytes, int64_t small_bytes, int64_t n);
+
+// The same for a kernel that computes with n_bytes of pinned host memory: copied before, or read in place.
+std::vector<gb_copy_beside_sample> input_beside(ggml_backend_dev_t device, bool in_place, int64_t large_bytes,
+                                                int64_t piece_bytes, int64_t small_bytes, int64_t n);
 
 } // namespace bridge
