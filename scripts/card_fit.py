@@ -2,23 +2,25 @@
 
     scripts/real_card fit TABLE.csv --models MODELS.toml -o MACHINE.json             # from a few of the rows
     scripts/real_card predict TABLE.csv --models MODELS.toml --machine MACHINE.json  # the others, with the errors
+    scripts/real_card machines TABLE.csv                    # many machines with few rows each: writes docs/machines.md
 
 A TABLE has the columns Model, Context, NGL, Ubatch, PromptTokens, PromptTPS, EvalTokens, EvalTPS, and may have MVA, the
-budget in MB; it may also be what `predict --json` wrote. MODELS.toml describes each model by its sizes.
-docs/real-card.md says what came of it on an RTX 5090.
+budget in MB. MODELS.toml describes each model by its sizes.
+docs/real-card.md says what came of it on an RTX 5090; the table of `machines` is described in card_machines.py.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from card_machines import Panels, write_machines
 from card_model import (
     FITTED,
     START,
@@ -40,6 +42,8 @@ from shared import InputError, guarded, parser_of, write_document
 #
 
 Vector = npt.NDArray[np.float64]
+Row = dict[str, Any]
+PHASES = ("prompt", "eval")
 
 TRUSTED = 0.15  # log ratio up to which a run counts fully (Huber)
 STEP = 0.02  # of a parameter's logarithm, for slopes
@@ -52,18 +56,19 @@ def fit(
     runs: Sequence[PublishedRun],
     models: Mapping[str, CardModel],
     start: FittedMachine = START,
+    names: Sequence[str] = FITTED,
+    phases: Sequence[str] = PHASES,
 ) -> FittedMachine:
-    """The machine that predicts these runs best. Rates are fitted as logarithms, so that none gets negative."""
-    x = np.log([rates(start)[name] for name in FITTED])
+    """The machine that predicts what was measured of these phases best. Rates are fitted as logarithms, so that none
+    gets negative. names: of the rates that are."""
+    x = np.log([rates(start, names)[name] for name in names])
 
     def machine(point: Vector) -> FittedMachine:
-        return with_rates(start, dict(zip(FITTED, np.exp(point).tolist(), strict=True)))
+        return with_rates(start, dict(zip(names, np.exp(point).tolist(), strict=True)))
 
     def residuals(point: Vector) -> Vector:
-        predictor = Predictor(machine(point), models, runs)
-        out = [(predictor(run), run) for run in runs]
-        pairs = [(made.prompt_tps / run.prompt_tps, made.eval_tps / run.eval_tps) for made, run in out]
-        off: Vector = np.log(np.array(pairs)).ravel()
+        rows = rows_of(Predictor(machine(point), models, runs), runs)
+        off: Vector = np.log([1 + error(row, phase) for row in rows for phase in phases if row[f"{phase}_tps"]])
         return off
 
     damping, now = 1e-2, residuals(x)
@@ -96,9 +101,6 @@ def loss(off: Vector) -> float:
 # errors
 #
 
-PHASES = ("prompt", "eval")
-Row = dict[str, Any]
-
 
 def rows_of(
     predictor: Predictor, runs: Sequence[PublishedRun], fitted: Callable[[PublishedRun], bool] | None = None
@@ -107,7 +109,7 @@ def rows_of(
     made = []
     for run in runs:
         out = predictor(run)
-        row = {**asdict(run), "prompt_tps_predicted": out.prompt_tps, "eval_tps_predicted": out.eval_tps}
+        row = {**run.told(), "prompt_tps_predicted": out.prompt_tps, "eval_tps_predicted": out.eval_tps}
         made.append(row if fitted is None else {**row, "fitted": fitted(run)})
     return made
 
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("real_card", __doc__)
-    commands = parser.add_subparsers(required=True, metavar="fit|predict")
+    commands = parser.add_subparsers(required=True, metavar="fit|predict|machines")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> Callable[..., argparse.Action]:
         made = commands.add_parser(name, help=what, description=what)
@@ -202,6 +204,10 @@ def _parser() -> argparse.ArgumentParser:
     add = command("predict", _predict, "predict the rows, and say how far off that is")
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
     add("--json", action="store_true")
+    add("--picture", type=Path, metavar="FILE.svg", help="measured and predicted, by model and context")
+    made = commands.add_parser("machines", help="predict and draw many machines, and write docs/machines.md")
+    made.set_defaults(run=lambda options: write_machines(options.table, fit))
+    made.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv", help="without one only the page is written")
     return parser
 
 
@@ -264,6 +270,17 @@ def _predict(options: argparse.Namespace) -> int:
     runs, models = _read(options)
     machine = read_machine(options.machine)
     rows = rows_of(Predictor(machine, models, runs), runs, _was_fitted(machine, runs))
+    if options.picture:
+        groups: dict[str, Row] = {}
+        for row in rows:
+            group = groups.setdefault(f"{row['model']}, {row['context'] // 1024} K", {"name": "", "points": []})
+            group["points"] += [
+                {"phase": phase, "measured": row[f"{phase}_tps"], "predicted": row[f"{phase}_tps_predicted"],
+                 "fitted": row["fitted"]} for phase in PHASES
+            ]  # fmt: skip
+        options.picture.write_text(
+            Panels("Measured and predicted tokens per second, by context", groups).svg(), "utf-8"
+        )
     if options.json:
         write_document(document(rows), None)
         return 0

@@ -6,21 +6,22 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import gguf
-from model_shapes import attention_and_ffn
+from model_shapes import attention_and_ffn, gated_ffn
 from shared import InputError, read_toml, record, write_document
 
-from oallama.core.codec import CodecError, Count32, Size32, from_json
-from oallama.core.types import ModelInfo, Operator, Workload
+from oallama.core.codec import Count32, Size32
+from oallama.core.types import ModelInfo, Operator
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass, passes_at
 from oallama.cost.placement import Costs, placement_seconds
 from oallama.device.card import Card, Host
+from oallama.device.cards import USUAL_PC, preset
 from oallama.place.attention import with_attention
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
@@ -32,6 +33,30 @@ from oallama.profile.described import described
 
 
 @dataclass(frozen=True)
+class Types:
+    """What a file's name says of its weights, as Q4_K_M. more: of attn_v and ffn_down in the half of the layers that
+    llama-quantize gives more bits to."""
+
+    type: str
+    output_type: str = ""  # each "": as `type`
+    attention: str = ""
+    more: str = ""
+
+    def of(self, role: str, layer: int, n_layer: int) -> str:
+        if role == "ffn_gate_inp":
+            return "F32"
+        eighth = n_layer // 8
+        if self.more and role in MORE and (
+            layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+        ):  # fmt: skip
+            return self.more
+        return (self.attention if role.startswith("attn_") else "") or self.type
+
+
+MORE = ("attn_v", "ffn_down", "ffn_down_exps")
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Of a described model, as TOML names them. source: where they are from."""
 
@@ -40,12 +65,16 @@ class Sizes:
     n_head: Size32
     n_head_kv: Size32
     head_dim: Size32
-    n_ff: Size32
+    n_ff: Size32  # of an expert, where there are any
     n_vocab: Size32
-    type: str
-    output_type: str = ""  # as the others
+    type: str = ""  # "": the table says it
+    output_type: str = ""
     n_expert: Count32 = 0
     n_expert_used: Count32 = 0
+    n_ff_shared: Count32 = 0  # of the FFN beside the experts, which every token uses
+    attention_every: Size32 = 1  # layers; the others have a window or a state of one size, which cost next to nothing
+    linear: tuple[int, ...] = ()  # widths of q, k, v and output in the other layers, where these have a state
+    gated: bool = False  # q has a gate as wide beside it
     source: str = ""
 
 
@@ -58,61 +87,100 @@ class CardModel:
     operators: tuple[Operator, ...]
 
 
-def read_models(path: Path) -> dict[str, CardModel]:
+class Models(dict[str, CardModel]):
+    """Described models by name, or by `name type` for those whose types a table says."""
+
+    def __init__(self, sizes: Mapping[str, Sizes], types: Mapping[str, Types]) -> None:
+        super().__init__()
+        self._sizes, self._types = sizes, types
+        for name, each in sizes.items():
+            if each.type:
+                self[name] = model_of(name, each, Types(each.type, each.output_type))
+
+    def __missing__(self, key: str) -> CardModel:
+        name, _, types = key.partition(" ")
+        if name not in self._sizes or types not in self._types:
+            raise KeyError(key)
+        self[key] = model_of(key, self._sizes[name], self._types[types])
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return self[str(key)] is not None
+        except KeyError:
+            return False
+
+
+def read_models(path: Path) -> Models:
     """By the names that the tables use. Raises InputError."""
-    made: dict[str, CardModel] = {}
-    for name, table in read_toml(path).items():
+    document = read_toml(path)
+    types = {name: record(Types, each, f"{path}: types.{name}") for name, each in document.pop("types", {}).items()}
+    made: dict[str, Sizes] = {}
+    for name, table in document.items():
         where = f"{path}: {name}"
         if isinstance(table, dict) and "same_as" in table:
             if table["same_as"] not in made:
                 raise InputError(f"{where} is the same as {table['same_as']!r}, which is not above it")
             made[name] = made[table["same_as"]]
         else:
-            made[name] = model_of(name, _checked(record(Sizes, table, where), where))
+            made[name] = _checked(record(Sizes, table, where), where)
     if not made:
         raise InputError(f"{path} describes no model")
-    return made
+    return Models(made, types)
 
 
 def _checked(sizes: Sizes, where: str) -> Sizes:
-    """With the output's type. Raises InputError."""
+    """Raises InputError."""
     if sizes.n_head % sizes.n_head_kv:
         raise InputError(f"{where}: n_head must be a multiple of n_head_kv")
     if sizes.n_expert_used > sizes.n_expert or (sizes.n_expert > 0) != (sizes.n_expert_used > 0):
         raise InputError(f"{where}: n_expert_used must be some of n_expert")
-    full = replace(sizes, output_type=sizes.output_type or sizes.type)
-    for name in (full.type, full.output_type):
-        if name not in gguf.GGMLQuantizationType.__members__:
+    for name in (sizes.type, sizes.output_type):
+        if name and name not in gguf.GGMLQuantizationType.__members__:
             raise InputError(f"{where}: {name!r} is not a ggml type")
-    return full
+    return sizes
 
 
-def model_of(name: str, sizes: Sizes) -> CardModel:
-    """Llama's graph, or with experts Qwen3-MoE's."""
-    operators = tuple(_operators(sizes))
+def model_of(name: str, sizes: Sizes, types: Types) -> CardModel:
+    """Llama's graph, or with experts Qwen's. Where few layers have attention over all tokens, each has a share."""
+    operators = tuple(_operators(sizes, types))
+    width = max(1, sizes.head_dim // sizes.attention_every)
+    arch = "llama" if not sizes.n_expert else "qwen2moe" if sizes.n_ff_shared else "qwen3moe"
     info = ModelInfo(
-        path=name, arch="qwen3moe" if sizes.n_expert else "llama", name=name, n_layer=sizes.n_layer,
+        path=name, arch=arch, name=name, n_layer=sizes.n_layer,
         n_embd=sizes.n_embd, n_ff=sizes.n_ff, n_head=sizes.n_head, n_head_kv=sizes.n_head_kv,
-        n_embd_head_k=sizes.head_dim, n_embd_head_v=sizes.head_dim,
+        n_embd_head_k=width, n_embd_head_v=width,
         n_expert=sizes.n_expert, n_expert_used=sizes.n_expert_used, n_vocab=sizes.n_vocab, n_ctx_train=0,
         file_bytes=sum(operator.bytes for operator in operators), fingerprint="",
     )  # fmt: skip
     return CardModel(name, info, operators)
 
 
-def _operators(sizes: Sizes) -> Iterator[Operator]:
-    matrices = attention_and_ffn(
-        sizes.n_embd, sizes.n_ff, sizes.n_head, sizes.n_head_kv, sizes.head_dim, sizes.n_expert, sizes.n_ff
+def _operators(sizes: Sizes, types: Types) -> Iterator[Operator]:
+    n_embd = sizes.n_embd
+    full = attention_and_ffn(
+        n_embd, sizes.n_ff, sizes.n_head, sizes.n_head_kv, sizes.head_dim, sizes.n_expert, sizes.n_ff
     )
+    if sizes.n_ff_shared:
+        full |= gated_ffn(n_embd, sizes.n_ff_shared, "_shexp")
+    if sizes.gated:
+        full["attn_q"] = (n_embd, 2 * full["attn_q"][1])
+    of_state = dict(full)
+    if sizes.linear:
+        q, k, v, output = sizes.linear
+        of_state |= {"attn_q": (n_embd, q), "attn_k": (n_embd, k), "attn_v": (n_embd, v)}
+        of_state["attn_output"] = (output, n_embd)
     for layer in range(sizes.n_layer):
-        for role, ne in matrices.items():
+        attends = layer % sizes.attention_every == sizes.attention_every - 1
+        for role, ne in (full if attends else of_state).items():
             routed = len(ne) > 2
             shape = (ne[0], ne[1], ne[2] if routed else 1)
-            kind = "F32" if role == "ffn_gate_inp" else sizes.type
+            kind = types.of(role, layer, sizes.n_layer)
             yield _operator(
                 f"blk.{layer}.{role}.weight", layer, role, kind, shape, sizes.n_expert_used if routed else 0
             )
-    yield _operator("output.weight", None, "output", sizes.output_type, (sizes.n_embd, sizes.n_vocab, 1))
+    output_type = types.output_type or types.type
+    yield _operator("output.weight", None, "output", output_type, (n_embd, sizes.n_vocab, 1))
 
 
 def _operator(
@@ -151,8 +219,8 @@ FITTED = (
     "card.pageable_bytes_per_s",
     "first_prompt_s",
 )
-"""The rates that runs of stock llama.cpp tell. The others are constants of START: nothing in such runs depends on the
-pinned link, and the small latencies cannot be told from card.kernel_s and card.copy_s."""
+"""The rates that many runs of stock llama.cpp at several depths tell. The others are constants of START: nothing in
+such runs depends on the pinned link, and the small latencies cannot be told from card.kernel_s and card.copy_s."""
 
 START = FittedMachine(
     host=Host("host", bytes_per_s=60e9, flops_per_s=1e12, source="fitted", flops_attention_per_s=50e9,
@@ -167,10 +235,10 @@ START = FittedMachine(
 """Of no machine: where the fit begins."""
 
 
-def rates(machine: FittedMachine) -> dict[str, float]:
-    """Its fitted rates by name."""
+def rates(machine: FittedMachine, names: Sequence[str] = FITTED) -> dict[str, float]:
+    """Its rates by name."""
     record = _record(machine)
-    return {name: _part(record, name)[_last(name)] for name in FITTED}
+    return {name: _part(record, name)[_last(name)] for name in names}
 
 
 def with_rates(machine: FittedMachine, values: Mapping[str, float]) -> FittedMachine:
@@ -225,6 +293,50 @@ def read_machine(path: Path) -> FittedMachine:
     return made
 
 
+@dataclass(frozen=True)
+class DataSheet:
+    """What a buyer knows of a machine: peaks. What is 0 or "" nobody said."""
+
+    name: str
+    preset: str = ""  # a card of `what-if`, instead of the next five
+    memory_gib: float = 0.0
+    gb_per_s: float = 0.0  # of the card's memory
+    tflops: float = 0.0  # FP16, with FP32 sums
+    tops: float = 0.0  # INT8
+    link_gb_per_s: float = 25.0  # that copies from pinned memory reach
+    dram_gb_per_s: float = 0.0
+    cores_ghz: float = 0.0  # cores times GHz
+    context_is_depth: bool = False  # the table's context is what lies in the KV cache, not what it could hold
+
+    @property
+    def has_card(self) -> bool:
+        return bool(self.preset or self.gb_per_s)
+
+    @property
+    def known(self) -> bool:
+        """Whether both halves are."""
+        return self.has_card and self.dram_gb_per_s > 0
+
+
+CARD_BYTES, CARD_INT8, CARD_FP16, DRAM_BYTES = 0.8, 0.3, 0.8, 0.67
+"""Of a peak, what the cards of `what-if` and its usual PC reach in llama.cpp."""
+
+
+def by_data_sheet(sheet: DataSheet) -> FittedMachine:
+    """A machine by its peaks and the shares of them that others reach; what is not known is as START has it."""
+    card = preset(sheet.preset) if sheet.preset else replace(preset("rtx4060ti-16"), name=sheet.name)
+    if sheet.gb_per_s:
+        card = replace(
+            card, memory_bytes=int(sheet.memory_gib * 2**30), bytes_per_s=CARD_BYTES * sheet.gb_per_s * 1e9,
+            flops_per_s=CARD_INT8 * sheet.tops * 1e12, flops_float_per_s=CARD_FP16 * sheet.tflops * 1e12,
+            pinned_bytes_per_s=sheet.link_gb_per_s * 1e9,
+            pageable_bytes_per_s=1e9 / (1 / sheet.link_gb_per_s + 1 / 13.6),
+        )  # fmt: skip
+    dram = DRAM_BYTES * sheet.dram_gb_per_s * 1e9 or USUAL_PC.bytes_per_s
+    flops = USUAL_PC.flops_per_s * (sheet.cores_ghz / 40 or 1)
+    return FittedMachine(replace(USUAL_PC, bytes_per_s=dram, flops_per_s=flops), card, first_prompt_s=1e-3)
+
+
 #
 # tables of runs
 #
@@ -235,7 +347,7 @@ COLUMNS = ("Model", "Context", "NGL", "Ubatch", "PromptTokens", "PromptTPS", "Ev
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One run of llama-cli: what was asked for, and tokens per second."""
+    """One run: what was asked for, and tokens per second; 0: not measured."""
 
     model: str
     context: int  # -c
@@ -246,11 +358,39 @@ class PublishedRun:
     n_gen: int
     prompt_tps: float
     eval_tps: float  # of the tokens after the first
+    machine: str = ""
+    depth: int = 0  # of the KV cache before the prompt, and before the tokens
+    ncmoe: int = 0  # the first layers whose experts are on the host
+    ncffn: int = 0  # whose FFN is
+    today: bool = False  # -ngl counts the output before all layers, and of experts the used ones are copied; b6097
+    # counted it last and copied all
+    after_prompt: bool = True  # the tokens come behind it; llama-bench measures them by themselves
+    flag: str = ""
+    source: str = ""
+    kv: str = "f16"  # type of the cache
 
     @property
     def config(self) -> tuple[str, int, int, int, int, int]:
         """Runs with the same one are repetitions."""
         return (self.model, self.context, self.ngl, self.ubatch, self.n_prompt, self.n_gen)
+
+    def told(self) -> dict[str, Any]:
+        """Its fields but those that are as usual."""
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        return {each.name: value for each, value in values if each.default is MISSING or value != each.default}
+
+    def first_layer(self, n_layer: int) -> int:
+        """The first one on the device."""
+        return max(0, n_layer + self.today - self.ngl)
+
+    def on_device(self, operator: Operator, n_layer: int) -> bool:
+        if operator.layer is None:
+            return self.ngl > 0 if self.today else self.ngl > n_layer
+        if operator.role.startswith("ffn_") and operator.layer < self.ncffn:
+            return False
+        if operator.op == "MUL_MAT_ID" and operator.layer < self.ncmoe:
+            return False
+        return operator.layer >= self.first_layer(n_layer)
 
 
 def read_tables(paths: list[Path]) -> list[PublishedRun]:
@@ -259,25 +399,11 @@ def read_tables(paths: list[Path]) -> list[PublishedRun]:
 
 
 def _read(path: Path) -> list[PublishedRun]:
-    if path.suffix == ".json":
-        return _read_json(path)
     rows = read_csv(path, COLUMNS)
     runs = [_run(row, where) for where, row in rows if row.get("Status") in (None, "SUCCESS")]
     if not runs:
         raise InputError(f"{path} has no run that came to an end")
     return runs
-
-
-def _read_json(path: Path) -> list[PublishedRun]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        return [from_json(PublishedRun, row, f"{path}: rows[{i}]") for i, row in enumerate(rows)]
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except CodecError as error:
-        raise InputError(str(error)) from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is nothing that `real_card predict --json` wrote") from None
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
@@ -342,18 +468,18 @@ class Predictor:
             sizes.setdefault(run.model, {1}).update(p.n_tokens for p in prompt_passes(run))
         self.sizes = sizes
         self.problems: dict[str, Problem] = {}
-        self.costs: dict[tuple[str, tuple[Pass, ...]], Costs] = {}
+        self.costs: dict[tuple[str, tuple[Pass, ...], bool], Costs] = {}
 
     def __call__(self, run: PublishedRun) -> PredictedRates:
-        n_layer = self.models[run.model].info.n_layer
-        placed = stock_ngl(self.problem(run.model), run.ngl)
-        seconds = [
-            placement_seconds(
-                self._costs(run.model, passes), placed, max(0, n_layer - run.ngl) if run.ngl else n_layer + 1
-            )
+        model = self.models[run.model]
+        n_layer = model.info.n_layer
+        placed = tuple(run.on_device(operator, n_layer) for operator in model.operators)
+        first = run.first_layer(n_layer) if run.ngl else n_layer + 1
+        prompt_s, token_s = (
+            placement_seconds(self._costs(run.model, passes, run.today), placed, first) if passes else 0.0
             for passes in (prompt_passes(run), decode_pass(run))
-        ]
-        return PredictedRates(run.n_prompt / (seconds[0] + self.machine.first_prompt_s), 1 / seconds[1])
+        )
+        return PredictedRates(run.n_prompt / (prompt_s + self.machine.first_prompt_s or 1.0), 1 / token_s)
 
     def problem(self, name: str) -> Problem:
         if name not in self.problems:
@@ -366,35 +492,37 @@ class Predictor:
             )
         return self.problems[name]
 
-    def _costs(self, name: str, passes: tuple[Pass, ...]) -> Costs:
-        key = (name, passes)
+    def _costs(self, name: str, passes: tuple[Pass, ...], today: bool) -> Costs:
+        key = (name, passes, today)
         if key not in self.costs:
-            self.costs[key] = costs_over(self.problem(name), passes)
+            costs = costs_over(self.problem(name), passes)
+            self.costs[key] = costs if today else self._all_copied(costs, self.models[name].operators, passes)
         return self.costs[key]
+
+    def _all_copied(self, costs: Costs, operators: Sequence[Operator], passes: Sequence[Pass]) -> Costs:
+        """With the time of copying the experts that no token uses, too."""
+        made = []
+        for cost, operator in zip(costs.operators, operators, strict=True):
+            idle = sum(p.count * (1 - operator.mul_mat.share_routed(p.n_tokens)) for p in passes)
+            more_s = idle * operator.bytes / self.machine.card.pageable_bytes_per_s if cost.streamed_s else 0.0
+            made.append(replace(cost, t_cpu_s=cost.t_cpu_s + more_s, streamed_s=cost.streamed_s + more_s))
+        return replace(costs, operators=tuple(made))
 
 
 def prompt_passes(run: PublishedRun) -> tuple[Pass, ...]:
-    return passes_at(0, run.n_prompt, 0, run.ubatch)
+    return passes_at(run.depth, run.n_prompt, 0, run.ubatch) if run.n_prompt else ()
 
 
 def decode_pass(run: PublishedRun) -> tuple[Pass, ...]:
     """One token in the middle of those that were generated."""
-    return (Pass(1, run.n_prompt + max(1, run.n_gen // 2), 1),)
+    before = run.depth + (run.n_prompt if run.after_prompt else 0)
+    return (Pass(1, before + max(1, run.n_gen // 2), 1),)
 
 
-@lru_cache
+@cache
 def graph_of(model: CardModel) -> Graph:
     return build_graph(model.info, model.operators)
 
 
-def stock_ngl(problem: Problem, ngl: int) -> tuple[bool, ...]:
-    """Which operators b6097's -ngl puts on the device: the last layers, and the output only when all layers are there
-    (since then llama.cpp counts the output first)."""
-    n_layer = problem.graph.n_layer
-    return tuple(
-        ngl > n_layer if layer == n_layer else layer >= n_layer - ngl for layer in problem.graph.operator_layer
-    )
-
-
-def _nothing(load: Workload, placed: Placed) -> LoadBytes:
+def _nothing(load: Any, placed: Placed) -> LoadBytes:
     return LoadBytes(0, 0, 0, 0, 0)

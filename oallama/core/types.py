@@ -100,6 +100,12 @@ class Operator:
         return MulMat(self.op, self.type, self.shape, self.n_expert_used if self.op == "MUL_MAT_ID" else 1)
 
 
+LEAST_SPREAD, SPREAD_EXPERTS = 0.25, 32
+"""Shape of that distribution: 0.25 for 128 experts and more, where it was found in published runs (docs/machines.md;
+512 tokens then need 90 of 128, and ggml-org/llama.cpp pull request 15346 shows 72 to 95). Of fewer experts nothing was
+found, and 8 are known to be used nearly alike."""
+
+
 @dataclass(frozen=True, slots=True)
 class MulMat:
     """w [K, N, E] of a ggml type times activations. Operators with equal MulMats take the same time."""
@@ -126,6 +132,17 @@ class MulMat:
         if self.op != "MUL_MAT_ID":
             return 1.0
         return 1.0 - max(0.0, 1 - self.n_expert_used / self.shape[2]) ** n_tokens
+
+    def share_routed(self, n_tokens: int) -> float:
+        """As share_read, of a prompt's tokens: some experts are used far more than others, so many tokens need fewer.
+        How often each is used is taken to be spread as a gamma distribution is."""
+        if self.op != "MUL_MAT_ID":
+            return 1.0
+        n_expert = self.shape[2]
+        spread = max(LEAST_SPREAD, SPREAD_EXPERTS / n_expert)
+        each = self.n_expert_used / n_expert
+        idle: float = (1.0 + n_tokens * each / spread) ** -spread
+        return max(each, 1.0 - idle)
 
     def bytes_read(self, n_tokens: int) -> float:
         """Weight bytes of one mul-mat."""

@@ -79,7 +79,7 @@ class Gemms(tuple[Gemm, ...]):
         """n_tokens: at least one."""
         if n_tokens not in self._known:
             cpu, gpu = [gemm.cpu.at(n_tokens) for gemm in self], [gemm.gpu.at(n_tokens) for gemm in self]
-            read = [gemm.mul_mat.share_read(n_tokens) for gemm in self]
+            read = [gemm.mul_mat.share_routed(n_tokens) for gemm in self]
             self._known[n_tokens] = Lines(
                 sum(alpha_s for alpha_s, _ in cpu), sum(rest_s for _, rest_s in cpu),
                 sum(alpha_s for alpha_s, _ in gpu), sum(rest_s for _, rest_s in gpu),

@@ -37,7 +37,8 @@ def operator_cost(
     """T_c in this CPU layout, or None: in the one that is fastest over `over`; and T_g.
 
     stream: the link over which llama.cpp streams plain host weights to this device for large batches, one after another
-    with the computation; None where the device does not take them. Repacked weights are never streamed.
+    with the computation, of experts those that are used; None where the device does not take them. Repacked weights are
+    never streamed.
     Raises ProfileError if the CPU never measured this operator's shape.
     """
     gpu = kernels.on_device(operator)
@@ -50,7 +51,8 @@ def operator_cost(
         seconds = _seconds(cpu, [p for p in over if p not in streamed])
         copied_s = 0.0
         if stream is not None and gpu is not None and streamed:
-            copied_s = sum(p.count for p in streamed) * stream.seconds(operator.bytes)
+            routed = operator.mul_mat.share_routed
+            copied_s = sum(p.count * stream.seconds(operator.bytes * routed(p.n_tokens)) for p in streamed)
             seconds += copied_s + _seconds(gpu, streamed)
         timed.append((seconds, at, copied_s))
     t_cpu_s, found, copied_s = min(timed)

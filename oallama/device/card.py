@@ -63,12 +63,18 @@ class Host:
     flops_float_per_s: float | None = None  # by F16, BF16 and F32 weights; None: the same
     flops_attention_per_s: float | None = None  # None: as by float weights
     flops_by_type: tuple[tuple[str, float], ...] = ()  # of weights whose kernels are slower or faster than the others
+    bytes_float_per_s: float | None = None  # of F16, BF16 and F32 weights in decode; None: the same
     kernel_s: float = 5e-6  # of one node, beside its work: all threads meet behind it
     dram_bytes_per_s: float | None = None  # that the CPU and the link read together; None: not known
 
     def kernel_seconds(self, flop: float, n_bytes: float, weight_type: str | None) -> float:
         """Seconds of one node: a mul-mat by weights of this type, or without a type attention and the like."""
-        return max(flop / self.rate_of(weight_type), n_bytes / self.bytes_per_s) + self.kernel_s
+        return max(flop / self.rate_of(weight_type), n_bytes / self.bytes_rate_of(weight_type)) + self.kernel_s
+
+    def bytes_rate_of(self, weight_type: str | None) -> float:
+        """bytes/s of mul-mats by weights of this type, and of what has none."""
+        floating = self.bytes_float_per_s if weight_type in FLOAT_TYPES else None
+        return floating or self.bytes_per_s
 
     def rate_of(self, weight_type: str | None) -> float:
         """flop/s of mul-mats by weights of this type; of attention without one."""

@@ -72,7 +72,7 @@ def _pass_s(problem: Problem, one: Pass, room: int) -> float:
         if use is not None and len(use.order) == operator.shape[2]:
             works += _by_expert(operator, cost, use, one.n_tokens, n_rows, copy_s_per_byte)
         else:
-            n_bytes = operator.bytes * operator.mul_mat.share_read(n_rows) if n_rows else 0.0
+            n_bytes = operator.bytes * operator.mul_mat.share_routed(n_rows) if n_rows else 0.0
             works.append(Work(operator.bytes, cost.t_cpu_s, cost.t_gpu_s, n_bytes * copy_s_per_byte if line else inf))
     left = interference_at(interference_curve(problem.profile), one.n_tokens)
     return least_seconds(works, room, left.cpu_with_link + left.link_with_cpu)

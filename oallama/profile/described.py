@@ -28,6 +28,17 @@ on two desktops (63.8 of 77.9 GB/s, 29.97 of 30.3)."""
 TOKENS = (1, 8, 32, 128, 512)
 """Batch sizes of a described profile: rates change between them where memory no longer limits."""
 
+EXPERTS = 0.4
+"""Of a card's rate for quantised mul-mats, what mul-mats by many small experts reach in prompts: an RTX 3090's in
+published runs of gpt-oss-120b at five micro-batches (docs/machines.md)."""
+
+ATTENTION = 0.5
+"""Of a card's rate of memory, what attention of one token reaches: it has few heads to share the cache among."""
+
+IN_CACHE, IN_CACHE_BYTES = 1.2, 12 << 20
+"""How much faster a CPU's attention is while the keys and values of a layer are so few bytes that they stay in its
+cache. Found, as the half above, in 274 published runs (docs/real-card.md)."""
+
 DEPTHS = (256, 1024, 4096, 16384, 65536)  # of the KV cache in rest cases; nothing is measured, so they may be deep
 F32 = 4
 BACKEND = "CUDA"  # what a described card is taken for: queues, pinned memory, offload of host weights in large batches
@@ -132,7 +143,8 @@ def _cases(
         for n_tokens in sorted(set(tokens)):
             k, n, _ = mul_mat.shape
             moved = F32 * n_tokens * mul_mat.matrices_per_token * (k + n)
-            total_s = seconds(mul_mat.flops(n_tokens), mul_mat.bytes_read(n_tokens) + moved, mul_mat.type)
+            flop = mul_mat.flops(n_tokens) / (EXPERTS if mul_mat.op == "MUL_MAT_ID" and device != CPU_DEVICE else 1.0)
+            total_s = seconds(flop, mul_mat.bytes_read(n_tokens) + moved, mul_mat.type)
             made.append(ProfileCase(device, layout, mul_mat, n_tokens, mul_mat.bytes, total_s, (total_s,)))
     return tuple(made)
 
@@ -146,12 +158,14 @@ def _rest(
     for n_tokens in sorted(set(tokens)) if want.rest else ():
         for n_kv in sorted({n_tokens, *(depth for depth in DEPTHS if depth > n_tokens)}):
             for shape in rest_ways(want.rest_shape):
-                total_s = sum(seconds(k.flop, k.n_bytes, None) for k in rest_kernels(shape, n_tokens, n_kv, routed))
+                total_s = sum(
+                    seconds(k.flop, k.n_bytes, None) for k in rest_kernels(shape, n_tokens, n_kv, routed, device)
+                )
                 made.append(RestCase(device, n_tokens, n_kv, total_s, (total_s,), shape))
     return tuple(made)
 
 
-def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int) -> Iterator[Kernel]:
+def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int, device: str = CPU_DEVICE) -> Iterator[Kernel]:
     """What a layer computes beside its weight-bearing mul-mats. routed: experts of each token, 0 in a dense model."""
     q, k, v = (
         shape.n_head * shape.n_embd_head_k,
@@ -165,13 +179,22 @@ def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int) -> Ite
     yield from (moves(2 * shape.n_embd), moves(2 * shape.n_embd))  # norms
     yield from (moves(2 * q), moves(2 * k))  # rope
     yield from (moves(2 * k), moves(2 * v))  # KV write
-    yield from attention_kernels(shape, n_tokens, n_kv)
+    cached = device == CPU_DEVICE and keys_and_values(shape, n_kv) <= IN_CACHE_BYTES
+    flop_share, byte_share = IN_CACHE if cached else 1.0, ATTENTION if device != CPU_DEVICE and n_tokens == 1 else 1.0
+    for kernel in attention_kernels(shape, n_tokens, n_kv):
+        yield Kernel(kernel.flop / flop_share, kernel.n_bytes / byte_share)
     yield moves(3 * shape.n_ff)  # GLU
     yield from (moves(3 * shape.n_embd), moves(3 * shape.n_embd))  # residual adds
     if routed:
         yield from (moves(2 * routed) for _ in range(5))  # softmax, top k, gather, sum, divide
         yield moves(2 * routed * shape.n_embd)  # experts' outputs by their weights
         yield from (moves(3 * shape.n_embd) for _ in range(routed - 1))  # and added
+
+
+def keys_and_values(shape: RestShape, n_kv: int) -> float:
+    """Bytes of one layer's."""
+    keys, values = (n_kv * shape.n_head_kv * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
+    return keys * bytes_per_element(shape.type_k) + values * bytes_per_element(shape.type_v)
 
 
 def attention_kernels(shape: RestShape, n_tokens: int, n_kv: int) -> Iterator[Kernel]:

@@ -13,7 +13,7 @@ from placement_cases import ROLES, costs, model, operators, rates
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape
-from oallama.core.types import FIRST_ROLES, Operator, Workload
+from oallama.core.types import FIRST_ROLES, MulMat, Operator, Workload
 from oallama.cost.graph import build_graph, computes_outputs_only, crossings, node_sides
 from oallama.cost.kernels import Kernels, interpolate
 from oallama.cost.operators import operator_cost, operator_costs
@@ -89,6 +89,23 @@ def test_plain_weights_are_streamed_for_large_batches_where_the_device_takes_the
     assert operator_cost(Kernels(made), OP, over).layout == "CPU_REPACK"
     assert weight_stream(made) is None  # its fingerprint names no device that takes them
     assert weight_stream(replace(made, fingerprint={"device_backend": "CUDA"})) == made.link["h2d_pageable"]
+
+
+@given(st.sampled_from([(8, 2), (64, 8), (128, 8), (256, 8)]), st.integers(1, 4096))
+def test_a_prompt_uses_fewer_experts_than_if_all_were_used_alike(experts: tuple[int, int], n_tokens: int) -> None:
+    n_expert, n_used = experts
+    mul_mat = MulMat("MUL_MAT_ID", "Q4_0", (32, 32, n_expert), n_used)
+    share = mul_mat.share_routed(n_tokens)
+    assert n_used / n_expert <= share <= mul_mat.share_read(n_tokens)
+    assert share <= mul_mat.share_routed(n_tokens + 1)
+    assert mul_mat.share_routed(1) == n_used / n_expert
+
+
+def test_how_many_experts_that_are() -> None:
+    few, many = (MulMat("MUL_MAT_ID", "Q4_0", (32, 32, n), used) for n, used in ((8, 2), (128, 8)))
+    assert few.share_routed(512) > 0.99
+    assert [round(many.share_routed(n), 2) for n in (32, 512, 4096)] == [0.42, 0.7, 0.82]
+    assert MulMat("MUL_MAT", "Q4_0", (32, 32, 1)).share_routed(1) == 1
 
 
 def test_weights_of_a_file_that_is_read_are_streamed_from_pinned_memory_if_there_is_any() -> None:

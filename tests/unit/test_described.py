@@ -21,7 +21,18 @@ from oallama.place.attention import attention_seconds, with_attention
 from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
-from oallama.profile.described import attention_kernels, described, host_profile, rest_kernels, with_card
+from oallama.profile.described import (
+    ATTENTION,
+    EXPERTS,
+    IN_CACHE,
+    IN_CACHE_BYTES,
+    Kernel,
+    attention_kernels,
+    described,
+    host_profile,
+    rest_kernels,
+    with_card,
+)
 from oallama.profile.merge import missing_link, missing_sharing
 from oallama.profile.store import profile_from_json, profile_to_json
 from oallama.profile.wanted import wanted
@@ -58,7 +69,7 @@ def test_all_on_the_device_costs_the_sum_of_its_kernels() -> None:
 
     shape = next(rest.shape for rest in profile.rest if rest.shape and not rest.shape.flash_attn)
     kernels = sum(mul_mat_s(op.mul_mat) for op in problem.operators)
-    kernels += 4 * sum(CARD.kernel_seconds(k.flop, k.n_bytes, True) for k in rest_kernels(shape, 1, 256, 0))
+    kernels += 4 * sum(CARD.kernel_seconds(k.flop, k.n_bytes, True) for k in rest_kernels(shape, 1, 256, 0, CARD.name))
     rates = transfer_rates(profile)
     there_and_back = rates.split_s + rates.copy_in.seconds(4 * 1024) + rates.copy_out.seconds(4 * 4096)
     assert placement_seconds(costs, everything, 0) == pytest.approx(kernels + there_and_back)
@@ -170,6 +181,25 @@ def test_a_layer_s_rest_reads_and_writes_what_its_operations_do() -> None:
     routed = list(rest_kernels(shape, 3, 256, 8))
     assert len(routed) == len(dense) + 5 + 1 + 7
     assert sum(k.n_bytes for k in routed) == sum(k.n_bytes for k in dense) + 4 * 3 * (5 * 16 + 16 * 64 + 7 * 192)
+
+
+def test_attention_of_one_token_on_a_card_and_from_a_cpu_s_cache() -> None:
+    shape = RestShape(n_embd=64, n_ff=160, n_head=4, n_head_kv=2, n_embd_head_k=64, n_embd_head_v=64, flash_attn=True)
+
+    def attention(n_tokens: int, n_kv: int, device: str) -> Kernel:
+        return max(rest_kernels(shape, n_tokens, n_kv, 0, device), key=lambda kernel: kernel.flop)
+
+    shallow, deep = IN_CACHE_BYTES // 512, IN_CACHE_BYTES // 512 + 1  # two heads' keys and values take 512 bytes
+    cached, read = attention(1, shallow, CPU_DEVICE), attention(1, deep, CPU_DEVICE)
+    assert read.flop == pytest.approx(IN_CACHE * cached.flop, rel=1e-3)
+    assert attention(1, 256, "card").n_bytes == attention(1, 256, CPU_DEVICE).n_bytes / ATTENTION
+    assert attention(2, 256, "card").n_bytes == attention(2, 256, CPU_DEVICE).n_bytes
+
+
+def test_a_card_s_experts_take_longer_than_one_matrix() -> None:
+    profile, _ = made(n_expert=8)
+    routed = next(c for c in profile.cases if c.mul_mat.op == "MUL_MAT_ID" and c.device == "card" and c.n_tokens == 512)
+    assert routed.seconds == pytest.approx(routed.mul_mat.flops(512) / CARD.flops_per_s / EXPERTS + CARD.kernel_s)
 
 
 def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:
