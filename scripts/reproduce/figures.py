@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class FigureArm:
     vram_gib: float | None = None
     pageable: bool = False  # weights are streamed from pageable memory
     shares_dram: bool = True  # CPU and link slow each other down
+    cpu: float = 1.0  # of the machine's CPU rates
     offload: bool = True  # llama.cpp may compute a large batch's host operators on the card
 
 
@@ -60,13 +62,18 @@ class Figure:
     cells: tuple[FigureCell, ...] = ()
     ours: FigureArm | None = None
     baseline: FigureArm | None = None
+    also: tuple[tuple[FigureCell, ...], FigureArm] | None = None  # cells of a second baseline with the same figure
     variant: FigureArm | None = None  # what is asked beside the paper's policy: see the paper's `about`
     take: str = "max"  # of several cells: max, min or mean (geometric)
     metric: str = "total"  # of a speed-up: ttft, tpot or total
     at_least: bool = False  # the paper says "not less than"
+    echo: bool = False  # what we give is the published figure itself, or was computed back from it
+    again: bool = False  # the figure has a row already, under another assumption: not counted
     of: Mapping[str, Any] = field(default_factory=dict)  # what else the kind takes
     assumed: str = ""
     why: str = ""  # they differ
+    beside: str = ""  # what to know even where they do not
+    holds: tuple[str, ...] = ()  # what these texts take for granted: see texts.py
 
     @property
     def key(self) -> str:
@@ -100,11 +107,26 @@ def read_paper(path: Path) -> Paper:
             raise InputError(f"{path} does not say the paper's {key}")
     cells = {name: _cells(path, group) for name, group in document.get("cells", {}).items()}
     arms = {name: record(FigureArm, arm, f"{path}: arms.{name}") for name, arm in document.get("arms", {}).items()}
-    figures = tuple(_figure(path, each, cells, arms) for each in document.get("figure", ()))
+    figures = [_figure(path, each, cells, arms) for each in _rows(document.get("figure", ()))]
     ids = [figure.id for figure in figures]
     if len(set(ids)) < len(ids):
         raise InputError(f"{path} has two figures {max(ids, key=ids.count)!r}")
-    return Paper(path.stem, document["name"], document["citation"], document.get("about", ""), figures)
+    for told in document.get("told", ()):
+        about = {i for i, name in enumerate(ids) if any(fnmatchcase(name, pattern) for pattern in told["of"])}
+        if not about:
+            raise InputError(f"{path} tells something of {told['of']}, which are none of its figures")
+        for i in about:
+            texts = {key: told[key] for key in ("assumed", "why", "beside") if key in told}
+            figures[i] = replace(figures[i], **texts, holds=(*figures[i].holds, *told.get("holds", ())))
+    return Paper(path.stem, document["name"], document["citation"], document.get("about", ""), tuple(figures))
+
+
+def _rows(figures: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each figure of a table by itself: `columns` names what its `rows` say, the other keys are of all of them."""
+    for each in figures:
+        shared = {key: value for key, value in each.items() if key not in ("columns", "rows")}
+        for row in each.get("rows", [()]):
+            yield {**shared, **dict(zip(each.get("columns", ()), row, strict=True))}
 
 
 def _figure(
@@ -118,6 +140,8 @@ def _figure(
         group = each.get("cells", ())
         named: dict[str, Any] = {arm: arms[each[arm]] for arm in ("ours", "baseline", "variant") if arm in each}
         named["cells"] = cells[group] if isinstance(group, str) else _cells(path, group)
+        if "also" in each:
+            named["also"] = (cells[each["also"]["cells"]], arms[each["also"]["baseline"]])
     except KeyError as error:
         raise InputError(f"{path}: figure {each['id']!r} names {error}, which the file has not") from None
     plain = {key: value for key, value in each.items() if key in known and key not in named}

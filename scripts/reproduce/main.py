@@ -20,6 +20,7 @@ from reproduce.figures import Figure, papers
 from reproduce.page import COLUMNS, cells_of, chart, page, ratio
 from reproduce.problems import needed, run_all
 from reproduce.quantities import find
+from reproduce.texts import filled
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "benchmarks" / "reproduction.json"
@@ -47,10 +48,12 @@ def write(only: str | None, jobs: int | None) -> int:
     found = papers()
     figures = [figure for paper in found for figure in paper.figures]
     wanted = [figure for figure in figures if only is not None and only in figure.key]
-    made = simulated(wanted, jobs)
     known = _known()
+    if missing := {figure.key for figure in figures} - {figure.key for figure in wanted} - known.keys():
+        raise InputError(f"{min(missing)} was never simulated: ask for it, or for all")
+    made = simulated(wanted, jobs)
     numbers = {**known, **made}
-    rows = [row_of(figure, numbers[figure.key]) for figure in figures if figure.key in numbers]
+    rows = filled([row_of(figure, numbers[figure.key]) for figure in figures])
     if made:
         print("\n".join(table(COLUMNS, [cells_of(row) for row in rows if f"{row['paper']}/{row['id']}" in made])))
     document = {
@@ -62,8 +65,6 @@ def write(only: str | None, jobs: int | None) -> int:
         "figures": rows,
     }
     RESULTS.write_text(text_of(document), encoding="utf-8")
-    if missing := [figure.key for figure in figures if figure.key not in numbers]:
-        raise InputError(f"{missing[0]} was never simulated: the page is not written without it")
     PAGE.write_text(page(document), encoding="utf-8")
     PICTURE.write_text(chart(document).svg(), encoding="utf-8")
     return 0
@@ -109,6 +110,7 @@ def row_of(figure: Figure, numbers: Mapping[str, Any]) -> Row:
         "kind": figure.kind, "at_least": figure.at_least, "published": figure.published, **numbers,
         "arms": {name: asdict(arm) for name in ("ours", "baseline", "variant")
                  if (arm := getattr(figure, name)) is not None},
-        "assumed": figure.assumed, "why": figure.why,
+        "echo": figure.echo, "again": figure.again, "holds": figure.holds,
+        "assumed": figure.assumed, "why": figure.why, "beside": figure.beside,
     }  # fmt: skip
     return {**row, "ratio": ratio(row)}

@@ -59,7 +59,7 @@ def cells_of(row: Row) -> tuple[str, ...]:
     sign = "≥ " if row["at_least"] else ""
     return (
         row["place"],
-        row["what"],
+        f"({row['what']})" if row["again"] else f"{row['what']} *" if row["echo"] else row["what"],
         sign + _number(row["published"], row["unit"]),
         _number(row["ours"], row["unit"]),
         "" if row["at_least"] or row["ratio"] is None else f"{row['ratio']:.2f}",
@@ -94,10 +94,19 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def _summary(document: Mapping[str, Any]) -> list[str]:
-    """How many figures of each paper stand how to ours."""
+    """How many figures of each paper stand how to ours, and how many of them are no input of ours."""
+    counted = [row for row in document["figures"] if not row["again"]]
+    own = [row for row in counted if not row["echo"]]
+    return [*_counts(document, counted), "", ECHOES.format(len(counted) - len(own)), "", *_counts(document, own)]
+
+
+ECHOES = "The same without the {} figures that are inputs of ours, or that an input was computed back from:"
+
+
+def _counts(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     made: list[tuple[object, ...]] = []
     for paper in document["papers"]:
-        own = [row for row in document["figures"] if row["paper"] == paper["key"]]
+        own = [row for row in rows if row["paper"] == paper["key"]]
         verdicts = [verdict(row) for row in own]
         off = [max(row["ratio"], 1 / row["ratio"]) for row in own if row["ratio"] and not row["at_least"]]
         counts = [verdicts.count(each) or "" for each in VERDICTS]
@@ -105,10 +114,13 @@ def _summary(document: Mapping[str, Any]) -> list[str]:
     return table(("paper", "figures", *VERDICTS, "median factor off"), made)[:-1]
 
 
+SENTENCES = (("Assumed", "assumed", ()), ("Why they differ", "why", (SAME, HOLDS)), ("To know beside", "beside", ()))
+
+
 def _sentences(rows: Sequence[Row]) -> list[str]:
     """What was assumed, and why figures differ: each sentence once, with the figures that it is about."""
     made: list[str] = []
-    for heading, key, left_out in (("Assumed", "assumed", ()), ("Why they differ", "why", (SAME, HOLDS))):
+    for heading, key, left_out in SENTENCES:
         verdicts: dict[str, list[str]] = {}
         for row in rows:
             if row[key] and verdict(row) not in left_out:
@@ -201,7 +213,7 @@ def chart(document: Mapping[str, Any]) -> Scatter:
     points = [
         Point(names[row["paper"]], row["published"], row["ours"], is_ruled_out(row))
         for row in document["figures"]
-        if row["unit"] == "×" and row["ours"] and row["published"] and not row["at_least"]
+        if row["unit"] == "×" and row["ours"] and row["published"] and not (row["at_least"] or row["again"])
     ]
     shown = [name for name in names.values() if any(point.paper == name for point in points)]
     assert WIDTH > LEFT + SIDE

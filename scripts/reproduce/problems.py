@@ -97,6 +97,8 @@ def problem(cell: FigureCell, arm: FigureArm) -> Problem:
     """What a plan of that arm is made from. Host memory is taken to be enough; flash attention is on."""
     info, ops, graph = model(cell.model, cell.type)
     host, card = machine(cell)
+    if arm.cpu != 1:
+        host = replace(host, bytes_per_s=arm.cpu * host.bytes_per_s, flops_per_s=arm.cpu * host.flops_per_s)
     if not arm.shares_dram:
         host = replace(host, dram_bytes_per_s=PLENTY)
     if arm.pageable:
@@ -138,8 +140,7 @@ class Reckoned:
         shape = next(case.shape for case in self.profile.rest if case.shape is not None)
         layers = info.n_layer - placed.first_device_layer
         kv = int(layers * load.n_ctx * cache_bytes(shape))
-        wide = info.n_ff * max(1, info.n_expert_used) * 3 + 4 * info.n_embd
-        compute = CONTEXT_BYTES + F32 * load.n_ubatch * (info.n_vocab + wide)
+        compute = CONTEXT_BYTES + buffer_bytes(info, load.n_ubatch)
         compute += max(
             (op.bytes for op, there_is in zip(operators, placed.on_device, strict=True) if not there_is),
             default=0,
@@ -148,6 +149,11 @@ class Reckoned:
 
     def card_bytes(self) -> int:
         return int(self.profile.fingerprint["device_memory_bytes"])
+
+
+def buffer_bytes(info: ModelInfo, n_ubatch: int) -> int:
+    """Of a micro-batch's logits and its widest activations."""
+    return F32 * n_ubatch * (info.n_vocab + info.n_ff * max(1, info.n_expert_used) * 3 + 4 * info.n_embd)
 
 
 Key = tuple[FigureCell, FigureArm]
@@ -164,6 +170,7 @@ class ArmPrediction:
     tpot_s: float
     total_s: float
     device_bytes: int  # of weights, whole and sliced
+    n_host: int  # operators of layers that the CPU computes whole
     n_ubatch: int
 
     def seconds(self, metric: str) -> float:
@@ -178,6 +185,8 @@ def needed(figures: Iterable[Figure]) -> list[Key]:
             for arm in (figure.ours, figure.baseline, figure.variant):
                 if arm is not None:
                     keys[cell, arm] = None
+        for cell in figure.also[0] if figure.also else ():
+            keys.update({(cell, arm): None for arm in (figure.ours, figure.also and figure.also[1]) if arm})
     return list(keys)
 
 
@@ -192,12 +201,20 @@ def run(key: Key) -> ArmPrediction | None:
         return None
     found = simulate(asked, made.workload, made.placed, None if arm.offload else False).predicted
     taken = _device_bytes([operator.bytes for operator in asked.operators], made.placed)
-    return ArmPrediction(found.ttft_s, found.tpot_s, found.total_s, taken, made.workload.n_ubatch)
+    n_host = _n_host(asked.operators, made.placed)
+    return ArmPrediction(found.ttft_s, found.tpot_s, found.total_s, taken, n_host, made.workload.n_ubatch)
 
 
 def _device_bytes(sizes: list[int], placed: Placed) -> int:
     whole = sum(size for size, there in zip(sizes, placed.on_device, strict=True) if there)
     return whole + (placed.slices.weights_bytes if placed.slices else 0)
+
+
+def _n_host(operators: Sequence[Operator], placed: Placed) -> int:
+    nothing = (0,) * len(operators)
+    gg, cg = (placed.slices.gg, placed.slices.cg) if placed.slices else (nothing, nothing)
+    each = zip(operators, placed.on_device, gg, cg, strict=True)
+    return sum(o.layer is not None and not (there or on_device or streamed) for o, there, on_device, streamed in each)
 
 
 def run_all(keys: list[Key], jobs: int | None = None) -> dict[Key, ArmPrediction | None]:

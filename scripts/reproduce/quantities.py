@@ -18,7 +18,7 @@ from oallama.place.problem import costs_of
 from oallama.place.simulate import simulate
 from oallama.profile.described import rest_kernels
 from reproduce.figures import Figure, FigureArm, FigureCell
-from reproduce.problems import ArmPrediction, Key, formulas, machine, model, problem, workload
+from reproduce.problems import ArmPrediction, Key, buffer_bytes, formulas, machine, model, problem, workload
 
 MICRO = 1e6
 PEAK_GB_PER_S = {"a": (768, 31.5), "b": (936, 31.5), "c": (616, 15.75)}
@@ -58,12 +58,15 @@ def find(figure: Figure, runs: Runs) -> Found:
 
 
 def _speed_up(figure: Figure, runs: Runs) -> Found:
-    """Times as fast as the baseline; of several cells the largest, the smallest or the geometric mean."""
+    """Times as fast as the baseline; of several cells the largest, the smallest or the geometric mean. Of two
+    baselines, the second's own is the variant."""
     assert figure.ours is not None and figure.baseline is not None
     gains, bounds, variants, ours = [], [], [], []
-    for cell in figure.cells:
-        base, own = runs[cell, figure.baseline], runs[cell, figure.ours]
-        row = {**_named(cell), "baseline": _predicted(base), "ours": _predicted(own)}
+    asked = [(cell, figure.baseline) for cell in figure.cells]
+    asked += [(cell, figure.also[1]) for cell in figure.also[0]] if figure.also else []
+    for cell, baseline in asked:
+        base, own = runs[cell, baseline], runs[cell, figure.ours]
+        row = {**_named(cell), "against": baseline.policy, "baseline": _predicted(base), "ours": _predicted(own)}
         ours.append(row)
         if base is None or own is None:
             continue
@@ -76,6 +79,8 @@ def _speed_up(figure: Figure, runs: Runs) -> Found:
         variant = runs[cell, figure.variant] if figure.variant else None
         if variant is not None:
             variants.append(base_s / variant.seconds(figure.metric))
+        elif figure.also and baseline == figure.also[1]:
+            variants.append(gains[-1])
     take = TAKE[figure.take]
     return Found(
         take(gains) if gains else None,
@@ -126,9 +131,9 @@ def _pass_seconds(cell: FigureCell, n_tokens: int) -> float:
     _, operators, _ = model(cell.model, cell.type)
     operators = tuple(o for o in operators if n_tokens == 1 or o.layer is not None)
     there, here = _divided(operators, _card_bytes(cell, card, operators))
-    on_card_s = _seconds(there, n_tokens, card.bytes_per_s, card)
-    by_link = sum(share * o.mul_mat.bytes_read(n_tokens) for o, share in here) / card.pinned_bytes_per_s
-    by_cpu = _seconds(here, n_tokens, host.bytes_per_s, host)
+    on_card_s = _seconds(there, n_tokens, card)
+    by_link = sum(share * _bytes(o, n_tokens) for o, share in here) / card.pinned_bytes_per_s
+    by_cpu = _seconds(here, n_tokens, host)
     beside_s = 1 / (1 / by_link + 1 / by_cpu) if by_link and by_cpu else 0.0
     return max(on_card_s, beside_s)
 
@@ -151,19 +156,23 @@ def _divided(operators: Sequence[Operator], room: float) -> tuple[list[tuple[Ope
     return [one for one in there if one[1] > 0], [one for one in here if one[1] > 0]
 
 
-def _seconds(
-    parts: Sequence[tuple[Operator, float]], n_tokens: int, bytes_per_s: float, processor: Card | Host
-) -> float:
+def _seconds(parts: Sequence[tuple[Operator, float]], n_tokens: int, processor: Card | Host) -> float:
     """The larger of what reading and what computing takes."""
-    n_bytes = sum(share * o.mul_mat.bytes_read(n_tokens) for o, share in parts)
-    compute_s = sum(share * o.mul_mat.flops(n_tokens) / _flops_per_s(processor, o.type) for o, share in parts)
-    return max(n_bytes / bytes_per_s, compute_s)
+    read_s = sum(share * _bytes(o, n_tokens) / _rates(processor, o.type)[0] for o, share in parts)
+    compute_s = sum(share * o.mul_mat.flops(n_tokens) / _rates(processor, o.type)[1] for o, share in parts)
+    return max(read_s, compute_s)
 
 
-def _flops_per_s(processor: Card | Host, type_name: str) -> float:
+def _bytes(operator: Operator, n_tokens: int) -> float:
+    return operator.bytes * operator.mul_mat.share_routed(n_tokens)
+
+
+def _rates(processor: Card | Host, type_name: str) -> tuple[float, float]:
+    """(bytes/s, flop/s) of weights of a type."""
     if isinstance(processor, Host):
-        return processor.rate_of(type_name)
-    return processor.flops_float_per_s if type_name in FLOAT_TYPES else processor.flops_per_s
+        return processor.bytes_rate_of(type_name), processor.rate_of(type_name)
+    floating = type_name in FLOAT_TYPES
+    return processor.bytes_per_s, processor.flops_float_per_s if floating else processor.flops_per_s
 
 
 #
@@ -222,14 +231,20 @@ def _profile(cell: FigureCell) -> Any:
 
 
 def _memory(figure: Figure, _runs: Runs) -> Found:
-    """MiB of a model's weights, or of its KV cache at a context."""
+    """MiB of a model's weights, of its KV cache at a context, or of buffers; or the share of weights in all three, or
+    of weights within layers in them, in per cent."""
     cell = figure.cells[0]
     info, operators, _ = model(cell.model, cell.type)
-    if figure.of["part"] == "weights":
-        embedding = _embedding_bytes(operators)
-        return Found((sum(operator.bytes for operator in operators) + embedding) / MIB)
-    shape = _rest_shape(cell)
-    return Found(info.n_layer * (cell.n_ctx or 0) * cache_bytes(shape) / MIB)
+    linear = sum(operator.bytes for operator in operators if operator.layer is not None)
+    made = {
+        "weights": (sum(operator.bytes for operator in operators) + _embedding_bytes(operators)) / MIB,
+        "kv": info.n_layer * (cell.n_ctx or 0) * cache_bytes(_rest_shape(cell)) / MIB,
+        "other": buffer_bytes(info, cell.n_ubatch) / MIB,
+    }
+    whole = sum(made.values())
+    return Found(
+        {**made, "share": 100 * made["weights"] / whole, "linear": 100 * linear / MIB / whole}[figure.of["part"]]
+    )
 
 
 def _embedding_bytes(operators: Sequence[Operator]) -> int:
@@ -259,12 +274,23 @@ def _affinity(figure: Figure, _runs: Runs) -> Found:
 
 
 def _rate(figure: Figure, _runs: Runs) -> Found:
-    """GB/s that a beta of ScheInfer's Table I is, the preset's beside it; bound: the hardware's peak."""
-    letter, part = figure.of["testbed"], figure.of["part"]
-    host, card = machine(figure.cells[0])
-    memory, link = PEAK_GB_PER_S[letter.lower()]
-    ours = {"gpu": card.bytes_per_s, "cpu": host.bytes_per_s, "link": card.pinned_bytes_per_s}[part]
+    """GB/s that a beta of ScheInfer's Table I is, the preset's beside it; bound: the hardware's peak. Or µs of an
+    alpha."""
+    part, cell = figure.of["part"], figure.cells[0]
+    host, card = machine(cell)
+    if figure.unit == "µs":
+        alphas = {"gpu": card.kernel_s, "cpu": host.kernel_s, "link": card.copy_s, "launch": card.launch_s}
+        return Found(MICRO * alphas[part])
+    memory, link = PEAK_GB_PER_S[cell.machine[-1]]
+    ours = {"gpu": card.bytes_per_s, "cpu": host.bytes_rate_of(cell.type), "link": card.pinned_bytes_per_s}[part]
     return Found(ours / 1e9, {"gpu": memory, "link": link}.get(part))
+
+
+def _law(figure: Figure, _runs: Runs) -> Found:
+    """HeteGen's Eq. 6: what computing on the CPU beside copies gains over copies alone, 1 + V_CPU / V_COM; or the
+    quotient itself."""
+    host, card = machine(figure.cells[0])
+    return Found(figure.of["plus"] + host.bytes_per_s / card.pinned_bytes_per_s)
 
 
 def _formulas(figure: Figure, _runs: Runs) -> Found:
@@ -322,6 +348,7 @@ KINDS: Mapping[str, Callable[[Figure, Runs], Found]] = {
     "memory": _memory,
     "affinity": _affinity,
     "rate": _rate,
+    "law": _law,
     "formulas": _formulas,
     "busy": _busy,
     "not simulated": _none,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from reproduce.figures import FOLDER as PUBLISHED  # noqa: E402
 from reproduce.figures import Figure, FigureArm, FigureCell, papers, read_paper  # noqa: E402
 from reproduce.main import NUMBERS, PAGE, PICTURE, RESULTS, main, row_of  # noqa: E402
 from reproduce.page import CLOSE, DIFFERS, FAILS, RULED_OUT, chart, page, verdict  # noqa: E402
 from reproduce.problems import TESTBEDS, machine, needed, run  # noqa: E402
 from reproduce.quantities import KINDS, find, least_seconds  # noqa: E402
-from shared import InputError  # noqa: E402
+from reproduce.texts import TEXTS, fails, filled  # noqa: E402
+from shared import InputError, read_toml  # noqa: E402
 
 from oallama.device.machines import machine_of  # noqa: E402
 from oallama.place.decide import POLICIES  # noqa: E402
@@ -56,13 +59,59 @@ def test_the_page_and_the_picture_are_what_the_results_give(results: dict[str, A
 def test_the_results_have_the_figures_and_texts_of_now(results: dict[str, Any]) -> None:
     rows = {f"{row['paper']}/{row['id']}": row for row in results["figures"]}
     assert list(rows) == [figure.key for figure in FIGURES]
-    for figure in FIGURES:
-        numbers = {key: rows[figure.key][key] for key in NUMBERS}
-        assert json.loads(json.dumps(row_of(figure, numbers))) == rows[figure.key]
+    made = [row_of(figure, {key: rows[figure.key][key] for key in NUMBERS}) for figure in FIGURES]
+    assert json.loads(json.dumps(filled(made))) == results["figures"]
+
+
+def test_every_text_holds_to_the_numbers_that_it_speaks_of(results: dict[str, Any]) -> None:
+    rows = results["figures"]
+    assert {row["paper"] + "/" + row["id"]: failed for row in rows if (failed := fails(row, rows))} == {}
+
+
+KNOWN_NUMBERS = {
+    "scheinfer": "11 12 24 90 128 1024 204.8 32 31.5 15.75 16 4 3 5 10 15 0 6 9 1 8 2 64 7 22 57 1.80",
+    "oato": "64 32 512 17.4 20.7 46.2 47.4 50 25 8.8 7 10 1",
+    "hetegen": "512 6.5 26.5 24 4.17 317 30 600 11 3.17 3 9 5 90 4",
+    "atsinfer": "",
+    "pipeshard": "30 8 1 64 6 100",
+}
+"""Of the papers, and of what was asked: settings, rates of buses, names."""
+
+
+def test_no_text_has_a_number_of_its_own() -> None:
+    """What is simulated stands in a text as a part of the results ({…}), so that it is of today."""
+    for path in PUBLISHED.glob("*.toml"):
+        known = set(KNOWN_NUMBERS.get(path.stem, "").split())
+        for told in read_toml(path).get("told", ()):
+            for text in (told.get(key, "") for key in TEXTS):
+                plain = re.sub(r"\{[^}]*\}|`[^`]*`|\[[^]]*\]\([^)]*\)|[A-Za-z_][\w./-]*", "", text)
+                assert set(re.findall(r"\d+(?:\.\d+)?", plain)) <= known, (path.stem, text)
+
+
+def test_parts_of_the_results_in_texts() -> None:
+    cells = [
+        {"model": "a", "vram_gib": 12.0, "speed_up": 2.0, "baseline": {"ttft_s": 4.0}, "ours": {"ttft_s": 2.0}},
+        {"model": "b", "vram_gib": 1.5, "speed_up": 3.0, "baseline": {"ttft_s": 6.0}, "ours": {"device_bytes": 2**31}},
+    ]
+    plain = {"paper": "p", "assumed": "", "beside": "", "cells": cells, "ours": 3.0, "holds": ["x-1.5.ours > 4"]}
+    rows = [{**plain, "id": "x-1.5", "why": "{x-1.5.min.prompt:.1f} of {x-1.5[b 1.5].ours.gib:g} in {x-1.5.max.model}"}]
+    assert filled(rows)[0]["why"] == "2.0 of 2 in b"
+    assert fails(rows[0], rows) == ["x-1.5.ours > 4"]
+    assert fails({**rows[0], "holds": ["x-1.5.ours ~ 3.01", "x-1.5.min.prompt < 2.5"]}, rows) == []
+    for path in ("y.ours", "x-1.5.theirs", "x-1.5[c].ours"):
+        with pytest.raises(KeyError):
+            filled([{**rows[0], "why": "{" + path + "}"}])
+
+
+def test_what_is_an_input_is_counted_apart(results: dict[str, Any]) -> None:
+    echoes = [row["id"] for row in results["figures"] if row["echo"]]
+    assert len(echoes) == 16 and {"rate-16", "table1-a-cpu-fp16"} <= set(echoes)
+    assert f"The same without the {len(echoes)} figures" in page(results)
 
 
 def test_what_is_far_off_says_why(results: dict[str, Any]) -> None:
-    silent = [row["id"] for row in results["figures"] if verdict(row) in (DIFFERS, RULED_OUT, FAILS) and not row["why"]]
+    counted = [row for row in results["figures"] if not row["again"]]
+    silent = [row["id"] for row in counted if verdict(row) in (DIFFERS, RULED_OUT, FAILS) and not row["why"]]
     assert silent == []
 
 
@@ -91,7 +140,15 @@ def test_more_of_the_card_is_never_slower_in_the_bound() -> None:
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    plain = {"published": 1.5, "ours": 1.4, "bound": None, "lower": False, "at_least": False, "unit": "×"}
+    plain = {
+        "published": 1.5,
+        "ours": 1.4,
+        "bound": None,
+        "lower": False,
+        "at_least": False,
+        "unit": "×",
+        "again": False,
+    }
     return {**plain, "ratio": 1.5 / 1.4, **changes}
 
 
