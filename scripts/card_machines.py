@@ -16,9 +16,9 @@ from statistics import median
 from typing import Any
 
 from card_model import (
+    CardModel,
     DataSheet,
     FittedMachine,
-    Models,
     Predictor,
     PublishedRun,
     by_data_sheet,
@@ -75,6 +75,7 @@ CLOSE = 0.15  # median error up to which a plan is made for a machine
 SERVED = 1000  # tokens in the cache of a server whose report does not say how many
 
 Fit = Callable[..., FittedMachine]
+Models = Mapping[str, CardModel]
 Row = dict[str, Any]
 
 

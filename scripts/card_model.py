@@ -87,46 +87,26 @@ class CardModel:
     operators: tuple[Operator, ...]
 
 
-class Models(dict[str, CardModel]):
-    """Described models by name, or by `name type` for those whose types a table says."""
-
-    def __init__(self, sizes: Mapping[str, Sizes], types: Mapping[str, Types]) -> None:
-        super().__init__()
-        self._sizes, self._types = sizes, types
-        for name, each in sizes.items():
-            if each.type:
-                self[name] = model_of(name, each, Types(each.type, each.output_type))
-
-    def __missing__(self, key: str) -> CardModel:
-        name, _, types = key.partition(" ")
-        if name not in self._sizes or types not in self._types:
-            raise KeyError(key)
-        self[key] = model_of(key, self._sizes[name], self._types[types])
-        return self[key]
-
-    def __contains__(self, key: object) -> bool:
-        try:
-            return self[str(key)] is not None
-        except KeyError:
-            return False
-
-
-def read_models(path: Path) -> Models:
-    """By the names that the tables use. Raises InputError."""
+def read_models(path: Path) -> dict[str, CardModel]:
+    """By the names that the tables use; `name types` for those whose types a table says. Raises InputError."""
     document = read_toml(path)
-    types = {name: record(Types, each, f"{path}: types.{name}") for name, each in document.pop("types", {}).items()}
-    made: dict[str, Sizes] = {}
+    mixes = {name: record(Types, each, f"{path}: types.{name}") for name, each in document.pop("types", {}).items()}
+    sizes: dict[str, Sizes] = {}
     for name, table in document.items():
         where = f"{path}: {name}"
         if isinstance(table, dict) and "same_as" in table:
-            if table["same_as"] not in made:
+            if table["same_as"] not in sizes:
                 raise InputError(f"{where} is the same as {table['same_as']!r}, which is not above it")
-            made[name] = made[table["same_as"]]
+            sizes[name] = sizes[table["same_as"]]
         else:
-            made[name] = _checked(record(Sizes, table, where), where)
-    if not made:
+            sizes[name] = _checked(record(Sizes, table, where), where)
+    if not sizes:
         raise InputError(f"{path} describes no model")
-    return Models(made, types)
+    made: dict[str, CardModel] = {}
+    for name, each in sizes.items():
+        own = {"": Types(each.type, each.output_type)} if each.type else mixes
+        made |= {key: model_of(key, each, types) for mix, types in own.items() for key in [f"{name} {mix}".strip()]}
+    return made
 
 
 def _checked(sizes: Sizes, where: str) -> Sizes:
