@@ -129,8 +129,7 @@ def test_llama_bench_runs_the_plan_and_the_device_holds_its_half(plan_file: Path
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout)
     assert [(row["n_prompt"], row["n_gen"]) for row in results] == [(32, 0), (0, 8)]
-    # OALLAMA_RPC0: for blocks that live on the device
-    backends = [set(row["backends"].split(",")) - {"OALLAMA_RPC0"} for row in results]
+    backends = [set(row["backends"].split(",")) for row in results]
     assert backends == [{"OALLAMA", "RPC"}] * 2
     assert all(row["avg_ts"] > 0 for row in results)
     split = [op for op in operators(read_gguf(MODEL)) if is_ffn(op)]

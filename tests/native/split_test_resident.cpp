@@ -43,6 +43,30 @@ void check_crossings(const Block & block, int64_t n_inputs, Cut cut, int64_t n_t
           what + ": " + std::to_string(stats().bytes_out) + " bytes are fetched");
 }
 
+// ggml's registry has no lock: what it lists stays as it is while plans come and go. Who lists devices meanwhile sees
+// one of ours that computes nothing.
+void check_registry() {
+    const Block        block    = ffn_block(q4_0, q4_0);
+    const size_t       n_before = ggml_backend_dev_count();
+    ggml_backend_dev_t ours     = ggml_backend_dev_by_name("OALLAMA_Resident");
+    const auto         computes = [&] { return ggml_backend_dev_buffer_type(ours) != ggml_backend_cpu_buffer_type(); };
+    check(ours != nullptr && !computes(), "without a plan the device for blocks that live on another computes nothing");
+    Session early; // knows no device's memory
+    {
+        const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+        check(ggml_backend_dev_count() == n_before && computes(), "a plan registers no device, but uses one");
+        const Model model(block, make_data(block), plan.get());
+        check(early.compute(model, 1).empty() && early.status() == GGML_STATUS_FAILED &&
+                  std::string(oallama_last_error()).find("made before the plan") != std::string::npos,
+              std::string("a context that is older than the plan is refused: ") + oallama_last_error());
+        check(!Session().compute(model, 1).empty(), "a new one is not");
+        const PlanPtr second = new_plan(plan_text({&block}, Cut::one, async_device::device_name, "CPU"));
+        check(second != nullptr && computes(), "so does a second plan for the same device");
+    }
+    check(ggml_backend_dev_count() == n_before && !computes(), "and none is removed with them");
+    done("the registry while plans come and go");
+}
+
 // A block beside the device's own work, which must be done when the block begins, and wait for its end.
 Block chain_block(const Block & ffn) {
     Block block = ffn;
@@ -76,6 +100,7 @@ void test_resident() {
         }
     }
     done("crossings of blocks that live on the device");
+    check_registry();
 
     // with delays before each step of a stream, what does not wait for another shows
     async_device::Options slow;

@@ -45,6 +45,7 @@ class TwoBlocks {
             first_  = std::make_unique<Model>(ffn_, make_data(ffn_), plan_.get());
             second_ = std::make_unique<Model>(lone_, make_data(lone_), plan_.get());
         }
+        session_ = std::make_unique<Session>(); // as a llama_context is made, of a model
     }
 
     bool ready() const { return plan_ != nullptr && first_->loaded() && second_->loaded(); }
@@ -55,21 +56,21 @@ class TwoBlocks {
         return {ffn, bytes_while(*second_)};
     }
 
-    Outputs of_ffn() { return session_.compute(*first_, 3); }
+    Outputs of_ffn() { return session_->compute(*first_, 3); }
 
   private:
     int64_t bytes_while(const Model & model) {
         check_ok(oallama_reset_stats(), "statistics are reset");
-        check(!session_.compute(model, 3).empty(), "a block is computed");
+        check(!session_->compute(model, 3).empty(), "a block is computed");
         return stats().bytes_streamed;
     }
 
-    Block                  ffn_  = ffn_block(q4_0, q4_0);
-    Block                  lone_ = lone_block(q4_0);
-    PlanPtr                plan_;
-    std::unique_ptr<Model> first_;
-    std::unique_ptr<Model> second_;
-    Session                session_;
+    Block                    ffn_  = ffn_block(q4_0, q4_0);
+    Block                    lone_ = lone_block(q4_0);
+    PlanPtr                  plan_;
+    std::unique_ptr<Model>   first_;
+    std::unique_ptr<Model>   second_;
+    std::unique_ptr<Session> session_;
 };
 
 // What is copied once the order is known, and how long everything takes; tried again while it is not what was expected,

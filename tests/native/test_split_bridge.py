@@ -47,7 +47,7 @@ def test_it_is_loaded_once_and_when_asked_for() -> None:
         "print([device.name for device in bridge.devices() if device.backend == 'OALLAMA'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["[]", "False", "['OALLAMA', 'OALLAMA_Split']"]
+    assert done.stdout.splitlines() == ["[]", "False", "['OALLAMA', 'OALLAMA_Split', 'OALLAMA_Resident']"]
 
 
 def test_its_path_is_the_one_for_stock_binaries(split: SplitBackend) -> None:

@@ -7,12 +7,21 @@ namespace oallama {
 namespace {
 
 struct BackendContext {
-    std::shared_ptr<SplitBackend> split;  // NULL: of the device that computes nothing
+    std::shared_ptr<SplitBackend> split;  // NULL: the device computed nothing when this was made
     ggml_backend_dev_t            memory; // whose memory results are in; NULL: the host's
 };
 
 BackendContext & context_of(ggml_backend_t backend) {
     return *static_cast<BackendContext *>(backend->context);
+}
+
+// Throws OALLAMA_FAILED for a backend that was made while its device computed nothing: llama.cpp has given its results
+// memory of the wrong kind.
+SplitBackend & split_of(ggml_backend_t backend) {
+    if (context_of(backend).split == nullptr) {
+        throw Error(OALLAMA_FAILED, "this context was made before the plan that puts blocks on a device was loaded; make it anew");
+    }
+    return *context_of(backend).split;
 }
 
 const char * oallama_backend_get_name(ggml_backend_t backend) {
@@ -25,9 +34,8 @@ void oallama_backend_free(ggml_backend_t backend) {
 }
 
 ggml_status oallama_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    const BackendContext & context  = context_of(backend);
-    ggml_status            computed = GGML_STATUS_FAILED;
-    const int              status   = logged([&] { computed = context.split->compute(graph, context.memory); });
+    ggml_status computed = GGML_STATUS_FAILED;
+    const int   status   = logged([&] { computed = split_of(backend).compute(graph, context_of(backend).memory); });
     return status == OALLAMA_OK          ? computed
            : status == OALLAMA_NO_MEMORY ? GGML_STATUS_ALLOC_FAILED
                                          : GGML_STATUS_FAILED;
@@ -49,7 +57,7 @@ bool oallama_backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t
 void oallama_backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
                                     ggml_backend_graph_optimize_params * params) {
     // graph_compute meets the same, and can say so
-    guarded([&] { context_of(backend).split->prepare(graph, context_of(backend).memory, params); });
+    guarded([&] { split_of(backend).prepare(graph, context_of(backend).memory, params); });
 }
 
 const ggml_backend_i oallama_backend_i = {

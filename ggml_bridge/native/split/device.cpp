@@ -15,17 +15,13 @@ const DeviceContext & context_of(ggml_backend_dev_t dev) {
     return *static_cast<DeviceContext *>(dev->context);
 }
 
-bool computes(ggml_backend_dev_t dev) {
-    return context_of(dev).named == nullptr;
-}
-
 ggml_backend_dev_t memory_of(ggml_backend_dev_t dev) {
     return context_of(dev).memory;
 }
 
-// The same while a plan is loaded that names it: devices come and go. NULL: none.
-ggml_backend_dev_t memory_in_use(ggml_backend_dev_t dev) {
-    return context_of(dev).n_plans > 0 ? memory_of(dev) : nullptr;
+// memory: memory_of, which may change at any time.
+bool computes(ggml_backend_dev_t dev, ggml_backend_dev_t memory) {
+    return context_of(dev).named == nullptr && (!context_of(dev).resident || memory != nullptr);
 }
 
 // How many loaded plans name each device.
@@ -53,7 +49,7 @@ ggml_backend_buffer_type_t host_buft() {
 std::shared_ptr<SplitBackend> shared_split(ggml_backend_dev_t dev) {
     thread_local std::weak_ptr<SplitBackend>     last;
     thread_local std::vector<ggml_backend_dev_t> sharing;
-    const bool                                   begins = memory_of(dev) == nullptr;
+    const bool                                   begins = !context_of(dev).resident;
     std::shared_ptr<SplitBackend>                split  = begins ? nullptr : last.lock();
     if (split == nullptr || std::find(sharing.begin(), sharing.end(), dev) != sharing.end()) {
         split = std::make_shared<SplitBackend>();
@@ -90,29 +86,40 @@ void oallama_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * p
 
 ggml_backend_t oallama_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
     ggml_backend_t backend = nullptr;
-    logged([&] { backend = new_backend(dev, computes(dev) ? shared_split(dev) : nullptr, memory_of(dev)); });
+    logged([&] {
+        ggml_backend_dev_t memory = memory_of(dev);
+        backend                   = new_backend(dev, computes(dev, memory) ? shared_split(dev) : nullptr, memory);
+    });
     return backend;
 }
 
 ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev) {
-    if (!computes(dev)) {
+    if (context_of(dev).named != nullptr) {
         return context_of(dev).named;
     }
-    ggml_backend_dev_t memory = memory_in_use(dev);
-    return memory != nullptr ? resident_buft(memory) : host_buft();
+    if (!context_of(dev).resident) {
+        return host_buft();
+    }
+    ggml_backend_dev_t memory = memory_of(dev);
+    return memory != nullptr ? resident_buft(memory) : ggml_backend_cpu_buffer_type();
 }
 
 bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     bool claimed = false;
-    logged([&] { claimed = computes(dev) && claims(op, memory_of(dev)); });
+    logged([&] {
+        ggml_backend_dev_t memory = memory_of(dev);
+        claimed                   = computes(dev, memory) && claims(op, memory);
+    });
     return claimed;
 }
 
 bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
-    if (is_split_buft(buft) || (computes(dev) && ggml_backend_buft_is_host(buft))) {
+    // also of a device that computes nothing now: its buffer type is the host's meanwhile
+    const bool host = context_of(dev).named == nullptr && ggml_backend_buft_is_host(buft);
+    if (is_split_buft(buft) || host) {
         return true;
     }
-    ggml_backend_dev_t memory = memory_in_use(dev);
+    ggml_backend_dev_t memory = memory_of(dev);
     return memory != nullptr && memory->iface.supports_buft(memory, buft);
 }
 

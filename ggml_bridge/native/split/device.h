@@ -12,9 +12,12 @@ namespace oallama {
 struct DeviceContext {
     std::string                name;
     std::string                description;
-    ggml_backend_dev_t         memory = nullptr; // whose memory its results are in; NULL: the host's
-    ggml_backend_buffer_type_t named  = nullptr; // it computes nothing, but makes this known by name; NULL: it computes
-    std::atomic<int>           n_plans{0};       // that name its memory; read while others are loaded and freed
+    bool                       resident = false;   // its results are in a device's memory, not the host's
+    ggml_backend_buffer_type_t named    = nullptr; // it computes nothing, but makes this known by name
+
+    // Of a resident one: whose memory; NULL: no plan has blocks there, and it computes nothing. Read while others are
+    // loaded and freed.
+    std::atomic<ggml_backend_dev_t> memory{nullptr};
 };
 
 extern const ggml_backend_device_i oallama_device_i; // of devices whose context is a DeviceContext

@@ -1,16 +1,16 @@
 // Registration: the devices that ggml sees, and the C interface to begin with.
 //
-// Two devices are registered. OALLAMA computes; its buffer type is plain host memory, so results lie where llama.cpp's
-// CPU backend reads them. OALLAMA_Split computes nothing: it only makes the split buffer type known by name, because
-// `-ot` looks among the default buffer types of devices. For a device that blocks live on, one more is registered when
-// a plan names it: it computes as OALLAMA does, but its results lie where that device computes what comes next.
+// Three devices are registered, once and for good: ggml's registry has no lock. OALLAMA computes; its buffer type is
+// plain host memory, so results lie where llama.cpp's CPU backend reads them. OALLAMA_Split computes nothing: it only
+// makes the split buffer type known by name, because `-ot` looks among the default buffer types of devices.
+// OALLAMA_Resident computes as OALLAMA does while a plan has blocks that live on a device, but its results lie where
+// that device computes what comes next; without such a plan it computes nothing.
 
 #include "ggml-oallama.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <map>
 #include <sstream>
 
 #include "abi_check.h"
@@ -23,7 +23,7 @@ using namespace oallama;
 
 namespace {
 
-enum DeviceIndex { device_compute = 0, device_split = 1, n_devices = 2 };
+enum DeviceIndex { device_compute = 0, device_split = 1, device_resident = 2, n_devices = 3 };
 
 ggml_backend_dev_t device_at(size_t index);
 
@@ -68,11 +68,13 @@ ggml_backend_reg the_reg = {
 DeviceContext device_contexts[n_devices] = {
     {"OALLAMA", "CPU and a partner device computing one operator together"},
     {"OALLAMA_Split", "names the split buffer type; computes nothing"},
+    {"OALLAMA_Resident", "the same as OALLAMA, with inputs and results in a device's memory", /*resident=*/true},
 };
 
 ggml_backend_device devices[n_devices] = {
     {oallama_device_i, &the_reg, &device_contexts[device_compute]},
     {oallama_device_i, &the_reg, &device_contexts[device_split]},
+    {oallama_device_i, &the_reg, &device_contexts[device_resident]},
 };
 
 ggml_backend_dev_t device_at(size_t index) {
@@ -90,6 +92,8 @@ std::string read_file(const char * path) {
 std::mutex registering;
 bool       registered = false;
 
+int n_resident_plans = 0; // that have blocks in the memory of OALLAMA_Resident
+
 // What both ways in do first.
 void start(const char * plan_path) {
     check_ggml();
@@ -103,70 +107,22 @@ void start(const char * plan_path) {
 
 } // namespace
 
-//
-// blocks that live on a device
-//
-
-namespace {
-
-// A device of ours for another's memory. Backends that llama.cpp made of it may outlive the plans that it is
-// registered for.
-struct ResidentDevice {
-    DeviceContext       context;
-    ggml_backend_reg    reg;
-    ggml_backend_device device;
-};
-
-ResidentDevice & resident_of(ggml_backend_reg_t reg) {
-    return *static_cast<ResidentDevice *>(reg->context);
-}
-
-const ggml_backend_reg_i resident_reg_i = {
-    /* .get_name         = */ [](ggml_backend_reg_t reg) { return resident_of(reg).context.name.c_str(); },
-    /* .get_device_count = */ [](ggml_backend_reg_t) { return size_t{1}; },
-    /* .get_device       = */ [](ggml_backend_reg_t reg, size_t) { return &resident_of(reg).device; },
-    /* .get_proc_address = */ oallama_reg_get_proc_address,
-};
-
-struct ResidentDevices {
-    std::mutex                                                    mutex;
-    std::map<ggml_backend_dev_t, std::unique_ptr<ResidentDevice>> by_memory;
-};
-
-ResidentDevices & residents() {
-    static auto * the_residents = new ResidentDevices; // as long as ggml's registry, which is gone last
-    return *the_residents;
-}
-
-} // namespace
-
-// llama.cpp makes a backend of every device for every context, and can have sixteen: so it is taken out again.
-bool oallama::add_resident_device(ggml_backend_dev_t device) {
-    const std::lock_guard<std::mutex> lock(residents().mutex);
-    if (resident_buft(device) == nullptr) {
+// A plan at a time decides whose memory it is, and those for the same device share it.
+bool oallama::use_resident_device(ggml_backend_dev_t memory) {
+    DeviceContext &                   resident = device_contexts[device_resident];
+    const std::lock_guard<std::mutex> lock(registering);
+    if (resident_buft(memory) == nullptr || (n_resident_plans > 0 && resident.memory != memory)) {
         return false;
     }
-    std::unique_ptr<ResidentDevice> & known = residents().by_memory[device];
-    if (known == nullptr) {
-        const std::string name     = ggml_backend_dev_name(device);
-        known                      = std::make_unique<ResidentDevice>();
-        known->context.name        = "OALLAMA_" + name;
-        known->context.description = "the same, with inputs and results in the memory of " + name;
-        known->context.memory      = device;
-        known->reg                 = {GGML_BACKEND_API_VERSION, resident_reg_i, known.get()};
-        known->device              = {oallama_device_i, &known->reg, &known->context};
-    }
-    if (known->context.n_plans++ == 0) {
-        ggml_backend_register(&known->reg);
-    }
+    n_resident_plans++;
+    resident.memory = memory;
     return true;
 }
 
-void oallama::remove_resident_device(ggml_backend_dev_t device) {
-    const std::lock_guard<std::mutex> lock(residents().mutex);
-    ResidentDevice &                  known = *residents().by_memory.at(device);
-    if (--known.context.n_plans == 0) {
-        ggml_backend_unload(&known.reg);
+void oallama::leave_resident_device() {
+    const std::lock_guard<std::mutex> lock(registering);
+    if (--n_resident_plans == 0) {
+        device_contexts[device_resident].memory = nullptr;
     }
 }
 

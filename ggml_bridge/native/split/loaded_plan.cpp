@@ -61,7 +61,7 @@ ggml_backend_dev_t LoadedPlan::device() const {
                 "the plan's device " + spec_.device + " is the split backend itself; name a GPU");
         add_partner(device);
         device_   = device;
-        resident_ = has_residents(spec_) && add_resident_device(device) ? device : nullptr;
+        resident_ = has_residents(spec_) && use_resident_device(device) ? device : nullptr;
     }
     return device_;
 }
@@ -89,7 +89,7 @@ LoadedPlan::~LoadedPlan() {
         remove_partner(device_);
     }
     if (resident_ != nullptr) {
-        remove_resident_device(resident_);
+        leave_resident_device();
     }
 }
 

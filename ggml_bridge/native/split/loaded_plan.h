@@ -86,9 +86,9 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 // end is registered.
 ggml_backend_dev_t owner_of_plans();
 
-// Makes a device of ours known to ggml whose results are in this device's memory (ggml-oallama.cpp), until it has been
-// removed as often; false where there can be none.
-bool add_resident_device(ggml_backend_dev_t device);
-void remove_resident_device(ggml_backend_dev_t device);
+// Lets OALLAMA_Resident compute in this device's memory, until it has been left as often (ggml-oallama.cpp); false
+// where it cannot, or computes in another's.
+bool use_resident_device(ggml_backend_dev_t memory);
+void leave_resident_device();
 
 } // namespace oallama
