@@ -202,6 +202,14 @@ ggml_tensor * ggml_cpy(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_permute(ggml_context * ctx, ggml_tensor * a, int axis0, int axis1, int axis2, int axis3);
 bool          ggml_prec_set_acc(ggml_tensor * a, ggml_prec prec);
 
+// Called by each of nth threads; ith: its number.
+typedef void (*ggml_custom_op_t)(ggml_tensor * dst, int ith, int nth, void * userdata);
+
+constexpr int GGML_N_TASKS_MAX = -1; // all
+
+ggml_tensor * ggml_custom_4d(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
+                             ggml_tensor ** args, int n_args, ggml_custom_op_t fun, int n_tasks, void * userdata);
+
 //
 // graphs
 //

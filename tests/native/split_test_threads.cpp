@@ -1,10 +1,19 @@
 // Several contexts, models and plans at once, devices that take their time, and what is left behind.
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
+#include <future>
+#include <mutex>
+#include <set>
 #include <thread>
 
+#include "host.h"
 #include "split_test.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 namespace split_test {
 
@@ -135,9 +144,108 @@ void check_delays() {
     done("random delays");
 }
 
+// Large work is shared among all threads, small work is not, and each item is worked on once.
+void check_shares() {
+    oallama::Host host;
+    host.set_n_threads(n_threads);
+    for (const size_t bytes : {size_t{1} << 10, size_t{4} << 20}) { // only the second is large
+        constexpr int64_t         n = 1000;
+        std::vector<int>          times(n);
+        std::mutex                mutex;
+        std::set<std::thread::id> threads;
+        host.share(n, bytes, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; i++) {
+                times[static_cast<size_t>(i)]++;
+            }
+            const std::lock_guard<std::mutex> lock(mutex);
+            threads.insert(std::this_thread::get_id());
+        });
+        check(std::all_of(times.begin(), times.end(), [](int n_times) { return n_times == 1; }),
+              "each item is worked on once");
+        const size_t expected = bytes < (size_t{1} << 20) ? 1 : static_cast<size_t>(n_threads);
+        check(threads.size() == expected, std::to_string(bytes) + " bytes: " + std::to_string(threads.size()) +
+                                              " threads of " + std::to_string(n_threads));
+    }
+    // packed rows of 4096 bytes move to larger distances: nearly all places overlap packed rows, half, hardly any
+    for (const size_t row : {size_t{4100}, size_t{8192}, size_t{65536}}) {
+        constexpr int64_t n     = 300;
+        constexpr size_t  bytes = 4096;
+        std::vector<char> data(n * row);
+        for (size_t i = 0; i < n * bytes; i++) {
+            data[i] = static_cast<char>(i * 7 + i / bytes);
+        }
+        const std::vector<char> packed = data;
+        host.spread(data.data(), n, bytes, [row](int64_t i) { return static_cast<size_t>(i) * row; });
+        bool same = true;
+        for (size_t i = 0; i < n; i++) {
+            same = same && std::equal(&packed[i * bytes], &packed[i * bytes] + bytes, &data[i * row]);
+        }
+        check(same, "packed rows come to lie " + std::to_string(row) + " bytes apart");
+    }
+    done("work that threads share");
+}
+
+#if defined(__linux__)
+std::vector<size_t> allowed_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    ::sched_getaffinity(0, sizeof set, &set);
+    std::vector<size_t> cores;
+    for (size_t core = 0; core < CPU_SETSIZE; core++) {
+        if (CPU_ISSET(core, &set)) {
+            cores.push_back(core);
+        }
+    }
+    return cores;
+}
+
+void pin(size_t core) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    check(::sched_setaffinity(0, sizeof set, &set) == 0, "a thread is pinned to a core");
+}
+
+// Our threads get the cores of llama.cpp's: inherited, or one each.
+void check_thread_settings() {
+    using oallama::ThreadSettings;
+    const std::vector<size_t> cores = allowed_cores();
+    if (cores.size() < 2) {
+        return;
+    }
+    const ThreadSettings         free   = ThreadSettings::of_this_thread();
+    const ggml_threadpool_params shared = free.pool_params(2);
+    check(!shared.strict_cpu && std::count(std::begin(shared.cpumask), std::end(shared.cpumask), true) == 0,
+          "threads inherit the cores of the one that makes them");
+    std::promise<void> pinned, done_with;
+    std::thread        other([&] {
+        pin(cores[0]);
+        pinned.set_value();
+        done_with.get_future().wait();
+    });
+    pinned.get_future().wait();
+    std::thread([&] {
+        pin(cores[1]);
+        const ThreadSettings own = ThreadSettings::of_this_thread();
+        check(!(own == free), "other cores are other settings");
+        const ggml_threadpool_params apart = own.pool_params(2);
+        check(apart.strict_cpu && apart.cpumask[cores[0]] && apart.cpumask[cores[1]], "each thread gets its own core");
+        check(!own.pool_params(1).strict_cpu, "a single thread has its core already");
+    }).join();
+    done_with.set_value();
+    other.join();
+    check(ThreadSettings::of_this_thread() == free, "this thread's settings are as they were");
+    done("cores that a user gives");
+}
+#endif
+
 } // namespace
 
 void test_threads() {
+    check_shares();
+#if defined(__linux__)
+    check_thread_settings();
+#endif
     check_contexts();
     check_models();
     check_delays();

@@ -19,7 +19,8 @@ BackendContext & context_of(ggml_backend_t backend) {
 // memory of the wrong kind.
 SplitBackend & split_of(ggml_backend_t backend) {
     if (context_of(backend).split == nullptr) {
-        throw Error(OALLAMA_FAILED, "this context was made before the plan that puts blocks on a device was loaded; make it anew");
+        throw Error(OALLAMA_FAILED,
+                    "this context was made before the plan that puts blocks on a device was loaded; make it anew");
     }
     return *context_of(backend).split;
 }

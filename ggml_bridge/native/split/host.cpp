@@ -27,9 +27,12 @@ bool has_feature(ggml_backend_reg_t reg, const char * name) {
     return false;
 }
 
+// Smallest amount of memory that all threads work on: for less, waking them takes longer than the work.
+constexpr size_t min_shared_bytes = size_t{512} << 10;
+
 } // namespace
 
-Host::Host() {
+Host::Host() : ctx_(new_context(1, 1, 1)) {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu != nullptr) {
         backend_.reset(ggml_backend_dev_init(cpu, nullptr));
@@ -38,6 +41,13 @@ Host::Host() {
     if (!backend_) {
         throw Error(OALLAMA_FAILED, "ggml has no CPU backend");
     }
+    const auto compute = [](ggml_tensor *, int ith, int nth, void * userdata) {
+        const Host & host = *static_cast<Host *>(userdata);
+        (*host.work_)(host.n_items_ * ith / nth, host.n_items_ * (ith + 1) / nth);
+    };
+    graph_ = ggml_new_graph_custom(ctx_.get(), 1, false);
+    ggml_build_forward_expand(
+        graph_, ggml_custom_4d(ctx_.get(), GGML_TYPE_I8, 1, 1, 1, 1, nullptr, 0, compute, GGML_N_TASKS_MAX, this));
 }
 
 Host::~Host() {
@@ -50,8 +60,11 @@ Host::~Host() {
     }
 }
 
+// llama.cpp calls this before each of its graphs. Its own pool gives this thread the cores and the priority that the
+// user wants, possibly after ours was made: then ours is made anew.
 void Host::set_n_threads(int n_threads) {
-    if (n_threads == n_threads_) {
+    const ThreadSettings settings = pool_ == nullptr ? settings_ : ThreadSettings::of_this_thread();
+    if (n_threads == n_threads_ && settings == settings_) {
         return;
     }
     proc_address<ggml_backend_set_n_threads_t>(reg_, "ggml_backend_set_n_threads")(backend_.get(), n_threads);
@@ -65,9 +78,9 @@ void Host::set_n_threads(int n_threads) {
     if (new_pool == nullptr || free_pool == nullptr || set_pool == nullptr) {
         return; // ggml then makes threads for every graph
     }
-    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-    params.poll                   = 0; // llama.cpp's own pool spins; ours sleeps while that one works
-    ggml_threadpool * pool        = new_pool(&params);
+    settings_                     = ThreadSettings::of_this_thread();
+    ggml_threadpool_params params = settings_.pool_params(n_threads);
+    ggml_threadpool *      pool   = new_pool(&params);
     set_pool(backend_.get(), pool);
     if (pool_ != nullptr) {
         free_pool(pool_);
@@ -79,6 +92,44 @@ void Host::set_abort_callback(ggml_abort_callback callback, void * data) {
     auto set = proc_address<ggml_backend_set_abort_callback_t>(reg_, "ggml_backend_set_abort_callback");
     if (set != nullptr) {
         set(backend_.get(), callback, data);
+    }
+}
+
+void Host::share(int64_t n, size_t bytes, const Share & work) {
+    if (n_threads_ < 2 || n < 2 || bytes < min_shared_bytes) {
+        work(0, n);
+        return;
+    }
+    n_items_ = n;
+    work_    = &work;
+    ggml_backend_graph_compute(backend_.get(), graph_); // an abort comes too late to stop its only node
+}
+
+// Moves ranges of items, the last range first. Within a range, all new places lie behind all packed items, so threads
+// can move them in any order. A range too small to share is moved with all items before it, from the last item on.
+void Host::spread(char * data, int64_t n, size_t bytes_each, const std::function<size_t(int64_t item)> & place) {
+    const auto move = [&](int64_t begin, int64_t end) {
+        for (int64_t i = end; i-- > begin;) {
+            std::memmove(data + place(i), data + static_cast<size_t>(i) * bytes_each, bytes_each);
+        }
+    };
+    for (int64_t end = n; end > 0;) {
+        int64_t begin = 0;
+        for (int64_t stays = end; begin < stays;) { // first item whose place is behind all packed ones
+            const int64_t middle = (begin + stays) / 2;
+            if (place(middle) >= static_cast<size_t>(end) * bytes_each) {
+                stays = middle;
+            } else {
+                begin = middle + 1;
+            }
+        }
+        const size_t bytes = static_cast<size_t>(end - begin) * bytes_each;
+        if (bytes < min_shared_bytes) {
+            move(0, end);
+            return;
+        }
+        share(end - begin, bytes, [&](int64_t first, int64_t last) { move(begin + first, begin + last); });
+        end = begin;
     }
 }
 

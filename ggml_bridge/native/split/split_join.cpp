@@ -6,52 +6,56 @@ namespace oallama {
 
 namespace {
 
-// Calls f(row - rows.first, offset in the original) for every row, in order or backwards.
-template <typename F> void for_rows(const ggml_tensor * tensor, Rows rows, bool backwards, F && f) {
-    for (int64_t i = 0; i < rows.count; i++) {
-        const int64_t at  = backwards ? rows.count - 1 - i : i;
-        const int64_t row = rows.first + at;
-        const auto    i1  = static_cast<size_t>(row % tensor->ne[1]);
-        const auto    i2  = static_cast<size_t>(row / tensor->ne[1] % tensor->ne[2]);
-        const auto    i3  = static_cast<size_t>(row / tensor->ne[1] / tensor->ne[2]);
-        f(at, i1 * tensor->nb[1] + i2 * tensor->nb[2] + i3 * tensor->nb[3]);
-    }
+// Byte offset of a row, counted over all dimensions.
+size_t offset_of(const ggml_tensor * tensor, int64_t row) {
+    const auto i1 = static_cast<size_t>(row % tensor->ne[1]);
+    const auto i2 = static_cast<size_t>(row / tensor->ne[1] % tensor->ne[2]);
+    const auto i3 = static_cast<size_t>(row / tensor->ne[1] / tensor->ne[2]);
+    return i1 * tensor->nb[1] + i2 * tensor->nb[2] + i3 * tensor->nb[3];
 }
 
-// Moves the host's elements of each row (or of each half of one) from where they lie packed to where they belong. From
-// the end, because every run moves to a higher address or stays.
-void spread(const Download & download, const ggml_tensor * node) {
-    char *       data  = static_cast<char *>(node->data);
-    const size_t bytes = static_cast<size_t>(download.spread) * node->nb[0];
-    const size_t run   = static_cast<size_t>(download.extent) * node->nb[0];
-    const size_t n_run = static_cast<size_t>(node->ne[0] / download.extent);
-    for_rows(node, {0, download.spread_rows}, true, [&](int64_t row, size_t offset) {
-        for (size_t r = n_run; r-- > 0;) {
-            std::memmove(data + offset + r * run, data + (static_cast<size_t>(row) * n_run + r) * bytes, bytes);
-        }
-    });
+// Moves the host's elements of each row (or of each half of one) from where they lie packed to where they belong.
+void spread(Host & host, const Download & download, const ggml_tensor * node) {
+    const size_t  bytes = static_cast<size_t>(download.spread) * node->nb[0];
+    const size_t  run   = static_cast<size_t>(download.extent) * node->nb[0];
+    const int64_t n_run = node->ne[0] / download.extent;
+    host.spread(static_cast<char *>(node->data), download.spread_rows * n_run, bytes,
+                [&](int64_t item) { return offset_of(node, item / n_run) + static_cast<size_t>(item % n_run) * run; });
 }
 
 // The device's elements into their gaps.
-void scatter(const Download & download, const ggml_tensor * node, const char * from) {
+void scatter(Host & host, const Download & download, const ggml_tensor * node, const char * from) {
     char *       data  = static_cast<char *>(node->data) + static_cast<size_t>(download.begin) * node->nb[0];
     const size_t bytes = static_cast<size_t>(download.count) * node->nb[0];
     const size_t run   = static_cast<size_t>(download.extent) * node->nb[0];
     const size_t n_run = static_cast<size_t>(node->ne[0] / download.extent);
-    for_rows(node, {download.first_row, download.n_rows}, false, [&](int64_t row, size_t offset) {
-        for (size_t r = 0; r < n_run; r++) {
-            std::memcpy(data + offset + r * run, from + (static_cast<size_t>(row) * n_run + r) * bytes, bytes);
+    host.share(download.n_rows, static_cast<size_t>(download.n_rows) * n_run * bytes, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            for (size_t r = 0; r < n_run; r++) {
+                std::memcpy(data + offset_of(node, download.first_row + row) + r * run,
+                            from + (static_cast<size_t>(row) * n_run + r) * bytes, bytes);
+            }
         }
     });
 }
 
-void add(const Download & download, const ggml_tensor * node, const char * from) {
+void add(Host & host, const Download & download, const ggml_tensor * node, const char * from) {
     auto *        sum = static_cast<float *>(node->data) + download.first_row * node->ne[0];
     const auto *  b   = reinterpret_cast<const float *>(from);
     const int64_t n   = download.n_rows * node->ne[0];
-    for (int64_t i = 0; i < n; i++) {
-        sum[i] += b[i];
-    }
+    host.share(n, static_cast<size_t>(n) * sizeof(float), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) {
+            sum[i] += b[i];
+        }
+    });
+}
+
+void copy(Host & host, const Download & download, const ggml_tensor * node, const char * from) {
+    char *       to    = place_of(download, node);
+    const size_t bytes = download_bytes(download);
+    host.share(static_cast<int64_t>(bytes), bytes, [&](int64_t begin, int64_t end) {
+        std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
+    });
 }
 
 } // namespace
@@ -72,9 +76,9 @@ void gather(const ggml_tensor * src, int64_t begin, int64_t count, Rows rows, ch
         std::memcpy(out, data + static_cast<size_t>(rows.first) * bytes, static_cast<size_t>(rows.count) * bytes);
         return;
     }
-    for_rows(src, rows, false, [&](int64_t row, size_t offset) {
-        std::memcpy(out + static_cast<size_t>(row) * bytes, data + offset, bytes);
-    });
+    for (int64_t row = 0; row < rows.count; row++) {
+        std::memcpy(out + static_cast<size_t>(row) * bytes, data + offset_of(src, rows.first + row), bytes);
+    }
 }
 
 char * place_of(const Download & download, const ggml_tensor * node) {
@@ -87,15 +91,15 @@ size_t download_bytes(const Download & download) {
     return static_cast<size_t>(download.n_rows) * download.tensor->nb[1];
 }
 
-void join(const Download & download, const ggml_tensor * node, const char * from) {
+void join(Host & host, const Download & download, const ggml_tensor * node, const char * from) {
     switch (download.join) {
-        case Download::Join::copy: std::memcpy(place_of(download, node), from, download_bytes(download)); break;
-        case Download::Join::add: add(download, node, from); break;
+        case Download::Join::copy: copy(host, download, node, from); break;
+        case Download::Join::add: add(host, download, node, from); break;
         case Download::Join::scatter:
             if (download.spread > 0) {
-                spread(download, node);
+                spread(host, download, node);
             }
-            scatter(download, node, from);
+            scatter(host, download, node, from);
             break;
         case Download::Join::rows:
         case Download::Join::sum: break; // join_routed

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "split_program.h"
+#include "host.h"
 
 namespace oallama {
 
@@ -25,6 +25,6 @@ char * place_of(const Download & download, const ggml_tensor * node);
 size_t download_bytes(const Download & download);
 
 // Makes a node whole: from has what the device computed, the node's memory what the host did.
-void join(const Download & download, const ggml_tensor * node, const char * from);
+void join(Host & host, const Download & download, const ggml_tensor * node, const char * from);
 
 } // namespace oallama

@@ -191,8 +191,8 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
     }
 }
 
-void pack(const Routed & routed, const RoutedBatch & batch, const SentRows & sent, const ggml_cgraph * graph,
-          char * out) {
+void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const SentRows & sent,
+          const ggml_cgraph * graph, char * out) {
     const Routing & routing = batch.routing;
     switch (sent.what) {
         case SentRows::What::ids:
@@ -207,22 +207,26 @@ void pack(const Routed & routed, const RoutedBatch & batch, const SentRows & sen
     const ggml_tensor * x     = sent.host == nullptr ? sent.origin.of(graph) : sent.host;
     const size_t        bytes = ggml_row_size(x->type, x->ne[0]);
     const char *        data  = host_data(x);
-    for (size_t i = 0; i < routing.device_rows.size(); i++) {
-        const int64_t first = static_cast<int64_t>(i) / routing.n_device * routing.n_used; // of the token
-        const int64_t row   = routing.device_rows[i] < 0 ? first : routing.device_rows[i];
-        std::memcpy(out + i * bytes,
-                    data + static_cast<size_t>(row / routing.n_used) * x->nb[2] +
-                        static_cast<size_t>(row % routing.n_used) * x->nb[1],
-                    bytes);
-    }
+    const auto          n     = static_cast<int64_t>(routing.device_rows.size());
+    host.share(n, static_cast<size_t>(n) * bytes, [&](int64_t begin, int64_t end) {
+        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); i++) {
+            const int64_t first = static_cast<int64_t>(i) / routing.n_device * routing.n_used; // of the token
+            const int64_t row   = routing.device_rows[i] < 0 ? first : routing.device_rows[i];
+            std::memcpy(out + i * bytes,
+                        data + static_cast<size_t>(row / routing.n_used) * x->nb[2] +
+                            static_cast<size_t>(row % routing.n_used) * x->nb[1],
+                        bytes);
+        }
+    });
 }
 
-void join_routed(const RoutedBatch & batch, const Download & download, const ggml_tensor * node, const char * from) {
+void join_routed(Host & host, const RoutedBatch & batch, const Download & download, const ggml_tensor * node,
+                 const char * from) {
     if (download.join == Download::Join::rows) {
-        join_rows(batch.routing, from, node);
+        join_rows(host, batch.routing, from, node);
         return;
     }
-    join_sum(batch.routing, batch.weights.data(), static_cast<const float *>(download.host_rows->data),
+    join_sum(host, batch.routing, batch.weights.data(), static_cast<const float *>(download.host_rows->data),
              reinterpret_cast<const float *>(from), download.summed, node);
 }
 

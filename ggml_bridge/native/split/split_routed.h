@@ -72,10 +72,11 @@ struct RoutedBatch {
 void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches);
 
 // What a phase's device side is sent of a routing, packed.
-void pack(const Routed & routed, const RoutedBatch & batch, const SentRows & sent, const ggml_cgraph * graph,
-          char * out);
+void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const SentRows & sent,
+          const ggml_cgraph * graph, char * out);
 
 // Makes a node whole, as split_join does of others. from: what the device computed.
-void join_routed(const RoutedBatch & batch, const Download & download, const ggml_tensor * node, const char * from);
+void join_routed(Host & host, const RoutedBatch & batch, const Download & download, const ggml_tensor * node,
+                 const char * from);
 
 } // namespace oallama

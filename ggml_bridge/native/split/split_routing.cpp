@@ -80,42 +80,51 @@ void device_weights(const Routing & routing, const float * weights, float * out)
     }
 }
 
-void join_rows(const Routing & routing, const char * device, const ggml_tensor * node) {
+void join_rows(Host & host, const Routing & routing, const char * device, const ggml_tensor * node) {
     const size_t bytes = ggml_row_size(node->type, node->ne[0]);
-    const char * data  = static_cast<const char *>(node->data);
-    for (size_t i = routing.host_rows.size(); i-- > 0;) { // every one moves to a higher address or stays
-        std::memmove(row_of(node, routing.n_used, routing.host_rows[i]), data + i * bytes, bytes);
-    }
-    for (size_t i = 0; i < routing.device_rows.size(); i++) {
-        if (routing.device_rows[i] >= 0) {
-            std::memcpy(row_of(node, routing.n_used, routing.device_rows[i]), device + i * bytes, bytes);
-        }
-    }
-}
-
-void join_sum(const Routing & routing, const float * weights, const float * host, const float * device, bool summed,
-              const ggml_tensor * node) {
-    const int64_t n       = node->ne[0];
-    size_t        at_host = 0;
-    size_t        at_dev  = 0;
-    for (int64_t token = 0; token < routing.n_tokens; token++) {
-        auto * sum =
-            reinterpret_cast<float *>(static_cast<char *>(node->data) + static_cast<size_t>(token) * node->nb[1]);
-        if (summed) {
-            std::memcpy(sum, device + token * n, static_cast<size_t>(n) * sizeof(float));
-        } else {
-            std::fill(sum, sum + n, 0.0F);
-            for (int64_t rank = 0; rank < routing.n_device; rank++, at_dev++) {
-                const int32_t row = routing.device_rows[at_dev];
-                if (row >= 0) {
-                    add_weighted(sum, device + static_cast<int64_t>(at_dev) * n, weights[row], n);
-                }
+    char *       data  = static_cast<char *>(node->data);
+    host.spread(data, routing.n_misses(), bytes, [&](int64_t i) {
+        return static_cast<size_t>(row_of(node, routing.n_used, routing.host_rows[static_cast<size_t>(i)]) - data);
+    });
+    const auto n = static_cast<int64_t>(routing.device_rows.size());
+    host.share(n, static_cast<size_t>(n) * bytes, [&](int64_t begin, int64_t end) {
+        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); i++) {
+            if (routing.device_rows[i] >= 0) {
+                std::memcpy(row_of(node, routing.n_used, routing.device_rows[i]), device + i * bytes, bytes);
             }
         }
-        for (; at_host < routing.host_rows.size() && routing.host_rows[at_host] / routing.n_used == token; at_host++) {
-            add_weighted(sum, host + static_cast<int64_t>(at_host) * n, weights[routing.host_rows[at_host]], n);
+    });
+}
+
+void join_sum(Host & host, const Routing & routing, const float * weights, const float * host_rows,
+              const float * device_rows, bool summed, const ggml_tensor * node) {
+    const int64_t n       = node->ne[0];
+    const auto &  misses  = routing.host_rows;
+    const auto    of_some = [&](int64_t begin, int64_t end) {
+        const auto first   = std::lower_bound(misses.begin(), misses.end(), begin * routing.n_used);
+        size_t     at_host = static_cast<size_t>(first - misses.begin());
+        size_t     at_dev  = static_cast<size_t>(begin * routing.n_device);
+        for (int64_t token = begin; token < end; token++) {
+            auto * sum =
+                reinterpret_cast<float *>(static_cast<char *>(node->data) + static_cast<size_t>(token) * node->nb[1]);
+            if (summed) {
+                std::memcpy(sum, device_rows + token * n, static_cast<size_t>(n) * sizeof(float));
+            } else {
+                std::fill(sum, sum + n, 0.0F);
+                for (int64_t rank = 0; rank < routing.n_device; rank++, at_dev++) {
+                    const int32_t row = routing.device_rows[at_dev];
+                    if (row >= 0) {
+                        add_weighted(sum, device_rows + static_cast<int64_t>(at_dev) * n, weights[row], n);
+                    }
+                }
+            }
+            for (; at_host < misses.size() && misses[at_host] / routing.n_used == token; at_host++) {
+                add_weighted(sum, host_rows + static_cast<int64_t>(at_host) * n, weights[misses[at_host]], n);
+            }
         }
-    }
+    };
+    const int64_t rows = routing.n_tokens * routing.n_used; // that are read, about
+    host.share(routing.n_tokens, static_cast<size_t>(rows * n) * sizeof(float), of_some);
 }
 
 } // namespace oallama

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ggml_backend_abi.h"
+#include "host.h"
 
 namespace oallama {
 
@@ -44,11 +44,11 @@ void device_weights(const Routing & routing, const float * weights, float * out)
 
 // Rows of the batch, from both sides, to where they belong in node, [n, n_used, n_tokens]. The host's lie packed at the
 // node's beginning.
-void join_rows(const Routing & routing, const char * device, const ggml_tensor * node);
+void join_rows(Host & host, const Routing & routing, const char * device, const ggml_tensor * node);
 
-// node, [n, n_tokens], becomes the sum of each token's rows times their routing weights. host: the host's rows, packed;
-// device: the device's, or, where summed, their sum.
-void join_sum(const Routing & routing, const float * weights, const float * host, const float * device, bool summed,
-              const ggml_tensor * node);
+// node, [n, n_tokens], becomes the sum of each token's rows times their routing weights. host_rows: the host's, packed;
+// device_rows: the device's, or, where summed, their sum.
+void join_sum(Host & host, const Routing & routing, const float * weights, const float * host_rows,
+              const float * device_rows, bool summed, const ggml_tensor * node);
 
 } // namespace oallama

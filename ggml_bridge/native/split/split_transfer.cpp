@@ -31,7 +31,10 @@ int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
         for (int64_t first = 0; first < all_rows; first += at_once) {
             const int64_t count = std::min(at_once, all_rows - first);
             const size_t  begin = static_cast<size_t>(first) * row;
-            gather(source, upload.begin, upload.count, {upload.first_row + first, count}, staged + begin);
+            host_.share(count, static_cast<size_t>(count) * row, [&](int64_t from, int64_t to) {
+                gather(source, upload.begin, upload.count, {upload.first_row + first + from, to - from},
+                       staged + begin + static_cast<size_t>(from) * row);
+            });
             ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, staged + begin, begin,
                                           static_cast<size_t>(count) * row);
         }
@@ -47,7 +50,7 @@ int64_t SplitBackend::send_routed(const Phase & phase, const ggml_cgraph * graph
         for (const SentRows & rows : phase.routings[i].sent) {
             char *       staged = partner_->staging() + rows.staging;
             const size_t bytes  = ggml_nbytes(rows.tensor);
-            pack(phase.routings[i], batches_[i], rows, graph, staged);
+            pack(host_, phase.routings[i], batches_[i], rows, graph, staged);
             ggml_backend_tensor_set_async(partner_->backend(), rows.tensor, staged, 0, bytes);
             sent += static_cast<int64_t>(bytes);
         }
@@ -94,10 +97,10 @@ void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
             continue;
         }
         if (download.join == Download::Join::rows || download.join == Download::Join::sum) {
-            join_routed(batches_[static_cast<size_t>(download.routed)], download,
+            join_routed(host_, batches_[static_cast<size_t>(download.routed)], download,
                         download.to == nullptr ? node : download.to, from);
         } else {
-            oallama::join(download, node, from);
+            oallama::join(host_, download, node, from);
         }
     }
 }
