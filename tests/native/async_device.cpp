@@ -37,7 +37,7 @@ struct State {
     Options              options;
     std::atomic<int64_t> device_bytes{0}, pinned_bytes{0}, n_streams{0}, n_events{0};
     std::atomic<int64_t> n_allocs{0}, n_graphs{0}, n_copies_in{0}, bytes_in{0}, n_copies_out{0}, n_blocking{0},
-        graphs_left{-1};
+        n_idle_waits{0}, graphs_left{-1};
     std::atomic<uint64_t> n_random{0};
     std::atomic<int64_t>  n_pinned{0}, most_pinned{0};
 
@@ -248,11 +248,15 @@ void * graph_memory(const ggml_tensor * tensor) {
 
 struct Backend {
     ggml_backend_t cpu;
+    bool           fetches = false; // its last command
     Stream         stream{delay};
 };
 
-Stream & stream_of(ggml_backend_t backend) {
-    return static_cast<Backend *>(backend->context)->stream;
+// To queue a command in.
+Stream & stream_of(ggml_backend_t backend, bool fetches = false) {
+    auto * own   = static_cast<Backend *>(backend->context);
+    own->fetches = fetches;
+    return own->stream;
 }
 
 const char * backend_name(ggml_backend_t) {
@@ -284,13 +288,15 @@ void set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void *
 void get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     const char * const from = memory_of(tensor, offset, size);
     state().n_copies_out++;
-    stream_of(backend).submit([from, data, size] { std::memcpy(data, from, size); });
+    Stream & stream = stream_of(backend, /*fetches=*/true);
+    stream.submit([from, data, size] { std::memcpy(data, from, size); });
     if (!is_pinned(data, size)) {
-        stream_of(backend).drain();
+        stream.drain();
     }
 }
 
 void synchronize(ggml_backend_t backend) {
+    state().n_idle_waits += static_cast<Backend *>(backend->context)->fetches ? 1 : 0;
     stream_of(backend).drain();
     delay();
 }
@@ -438,8 +444,9 @@ void set_options(const Options & wanted) {
 
 Counters counters() {
     const State & now = state();
-    return {now.device_bytes, now.pinned_bytes, now.n_pinned,    now.most_pinned, now.n_streams,    now.n_events,
-            now.n_allocs,     now.n_graphs,     now.n_copies_in, now.bytes_in,    now.n_copies_out, now.n_blocking};
+    return {now.device_bytes, now.pinned_bytes, now.n_pinned,    now.most_pinned, now.n_streams,
+            now.n_events,     now.n_allocs,     now.n_graphs,    now.n_copies_in, now.bytes_in,
+            now.n_copies_out, now.n_blocking,   now.n_idle_waits};
 }
 
 } // namespace async_device

@@ -38,6 +38,7 @@ void check_crossings(const Block & block, int64_t n_inputs, Cut cut, int64_t n_t
     check(blocking == 1 + results, what + ": " + std::to_string(blocking) +
                                        " copies that the caller waits for; the model's input and the results are " +
                                        std::to_string(1 + results));
+    check(after.n_idle_waits == before.n_idle_waits, what + ": the device computes while its input is fetched");
     check(stats().n_built == 0, what + ": built once");
     check(stats().bytes_out == (both ? n_tokens * block.n_embd * int64_t{sizeof(float)} : 0) || n_inputs > 1,
           what + ": " + std::to_string(stats().bytes_out) + " bytes are fetched");

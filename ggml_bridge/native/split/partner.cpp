@@ -13,6 +13,9 @@ Partner::Partner(ggml_backend_dev_t device)
     if (!backend_ || !compute_) {
         throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " cannot be started");
     }
+    ggml_backend_dev_props props = {};
+    ggml_backend_dev_get_props(device, &props);
+    mark_.reset(props.caps.events ? ggml_backend_event_new(device) : nullptr);
 }
 
 Partner::~Partner() {
@@ -62,6 +65,18 @@ bool Partner::allocate(Program & program) {
     }
     grow_staging(program.staging_bytes);
     return moved;
+}
+
+bool Partner::mark() {
+    if (mark_ == nullptr) {
+        return false;
+    }
+    ggml_backend_event_record(mark_.get(), backend_.get());
+    return true;
+}
+
+void Partner::await_mark() const {
+    ggml_backend_event_synchronize(mark_.get());
 }
 
 bool Partner::is_pinned(const ggml_tensor * tensor) const {

@@ -24,6 +24,10 @@ class Partner {
     // memory moved: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY, and then they are as well.
     bool allocate(Program & program);
 
+    // Marks what is queued now, to be waited for. False: the device has no events.
+    bool mark();
+    void await_mark() const;
+
     char * staging() const { return staging_base_; }
 
     bool pinned() const { return pinned_; }
@@ -47,6 +51,7 @@ class Partner {
     BackendPtr         backend_;
     GallocrPtr         compute_;
     size_t             compute_bytes_ = 0;
+    EventPtr           mark_; // NULL: the device has no events
     BufferPtr          staging_;
     char *             staging_base_ = nullptr;
     bool               pinned_       = false;

@@ -235,8 +235,14 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
 void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * graph) {
     ggml_backend_t device  = partner_->backend();
     const bool     streams = phase.block != nullptr;
-    if (program.resident) {
-        stats().bytes_out.fetch_add(fetch_inputs(phase, graph, device), std::memory_order_relaxed);
+    // the device goes on while what the host reads is on its way to pinned memory (Vulkan writes to any other only when
+    // the stream is waited for), unless which experts are used is to be read first
+    const int64_t fetched = program.resident ? fetch_inputs(phase, graph, device) : 0;
+    const bool    chosen  = phase.routed || !phase.routings.empty();
+    const bool    goes_on = fetched > 0 && !chosen && host_.is_pinned(program.device) && partner_->mark();
+    stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
+    if (fetched > 0 && !goes_on) {
+        ggml_backend_synchronize(device);
     }
     last_ = nullptr;
     route(phase, graph, batches_);
@@ -260,6 +266,9 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         fetch(phase, graph);
     }
     ask_ahead();
+    if (goes_on) {
+        partner_->await_mark();
+    }
 }
 
 // Results become whole in device memory: what the host has of them is sent there, behind what the device computes.

@@ -130,9 +130,6 @@ int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph, ggml_backen
         ggml_backend_tensor_get_async(device, input.origin.of(graph), input.tensor->data, 0, bytes);
         fetched += static_cast<int64_t>(bytes);
     }
-    if (fetched > 0) {
-        ggml_backend_synchronize(device);
-    }
     return fetched;
 }
 

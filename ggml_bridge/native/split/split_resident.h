@@ -59,7 +59,7 @@ class Resident {
 // Gives the device's tensors the addresses that llama.cpp's have now.
 void bind_residents(const Program & program, const ggml_cgraph * graph);
 
-// Fetches what the host needs of a phase's inputs, and waits for it. Bytes.
+// Queues fetching what the host needs of a phase's inputs. Bytes.
 int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph, ggml_backend_t device);
 
 // Sends what the host has computed of a phase's results. Bytes.
