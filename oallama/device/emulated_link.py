@@ -87,7 +87,7 @@ class Punctuality:
         return ""
 
 
-TRIES = 3  # to measure something while nothing disturbs the device
+TRIES, TRIED_S = 3, 4.0  # to measure something while nothing disturbs the device: so often, and for so long
 
 T = TypeVar("T")
 
@@ -114,11 +114,12 @@ class Watch:
 
     def measured(self, measure: Callable[[], T]) -> tuple[T, Punctuality | None]:
         """What `measure` returns, and how the device kept time meanwhile: the first time that it did, else the last of
-        TRIES."""
+        TRIES, none of which begins after TRIED_S."""
+        began_s = time.perf_counter()
         for tries_left in reversed(range(TRIES)):
             self.start()
             result = measure()
             kept = self.stop()
-            if kept is None or not kept.fault or not tries_left:
+            if kept is None or not kept.fault or not tries_left or time.perf_counter() > began_s + TRIED_S:
                 break
         return result, kept

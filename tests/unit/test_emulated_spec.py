@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from oallama.device.card import Host
 from oallama.device.cards import CARDS
 from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated, use_parameters
+from oallama.device.emulated_link import Watch
 from oallama.device.identity import known_device
 from oallama.device.spec import parse_device
 from oallama.profile.emulate import host_of, resolved
@@ -255,3 +257,27 @@ def test_a_profile_of_a_cpu_is_no_card(tmp_path: Path) -> None:
         resolved(parse_device(f"emulated:{path},scale=1,values=real"), 1)
     with pytest.raises(UsageError, match=r"missing\.json"):
         resolved(parse_device(f"emulated:{tmp_path / 'missing.json'},scale=1,values=real"), 1)
+
+
+@pytest.mark.parametrize(("late_s", "takes_s", "times"), [(0.0, 1.0, 1), (0.5, 1.0, 3), (0.5, 5.0, 1)])
+def test_what_disturbed_the_device_is_measured_again_where_that_is_quick(
+    late_s: float, takes_s: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+
+    def measure() -> float:
+        nonlocal now_s
+        now_s += takes_s
+        return now_s
+
+    device = SimpleNamespace(stats=lambda: EmulatedStats(late_s), reset_stats=lambda: None, rest=lambda: None)
+    monkeypatch.setattr("oallama.device.emulated_link.load_bridge", lambda: SimpleNamespace(emulated=lambda: device))
+    monkeypatch.setattr("oallama.device.emulated_link.time.perf_counter", lambda: now_s)
+    result, kept = Watch(True).measured(measure)
+    assert result == times * takes_s and kept is not None and bool(kept.fault) is bool(late_s)
+
+
+@dataclass
+class EmulatedStats:
+    late_s: float
+    n_shared: int = 0
