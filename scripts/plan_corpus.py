@@ -32,8 +32,8 @@ from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing
 from oallama.core.types import CPU_DEVICE, Attention, PlanRecord, Workload
 from oallama.core.units import GIB, parse_memory
 from oallama.device.cards import CARDS, USUAL_PC, preset
-from oallama.place.decide import Rules
 from oallama.place.microbatch import larger_ubatches
+from oallama.place.policies.registry import Rules
 from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.profile.described import TOKENS, described, with_card

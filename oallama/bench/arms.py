@@ -21,7 +21,9 @@ from oallama.bench.stock import parse_stock_args
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted, Workload
 from oallama.cost.passes import Pass, passes_at
-from oallama.place.decide import FIT, POLICIES, Rules
+from oallama.place.decide import POLICIES
+from oallama.place.policies.registry import Rules
+from oallama.place.policies.stock import FIT
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from oallama.bench.fit import FitStep, fit_under
 from oallama.bench.stock import expected_places
 from oallama.core.errors import UsageError
-from oallama.place.decide import FIT
+from oallama.place.policies.stock import FIT
 from oallama.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from oallama.core.types import CPU_DEVICE, Workload
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from oallama.place.decide import Rules
+    from oallama.place.policies.registry import Rules
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
@@ -57,7 +57,7 @@ class PolicyOptions:
 
     @property
     def rules(self) -> Rules:
-        from oallama.place.decide import Rules
+        from oallama.place.policies.registry import Rules
 
         return Rules(self.affinity, self.fill, **given(prefetch=self.prefetch))
 
@@ -142,7 +142,8 @@ class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from cli
     name = "policy"
 
     def _choice(self) -> click.Choice[str]:
-        from oallama.place.decide import FIT, POLICIES
+        from oallama.place.decide import POLICIES
+        from oallama.place.policies.stock import FIT
 
         return click.Choice([*POLICIES, FIT])
 

@@ -64,7 +64,10 @@ NOTHING = Lines(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 class Gemms(tuple[Gemm, ...]):
     """Mul-mats that are cut alike, one after the other. What they take is added up once for each number of tokens;
-    no share of them, or no token, takes nothing."""
+    no share of them, or no token, takes nothing. Compared by identity: blocks of one type share an object."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @cached_property
     def routed(self) -> bool:
@@ -112,26 +115,35 @@ class Gemms(tuple[Gemm, ...]):
         return self.at(n_tokens) if share > 0 and n_tokens > 0 else NOTHING
 
 
+@dataclass(frozen=True, eq=False)
+class Around:
+    """What surrounds blocks: curves of seconds by batch size. Compared by identity: blocks in equal surroundings share
+    an object."""
+
+    gap: Curve = NO_TIME  # from the join before to this block's inputs: attention, norms, crossings; the mean of all
+    gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
+    whole: Curve | None = None  # as llama.cpp runs the block on the host; None: as the gemms say
+    offload: Curve = NO_TIME  # of `whole`, in which llama.cpp copies the weights to the device
+    resident: bool = False  # the block's inputs and results are in the device's memory
+    away: Curve = NO_TIME  # of such a block: what llama.cpp's crossings take where it stays whole
+
+    @cached_property
+    def held(self) -> Around:
+        """In the split back end even where nothing of the block is on the device."""
+        return self if self.whole is None else replace(self, whole=None)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """A block, what its mul-mats cost, and what lies between it and the one before."""
+    """A block, what its mul-mats cost, and what surrounds it."""
 
     block: SplitBlock
     gemms: Gemms
     layout: str = "CPU"  # host buffer type of CC, which the gemms' CPU times are of
-    gap: Curve = (
-        NO_TIME  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
-    )
-    gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
-    gap_share: float = 1.0  # of the gap, what lies before this very block: the gap is the mean of all blocks
-    whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
-    offload: Curve = NO_TIME  # of `whole`, in which llama.cpp copies the weights to the device
+    around: Around = Around()
+    gap_share: float = 1.0  # of the gap, what lies before this very block
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
-    resident: bool = False  # its inputs and results are in the device's memory
-    away: Curve = NO_TIME  # of such a block: seconds by batch size that llama.cpp's crossings take where it stays whole
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
-    kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
-    slice_kind: Hashable = None  # of two that cost the same where they are sliced, but for gap and gap_cpu
     use: ExpertUse | None = None  # of the layer's experts, which the device may have some of; None: it may not
 
     def __post_init__(self) -> None:
@@ -141,22 +153,11 @@ class BlockCost:
     @property
     def same(self) -> Hashable:
         """Equal for blocks that cost the same."""
-        return id(self) if self.kind is None else self.kind
-
-    def like(self, block: SplitBlock, gap_share: float) -> BlockCost:
-        return BlockCost(
-            block, self.gemms, self.layout, self.gap, self.gap_cpu, gap_share, self.whole, self.offload,
-            self.outputs_only, self.resident, self.away, self.takes_n_g, self.kind, self.slice_kind, self.use,
-        )  # fmt: skip
+        return self.gemms, self.around, self.use
 
     def held(self) -> BlockCost:
         """In the split back end even where nothing of it is on the device."""
-        return replace(self, whole=None, kind=None if self.kind is None else ("held", self.kind))
-
-    def used(self, use: ExpertUse, layer: int) -> BlockCost:
-        """The same, whose experts are known to be used so; no other layer's are."""
-        kind = None if self.kind is None else ("used", self.kind, layer)
-        return replace(self, use=use, kind=kind)
+        return replace(self, around=self.around.held)
 
     @property
     def n_expert(self) -> int:

@@ -29,7 +29,7 @@ def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_out
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = own.upload_bytes(own.extent, rows), own.download_bytes(own.extent, rows)
     joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
-    if of.resident:
+    if of.around.resident:
         # input, experts and routing weights come down with one wait; what comes together here goes up, and is launched
         n_up = n_rows * rows * F32 * (2 if own.n_summed(rows) > 1 else 1)
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)

@@ -32,8 +32,8 @@ def slice_times(
 
 def gap_times(of: BlockCost, n_tokens: int) -> tuple[float, float]:
     """Seconds between two blocks, in the mean, and of these those in which the CPU works."""
-    gap_s = interpolate(of.gap, n_tokens)
-    return gap_s, min(gap_s, interpolate(of.gap_cpu, n_tokens))
+    gap_s = interpolate(of.around.gap, n_tokens)
+    return gap_s, min(gap_s, interpolate(of.around.gap_cpu, n_tokens))
 
 
 def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> BlockTimes:
@@ -50,9 +50,9 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
         n_g = 0
     prime = cut.cc > 0 and n_g > 0
     if cut.is_whole and not prime:
-        whole_s = of.gemms.cpu_s(1.0, rows) if of.whole is None else interpolate(of.whole, n_tokens)
-        away_s = interpolate(of.away, n_tokens) if of.resident else 0.0
-        copy_s = min(whole_s, interpolate(of.offload, n_tokens)) if of.whole is not None else 0.0
+        whole_s = of.gemms.cpu_s(1.0, rows) if of.around.whole is None else interpolate(of.around.whole, n_tokens)
+        away_s = interpolate(of.around.away, n_tokens) if of.around.resident else 0.0
+        copy_s = min(whole_s, interpolate(of.around.offload, n_tokens)) if of.around.whole is not None else 0.0
         if copy_s > 0:
             offload = (Step(copy_s, whole_s - copy_s),)
             return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.beside(n_tokens), offloaded=True)
@@ -73,7 +73,7 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
     streams = cg > 0 or prime
     n_steps = (gg > 0) + streams
     crossing = NO_CROSSING
-    if gg < 1 and of.resident:
+    if gg < 1 and of.around.resident:
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
         send_s, join_s = n_steps * link.launch_issue_s, link.split_s
         if cut.cc > 0:  # else nothing crosses
@@ -118,8 +118,8 @@ class Pricing:
 
     def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Of one block among others like it, round after round."""
-        key = (of.kind, cut.cc, cut.cg, cut.gg, cut.n_hot, n_tokens, n_g, n_outputs)
-        seconds = None if of.kind is None else self._known.get(key)
+        key = (of.gemms, of.around, of.use, cut, n_tokens, n_g, n_outputs)
+        seconds = self._known.get(key)
         if seconds is None:
             gap_s, gap_cpu_s = gap_times(of, n_tokens)
             own, own_s = self._own(of, cut, n_tokens, n_g, n_outputs)
@@ -127,20 +127,17 @@ class Pricing:
                 seconds = own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)
             else:
                 seconds = gap_s + own_s
-            if of.kind is not None:
-                self._known[key] = seconds
+            self._known[key] = seconds
         return seconds
 
     def _own(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> tuple[BlockTimes, float | None]:
         """(a block without a gap, its seconds; None: they depend on the gap, in which its copies go on)."""
         sliced = not cut.is_whole or (n_g > 0 and of.takes_n_g and not of.outputs_only)
-        kind = (of.slice_kind, of.use if cut.n_hot else None) if sliced and of.slice_kind is not None else None
-        key = (kind, cut, n_tokens, n_g, n_outputs if of.outputs_only else n_tokens)
-        found = self._tasks.get(key) if kind is not None else None
+        around: Hashable = of.around.resident if sliced else of.around
+        key = (of.gemms, around, of.use if cut.n_hot else None, cut, n_tokens, n_g, n_outputs)
+        found = self._tasks.get(key)
         if found is None:
             own = own_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
             ahead = runs_ahead([own], self.streaming)
-            found = own, None if ahead else cycle_seconds([own], self.streaming)
-            if kind is not None:
-                self._tasks[key] = found
+            found = self._tasks[key] = own, None if ahead else cycle_seconds([own], self.streaming)
         return found

@@ -20,9 +20,6 @@ SETTLED = 1e-9  # how alike rounds are that are the same
 
 MAX_ROUNDS = 40
 
-PAPER = StreamSettings(prefetch="layer")
-"""As ScheInfer copies."""
-
 
 @dataclass(frozen=True, slots=True)
 class Timeline:

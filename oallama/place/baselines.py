@@ -12,9 +12,9 @@ from oallama.core.affinity import Baseline
 from oallama.core.types import CPU_DEVICE, MemoryLedger, Predicted, Workload
 from oallama.place.bound import physical_bound
 from oallama.place.placed import cpu
-from oallama.place.problem import Problem, capacity_of, costs_of, predicted_of
-from oallama.place.stock_fit import priced_stock_fit
-from oallama.place.what_if import stock_memory
+from oallama.place.policies.stock import priced_stock_fit, stock_memory
+from oallama.place.price import price
+from oallama.place.problem import Problem, capacity_of, costs_of
 
 STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
 
@@ -41,4 +41,4 @@ def baselines(
 
 def _cpu_alone(problem: Problem, load: Workload) -> Predicted:
     costs = costs_of(problem, load, "mixed", llama_uses_device=False)
-    return predicted_of(problem, load, cpu(costs), costs.layouts)
+    return price(problem, load, cpu(costs))

@@ -65,7 +65,7 @@ STEP = 0.003
 """Of the limit: by less than that the room is not changed for another look, unless what was proposed does not fit."""
 
 
-class Room:
+class CorrectedRoom:
     """Room for operators and slices, corrected by what verified placements really took. What llama.cpp computes in
     depends on the placement: which host operators it streams to the device, and where the logits are. So a first
     placement may leave much of the device unused, or not fit; between the two the room is halved."""

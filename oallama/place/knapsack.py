@@ -29,15 +29,14 @@ class Assigned:
     bytes: int
     seconds: float
     short: bool = False  # with more room there would be another choice
-    tied: bool = False  # `evenly` may have mattered
 
 
-def assign(menus: Sequence[Menu], room: int, of: Sequence[int] | None = None, evenly: bool = True) -> Assigned:
+def assign(menus: Sequence[Menu], room: int, of: Sequence[int] | None = None) -> Assigned:
     """The choices along the greedy's path, and one beyond it, that take the least seconds within `room` bytes. Ties go
     to earlier blocks and smaller slices.
 
-    of: the menu of each block; None: each has its own. evenly: where steps of equal blocks are worth the same, all of
-    them take the first one before one takes the second, instead of one block after the other.
+    of: the menu of each block; None: each has its own. Where steps of equal blocks are worth the same, all of them take
+    the first one before one takes the second.
     """
     blocks = range(len(menus)) if of is None else of
     largest = max(menu[-1][0] - menu[0][0] for menu in menus)
@@ -46,7 +45,7 @@ def assign(menus: Sequence[Menu], room: int, of: Sequence[int] | None = None, ev
         states[menu_of, 0].append(block)
     chosen = [0] * len(blocks)
     n_bytes, seconds = 0, sum(menus[menu_of][0][1] for menu_of in blocks)
-    best, tied = Assigned(tuple(chosen), 0, seconds), False
+    best = Assigned(tuple(chosen), 0, seconds)
 
     @cache
     def offer(menu_of: int, now: int) -> _Offer:
@@ -57,13 +56,11 @@ def assign(menus: Sequence[Menu], room: int, of: Sequence[int] | None = None, ev
         found = [(members[0], offer(*state), state) for state, members in sorted(states.items(), key=_first) if members]
         most = max(one.by_byte for _, one, _ in found) * (1 - TIE)
         equal = [one for one in found if one[1].by_byte >= most]
-        step = min(equal, key=lambda one: one[2][1] if evenly else -one[2][1])
+        step = min(equal, key=lambda one: one[2][1])
         (saved, added, choice), (menu_of, now) = step[1].step, step[2]
         goes_on = step[1].by_byte > 0
-        tied = tied or len(equal) > 1 or (goes_on and offer(menu_of, choice).by_byte >= most)
         # while anything would fit behind the next step, that is no worse to end with than this
-        n_alike = len(states[menu_of, now]) if evenly else 1
-        n_taken = min(n_alike, (room - largest - n_bytes) // max(1, added)) if goes_on else 0
+        n_taken = min(len(states[menu_of, now]), (room - largest - n_bytes) // max(1, added)) if goes_on else 0
         if n_taken < 1:
             ends = ((block, *end) for block, one, _ in found if (end := one.within(room - n_bytes)) is not None)
             last = max(ends, key=lambda end: end[1], default=None)
@@ -73,7 +70,7 @@ def assign(menus: Sequence[Menu], room: int, of: Sequence[int] | None = None, ev
             elif seconds < best.seconds:
                 best = Assigned(tuple(chosen), n_bytes, seconds)
             if not goes_on:
-                return replace(best, tied=tied)
+                return best
             n_taken = 1
         members = states[menu_of, now]
         taken, states[menu_of, now] = members[:n_taken], members[n_taken:]
@@ -81,7 +78,7 @@ def assign(menus: Sequence[Menu], room: int, of: Sequence[int] | None = None, ev
         for block in taken:
             chosen[block] = choice
             n_bytes, seconds = n_bytes + added, seconds - saved
-    return replace(best, short=True, tied=tied)
+    return replace(best, short=True)
 
 
 def _first(state: tuple[tuple[int, int], list[int]]) -> int:

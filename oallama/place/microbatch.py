@@ -8,15 +8,15 @@ already gain by such passes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
 
+from oallama.core.errors import DoesNotFit
 from oallama.core.options import STOCK_BATCH, Options
 from oallama.core.types import Phase, Workload
 from oallama.cost.placement import placement_seconds
-from oallama.place.budget import for_weights
-from oallama.place.problem import Decision, Problem, costs_of, operators_limit, own_bytes
+from oallama.place.policies.registry import Asked, Policy
+from oallama.place.problem import Decision, Problem, costs_of
 from oallama.place.slicer import slicer_of
 
 LEAST_GAIN = 0.03
@@ -52,41 +52,37 @@ def seconds_in(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase
     return placement_seconds(costs, placed.on_device, placed.first_device_layer)
 
 
-def seconds_recut(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase) -> float:
-    """As seconds_in, but what is sliced is cut as suits such micro-batches, in the memory that the decision has for it
-    and compute buffers leave, which grow with the micro-batch. Infinite where nothing is sliced."""
-    placed, load, slices = decision.placed, replace(decision.workload, n_ubatch=n_ubatch), decision.placed.slices
-    if slices is None:
-        return inf
-    whole, held = replace(placed, slices=None), decision.memory
-    more_compute = held.compute * (n_ubatch - decision.workload.n_ubatch) // decision.workload.n_ubatch
-    room = slices.device_bytes + held.spare - more_compute
-    weights_room = for_weights(room, operators_limit(problem), own_bytes(problem, whole))
-    plan = slicer_of(problem, load, slices).plan(whole, room, weights_room)
-    return inf if plan is None else plan.seconds(load, phase)
-
-
 def with_larger_ubatch(
-    found: Mapping[str, Decision],
-    n_ubatches: Sequence[int],
-    promised: Callable[[str, int], float],
-    searched: Callable[[str, int, float], Decision | None],
+    problem: Problem, asked: Asked, found: Mapping[str, Decision], policies: Sequence[Policy], n_ubatches: Sequence[int]
 ) -> Decision:
     """The decision with the least seconds: the best of those found, or one with a larger micro-batch that takes at
     least LEAST_GAIN less.
 
-    found: by policy. promised: seconds that a policy's decision would take in such micro-batches (seconds_in).
-    searched: the policy's decision for them that takes less than so many seconds, None where there is none; asked for
-    in the order of what is promised, and only where that would win.
+    found: by policy. Another system's policy keeps its micro-batch; so does a placement whose memory was short already,
+    and one with nothing on the device, where nothing is streamed. The others are searched for anew in the order of what
+    they promise, and only where that would win.
     """
     best = first = min(found.values(), key=lambda decision: decision.placed.seconds)
-    to_beat = (1 - LEAST_GAIN) * first.placed.seconds
-    for promise, n_ubatch, policy in sorted((promised(policy, n), n, policy) for n in n_ubatches for policy in found):
-        if promise >= to_beat:
+    to_beat, n_layer = (1 - LEAST_GAIN) * first.placed.seconds, problem.graph.n_layer
+    grow = [
+        policy for policy in policies
+        if not policy.published and (made := found[policy.name]).workload == asked.load
+        and made.placed.uses_device(n_layer)
+    ]  # fmt: skip
+    promises = [
+        (seconds_in(problem, found[one.name], n, asked.phase), n, i) for n in n_ubatches for i, one in enumerate(grow)
+    ]
+    for promised_s, n_ubatch, i in sorted(promises):
+        if promised_s >= to_beat:
             break
-        decision = searched(policy, n_ubatch, to_beat)
-        if decision is not None:
-            best, to_beat = decision, decision.placed.seconds
+        larger = replace(asked, load=replace(asked.load, n_ubatch=n_ubatch), lowers_ubatch=False)
+        try:
+            made = grow[i].decide(problem, larger)
+        except DoesNotFit:
+            continue
+        fits = made.workload == larger.load and made.placed.uses_device(n_layer)
+        if fits and made.placed.seconds < to_beat:
+            best, to_beat = made, made.placed.seconds
     if best is first:
         return first
     gain = 1 - best.placed.seconds / first.placed.seconds

@@ -26,8 +26,6 @@ class Slices:
     settings: StreamSettings | None = None  # None: nothing is streamed
     token_assignment: tuple[tuple[int, int], ...] = ()  # n_g by batch size
     twice_bytes: int = 0  # of the host: second copies of CC
-    ttft_s: float = 0.0
-    tpot_s: float = 0.0
     hot: tuple[tuple[int, ...], ...] = ()  # of each operator: experts on the device that the host has too; or of none
     hot_bytes: int = 0  # of those on the device
     residents: bool = True  # whether blocks live on the device where their neighbours are there

@@ -17,11 +17,11 @@ from oallama.cost.kernels import Kernels
 from oallama.cost.offload import host_cache, offloaded, rest_with_offload, takes_attention
 from oallama.cost.operators import operator_costs
 from oallama.cost.passes import Pass, passes
-from oallama.cost.placement import Costs, placement_seconds
+from oallama.cost.placement import Costs
 from oallama.cost.rest import index_rest
 from oallama.cost.transfer import transfer_rates, weight_stream
 from oallama.place.budget import DeviceMemory, ledger
-from oallama.place.placed import Placed, cpu, nothing_there, whole_bytes
+from oallama.place.placed import Placed, nothing_there, whole_bytes
 
 SMALLEST_UBATCH = 64
 
@@ -114,29 +114,6 @@ def costs_over(
     )
 
 
-def predicted_of(
-    problem: Problem, load: Workload, placed: Placed, layouts: Sequence[str], llama_uses_device: bool | None = None
-) -> Predicted:
-    """TTFT, TPOT and their sum over the workload, the host holding each operator in its one layout. Slices take what
-    the search that found them says; those of a plan that was read are priced by place/simulate.py.
-
-    llama_uses_device: as costs_of; None: as the placement says."""
-    if placed.slices is not None:
-        ttft_s, tpot_s = placed.slices.ttft_s, placed.slices.tpot_s
-    else:
-        if llama_uses_device is None:
-            llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
-        ttft_s, tpot_s = (
-            placement_seconds(
-                costs_over(problem, passes(load, phase), llama_uses_device, layouts),
-                placed.on_device,
-                placed.first_device_layer,
-            )
-            for phase in ("prefill", "decode")
-        )
-    return Predicted.of(ttft_s, tpot_s, load.n_gen)
-
-
 def with_layouts(problem: Problem, costs: Costs, placed: Placed) -> Placed:
     """`placed` with the host layouts that its plan names. Where llama.cpp would choose another one by itself (pinned
     host memory instead of repacking) that is the fastest for each operator; and always the one of a split operator's
@@ -145,25 +122,6 @@ def with_layouts(problem: Problem, costs: Costs, placed: Placed) -> Placed:
     if placed.slices is not None:
         named = [mine or other for mine, other in zip(placed.slices.layouts, named, strict=True)]
     return replace(placed, layouts=tuple(named))
-
-
-def on_cpu(problem: Problem, load: Workload, phase: Phase) -> Decision:
-    """Everything on the CPU. `costs` are those that a placement would be made from."""
-    alone = costs_of(problem, load, phase, llama_uses_device=False)
-    placed = cpu(alone)
-    taken = problem.probe(load, placed)
-    memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
-    predicted = predicted_of(problem, load, placed, alone.layouts)
-    costs = costs_of(problem, load, phase)
-    return Decision("cpu", load, costs, with_layouts(problem, costs, placed), memory, predicted, ())
-
-
-def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, capacity: int, reason: str) -> Decision:
-    """The device stays empty: said why, with the device's ledger."""
-    decision = on_cpu(problem, load, phase)
-    empty = ledger(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
-    note = f"nothing is placed on {problem.profile.device}: {reason}"
-    return replace(decision, policy=policy, memory=empty, notes=(note,))
 
 
 def own_bytes(problem: Problem, placed: Placed) -> int:

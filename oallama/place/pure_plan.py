@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.errors import UsageError
 from oallama.core.ggml_types import bytes_per_element
 from oallama.core.options import Options
 from oallama.core.profile import Profile
@@ -20,11 +19,13 @@ from oallama.cost.graph import Graph
 from oallama.cost.passes import Pass
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
-from oallama.place.decide import FIT, Rules, decide
+from oallama.place.decide import decide
 from oallama.place.placed import Placed
+from oallama.place.policies.registry import Policy, Rules
+from oallama.place.policies.stock import FIT
 from oallama.place.problem import Decision, LoadBytes, Problem
 from oallama.place.record import plan_record
-from oallama.place.what_if import HostLoad, probe_of, stock_decision
+from oallama.place.what_if import HostLoad, probe_of
 
 COMPUTE_BYTES_PER_TOKEN = 512 * KIB
 """Of a context's buffers, for each token of a micro-batch, where no load says it."""
@@ -55,7 +56,7 @@ def pure_plan(
     options: Options,
     memory: Memory,
     load: Workload,
-    policy: str = "auto",
+    policy: str | Policy = "auto",
     rules: Rules = Rules(),  # noqa: B008 - frozen
     routing: Routing | None = None,
     larger_ubatches: Sequence[int] = (),
@@ -69,16 +70,12 @@ def pure_plan(
     def problem(flash_attn: FlashAttention) -> Problem:
         return pure_problem(header, profile, options, memory, flash_attn, routing)
 
+    if policy == FIT and options.flash_attn != "off":
+        options = replace(options, flash_attn="on")
     rule = AttentionRule(header.model, options)
-    if policy == FIT:
-        if options.gpu_weights is not None:
-            raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
-        way: FlashAttention = "off" if options.flash_attn == "off" else "on"
-        decision = stock_decision(problem(way), load)
-    else:
-        decision, way = decide_with_attention(
-            problem, rule, profile, policy, load, "mixed", rules, larger_ubatches=larger_ubatches
-        )
+    decision, way = decide_with_attention(
+        problem, rule, profile, policy, load, "mixed", rules, larger_ubatches=larger_ubatches
+    )
     record = plan_record(decision, header.model, header.operators, profile.device, "")
     bound = physical_bound(problem(way), record.workload, record.memory)
     return replace(record, attention=rule.attention(way), bound=bound)
@@ -88,7 +85,7 @@ def decide_with_attention(
     problem: Callable[[FlashAttention], Problem],
     rule: AttentionRule,
     profile: Profile,
-    policy: str,
+    policy: str | Policy,
     load: Workload,
     phase: Phase,
     rules: Rules,

@@ -20,7 +20,8 @@ from oallama.cost.streams import BlockTimes, Span
 from oallama.cost.tasks import Engine, Task, whole_tasks
 from oallama.cost.timeline import Timeline, cycle_timeline, timeline
 from oallama.place.placed import Placed
-from oallama.place.problem import Problem, costs_of, costs_over
+from oallama.place.price import host_layouts
+from oallama.place.problem import Problem, costs_over
 from oallama.place.slicer import MODEL_ROUNDS, Slicer, slicer_of
 
 ENGINES: tuple[Engine, ...] = ("cpu", "gpu", "in", "out")
@@ -79,7 +80,7 @@ class Simulation:
 
 
 def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Simulation:
-    """A placement for a workload. llama_uses_device: as predicted_of.
+    """A placement for a workload. llama_uses_device: as price.
 
     Raises PlanError for slices that are no blocks of ours, ProfileError where the profile has no link.
     """
@@ -87,7 +88,7 @@ def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device
         return _sliced(problem, load, placed)
     if llama_uses_device is None:
         llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
-    layouts = _layouts(problem, load, placed, llama_uses_device)
+    layouts = host_layouts(problem, load, placed, llama_uses_device)
     cache = host_cache(problem.profile)
 
     def course(phase: str) -> Course:
@@ -101,18 +102,6 @@ def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device
         return Course(_in_order(works), ends[-1] if ends else 0.0)
 
     return Simulation(load, course("prefill"), course("decode"))
-
-
-def _layouts(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool) -> tuple[str, ...]:
-    """In which the host holds each operator: as the placement says, where this machine has it so."""
-    empty = not placed.uses_device(problem.graph.n_layer)
-    fastest = costs_of(problem, load, "mixed", llama_uses_device or not empty).layouts
-    if empty or not placed.layouts:
-        return fastest
-    return tuple(
-        named if named is not None and named in problem.kernels.on_host(operator) else own
-        for named, own, operator in zip(placed.layouts, fastest, problem.operators, strict=True)
-    )
 
 
 def _work(task: Task, start_s: float, end_s: float) -> Work:

@@ -32,7 +32,7 @@ class Menus:
     def choices(self, kind: BlockCost, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
         """By bytes on the device, the fastest of as many; of what may be streamed beside them the best for the
         objective. most_cg: so many elements at most; None: as many as are best."""
-        key = kind.same if kind.slice_kind is None else kind.slice_kind
+        key = (kind.gemms, kind.around.resident, kind.use)
         if key not in self._cuts_of:
             self._cuts_of[key] = self._cuts(kind)
         if (kind.same, objective, most_cg) not in self._made:

@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
-from oallama.cost.block_cost import BlockCost, block_costs
+from oallama.cost.block_cost import Around, BlockCost, block_costs
 from oallama.cost.blocks import (
     SplitBlock,
     family_blocks,
@@ -36,15 +36,12 @@ Part = tuple[int | None, bool]
 """Of which layer, and whether of its FFN."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Alike:
-    """What blocks of the same mul-mats have in common wherever they are, and one of them by layout."""
+    """Blocks of the same mul-mats, wherever they are: one of them, by layout."""
 
-    number: int
-    operators: tuple[int, ...]  # of one of them
+    operators: tuple[int, ...]
     by_layout: Layouts
-    outputs_only: bool
-    streamable: bool
 
 
 class Sliceable:
@@ -53,7 +50,7 @@ class Sliceable:
     def __init__(self, problem: Problem, load: Workload) -> None:
         self._problem = problem
         self._ask(load)
-        self._kinds: dict[Hashable, int] = {}
+        self._arounds: dict[Hashable, Around] = {}
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
             if can:
@@ -124,21 +121,15 @@ class Sliceable:
         away = self._away(at[0], first_layer, parts, inside)
         made: dict[Hashable, Layouts] = {}
 
-        def like(alike: _Alike, lives: bool, crossings: Curve) -> Layouts:
+        def one_of(alike: _Alike, lives: bool, crossings: Curve) -> Layouts:
             """One block of those that are alike here, too."""
-            operators, here = alike.operators, (alike.number, lives, crossings)
+            operators, here = alike.operators, (alike, lives, crossings)
             if here not in made:
                 whole = self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in operators))
                 offload = self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in operators))
-                around = (gap, gap_cpu, whole, offload)
-                made[here] = {
-                    layout: replace(
-                        cost, gap=gap, gap_cpu=gap_cpu, whole=whole, offload=offload, outputs_only=alike.outputs_only,
-                        resident=lives, away=crossings, takes_n_g=alike.streamable,
-                        kind=self._kind(layout, *here, *around), slice_kind=self._kind(layout, alike.number, lives),
-                    )
-                    for layout, cost in alike.by_layout.items()
-                }  # fmt: skip
+                curves = (gap, gap_cpu, whole, offload, lives, crossings)
+                around = self._arounds.setdefault(curves, Around(*curves))
+                made[here] = {layout: replace(cost, around=around) for layout, cost in alike.by_layout.items()}
             return made[here]
 
         blocks: list[Layouts] = []
@@ -146,7 +137,8 @@ class Sliceable:
         for (block, alike), share in zip(found, shares, strict=True):
             lives = resident[block.operators[0]]
             crossings = away.get(_part(operators[block.operators[0]]), NO_TIME) if lives else NO_TIME
-            blocks.append({name: of.like(block, share) for name, of in like(alike, lives, crossings).items()})
+            by_layout = one_of(alike, lives, crossings)
+            blocks.append({name: replace(of, block=block, gap_share=share) for name, of in by_layout.items()})
         return blocks
 
     def _gap_shares(
@@ -189,8 +181,10 @@ class Sliceable:
             by_layout = block_costs(self._problem.kernels, operators, block)
             read_by_device = PLAIN_LAYOUT in by_layout
             streamable = takes_n_g(first) and not block.biases and read_by_device
-            number = len(self._alike)
-            self._alike[key] = _Alike(number, block.operators, by_layout, outputs_only, streamable)
+            here = {
+                layout: replace(of, outputs_only=outputs_only, takes_n_g=streamable) for layout, of in by_layout.items()
+            }
+            self._alike[key] = _Alike(block.operators, here)
         return self._alike[key]
 
     def _away(
@@ -225,10 +219,6 @@ class Sliceable:
                 known[kind] = self._curve(uses, seconds)
             found[part] = known[kind]
         return found
-
-    def _kind(self, *of: Hashable) -> int:
-        """A number for it, which is quicker to look up."""
-        return self._kinds.setdefault(of, len(self._kinds))
 
     def _curve(self, llama_uses_device: bool, seconds: Callable[[Costs], float]) -> Curve:
         """Seconds of one pass by its batch size; where the workload has several of one size, their mean."""

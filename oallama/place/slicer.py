@@ -92,7 +92,7 @@ class Slicer:
         use = None if layer is None else self._uses.get(layer)
         if use is None or layer is None or len(of.gemms) < 2 or not all(gemm.routed for gemm in of.gemms):
             return by_layout
-        return {layout: one.used(use, layer) for layout, one in by_layout.items()}
+        return {layout: replace(one, use=use) for layout, one in by_layout.items()}
 
     #
     # cuts
@@ -145,8 +145,8 @@ class Slicer:
                 break
             best = plan
         layers = tuple(
-            (kind.like(by_layout[kind.layout].block, by_layout[kind.layout].gap_share), cut)
-            for (kind, cut), by_layout in zip(best.layers, blocks, strict=True)
+            (replace(kind, block=own.block, gap_share=own.gap_share), cut)
+            for (kind, cut), own in zip(best.layers, (next(iter(one.values())) for one in blocks), strict=True)
         )
         return replace(self._exact(replace(best, layers=layers)), short=short)
 
@@ -218,8 +218,6 @@ class Slicer:
         or no prompt gains by n_g, or whatever n_g gives it takes no less than to_beat. The layers of the plan have one
         block of each kind in place of all.
 
-        Where steps of blocks are worth the same, prompts tell how they are shared out.
-
         choices: of each kind of the mode; of: the kind of each block; tables: n_g of cuts that were met before.
         """
         menus: list[Menu] = [
@@ -229,38 +227,30 @@ class Slicer:
         prompt, n_batch = passes(self.load, "prefill"), self.load.largest_batch
         lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
 
-        def shared_out(evenly: bool) -> tuple[SlicePlan | None, bool]:
-            """(the plan, whether `evenly` may have mattered)."""
-            staging, tied = 0, False
-            for _ in range(STAGING_ROUNDS):
-                assigned = assign(menus, max(0, min(room - staging, weights_room)), of, evenly)
-                tied = tied or assigned.tied
-                counts = Counter(zip(of, assigned.chosen, strict=True))
-                one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
-                counted = [(*one_of[at], count) for at, count in counts.items()]
-                if lengths and lengths[0] > 1:
-                    least_s = self.load.n_gen * counted_seconds(counted, self.on, 1, 0)
-                    least_s += sum(p.count * n * gap_times(of, p.n_tokens)[0] for of, _, n in counted for p in prompt)
-                    if least_s >= to_beat:
-                        return None, tied
-                key = frozenset((kind.same, cut, n) for kind, cut, n in counted)
-                if key not in tables:
-                    near = dict(next(reversed(tables.values()), ()))  # of cuts that were met last
-                    tables[key] = tuple((n, least_n_g(counted, self.on, n, near.get(n))[0]) for n in lengths)
-                table = tables[key]
-                if mode.with_n_g and not any(n_g for _, n_g in table):
-                    return None, tied
-                layers = tuple(one_of[at] for at in zip(of, assigned.chosen, strict=True))
-                staging = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
-                if assigned.bytes + staging <= max(room, 0):
-                    seconds = self._phases(counted, table)
-                    plan = SlicePlan(layers, table, mode.twice, assigned.bytes, staging, *seconds, assigned.short)
-                    return plan, tied
-            return None, tied
-
-        even, tied = shared_out(True)
-        found = (even, shared_out(False)[0]) if tied else (even,)
-        return min((one for one in found if one is not None), key=lambda one: one.total_s(self.load), default=None)
+        staging = 0
+        for _ in range(STAGING_ROUNDS):
+            assigned = assign(menus, max(0, min(room - staging, weights_room)), of)
+            counts = Counter(zip(of, assigned.chosen, strict=True))
+            one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
+            counted = [(*one_of[at], count) for at, count in counts.items()]
+            if lengths and lengths[0] > 1:
+                least_s = self.load.n_gen * counted_seconds(counted, self.on, 1, 0)
+                least_s += sum(p.count * n * gap_times(kind, p.n_tokens)[0] for kind, _, n in counted for p in prompt)
+                if least_s >= to_beat:
+                    return None
+            key = mode.with_n_g, frozenset((kind.same, cut, n) for kind, cut, n in counted)
+            if key not in tables:
+                near = dict(next(reversed(tables.values()), ()))  # of cuts that were met last
+                tables[key] = tuple((n, least_n_g(counted, self.on, n, near.get(n))[0]) for n in lengths)
+            table = tables[key]
+            if mode.with_n_g and not any(n_g for _, n_g in table):
+                return None
+            layers = tuple(one_of[at] for at in zip(of, assigned.chosen, strict=True))
+            staging = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
+            if assigned.bytes + staging <= max(room, 0):
+                seconds = self._phases(counted, table)
+                return SlicePlan(layers, table, mode.twice, assigned.bytes, staging, *seconds, assigned.short)
+        return None
 
     #
     # prices
@@ -299,7 +289,7 @@ class Slicer:
         gg, cg, n_hot = slices.gg[i], slices.cg[i], len(slices.hot[i]) if slices.hot else 0
         if n_hot and of.use is None:
             layer = self._problem.operators[i].layer or 0
-            of = of.used(self._uses.get(layer) or experts_alike(of.n_expert), layer)
+            of = replace(of, use=self._uses.get(layer) or experts_alike(of.n_expert))
         holds = slices.token_assignment and of.takes_n_g
         return of.held() if holds else of, Cut(of.block.extent - cg - gg, cg, gg, n_hot)
 
@@ -362,9 +352,9 @@ class Slicer:
         settings = self._stream_settings(plan) if self._streams else None
         hot_bytes = sum(of.weight_bytes(cut) for of, cut in plan.layers if cut.n_hot)
         slices = Slices(
-            tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes - hot_bytes, plan.staging_bytes,
-            settings, plan.token_assignment, plan.twice_bytes, plan.prefill_s, plan.decode_s,
-            tuple(hot) if hot_bytes else (), hot_bytes, self._problem.profile.takes_residents,
+            tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes - hot_bytes, plan.staging_bytes, settings,
+            plan.token_assignment, plan.twice_bytes, tuple(hot) if hot_bytes else (), hot_bytes,
+            self._problem.profile.takes_residents,
         )  # fmt: skip
         return replace(placed, slices=slices, seconds=plan.seconds(self.load, phase))
 

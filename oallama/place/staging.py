@@ -48,8 +48,9 @@ def staging_bytes(layers: Layers, streaming: StreamSettings, n_ubatch: int, n_g:
         streamed = _streamed(of, cut, n_g)
         if streamed or 0 < cut.gg < of.block.extent:
             computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
-            sent = of.block.returned_each * cut.cc * n_ubatch * F32 if of.resident else 0  # by the host, beside it
-            activations = max(activations, sent + of.block.staging_bytes(cut.gg, n_ubatch, computed))
+            by_host = of.block.returned_each * cut.cc if of.around.resident else 0  # elements, beside it
+            here = of.block.staging_bytes(cut.gg, n_ubatch, computed)
+            activations = max(activations, by_host * n_ubatch * F32 + here)
     if hot:  # what slices of a shared expert were sent and made stays until the rows of the others are joined
         activations = max(activations, hot + beside)
     return ring_bytes(layers, streaming, n_g) + activations

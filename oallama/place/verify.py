@@ -8,16 +8,17 @@ while it does not fit, with more where it leaves some.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from oallama.core.types import Workload
+from oallama.core.types import Phase, Workload
 from oallama.core.units import format_bytes, format_seconds
 from oallama.cost.blocks import residents, split_blocks
 from oallama.cost.placement import Costs
 from oallama.cost.transfer import transfer_rates
-from oallama.place.budget import DeviceMemory, Room
-from oallama.place.placed import Placed
-from oallama.place.problem import Decision, Problem, measured, own_bytes, predicted_of, with_layouts
+from oallama.place.budget import CorrectedRoom, DeviceMemory, ledger
+from oallama.place.placed import Placed, cpu
+from oallama.place.price import price
+from oallama.place.problem import Decision, Problem, costs_of, measured, own_bytes, with_layouts
 
 ROUNDS = 6
 
@@ -38,9 +39,28 @@ def verified(problem: Problem, policy: str, proposal: Proposal, capacity: int | 
     load, costs = proposal.workload, proposal.costs
     placed = with_layouts(problem, costs, proposal.placed)
     memory = measured(problem, load, placed, capacity)
-    predicted = predicted_of(problem, load, placed, costs.layouts)
+    predicted = price(problem, load, placed)
     notes = (*proposal.notes, *placed.notes, *_streaming_notes(problem, placed), *_resident_notes(problem, placed))
     return Decision(policy, load, costs, placed, memory, predicted, notes)
+
+
+def on_cpu(problem: Problem, load: Workload, phase: Phase) -> Decision:
+    """Everything on the CPU. `costs` are those that a placement would be made from."""
+    alone = costs_of(problem, load, phase, llama_uses_device=False)
+    placed = cpu(alone)
+    taken = problem.probe(load, placed)
+    memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
+    predicted = price(problem, load, placed)
+    costs = costs_of(problem, load, phase)
+    return Decision("cpu", load, costs, with_layouts(problem, costs, placed), memory, predicted, ())
+
+
+def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, capacity: int, reason: str) -> Decision:
+    """CPU-only decision that says why the device is unused, with the device's ledger."""
+    decision = on_cpu(problem, load, phase)
+    empty = ledger(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
+    note = f"nothing is placed on {problem.profile.device}: {reason}"
+    return replace(decision, policy=policy, memory=empty, notes=(note,))
 
 
 def verified_in_rounds(
@@ -55,7 +75,7 @@ def verified_in_rounds(
     memory: as it is before any operator. propose: for what the device has room for; None: it had better stay empty,
     which ends the rounds, as does a last try that another would not better.
     """
-    room, best = Room(memory), None
+    room, best = CorrectedRoom(memory), None
     for _ in range(ROUNDS):
         proposal = propose(room.memory)
         if proposal is None:

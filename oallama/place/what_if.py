@@ -12,21 +12,11 @@ from dataclasses import dataclass
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import Operator, Workload
 from oallama.device.card import Card
-from oallama.place.budget import DeviceMemory
-from oallama.place.decide import FIT, decide
+from oallama.place.decide import decide
 from oallama.place.placed import Placed, whole_bytes
-from oallama.place.problem import (
-    Decision,
-    LoadBytes,
-    Probe,
-    Problem,
-    measured,
-    on_cpu,
-    operators_limit,
-    operators_on_host,
-)
-from oallama.place.sliced import QUICK
-from oallama.place.stock_fit import priced_stock_fit
+from oallama.place.policies.stock import stock_decision
+from oallama.place.problem import Decision, LoadBytes, Probe, Problem
+from oallama.place.verify import on_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +69,10 @@ def what_if(problem: Problem, card: Card, load: Workload, policy: str = "auto") 
     stock = stock_decision(problem, load)
     if policy != "auto":
         try:
-            return WhatIf(card, stock, decide(problem, policy, load, "mixed", effort=QUICK))
+            return WhatIf(card, stock, decide(problem, policy, load, "mixed", quick=True))
         except DoesNotFit:
             return WhatIf(card, stock, on_cpu(problem, load, "mixed"))
     if all(stock.placed.on_device):
         return WhatIf(card, stock, stock)
-    ours = decide(problem, "auto", load, "mixed", effort=QUICK)
+    ours = decide(problem, "auto", load, "mixed", quick=True)
     return WhatIf(card, stock, min(stock, ours, key=lambda decision: decision.predicted.total_s))
-
-
-def stock_decision(problem: Problem, load: Workload) -> Decision:
-    """--fit's placement on the card, with its ledger."""
-    costs, placed, predicted = priced_stock_fit(problem, load, stock_memory(problem, load))
-    memory = measured(problem, load, placed, problem.probe(load, placed).device_free)
-    return Decision(FIT, load, costs, placed, memory, predicted, ())
-
-
-def stock_memory(problem: Problem, load: Workload) -> DeviceMemory:
-    """The device's memory for stock llama.cpp, which keeps its micro-batch: with norms and KV of all layers there."""
-    taken = problem.probe(load, operators_on_host(problem, load))
-    return DeviceMemory(
-        problem.capacity(taken), problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, problem.graph.n_layer,
-        operators_limit(problem),
-    )  # fmt: skip

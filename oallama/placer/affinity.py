@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from oallama.core.affinity import AffinityReport, Baseline, Measured, RunPlan
+from oallama.core.affinity import Affinity, AffinityReport, Baseline, Measured, RunPlan
 from oallama.core.profile import Profile
-from oallama.core.types import ModelInfo, Phase, PlanRecord, Predicted
-from oallama.place.oato import AffinityRule, affinities
+from oallama.core.types import Backend, ModelInfo, Operator, OperatorPlacement, Phase, PlanRecord, Predicted
+from oallama.cost.placement import Costs
+from oallama.place.affinity import AffinityRule, normalise, rank
+from oallama.place.affinity import affinity as b_of
+from oallama.place.placed import Placed
 from oallama.place.problem import Decision, Problem, costs_of
-from oallama.place.record import placed_by_plan
+from oallama.place.record import placed_by_plan, placements
 from oallama.place.simulate import simulate
+from oallama.place.transfers import Transfers
 
 
 def search_report(
@@ -82,3 +86,49 @@ def measured_on(profile: Profile) -> Measured:
     """On what the profile was measured, and when."""
     machine = profile.fingerprint
     return Measured(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at")))
+
+
+def affinities(
+    costs: Costs, operators: Sequence[Operator], placed: Placed, affinity: AffinityRule = "default"
+) -> tuple[Affinity, ...]:
+    """The report's rows, best rank first: every operator's T' and B given where all the others finally are."""
+    transfers = Transfers(costs, affinity == "paper")
+    t_transfer = []
+    benefits = []
+    for index in range(len(operators)):
+        cost = costs.operators[index]
+        t_transfer.append(transfers.of(placed.on_device, placed.first_device_layer, (index,)))
+        benefits.append(b_of(cost.t_cpu_s, cost.t_gpu_s, t_transfer[-1], cost.bytes))
+    possible = [i for i, cost in enumerate(costs.operators) if cost.t_gpu_s is not None]
+    normal = dict(zip(possible, normalise([benefits[i] for i in possible]), strict=True))
+    there = placements(operators, placed)
+    rows = []
+    for position, index in enumerate(rank(benefits), start=1):
+        operator, cost = operators[index], costs.operators[index]
+        rows.append(
+            Affinity(
+                operator.name,
+                operator.layer,
+                operator.role,
+                operator.type,
+                operator.shape,
+                operator.bytes,
+                cost.t_cpu_s,
+                cost.t_gpu_s,
+                t_transfer[index],
+                benefits[index] if index in normal else None,
+                normal.get(index, 0.0),
+                position,
+                _backend(there[index]),
+                there[index].gg,
+                there[index].cg,
+                there[index].cc,
+                len(there[index].hot_experts),
+            )
+        )
+    return tuple(rows)
+
+
+def _backend(placement: OperatorPlacement) -> Backend:
+    split = placement.gg or placement.cg or placement.hot_experts
+    return "GPU" if placement.gg == 1 else "split" if split else "CPU"

@@ -6,16 +6,15 @@ import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from oallama.core.affinity import Affinity, AffinityReport, Baseline
 from oallama.core.errors import DeviceError, PlanError, UsageError
-from oallama.core.history import BlockRuns, History
+from oallama.core.history import BlockRuns
 from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
-from oallama.core.routing import Routing
 from oallama.core.types import (
     CPU_DEVICE,
     Attention,
@@ -29,20 +28,20 @@ from oallama.core.types import (
     Workload,
 )
 from oallama.cost.graph import Graph, build_graph
-from oallama.cost.history import adopted, corrected, rates_text, with_seen
 from oallama.cost.passes import Pass
-from oallama.device.identity import KnownDevice, known_device
-from oallama.device.spec import DeviceSpec, parse_device
-from oallama.place.affinity import FillRule
+from oallama.device.spec import DeviceSpec
+from oallama.place.affinity import AffinityRule, FillRule
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.baselines import STOCK, baselines
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
-from oallama.place.decide import Rules, decide_as_given
+from oallama.place.decide import decide_as_given
 from oallama.place.microbatch import larger_ubatches
-from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision, Problem, on_cpu
+from oallama.place.policies.registry import Policy, Rules
+from oallama.place.policies.stock import stock_decision
+from oallama.place.price import price
+from oallama.place.problem import Decision, Problem
 from oallama.place.pure_plan import Header, decide_with_attention
 from oallama.place.record import (
     placed_as_named,
@@ -52,12 +51,10 @@ from oallama.place.record import (
     unmeasured_record,
 )
 from oallama.place.seen import seen_passes
-from oallama.place.what_if import stock_decision
+from oallama.place.verify import on_cpu
 from oallama.placer.affinity import plan_report, run_plan, search_report
+from oallama.placer.measured import Measured
 from oallama.plan.plan import Plan
-from oallama.profile.emulate import resolved, this_host
-from oallama.profile.progress import Progress
-from oallama.profile.threads import usual_threads
 from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
@@ -69,7 +66,7 @@ if TYPE_CHECKING:
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
 
-class Placer:
+class Placer(Measured):
     """Places one model on one device.
 
     Make it with Placer.load. Measuring and loading are put off until something needs them.
@@ -84,15 +81,9 @@ class Placer:
         profile: Profile | None = None,
         prober: Prober | None = None,
     ) -> None:
-        self.model = model
-        self.operators = tuple(operators)
+        super().__init__(model, operators, options, profile)
         self.tensor_names = tuple(tensor_names)
-        self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
-        self.device, self._threads = resolved(parse_device(options.device), options.threads)
-        self.attention = options.attention()  # with the KV cache that is measured and planned for
         self.attention_rule = AttentionRule(model, options)
-        self._profile = profile
-        self._measured: Profile | None = None  # before it was corrected; None of one that was given
         self.graph: Graph = build_graph(model, self.operators, tensor_names)
         self.dry_loads = DryLoads(
             model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, prober
@@ -144,117 +135,11 @@ class Placer:
     def header(self) -> Header:
         return Header(self.model, self.operators, self.graph)
 
-    @cached_property
-    def threads(self) -> int:
-        """Of the CPU: what was asked for, else one for each physical core. Where cores are of several speeds as many as
-        decode fastest, which is measured when it is first asked for, and kept."""
-        if self.options.threads is not None or self.device.is_emulated:
-            return self._threads
-        return usual_threads(partial(this_host, say=Progress(True).say))
-
-    @property
-    def has_device(self) -> bool:
-        """Whether there is a device to place on. Raises as found_device."""
-        return not self.found_device.is_none
-
-    @property
-    def found_device(self) -> DeviceSpec:
-        """The device that was asked for; of `auto`, the one that there is. Raises DeviceError and BridgeError, as
-        `auto` looks for one."""
-        return self.known_device.spec if self.device.kind == "auto" else self.device
-
-    @cached_property
-    def known_device(self) -> KnownDevice:
-        """What the device is, asked once. Raises DeviceError, BridgeError."""
-        return known_device(self.device)
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        """The fingerprint of this machine with the device: what is measured here belongs to it. Raises as above."""
-        from oallama.profile.profiler import machine_with
-
-        return machine_with(self.known_device, self.threads)
-
-    @property
-    def machine_key(self) -> str:
-        """What profiles and histories of this machine with the device are kept by. Raises as above."""
-        from oallama.profile.machine import fingerprint_key
-
-        return fingerprint_key(self.machine)
-
-    @cached_property
-    def routing(self) -> Routing | None:
-        """What is known of which experts are used; None where nothing is."""
-        from oallama.profile.routing_store import read_routing
-
-        model = self.model
-        return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
-
-    def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
-        """The timings of this model's mul-mats on this machine, from the cache where it has them.
-
-        Raises ProfileError, DeviceError.
-        """
-        if self._profile is None or refresh:
-            from oallama.profile.profiler import profile_model
-
-            measured = profile_model(
-                self.model,
-                self.operators,
-                self.known_device,
-                self.threads,
-                tuple(tokens),
-                refresh,
-                progress,
-                kv=self.attention,
-            )
-            self._measured, self._profile = measured, corrected(measured, self._history(measured))
-        return self._profile
-
-    @property
-    def known_profile(self) -> Profile | None:
-        """The profile where nothing has to be measured for it, else None. Raises DeviceError, BridgeError."""
-        if self._profile is None:
-            from oallama.profile.profiler import stored_profile
-
-            device, threads = self.known_device, self.threads
-            stored = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
-            self._measured = stored
-            self._profile = None if stored is None else corrected(stored, self._history(stored))
-        return self._profile
-
     def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
-        """Add what runs of a plan's blocks took to the history of this model and machine, from which adopt_history
-        corrects the profile. Nothing where the profile came from a file, or the device is emulated. Raises
-        ProfileError where the cache cannot be written, and as problem."""
-        if not runs or self.device.is_emulated or self.known_profile is None or self._measured is None:
-            return
-        from oallama.profile.history_store import write_history
-
-        seen = seen_passes(self.problem_for(plan), plan, self._placed(plan), runs)
-        if seen:
-            write_history(with_seen(self._history(self._measured), seen), self.machine_key)
-
-    def adopt_history(self) -> str:
-        """Correct the profile by what runs took, from here on; returns in words by how much, "" where it stays. Raises
-        ProfileError."""
-        if self.device.is_emulated or self.known_profile is None or self._measured is None:
-            return ""
-        from oallama.profile.history_store import write_history
-
-        before = self._history(self._measured)
-        after = adopted(before)
-        if after == before:
-            return ""
-        write_history(after, self.machine_key)
-        self._profile = corrected(self._measured, after)
-        return rates_text(after)
-
-    def _history(self, measured: Profile) -> History:
-        """What is known of runs beside this profile."""
-        from oallama.profile.history_store import read_history, timings_of
-
-        return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
+        """Add what runs of a plan's blocks took to the history, where one is kept. Raises ProfileError where the cache
+        cannot be written, and as problem."""
+        if runs and self.keeps_history:
+            self.keep_seen(seen_passes(self.problem_for(plan), plan, self._placed(plan), runs))
 
     def workload(
         self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None, n_past: int = 0
@@ -295,7 +180,7 @@ class Placer:
 
     def plan(
         self,
-        policy: str = "auto",
+        policy: str | Policy = "auto",
         n_prompt: int = 512,
         n_gen: int = 128,
         n_ctx: int | None = None,
@@ -306,7 +191,8 @@ class Placer:
         prefetch: PrefetchMode = "ahead",
         n_past: int = 0,
     ) -> Plan:
-        """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load.
+        """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load. policy: a name, or
+        one of the caller's own (place/policies/registry.py).
 
         n_ubatch: None: what the options ask for; where they ask for nothing, 512 or what more is predicted to take less
         time (place/microbatch.py).
@@ -319,7 +205,7 @@ class Placer:
 
     def place(
         self,
-        policy: str,
+        policy: str | Policy,
         load: Workload,
         rules: Rules = Rules(),  # noqa: B008 - frozen
         attention_passes: Sequence[Pass] | None = None,
@@ -458,7 +344,8 @@ class Placer:
         nothing, or no profile is at hand: nothing is measured or asked for it. Raises as simulate."""
         if plan.predicted is None or self._profile is None:
             return None
-        return self.simulate(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past)).predicted
+        load = replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past)
+        return price(self.problem_for(plan), load, self._placed(plan))
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
         """Predicted seconds of one token that sees `depth` others (place/depth.py). None as in expected."""
@@ -512,7 +399,7 @@ class Placer:
 
     def _decide(
         self,
-        policy: str,
+        policy: str | Policy,
         load: Workload,
         phase: Phase,
         rules: Rules,

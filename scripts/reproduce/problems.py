@@ -27,11 +27,11 @@ from oallama.cost.offload import cache_bytes
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
 from oallama.place.attention import with_attention
-from oallama.place.decide import Rules, decide
+from oallama.place.decide import decide
 from oallama.place.placed import Placed
+from oallama.place.policies.registry import Rules
 from oallama.place.problem import LoadBytes, Problem
 from oallama.place.simulate import simulate
-from oallama.place.sliced import QUICK, THOROUGH
 from oallama.profile.described import TOKENS, described
 from reproduce.figures import Figure, FigureArm, FigureCell
 
@@ -194,9 +194,9 @@ def run(key: Key) -> ArmPrediction | None:
     """None where the arm's plan does not fit."""
     cell, arm = key
     asked, load = problem(cell, arm), workload(cell)
-    effort = QUICK if arm.policy in SLICED else THOROUGH
+    rules, quick = Rules(arm.affinity, arm.fill, arm.prefetch), arm.policy in SLICED  # type: ignore[arg-type]
     try:
-        made = decide(asked, arm.policy, load, "mixed", Rules(arm.affinity, arm.fill, arm.prefetch), effort)  # type: ignore[arg-type]
+        made = decide(asked, arm.policy, load, "mixed", rules, quick)
     except DoesNotFit:
         return None
     found = simulate(asked, made.workload, made.placed, None if arm.offload else False).predicted

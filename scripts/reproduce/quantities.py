@@ -330,7 +330,8 @@ def _busy(figure: Figure, runs: Runs) -> Found:
 
 
 def _decided(cell: FigureCell, arm: FigureArm) -> Any:
-    from oallama.place.decide import Rules, decide
+    from oallama.place.decide import decide
+    from oallama.place.policies.registry import Rules
 
     asked, load = problem(cell, arm), workload(cell)
     made = decide(asked, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]

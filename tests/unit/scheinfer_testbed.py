@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, StreamSettings
-from oallama.cost.block_cost import BlockCost, Cut, Gemm, Gemms
+from oallama.cost.block_cost import Around, BlockCost, Cut, Gemm, Gemms
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
 from oallama.cost.slice_rates import SliceRates
 from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import PAPER, cycle_seconds
+from oallama.cost.timeline import cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
 
 GPU = (4.7e-6, 8.1e-13)  # Table I: alpha in seconds, beta in seconds per T*M*H
@@ -22,6 +22,9 @@ LINK = (3.0e-6, 2.6e-11)  # beta in seconds per byte
 LAUNCH_S = 4.4e-5
 BYTES_PER_WEIGHT = 0.5  # INT4 without scales
 RATES = {16: 0.18, 8: 0.25, 4: 0.42, 2: 0.71}  # V-E2: CPU threads -> r_CG of LLaMA-2-70B in decode, r_GG = 0
+
+PAPER = StreamSettings(prefetch="layer")
+"""As ScheInfer copies."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class PaperPricing(Pricing):
             )
             for gemm in (Gemms((one,)) for one in of.gemms)
         )
-        return BlockTimes(interpolate(of.gap, n_tokens), 0.0, of.gemms.cpu_s(cc, n_tokens - n_g), steps, 0.0)
+        return BlockTimes(interpolate(of.around.gap, n_tokens), 0.0, of.gemms.cpu_s(cc, n_tokens - n_g), steps, 0.0)
 
     def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         times = self.block_times(of, cut, n_tokens, n_g)
@@ -119,12 +122,12 @@ def ffn(model: PaperModel, betas: Betas, decode: bool = True) -> BlockCost:
     n_bytes = round(sum(k * n for k, n in model.expert()) * model.n_expert * betas.bytes_per_weight)
     block = SplitBlock((), model.n_ff, 32, n_bytes, 0, 0, 0, 0, 0)
     gap = tuple((n_tokens, _attention_s(model, betas, n_tokens)) for n_tokens in (1, 1024))
-    return BlockCost(block, Gemms(gemms), gap=gap)
+    return BlockCost(block, Gemms(gemms), around=Around(gap))
 
 
 def alone(block: BlockCost) -> BlockCost:
     """The FFN without attention, as in section IV."""
-    return replace(block, gap=((1, 0.0),))
+    return replace(block, around=Around())
 
 
 def _kernel(alpha_s: float, per_token_s: float) -> Kernel:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, StreamSettings
-from oallama.cost.block_cost import BlockCost, Gemm
+from oallama.cost.block_cost import Around, BlockCost, Gemm, Gemms
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.kernels import Curve, Kernel
@@ -42,7 +42,7 @@ def gemm(
 def streamed(gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0) -> BlockCost:
     n_bytes = sum(g.bytes for g in gemms)
     block = SplitBlock(tuple(range(first, first + len(gemms))), extent, step, n_bytes, 256, 0, 256, 0, 3)
-    return BlockCost(block, tuple(gemms), "CPU", ((1, gap_s), (512, 10 * gap_s)))
+    return BlockCost(block, Gemms(gemms), "CPU", Around(((1, gap_s), (512, 10 * gap_s))))
 
 
 def machine(

@@ -13,9 +13,12 @@ from placement_cases import best_by_brute_force, costs, operators, rates
 
 from oallama.cost.graph import crossings
 from oallama.cost.placement import Costs, placement_seconds
-from oallama.place.affinity import GRANULARITIES, Transfers, benefit, fill, iterate, normalise, rank, units
-from oallama.place.oato import affinities, search
+from oallama.place.affinity import GRANULARITIES, affinity, fill, normalise, rank, units
+from oallama.place.affinity import algorithm_1 as iterate
 from oallama.place.placed import cpu, layers
+from oallama.place.policies.oato import search
+from oallama.place.transfers import Transfers
+from oallama.placer.affinity import affinities
 
 seconds = st.floats(1e-6, 1e-2)
 
@@ -83,14 +86,14 @@ def algorithm_1(problem: Costs, memory_limit: int) -> tuple[list[bool], int] | N
             on_gpu[i] = True
         return on_gpu
 
-    order, affinity = normalize_and_sort([(op.t_cpu_s - (op.t_gpu_s or 0.0)) / op.bytes for op in ops])
+    order, scaled = normalize_and_sort([(op.t_cpu_s - (op.t_gpu_s or 0.0)) / op.bytes for op in ops])
     for iteration in range(1, 51):
-        before, prev_affinities = backends(order), affinity
+        before, prev_affinities = backends(order), scaled
         t = [transfers.of(before, 0, (i,)) for i in range(n)]
-        order, affinity = normalize_and_sort(
+        order, scaled = normalize_and_sort(
             [(op.t_cpu_s - (op.t_gpu_s or 0.0) - t[i]) / op.bytes for i, op in enumerate(ops)]
         )
-        if affinity == prev_affinities or backends(order) == before:
+        if scaled == prev_affinities or backends(order) == before:
             return backends(order), iteration
     return None
 
@@ -261,10 +264,12 @@ def test_layers_is_ngl_from_the_end() -> None:
     assert {op.layer for op, device in zip(ops, placed.on_device, strict=True) if device} == {2, 3, None}
 
 
-def test_benefit_of_a_unit_is_the_joint_saving_per_byte() -> None:
+def test_affinity_of_a_unit_is_the_joint_saving_per_byte() -> None:
     ops = operators(1)
     problem = costs(ops, 1, [(5.0, 1.0)] * len(ops))
-    assert benefit(problem, (0, 1), 2.0) == pytest.approx((4.0 + 4.0 - 2.0) / 2000)
+    assert Transfers(problem).times((0, 1)) == (10.0, 2.0, 2000)
+    assert affinity(10.0, 2.0, 2.0, 2000) == pytest.approx((4.0 + 4.0 - 2.0) / 2000)
+    assert affinity(10.0, None, 2.0, 2000) == -math.inf
 
 
 @settings(deadline=None, max_examples=50)
@@ -279,7 +284,7 @@ def test_units_asked_together_have_the_transfers_they_have_alone(data: st.DataOb
         first, granularity = data.draw(st.integers(0, n_layer + 1)), data.draw(st.sampled_from(GRANULARITIES))
         asked = units(ops, granularity)
         expected = [alone.of(on_device, first, unit) for unit in asked]
-        assert together.of_all(on_device, first, together.windows(asked)) == expected
+        assert together.of_all(asked, on_device, first) == expected
 
 
 def test_memory_may_be_full_with_the_output_alone() -> None:

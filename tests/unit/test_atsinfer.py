@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_cases import costs, operators, rates
 
-from oallama.place import atsinfer as policy
-from oallama.place.atsinfer import Link, atsinfer, chain, least_chain
+from oallama.place.policies import atsinfer as policy
+from oallama.place.policies.atsinfer import Link, chain, chained, least_chain
 
 SECONDS = st.floats(0.0, 1.0)
 SIZES = st.integers(1, 60)
@@ -78,7 +78,7 @@ def test_what_gains_nothing_stays_on_the_host() -> None:
 def test_operators_stay_on_the_host_in_layers_whose_kv_is_there() -> None:
     ops = operators(3)
     problem = costs(ops, 3, [(1.0, 0.1)] * len(ops))
-    placed = atsinfer(problem, lambda first: 10**6 if first >= 2 else -1)
+    placed = chained(problem, lambda first: 10**6 if first >= 2 else -1)
     assert placed.first_device_layer == 2
     assert [op for op, there in zip(ops, placed.on_device, strict=True) if there] == [
         op for op in ops if op.layer in (2, None)
@@ -97,5 +97,5 @@ def test_crossings_are_priced_by_what_is_read_and_written() -> None:
 
 def test_without_any_gain_everything_is_on_the_cpu() -> None:
     ops = operators(2)
-    placed = atsinfer(costs(ops, 2, [(1.0, 2.0)] * len(ops)), lambda first: 10**6)
+    placed = chained(costs(ops, 2, [(1.0, 2.0)] * len(ops)), lambda first: 10**6)
     assert not any(placed.on_device) and placed.first_device_layer == 3

@@ -24,7 +24,8 @@ from oallama.core.errors import (
     ProfileError,
     UsageError,
 )
-from oallama.place.decide import FIT, POLICIES
+from oallama.place.decide import POLICIES
+from oallama.place.policies.stock import FIT
 
 
 @pytest.fixture

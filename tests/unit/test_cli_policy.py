@@ -12,7 +12,7 @@ from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Workload
-from oallama.place.decide import Rules
+from oallama.place.policies.registry import Rules
 
 LOAD = Workload(64, 16, 512, n_ubatch=128)
 

@@ -14,9 +14,10 @@ from placement_cases import ROLES, best_by_brute_force, costs, operators, rates
 from oallama.core.types import Operator
 from oallama.cost.placement import Costs, placement_seconds
 from oallama.place import exchange as module
-from oallama.place.exchange import attention, exchange, whole_ffns
-from oallama.place.oato import search
+from oallama.place.exchange import exchange
 from oallama.place.placed import Placed, cpu
+from oallama.place.policies.oato import search
+from oallama.place.policies.sliced import attention
 
 SHAPES: list[tuple[int, Sequence[str], bool]] = [
     (1, ROLES, True),
@@ -92,37 +93,6 @@ def test_two_of_other_layers_can_take_the_place_of_one_and_fill_the_room_to_the_
     assert exchange(problem, ops, lambda first: 10 if first == 0 else -1, filled).on_device == (False, True, True)
 
 
-def test_of_a_layer_with_many_operators_each_may_change_sides() -> None:
-    ops = operators(1, [f"attn_{i}" for i in range(module.ALL_SIDES + 1)], False)
-    problem = costs(ops, 1, [(2.0, 1.0)] * len(ops))
-    for last in range(len(ops)):
-        sides = tuple(i != last for i in range(len(ops)))
-        filled = Placed(sides, 0, placement_seconds(problem, sides, 0))
-        assert all(exchange(problem, ops, lambda first: 10**9, filled).on_device), last
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_a_change_has_one_price_in_all_layers_that_are_said_to_be_alike(data: st.DataObject) -> None:
-    """The price that it has in the whole placement."""
-    n_layer = data.draw(st.integers(2, 5))
-    ops = operators(n_layer, ("attn_qkv", "ffn_down"))
-    problem = costs(ops, n_layer, [(2e-3, 1e-3)] * len(ops), rates(1e-3, 0.0, 1e-4))
-    first = data.draw(st.integers(0, n_layer))
-    sides = [data.draw(st.booleans()) if layer >= first else False for layer in problem.graph.operator_layer]
-    before_s = placement_seconds(problem, sides, first)
-    layers = module._Layers(problem, ops)
-    found = layers.alike(sides, first)
-    assert sorted(layer for one in found for layer in one.layers) == list(range(first, n_layer + 1))
-    for one in found:
-        for layer in one.layers:
-            for change in one.changes:
-                flipped = {layers.begins[layer] + i for i in change.flipped}
-                made = [there != (i in flipped) for i, there in enumerate(sides)]
-                added_s = placement_seconds(problem, made, first) - before_s
-                assert change.added_s == pytest.approx(added_s, abs=1e-12)
-
-
 def test_one_in_a_layer_can_take_the_place_of_several_in_others() -> None:
     """Of the output matrix, which is large, against FFNs that OATO took first."""
     n_layer = 8
@@ -174,21 +144,6 @@ def test_equal_layers_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < priced[1] <= 2 * priced[0]
 
 
-def test_ffns_that_are_torn_apart_leave_the_device_whole() -> None:
-    ops = operators(2)
-    problem = costs(ops, 2, [(2.0, 1.0)] * len(ops), rates(1e-3))
-    torn = Placed(tuple(o.layer == 0 or o.role in ("attn_q", "ffn_down") for o in ops), 0)
-    whole = whole_ffns(problem, ops, torn)
-    assert [o.name for o, there in zip(ops, whole.on_device, strict=True) if there] == [
-        *(o.name for o in ops if o.layer == 0),
-        "blk.1.attn_q.weight",
-    ]
-    assert whole.seconds == pytest.approx(placement_seconds(problem, whole.on_device, 0))
-    (note,) = whole.notes
-    assert "the side of 1 operator" in note
-    assert whole_ffns(problem, ops, whole) is whole
-
-
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_attention_is_all_of_a_layer_but_its_ffn(first: int) -> None:
     ops = operators(2, ROLES, True)
@@ -199,32 +154,3 @@ def test_attention_is_all_of_a_layer_but_its_ffn(first: int) -> None:
     ]
     assert found.first_device_layer == first
     assert found.seconds == pytest.approx(placement_seconds(problem, found.on_device, first))
-
-
-def test_that_not_all_exchanges_were_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    ops = operators(4)
-    problem = costs(ops, 4, [(2.0, 1.0)] * len(ops), rates(1e-3))
-    filled = search(problem, ops, lambda first: 9000)
-    assert not any("may be better" in note for note in exchange(problem, ops, lambda _: 9000, filled).notes)
-    monkeypatch.setattr(module, "MAX_PRICED", 1)
-    found = exchange(problem, ops, lambda _: 9000, filled)
-    assert found.seconds <= filled.seconds
-    assert "until 1 changes were priced; there may be better ones" in found.notes[-1]
-
-
-def test_each_search_for_exchanges_prices_anew_what_the_one_before_had_no_time_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of two that gain more for the one that gains most for each byte: found by the second of two searches."""
-    ops = [
-        replace(o, bytes=size)
-        for o, size in zip(operators(1, ("attn_q", "attn_k", "ffn_up"), False), (6, 5, 5), strict=True)
-    ]
-    problem = costs(ops, 1, [(8.0, 1.0), (6.0, 1.0), (6.0, 1.0)])
-    filled = search(problem, ops, lambda first: 10)
-    layers = module._Layers(problem, ops)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "MAX_PRICED", 0)
-        assert module._exchanged(layers, 10, filled).on_device == filled.on_device
-        assert layers.left_some
-    assert module._exchanged(layers, 10, filled).on_device == (False, True, True)

@@ -26,12 +26,12 @@ from oallama.cost.slice_rates import slice_rates
 from oallama.cost.slices import Pricing, slice_times
 from oallama.place.bound import physical_bound
 from oallama.place.decide import decide
-from oallama.place.oato import affinities
 from oallama.place.placed import Placed, cpu, nothing_there
 from oallama.place.problem import Problem, costs_of
 from oallama.place.record import placed_by_plan
 from oallama.place.simulate import simulate
 from oallama.place.slicer import Slicer
+from oallama.placer.affinity import affinities
 from oallama.plan.plan import Plan
 
 N_EXPERT, N_USED = 8, 2
@@ -82,7 +82,7 @@ def test_one_token_by_hand() -> None:
     profile = world.profile(ops)
     c = 0.7
     use = ExpertUse(tuple(range(N_EXPERT)), (0.0, 0.4, c, *[0.9] * 5, 1.0), EVEN)
-    of = block_of(ops, profile).used(use, 0)
+    of = replace(block_of(ops, profile), use=use)
     all_cpu_s = sum(op.bytes for op in ops) / 1e9
     gpu_s = 3e-5 + sum(op.bytes for op in ops) / 4e9
     up_s = 1e-5 + 4e-9 * (EMBD + N_USED)
@@ -101,7 +101,7 @@ def test_of_a_prompt_the_device_computes_all_rows_and_the_cpu_what_misses() -> N
     ops = experts()
     profile = world.profile(ops)
     use = ExpertUse(tuple(range(N_EXPERT)), EVEN, (0.0, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 1.0))
-    of = block_of(ops, profile).used(use, 0)
+    of = replace(block_of(ops, profile), use=use)
     n_bytes = sum(op.bytes for op in ops)
     times = slice_times(of, slice_rates(profile), Cut(FF, 0, 0, 2), 512)
     assert times.cpu_s == pytest.approx(0.4 * n_bytes * (1e-9 + 511e-10))
@@ -121,9 +121,9 @@ def test_more_coverage_is_never_dearer(n_hot: int, n_tokens: int, rate: float) -
     profile = world.profile(experts())
     on = Pricing(slice_rates(profile))
     seconds = []
-    for layer, c in enumerate((0.0, 0.3, 0.6, 0.9, 1.0)):
+    for c in (0.0, 0.3, 0.6, 0.9, 1.0):
         use = ExpertUse(tuple(range(N_EXPERT)), (c,) * 9, (c,) * 9)
-        of = block_of(experts(), profile).used(use, layer)
+        of = replace(block_of(experts(), profile), use=use)
         seconds.append(on.seconds(of, Cut(FF, 0, 0, n_hot), n_tokens))
     assert all(less >= more - 1e-12 for less, more in itertools.pairwise(seconds))
 
@@ -252,7 +252,7 @@ def test_biases_of_hot_experts_are_sent_with_each_batch() -> None:
     world = World(link=LinearFit(1e-5, 1e-9, 1.0))
     ops, use = experts(), ExpertUse(tuple(range(N_EXPERT)), (0.5,) * 9, (0.5,) * 9)
     profile = world.profile(ops)
-    plain = block_of(ops, profile).used(use, 0)
+    plain = replace(block_of(ops, profile), use=use)
     own = ffn_block(biased(ops), range(len(ops)))
     assert own.biases == sum(op.shape[1] for op in ops)
     of = replace(plain, block=own)

@@ -19,7 +19,7 @@ from oallama.cost.blocks import split_blocks
 from oallama.cost.interference import Interference
 from oallama.model.cut import cut_extent
 from oallama.place.decide import decide
-from oallama.place.hetegen import Balance, alpha, alpha_benchmark, balance, cut
+from oallama.place.policies.hetegen import Balance, alpha, alpha_benchmark, balance, cut
 from oallama.place.problem import Decision, Problem
 from oallama.place.record import placed_by_plan
 from oallama.place.simulate import simulate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +13,16 @@ from hypothesis import strategies as st
 from split_cases import EMBD, VOCAB, World, ffn, operator
 from test_split_policy import GPU, PAIR, problem
 
+from oallama.core.errors import DoesNotFit
 from oallama.core.options import Options
 from oallama.core.profile import LinearFit
 from oallama.core.types import Phase, Workload
+from oallama.place import microbatch
 from oallama.place.decide import decide
-from oallama.place.microbatch import LEAST_GAIN, larger_ubatches, seconds_in, with_larger_ubatch
+from oallama.place.microbatch import LEAST_GAIN, larger_ubatches, seconds_in
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision
+from oallama.place.policies.registry import Asked, Policy
+from oallama.place.problem import Decision, Problem
 
 LONG = Workload(n_prompt=2000, n_gen=1, n_ctx=4096)
 LINK = LinearFit(1e-6, 4e-9, 1.0)
@@ -80,12 +84,20 @@ def test_it_is_the_choice_of_a_search_of_every_size(data: st.DataObject, firsts:
     }
     asked: list[tuple[str, int]] = []
 
-    def searched(policy: str, n_ubatch: int, to_beat: float) -> Decision | None:
-        asked.append((policy, n_ubatch))
-        seconds = real[policy, n_ubatch]
-        return None if seconds is None or seconds >= to_beat else decided(policy, seconds, n_ubatch)
+    def policy(name: str) -> Policy:
+        def decide(_problem: Problem, wanted: Asked) -> Decision:
+            key = name, wanted.load.n_ubatch
+            asked.append(key)
+            seconds = real[key]
+            if seconds is None:
+                raise DoesNotFit(2, 1, "device", "it")
+            return decided(name, seconds, key[1])
 
-    best = with_larger_ubatch(found, SIZES, lambda policy, n: promise[policy, n], searched)
+        return Policy(name, "", decide)
+
+    of: Any = SimpleNamespace(graph=SimpleNamespace(n_layer=1))
+    with mock.patch.object(microbatch, "seconds_in", lambda _problem, decision, n, _phase: promise[decision.policy, n]):
+        best = microbatch.with_larger_ubatch(of, Asked(LONG, "mixed"), found, [policy(name) for name in found], SIZES)
     least, first = min((s for s in real.values() if s is not None), default=9.0), min(firsts)
     gains = least < (1 - LEAST_GAIN) * first
     assert best.placed.seconds == (least if gains else first)

@@ -17,15 +17,16 @@ from oallama.core.types import Operator, Workload
 from oallama.cost.block_cost import Cut
 from oallama.cost.graph import build_graph
 from oallama.place.decide import decide
-from oallama.place.fiddler import token_table
-from oallama.place.flexgen import order
-from oallama.place.modules import Module
+from oallama.place.policies.fiddler import token_table
+from oallama.place.policies.flexgen import order
+from oallama.place.policies.modules import Module
+from oallama.place.policies.registry import POLICIES
 from oallama.place.problem import Problem
-from oallama.place.published import PUBLISHED
 from oallama.plan.split import slice_counts
 
 SLOW = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=LinearFit(1e-6, 2e-9, 1.0))
 FAST_CPU = World(cpu_rate=1e10, device_rate=8e9, link=LinearFit(1e-4, 1e-8, 1.0))
+PUBLISHED = {one.name: one.published for one in POLICIES.values() if one.published}
 DENSE = tuple(policy for policy in PUBLISHED if policy != "fiddler")
 
 
@@ -92,11 +93,6 @@ def test_a_device_that_llama_cpp_cannot_use_is_refused(policy: str) -> None:
 def test_the_prediction_is_what_it_was_chosen_by() -> None:
     decision = decide(problem(SLOW, free=10**7, gpu_weights=0.0), "hetegen", LOAD, "mixed")
     assert decision.predicted.total_s == pytest.approx(decision.placed.seconds)
-
-
-def test_llama_cpp_is_asked_for_its_own_fit() -> None:
-    with pytest.raises(UsageError, match="own choice"):
-        decide(problem(SLOW, free=10**6), "fit", LOAD, "mixed")
 
 
 #

@@ -16,9 +16,10 @@ from oallama.core.types import StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import Pass
 from oallama.cost.timeline import cycle_seconds
-from oallama.place import sliced
-from oallama.place.decide import Rules, decide
+from oallama.place.decide import decide
 from oallama.place.placed import nothing_there
+from oallama.place.policies import sliced
+from oallama.place.policies.registry import Rules
 from oallama.place.problem import Decision, Problem
 from oallama.place.slicer import Slicer
 from oallama.place.staging import SLOT_PADDING, most_streamed, slot_bytes, staging_bytes

@@ -15,9 +15,11 @@ from test_split_policy import GPU, LOAD, N_LAYER, PAIR, Table, plan_of, problem
 from oallama.core.profile import LinearFit, Sharing
 from oallama.core.types import Phase, Workload
 from oallama.model.cut import cut_granularity
-from oallama.place.decide import Rules, decide
+from oallama.place.decide import decide
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision, LoadBytes, Problem, predicted_of
+from oallama.place.policies.registry import Rules
+from oallama.place.price import price
+from oallama.place.problem import Decision, LoadBytes, Problem
 from oallama.place.record import placed_by_plan
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
@@ -60,7 +62,7 @@ def test_its_prediction_is_what_it_was_chosen_by() -> None:
     predicted = decision.predicted
     assert predicted.total_s == pytest.approx(decision.placed.seconds)
     assert predicted.total_s == pytest.approx(predicted.ttft_s + LOAD.n_gen * predicted.tpot_s)
-    assert predicted == predicted_of(made, decision.workload, decision.placed, decision.costs.layouts)
+    assert predicted == price(made, decision.workload, decision.placed)
 
 
 def test_a_slow_link_is_not_used_and_a_fast_one_is() -> None:

@@ -29,7 +29,8 @@ from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
 from oallama.place.attention import with_attention
-from oallama.place.decide import POLICIES, Rules, decide
+from oallama.place.decide import POLICIES, decide
+from oallama.place.policies.registry import Rules
 from oallama.place.problem import Decision, Problem
 from oallama.place.record import placed_by_plan, plan_record
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate

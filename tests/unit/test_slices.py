@@ -14,7 +14,7 @@ from split_cases import EMBD, FF, World, ffn, llama, operator
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
 from oallama.core.types import Operator, StreamSettings
-from oallama.cost.block_cost import BlockCost, Cut, block_costs
+from oallama.cost.block_cost import Around, BlockCost, Cut, block_costs
 from oallama.cost.blocks import (
     LOGITS_CHUNK,
     SUM_BYTES,
@@ -265,19 +265,22 @@ def test_a_block_whose_neighbours_are_on_the_device_crosses_twice() -> None:
     of, rates, _ = one_ffn(World())
     rates = replace(rates, transfer=TransferRates(up, down, split_s=8e-6, launch_issue_s=2e-6), staged=True)
     cut, n_bytes = Cut(512, 0, FF - 512), 7 * EMBD * 4
-    there, here = (slice_times(replace(of, resident=resident), rates, cut, 7) for resident in (True, False))
+    there, here = (
+        slice_times(replace(of, around=replace(of.around, resident=resident)), rates, cut, 7)
+        for resident in (True, False)
+    )
     assert there.send_s == pytest.approx(down.seconds(n_bytes) + 2e-6)
     assert there.join_s == pytest.approx(up.seconds(n_bytes) + 8e-6 + 8e-6), "the join, and what follows, are launched"
     assert there.steps[0].launch_s == pytest.approx(6e-6)
     assert here.steps[0].launch_s > there.steps[0].launch_s
     assert there.cpu_s == here.cpu_s and there.steps[0].gpu_s < here.steps[0].gpu_s, "nothing is fetched from it"
-    streamed = slice_times(replace(of, resident=True), rates, Cut(0, FF, 0), 7)
+    streamed = slice_times(replace(of, around=replace(of.around, resident=True)), rates, Cut(0, FF, 0), 7)
     assert (streamed.send_s, streamed.join_s) == pytest.approx((2e-6, 8e-6)), "without CC nothing crosses"
-    lives = replace(of, resident=True, away=((1, 3e-5),))
+    lives = replace(of, around=replace(of.around, resident=True, away=((1, 3e-5),)))
     assert slice_times(lives, rates, Cut(FF, 0, 0), 1).gap_s == pytest.approx(3e-5), "whole, llama.cpp crosses to it"
     assert slice_times(lives, rates, cut, 7).gap_s == 0
     on = Pricing(rates)
-    alike = [replace(lives, away=((1, s),), kind=i, slice_kind="sliced alike") for i, s in enumerate((3e-5, 7e-5))]
+    alike = [replace(lives, around=replace(lives.around, away=((1, s),))) for s in (3e-5, 7e-5)]
     near, far = (on.seconds(one, Cut(FF, 0, 0), 1) for one in alike)
     assert far - near == pytest.approx(4e-5), "whole, each has crossings of its own"
     assert len({on.seconds(one, cut, 7) for one in alike}) == 1
@@ -298,7 +301,7 @@ def test_of_experts_only_the_routed_ones_are_streamed_and_not_before_they_are_kn
 
 def test_behind_the_last_attention_a_prompt_has_as_many_tokens_as_logits_are_wanted() -> None:
     of, rates, _ = one_ffn(World(token_s_per_byte=1e-10))
-    last = replace(of, outputs_only=True, gap=((1, 1e-3), (512, 5e-3)))
+    last = replace(of, outputs_only=True, around=Around(((1, 1e-3), (512, 5e-3))))
     cut = Cut(512, 256, 256)
     prompt, token = slice_times(last, rates, cut, 512, n_g=100), slice_times(last, rates, cut, 1)
     assert prompt == replace(token, gap_s=5e-3)
@@ -310,10 +313,10 @@ def test_behind_the_last_attention_a_prompt_has_as_many_tokens_as_logits_are_wan
 def test_what_llama_cpp_runs_whole_costs_what_it_takes_there() -> None:
     """It may have a faster layout, or stream large batches by itself; a slice has no such price."""
     of, rates, _ = one_ffn(World())
-    priced = replace(of, whole=((1, 1e-6), (512, 2e-6)))
+    priced = replace(of, around=replace(of.around, whole=((1, 1e-6), (512, 2e-6))))
     assert slice_times(priced, rates, Cut(FF, 0, 0), 512).cpu_s == 2e-6
     beside = Interference(0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-    sent = replace(priced, offload=((512, 5e-7),))
+    sent = replace(priced, around=replace(priced.around, offload=((512, 5e-7),)))
     copied = slice_times(sent, replace(rates, interference=((1, beside),)), Cut(FF, 0, 0), 512)
     assert (copied.cpu_s, copied.steps, copied.offloaded) == (0.0, (Step(5e-7, 2e-6 - 5e-7),), True)
     assert copied.interference == beside
@@ -424,9 +427,9 @@ def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
     extent, step = block.block.extent, block.block.step
     cg = min(extent, round(share * extent / step) * step)
     for gap_s in gaps_s:
-        placed = replace(block, gap=((1, gap_s),), gap_cpu=((1, gap_s / 2),))
+        placed = replace(block, around=replace(block.around, gap=((1, gap_s),), gap_cpu=((1, gap_s / 2),)))
         for cut in (Cut(extent - cg, cg, 0), Cut(extent - step, 0, step), Cut(extent, 0, 0)):
-            known = on.seconds(replace(placed, kind=gap_s, slice_kind=1), cut, *tokens)
+            known = on.seconds(placed, cut, *tokens)
             assert known == pytest.approx(Pricing(on.rates, on.streaming).seconds(placed, cut, *tokens))
             times = slice_times(placed, on.rates, cut, *tokens)
             assert known == pytest.approx(cycle_seconds([times], on.streaming))

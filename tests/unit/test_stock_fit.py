@@ -13,7 +13,7 @@ from oallama.cost.passes import Pass
 from oallama.cost.placement import Costs
 from oallama.cost.transfer import transfer_rates
 from oallama.place.placed import Placed
-from oallama.place.stock_fit import stock_fit
+from oallama.place.policies.stock import stock_fit
 from oallama.profile.described import described
 
 DECODE = (Pass(1, 256, 1),)

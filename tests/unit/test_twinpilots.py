@@ -15,14 +15,14 @@ from test_split_policy import LOAD, problem
 from oallama.core.profile import LinearFit
 from oallama.core.types import Phase, Workload
 from oallama.core.units import format_seconds
-from oallama.place import flexgen
 from oallama.place.decide import decide
-from oallama.place.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
-from oallama.place.modules import modules
 from oallama.place.placed import nothing_there
+from oallama.place.policies.flexgen import streamed
+from oallama.place.policies.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
+from oallama.place.policies.modules import modules
+from oallama.place.policies.twinpilots import module_makespan
 from oallama.place.problem import Problem, costs_of, device_memory
 from oallama.place.slicer import Slicer
-from oallama.place.twinpilots import module_makespan
 
 SECONDS = st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 0.25, 1.0]))
 OPERATIONS = st.builds(
@@ -155,7 +155,7 @@ def makespan(made: Problem, load: Workload, phase: Phase) -> Makespan | None:
     assert memory is not None
     slicer = Slicer(made, load)
     base = nothing_there(len(made.operators), 0)
-    found = modules(slicer, costs_of(made, load, "decode"), made.operators, base, flexgen.streamed)
+    found = modules(slicer, costs_of(made, load, "decode"), made.operators, base, streamed)
     room, limit = memory.room(0), memory.operators_limit
     weights_room = room if limit is None else min(room, limit)
     return module_makespan(slicer, found, costs_of(made, load, phase), 0, room, weights_room)

@@ -8,10 +8,13 @@ attention on the CPU, its schedule of several batches, compression, disks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from oallama.cost.block_cost import BlockCost, Cut
-from oallama.place.modules import Module
+from oallama.place.placed import Placed, nothing_there
+from oallama.place.policies.modules import Module, modules, place_modules
+from oallama.place.policies.registry import Room, policy
+from oallama.place.problem import Problem, costs_of
 
 
 def streamed(of: BlockCost) -> Cut:
@@ -42,3 +45,14 @@ def order(found: Sequence[Module]) -> list[int]:
 def _reversed_bits(number: int, n_bits: int) -> int:
     """Numbers by rising reversed bits: any first ones of them lie evenly (van der Corput's sequence)."""
     return int(f"{number:0{n_bits}b}"[::-1], 2) if n_bits else 0
+
+
+@policy(
+    "flexgen", "all that is not on the device streamed to it", streams=True,
+    published="FlexGen's place of weights alone: not its attention on the CPU, its schedule of batches or its linear "
+    "program",
+)  # fmt: skip
+def flexgen(problem: Problem, room: Room) -> Iterable[Placed]:
+    slicer, base = room.slicer(room.load), nothing_there(len(problem.operators), room.first_device_layer)
+    found = modules(slicer, costs_of(problem, room.load, "decode"), problem.operators, base, streamed)
+    yield place_modules(slicer, found, order(found), base, room.costs, room.asked.phase, *room.cut_bytes)

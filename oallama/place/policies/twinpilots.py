@@ -12,34 +12,43 @@ the device's own work, which S_gpu counts one after another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from oallama.core.types import Phase
 from oallama.core.units import format_seconds
 from oallama.cost.placement import Costs
-from oallama.place.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
-from oallama.place.modules import Module, on_cpu, placed_modules, staging_of
-from oallama.place.placed import Placed, cpu
+from oallama.place.placed import Placed, cpu, nothing_there
+from oallama.place.policies.flexgen import streamed
+from oallama.place.policies.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
+from oallama.place.policies.modules import Module, modules, on_cpu, placed_modules, staging_of
+from oallama.place.policies.registry import Room, policy
+from oallama.place.problem import Problem, costs_of
 from oallama.place.slicer import Slicer
 
 
-def twinpilots(
-    slicer: Slicer, found: Sequence[Module], base: Placed, costs: Costs, phase: Phase, room: int, weights_room: int
-) -> Placed:
-    """The modules on the sides of the least makespan, which the placement's notes say. room: bytes for modules and the
-    ring that others are streamed through; weights_room: of them for modules."""
-    made = module_makespan(slicer, found, costs, base.first_device_layer, room, weights_room)
+@policy(
+    "twinpilots", "whole operations on either side, for the least makespan", streams=True,
+    published="TwinPilots' plan for one workload: no history is kept, and nothing is planned anew while it runs",
+)  # fmt: skip
+def twinpilots(problem: Problem, room: Room) -> Iterable[Placed]:
+    """The modules on the sides of the least makespan, which the placement's notes say."""
+    slicer, costs, base = (
+        room.slicer(room.load),
+        room.costs,
+        nothing_there(len(problem.operators), room.first_device_layer),
+    )
+    found = modules(slicer, costs_of(problem, room.load, "decode"), problem.operators, base, streamed)
+    made = module_makespan(slicer, found, costs, base.first_device_layer, *room.cut_bytes)
     if made is None or set(made.sides) == {CPU}:
-        return cpu(costs)
+        yield cpu(costs)
+        return
     chosen = [
         module if side == STREAMED or module.cut is None else on_cpu(module)
         for module, side in zip(found, made.sides, strict=False)
     ]
     there = [i for i, side in enumerate(made.sides) if side == RESIDENT]
-    staging = staging_of(slicer, chosen)
-    placed = placed_modules(slicer, chosen, there, base, costs, phase, staging)
-    return replace(placed, notes=(_note(made, placed.seconds),))
+    placed = placed_modules(slicer, chosen, there, base, costs, room.asked.phase, staging_of(slicer, chosen))
+    yield replace(placed, notes=(_note(made, placed.seconds),))
 
 
 def module_makespan(

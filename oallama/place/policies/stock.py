@@ -1,8 +1,9 @@
-"""What stock llama.cpp's --fit puts on a device of a given size, without llama.cpp and without the device.
+"""The policies of stock llama.cpp: `fit`, `layers` and `cpu`.
 
-It looks at bytes only. Dense models: as many whole layers as fit, from the end. Models with experts: first every
-layer's other weights, then experts of whole layers from the end, then a part of one layer's more. (bench/fit.py calls
-the real one, which needs the device.)
+`fit` is what --fit puts on a device of a given size, without llama.cpp and without the device (bench/fit.py calls the
+real one, which needs the device). It looks at bytes only. Dense models: as many whole layers as fit, from the end.
+Models with experts: first every layer's other weights, then experts of whole layers from the end, then a part of one
+layer's more.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from oallama.core.errors import UsageError
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Predicted, Workload
 from oallama.cost.placement import Costs
 from oallama.place.budget import DeviceMemory
 from oallama.place.placed import Budget, Placed, layers, placed_whole
-from oallama.place.problem import Problem, costs_of, predicted_of
+from oallama.place.policies.registry import Asked, Policy, Room, policy, register
+from oallama.place.price import price
+from oallama.place.problem import Decision, Problem, costs_of, measured, operators_limit, operators_on_host
+from oallama.place.verify import on_cpu
 
 PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
 """Of one more layer's experts, the largest part that fits: all but down, or up alone."""
@@ -29,7 +34,7 @@ def priced_stock_fit(problem: Problem, load: Workload, memory: DeviceMemory) -> 
     streams = memory.room(memory.n_layer) >= 0  # its buffers fit the device
     costs = costs_of(stock, load, "mixed", streams)
     placed = stock_fit(costs, problem.operators, memory.operator_room)
-    return costs, placed, predicted_of(stock, load, placed, costs.layouts, streams)
+    return costs, placed, price(stock, load, placed, streams)
 
 
 def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placed:
@@ -60,3 +65,34 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Pl
         left -= size(own)
     on_device = [i in there and cost.t_gpu_s is not None for i, cost in enumerate(costs.operators)]
     return placed_whole(costs, on_device, first)
+
+
+def stock_decision(problem: Problem, load: Workload) -> Decision:
+    """--fit's placement on the device, with its ledger."""
+    costs, placed, predicted = priced_stock_fit(problem, load, stock_memory(problem, load))
+    memory = measured(problem, load, placed, problem.capacity(problem.probe(load, placed)))
+    return Decision("fit", load, costs, placed, memory, predicted, ())
+
+
+def stock_memory(problem: Problem, load: Workload) -> DeviceMemory:
+    """The device's memory for stock llama.cpp, which keeps its micro-batch: with norms and KV of all layers there."""
+    taken = problem.probe(load, operators_on_host(problem, load))
+    return DeviceMemory(
+        problem.capacity(taken), problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, problem.graph.n_layer,
+        operators_limit(problem),
+    )  # fmt: skip
+
+
+def _fit(problem: Problem, asked: Asked) -> Decision:
+    if problem.gpu_weights is not None:
+        raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
+    return stock_decision(problem, asked.load)
+
+
+@policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device")
+def whole_layers(problem: Problem, room: Room) -> Iterable[Placed]:
+    yield layers(room.costs, room.operator_bytes)
+
+
+register(Policy("cpu", "nothing on the device", lambda problem, asked: on_cpu(problem, asked.load, asked.phase)))
+FIT = register(Policy("fit", "llama.cpp's own --fit", _fit)).name

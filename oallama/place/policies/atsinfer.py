@@ -9,13 +9,15 @@ the chain does not know of them. Coordination of both sides at run time and plan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd, inf
 
 from oallama.cost.graph import Crossings
 from oallama.cost.placement import Costs
 from oallama.place.placed import Budget, Placed, cpu, placed_whole
+from oallama.place.policies.registry import Room, policy
+from oallama.place.problem import Problem
 
 MOST_UNITS = 1 << 14
 """Of memory that are told apart. Bytes are rounded up to whole units, so that a budget is never exceeded."""
@@ -32,14 +34,20 @@ class Link:
     leave_s: float  # before it, where it is on the host and the one before it is not
 
 
-def atsinfer(costs: Costs, budget: Budget) -> Placed:
+def chained(costs: Costs, budget: Budget) -> Placed:
     """The placement with the least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
     n_layer = costs.graph.n_layer
     first = next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
     on_device, _ = least_chain(*chain(costs, first), max(0, budget(first)))
-    if not any(on_device):
-        return cpu(costs)
-    return placed_whole(costs, on_device, first)
+    return placed_whole(costs, on_device, first) if any(on_device) else cpu(costs)
+
+
+@policy(
+    "atsinfer", "operators by dynamic programming over a chain",
+    published="ATSInfer's placement alone: nothing is planned anew while it runs",
+)  # fmt: skip
+def atsinfer(problem: Problem, room: Room) -> Iterable[Placed]:
+    yield chained(room.costs, room.operator_bytes)
 
 
 def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:

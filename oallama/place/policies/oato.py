@@ -1,29 +1,31 @@
-"""The `oato` policy: operator-aware tensor offloading (OATO, sections 3.1-3.4)."""
+"""The `oato` policy: operator-aware tensor offloading (OATO, sections 3.1-3.4), and swaps after its fill."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
-from oallama.core.affinity import Affinity
-from oallama.core.types import Backend, Operator, OperatorPlacement
+from oallama.core.types import Operator
 from oallama.cost.placement import Costs
-from oallama.place.affinity import (
-    GRANULARITIES,
-    FillRule,
-    Granularity,
-    Transfers,
-    Unit,
-    benefit,
-    iterate,
-    normalise,
-    rank,
-    units,
-)
+from oallama.place.affinity import GRANULARITIES, AffinityRule, FillRule, Granularity, algorithm_1, units
+from oallama.place.exchange import exchange
 from oallama.place.placed import Budget, Placed, cpu, layers, whole_bytes
-from oallama.place.record import placements
+from oallama.place.policies.registry import Room, policy
+from oallama.place.problem import Problem
+from oallama.place.transfers import Transfers, Unit
 
-AffinityRule = Literal["default", "paper"]
+
+@policy(
+    "oato", "operators by GPU affinity",
+    reason="with crossings counted, no operator is predicted to be faster there (--fill full uses it anyway)",
+)  # fmt: skip
+def oato(problem: Problem, room: Room) -> Iterable[Placed]:
+    rules = room.asked.rules
+    filled = search(
+        room.costs, problem.operators, room.operator_bytes, affinity=rules.affinity, rule=rules.fill
+    )  # fmt: skip
+    yield filled
+    if not room.asked.quick and not rules.are_oatos:
+        yield exchange(room.costs, problem.operators, room.operator_bytes, filled)
 
 
 def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:
@@ -131,58 +133,12 @@ def _searches(
 
     singles = groups("operator")
     if affinity == "paper":
-        yield iterate(costs, singles, room, first, transfers=transfers, rule=rule, published=True)
+        yield algorithm_1(costs, singles, room, first, transfers=transfers, rule=rule, published=True)
         return
     for granularity in granularities:
-        found = iterate(costs, groups(granularity), room, first, transfers=transfers, rule=rule)
+        found = algorithm_1(costs, groups(granularity), room, first, transfers=transfers, rule=rule)
         yield found
         if granularity != "operator":  # let single operators use what the groups left over
-            yield iterate(costs, singles, room, first, transfers=transfers, rule=rule, start=found.on_device)
+            yield algorithm_1(costs, singles, room, first, transfers=transfers, rule=rule, start=found.on_device)
     whole = layers(costs, lambda at: room, first).on_device
-    yield iterate(costs, singles, room, first, transfers=transfers, rule=rule, start=whole)
-
-
-def affinities(
-    costs: Costs, operators: Sequence[Operator], placed: Placed, affinity: AffinityRule = "default"
-) -> tuple[Affinity, ...]:
-    """The report's rows, best rank first: every operator's T' and B given where all the others finally are."""
-    transfers = Transfers(costs, affinity == "paper")
-    t_transfer = []
-    benefits = []
-    for index in range(len(operators)):
-        unit: Unit = (index,)
-        t_transfer.append(transfers.of(placed.on_device, placed.first_device_layer, unit))
-        benefits.append(benefit(costs, unit, t_transfer[-1]))
-    possible = [i for i, cost in enumerate(costs.operators) if cost.t_gpu_s is not None]
-    normal = dict(zip(possible, normalise([benefits[i] for i in possible]), strict=True))
-    there = placements(operators, placed)
-    rows = []
-    for position, index in enumerate(rank(benefits), start=1):
-        operator, cost = operators[index], costs.operators[index]
-        rows.append(
-            Affinity(
-                operator.name,
-                operator.layer,
-                operator.role,
-                operator.type,
-                operator.shape,
-                operator.bytes,
-                cost.t_cpu_s,
-                cost.t_gpu_s,
-                t_transfer[index],
-                benefits[index] if index in normal else None,
-                normal.get(index, 0.0),
-                position,
-                _backend(there[index]),
-                there[index].gg,
-                there[index].cg,
-                there[index].cc,
-                len(there[index].hot_experts),
-            )
-        )
-    return tuple(rows)
-
-
-def _backend(placement: OperatorPlacement) -> Backend:
-    split = placement.gg or placement.cg or placement.hot_experts
-    return "GPU" if placement.gg == 1 else "split" if split else "CPU"
+    yield algorithm_1(costs, singles, room, first, transfers=transfers, rule=rule, start=whole)

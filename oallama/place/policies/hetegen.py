@@ -11,16 +11,19 @@ Weights of ours lie in pinned memory for good (no pin task, section 4.3, in T_CO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil
 
 from oallama.cost.block_cost import BlockCost, Cut, Gemms
 from oallama.cost.interference import interference_at
 from oallama.cost.slice_rates import SliceRates
 from oallama.cost.slices import Pricing
-from oallama.place.modules import Module
+from oallama.place.placed import Placed, nothing_there
+from oallama.place.policies.modules import Module, modules, place_modules
+from oallama.place.policies.registry import Room, policy
+from oallama.place.problem import Problem, costs_of
 
 GAMMA, STEP = 0.1, 0.02
 """γ and λ of section 4.4, which gives no values: how far α is varied, and in what steps."""
@@ -122,3 +125,15 @@ def order(found: Sequence[Module], on: Pricing) -> list[int]:
 
     gains = [gain(module) for module in found]
     return sorted(range(len(found)), key=lambda i: (-gains[i], i))
+
+
+@policy(
+    "hetegen", "every linear by both sides at once", streams=True,
+    published="HeteGen's shares and promotion alone: weights are pinned for good, not while it runs, and gate, up and "
+    "down whose shares are equal are joined once",
+)  # fmt: skip
+def hetegen(problem: Problem, room: Room) -> Iterable[Placed]:
+    slicer, base = room.slicer(room.load), nothing_there(len(problem.operators), room.first_device_layer)
+    of_token = costs_of(problem, room.load, "decode")
+    found = modules(slicer, of_token, problem.operators, base, partial(cut, on=slicer.on))
+    yield place_modules(slicer, found, order(found, slicer.on), base, room.costs, room.asked.phase, *room.cut_bytes)

@@ -10,9 +10,10 @@ experts on the device; a plan knows no single experts, so those of whole layers 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from oallama.core.errors import UsageError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import passes
@@ -21,6 +22,8 @@ from oallama.cost.slices import Pricing
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers, Table, pass_seconds
 from oallama.place.placed import Placed, cpu, placed_whole, whole_bytes
+from oallama.place.policies.registry import Room, policy
+from oallama.place.problem import Problem
 from oallama.place.slicer import Slicer
 from oallama.place.staging import most_n_g, staging_bytes
 
@@ -82,24 +85,28 @@ def held(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: bool) -
     return slicer.placed(whole, slicer.priced(layers, table, False, 0, staging), phase)
 
 
-def fiddler(
-    slicer: Slicer, costs: Costs, operators: Sequence[Operator], first: int, room: int, weights_room: int, phase: Phase
-) -> Placed:
-    """The placement within `room` bytes of the device for operators and the ring, of them weights_room for operators;
-    norms and KV of the layers from `first` on are there. The ring takes room from experts, so that all ways are
-    compared."""
-    whole = experts_last(costs, operators, first, min(room, weights_room))
-    found = [placed for placed in (held(slicer, whole, phase, room, False), whole) if placed is not None]
-    left = room
+@policy(
+    "fiddler", "whatever is no expert on the device, experts copied for large batches", streams=True,
+    published="Fiddler's choice by tokens holds for all experts of a batch at once, not for each by its own",
+)  # fmt: skip
+def fiddler(problem: Problem, room: Room) -> Iterable[Placed]:
+    """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the
+    ring takes room from experts, so that all ways are compared."""
+    operators, costs, phase = problem.operators, room.costs, room.asked.phase
+    if all(operator.op != "MUL_MAT_ID" for operator in operators):
+        raise UsageError("policy fiddler is for models with experts, and this one has none; use layers or oato")
+    slicer, first, (all_bytes, weights_bytes) = room.slicer(room.load), room.first_device_layer, room.cut_bytes
+    whole = experts_last(costs, operators, first, min(all_bytes, weights_bytes))
+    yield from (placed for placed in (held(slicer, whole, phase, all_bytes, False), whole) if placed is not None)
+    left = all_bytes
     for _ in range(2):  # what the largest block needs may depend on which experts are left
-        copying = held(slicer, experts_last(costs, operators, first, min(left, weights_room)), phase, room, True)
+        copying = held(slicer, experts_last(costs, operators, first, min(left, weights_bytes)), phase, all_bytes, True)
         if copying is None or copying.slices is None:
             break
-        left = room - copying.slices.staging_bytes
+        left = all_bytes - copying.slices.staging_bytes
         if whole_bytes(operators, copying.on_device) <= left:
-            found.append(copying)
+            yield copying
             break
-    return min(found, key=lambda placed: placed.seconds)
 
 
 def _all_cc(of: BlockCost) -> Cut:

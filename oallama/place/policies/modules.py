@@ -96,7 +96,13 @@ def place_modules(
             if sum(sizes[i] for i in more) + then > room or more == there:
                 break
             there, needed = more, then
-    return placed_modules(slicer, found, there, base, costs, phase, needed)
+    placed = placed_modules(slicer, found, there, base, costs, phase, needed)
+    left = [m.operators for i, m in enumerate(found) if i not in there and m.cut is not None and m.cut[1].is_whole]
+    n_left = sum(map(len, left))
+    if not n_left:
+        return placed
+    note = f"{n_left} operators stay on the CPU whole: no part of them pays, or none fits the ring"
+    return replace(placed, notes=(*placed.notes, note))
 
 
 def placed_modules(
