@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 
-STREAMING_POLICIES = ("auto", "scheinfer", "experts", "hetegen", "twinpilots", "flexgen", "fiddler")
-
-
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """What --policy and -ngl said; None where not given."""
@@ -44,8 +41,15 @@ class PolicyOptions:
                 raise UsageError("-ngl places whole layers, so --affinity, --fill and --prefetch do not go with it")
         elif self.tells_oato and self.policy not in (None, "oato"):
             raise UsageError(f"--affinity and --fill say how oato places; --policy {self.policy} does not use them")
-        elif self.prefetch is not None and self.policy not in (None, *STREAMING_POLICIES):
+        elif self.prefetch is not None and not self._streams:
             raise UsageError(f"--prefetch says how weights are streamed; --policy {self.policy} streams none")
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the policy may stream weights."""
+        from oallama.place.policies.registry import POLICIES
+
+        return self.policy in (None, "auto") or POLICIES[self.policy].streams
 
     @property
     def given(self) -> bool:

@@ -30,16 +30,12 @@ Table = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: PlanRecord.token_assignment."""
 
 
-def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cut, float]:
+def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
     """The best CC and CG beside gg elements on the device, and its seconds; of equals, the least CG. Eq. 13.
 
-    gg: elements such that the rest is a multiple of the block's step, or all of the extent.
+    gg: elements such that the rest is a multiple of the block's step, or all of the extent. near: elements of CG that
+    the best is near to.
     """
-    return best_cg(of, gg, lambda cut: on.seconds(of, cut, n_tokens))
-
-
-def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
-    """As solve_cg, by seconds of the caller's own. near: elements of CG that the best is near to."""
     step, rest = of.block.step, of.block.extent - gg
     n_steps = ceil(rest / step)
 

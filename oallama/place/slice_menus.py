@@ -45,9 +45,9 @@ class Menus:
         return self._made[kind.same, objective, most_cg]
 
     def _cuts(self, kind: BlockCost) -> tuple[tuple[Cut, ...], ...]:
-        """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
-        and the best of what is split in two. At least one step is left beside GG. Of each GG first nothing streamed,
-        then, where weights may be streamed, the best r_CG in decode and over the workload."""
+        """Cuts by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and the best of
+        what is split in two. At least one step is left beside GG. Of each GG first nothing streamed, then, where
+        weights may be streamed, the best r_CG in decode and over the workload."""
         extent, step = kind.block.extent, kind.block.step
         if kind.block.biases:
             return ((Cut(extent, 0, 0),),)

@@ -23,7 +23,7 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.slice_rates import slice_rates
 from oallama.cost.slices import Pricing, gap_times
 from oallama.cost.streams import BlockTimes
-from oallama.cost.timeline import Timeline, cycle_seconds, timeline
+from oallama.cost.timeline import cycle_seconds, timeline
 from oallama.place.cuts import (
     Counted,
     Layers,
@@ -330,11 +330,6 @@ class Slicer:
                 made[key] = self.on.block_times(of, cut, p.n_tokens, n_g, p.n_outputs)
             found.append(made[key])
         return found
-
-    def timeline(self, plan: SlicePlan, n_tokens: int, n_rounds: int = 1) -> Timeline:
-        """Passes one after another over all blocks in order, with the plan's n_g."""
-        times = self.pass_times(plan.layers, plan.token_assignment, Pass(n_tokens, 0, 1))
-        return timeline(times * n_rounds, self.on.streaming)
 
     def placed(self, placed: Placed, plan: SlicePlan, phase: Phase = "mixed") -> Placed:
         """`placed` with the plan's slices, and what it then takes over the passes of a phase."""

@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, StreamSettings
-from oallama.cost.block_cost import Around, BlockCost, Gemm, Gemms
+from oallama.cost.block_cost import Around, BlockCost, Cut, Gemm, Gemms
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.kernels import Curve, Kernel
 from oallama.cost.slice_rates import SliceRates
 from oallama.cost.slices import Pricing
 from oallama.cost.transfer import NO_TRANSFER, TransferRates
+from oallama.place.cuts import best_cg
 
 TOKENS = (1, 32, 512)
 
@@ -54,6 +55,11 @@ def machine(
 ) -> Pricing:
     link = LinearFit(alpha_s, link_s_per_byte, 1.0)
     return Pricing(SliceRates(link, transfer, 0.0, interference=((1, beside),)), streaming)
+
+
+def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cut, float]:
+    """The best CC and CG in passes over so many tokens."""
+    return best_cg(of, gg, lambda cut: on.seconds(of, cut, n_tokens))
 
 
 SECONDS = st.floats(1e-5, 1e-2)

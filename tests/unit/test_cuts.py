@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gemm, machine, streamed
+from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gemm, machine, solve_cg, streamed
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import StreamSettings, Workload
@@ -26,7 +26,6 @@ from oallama.place.cuts import (
     linear_n_g,
     n_g_at,
     pass_seconds,
-    solve_cg,
     solve_n_g,
     token_table,
 )

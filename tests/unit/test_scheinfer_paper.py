@@ -18,10 +18,10 @@ from scheinfer_testbed import (
     implied_cpu_beta,
     streaming,
 )
+from slicing_cases import solve_cg
 
 from oallama.cost.block_cost import Cut, Gemms
 from oallama.cost.streams import Step
-from oallama.place.cuts import solve_cg
 
 GRANULE = 32 / 28672
 SECONDS = st.floats(1e-5, 1e-2)
