@@ -37,7 +37,6 @@ from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem
 from oallama.place.simulate import simulate
-from oallama.place.sliced import QUICK
 from oallama.profile.described import TOKENS, described
 from oallama.report.chart import GREY, INK, Bar, Picture, Text
 
@@ -216,7 +215,7 @@ def plan(best: PublishedRun, models: Models, machine: FittedMachine) -> Row:
     }  # fmt: skip
     for policy in ("oato", "scheinfer"):
         try:
-            made = decide(asked, policy, load, "mixed", effort=QUICK)
+            made = decide(asked, policy, load, "mixed", quick=True)
         except DoesNotFit:
             continue
         ours = simulate(asked, made.workload, made.placed).predicted
