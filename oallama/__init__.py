@@ -47,14 +47,14 @@ _OF = {"Placer": "oallama.placer", "Plan": "oallama.plan.plan", "Profile": "oall
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when they are first used, so that `import oallama` costs nothing."""
+    """Public names are loaded when they are first used, so that `import oallama` costs nothing. Who uses one writes
+    Python, so that messages name its arguments from there on."""
     from importlib import import_module
 
-    errors = "oallama.core.errors"
-    if name == "errors":
-        return import_module(errors)
-    if name in __all__:
-        return getattr(import_module(_OF.get(name, errors)), name)
+    errors = import_module("oallama.core.errors")
+    if name == "errors" or name in __all__:
+        errors.OallamaError.speaks_python = True
+        return errors if name == "errors" else getattr(import_module(_OF[name]) if name in _OF else errors, name)
     raise AttributeError(f"module 'oallama' has no attribute {name!r}")
 
 

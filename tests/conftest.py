@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from processes import PATIENCE_S
 from seeds import ALL
 
+from oallama.core.errors import OallamaError
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background by a shell: children would ignore Ctrl-C as well, and the tests of it would hang
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,6 +47,12 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("session-cache")))
         monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "100")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _errors_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors name options, whether another test has used a public name of oallama before or not."""
+    monkeypatch.setattr(OallamaError, "speaks_python", False)
 
 
 @pytest.fixture(scope="module", autouse=True)

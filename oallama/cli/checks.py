@@ -172,10 +172,10 @@ def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, flo
 def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple[Any, int]:
     """Logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, and bytes held
     there."""
-    from oallama.cli.default_model import default_model
     from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.stores.default_model import default_model
 
     placer = Placer.load(default_model(), device=device)
     record = PlanRecord(

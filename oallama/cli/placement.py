@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.gate import at_once, measured
 from oallama.cli.help import Group, option
 from oallama.cli.keys import somebody_watches
@@ -31,12 +30,15 @@ from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
+from oallama.stores.default_model import FILE, default_model
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
     from oallama.run.generate import Generation
+
+NOTE = f"note: no MODEL is given: this is the built-in {FILE}, which tells short stories; name a GGUF file to use yours"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from oallama.cli.help import Group, option
 from oallama.cli.options import as_record, count
 from oallama.cli.output import emit_json, is_terminal, show, talk, write_chart
 from oallama.cli.prompt import text_of_file
-from oallama.cli.template import prompt_of
 from oallama.core.errors import ProfileError, UsageError
+from oallama.run.template import prompt_of
 
 if TYPE_CHECKING:
     from oallama.core.routing import Routing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +28,17 @@ from oallama.cli.placement import (
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, length_option
-from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
 from oallama.core.units import format_seconds
+from oallama.run.template import Prompt, prompt_of
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.run.engine import Engine
     from oallama.run.generate import Generation
     from oallama.run.split import SplitRun
+    from oallama.run.stream import Stream
 
 BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
@@ -161,19 +162,15 @@ def likely_answer(placer: Placer, prompt_bytes: int) -> int:
     return max(0, min(DEFAULT_N_GEN, room))
 
 
-def write_stream(stream: Generator[str, None, Generation], show: bool) -> Generation:
+def write_stream(stream: Stream, show: bool) -> Generation:
     """Write pieces to stdout as they come; what would steer a terminal is shown as an escape there."""
     clean = is_terminal(sys.stdout)
-    while True:
-        try:
-            piece = next(stream)
-        except StopIteration as end:
-            if show:
-                click.echo()
-            generation: Generation = end.value
-            return generation
+    for piece in stream:
         if show:
             write_piece(piece, clean)
+    if show:
+        click.echo()
+    return stream.rest()
 
 
 def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:

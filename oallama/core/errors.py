@@ -6,10 +6,11 @@ Exit codes of the command line: usage and unusable input give 2, failed work giv
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from oallama.core.units import format_bytes
 
-PYTHON_NAMES = {
+_ARGUMENTS = {
     "--affinity": "affinity", "--device": "device", "--fill": "fill", "--gpu-weights": "gpu_weights",
     "--min-p": "min_p", "--policy": "policy", "--repeat-penalty": "repeat_penalty", "--stop": "stop",
     "--temp": "temperature", "--threads": "threads", "--tokens": "tokens", "--top-k": "top_k", "--top-p": "top_p",
@@ -18,24 +19,29 @@ PYTHON_NAMES = {
 }  # fmt: skip
 """Options of the command line, by which messages name things, and the arguments that they are in Python."""
 
-_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+_CALLS = {
+    "`oallama plan`": "`placer.plan()`",
+    "`oallama plan -o`": "`plan.save(path)`",
+    "`oallama profile`": "`placer.profile()`",
+    "use --no-chat to": "use `generate` to",
+}
+
+_WORDS = "auto|cpu|cpu-pair|fit|full|layers|none|oato|off|on|paper"
+_OPTION = re.compile(
+    rf"(?<![\w-])(--?[a-z][a-z-]*)(?: (-?\d[\w.%]*|'[^']*'|(?:{_WORDS}|(?:emulated|rpc)[^\s`]*?)(?=[,;:.)]*(?:\s|$))))?"
+)
+"""An option, and the value behind it where it is one."""
 
 
 class OallamaError(Exception):
-    """Base of every error this package raises on purpose.
-
-    The message names options as the command line does; a note below it, which tracebacks show, says what they are
-    called in Python.
-    """
+    """Base of every error this package raises on purpose. Messages are written with the options of the command line,
+    and shown with the arguments of Python in a program that uses `oallama`'s public names."""
 
     exit_code = 1
+    speaks_python: ClassVar[bool] = False  # of this process
 
-    def __init__(self, *values: object) -> None:
-        super().__init__(*values)
-        options = dict.fromkeys(_OPTION.findall(str(self)))
-        named = [f"{PYTHON_NAMES[option]} for {option}" for option in options if option in PYTHON_NAMES]
-        if named:
-            self.__notes__ = [f"in Python: {', '.join(named)}"]  # as add_note does, which Python 3.10 lacks
+    def __str__(self) -> str:
+        return spoken(super().__str__())
 
 
 class ModelFileError(OallamaError):
@@ -98,6 +104,27 @@ class DoesNotFit(OallamaError):
             f"; {remedy or 'use a shorter context (-c), a smaller -ub, or more --vram'}"
         )
         super().__init__(message)
+
+
+def spoken(message: str) -> str:
+    """A message as this process shows it: its options as arguments of Python where it speaks Python."""
+    return in_python(message) if OallamaError.speaks_python else message
+
+
+def in_python(message: str) -> str:
+    """A message with options such as `--vram 6GiB` as arguments of Python, vram=6GiB."""
+
+    def argument(found: re.Match[str]) -> str:
+        option, value = found.groups()
+        name = _ARGUMENTS.get(option)
+        if name is None:
+            return found[0]
+        quoted = value and not value.startswith("'") and not value.lstrip("-")[0].isdigit()
+        return f"{name}={value!r}" if quoted else f"{name}={value}" if value else name
+
+    for command, call in _CALLS.items():
+        message = message.replace(command, call)
+    return _OPTION.sub(argument, message)
 
 
 def named_error(type_name: str, message: str) -> OallamaError:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from oallama.core.errors import UsageError
+from oallama.core.keywords import record_from
 from oallama.core.types import Attention, FlashAttention
 from oallama.core.units import parse_memory, parse_share
 
@@ -72,11 +73,8 @@ class Options:
             values["vram"] = _parsed(parse_memory, values["vram"], "--vram")
         if "gpu_weights" in values:
             values["gpu_weights"] = _parsed(parse_share, values["gpu_weights"], "--gpu-weights")
-        unknown = sorted(values.keys() - {field.name for field in fields(cls)})
-        if unknown:
-            known = ", ".join(field.name for field in fields(cls))
-            raise TypeError(f"{unknown[0]!r} is no option of a Placer; there are {known}")
-        return cls(**{name: value for name, value in values.items() if value is not None})
+        known = {name: value for name, value in values.items() if value is not None or name not in cls.__slots__}
+        return record_from(cls, known, "option of a Placer")
 
     def attention(self, planned: Attention = STOCK_ATTENTION) -> Attention:
         """What was asked for, `planned` where nothing was.

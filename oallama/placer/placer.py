@@ -7,12 +7,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from oallama.core.affinity import Affinity, AffinityReport, Baseline
 from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.history import BlockRuns
+from oallama.core.keywords import check_names, check_type
 from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.types import (
@@ -27,6 +29,7 @@ from oallama.core.types import (
     PrefetchMode,
     Workload,
 )
+from oallama.core.units import format_bytes
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
 from oallama.device.spec import DeviceSpec
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from oallama.model.memory import Prober
     from oallama.place.simulate import Simulation
     from oallama.run.engine import Engine
+    from oallama.run.generate import Generation
 
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
@@ -103,12 +107,18 @@ class Placer(Measured):
     ) -> Placer:
         """Read and check a GGUF; no native code sees it yet.
 
-        device to threads, and options: see Options; vram and gpu_weights may be text such as "6GiB" and "50%".
-        profile: a Profile or the path of one; None: measured, or taken from the cache, when it is needed.
+        device: as `--device` names it; None: the first GPU, or none. vram: bytes of its memory to plan with, or a text
+        such as "6GiB"; None: what is free. vram_fill: the share of it that may be used. gpu_weights: a cap on the share
+        of the weights' bytes on the device, such as 0.5 or "50%". threads: of the CPU; None: one per physical core.
+        profile: a Profile or the path of one; None: measured, or taken from the cache, when it is needed. options:
+        n_ctx, n_batch, n_ubatch (tokens), type_k, type_v (of the KV cache) and flash_attn ("auto", "on", "off").
         Raises ModelFileError, UsageError, ProfileError.
         """
-        device = None if device is None else str(device)
-        asked = {"device": device, "vram": vram, "vram_fill": vram_fill, "gpu_weights": gpu_weights, "threads": threads}
+        if not isinstance(gguf_path, str | os.PathLike):
+            raise UsageError(f"the model is of type {type(gguf_path).__name__}; give the path of a GGUF file")
+        device = str(device) if isinstance(device, DeviceSpec) else device
+        size = str(vram) if isinstance(vram, Real) else vram  # so that 6 is refused as "6" is
+        asked = {"device": device, "vram": size, "vram_fill": vram_fill, "gpu_weights": gpu_weights, "threads": threads}
         return cls.of_file(gguf_path, Options.given(**asked, **options), profile)
 
     @classmethod
@@ -131,6 +141,12 @@ class Placer(Measured):
         given = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
         return cls(model_info(gguf), operators(gguf), names, options, given, prober)
 
+    def __repr__(self) -> str:
+        model, asked = self.model, self.options
+        cap = "" if asked.vram is None else f", vram {format_bytes(asked.vram)}"
+        what = f"{model.arch}, {model.n_layer} layers, {format_bytes(model.file_bytes)}"
+        return f"<Placer of {Path(model.path).name} ({what}) on {self.device}{cap}>"
+
     @property
     def header(self) -> Header:
         return Header(self.model, self.operators, self.graph)
@@ -147,6 +163,8 @@ class Placer(Measured):
         """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
         prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
         llama.cpp's. n_past: tokens in the KV cache before the prompt."""
+        for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past)):
+            check_type(name, n, int)
         if n_prompt < 1 or n_gen < 0 or n_past < 0:
             raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
         n_tokens = n_past + n_prompt + n_gen
@@ -373,13 +391,16 @@ class Placer(Measured):
         plan's where they ask for nothing. keywords: changes of the options, and fields of Behaviour. Use it in a `with`
         statement.
 
-        Raises PlanError (a plan of another model), DeviceError, ModelFileError.
+        Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """
         from oallama.run.behaviour import Behaviour
         from oallama.run.engine import Engine
 
+        if not isinstance(plan, Plan):
+            raise UsageError(f"an engine is loaded by a Plan, not by {plan!r:.40}; make one with placer.plan()")
         placed = self._placed(plan)
-        names = {field.name for field in fields(Behaviour)}
+        names, known = [field.name for field in fields(Behaviour)], [field.name for field in fields(Options)]
+        check_names(keywords, [*known, *names], "keyword of an engine")
         changes = {name: value for name, value in keywords.items() if name not in names}
         behaviour = {name: value for name, value in keywords.items() if name in names}
         attention = self._attention_for(plan)
@@ -396,6 +417,26 @@ class Placer(Measured):
             probed=probed,
             **behaviour,
         )
+
+    def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:
+        """Answer one prompt as `oallama run` does: plan, load, generate, free. The prompt goes into the model's chat
+        template where it has one, behind the system prompt. max_tokens None: until the model ends the answer, 128 where
+        it does not end by itself. sampling: as in Engine.generate. For several prompts keep an engine.
+
+        Raises as plan, engine and Engine.generate.
+        """
+        from oallama.run.engine import DEFAULT_TOKENS
+        from oallama.run.template import prompt_of
+        from oallama.run.vocabulary import Vocabulary
+
+        check_type("prompt", prompt, str)
+        given = prompt_of(self.model.path, prompt, None, system)
+        tokens = given.tokens(Vocabulary(self.model.path))
+        load = self.workload(len(tokens), DEFAULT_TOKENS if max_tokens is None else max_tokens)
+        plan = self.place("auto", load) if self.has_device else self.cpu_plan(load)
+        with self.engine(plan) as engine:
+            most = (engine.n_ctx if given.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
+            return engine.generate(tokens, most, **sampling)
 
     def _decide(
         self,

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.codec import CodecError, parse_json
-from oallama.core.errors import PlanError
+from oallama.core.errors import PlanError, in_python
 from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
-from oallama.core.types import ModelInfo, Operator, PlanRecord
+from oallama.core.types import ModelInfo, Operator, PlanRecord, Predicted
+from oallama.core.units import format_bytes, format_seconds
 from oallama.plan.document import plan_from_json, plan_to_json
 from oallama.plan.split import FRACTION_TOLERANCE, check_hot_experts, slice_counts
 
@@ -23,7 +24,7 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_SLOTS = 64  # of the ring that the split back end takes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan(PlanRecord):
     """A checked PlanRecord: its fractions are in 0..1 and sum to 1, its operator names are distinct."""
 
@@ -34,6 +35,28 @@ class Plan(PlanRecord):
     def of(cls, record: PlanRecord) -> Plan:
         """The record, checked. Raises PlanError."""
         return cls(**{field.name: getattr(record, field.name) for field in fields(PlanRecord)})
+
+    def __repr__(self) -> str:
+        model, held = Path(self.model_path).name, self.memory
+        times = f", {_times(self.predicted)}" if self.predicted else ""
+        weights = f"{format_bytes(held.weights_gpu)} of weights there, {format_bytes(held.weights_host)} on the host"
+        return f"<Plan {self.policy} for {model} on {self.device}: {weights}{times}>"
+
+    def summary(self) -> str:
+        """Lines that say what the plan is for, where weights are, what it is predicted to take, and the planner's
+        notes."""
+        load, held = self.workload, self.memory
+        whole = sum(placement.gg == 1 for placement in self.operators)
+        divided = sum(0 < one.gg < 1 or one.cg > 0 or bool(one.hot_experts) for one in self.operators)
+        lines = [
+            f"{Path(self.model_path).name} on {self.device}, policy {self.policy}",
+            f"for {load.n_prompt} prompt and {load.n_gen} generated tokens in a context of {load.n_ctx}",
+            f"{format_bytes(held.weights_gpu)} of weights on the device, {format_bytes(held.weights_host)} on the host",
+            f"operators: {whole} on the device, {divided} divided, {len(self.operators) - whole - divided} on the CPU",
+            f"predicted: {_times(self.predicted)}" if self.predicted else "predicts nothing: made without a profile",
+            *map(in_python, self.notes),
+        ]
+        return "\n".join(lines)
 
     @property
     def fingerprint(self) -> str:
@@ -90,6 +113,11 @@ class Plan(PlanRecord):
         except CodecError as error:
             raise PlanError(f"{path} is not JSON ({error}); write plans with `oallama plan -o`") from None
         return cls.from_json(document, source=str(path))
+
+
+def _times(predicted: Predicted) -> str:
+    rate = f", then {1 / predicted.tpot_s:.3g} tokens/s" if predicted.tpot_s > 0 else ""
+    return f"first token after {format_seconds(predicted.ttft_s)}{rate}"
 
 
 def _check_record(record: PlanRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -88,6 +88,13 @@ class Conversation:
         messages = document.get("messages") if isinstance(document, dict) else document
         if not isinstance(messages, list):
             raise UsageError('this is no conversation; it needs a list "messages" of objects with role and content')
+        return cls.of(messages)
+
+    @classmethod
+    def of(cls, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        """Messages of role and content, a system prompt first where there is one. Raises UsageError."""
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise UsageError('messages is no list; give one such as [{"role": "user", "content": "Hello!"}]')
         system: str | None = None
         checked: list[Message] = []
         for number, each in enumerate(messages, 1):

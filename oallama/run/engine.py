@@ -6,16 +6,19 @@ error here; where it aborts, as for a device that is lost, the process ends with
 
 from __future__ import annotations
 
-import inspect
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from oallama.core.errors import UsageError
+from oallama.core.errors import UsageError, spoken
 from oallama.core.history import BlockRuns
+from oallama.core.keywords import check_type, record_from
 from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
+from oallama.core.units import format_bytes
 from oallama.device.cpu import default_threads
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
@@ -25,11 +28,13 @@ from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
 from oallama.plan.plan import Plan
 from oallama.run.behaviour import Behaviour
+from oallama.run.conversation import Conversation
 from oallama.run.generate import (
     Generation,
     Piece,
     check_tokens,
     generation_of,
+    numbers_of,
     pieces,
     teacher_forced_logits,
     tokenize,
@@ -49,7 +54,9 @@ from oallama.run.setup import (
 )
 from oallama.run.split import SplitMeter, SplitRun, open_split
 from oallama.run.stops import Stops
-from oallama.run.turns import CLOSED, Turns
+from oallama.run.stream import Stream
+from oallama.run.template import Template, prompt_for, template_for
+from oallama.run.turns import Turns
 from oallama.run.weight_places import weight_places
 
 if TYPE_CHECKING:
@@ -60,6 +67,8 @@ if TYPE_CHECKING:
     from oallama.run.placed_llama import PlacedLlama
 
 T = TypeVar("T")
+
+DEFAULT_TOKENS = 128  # of an answer whose end nobody asked for
 
 
 class Engine:
@@ -88,7 +97,7 @@ class Engine:
     ) -> None:
         own = Behaviour(**behaviour)
         self._turns = Turns()
-        self._streams: list[weakref.ref[Generator[str, None, Generation]]] = []
+        self._streams: list[weakref.ref[Stream]] = []
         self._cache = KvCache()
         options = options or Options()
         if operators is None or tensor_names is None:
@@ -149,7 +158,13 @@ class Engine:
             self.close()
             raise
         spilled = spill_warning(self.memory.device_bytes, device_now)
-        self.warnings = (*warnings, *filter(None, [self.memory.warning, spilled]))
+        self.warnings = tuple(map(spoken, (*warnings, *filter(None, [self.memory.warning, spilled]))))
+
+    def __repr__(self) -> str:
+        held = self.memory
+        places = f"{format_bytes(held.device_bytes)} there, {format_bytes(held.host_bytes)} on the host"
+        closed = ", closed" if self._turns.closed else ""
+        return f"<Engine {Path(self.model.path).name} on {self.device}: {self.plan.policy}, {places}{closed}>"
 
     def __enter__(self) -> Engine:
         return self
@@ -162,8 +177,8 @@ class Engine:
         while another thread's call is under way."""
         for known in self._streams:
             stream = known()
-            if stream is not None and inspect.getgeneratorstate(stream) == inspect.GEN_SUSPENDED:
-                stream.close()
+            if stream is not None:
+                stream.end_unread()
         with held_interrupt():
             self._turns.close()
             self._release()
@@ -195,7 +210,7 @@ class Engine:
     def generate(
         self,
         prompt: str | Sequence[int],
-        max_tokens: int = 128,
+        max_tokens: int = DEFAULT_TOKENS,
         temperature: float = 0.8,
         seed: int = 0,
         on_text: Callable[[str], None] | None = None,
@@ -212,43 +227,79 @@ class Engine:
         DeviceError.
         """
         stream = self.stream(prompt, max_tokens, temperature, seed, stop, **sampling)
-        while True:
-            try:
-                text = next(stream)
-            except StopIteration as end:
-                generation: Generation | None = end.value
-                if generation is None:
-                    raise UsageError(CLOSED) from None  # by another thread, between two pieces
-                return generation
+        for text in stream:
             if on_text is not None:
                 on_text(text)
+        return stream.rest()
 
     def stream(
         self,
         prompt: str | Sequence[int],
-        max_tokens: int = 128,
+        max_tokens: int = DEFAULT_TOKENS,
         temperature: float = 0.8,
         seed: int = 0,
         stop: Sequence[str] = (),
         *,
         reuse: bool = False,
         **sampling: Any,
-    ) -> Generator[str, None, Generation]:
-        """Pieces of text as they come, whole characters each; returns the Generation. Raises like generate.
+    ) -> Stream:
+        """Pieces of text as they come, whole characters each; its `generation` is the record at the end. Raises like
+        generate, and where the engine is closed before the end.
 
         reuse: what the last generate or stream left in the KV cache stays there as far as this prompt begins with it,
         and only the rest of the prompt is evaluated. Where the batches are cut then differs, so logits may differ in
         their last digits from those of the whole prompt at once."""
-        stream = self._stream(prompt, max_tokens, Sampling(temperature, seed, **sampling), stop, reuse)
+        self._turns.check_open()
+        check_type("max_tokens", max_tokens, int)
+        drawn = record_from(Sampling, {"temperature": temperature, "seed": seed, **sampling}, "way to sample")
+        stream = Stream(self._stream(prompt, max_tokens, drawn, stop, reuse))
         self._streams = [*(known for known in self._streams if known() is not None), weakref.ref(stream)]
         return stream
+
+    @overload
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], stream: Literal[False] = False, max_tokens: int | None = None,
+        temperature: float = 0.8, seed: int = 0, stop: Sequence[str] = (), **sampling: Any,
+    ) -> Generation: ...  # fmt: skip
+
+    @overload
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], stream: Literal[True], max_tokens: int | None = None,
+        temperature: float = 0.8, seed: int = 0, stop: Sequence[str] = (), **sampling: Any,
+    ) -> Stream: ...  # fmt: skip
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        stream: bool = False,
+        max_tokens: int | None = None,
+        temperature: float = 0.8,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> Generation | Stream:
+        """Answer messages of role and content, as OpenAI's API has them, in the model's own chat template. A model
+        without one continues them as one text, as `oallama chat` does.
+
+        stream: return a Stream of pieces. max_tokens None: until the model ends its answer or the context is full; 128
+        where it has no template. What the last answer left in the KV cache is used as far as it is the same. Raises
+        UsageError for what are no such messages, ModelFileError for a template that cannot be used, and as generate.
+        """
+        prompt = prompt_for(self._template, Conversation.of(messages))
+        n = (self.n_ctx if prompt.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
+        answer = self.stream(prompt.tokens(self), n, temperature, seed, stop, reuse=True, **sampling)
+        return answer if stream else answer.rest()
+
+    @cached_property
+    def _template(self) -> Template | None:
+        return template_for(self.model.path, None)
 
     def _stream(
         self, prompt: str | Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str], reuse: bool
     ) -> Generator[str, None, Generation]:
         start_s = time.perf_counter()
         with self._turns.next(), self._turns.taken():
-            tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+            tokens = self.tokenize(prompt) if isinstance(prompt, str) else numbers_of(prompt)
             check_tokens(tokens, self.n_vocab, self.n_ctx)
             if max_tokens < 0:
                 raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
@@ -293,7 +344,7 @@ class Engine:
 
         Raises UsageError like generate, DeviceError.
         """
-        checked = [int(token) for token in tokens]
+        checked = numbers_of(tokens)
         with self._turns.next(), self._turns.taken():
             check_tokens(checked, self.n_vocab, self.n_ctx)
             self._forget()

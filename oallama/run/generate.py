@@ -8,6 +8,7 @@ import ctypes
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.errors import DeviceError, UsageError
@@ -97,6 +98,16 @@ def _has_vocabulary(vocab: Any) -> bool:
     from llama_cpp import llama_cpp as api
 
     return bool(api.llama_vocab_type(vocab) != api.LLAMA_VOCAB_TYPE_NONE)
+
+
+def numbers_of(tokens: Sequence[int]) -> list[int]:
+    """Token numbers as a list. Raises UsageError for what are none."""
+    try:
+        return [index(token) for token in tokens]
+    except TypeError:
+        raise UsageError(
+            f"a prompt is a text or a list of token numbers, not of type {type(tokens).__name__}"
+        ) from None
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:

@@ -16,6 +16,8 @@ class Stops:
     def __init__(self, texts: Sequence[str]) -> None:
         if isinstance(texts, str):
             texts = (texts,)
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise UsageError("--stop takes a text that ends the generation, or a list of them")
         if not all(texts):
             raise UsageError("--stop is empty; give a text that ends the generation")
         self._texts = tuple(texts)

@@ -19,7 +19,7 @@ import pytest
 from gguf_factory import write_gguf
 from processes import COMMAND, PATIENCE_S, must_end
 
-from oallama.cli.default_model import FILE
+from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE

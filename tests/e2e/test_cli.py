@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from processes import COMMAND, PATIENCE_S, oallama
 
-from oallama.cli.default_model import FILE
+from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from e2e.stock import PROGRAMS, free_port, program
 
-from oallama.cli.default_model import FILE
+from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE

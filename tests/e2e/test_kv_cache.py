@@ -11,15 +11,7 @@ STORY = "the quick brown fox jumps over the lazy dog, and then it goes back to w
 
 
 def reused(engine, prompt, n=12):
-    return generated(engine.stream(prompt, n, temperature=0, reuse=True))
-
-
-def generated(stream):
-    while True:
-        try:
-            next(stream)
-        except StopIteration as end:
-            return end.value
+    return engine.stream(prompt, n, temperature=0, reuse=True).rest()
 
 
 def last_logits(llama):

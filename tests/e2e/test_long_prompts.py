@@ -12,11 +12,11 @@ from gguf_factory import write_gguf
 
 from oallama.cli.placement import PlacementOptions, run_workload
 from oallama.cli.run import command, tokens_if_long
-from oallama.cli.template import Prompt
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.core.options import Options
 from oallama.placer import Placer
 from oallama.run.engine import Engine
+from oallama.run.template import Prompt
 from oallama.run.vocabulary import LongestTokens, Vocabulary
 
 LONG = "once upon a time " * 600

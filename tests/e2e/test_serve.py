@@ -33,10 +33,10 @@ from gguf_factory.projector import write_projector
 from processes import PATIENCE_S, must_end, until
 
 from ggml_bridge.library import find_plugin
-from oallama.cli.default_model import FILE
 from oallama.core.types import Workload
 from oallama.placer import Placer
 from oallama.profile.store import profile_to_json
+from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE

@@ -20,13 +20,13 @@ from processes import oallama
 
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.library import GGML_VERSION, find_plugin
-from oallama.cli.default_model import FILE
 from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
 from oallama.plan.plan import Plan
+from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE

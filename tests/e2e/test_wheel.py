@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from oallama.cli.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from native_helpers import build_native
 
 import ggml_bridge
 from ggml_bridge.library import find_bridge, find_plugin
-from oallama.cli.default_model import default_model
 from oallama.device.user_backend import VARIABLE
+from oallama.stores.default_model import default_model
 
 pytestmark = pytest.mark.timeout(1200)  # building
 

@@ -15,11 +15,12 @@ from oallama.cli.chat.model import ChatModel
 from oallama.cli.chat.session import ChatSession, figures
 from oallama.cli.chat.settings import MEANINGS, ChatSettings, changed, setting_name
 from oallama.cli.chat.terminal import Commands
-from oallama.cli.template import Template
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.types import Predicted
 from oallama.run.conversation import Conversation
 from oallama.run.generate import Generation
+from oallama.run.stream import Stream
+from oallama.run.template import Template
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
@@ -37,6 +38,9 @@ class Engine:
 
     def stream(self, tokens, max_tokens, *, reuse, **drawn):
         assert reuse
+        return Stream(self._pieces(tokens, drawn))
+
+    def _pieces(self, tokens, drawn):
         self.asked.append("".join(map(chr, tokens)))
         self.drawn.append(drawn)
         answer, end = self.answers.pop(0) if self.answers else "ok", "model"
@@ -82,7 +86,7 @@ class Rendered(Template):
     """Without a child process for each."""
 
     def prompt(self, messages):
-        from oallama.cli.template import Prompt
+        from oallama.run.template import Prompt
 
         return Prompt("".join(f"<{each['role']}>{each['content']}" for each in messages) + "<assistant>")
 

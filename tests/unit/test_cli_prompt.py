@@ -4,14 +4,14 @@ import io
 
 import pytest
 
-from oallama.cli.default_model import FILE
 from oallama.cli.output import is_terminal
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.cli.run import command, cut_text, most_tokens
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END
-from oallama.cli.template import Prompt
 from oallama.core.errors import UsageError
 from oallama.run.generate import Generation
+from oallama.run.template import Prompt
+from oallama.stores.default_model import FILE
 
 
 @pytest.fixture

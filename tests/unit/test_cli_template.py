@@ -3,9 +3,9 @@
 import pytest
 from gguf_factory.write import write_gguf
 
-from oallama.cli.default_model import FILE
-from oallama.cli.template import prompt_of, template_of
 from oallama.core.errors import ModelFileError, UsageError
+from oallama.run.template import prompt_of, template_of
+from oallama.stores.default_model import FILE
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<answer>' if add_generation_prompt }}"
 

@@ -20,9 +20,9 @@ from oallama.cli.placement import PlacementOptions, expected, placement_options,
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN, length_option
-from oallama.cli.template import template_for
 from oallama.core.errors import UsageError
 from oallama.report.text import printable
+from oallama.run.template import template_for
 
 if TYPE_CHECKING:
     from oallama.cli.chat.model import ChatModel

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.chat.settings import ChatSettings
 from oallama.cli.output import is_terminal, talk, write_piece
-from oallama.cli.template import Prompt, Template
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.units import format_seconds
 from oallama.report.text import rate_text, three_digits
 from oallama.run.conversation import Conversation, fewest_dropped
+from oallama.run.template import Prompt, Template, prompt_for
 
 if TYPE_CHECKING:
     from oallama.cli.chat.model import ChatModel
     from oallama.run.generate import Generation
+    from oallama.run.stream import Stream
 
 ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else the oldest exchanges are dropped
 KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it does not happen with every message
@@ -79,9 +80,7 @@ class ChatSession:
         self._n_retries, self.ended = 0, False
 
     def prompt(self, conversation: Conversation) -> Prompt:
-        if self.template is None:
-            return Prompt(conversation.as_text())
-        return self.template.prompt(conversation.for_template())
+        return prompt_for(self.template, conversation)
 
     def _answer(self, asked: Conversation) -> None:
         engine, self.ended = self.model.engine, False
@@ -103,16 +102,13 @@ class ChatSession:
         self.last, self.n_answers = generation, self.n_answers + 1
         self._tell_end(generation)
 
-    def _written(self, stream: Generator[str, None, Generation], shown: list[str]) -> Generation:
+    def _written(self, stream: Stream, shown: list[str]) -> Generation:
         clean = is_terminal(sys.stdout)
         try:
-            while True:
-                piece = next(stream)
+            for piece in stream:
                 shown.append(piece)
                 write_piece(piece, clean)
-        except StopIteration as end:
-            generation: Generation = end.value
-            return generation
+            return stream.rest()
         finally:
             click.echo()
 

@@ -8,7 +8,6 @@ import oallama
 from oallama.core.errors import UsageError
 
 FILE = "oallama-stories-q4_0.gguf"
-NOTE = f"note: no MODEL is given: this is the built-in {FILE}, which tells short stories; name a GGUF file to use yours"
 
 
 def default_model() -> str:

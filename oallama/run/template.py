@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from oallama.cli.default_model import FILE
 from oallama.core.errors import ModelFileError, UsageError
+from oallama.run.conversation import Conversation
+from oallama.stores.default_model import FILE
 
 _REMEDY = "use --no-chat to continue the prompt as it is"
 
@@ -80,6 +81,16 @@ def prompt_of(path: str, prompt: str, chat: bool | None, system: str | None = No
         return Prompt(prompt, ends=tells_stories)
     messages = [{"role": "system", "content": system}] if system is not None else []
     return template.prompt([*messages, {"role": "user", "content": prompt}])
+
+
+def prompt_for(template: Template | None, conversation: Conversation) -> Prompt:
+    """The conversation in a template; without one as a text to continue. Raises UsageError for a system prompt without
+    a template, and as Template.prompt."""
+    if template is not None:
+        return template.prompt(conversation.for_template())
+    if conversation.system is not None:
+        raise UsageError("this model has no chat template, so it cannot be given a system prompt")
+    return Prompt(conversation.as_text())
 
 
 def template_of(path: str) -> tuple[str | None, str, str]:

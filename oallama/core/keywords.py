@@ -1,0 +1,50 @@
+"""Records made of keywords that a Python program gives: unknown names and wrong types are errors of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from oallama.core.errors import UsageError
+
+T = TypeVar("T")
+
+_KINDS: dict[type, tuple[type, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
+}
+
+
+def record_from(record: type[T], values: Mapping[str, Any], what: str) -> T:
+    """The record with these fields. what: a field is for the caller, such as "option of a Placer". Raises UsageError
+    for a name that is no field, and for a value of another type than the field's."""
+    known = [field.name for field in fields(record)]  # type: ignore[arg-type]  # a dataclass
+    check_names(values, known, what)
+    hints = get_type_hints(record)
+    for name, value in values.items():
+        check_type(name, value, *(get_args(hints[name]) or (hints[name],)))
+    return record(**values)
+
+
+def check_names(values: Mapping[str, Any], known: list[str], what: str) -> None:
+    """Raises UsageError for a name that is not known."""
+    for name in values:
+        if name not in known:
+            raise UsageError(f"{name!r} is no {what}; there are {', '.join(known)}")
+
+
+def check_type(name: str, value: Any, *types: Any) -> None:
+    """Raises UsageError where a value is of none of these types: int, float, str and None; others are not checked."""
+    kinds = [_KINDS[one] for one in types if one in _KINDS]
+    if not kinds or (value is None and type(None) in types):
+        return
+    if isinstance(value, bool) or not isinstance(value, tuple(kind for kind, _ in kinds)):
+        raise UsageError(f"{name} is {_short(value)}; give {' or '.join(words for _, words in kinds)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"

@@ -1,0 +1,154 @@
+"""A model used from Python: in one line, in a chat, as a stream; and the examples of README and docs/python.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_factory import write_gguf
+
+from oallama.core.errors import OallamaError, UsageError
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
+from oallama.profile.store import FOLDER_VARIABLE
+from oallama.run.conversation import Conversation
+from oallama.run.engine import Engine
+from oallama.run.template import template_for
+from oallama.stores.default_model import FILE
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / FILE
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who was Lily?"}]
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
+
+
+@pytest.fixture(scope="module")
+def placer() -> Placer:
+    return Placer.load(MODEL, device="none", threads=1)
+
+
+@pytest.fixture(scope="module")
+def plan(placer: Placer) -> Plan:
+    return placer.cpu_plan(placer.workload(64, 16))
+
+
+@pytest.fixture(scope="module")
+def engine(placer: Placer, plan: Plan) -> Any:
+    with placer.engine(plan) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("page", ["README.md"])
+def test_the_examples_run(
+    page: str, tmp_path: Path, measured_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Page by page, as one program, where model.gguf is the default model."""
+    (tmp_path / "model.gguf").symlink_to(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(measured_cache))
+    blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert blocks
+    exec(compile("\n".join(blocks), page, "exec"), {})
+    assert len(capsys.readouterr().out.split()) > 20
+
+
+def test_one_line_answers_as_the_command_does(placer: Placer, engine: Engine) -> None:
+    answer = placer.run("Once upon a time", max_tokens=12, temperature=0)
+    assert answer.text == engine.generate("Once upon a time", 12, temperature=0).text
+    assert placer.run("Who was Lily?", 8, system="Be brief.", temperature=0).text == (
+        engine.chat(QUESTION, max_tokens=8, temperature=0).text
+    )
+
+
+def test_a_chat_is_in_the_models_template(engine: Engine) -> None:
+    template = template_for(str(MODEL), chat=True)
+    assert template is not None
+    prompt = template.prompt(Conversation.of(QUESTION).for_template())
+    answer = engine.chat(QUESTION, max_tokens=12, temperature=0)
+    assert answer.tokens == engine.generate(prompt.tokens(engine), 12, temperature=0).tokens
+    assert engine.chat(QUESTION, temperature=0).end == "model"
+
+
+def test_a_chat_comes_in_pieces(engine: Engine) -> None:
+    whole = engine.chat(QUESTION, max_tokens=12, temperature=0)
+    stream = engine.chat(QUESTION, stream=True, max_tokens=12, temperature=0)
+    assert stream.generation is None
+    assert "".join(stream) == whole.text
+    assert stream.generation is not None
+    assert stream.generation.tokens == stream.rest().tokens == whole.tokens
+    assert stream.generation.n_cached > 0
+
+
+def test_a_model_without_a_template_continues(tmp_path: Path) -> None:
+    plain = Placer.load(write_gguf(tmp_path / "plain.gguf", "llama"), device="none", threads=1)
+    with plain.engine(plain.cpu_plan(plain.workload(8, 8))) as engine:
+        said = engine.chat([{"role": "user", "content": "once"}], max_tokens=4, temperature=0)
+        assert said.tokens == engine.generate("once", 4, temperature=0).tokens
+        with pytest.raises(UsageError, match="this model has no chat template, so it cannot be given a system prompt"):
+            engine.chat(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda engine: engine.generate(5), "a prompt is a text or a list of token numbers, not of type int"),
+        (lambda engine: engine.generate(["a"]), "a prompt is a text or a list of token numbers, not of type list"),
+        (lambda engine: engine.logits("abc"), "a prompt is a text or a list of token numbers, not of type str"),
+        (lambda engine: engine.generate("a", max_token=5), "'max_token' is no way to sample; there are temperature"),
+        (lambda engine: engine.generate("a", "5"), "max_tokens is '5'; give a whole number"),
+        (lambda engine: engine.stream("a", temperature="hot"), "temperature is 'hot'; give a number"),
+        (lambda engine: engine.generate("a", stop=5), "stop takes a text that ends the generation"),
+        (lambda engine: engine.generate("a", top_k=-1), "top_k=-1 is negative"),
+        (lambda engine: engine.chat("Hello!"), "messages is no list; give one such as"),
+        (lambda engine: engine.chat([{"role": "wizard", "content": "a"}]), "message 1 has the role 'wizard'"),
+    ],
+)
+def test_wrong_arguments_are_errors_of_ours(
+    engine: Engine, call: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OallamaError, "speaks_python", True)
+    with pytest.raises(UsageError) as caught:
+        call(engine)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_closed_engine_ends_its_streams_with_an_error(placer: Placer, plan: Plan) -> None:
+    engine = placer.engine(plan)
+    begun, new = engine.stream("Once", temperature=0), engine.stream("Once", temperature=0)
+    next(begun)
+    assert not repr(engine).endswith("closed>")
+    engine.close()
+    for stream in (begun, new, begun):
+        with pytest.raises(UsageError, match="this engine is closed; make another one"):
+            next(stream)
+    with pytest.raises(UsageError, match="this engine is closed"):
+        engine.chat(QUESTION)
+    assert re.fullmatch(rf"<Engine {FILE} on none: cpu, 0 B there, [\d.]+ MiB on the host, closed>", repr(engine))
+
+
+def test_a_stream_that_was_closed_has_no_record(engine: Engine) -> None:
+    stream = engine.stream("Once", temperature=0)
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    with pytest.raises(UsageError, match="this stream was closed before its end"):
+        stream.rest()
+
+
+def test_a_plan_is_shown_in_one_line_and_in_some(plan: Plan) -> None:
+    assert re.fullmatch(rf"<Plan cpu for {FILE} on none: 0 B of weights there, [\d.]+ MiB on the host>", repr(plan))
+    lines = plan.summary().splitlines()
+    assert lines[0] == f"{FILE} on none, policy cpu"
+    assert lines[1].startswith("for 64 prompt and 16 generated tokens in a context of ")
+    assert lines[3] == f"operators: 0 on the device, 0 divided, {len(plan.operators)} on the CPU"
+    assert lines[4] == "predicts nothing: made without a profile"
+
+
+def test_an_unknown_keyword_of_an_engine_is_refused(placer: Placer, plan: Plan) -> None:
+    with pytest.raises(UsageError, match="'n_contex' is no keyword of an engine; there are device, vram"):
+        placer.engine(plan, n_contex=5)
