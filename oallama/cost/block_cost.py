@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, Operator
@@ -13,8 +14,7 @@ from oallama.cost.experts import ExpertUse
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A block's slices, elements along its axis."""
 
     cc: int

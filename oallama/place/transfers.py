@@ -24,11 +24,17 @@ class Transfers:
         candidate whose neighbours are on the other side: never negative."""
         self._costs, self._paper = costs, paper
         self._windows: dict[tuple[Unit, ...], list[_Window]] = {}
+        self._times: dict[Unit, tuple[float, float | None, int]] = {}
         self._kinds: dict[Hashable, int] = {}
         self._known: dict[Hashable, list[float]] = {}
 
     def times(self, unit: Unit) -> tuple[float, float | None, int]:
         """(T_c, T_g, M) of a unit."""
+        if unit not in self._times:
+            self._times[unit] = self._sums(unit)
+        return self._times[unit]
+
+    def _sums(self, unit: Unit) -> tuple[float, float | None, int]:
         own = [self._costs.operators[i] for i in unit]
         on_device = [cost.t_gpu_s for cost in own if cost.t_gpu_s is not None]
         t_gpu_s = sum(on_device) if len(on_device) == len(own) else None
