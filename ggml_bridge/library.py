@@ -24,7 +24,10 @@ LIB_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 """Environment variable that names another folder of llama-cpp-python's libraries; llama_cpp reads it too."""
 
 _INSTALL = "run `oallama setup`"
-_LIBRARIES = ("ggml-base", "ggml-cpu", "ggml")
+_LIBRARIES = ("ggml-base", "ggml")
+_CPU = "ggml-cpu"
+"""Of a build that is for one CPU. One that is for many has several, of which ggml chooses when it is asked to."""
+_BACKEND_VARIABLE = "GGML_BACKEND_PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,14 @@ def open_libraries() -> Libraries:
     # ggml-base answers for its version before anything else of a foreign build may run
     base = _open(folder / soname("ggml-base"))
     _check_ggml_version(base, folder)
-    handles = [base, *(_open(folder / soname(name)) for name in _LIBRARIES[1:])]
+    one_cpu = (folder / soname(_CPU)).is_file()
+    if one_cpu:
+        _open(folder / soname(_CPU))
+    ggml = _open(folder / soname("ggml"))
+    if not one_cpu:
+        _load_backends(ggml, base, folder)
     llama_cpp = _import_llama_cpp(folder)
-    _check_one_registry(handles[-1], llama_cpp)
+    _check_one_registry(ggml, llama_cpp)
     return Libraries(folder, llama_cpp, find_bridge())
 
 
@@ -130,6 +138,26 @@ def _open(path: Path) -> ctypes.CDLL:
         raise BridgeError(
             f"cannot load {path}: {error}; run `oallama setup --refresh` or unset {LIB_PATH_VARIABLE}"
         ) from None
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+def _say_nothing(_level: int, _text: bytes, _data: int) -> None:
+    """ggml's log, until the bridge captures it."""
+
+
+def _load_backends(ggml: ctypes.CDLL, base: ctypes.CDLL, folder: Path) -> None:
+    """Let ggml choose among the back ends in a folder; by itself it looks beside the program only. One that the user
+    names is loaded elsewhere. Raises BridgeError where there is none for this CPU."""
+    named = os.environ.pop(_BACKEND_VARIABLE, None)
+    try:
+        base.ggml_log_set(_say_nothing, None)
+        ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
+    finally:
+        if named is not None:
+            os.environ[_BACKEND_VARIABLE] = named
+    ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
+    if ggml.ggml_backend_dev_by_type(0) is None:
+        raise BridgeError(f"no libggml-cpu in {folder} is for this CPU; {_INSTALL}")
 
 
 def _check_ggml_version(base: ctypes.CDLL, folder: Path) -> None:

@@ -337,16 +337,6 @@ int            ggml_backend_sched_get_n_splits(ggml_backend_sched_t sched);
 // CPU
 //
 
-typedef void (*ggml_vec_dot_t)(int n, float * s, size_t bs, const void * x, size_t bx, const void * y, size_t by,
-                               int nrc);
-
-struct ggml_type_traits_cpu {
-    ggml_from_float_t from_float;
-    ggml_vec_dot_t    vec_dot; // NULL: the CPU cannot multiply by this type
-    ggml_type         vec_dot_type;
-    int64_t           nrows;
-};
-
 struct ggml_threadpool_params {
     bool     cpumask[GGML_MAX_N_THREADS];
     int      n_threads;
@@ -360,7 +350,6 @@ typedef ggml_threadpool * (*ggml_threadpool_new_t)(ggml_threadpool_params * para
 typedef void (*ggml_threadpool_free_t)(ggml_threadpool * threadpool);
 typedef void (*ggml_backend_cpu_set_threadpool_t)(ggml_backend_t backend, ggml_threadpool * threadpool);
 
-const ggml_type_traits_cpu * ggml_get_type_traits_cpu(ggml_type type);
-ggml_threadpool_params       ggml_threadpool_params_default(int n_threads);
+ggml_threadpool_params ggml_threadpool_params_default(int n_threads);
 
 } // extern "C"

@@ -151,7 +151,6 @@ void check_library() {
     const ggml_type_traits * f16 = ggml_get_type_traits(GGML_TYPE_F16);
     expect(f16->type_size == 2 && f16->blck_size == 1 && !f16->is_quantized && f16->to_float != nullptr,
            "struct ggml_type_traits");
-    expect(ggml_get_type_traits_cpu(GGML_TYPE_F16)->vec_dot_type == GGML_TYPE_F16, "struct ggml_type_traits_cpu");
     check_device_layout();
 }
 
@@ -232,6 +231,6 @@ int gb_get_type_info(int number, gb_type_info * info) {
         info->block_elements = ggml_blck_size(type);
         info->block_bytes    = static_cast<int64_t>(ggml_type_size(type));
         info->quantized      = ggml_is_quantized(type) ? 1 : 0;
-        info->mul_mat        = ggml_get_type_traits_cpu(type)->vec_dot != nullptr ? 1 : 0;
+        info->mul_mat        = has_cpu_kernel(type) ? 1 : 0;
     });
 }

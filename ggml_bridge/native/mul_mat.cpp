@@ -89,7 +89,7 @@ void check_shape(const MulMatShape & shape) {
     // ggml's own sizes are products of these
     mul(mul(mul(shape.k, shape.n), shape.e), static_cast<int64_t>(ggml_type_size(shape.type)));
     mul(mul(mul(std::max(shape.k, shape.n), shape.n_tokens), shape.e), static_cast<int64_t>(sizeof(float)));
-    if (ggml_get_type_traits_cpu(shape.type)->vec_dot == nullptr) {
+    if (!has_cpu_kernel(shape.type)) {
         throw Error(GB_UNSUPPORTED,
                     std::string("ggml cannot multiply by a weight of type ") + ggml_type_name(shape.type));
     }

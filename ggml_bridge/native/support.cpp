@@ -141,6 +141,10 @@ bool is_cpu(ggml_backend_dev_t device) {
     return ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
+bool has_cpu_kernel(ggml_type type) {
+    return type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
+}
+
 std::vector<ggml_backend_buffer_type_t> cpu_layouts() {
     std::vector<ggml_backend_buffer_type_t> bufts;
     ggml_backend_dev_t                      device = cpu_device();

@@ -107,6 +107,10 @@ ggml_backend_dev_t find_device(const char * name); // throws GB_INVALID
 ggml_backend_dev_t cpu_device();
 bool               is_cpu(ggml_backend_dev_t device);
 
+// Whether ggml's CPU multiplies by weights of a type: by all but integers, doubles and formats of activations alone.
+// Its own table is in libggml-cpu, which need not be linked with.
+bool has_cpu_kernel(ggml_type type);
+
 // The buffer type of a layout name, of the device's default when the name is NULL; throws GB_INVALID.
 ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * layout);
 

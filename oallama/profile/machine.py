@@ -218,8 +218,8 @@ def _ggml_version(folder: Path | None) -> str | None:
 
 def _build_hash(folder: Path | None) -> str | None:
     """Of the CPU kernels' library: the same version built with other flags runs at another speed."""
-    files = _library_files(folder, "libggml-cpu")
-    return hashlib.sha256(files[0].read_bytes()).hexdigest()[:16] if files else None
+    files = _library_files(folder, "libggml-cpu")[:1] or _library_files(folder, "libggml-cpu-*")  # one, or one a CPU
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else None
 
 
 def _gpus(root: Path) -> list[str]:

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "split_test.h"
+#include "support.h"
 
 namespace split_test {
 
@@ -311,7 +312,7 @@ std::vector<ggml_type> mul_mat_types() {
     std::vector<ggml_type> types;
     for (int32_t number = 0; number < GGML_TYPE_COUNT; number++) {
         const auto type = static_cast<ggml_type>(number);
-        if (ggml_type_size(type) > 0 && ggml_get_type_traits_cpu(type)->vec_dot != nullptr) {
+        if (ggml_type_size(type) > 0 && bridge::has_cpu_kernel(type)) {
             types.push_back(type);
         }
     }
