@@ -140,9 +140,9 @@ def _open(path: Path) -> ctypes.CDLL:
         ) from None
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-def _say_nothing(_level: int, _text: bytes, _data: int) -> None:
-    """ggml's log, until the bridge captures it."""
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_SAY_NOTHING = _LOG(lambda _level, _text, _data: None)
+"""ggml's log, until the bridge captures it."""
 
 
 def _load_backends(ggml: ctypes.CDLL, base: ctypes.CDLL, folder: Path) -> None:
@@ -150,7 +150,7 @@ def _load_backends(ggml: ctypes.CDLL, base: ctypes.CDLL, folder: Path) -> None:
     names is loaded elsewhere. Raises BridgeError where there is none for this CPU."""
     named = os.environ.pop(_BACKEND_VARIABLE, None)
     try:
-        base.ggml_log_set(_say_nothing, None)
+        base.ggml_log_set(_SAY_NOTHING, None)
         ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
     finally:
         if named is not None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ggml_bridge.library import soname
 from oallama.core.errors import DeviceError
 from oallama.core.types import DeviceInfo
 from oallama.device.load_params import load_bridge
@@ -134,11 +135,15 @@ class _Client:
     connected, none of them but `buffer_type` waits for the server."""
 
     def __init__(self, bridge: Bridge) -> None:
-        library = bridge.libraries.llama_cpp.llama_cpp._lib
+        folder, registry = bridge.libraries.folder, bridge.libraries.llama_cpp.llama_cpp._lib
+        rpc = folder / soname("ggml-rpc")  # what libggml is linked with; else what it loaded as it runs
+        client = ctypes.CDLL(str(rpc if rpc.is_file() else rpc.with_suffix("")))
         text, number, pointer = ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p
 
         def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
-            found = library[name]  # a function object of our own: llama_cpp's are not changed
+            found = (client if "_rpc_" in name else registry)[
+                name
+            ]  # a function object of our own: llama_cpp's are not changed
             found.argtypes, found.restype = list(arguments), result
             made: Callable[..., int] = found
             return made

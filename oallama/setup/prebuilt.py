@@ -36,7 +36,11 @@ def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
             raise UsageError("an archive from the network needs its hash; give it in --sha256")
         folder = cache / "llama.cpp" / wanted[:16]
         if not folder.is_dir():
-            _unpack(_download(given, wanted, cache, step), folder, given)
+            fetched = _download(given, wanted, cache, step)
+            try:
+                _unpack(fetched, folder, given)
+            finally:
+                fetched.unlink()
     elif Path(given).is_dir():
         if wanted is not None:
             raise UsageError(f"{given} is a folder, which has no hash; leave out --sha256")
@@ -91,7 +95,8 @@ def _unpack(archive: Path, folder: Path, given: str) -> None:
                 tar.extractall(draft)
         draft.replace(folder)
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise SetupError(f"{given} cannot be unpacked ({error}): it is cut off, or no archive") from error
+        why = str(error).partition(":")[0]
+        raise SetupError(f"{given} cannot be unpacked ({why}): it is cut off, or no archive") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
