@@ -71,9 +71,9 @@ HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
 
 class Placer(Measured):
-    """Places one model on one device.
+    """Places one model on one device. Make it with Placer.load.
 
-    Make it with Placer.load. Measuring and loading are put off until something needs them.
+    The attributes model and operators describe the model. Measuring and loading are put off until something needs them.
     """
 
     def __init__(
@@ -209,8 +209,8 @@ class Placer(Measured):
         prefetch: PrefetchMode = "ahead",
         n_past: int = 0,
     ) -> Plan:
-        """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load. policy: a name, or
-        one of the caller's own (place/policies/registry.py).
+        """Place the model for n_prompt prompt and n_gen generated tokens, and verify by a dry load that the plan fits.
+        policy: a name, such as "auto", or one of the caller's own (place/policies/registry.py).
 
         n_ubatch: None: what the options ask for; where they ask for nothing, 512 or what more is predicted to take less
         time (place/microbatch.py).
@@ -283,7 +283,7 @@ class Placer(Measured):
         return Plan.of(replace(record, attention=attention))
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
-        """The rows of report(), best rank first."""
+        """The affinity of each operator, best rank first: the rows of report(), which takes the same options."""
         return list(self.report(phase, **options).operators)
 
     def report(
@@ -295,7 +295,7 @@ class Placer(Measured):
         fill: FillRule = "continue",
         n_ctx: int | None = None,
     ) -> AffinityReport:
-        """OATO for one phase: where every operator goes, and why.
+        """Report where OATO's search puts each operator for one phase ("decode", "prefill" or "mixed"), and why.
 
         affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
         fill that there is not, DoesNotFit, ProfileError, DeviceError.
@@ -388,8 +388,9 @@ class Placer(Measured):
 
     def engine(self, plan: Plan, **keywords: Any) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. keywords: changes of the options, and fields of Behaviour. Use it in a `with`
-        statement.
+        plan's where they ask for nothing. keywords: changes of the options; progress=False shows no bar;
+        on_traffic is called with the experts that each answer used, of which record_every=n keeps every n-th token's.
+        Use it in a `with` statement.
 
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """

@@ -26,7 +26,10 @@ MAX_SLOTS = 64  # of the ring that the split back end takes
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan(PlanRecord):
-    """A checked PlanRecord: its fractions are in 0..1 and sum to 1, its operator names are distinct."""
+    """Where each operator of a model is stored and computed. Placer.plan makes one, and it can be saved, read and
+    edited as a file.
+
+    It is checked: gg, cg and cc of an operator are in 0..1 and sum to 1, and no operator is placed twice."""
 
     def __post_init__(self) -> None:
         _check_record(self)

@@ -72,16 +72,11 @@ DEFAULT_TOKENS = 128  # of an answer whose end nobody asked for
 
 
 class Engine:
-    """A loaded model. Use it in a `with` statement. Calls of several threads wait for each other.
+    """A loaded model, which Placer.engine makes. Use it in a `with` statement. Calls of several threads wait for each
+    other.
 
-    model, plan: what to load and where; the attribute `plan` is the plan as it was loaded: where the device had less
-    room than thought, more of the split operators is on the host, which `warnings` say. options: device, threads,
-    context, KV cache and attention; the plan's where they ask for nothing. operators, tensor_names: read from the file
-    when not given. probed: whether probe_memory was asked of this load; else it is asked here, since native code must
-    not see a file first in this process. behaviour: fields of Behaviour.
-
-    Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
-    memory), DeviceError, UsageError, BridgeError.
+    The attribute plan is the plan as it was loaded: where the device had less room than thought, more of the split
+    operators is on the host, which the attribute warnings says. memory: bytes that it takes on the device and the host.
     """
 
     def __init__(
@@ -95,6 +90,14 @@ class Engine:
         probed: bool = False,
         **behaviour: Any,
     ) -> None:
+        """Load a model as a plan says. options: device, threads, context, KV cache and attention; the plan's where they
+        ask for nothing. operators, tensor_names: read from the file when not given. probed: whether probe_memory was
+        asked of this load; else it is asked here, since native code must not see a file first in this process.
+        behaviour: fields of Behaviour.
+
+        Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the
+        host's memory), DeviceError, UsageError, BridgeError.
+        """
         own = Behaviour(**behaviour)
         self._turns = Turns()
         self._streams: list[weakref.ref[Stream]] = []
@@ -223,8 +226,7 @@ class Engine:
         temperature 0 is greedy; else the draw follows from seed. sampling: the other fields of Sampling (top_k, top_p,
         min_p, repeat_penalty, grammar). on_text gets every piece as it comes.
         Raises UsageError for tokens outside the vocabulary, a prompt longer than the context, values that cannot be, or
-        a closed engine,
-        DeviceError.
+        a closed engine; DeviceError.
         """
         stream = self.stream(prompt, max_tokens, temperature, seed, stop, **sampling)
         for text in stream:

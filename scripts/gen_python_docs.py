@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Write docs/python.md from the docstrings of the public classes, so that it cannot be out of date.
+
+usage: python scripts/gen_python_docs.py [--check]   --check: change nothing, exit 1 where the page is out of date
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "docs" / "python.md"
+
+HEAD = """\
+# From Python
+
+<!-- made by scripts/gen_python_docs.py; change the docstrings, or that file, and run it again -->
+
+One prompt, as `oallama run` answers it:
+
+```python
+from oallama import Placer
+
+print(Placer.load("model.gguf").run("Once upon a time", max_tokens=32).text)
+```
+
+Several, from a model that stays loaded:
+
+```python
+placer = Placer.load("model.gguf", vram="6GiB")
+plan = placer.plan("auto", n_prompt=64, n_gen=32)
+print(plan.summary())
+
+with placer.engine(plan) as engine:
+    answer = engine.generate("Once upon a time", max_tokens=32, temperature=0)
+    print(answer.text, f"({1 / answer.tpot_s:.1f} tokens/s)")
+
+    for piece in engine.stream("The little dog", max_tokens=32, stop=["."]):
+        print(piece, end="", flush=True)
+
+    messages = [{"role": "user", "content": "Tell me about a cat."}]
+    answer = engine.chat(messages, max_tokens=32)
+    messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "And then?"}]
+    pieces = engine.chat(messages, stream=True, max_tokens=32)
+    print("".join(pieces), pieces.generation.end)
+```
+
+The first plan of a model measures the machine, which takes some seconds to minutes; later ones read what is kept. A
+plan is a file too:
+
+```python
+from oallama import Plan
+
+plan.save("plan.json")
+assert Plan.load("plan.json") == plan
+
+for row in placer.affinity(phase="decode")[:3]:
+    print(row.rank, row.name, row.affinity, row.backend)
+```
+
+What is wrong is an error of oallama's, in one sentence:
+
+```python
+from oallama import OallamaError
+
+try:
+    Placer.load("model.gguf", vram=6)
+except OallamaError as error:
+    print(error)  # vram: '6' is 6 bytes; write the unit, for example 6GiB
+```
+"""
+
+MEMBERS = {
+    "Placer": "load profile affinity report plan run engine simulate",
+    "Plan": "summary save load check fingerprint",
+    "Engine": "generate stream chat logits tokenize llama close",
+    "Stream": "rest close",
+    "Generation": "",
+}
+"""Members that are shown, by class, in the order of use."""
+
+
+def document() -> str:
+    """The whole page."""
+    sys.path.insert(0, str(ROOT))
+    import oallama
+    from oallama.run.engine import Engine
+    from oallama.run.generate import Generation
+    from oallama.run.stream import Stream
+
+    shown = (oallama.Placer, oallama.Plan, Engine, Stream, Generation)
+    parts = [HEAD, *(line for one in shown for line in section(one)), "## Errors", ""]
+    for name in sorted(name for name in oallama.__all__ if isinstance(getattr(oallama, name), type)):
+        kind = getattr(oallama, name)
+        if issubclass(kind, Exception):
+            parts.append(f"- `{name}({kind.__base__.__name__})`: {' '.join((kind.__doc__ or '').split())}")
+    return "\n".join(parts) + "\n"
+
+
+def section(kind: type) -> Iterator[str]:
+    """A class: its docstring, and its members with signature and docstring."""
+    yield from (f"## {kind.__name__}", "", prose(kind), "")
+    if is_dataclass(kind):
+        yield from ("Fields: " + ", ".join(f"`{field.name}`" for field in fields(kind)) + ".", "")
+    for name in MEMBERS[kind.__name__].split():
+        member = inspect.getattr_static(kind, name)
+        call = "" if isinstance(member, property) else str(inspect.signature(getattr(kind, name)))
+        call = re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r"\(self(, )?", "(", call))  # annotations are text
+        lines = textwrap.wrap(name + call, 110, initial_indent="    ", subsequent_indent="        ")
+        yield from (f"### {kind.__name__}.{name}", "", *lines, "", prose(member), "")
+
+
+def prose(item: object) -> str:
+    """A docstring as Markdown."""
+    from gen_cli_docs import escape
+
+    return escape(inspect.getdoc(item) or "")
+
+
+def main() -> int:
+    """Write, or with --check compare."""
+    text = document()
+    if sys.argv[1:] == ["--check"]:
+        current = TARGET.read_text(encoding="utf-8") if TARGET.is_file() else ""
+        if current != text:
+            print("docs/python.md is out of date: run python scripts/gen_python_docs.py", file=sys.stderr)
+        return int(current != text)
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
