@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -87,7 +88,7 @@ class Punctuality:
         return ""
 
 
-TRIES, TRIED_S = 3, 4.0  # to measure something while nothing disturbs the device: so often, and for so long
+TRIES = 3  # to measure something while nothing disturbs the device
 
 T = TypeVar("T")
 
@@ -112,14 +113,14 @@ class Watch:
         self._device.rest()
         return found
 
-    def measured(self, measure: Callable[[], T]) -> tuple[T, Punctuality | None]:
+    def measured(self, measure: Callable[[], T], most_s: float = math.inf) -> tuple[T, Punctuality | None]:
         """What `measure` returns, and how the device kept time meanwhile: the first time that it did, else the last of
-        TRIES, none of which begins after TRIED_S."""
+        TRIES, none of which begins after most_s."""
         began_s = time.perf_counter()
         for tries_left in reversed(range(TRIES)):
             self.start()
             result = measure()
             kept = self.stop()
-            if kept is None or not kept.fault or not tries_left or time.perf_counter() > began_s + TRIED_S:
+            if kept is None or not kept.fault or not tries_left or time.perf_counter() > began_s + most_s:
                 break
         return result, kept

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oallama.profile.tasks import Fragment
 
 MODULE = "oallama.profile.child"
+TRIED_S = 4.0  # a task that took so long is not measured again where the emulated device was late
 STALL_S = 180.0  # a task of a device that takes longer ends this process
 PINNED_TRIED = 128 * MIB  # as much as copies are timed with
 
@@ -81,7 +82,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
                 watchdog.beat()
                 progress({"fragment": _busy(others, request.profile)})
                 progress({"start": task.label, "device": task.device, "layout": task.layout, "kind": task.kind})
-                fragment, kept = watch.measured(task.run)
+                fragment, kept = watch.measured(task.run, TRIED_S)
                 if kept is not None and kept.fault:
                     disturbed += 1
                     progress({"fragment": {"fingerprint": {DISTURBED: disturbed}}})

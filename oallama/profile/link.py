@@ -13,7 +13,7 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT
 from oallama.core.units import KIB, MIB
 from oallama.profile.fit import NOISE_S, fit_linear
 from oallama.profile.merge import LINKS, has_device, missing_link, missing_sharing
-from oallama.profile.tasks import Fragment, Session, Task
+from oallama.profile.tasks import Fragment, Session, Task, guessed_making
 from oallama.profile.wanted import PASS_FLOPS, cases_at
 
 if TYPE_CHECKING:
@@ -138,10 +138,11 @@ def _copy_wait(session: Session) -> Fragment:
 def sharing_tasks(session: Session) -> list[Task]:
     """One task for each two kinds of work whose speeds at the same time are missing. They use what was measured of
     mul-mats, so they come after these."""
+    largest = max((n_bytes for *_, n_bytes in session.want.mul_mats), default=0)
     return [
         Task(
             f"{first} and {second} at once, {n_tokens} tokens",
-            3 * SHARING_CAP * session.policy.time_cap_s,
+            3 * SHARING_CAP * session.policy.time_cap_s + (guessed_making(largest) if n_tokens == 1 else 0.0),
             session.profile.device,
             partial(_sharing, session, first, second, n_tokens),
         )

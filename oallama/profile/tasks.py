@@ -123,7 +123,12 @@ def mul_mat_tasks(session: Session) -> list[Task]:
 def _guessed_seconds(case: Case) -> float:
     copies = max(1.0, case.working_set_bytes / case.mul_mat.bytes_read(case.n_tokens))
     flops = GUESSED_PASSES * copies * case.mul_mat.flops(case.n_tokens)
-    return flops / GUESSED_FLOPS + case.working_set_bytes / GUESSED_BYTES_PER_S
+    return flops / GUESSED_FLOPS + guessed_making(case.working_set_bytes)
+
+
+def guessed_making(working_set_bytes: int) -> float:
+    """Seconds to make a working set, and to pass over it a few times."""
+    return working_set_bytes / GUESSED_BYTES_PER_S
 
 
 def _candidates(session: Session) -> list[Case]:

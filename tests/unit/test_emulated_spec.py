@@ -273,7 +273,7 @@ def test_what_disturbed_the_device_is_measured_again_where_that_is_quick(
     device = SimpleNamespace(stats=lambda: EmulatedStats(late_s), reset_stats=lambda: None, rest=lambda: None)
     monkeypatch.setattr("oallama.device.emulated_link.load_bridge", lambda: SimpleNamespace(emulated=lambda: device))
     monkeypatch.setattr("oallama.device.emulated_link.time.perf_counter", lambda: now_s)
-    result, kept = Watch(True).measured(measure)
+    result, kept = Watch(True).measured(measure, 4.0)
     assert result == times * takes_s and kept is not None and bool(kept.fault) is bool(late_s)
 
 
