@@ -346,16 +346,14 @@ class Placer(Measured):
         """
         from oallama.place.simulate import simulate
 
-        placed = self._placed(plan)
+        plan.check(self.model, self.operators)  # before anything is measured
         if machine is None:
             problem = self.problem_for(plan)
         else:
             from oallama.placer.described import problem_on
 
             problem = problem_on(self, machine)
-        if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
-            raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
-        return simulate(problem, load or plan.workload, placed)
+        return simulate(problem, load or plan.workload, self._placed_on(plan, problem))
 
     def expected(self, plan: Plan, n_prompt: int, n_gen: int, n_past: int = 0) -> Predicted | None:
         """What a plan is predicted to take for this prompt and generation, behind n_past tokens. None where it predicts
@@ -363,7 +361,8 @@ class Placer(Measured):
         if plan.predicted is None or self._profile is None:
             return None
         load = replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past)
-        return price(self.problem_for(plan), load, self._placed(plan))
+        problem = self.problem_for(plan)
+        return price(problem, load, self._placed_on(plan, problem))
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
         """Predicted seconds of one token that sees `depth` others (place/depth.py). None as in expected."""
@@ -484,6 +483,13 @@ class Placer(Measured):
         """As a plan says. Raises PlanError for a plan of another model."""
         plan.check(self.model, self.operators)
         return placed_by_plan(self.model.n_layer, self.operators, plan)
+
+    def _placed_on(self, plan: Plan, problem: Problem) -> Placed:
+        """As a plan says. Raises PlanError for a plan of another model, or of a device that there is not."""
+        placed = self._placed(plan)
+        if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
+            raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
+        return placed
 
     def _attention_for(self, plan: Plan) -> Attention:
         """What was asked for, else what the plan says, else as for a new plan."""
