@@ -20,13 +20,15 @@ _KINDS: dict[type, tuple[type, str]] = {
 
 def record_from(record: type[T], values: Mapping[str, Any], what: str) -> T:
     """The record with these fields. what: a field is for the caller, such as "option of a Placer". Raises UsageError
-    for a name that is no field, and for a value of another type than the field's."""
-    known = [field.name for field in fields(record)]  # type: ignore[arg-type]  # a dataclass
-    check_names(values, known, what)
-    hints = get_type_hints(record)
-    for name, value in values.items():
-        check_type(name, value, *(get_args(hints[name]) or (hints[name],)))
+    for a name that is no field, and what the record raises."""
+    check_names(values, [field.name for field in fields(record)], what)  # type: ignore[arg-type]  # a dataclass
     return record(**values)
+
+
+def check_fields(record: object) -> None:
+    """Raises UsageError for a value of another type than its field's."""
+    for name, hint in get_type_hints(type(record)).items():
+        check_type(name, getattr(record, name), *(get_args(hint) or (hint,)))
 
 
 def check_names(values: Mapping[str, Any], known: list[str], what: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from oallama.core.errors import UsageError
-from oallama.core.keywords import record_from
+from oallama.core.keywords import check_fields, record_from
 from oallama.core.types import Attention, FlashAttention
 from oallama.core.units import parse_memory, parse_share
 
@@ -53,6 +53,7 @@ class Options:
     flash_attn: FlashAttention = "auto"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.vram_fill <= 1:
             raise UsageError(f"--vram-fill is {self.vram_fill:g}; give a share above 0 and up to 1")
         if self.gpu_weights is not None and not 0 <= self.gpu_weights <= 1:

@@ -38,7 +38,7 @@ from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.baselines import STOCK, baselines
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
-from oallama.place.decide import decide_as_given
+from oallama.place.decide import decide_as_given, policy_named
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.placed import Placed
 from oallama.place.policies.registry import Policy, Rules
@@ -116,6 +116,8 @@ class Placer(Measured):
         """
         if not isinstance(gguf_path, str | os.PathLike):
             raise UsageError(f"the model is of type {type(gguf_path).__name__}; give the path of a GGUF file")
+        if not isinstance(profile, Profile | str | os.PathLike | None):
+            raise UsageError(f"the profile is of type {type(profile).__name__}; give a Profile or the path of one")
         device = str(device) if isinstance(device, DeviceSpec) else device
         size = str(vram) if isinstance(vram, Real) else vram  # so that 6 is refused as "6" is
         asked = {"device": device, "vram": size, "vram_fill": vram_fill, "gpu_weights": gpu_weights, "threads": threads}
@@ -165,6 +167,8 @@ class Placer(Measured):
         llama.cpp's. n_past: tokens in the KV cache before the prompt."""
         for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past)):
             check_type(name, n, int)
+        for name, maybe in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch)):
+            check_type(name, maybe, int, type(None))
         if n_prompt < 1 or n_gen < 0 or n_past < 0:
             raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
         n_tokens = n_past + n_prompt + n_gen
@@ -396,8 +400,6 @@ class Placer(Measured):
         from oallama.run.behaviour import Behaviour
         from oallama.run.engine import Engine
 
-        if not isinstance(plan, Plan):
-            raise UsageError(f"an engine is loaded by a Plan, not by {plan!r:.40}; make one with placer.plan()")
         placed = self._placed(plan)
         names, known = [field.name for field in fields(Behaviour)], [field.name for field in fields(Options)]
         check_names(keywords, [*known, *names], "keyword of an engine")
@@ -448,6 +450,8 @@ class Placer(Measured):
         larger: Sequence[int] = (),
     ) -> tuple[Decision, FlashAttention]:
         """larger: micro-batches above the workload's that may be taken instead."""
+        if policy != "auto":
+            policy_named(policy)  # before anything is measured
         rule, profile = self.attention_rule, self.profile()
         with self.dry_loads.together():
             return decide_with_attention(
@@ -481,6 +485,8 @@ class Placer(Measured):
 
     def _placed(self, plan: Plan) -> Placed:
         """As a plan says. Raises PlanError for a plan of another model."""
+        if not isinstance(plan, Plan):
+            raise UsageError(f"{plan!r:.40} is no Plan; make one with `oallama plan`")
         plan.check(self.model, self.operators)
         return placed_by_plan(self.model.n_layer, self.operators, plan)
 

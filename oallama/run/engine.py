@@ -208,6 +208,7 @@ class Engine:
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Token numbers of a text; add_special: with BOS and EOS as the model wants them."""
+        check_type("text", text, str)
         return tokenize(self._vocab, text, add_special)
 
     def generate(
@@ -216,7 +217,6 @@ class Engine:
         max_tokens: int = DEFAULT_TOKENS,
         temperature: float = 0.8,
         seed: int = 0,
-        on_text: Callable[[str], None] | None = None,
         stop: Sequence[str] = (),
         **sampling: Any,
     ) -> Generation:
@@ -224,15 +224,11 @@ class Engine:
         of the texts `stop`, which is not part of the answer.
 
         temperature 0 is greedy; else the draw follows from seed. sampling: the other fields of Sampling (top_k, top_p,
-        min_p, repeat_penalty, grammar). on_text gets every piece as it comes.
+        min_p, repeat_penalty, grammar).
         Raises UsageError for tokens outside the vocabulary, a prompt longer than the context, values that cannot be, or
         a closed engine; DeviceError.
         """
-        stream = self.stream(prompt, max_tokens, temperature, seed, stop, **sampling)
-        for text in stream:
-            if on_text is not None:
-                on_text(text)
-        return stream.rest()
+        return self.stream(prompt, max_tokens, temperature, seed, stop, **sampling).rest()
 
     def stream(
         self,
@@ -287,7 +283,10 @@ class Engine:
         where it has no template. What the last answer left in the KV cache is used as far as it is the same. Raises
         UsageError for what are no such messages, ModelFileError for a template that cannot be used, and as generate.
         """
-        prompt = prompt_for(self._template, Conversation.of(messages))
+        conversation = Conversation.of(messages)
+        if not conversation.messages:
+            raise UsageError('there is no message to answer; give one such as {"role": "user", "content": "Hello!"}')
+        prompt = prompt_for(self._template, conversation)
         n = (self.n_ctx if prompt.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
         answer = self.stream(prompt.tokens(self), n, temperature, seed, stop, reuse=True, **sampling)
         return answer if stream else answer.rest()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oallama.core.errors import UsageError
+from oallama.core.keywords import check_fields
 
 REPEAT_LAST_N = 64  # tokens that repeat_penalty looks back, llama.cpp's default
 
@@ -32,6 +33,7 @@ class Sampling:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.temperature <= 100:
             raise UsageError(f"--temp {self.temperature} is no temperature; give 0 (greedy) to 2")
         if self.top_k < 0:

@@ -105,6 +105,8 @@ def test_a_model_without_a_template_continues(tmp_path: Path) -> None:
         (lambda engine: engine.generate("a", stop=5), "stop takes a text that ends the generation"),
         (lambda engine: engine.generate("a", top_k=-1), "top_k=-1 is negative"),
         (lambda engine: engine.chat("Hello!"), "messages is no list; give one such as"),
+        (lambda engine: engine.chat([]), "there is no message to answer; give one such as"),
+        (lambda engine: engine.tokenize(5), "text is 5; give a text"),
         (lambda engine: engine.chat([{"role": "wizard", "content": "a"}]), "message 1 has the role 'wizard'"),
     ],
 )

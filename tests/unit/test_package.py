@@ -101,10 +101,16 @@ def test_a_wrong_value_is_refused(tmp_path, wrong, said):
 def test_wrong_arguments_are_errors_of_ours(placer):
     with pytest.raises(UsageError, match="the model is of type int; give the path of a GGUF file"):
         oallama.Placer.load(5)
-    with pytest.raises(UsageError, match="an engine is loaded by a Plan, not by 'cpu'; make one with placer"):
+    with pytest.raises(UsageError, match="'cpu' is no Plan; make one with `placer"):
         placer.engine("cpu")
     with pytest.raises(UsageError, match="n_prompt is 'long'; give a whole number"):
         placer.plan("cpu", n_prompt="long")
+    with pytest.raises(UsageError, match="n_ctx is 'long'; give a whole number"):
+        placer.plan("cpu", n_ctx="long")
+    with pytest.raises(UsageError, match="there is no policy 'oatoo'; choose one of auto"):
+        placer.plan("oatoo")
+    with pytest.raises(UsageError, match="the profile is of type int; give a Profile or the path of one"):
+        oallama.Placer.load("m.gguf", profile=5)
     with pytest.raises(UsageError, match="prompt is 5; give a text"):
         placer.run(5)
 
