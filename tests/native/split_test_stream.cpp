@@ -285,6 +285,26 @@ void check_eviction() {
     done("eviction");
 }
 
+// A token uses three of four experts, so two or three of them lie side by side.
+void check_side_by_side() {
+    const AllStreamed all;
+    const Block       block  = moe_block(GGML_TYPE_F32, GGML_TYPE_F32, {Ffn::silu, Gate::par, false, false, 3, 4});
+    const auto        copies = [&block](Streamed how) {
+        streamed           = how;
+        const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+        const Model   model(block, make_data(block), plan.get());
+        Session       session;
+        const int64_t before = async_device::counters().n_copies_in;
+        check(!session.compute(model, 1).empty(), "a token is computed");
+        return async_device::counters().n_copies_in - before;
+    };
+    const int64_t of_weights = copies(Streamed::all) - copies(Streamed::none);
+    check(of_weights >= 3 && of_weights <= 6, "experts that lie side by side come in one copy, of each of three "
+                                              "weights one or two: " +
+                                                  std::to_string(of_weights));
+    done("experts side by side");
+}
+
 } // namespace
 
 void test_stream() {
@@ -296,6 +316,7 @@ void test_stream() {
     check_ahead();
     check_ahead_of_whole();
     check_pieces();
+    check_side_by_side();
     check_eviction();
     check_two_ends();
 }

@@ -226,7 +226,7 @@ bool Stream::copy(size_t slot, Time until) {
     return to.part == block.parts.size();
 }
 
-// Asks for the experts that are missing in a slot.
+// Asks for the experts that are missing in a slot; for those that lie side by side at once.
 void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
     clear_tails(slot);
     Slot &              to    = ring_[slot];
@@ -242,15 +242,21 @@ void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
         const size_t  all   = part_bytes(block, i);
         const size_t  each  = all / wanted.size();
         ggml_tensor * there = place_of(ctx.get(), slot, i);
-        for (size_t e = 0; e < wanted.size(); e++) {
-            // and what the device may read behind it, of the next expert
-            const size_t end = std::min((e + 1) * each + block.tails[i].second, all);
-            for (size_t at = e * each; wanted[e] && at < end;) {
+        for (size_t first = 0, e = 0; e < wanted.size(); first = ++e) {
+            while (e < wanted.size() && wanted[e]) {
+                e++;
+            }
+            if (first == e) {
+                continue;
+            }
+            // and what the device may read behind the last one, of the next expert
+            const size_t end = std::min(e * each + block.tails[i].second, all);
+            for (size_t at = first * each; at < end;) {
                 const size_t next = std::min(end - at, allowed(Time::max()));
                 ask(slot, i, there, at, next);
                 at += next;
             }
-            bytes += wanted[e] ? static_cast<int64_t>(each) : 0;
+            bytes += static_cast<int64_t>((e - first) * each);
         }
     }
     for (const int32_t expert : experts) {
