@@ -11,6 +11,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <vector>
 
 #include "async_launch.h"
 #include "async_stream.h"
@@ -37,7 +38,7 @@ struct State {
     Options              options;
     std::atomic<int64_t> device_bytes{0}, pinned_bytes{0}, n_streams{0}, n_events{0};
     std::atomic<int64_t> n_allocs{0}, n_graphs{0}, n_copies_in{0}, bytes_in{0}, n_copies_out{0}, n_blocking{0},
-        n_idle_waits{0}, graphs_left{-1};
+        n_moved{0}, n_idle_waits{0}, graphs_left{-1};
     std::atomic<uint64_t> n_random{0};
     std::atomic<int64_t>  n_pinned{0}, most_pinned{0};
 
@@ -250,7 +251,25 @@ struct Backend {
     ggml_backend_t cpu;
     bool           fetches = false; // its last command
     Stream         stream{delay};
+
+    std::map<const ggml_tensor *, std::vector<const void *>> places; // of a graph's tensors the last time, by its first
 };
+
+// Notes where a graph's tensors lie. Whether they lay elsewhere the last time, in a graph with the same first node: so
+// CUDA knows graphs.
+bool moves(Backend & backend, const ggml_cgraph * graph) {
+    std::vector<const void *> now;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        now.push_back(graph->nodes[i]->data);
+        for (const ggml_tensor * src : graph->nodes[i]->src) {
+            now.push_back(src == nullptr ? nullptr : src->data);
+        }
+    }
+    std::vector<const void *> & before = backend.places[graph->nodes[0]];
+    const bool                  moved  = !before.empty() && before != now;
+    before                             = std::move(now);
+    return moved;
+}
 
 // To queue a command in.
 Stream & stream_of(ggml_backend_t backend, bool fetches = false) {
@@ -310,6 +329,7 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (graph->n_nodes == 0) {
         return GGML_STATUS_SUCCESS;
     }
+    state().n_moved += moves(*static_cast<Backend *>(backend->context), graph) ? 1 : 0;
     const auto launch = std::make_shared<Launch>(graph, graph_memory);
     stream_of(backend).submit([launch, cpu = static_cast<Backend *>(backend->context)->cpu] { launch->run(cpu); });
     return GGML_STATUS_SUCCESS;
@@ -444,9 +464,9 @@ void set_options(const Options & wanted) {
 
 Counters counters() {
     const State & now = state();
-    return {now.device_bytes, now.pinned_bytes, now.n_pinned,    now.most_pinned, now.n_streams,
-            now.n_events,     now.n_allocs,     now.n_graphs,    now.n_copies_in, now.bytes_in,
-            now.n_copies_out, now.n_blocking,   now.n_idle_waits};
+    return {now.device_bytes, now.pinned_bytes, now.n_pinned, now.most_pinned, now.n_streams,
+            now.n_events,     now.n_allocs,     now.n_graphs, now.n_copies_in, now.bytes_in,
+            now.n_copies_out, now.n_blocking,   now.n_moved,  now.n_idle_waits};
 }
 
 } // namespace async_device

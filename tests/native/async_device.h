@@ -49,6 +49,7 @@ struct Counters {
     int64_t bytes_in     = 0;
     int64_t n_copies_out = 0; // get_tensor_async
     int64_t n_blocking   = 0; // copies that the caller waits for
+    int64_t n_moved      = 0; // graphs whose tensors lie elsewhere than the last time: CUDA captures none of these
     int64_t n_idle_waits = 0; // times that a stream was waited for whose last command was to fetch
 };
 

@@ -305,6 +305,64 @@ void check_side_by_side() {
     done("experts side by side");
 }
 
+// A lone mul-mat by a weight of this name.
+Block named_block(const std::string & name) {
+    Block block = lone_block(q4_0);
+    block.name += " by " + name;
+    block.weights.front().name = name;
+    block.build                = [name](Graph & g) { g.output(g.mul_mat(name.c_str(), g.x)); };
+    return block;
+}
+
+// Blocks that take turns in two slots: no device graph's tensors move, so that CUDA can capture it, and all weights are
+// copied ahead, for an odd number of blocks too.
+void check_addresses(size_t n_blocks) {
+    const AllStreamed all;
+    n_slots                = 2;
+    const std::string what = std::to_string(n_blocks) + " blocks: ";
+
+    std::vector<Block>         blocks;
+    std::vector<const Block *> each;
+    blocks.reserve(n_blocks);
+    for (size_t i = 0; i < n_blocks; i++) {
+        blocks.push_back(named_block("w" + std::to_string(i)));
+        each.push_back(&blocks.back());
+    }
+    const PlanPtr plan = new_plan(plan_text(each, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    std::vector<std::unique_ptr<Model>> models;
+    std::vector<Outputs>                expected;
+    Session                             cpu({/*split=*/false, /*gpu=*/false});
+    for (const Block & block : blocks) {
+        const Data data = make_data(block);
+        models.push_back(std::make_unique<Model>(block, data, plan.get()));
+        expected.push_back(cpu.compute(Model(block, data, host_layouts().front()), 3));
+    }
+    Session session;
+    int64_t n_built = 0;
+    for (int token = 0; token < 6; token++) {
+        check_ok(oallama_reset_stats(), "statistics are reset");
+        const int64_t n_moved = async_device::counters().n_moved;
+        for (size_t i = 0; i < n_blocks; i++) {
+            check(nmse(expected[i], session.compute(*models[i], 3)) <= summation_bound, what + "a block is right");
+        }
+        n_built += stats().n_built;
+        check(async_device::counters().n_moved == n_moved, what + "no graph moves in token " + std::to_string(token));
+        check(token < 2 || stats().n_built == 0, what + "no program is built after the second token");
+    }
+    check(n_built <= static_cast<int64_t>(n_blocks * (n_blocks % 2 == 0 ? 1 : 2)),
+          what + std::to_string(n_built) + " programs are built");
+}
+
+void check_addresses() {
+    for (const size_t n_blocks : {2, 3, 4, 5}) {
+        check_addresses(n_blocks);
+    }
+    done("addresses of streamed weights");
+}
+
 } // namespace
 
 void test_stream() {
@@ -317,6 +375,7 @@ void test_stream() {
     check_ahead_of_whole();
     check_pieces();
     check_side_by_side();
+    check_addresses();
     check_eviction();
     check_two_ends();
 }

@@ -27,7 +27,7 @@ Partner::~Partner() {
 
 // A place in the ring for what every phase streams; its tensors are in a slot before activations get the rest of the
 // memory.
-void Partner::place_streamed(Program & program) {
+void Partner::place_streamed(Program & program, size_t slot) {
     for (Phase & phase : program.phases) {
         if (phase.streamed.empty()) {
             continue;
@@ -41,15 +41,16 @@ void Partner::place_streamed(Program & program) {
         }
         phase.block = stream_->block(parts);
     }
-    for (Phase & phase : program.phases) { // the ring may have moved while it grew
+    for (const Phase & phase : program.phases) { // the ring may have moved while it grew
         for (size_t i = 0; i < phase.streamed.size(); i++) {
-            stream_->bind(phase.streamed[i].tensor, *phase.block, i, no_slot);
+            stream_->bind(phase.streamed[i].tensor, *phase.block, i, slot);
         }
+        slot = phase.block != nullptr ? stream_->slot_after(slot) : slot;
     }
 }
 
-bool Partner::allocate(Program & program) {
-    place_streamed(program);
+bool Partner::allocate(Program & program, size_t slot) {
+    place_streamed(program, slot);
     const bool   reserved = ggml_gallocr_reserve(compute_.get(), program.device_graph);
     const size_t bytes    = ggml_gallocr_get_buffer_size(compute_.get(), 0);
     const bool   moved    = bytes != compute_bytes_; // to a larger buffer, or, when there was no room, to none

@@ -22,7 +22,8 @@ class Partner {
 
     // Gives a program's device tensors their memory, which all programs share since one runs at a time. True where that
     // memory moved: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY, and then they are as well.
-    bool allocate(Program & program);
+    // slot: of the ring, for the first block that it streams.
+    bool allocate(Program & program, size_t slot);
 
     // Marks what is queued now, to be waited for. False: the device has no events.
     bool mark();
@@ -45,7 +46,7 @@ class Partner {
 
   private:
     void grow_staging(size_t size);
-    void place_streamed(Program & program);
+    void place_streamed(Program & program, size_t slot);
 
     ggml_backend_dev_t device_;
     BackendPtr         backend_;

@@ -6,12 +6,6 @@
 
 namespace oallama {
 
-namespace {
-
-constexpr size_t nowhere = SIZE_MAX;
-
-} // namespace
-
 void Slot::hold(StreamBlock & block) {
     holds = &block;
     part  = 0;
@@ -31,7 +25,6 @@ bool Ring::resize(size_t bytes) {
     bytes_ = 0;
     for (Slot & slot : slots_) {
         slot.holds = nullptr;
-        slot.used  = 0;
         slot.zeros.clear();
     }
     buffer_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes));
@@ -44,10 +37,16 @@ bool Ring::resize(size_t bytes) {
     return true;
 }
 
-void Ring::bind(ggml_tensor * tensor, size_t slot, size_t at) const {
-    char * base    = static_cast<char *>(ggml_backend_buffer_get_base(buffer_.get()));
+// Bytes into the ring.
+size_t Ring::begin_of(const StreamBlock & block, size_t slot) const {
+    const size_t last  = bytes_ - block.bytes;
+    const size_t begin = slot * (bytes_ / slots_.size() / alignment * alignment);
+    return slot > 0 && slot + 1 == slots_.size() ? last : std::min(begin, last);
+}
+
+void Ring::bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const {
     tensor->buffer = buffer_.get();
-    tensor->data   = base + (slot == no_slot ? 0 : slots_[slot].begin) + at;
+    tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(buffer_.get())) + begin_of(block, slot) + at;
 }
 
 size_t Ring::find(const StreamBlock & block) const {
@@ -59,55 +58,27 @@ size_t Ring::find(const StreamBlock & block) const {
     return no_slot;
 }
 
-size_t Ring::oldest(const std::vector<bool> & kept) const {
-    size_t found = no_slot;
-    for (size_t i = 0; i < slots_.size(); i++) {
-        if ((kept.empty() || !kept[i]) && (found == no_slot || slots_[i].used < slots_[found].used)) {
-            found = i;
-        }
+bool Ring::spares(size_t other, const StreamBlock & block, size_t slot) const {
+    if (other == no_slot || slots_[other].holds == nullptr) {
+        return other != slot;
     }
-    return found;
+    const size_t begin = begin_of(block, slot), kept = begin_of(*slots_[other].holds, other);
+    return other != slot && (begin + block.bytes <= kept || kept + slots_[other].holds->bytes <= begin);
 }
 
-// Where so many bytes begin that touch no slot that is kept: at the ring's end, if what is kept leaves them there last.
-size_t Ring::room_beside(size_t bytes, const std::vector<bool> & kept) const {
-    std::vector<Bytes> taken;
+// Every phase ends with an idle device, so nothing computes with what is overwritten here.
+void Ring::take(StreamBlock & block, size_t slot) {
     for (size_t i = 0; i < slots_.size(); i++) {
-        if (kept[i] && slots_[i].holds != nullptr) {
-            taken.emplace_back(slots_[i].begin, slots_[i].holds->bytes);
+        if (i != slot && !spares(i, block, slot)) {
+            slots_[i].holds = nullptr;
+            slots_[i].zeros.clear();
         }
     }
-    std::sort(taken.begin(), taken.end());
-    size_t free = 0;
-    for (const auto & [begin, count] : taken) {
-        if (begin - free >= bytes) {
-            return free;
-        }
-        free = begin + count;
+    Slot & to = slots_[slot];
+    if (to.holds == nullptr || begin_of(*to.holds, slot) != begin_of(block, slot)) {
+        to.zeros.clear();
     }
-    return bytes_ - free >= bytes ? bytes_ - bytes : nowhere;
-}
-
-// Every phase ends with an idle device, so nothing computes with what its copies overwrite but what is kept.
-size_t Ring::take(StreamBlock & block, const std::vector<bool> & kept) {
-    const size_t slot  = oldest(kept);
-    const size_t begin = slot == no_slot ? nowhere : room_beside(block.bytes, kept);
-    if (begin == nowhere) {
-        return no_slot;
-    }
-    for (size_t i = 0; i < slots_.size(); i++) {
-        Slot &       other = slots_[i];
-        const size_t end   = other.begin + (other.holds == nullptr ? 0 : other.holds->bytes);
-        const bool   stays = i == slot && other.begin == begin;
-        if (!stays && (i == slot || (other.begin < begin + block.bytes && begin < end))) {
-            other.holds = nullptr;
-            other.used  = 0;
-            other.zeros.clear();
-        }
-    }
-    slots_[slot].begin = begin;
-    slots_[slot].hold(block);
-    return slot;
+    to.hold(block);
 }
 
 } // namespace oallama

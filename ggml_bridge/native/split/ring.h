@@ -1,5 +1,7 @@
 // Where blocks of weights lie on the device: a ring of slots in its memory. A slot holds a block, and takes as many
 // bytes. Of two slots each lies at its own end of the ring, so that any two blocks that fit together can take turns.
+// Blocks take the slots in turn, and a block always begins at the same place of a slot: CUDA captures a graph only if
+// its tensors lie where they lay the last time.
 
 #pragma once
 
@@ -9,8 +11,10 @@ namespace oallama {
 
 using StreamedPart = std::pair<const SplitWeight *, Side>; // its CG or CG'
 
-// Bytes of a slot, or of the ring.
+// Bytes of a block.
 using Bytes = std::pair<size_t, size_t>; // the first, and how many
+
+constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
 
 // What is streamed of the weights of one phase, which is copied together.
 struct StreamBlock {
@@ -24,12 +28,10 @@ struct StreamBlock {
 
 struct Slot {
     StreamBlock *      holds = nullptr;
-    size_t             begin = 0; // bytes into the ring
-    std::vector<Bytes> zeros;     // tails of what was copied there last, if nothing else was since
-    std::vector<bool>  experts;   // that are there; empty: all that was asked for
-    uint64_t           used = 0;  // when it was last asked for or filled
-    size_t             part = 0;  // the first that is not all asked for; the number of parts: none
-    size_t             at   = 0;  // bytes of it that are
+    std::vector<Bytes> zeros;    // tails of what was copied there last, if nothing else was since
+    std::vector<bool>  experts;  // that are there; empty: all that was asked for
+    size_t             part = 0; // the first that is not all asked for; the number of parts: none
+    size_t             at   = 0; // bytes of it that are
 
     // Nothing of the block is asked for yet.
     void hold(StreamBlock & block);
@@ -55,28 +57,28 @@ class Ring {
     // Becomes so large, and empty. False: the device has no room, and there is no ring.
     bool resize(size_t bytes);
 
-    // Gives a tensor the bytes at `at` of a slot; no_slot: of the ring.
-    void bind(ggml_tensor * tensor, size_t slot, size_t at) const;
+    // Gives a tensor the bytes at `at` of a block in a slot.
+    void bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const;
 
     size_t find(const StreamBlock & block) const; // no_slot: nowhere
 
-    // The slot that was used or filled longest ago; no_slot: all are kept. kept: may be empty for none.
-    size_t oldest(const std::vector<bool> & kept) const;
+    // The slot whose turn it is after that of another; after no_slot, the first.
+    size_t after(size_t slot) const { return slot == no_slot ? 0 : (slot + 1) % slots_.size(); }
 
-    // A slot that holds a block from now on, and leaves alone those that are kept; no_slot: there is no room.
-    size_t take(StreamBlock & block, const std::vector<bool> & kept);
+    // Whether a block in a slot leaves another slot alone; true for no_slot.
+    bool spares(size_t other, const StreamBlock & block, size_t slot) const;
 
-    void use(size_t slot) { slots_[slot].used = ++clock_; }
+    // Lets a slot hold a block. Slots that it touches become empty.
+    void take(StreamBlock & block, size_t slot);
 
   private:
     void   free();
-    size_t room_beside(size_t bytes, const std::vector<bool> & kept) const;
+    size_t begin_of(const StreamBlock & block, size_t slot) const;
 
     ggml_backend_dev_t device_;
     BufferPtr          buffer_;
     size_t             bytes_ = 0;
     std::vector<Slot>  slots_;
-    uint64_t           clock_ = 0;
 };
 
 } // namespace oallama

@@ -13,13 +13,47 @@ namespace oallama {
 // programs
 //
 
-Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory) {
+// A sub-graph has a program for each slot that its first streamed block comes to lie in, such as both of two where an
+// odd number of blocks takes turns: so no device graph's tensors move, and CUDA can capture it.
+Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot) {
     make_signature(graph, memory, scratch_);
+    const bool streams = may_stream(graph);
+    if (streams) {
+        scratch_.push_back(slot);
+    }
     Program * known = programs_.find(scratch_);
-    return known != nullptr ? *known : build(graph, memory);
+    if (known == nullptr && streams) {
+        known           = find_held();
+        scratch_.back() = slot;
+    }
+    return known != nullptr ? *known : build(graph, memory, slot);
 }
 
-Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory) {
+// The program for another slot, where its first streamed block lies in that slot already; NULL: there is none.
+Program * SplitBackend::find_held() {
+    const size_t n_slots = partner_ && partner_->streams() ? partner_->stream().n_slots() : 0;
+    for (size_t slot = 0; slot < n_slots; slot++) {
+        scratch_.back() = slot;
+        Program * known = programs_.find(scratch_);
+        for (size_t i = 0; known != nullptr && i < known->phases.size(); i++) {
+            const StreamBlock * block = known->phases[i].block;
+            if (block != nullptr && partner_->stream().is_in(slot, *block)) {
+                return known;
+            }
+            if (block != nullptr) {
+                break;
+            }
+        }
+    }
+    return nullptr;
+}
+
+// The slot of the ring that the next streamed block takes.
+size_t SplitBackend::next_slot() const {
+    return partner_ && partner_->streams() ? partner_->stream().next_slot() : 0;
+}
+
+Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot) {
     std::unique_ptr<Program> program = build_program(graph, memory, scratch_);
     stats().n_built++;
     host_.reserve(*program);
@@ -32,7 +66,7 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
         }
         bool moved = true;
         try {
-            moved = partner_->allocate(*program);
+            moved = partner_->allocate(*program, slot);
         } catch (...) {
             forget();
             throw;
@@ -81,10 +115,14 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
         });
         return; // its one node is the last to read what is sent
     }
+    foreseen_               = preparing_ ? foreseen_ : next_slot();
     const bool failed       = std::exchange(preparing_, true) && !prepared_; // for a sub-graph before
     prepared_               = false;                                         // where this fails
-    const Program & program = find(graph, memory);
+    const Program & program = find(graph, memory, foreseen_);
     prepared_               = !failed;
+    for (const Phase & phase : program.phases) {
+        foreseen_ = phase.block == nullptr ? foreseen_ : partner_->stream().slot_after(foreseen_);
+    }
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
         return;
     }
@@ -157,7 +195,7 @@ ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory
                             ": what was loaded with it failed; the plan's problems and the log say why");
         }
     }
-    const auto        whole    = [&](ggml_cgraph * part) { return run(find(part, memory), part); };
+    const auto        whole    = [&](ggml_cgraph * part) { return run(find(part, memory, next_slot()), part); };
     const int64_t     n_tokens = chunk_of(graph);
     const ggml_status status   = n_tokens > 0 ? for_chunks(graph, n_tokens, whole) : whole(graph);
     total.lap(stats().total_ns);

@@ -23,8 +23,10 @@ class SplitBackend { // throws OALLAMA_FAILED without a CPU
     void device_computes();
 
   private:
-    Program &   find(const ggml_cgraph * graph, ggml_backend_dev_t memory);
-    Program &   build(const ggml_cgraph * graph, ggml_backend_dev_t memory);
+    Program &   find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
+    Program &   build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
+    Program *   find_held();
+    size_t      next_slot() const;
     void        forget();
     void        forget_turns();
     ggml_status run(Program & program, ggml_cgraph * graph);
@@ -46,6 +48,7 @@ class SplitBackend { // throws OALLAMA_FAILED without a CPU
     ProgramCache             programs_;
     bool                     prepared_  = true;  // all of llama.cpp's graph
     bool                     preparing_ = false; // since the last one was computed
+    size_t                   foreseen_  = 0;     // the next streamed block's slot, of a graph that is prepared
     Signature                scratch_;
     Turns                    turns_;              // of small copies to the device
     Phase *                  last_     = nullptr; // that ended, until the next one is launched

@@ -303,6 +303,13 @@ const ggml_tensor * find_overwriting(const ggml_cgraph * graph) {
     return nullptr;
 }
 
+bool may_stream(const ggml_cgraph * graph) {
+    return std::any_of(graph->nodes, graph->nodes + graph->n_nodes, [](const ggml_tensor * node) {
+        const SplitWeight * weight = weight_of(node->src[0]);
+        return weight != nullptr && (weight->part(side_stream).count > 0 || weight->has_prime());
+    });
+}
+
 bool computes_nothing(const ggml_cgraph & graph) {
     return std::all_of(graph.nodes, graph.nodes + graph.n_nodes,
                        [](const ggml_tensor * node) { return is_view(node->op) || is_empty(node); });

@@ -64,6 +64,9 @@ void keep_sent(ggml_tensor * tensor);
 // A node of a graph that was allocated which is written over a tensor of keep_sent; NULL: none is.
 const ggml_tensor * find_overwriting(const ggml_cgraph * graph);
 
+// Whether it has weights that are streamed, at least in batches of some sizes.
+bool may_stream(const ggml_cgraph * graph);
+
 // Whether its nodes are views or have no elements: so is all of a block behind the attention of a micro-batch of which
 // no token is an output.
 bool computes_nothing(const ggml_cgraph & graph);

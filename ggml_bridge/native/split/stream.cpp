@@ -9,8 +9,6 @@ namespace oallama {
 
 namespace {
 
-constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
-
 constexpr size_t page  = 4096;      // what is asked for is a multiple of it, but for the end of a part
 constexpr size_t least = 16 * page; // asking for less ahead is not worth it
 
@@ -96,7 +94,7 @@ void Stream::grow(size_t bytes) {
 }
 
 void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const {
-    ring_.bind(tensor, slot, block.offsets[part]);
+    ring_.bind(tensor, block, slot, block.offsets[part]);
 }
 
 size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts) {
@@ -110,14 +108,10 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
     last_       = &block;
     size_t slot = ring_.find(block);
     if (slot == no_slot) {
-        // nothing is computed between phases, so any slot may go: the oldest, or all where there is no room beside them
-        std::vector<bool> kept(ring_.n_slots(), true);
-        kept[ring_.oldest({})] = false;
-        slot                   = ring_.take(block, kept);
-        if (slot == no_slot) {
-            slot = ring_.take(block, std::vector<bool>(ring_.n_slots()));
-        }
+        slot = next_slot();
+        ring_.take(block, slot);
     }
+    last_slot_      = slot;
     Slot &     to   = ring_[slot];
     const bool some = !to.experts.empty();
     const bool none = !some && to.part == 0 && to.at == 0;
@@ -129,7 +123,6 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         }
         copy(slot, Time::max());
     }
-    ring_.use(slot);
     return slot;
 }
 
@@ -145,26 +138,26 @@ void Stream::prefetch(size_t busy, Time until) {
     if (!spec_.ahead) {
         return;
     }
-    std::vector<bool> kept(ring_.n_slots());
-    if (busy != no_slot) {
-        kept[busy] = true;
-    }
+    std::vector<size_t> kept  = {busy};
     const StreamBlock * after = last_;
+    size_t              slot  = last_slot_;
     for (size_t n = 0; n < ring_.n_slots() && after != nullptr && after->next != nullptr; n++) {
-        StreamBlock & next = *after->next;
-        after              = &next;
+        StreamBlock & next  = *after->next;
+        const size_t  found = ring_.find(next);
+        after               = &next;
+        slot                = found == no_slot ? ring_.after(slot) : found;
         if (next.routed) {
             continue;
         }
-        size_t slot = ring_.find(next);
-        if (slot == no_slot) {
-            slot = allowed(until) == 0 ? no_slot : ring_.take(next, kept);
-            if (slot == no_slot) {
-                return; // the link is busy until then, or the ring full
+        if (found == no_slot) {
+            const bool free =
+                std::all_of(kept.begin(), kept.end(), [&](size_t other) { return ring_.spares(other, next, slot); });
+            if (!free || allowed(until) == 0) {
+                return; // the slot is in use, or the link is busy until then
             }
-            ring_.use(slot);
+            ring_.take(next, slot);
         }
-        kept[slot] = true;
+        kept.push_back(slot);
         if (ring_[slot].experts.empty() && !copy(slot, until)) {
             return;
         }
@@ -187,7 +180,7 @@ void Stream::clear_tails(size_t slot) {
             continue;
         }
         ggml_tensor * there = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, static_cast<int64_t>(count));
-        ring_.bind(there, slot, first);
+        ring_.bind(there, block, slot, first);
         for (size_t at = 0; at < count; at += zeros.size()) {
             ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
         }

@@ -31,8 +31,17 @@ class Stream {
     // The block of these parts, with room for it in the ring. Throws OALLAMA_NO_MEMORY.
     StreamBlock * block(const std::vector<StreamedPart> & parts);
 
-    // Gives a device tensor the place of a block's part in a slot; no_slot: anywhere in the ring, until its turn comes.
+    // Gives a device tensor the place of a block's part in a slot.
     void bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const;
+
+    // The slot that the next block is going to have, if it is in none.
+    size_t next_slot() const { return ring_.after(last_slot_); }
+
+    size_t slot_after(size_t slot) const { return ring_.after(slot); }
+
+    size_t n_slots() const { return ring_.n_slots(); }
+
+    bool is_in(size_t slot, const StreamBlock & block) const { return ring_.find(block) == slot; }
 
     // The slot of a block whose turn has come; asks for what is missing of it. experts: the only ones needed; NULL:
     // all.
@@ -59,9 +68,10 @@ class Stream {
     ggml_backend_dev_t    device_;
     BackendPtr            backend_;
     Ring                  ring_;
-    std::vector<EventPtr> copied_; // by slot, where the device has events
-    StreamBlock *         last_   = nullptr;
-    bool                  events_ = false;
+    std::vector<EventPtr> copied_;              // by slot, where the device has events
+    StreamBlock *         last_      = nullptr; // whose turn it was
+    size_t                last_slot_ = no_slot; // its slot
+    bool                  events_    = false;
     StreamSpec            spec_;
     Time                  idle_; // when the link has done what it was asked for, at the speed that the plan says
 
