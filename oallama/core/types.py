@@ -199,7 +199,9 @@ class OperatorPlacement:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """What the device will hold, bytes. limit = fill * capacity; spare = limit - everything placed there."""
+    """What the device will hold, bytes. limit = fill * capacity, or capacity - runtime where that is less;
+    spare = limit - everything placed there. runtime: what instances of its back end take for themselves, in what is
+    kept free."""
 
     capacity: int
     fill: float
@@ -210,6 +212,7 @@ class MemoryLedger:
     compute: int
     staging: int
     spare: int
+    runtime: Annotated[int, Mark.OMIT_DEFAULT] = 0
 
 
 @dataclass(frozen=True, slots=True)

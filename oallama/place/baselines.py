@@ -11,6 +11,7 @@ from dataclasses import replace
 from oallama.core.affinity import Baseline
 from oallama.core.types import CPU_DEVICE, MemoryLedger, Predicted, Workload
 from oallama.place.bound import physical_bound
+from oallama.place.budget import usable
 from oallama.place.placed import cpu
 from oallama.place.policies.stock import priced_stock_fit, stock_memory
 from oallama.place.price import price
@@ -30,7 +31,7 @@ def baselines(
     """
     alone = alone or _cpu_alone(problem, load)
     if problem.profile.device != CPU_DEVICE and not held.limit:
-        held = replace(held, limit=int(problem.vram_fill * capacity_of(problem, load)))
+        held = replace(held, limit=usable(capacity_of(problem, load), problem.vram_fill, problem.runtime_bytes))
     others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, load, held)))
     if problem.profile.device == CPU_DEVICE or problem.slices_only:
         return others

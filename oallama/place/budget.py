@@ -7,6 +7,20 @@ from math import floor
 
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import MemoryLedger
+from oallama.core.units import MIB
+
+RUNTIME_BYTES = {"CUDA": 64 * MIB}
+"""By back end: what one instance that computes takes of its device beside buffers, which no load says before it does.
+CUDA: a cuBLAS workspace (4 MiB; 32 MiB on Hopper, as cuBLAS documents it), and ggml's pool of temporary memory, which
+keeps the activations of the largest mul-mat once more (512 tokens of 14,336 as Q8_1: 8 MiB; as F16: 14 MiB) and what
+attention takes. Both belong to the instance and abort where there is no room (ggml 0.25.3, ggml-cuda.cu); 30-60 MB
+together are usual."""
+
+
+def usable(capacity: int, fill: float, runtime: int) -> int:
+    """Bytes that a placement may take. What is kept free of the device holds `runtime`; less is usable where it is too
+    small for that."""
+    return max(0, min(int(fill * capacity), capacity - runtime))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +35,16 @@ class DeviceMemory:
     other_weights: int  # norms, biases: what is on the device and no operator
     n_layer: int
     operators_limit: int | None = None  # --gpu-weights as bytes
+    runtime: int = 0  # of one instance of the device's back end
 
     @property
     def limit(self) -> int:
-        return int(self.fill * self.capacity)
+        return usable(self.capacity, self.fill, self.runtime)
+
+    @property
+    def beside_split(self) -> DeviceMemory:
+        """The same where the split back end's instance computes beside llama.cpp's."""
+        return replace(self, runtime=2 * self.runtime)
 
     def room(self, first_device_layer: int) -> int:
         """Bytes left when the layers from first_device_layer on are on the device; negative: does not fit.
@@ -106,12 +126,13 @@ class CorrectedRoom:
 
 
 def ledger(
-    capacity: int, fill: float, weights_gpu: int, weights_host: int, kv: int, compute: int, staging: int = 0
-) -> MemoryLedger:
+    capacity: int, fill: float, weights_gpu: int, weights_host: int, kv: int, compute: int, staging: int = 0,
+    runtime: int = 0,
+) -> MemoryLedger:  # fmt: skip
     """The ledger of what a load puts on the device; `spare` may be negative, which means that it does not fit."""
-    limit = int(fill * capacity)
+    limit = usable(capacity, fill, runtime)
     spare = limit - weights_gpu - kv - compute - staging
-    return MemoryLedger(capacity, fill, limit, weights_gpu, weights_host, kv, compute, staging, spare)
+    return MemoryLedger(capacity, fill, limit, weights_gpu, weights_host, kv, compute, staging, spare, runtime)
 
 
 #

@@ -44,6 +44,10 @@ class Slices:
     def streams(self) -> bool:
         return any(self.cg) or bool(self.token_assignment)
 
+    @property
+    def use_device(self) -> bool:
+        return any(self.gg) or any(self.hot) or self.streams
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -65,9 +69,7 @@ class Placed:
 
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
-        slices = self.slices
-        sliced = slices is not None and (any(slices.gg) or any(slices.hot) or slices.streams)
-        return self.llama_uses_device(n_layer) or sliced
+        return self.llama_uses_device(n_layer) or (self.slices is not None and self.slices.use_device)
 
 
 def nothing_there(n_operators: int, first_device_layer: int) -> Placed:

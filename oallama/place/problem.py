@@ -20,7 +20,7 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs
 from oallama.cost.rest import index_rest
 from oallama.cost.transfer import transfer_rates, weight_stream
-from oallama.place.budget import DeviceMemory, ledger
+from oallama.place.budget import RUNTIME_BYTES, DeviceMemory, ledger
 from oallama.place.placed import Placed, nothing_there, whole_bytes
 
 SMALLEST_UBATCH = 64
@@ -69,6 +69,11 @@ class Problem:
         object.__setattr__(
             self, "splittable", tuple(can_split(o) and kernels.on_device(o) is not None for o in self.operators)
         )
+
+    @property
+    def runtime_bytes(self) -> int:
+        """Of one instance of the device's back end."""
+        return RUNTIME_BYTES.get(str(self.profile.fingerprint.get("device_backend")), 0)
 
     def capacity(self, taken: LoadBytes) -> int:
         """Bytes of the device: what was free there before this load, or what the caller says."""
@@ -144,7 +149,14 @@ def measured(problem: Problem, load: Workload, placed: Placed, capacity: int | N
         taken.kv,
         taken.compute,
         slices.staging_bytes if slices else 0,
+        problem.runtime_bytes * n_computing(problem, placed),
     )
+
+
+def n_computing(problem: Problem, placed: Placed) -> int:
+    """Instances of the device's back end that compute: llama.cpp's and the split back end's."""
+    split = placed.slices is not None and placed.slices.use_device
+    return int(placed.llama_uses_device(problem.graph.n_layer)) + int(split)
 
 
 def capacity_of(problem: Problem, load: Workload) -> int:
@@ -185,6 +197,7 @@ def device_memory(
             other_weights=taken.weights_gpu,
             n_layer=n_layer,
             operators_limit=operators_limit(problem),
+            runtime=problem.runtime_bytes,
         )
         if without_kv is None and memory.operator_room(n_layer) >= 0:
             without_kv = memory, load

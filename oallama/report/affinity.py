@@ -313,11 +313,13 @@ def weights_text(on_device: int, total: int) -> str:
 def ledger_table(report: AffinityReport) -> Table:
     """The ledger: items, their sum (the limit), what is kept back, and the capacity; then the operators' weights."""
     memory = report.memory
-    limit = f"= limit ({memory.fill:.4g} of the capacity)"
+    is_filled = memory.limit == int(memory.fill * memory.capacity)
+    limit = f"= limit ({memory.fill:.4g} of the capacity)" if is_filled else "= limit (all but the runtime)"
     entries = [
         *ledger_items(memory),
         (limit, memory.limit),
-        ("kept free", memory.capacity - memory.limit),
+        ("kept free", memory.capacity - memory.limit - memory.runtime),
+        *([("runtime of the back end", memory.runtime)] if memory.runtime else []),
         ("= capacity", memory.capacity),
     ]
     rows = [(name, f"{n_bytes / MIB:,.2f}", f"{n_bytes:,}") for name, n_bytes in entries]

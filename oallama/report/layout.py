@@ -150,7 +150,8 @@ def _or_last(value: float | None) -> float:
 def memory_segments(memory: MemoryLedger) -> tuple[Segment, ...]:
     """The device's capacity as a stacked bar: what it will hold, the spare up to the limit, and what is kept free."""
     held = [(name.split()[0].lower(), name, n_bytes) for name, n_bytes in ledger_items(memory)]
-    kept = ("kept", f"kept free (fill {memory.fill:.4g})", memory.capacity - memory.limit)
+    runtime = f", with {format_bytes(memory.runtime)} for the back end itself" if memory.runtime else ""
+    kept = ("kept", f"kept free (fill {memory.fill:.4g}{runtime})", memory.capacity - memory.limit)
     return _segments([*held, kept])
 
 

@@ -22,6 +22,7 @@ from oallama.cost.placement import placement_seconds
 from oallama.device import cards as known
 from oallama.device.cards import CARDS, preset
 from oallama.place.attention import AttentionRule, with_attention
+from oallama.place.budget import RUNTIME_BYTES, usable
 from oallama.place.decide import decide
 from oallama.place.problem import Problem, costs_over
 from oallama.place.verify import on_cpu
@@ -35,6 +36,12 @@ from oallama.report.what_if import CLAIM, what_if_chart, what_if_document, what_
 
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
 TOKENS = (1, 32, 512)
+
+
+@pytest.fixture(autouse=True)
+def _small_cards(monkeypatch):
+    """Their back end takes nothing for itself."""
+    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
 
 
 def problem(card, n_expert=0, repacked=1.0):
@@ -161,6 +168,32 @@ def test_the_ledger_is_in_proportion_to_the_layers_there():
     half = of.probe(LOAD, replace(row.stock.placed, first_device_layer=2))
     assert half.kv == 2 * MIB
     assert half.weights_gpu == sum(op.bytes for op in of.operators)
+
+
+def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(monkeypatch):
+    of, one = problem(sized(12)), MIB // 2
+    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", one)
+    fit, split, cpu = (decide(of, policy, LOAD, "mixed") for policy in ("layers", "hetegen", "cpu"))
+    assert fit.placed.llama_uses_device(of.graph.n_layer) and fit.placed.slices is None and fit.memory.runtime == one
+    assert split.placed.slices.use_device and split.memory.runtime == 2 * one
+    assert cpu.memory.runtime == 0
+    for memory in (fit.memory, split.memory):
+        used = memory.weights_gpu + memory.kv + memory.compute + memory.staging
+        assert used + memory.spare == memory.limit and memory.spare >= 0
+        assert memory.limit == min(int(memory.fill * memory.capacity), memory.capacity - memory.runtime)
+    elsewhere = replace(of.profile, fingerprint={**of.profile.fingerprint, "device_backend": "Vulkan"})
+    assert decide(replace(of, profile=elsewhere), "layers", LOAD, "mixed").memory.runtime == 0
+
+
+def test_what_a_back_end_takes_is_taken_from_what_is_kept_free(monkeypatch):
+    of, capacity = problem(sized(12)), sized(12).memory_bytes
+    limits = []
+    for runtime in (0, capacity // 10, capacity // 5):
+        monkeypatch.setitem(RUNTIME_BYTES, "CUDA", runtime)
+        limits.append(decide(of, "layers", LOAD, "mixed").memory.limit)
+    assert limits == [int(0.9 * capacity), int(0.9 * capacity), capacity - capacity // 5]
+    assert usable(12 * GIB, 0.9, 128 * MIB) == int(0.9 * 12 * GIB), "plans of usual cards stay as they were"
+    assert usable(MIB, 0.9, 2 * MIB) == 0
 
 
 #

@@ -72,12 +72,12 @@ class Room:
     def first_device_layer(self) -> int:
         """The first layer from which on norms and KV fit the device."""
         n_layer = self.memory.n_layer
-        return next((first for first in range(n_layer) if self.memory.room(first) >= 0), n_layer)
+        return next((first for first in range(n_layer) if self.memory.beside_split.room(first) >= 0), n_layer)
 
     @property
     def cut_bytes(self) -> tuple[int, int]:
         """(for operators and what slices need beside them, for weights alone), with as many layers there as fit."""
-        room = self.memory.room(self.first_device_layer)
+        room = self.memory.beside_split.room(self.first_device_layer)
         return room, for_weights(room, self.memory.operators_limit)
 
 

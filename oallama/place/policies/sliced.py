@@ -16,7 +16,7 @@ from oallama.core.types import Operator, StreamSettings, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
 from oallama.cost.placement import Costs
-from oallama.place.budget import DeviceMemory, for_weights
+from oallama.place.budget import DeviceMemory, for_weights, usable
 from oallama.place.exchange import exchange
 from oallama.place.placed import Budget, Placed, cpu, nothing_there, placed_whole
 from oallama.place.policies.oato import search
@@ -98,7 +98,7 @@ class Sliced:
         """The verified placement with the least predicted time."""
         problem, asked = self._problem, self._asked
         capacity = capacity_of(problem, asked)
-        alone = list(self._alone(int(problem.vram_fill * capacity)))
+        alone = list(self._alone(usable(capacity, problem.vram_fill, problem.runtime_bytes)))
         made: Decision | None = None
         if not problem.slices_only:
             memory, load, notes = device_memory(problem, asked, required=False)
@@ -228,7 +228,7 @@ class Sliced:
 
     def _with_slices(self, whole: SlicedProposal, memory: DeviceMemory, n_values: int, n_slots: int) -> SlicedProposal:
         """The same with slices in what it leaves of the device's memory, and a ring of so many slots."""
-        used = own_bytes(self._problem, whole.placed)
+        used, memory = own_bytes(self._problem, whole.placed), memory.beside_split
         room = memory.room(whole.placed.first_device_layer) - used
         whole = replace(whole, room=(room, for_weights(room, memory.operators_limit, used)))
         return self._in_slots(whole, n_values, n_slots)

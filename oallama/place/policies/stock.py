@@ -79,7 +79,7 @@ def stock_memory(problem: Problem, load: Workload) -> DeviceMemory:
     taken = problem.probe(load, operators_on_host(problem, load))
     return DeviceMemory(
         problem.capacity(taken), problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, problem.graph.n_layer,
-        operators_limit(problem),
+        operators_limit(problem), problem.runtime_bytes,
     )  # fmt: skip
 
 
