@@ -35,11 +35,12 @@ def test_a_cache_that_cannot_be_written_costs_at_most_a_note(place: Place) -> No
         started.must_end(0)
 
 
+@pytest.mark.thorough
 def test_a_half_written_cache_and_one_from_the_future_are_measured_again(place: Place) -> None:
     for started in place.start_all():
         started.must_end(0)
     kept = sorted(path for path in place.cache.rglob("*") if path.is_file() and path.stat().st_size)
-    assert kept
+    assert len(kept) > 1
     for path in kept[::2]:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     for path in kept:

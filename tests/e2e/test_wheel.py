@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from oallama.cli.default_model import FILE
+from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = {f"ggml_bridge/lib{name}.so" for name in ("ggml_bridge", "ggml-oallama", "ggml-emulated")}

@@ -13,8 +13,9 @@ from slicing_cases import INTERFERENCE
 from oallama.core.types import StreamSettings
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import PAPER, Timeline, cycle_seconds, cycle_timeline, timeline
+from oallama.cost.timeline import Timeline, cycle_seconds, cycle_timeline, timeline
 
+PAPER = StreamSettings(prefetch="layer")  # as ScheInfer copies
 SECONDS = st.floats(1e-5, 1e-2)
 MAYBE_SECONDS = st.one_of(st.just(0.0), SECONDS)
 ONE_QUEUE = Interference(one_queue=True)
