@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
