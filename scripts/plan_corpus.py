@@ -29,9 +29,10 @@ from oallama.core.files import write_whole
 from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing
-from oallama.core.types import CPU_DEVICE, Attention, PlanRecord, Workload
+from oallama.core.types import CPU_DEVICE, Attention, Operator, OperatorPlacement, PlanRecord, Workload
 from oallama.core.units import GIB, parse_memory
 from oallama.device.cards import CARDS, USUAL_PC, preset
+from oallama.model.cut import cut_extent, cut_step
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.policies.registry import Rules
 from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan
@@ -282,10 +283,17 @@ def record_of(cell: Cell, plan: PlanRecord) -> dict[str, Any]:
         "sliced": sum(0 < p.gg < 1 for p in plan.operators),
         "streamed": sum(p.cg > 0 for p in plan.operators),
         "hot": sum(len(p.hot_experts) for p in plan.operators),
+        "off_step": sum(_off_step(*pair) for pair in zip(of.operators, plan.operators, strict=True)),
         "n_g": [list(pair) for pair in plan.token_assignment],
         **{name: getattr(memory, name) for name in
            ("limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare")},
     }  # fmt: skip
+
+
+def _off_step(operator: Operator, place: OperatorPlacement) -> bool:
+    """Whether the device computes a part that is no multiple of the step (model/cut.py)."""
+    extent, step = cut_extent(operator), cut_step(operator)
+    return place.gg < 1 and any(round(part * extent) % step for part in (place.gg, place.cg))
 
 
 def _digest(value: Any) -> str:

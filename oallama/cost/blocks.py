@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator
 from oallama.core.units import KIB
-from oallama.model.cut import cut_axis, cut_extent, cut_granularity, runs_alone
+from oallama.model.cut import cut_axis, cut_extent, cut_granularity, cut_step, runs_alone
 
 F32 = 4  # bytes of one activation element
 
@@ -200,7 +200,7 @@ def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlo
     return SplitBlock(
         operators=tuple(members),
         extent=hidden if biased else cut_extent(down),
-        step=hidden if biased else max(cut_granularity(operators[i]) for i in members),
+        step=hidden if biased else max(cut_step(operators[i]) for i in members),
         bytes=sum(operators[i].bytes for i in members),
         sent=first[0].shape[0] + _routing(down),
         sent_each=0,
@@ -249,7 +249,7 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
     return SplitBlock(
         operators=(index,),
         extent=cut_extent(operator),
-        step=cut_granularity(operator),
+        step=cut_step(operator),
         bytes=operator.bytes,
         sent=(0 if through_k else k * inputs) + _routing(operator),
         sent_each=inputs if through_k else 0,

@@ -41,3 +41,8 @@ def test_every_cell_is_recorded_and_none_takes_more_memory_than_it_may() -> None
         assert plan["spare"] >= 0, key
         used = sum(plan[part] for part in ("weights_gpu", "kv", "compute", "staging"))
         assert used + plan["spare"] == plan["limit"], key
+
+
+def test_what_the_device_computes_of_long_weights_is_whole_tiles() -> None:
+    recorded = json.loads(plan_corpus.PLANS.read_text(encoding="utf-8"))
+    assert [key for key, plan in recorded.items() if plan.get("off_step")] == []

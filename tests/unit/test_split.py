@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oallama.core.errors import PlanError
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME, MUL_MAT_TYPES
 from oallama.core.types import Operator, OperatorPlacement
-from oallama.model.cut import cut_axis, cut_extent, cut_granularity
+from oallama.model.cut import cut_axis, cut_extent, cut_granularity, cut_step
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.plan.split import check_hot_experts, device_share, hot_bytes, slice_counts
@@ -57,6 +57,25 @@ def test_granularity_keeps_quantisation_blocks_and_row_groups_whole(weight_type:
     block = GGML_TYPES_BY_NAME[weight_type].block_size
     assert cut_granularity(operator("ffn_up", weight_type)) == 32
     assert cut_granularity(operator("ffn_down", weight_type)) == lcm(block, 32)
+
+
+@pytest.mark.parametrize(
+    ("role", "rows", "step"),
+    [("ffn_up", 8192, 128), ("ffn_up", 8160, 32), ("ffn_up", 8224, 32), ("attn_k", 1024, 32), ("output", 128256, 128)],
+)
+def test_plans_cut_long_weights_between_tiles_of_rows_and_others_anywhere(role: str, rows: int, step: int) -> None:
+    made = operator(role, "Q4_K", (1024, rows, 1))
+    assert cut_step(made) == step and step % cut_granularity(made) == 0
+    cut = rows - 32 if rows % 128 == 0 else rows // 2 // 32 * 32  # a plan may be cut otherwise
+    assert slice_counts(made, OperatorPlacement("x", 1 - cut / rows, 0.0, cut / rows)) == (cut, 0, rows - cut)
+
+
+def test_steps_through_k_are_blocks_and_of_halves_whole_tiles_of_each() -> None:
+    assert cut_step(operator("ffn_down", "Q4_0", (14336, 4096, 1))) == 32
+    assert cut_step(operator("ffn_down", "Q4_K", (14336, 4096, 1))) == 256
+    assert cut_step(operator("ffn_up", "Q4_0", (1024, 16384, 1), gate_up=True)) == 128
+    assert cut_step(operator("ffn_up", "Q4_0", (1024, 8192, 1), gate_up=True)) == 32
+    assert cut_step(operator("ffn_up", "F16", (1024, 16384, 1))) == 32
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ struct Planned {
 int64_t shrink(const std::map<SplitWeight *, Planned> & planned, int64_t part) {
     int64_t step = 1;
     for (const auto & [weight, whole] : planned) {
-        step = std::lcm(step, granularity(weight->slice().type, weight->slice().axis));
+        step = std::lcm(step, cut_step(weight->slice()));
     }
     int64_t bytes = 0;
     for (const auto & [weight, whole] : planned) {

@@ -11,6 +11,8 @@ namespace oallama {
 namespace {
 
 constexpr int64_t row_group   = 32;
+constexpr int64_t tile_rows   = 128;              // of a tile of mul-mats by quantised weights on CUDA
+constexpr int64_t long_rows   = 8192;             // from which on whole tiles are chosen
 constexpr int64_t max_tokens  = int64_t{1} << 31; // of a batch
 constexpr int64_t max_experts = int64_t{1} << 16;
 constexpr int64_t min_piece   = 4096; // bytes: asking for less takes longer than copying it
@@ -254,6 +256,11 @@ int64_t granularity(ggml_type type, Axis axis) {
     const int64_t block = ggml_blck_size(type);
     require(block > 0, "there is no ggml type " + std::to_string(static_cast<int32_t>(type)));
     return axis == Axis::cols ? std::lcm(block, row_group) : row_group;
+}
+
+int64_t cut_step(const SliceSpec & slice) {
+    const bool whole_tiles = slice.axis != Axis::cols && slice.extent() >= long_rows && slice.extent() % tile_rows == 0;
+    return whole_tiles && ggml_is_quantized(slice.type) ? tile_rows : granularity(slice.type, slice.axis);
 }
 
 int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens) {

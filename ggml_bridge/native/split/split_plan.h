@@ -67,6 +67,10 @@ struct PlanSpec {
 // rows of every host layout (CPU_REPACK interleaves up to 16, AMX takes tiles of 32).
 int64_t granularity(ggml_type type, Axis axis);
 
+// Elements along the axis in which cuts are chosen: between tiles of rows of CUDA's mul-mats by quantised weights where
+// the weight is quantised, long and made of them, else the granularity. As cut_step of oallama/model/cut.py.
+int64_t cut_step(const SliceSpec & slice);
+
 // n_g for a batch: 0 below the first entry, linear between two (rounded, a half up), the same share above the last
 // (ScheInfer, Eq. 15); less by up to three at lengths that have no entry, such that the host's tokens come in groups.
 int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens);
