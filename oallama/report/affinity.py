@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from oallama.core.affinity import Affinity, AffinityReport
+from oallama.core.codec import to_json
 from oallama.core.types import CPU_DEVICE, Backend, MemoryLedger, OperatorPlacement, Predicted
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.compared import compared_table
@@ -380,4 +381,4 @@ def affinity_csv(report: AffinityReport) -> str:
 
 def report_document(report: AffinityReport) -> dict[str, Any]:
     """`oallama affinity-report --format json`: bytes and seconds; operators in rank order."""
-    return asdict(report) | {"model": model_document(report.model)}
+    return asdict(report) | {"model": model_document(report.model), "memory": to_json(report.memory)}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from oallama.core.codec import to_json
 from oallama.core.history import BlockRuns
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement
 from oallama.core.units import format_bytes, format_seconds
@@ -78,7 +79,7 @@ def placement_document(
         "policy": plan.policy,
         "plan_fingerprint": plan.fingerprint,
         "plan": plan.to_json(),
-        "memory": asdict(plan.memory),
+        "memory": to_json(plan.memory),
         "predicted": asdict(plan.predicted) if plan.predicted else None,
         "operators": [
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from oallama.core.profile import Profile
@@ -16,4 +17,5 @@ def slow_cpu_fast_card(model: Path, link_bytes_per_s: float, cpu_flops_per_s: fl
     card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,
                 link_bytes_per_s, link_bytes_per_s / 2)  # fmt: skip
     host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")
-    return described(host, card, placer.model, placer.operators, (1, 32, 512))
+    made = described(host, card, placer.model, placer.operators, (1, 32, 512))
+    return replace(made, fingerprint={**made.fingerprint, "device_backend": "Emulated"})  # on which they run

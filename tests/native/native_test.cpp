@@ -193,7 +193,8 @@ void test_timers(const char * device) {
     const std::string name  = device;
     gb_timer *        timer = nullptr;
     check_timer(name + " launch", gb_launch_new(device, 1, &timer), timer);
-    check_timer(name + " queueing a graph", gb_launch_issue_new(device, &timer), timer);
+    check_timer(name + " queueing a graph", gb_launch_issue_new(device, 0, &timer), timer);
+    check_timer(name + " having a thread queue a graph", gb_launch_issue_new(device, 1, &timer), timer);
     check_timer(name + " device to host", gb_transfer_new(device, 0, 0, 5000, &timer), timer);
     check_timer(name + " host to device", gb_transfer_new(device, 1, 0, 5000, &timer), timer);
     check_timer(name + " issue of a copy", gb_issue_new(device, 0, 5000, &timer), timer);

@@ -172,7 +172,7 @@ def test_json_has_the_keys_of_the_contract():
     assert list(document["operators"][0]) == list(AFFINITY_KEYS)
     memory = document["memory"]
     assert set(memory) == {
-        *("capacity", "fill", "limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare", "runtime")
+        *("capacity", "fill", "limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare")
     }
     assert document["operators"][0]["rank"] == 1
     assert document["operators"][-1]["layer"] == records.dense().operators[-1].layer
