@@ -142,7 +142,7 @@ def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
 def test_simulate_shows_a_plan_on_machines_that_are_not_here(tmp_path):
     plan, chart = tmp_path / "plan.json", tmp_path / "streams.svg"
     on = ("--machine", TESTBED, "-p", 64, "-n", 16)
-    made = document("simulate", MODEL, *on, "--policy", "hetegen", "--vram", "8MiB", "--json", "--chart", chart)
+    made = document("simulate", MODEL, *on, "--policy", "hetegen", "--vram", "136MiB", "--json", "--chart", chart)
     assert made["simulated"] is True and made["policy"] == "hetegen" and made["machine"]["name"]
     assert chart.read_text(encoding="utf-8").endswith("</svg>\n")
     assert {span["stream"] for span in made["token"]["spans"]} <= {"cpu", "gpu", "in", "out"}

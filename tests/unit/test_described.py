@@ -18,6 +18,7 @@ from oallama.cost.passes import Pass
 from oallama.cost.placement import placement_seconds
 from oallama.cost.transfer import transfer_rates, weight_stream
 from oallama.place.attention import attention_seconds, with_attention
+from oallama.place.budget import RUNTIME_BYTES
 from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
@@ -39,6 +40,12 @@ from oallama.profile.wanted import wanted
 
 TOKENS = (1, 32, 512)
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
+
+
+@pytest.fixture(autouse=True)
+def _small_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their back end takes nothing for itself."""
+    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
 
 
 def made(n_expert: int = 0, type_name: str = "Q4_0") -> tuple[Profile, Problem]:
