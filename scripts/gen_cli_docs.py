@@ -6,13 +6,11 @@ usage: python scripts/gen_cli_docs.py [--check]      --check: change nothing, ex
 
 from __future__ import annotations
 
-import re
 import sys
-from pathlib import Path
 
 import click
+from generated_page import ROOT, escape, write_or_check
 
-ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "cli.md"
 
 HEAD = """\
@@ -111,25 +109,5 @@ def explanation(option: click.Option) -> str:
     return f"{text} Default: {escape(default)}." if option.show_default else text
 
 
-def escape(text: str) -> str:
-    """Text that Markdown leaves alone, also inside a table; code spans stay code."""
-    pieces = text.split("`")
-    for i in range(0, len(pieces), 2):
-        pieces[i] = re.sub(r"([\\*<\[\]])", r"\\\1", pieces[i])
-    return "`".join(pieces).replace("|", "\\|")
-
-
-def main() -> int:
-    """Write, or with --check compare."""
-    text = document()
-    if sys.argv[1:] == ["--check"]:
-        current = TARGET.read_text(encoding="utf-8") if TARGET.is_file() else ""
-        if current != text:
-            print("docs/cli.md is out of date: run python scripts/gen_cli_docs.py", file=sys.stderr)
-        return int(current != text)
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, document()))

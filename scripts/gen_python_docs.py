@@ -12,9 +12,9 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from generated_page import ROOT, escape, write_or_check
+
 TARGET = ROOT / "docs" / "python.md"
 
 HEAD = """\
@@ -118,22 +118,8 @@ def section(kind: type) -> Iterator[str]:
 
 def prose(item: object) -> str:
     """A docstring as Markdown."""
-    from gen_cli_docs import escape
-
     return escape(inspect.getdoc(item) or "")
 
 
-def main() -> int:
-    """Write, or with --check compare."""
-    text = document()
-    if sys.argv[1:] == ["--check"]:
-        current = TARGET.read_text(encoding="utf-8") if TARGET.is_file() else ""
-        if current != text:
-            print("docs/python.md is out of date: run python scripts/gen_python_docs.py", file=sys.stderr)
-        return int(current != text)
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, document()))

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from generated_page import ROOT, write_or_check
+
 TARGET = ROOT / "docs" / "structure.md"
 HEADING = "## Files\n"
 NOTE = "<!-- made by scripts/gen_structure.py from the files themselves; change those and run it again -->\n"
@@ -55,16 +56,5 @@ def document() -> str:
     return TARGET.read_text(encoding="utf-8").split(HEADING)[0] + HEADING + "\n" + "".join(lines)
 
 
-def main() -> int:
-    new = document()
-    if sys.argv[1:] == ["--check"]:
-        if new != TARGET.read_text(encoding="utf-8"):
-            print("docs/structure.md is out of date: run scripts/gen_structure.py", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(new, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, document()))
