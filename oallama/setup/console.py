@@ -24,6 +24,7 @@ from typing import TextIO
 from oallama.core.errors import OallamaError
 
 TAIL_LINES = 15
+DRIVER_S = 60.0  # a driver that has to wake several cards may take so long to answer
 REPORT_EVERY_S = {True: 0.1, False: 30.0}
 """Between two reports of progress; the key tells whether there is a terminal."""
 _COUNTER = re.compile(r"^\s*\[\s*(\d+/\d+|\d+%)\]")  # ninja's or make's

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from oallama.core.errors import UsageError
 from oallama.setup import vulkan
-from oallama.setup.console import SetupError, capture, compiles
+from oallama.setup.console import DRIVER_S, SetupError, capture, compiles
 
 CHOICES = ("auto", "cpu", "cuda", "hip", "vulkan", "metal")
-_QUERY_S = 60.0  # a driver that has to wake several cards may take this long
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,20 @@ class Missing:
     card: bool = False
 
 
+def known_choice(wish: str) -> str:
+    """The wish itself. Raises UsageError for one that is no choice."""
+    if wish not in CHOICES:
+        raise UsageError(f"OALLAMA_BACKEND={wish} is not known: use one of {', '.join(CHOICES)}")
+    return wish
+
+
 def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str, system: str = sys.platform) -> Backend:
     """The back end to build, from OALLAMA_BACKEND (`wish`) and what answers here.
 
     `cxx` is used to look for headers; `cmake_args` (the user's CMAKE_ARGS) may name the architecture of a card that
     does not answer here. Raises UsageError for a wish that is no choice, SetupError for one that cannot be met.
     """
-    if wish not in CHOICES:
-        raise UsageError(f"OALLAMA_BACKEND={wish} is not known: use one of {', '.join(CHOICES)}")
-    if wish == "cpu":
+    if known_choice(wish) == "cpu":
         return Backend("cpu", "CPU build, as OALLAMA_BACKEND=cpu asks")
     finders: dict[str, Callable[[], Backend | Missing]] = {
         "cuda": lambda: _cuda(env, cmake_args, wish == "cuda"),
@@ -78,7 +82,7 @@ def gpu_hint(env: Mapping[str, str]) -> str:
 
 
 def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Missing:
-    listed = capture(["nvidia-smi", "-L"], env, _QUERY_S) or ""
+    listed = capture(["nvidia-smi", "-L"], env, DRIVER_S) or ""
     cards = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", listed, re.MULTILINE)
     if not cards and not forced:
         return Missing("no NVIDIA driver answers")
@@ -104,7 +108,7 @@ def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Mi
 
 def _cuda_architectures(env: Mapping[str, str]) -> list[str]:
     """Compute capabilities of the cards without the dot, each once (`89`); empty where the driver is too old to say."""
-    listed = capture(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], env, _QUERY_S) or ""
+    listed = capture(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], env, DRIVER_S) or ""
     return sorted({major + minor for major, minor in re.findall(r"^\s*(\d+)\.(\d)\s*$", listed, re.MULTILINE)}, key=int)
 
 
@@ -128,7 +132,7 @@ def _cuda_link_flags(nvcc: str, env: Mapping[str, str]) -> list[str]:
 
 def _hip(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Missing:
     rocminfo = _find("rocminfo", env)
-    listed = (capture([rocminfo], env, _QUERY_S) if rocminfo else None) or ""
+    listed = (capture([rocminfo], env, DRIVER_S) if rocminfo else None) or ""
     cards = sorted(set(re.findall(r"^\s*Name:\s+(gfx[0-9a-f]+)\s*$", listed, re.MULTILINE)))
     if not cards and not forced:
         return Missing("no AMD driver answers")
@@ -163,7 +167,7 @@ def _vulkan(env: Mapping[str, str], cxx: str, forced: bool) -> Backend | Missing
 def _metal(env: Mapping[str, str], system: str) -> Backend | Missing:
     if system != "darwin":
         return Missing("Metal is for macOS only")
-    if "Metal" not in (capture(["system_profiler", "SPDisplaysDataType"], env, _QUERY_S) or ""):
+    if "Metal" not in (capture(["system_profiler", "SPDisplaysDataType"], env, DRIVER_S) or ""):
         return Missing("no GPU with Metal answers")
     if capture(["xcrun", "--find", "clang"], env) is None:
         return Missing("a GPU with Metal answers, but there is no xcrun: run xcode-select --install", True)

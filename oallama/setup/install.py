@@ -17,11 +17,10 @@ from functools import cached_property
 from pathlib import Path
 
 from ggml_bridge.library import GGML_VERSION
-from oallama.core.errors import UsageError
 from oallama.core.files import write_whole
 from oallama.setup.build import Build, Variant, compile_build, install_bindings, make_build, pinned_version
 from oallama.setup.console import Console, SetupError, lock, run
-from oallama.setup.gpu import CHOICES, Backend, choose_backend, gpu_hint
+from oallama.setup.gpu import Backend, choose_backend, gpu_hint, known_choice
 from oallama.setup.machine import Compiler, cache_dir, check_compiler, find_compiler, this_cpu
 from oallama.setup.prebuilt import check, put, take
 from oallama.setup.uv import package_environment, packages_folder
@@ -57,10 +56,7 @@ class Installed:
 
 def asked_backend(env: Mapping[str, str]) -> str:
     """OALLAMA_BACKEND, `auto` where it is not set. Raises UsageError for one that does not exist."""
-    wish = env.get("OALLAMA_BACKEND", "").strip().lower() or "auto"
-    if wish not in CHOICES:
-        raise UsageError(f"OALLAMA_BACKEND={wish} is not known: use one of {', '.join(CHOICES)}")
-    return wish
+    return known_choice(env.get("OALLAMA_BACKEND", "").strip().lower() or "auto")
 
 
 def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: bool) -> Variant | None:

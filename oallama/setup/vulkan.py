@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oallama.setup.console import SetupError, capture, compiles
+from oallama.setup.console import DRIVER_S, SetupError, capture, compiles
 
 HEADERS_VERSION = "1.3.272"  # of VkLayerSettingEXT; ggml does not compile with older ones
-_QUERY_S = 60.0  # a driver that has to wake several cards may take this long
 _DRIVER_FOLDERS = ("/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan", "/opt/homebrew/share/vulkan")
 
 
@@ -34,7 +33,7 @@ DRIVER = Part("a Vulkan driver", "mesa-vulkan-drivers", "mesa-vulkan-drivers")
 
 def devices(env: Mapping[str, str]) -> list[tuple[str, str]]:
     """(name, kind) of the devices that Vulkan drivers answer with; a kind is as in DISCRETE_GPU or CPU."""
-    summary = capture(["vulkaninfo", "--summary"], env, _QUERY_S) or ""
+    summary = capture(["vulkaninfo", "--summary"], env, DRIVER_S) or ""
     kinds = re.findall(r"deviceType\s*=\s*PHYSICAL_DEVICE_TYPE_(\w+)", summary)
     names = re.findall(r"deviceName\s*=\s*(.+)", summary)
     return [(name.strip(), kind) for name, kind in zip(names, kinds, strict=False)]
