@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -10,8 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from oallama.cli.help import Group, option
 from oallama.cli.options import Function
 from oallama.cli.output import check_result, emit_json, is_terminal, show, talk, write_chart
 from oallama.core.errors import UsageError
+from oallama.core.files import lock_file
 
 BESIDE = ("matrix", "output", "as_json", "progress")
 """Parameters of `oallama bench` that go with --matrix."""
@@ -66,19 +65,13 @@ def run_matrix(command: click.Command, matrix: Path, target: Path, as_json: bool
     about, cells = read_matrix(matrix, flags_of(command))
     for cell in cells:
         _check(command, matrix, cell)
-    with _only_one(matrix):
-        _run(about or matrix.stem, cells, target, as_json, progress)
 
+    def taken() -> None:  # each would leave out what the other has measured
+        raise UsageError(f"{matrix} is being measured by another process; wait until that ends")
 
-@contextmanager
-def _only_one(matrix: Path) -> Iterator[None]:
-    """Raises UsageError while another process measures this file: each would leave out what the other has measured."""
     with matrix.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{matrix} is being measured by another process; wait until that ends") from None
-        yield
+        lock_file(file, taken)
+        _run(about or matrix.stem, cells, target, as_json, progress)
 
 
 def _run(about: str, cells: Sequence[Cell], target: Path, as_json: bool, progress: bool | None) -> None:

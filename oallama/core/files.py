@@ -1,12 +1,13 @@
-"""Files that are only ever replaced whole, and the error for one that cannot be written."""
+"""Files that are only ever replaced whole, the error for one that cannot be written, and locks of files."""
 
 from __future__ import annotations
 
 import errno
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 from oallama.core.errors import OallamaError
 
@@ -39,6 +40,18 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def lock_file(file: IO[Any], taken: Callable[[], None]) -> None:
+    """Lock an open file until it is closed, at the latest with the process. taken: called once where another process
+    has it, which is then waited for, unless the call raises."""
+    import fcntl  # not on Windows
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        taken()
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def unwritten(kind: type[E], what: str, error: OSError) -> E:

@@ -28,7 +28,7 @@ from typing import Any
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError, UsageError
-from oallama.core.files import owner_only, write_whole
+from oallama.core.files import lock_file, owner_only, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile, Sharing
 from oallama.profile.machine import fingerprint_key
@@ -198,8 +198,6 @@ def measuring_lock(
     The lock ends with the process, however that ends. Where the folder cannot be written there is none: on_fault gets
     the ProfileError, which is raised where there is no on_fault.
     """
-    import fcntl  # not on Windows; nothing else here needs it
-
     try:
         with _writing_in(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -211,12 +209,8 @@ def measuring_lock(
         yield
         return
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file gives the lock back
+        lock_file(file, on_wait)
+        yield
 
 
 @contextlib.contextmanager

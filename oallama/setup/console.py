@@ -5,7 +5,6 @@ A failed program's output becomes one sentence, with the remedy where the fault 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import select
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from oallama.core.errors import OallamaError
+from oallama.core.files import lock_file
 
 TAIL_LINES = 15
 DRIVER_S = 60.0  # a driver that has to wake several cards may take so long to answer
@@ -248,19 +248,19 @@ def compiles(
 
 @contextmanager
 def lock(path: Path, console: Console) -> Iterator[None]:
-    """Hold a lock file; say so where another process has it, and wait. The kernel frees it when we die."""
+    """Hold a lock file; say so where another process has it, and wait."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
     except OSError as error:
         raise SetupError(f"{path} cannot be written ({error.strerror}): set OALLAMA_CACHE_DIR elsewhere") from error
+
+    def wait() -> None:
+        file.seek(0)
+        console.say(f"  another set-up is running (process {file.read().strip() or 'unknown'}): waiting for it")
+
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            console.say(f"  another set-up is running (process {file.read().strip() or 'unknown'}): waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file, wait)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
