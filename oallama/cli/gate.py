@@ -6,14 +6,14 @@ import contextlib
 import math
 import shlex
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from oallama.cli.bars import time_bar
 from oallama.cli.keys import ended_by_key
 from oallama.cli.output import talk
 from oallama.cli.signals import asked_to_end
-from oallama.core.errors import OallamaError
-from oallama.core.options import Options
+from oallama.core.errors import ARGUMENTS, OallamaError
 from oallama.core.units import MIB
 
 if TYPE_CHECKING:
@@ -25,15 +25,9 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 LONGEST_S = 600.0
-"""What is predicted to take longer is not measured after an answer: the last line says what to type."""
+"""Most seconds of measuring after an answer. Where more are predicted, the last line says what to type instead."""
 
 SECONDS_TOLD = 100.0  # longer is told in minutes
-
-FLAGS = {
-    "device": "--device", "vram": "--vram", "vram_fill": "--vram-fill", "gpu_weights": "--gpu-weights", "threads": "-t",
-    "n_batch": "-b", "n_ubatch": "-ub", "type_k": "-ctk", "type_v": "-ctv", "flash_attn": "-fa",
-}  # fmt: skip
-"""Fields of Options, but the context, as `oallama tune` takes them."""
 
 
 def measured(
@@ -141,11 +135,13 @@ def tell_doubt(placer: Placer) -> None:
 
 def tuning(placer: Placer, load: Workload) -> str:
     """The command that measures for this workload, in backticks."""
-    options, defaults = placer.options, Options()
+    options = placer.options
+    flags = {name: flag for flag, name in ARGUMENTS.items()}
     words = ["oallama", "tune", placer.model.path]
-    for name, flag in FLAGS.items():
-        if (value := getattr(options, name)) not in (None, getattr(defaults, name)):
-            words += [flag, f"{value / MIB:g}MiB" if name == "vram" else f"{value}"]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name != "n_ctx" and value not in (None, field.default):
+            words += [flags[field.name], f"{value / MIB:g}MiB" if field.name == "vram" else f"{value}"]
     words += ["-p", str(load.n_prompt), "-n", str(load.n_gen)]
     if options.n_ctx is not None:
         words += ["-c", str(options.n_ctx)]

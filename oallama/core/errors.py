@@ -10,14 +10,15 @@ from typing import ClassVar
 
 from oallama.core.units import format_bytes
 
-_ARGUMENTS = {
+ARGUMENTS = {
     "--affinity": "affinity", "--device": "device", "--fill": "fill", "--gpu-weights": "gpu_weights",
     "--min-p": "min_p", "--policy": "policy", "--repeat-penalty": "repeat_penalty", "--stop": "stop",
     "--temp": "temperature", "--threads": "threads", "--tokens": "tokens", "--top-k": "top_k", "--top-p": "top_p",
     "--vram": "vram", "--vram-fill": "vram_fill", "-b": "n_batch", "-c": "n_ctx", "-ctk": "type_k", "-ctv": "type_v",
-    "-fa": "flash_attn", "-n": "n_gen", "-ngl": "gpu_layers", "-p": "n_prompt", "-ub": "n_ubatch",
+    "-fa": "flash_attn", "-n": "n_gen", "-ngl": "gpu_layers", "-p": "n_prompt", "-t": "threads", "-ub": "n_ubatch",
 }  # fmt: skip
-"""Options of the command line, by which messages name things, and the arguments that they are in Python."""
+"""Options of the command line, by which messages name things, and the arguments that they are in Python; of two for one
+argument, the last is how a command is written."""
 
 _CALLS = {
     "`oallama plan`": "`placer.plan()`",
@@ -116,7 +117,7 @@ def in_python(message: str) -> str:
 
     def argument(found: re.Match[str]) -> str:
         option, value = found.groups()
-        name = _ARGUMENTS.get(option)
+        name = ARGUMENTS.get(option)
         if name is None:
             return found[0]
         quoted = value and not value.startswith("'") and not value.lstrip("-")[0].isdigit()
