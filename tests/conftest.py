@@ -74,3 +74,13 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path_factory.mktemp("ollama")))
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def small_cards() -> Iterator[None]:
+    """CUDA's back end takes nothing for itself of described cards, which may be smaller than that."""
+    from oallama.place.budget import RUNTIME_BYTES
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
+        yield

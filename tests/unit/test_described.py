@@ -18,7 +18,6 @@ from oallama.cost.passes import Pass
 from oallama.cost.placement import placement_seconds
 from oallama.cost.transfer import transfer_rates, weight_stream
 from oallama.place.attention import attention_seconds, with_attention
-from oallama.place.budget import RUNTIME_BYTES
 from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
@@ -38,14 +37,10 @@ from oallama.profile.merge import missing_link, missing_sharing
 from oallama.profile.store import profile_from_json, profile_to_json
 from oallama.profile.wanted import wanted
 
+pytestmark = pytest.mark.usefixtures("small_cards")
+
 TOKENS = (1, 32, 512)
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
-
-
-@pytest.fixture(autouse=True)
-def _small_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their back end takes nothing for itself."""
-    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
 
 
 def made(n_expert: int = 0, type_name: str = "Q4_0") -> tuple[Profile, Problem]:

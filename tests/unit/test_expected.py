@@ -14,7 +14,6 @@ from oallama.core.units import GIB
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
 from oallama.model.memory import load_refusal
-from oallama.place.budget import RUNTIME_BYTES
 from oallama.place.decide import decide
 from oallama.place.depth import planned_depth, slower_from, token_seconds
 from oallama.place.record import placed_by_plan, plan_record, unmeasured_cpu_record
@@ -22,16 +21,12 @@ from oallama.place.simulate import simulate
 from oallama.report.expected import UNMEASURED, expected_line, fits_text, measured_texts, rates_text
 from oallama.run.load import spill_warning
 
+pytestmark = pytest.mark.usefixtures("small_cards")
+
 SERVED = placement_records.served()
 RECORD = replace(SERVED.plan, workload=Workload(500, 200, 8192))
 OPERATORS = SERVED.operators
 N_LAYER = 3
-
-
-@pytest.fixture(autouse=True)
-def _small_cards(monkeypatch):
-    """Their back end takes nothing for itself."""
-    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
 
 
 def of_cpu(n_ctx=8192):

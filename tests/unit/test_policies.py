@@ -16,7 +16,6 @@ from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import Attention, Workload
 from oallama.core.units import MIB
-from oallama.place.budget import RUNTIME_BYTES
 from oallama.place.decide import POLICIES, policy_named
 from oallama.place.placed import Placed, placed_whole, whole_bytes
 from oallama.place.policies import registry
@@ -24,11 +23,7 @@ from oallama.place.policies.registry import Policy, Room, policy
 from oallama.place.problem import LoadBytes, Problem
 from oallama.profile.described import described
 
-
-@pytest.fixture(autouse=True)
-def _small_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their back end takes nothing for itself."""
-    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
+pytestmark = pytest.mark.usefixtures("small_cards")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,6 @@ from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
 from oallama.place.attention import with_attention
-from oallama.place.budget import RUNTIME_BYTES
 from oallama.place.decide import POLICIES, decide
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import Decision, Problem
@@ -43,17 +42,11 @@ from oallama.profile.described import described, host_profile
 from oallama.report.simulate import LOOKS, SimulationSetting, simulate_chart, simulate_document, simulate_tables
 from oallama.report.table import plain
 
+pytestmark = pytest.mark.usefixtures("small_cards")
+
 TOKENS = (1, 8, 32, 128, 512)
 TESTBEDS = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "testbeds"
 ROUNDING = 1e-9
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_cards() -> Iterator[None]:
-    """Their back end takes nothing for itself."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
-        yield
 
 
 def described_problem(machine: str, share: float, n_expert: int = 0) -> Problem:

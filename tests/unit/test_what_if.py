@@ -34,14 +34,10 @@ from oallama.report import chart
 from oallama.report.table import WIDTH
 from oallama.report.what_if import CLAIM, what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
 
+pytestmark = pytest.mark.usefixtures("small_cards")
+
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
 TOKENS = (1, 32, 512)
-
-
-@pytest.fixture(autouse=True)
-def _small_cards(monkeypatch):
-    """Their back end takes nothing for itself."""
-    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
 
 
 def problem(card, n_expert=0, repacked=1.0):
