@@ -200,6 +200,25 @@ class Model {
 
 using Outputs = std::vector<std::vector<float>>;
 
+// A block's graph for one batch, which our back end computes alone.
+class LonePass {
+  public:
+    LonePass(const Model & model, int64_t n_tokens);
+
+    // Calls `callback` before the host computes a node; where it returns true the graph ends.
+    void on_host_node(bool (*callback)(void * data), void * data) const;
+
+    ggml_status compute() const { return ggml_backend_graph_compute(backend_.get(), graph_.gf); }
+
+    Outputs outputs() const;
+
+  private:
+    BackendPtr backend_;
+    ContextPtr ctx_;
+    Graph      graph_;
+    BufferPtr  buffer_;
+};
+
 struct SessionOptions {
     bool split = true;  // the ACCEL devices' backends, as llama.cpp makes them
     bool gpu   = false; // TEST0's too, first

@@ -150,37 +150,16 @@ void check_aborted(const Subject & own) {
     if (plan == nullptr) {
         return;
     }
-    const Model              model(own.block, own.data, plan.get());
-    const ggml_backend_dev_t device = ggml_backend_dev_by_name("OALLAMA");
-    const BackendPtr         backend(ggml_backend_dev_init(device, nullptr));
-    const auto               set_abort = reinterpret_cast<ggml_backend_set_abort_callback_t>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_set_abort_callback"));
-
-    constexpr int64_t n_tokens = 5, max_nodes = 64;
-    const ContextPtr  ctx(ggml_init({max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes, false),
-                                     nullptr, /*no_alloc=*/true}));
-    Graph             graph;
-    graph.ctx      = ctx.get();
-    graph.gf       = ggml_new_graph_custom(ctx.get(), max_nodes, false);
-    graph.n_tokens = n_tokens;
-    graph.tensors  = model.tensors();
-    graph.x        = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, own.block.n_embd, n_tokens);
-    own.block.build(graph);
-    const BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), host_layouts().front()));
-    const auto      x = bridge::random_normal(own.block.n_embd * n_tokens, 1.0F, 1);
-    ggml_backend_tensor_set(graph.x, x.data(), 0, x.size() * sizeof(float));
-    bool aborts = false;
-    set_abort(backend.get(), [](void * data) { return *static_cast<bool *>(data); }, &aborts);
+    const Model    model(own.block, own.data, plan.get());
+    const LonePass pass(model, 5);
+    bool           aborts = false;
+    pass.on_host_node([](void * data) { return *static_cast<bool *>(data); }, &aborts);
     for (const bool now : {false, true, true, false}) {
         aborts                   = now;
-        const ggml_status status = ggml_backend_graph_compute(backend.get(), graph.gf);
+        const ggml_status status = pass.compute();
         check(status == (now ? GGML_STATUS_ABORTED : GGML_STATUS_SUCCESS), own.block.name + ": a graph is aborted");
-        Outputs outputs;
-        for (const ggml_tensor * tensor : graph.outputs) {
-            outputs.emplace_back(static_cast<size_t>(ggml_nelements(tensor)));
-            ggml_backend_tensor_get(tensor, outputs.back().data(), 0, ggml_nbytes(tensor));
-        }
-        check(now || nmse(own.expected, outputs) <= summation_bound, own.block.name + ": right before and after");
+        check(now || nmse(own.expected, pass.outputs()) <= summation_bound,
+              own.block.name + ": right before and after");
     }
 }
 

@@ -54,36 +54,17 @@ void check_pieces(int64_t capacity, int64_t wanted_pinned, const std::string & w
     set_pinned_capacity(INT64_MAX);
 }
 
-// Computes a block's graph by the back end alone, as a scheduler does, and calls `on_host` whenever the host has
-// computed a node.
+// Computes a block's graph, and calls `on_host` whenever the host has computed a node.
 void compute_watched(const Model & model, int64_t n_tokens, const std::function<void()> & on_host) {
-    const ggml_backend_dev_t device = ggml_backend_dev_by_name("OALLAMA");
-    const BackendPtr         backend(ggml_backend_dev_init(device, nullptr));
-    const auto               set_abort = reinterpret_cast<ggml_backend_set_abort_callback_t>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_set_abort_callback"));
-
-    constexpr int64_t max_nodes = 64;
-    const ContextPtr  ctx(ggml_init({max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes, false),
-                                     nullptr, /*no_alloc=*/true}));
-    Graph             graph;
-    graph.ctx      = ctx.get();
-    graph.gf       = ggml_new_graph_custom(ctx.get(), max_nodes, false);
-    graph.n_tokens = n_tokens;
-    graph.tensors  = model.tensors();
-    graph.x        = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, model.block().n_embd, n_tokens);
-    model.block().build(graph);
-    const BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), host_layouts().front()));
-    const auto      x = bridge::random_normal(model.block().n_embd * n_tokens, 1.0F, 1);
-    ggml_backend_tensor_set(graph.x, x.data(), 0, x.size() * sizeof(float));
+    const LonePass        pass(model, n_tokens);
     std::function<void()> watch = on_host;
-    set_abort(
-        backend.get(),
+    pass.on_host_node(
         [](void * data) {
             (*static_cast<std::function<void()> *>(data))();
             return false;
         },
         &watch);
-    check(ggml_backend_graph_compute(backend.get(), graph.gf) == GGML_STATUS_SUCCESS, "a graph is computed");
+    check(pass.compute() == GGML_STATUS_SUCCESS, "a graph is computed");
 }
 
 // A call that fetches a result to plain memory returns when it is there: so it must come behind what the host computes.

@@ -26,6 +26,38 @@ void set_threads(ggml_backend_t backend) {
     }
 }
 
+ContextPtr new_context() {
+    return ContextPtr(ggml_init({max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes, false),
+                                 nullptr, /*no_alloc=*/true}));
+}
+
+// The block's graph; its input has no data yet.
+Graph new_graph(ggml_context * ctx, const Model & model, int64_t n_tokens) {
+    Graph graph;
+    graph.ctx      = ctx;
+    graph.gf       = ggml_new_graph_custom(ctx, max_nodes, false);
+    graph.n_tokens = n_tokens;
+    graph.tensors  = model.tensors();
+    graph.x        = ggml_set_name(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, model.block().n_embd, n_tokens), "x");
+    ggml_set_input(graph.x);
+    model.block().build(graph);
+    return graph;
+}
+
+void draw_input(const Graph & graph, uint64_t seed) {
+    const std::vector<float> x = bridge::random_normal(ggml_nelements(graph.x), 1.0F, seed);
+    ggml_backend_tensor_set(graph.x, x.data(), 0, x.size() * sizeof(float));
+}
+
+Outputs outputs_of(const Graph & graph) {
+    Outputs outputs;
+    for (const ggml_tensor * tensor : graph.outputs) {
+        outputs.emplace_back(static_cast<size_t>(ggml_nelements(tensor)));
+        ggml_backend_tensor_get(tensor, outputs.back().data(), 0, ggml_nbytes(tensor));
+    }
+    return outputs;
+}
+
 // Whether a device of ours computes the node.
 bool is_ours(const ggml_tensor * node) {
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
@@ -71,17 +103,27 @@ Session::Session(const SessionOptions & options) : reuse_(options.reuse), betwee
                                         /*parallel=*/false, /*op_offload=*/true));
 }
 
+LonePass::LonePass(const Model & model, int64_t n_tokens)
+    : backend_(ggml_backend_dev_init(ggml_backend_dev_by_name("OALLAMA"), nullptr)), ctx_(new_context()),
+      graph_(new_graph(ctx_.get(), model, n_tokens)),
+      buffer_(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), host_layouts().front())) {
+    draw_input(graph_, 1);
+}
+
+void LonePass::on_host_node(bool (*callback)(void * data), void * data) const {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_.get()));
+    const auto         set = reinterpret_cast<ggml_backend_set_abort_callback_t>(
+        ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_abort_callback"));
+    set(backend_.get(), callback, data);
+}
+
+Outputs LonePass::outputs() const {
+    return outputs_of(graph_);
+}
+
 Outputs Session::compute(const Model & model, int64_t n_tokens, uint64_t seed) {
-    const ContextPtr ctx(ggml_init({max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes, false),
-                                    nullptr, /*no_alloc=*/true}));
-    Graph            graph;
-    graph.ctx      = ctx.get();
-    graph.gf       = ggml_new_graph_custom(ctx.get(), max_nodes, false);
-    graph.n_tokens = n_tokens;
-    graph.tensors  = model.tensors();
-    graph.x        = ggml_set_name(ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, model.block().n_embd, n_tokens), "x");
-    ggml_set_input(graph.x);
-    model.block().build(graph);
+    const ContextPtr ctx   = new_context();
+    const Graph      graph = new_graph(ctx.get(), model, n_tokens);
 
     ggml_backend_sched_reset(sched_.get());
     for (int i = 0; resident && gpu_ != nullptr && i < ggml_graph_n_nodes(graph.gf); i++) {
@@ -95,8 +137,7 @@ Outputs Session::compute(const Model & model, int64_t n_tokens, uint64_t seed) {
     }
     ggml_backend_sched_set_eval_callback(sched_.get(), wants_ ? on_node : nullptr, this);
     for (uint64_t input : reuse_ ? std::vector<uint64_t>{seed + 1, seed} : std::vector<uint64_t>{seed}) {
-        const std::vector<float> x = bridge::random_normal(model.block().n_embd * n_tokens, 1.0F, input);
-        ggml_backend_tensor_set(graph.x, x.data(), 0, x.size() * sizeof(float));
+        draw_input(graph, input);
         status_ = ggml_backend_sched_graph_compute(sched_.get(), graph.gf);
         if (between_ && input != seed) {
             between_();
@@ -111,12 +152,7 @@ Outputs Session::compute(const Model & model, int64_t n_tokens, uint64_t seed) {
         ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(sched_.get(), node);
         ran_on_[node->name]    = backend == nullptr ? "" : ggml_backend_name(backend);
     }
-    Outputs outputs;
-    for (const ggml_tensor * tensor : graph.outputs) {
-        outputs.emplace_back(static_cast<size_t>(ggml_nelements(tensor)));
-        ggml_backend_tensor_get(tensor, outputs.back().data(), 0, ggml_nbytes(tensor));
-    }
-    return outputs;
+    return outputs_of(graph);
 }
 
 void Session::watch(std::function<bool(const ggml_tensor *)> wants, std::function<void(const ggml_tensor *)> gets) {

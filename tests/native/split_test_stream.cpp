@@ -183,6 +183,24 @@ void check_pieces() {
     done("pieces");
 }
 
+struct Loaded {
+    std::unique_ptr<Model> model;
+    Outputs                expected; // the unsplit CPU's
+};
+
+// Loads each block by the plan.
+std::vector<Loaded> load(const std::vector<Block> & blocks, oallama_plan * plan, int64_t n_tokens) {
+    std::vector<Loaded> loaded;
+    Session             cpu({/*split=*/false, /*gpu=*/false});
+    for (const Block & block : blocks) {
+        const Data data = make_data(block);
+        loaded.push_back({std::make_unique<Model>(block, data, plan),
+                          cpu.compute(Model(block, data, host_layouts().front()), n_tokens)});
+        check(loaded.back().model->loaded(), block.name + " is loaded");
+    }
+    return loaded;
+}
+
 // Blocks that take turns in a ring of so many bytes (0: not said): what is copied while each is computed, once the
 // order is known, and what the device then holds. As copied_in_time, tried again until it is as foreseen. Results must
 // be the CPU's.
@@ -203,21 +221,13 @@ Turn turns_in(int64_t bytes, const std::string & mode, const std::vector<int64_t
     if (plan == nullptr) {
         return turn;
     }
-    std::vector<std::unique_ptr<Model>> models;
-    std::vector<Outputs>                expected;
-    Session                             cpu({/*split=*/false, /*gpu=*/false});
-    for (const Block & block : blocks) {
-        const Data data = make_data(block);
-        models.push_back(std::make_unique<Model>(block, data, plan.get()));
-        check(models.back()->loaded(), block.name + " is loaded");
-        expected.push_back(cpu.compute(Model(block, data, host_layouts().front()), n_tokens));
-    }
-    Session session;
+    const std::vector<Loaded> loaded = load(blocks, plan.get(), n_tokens);
+    Session                   session;
     for (int i = 0; i < 5 || (i < 50 && !foreseen.empty() && turn.copied != foreseen); i++) {
         turn.copied.clear();
         for (size_t block = 0; block < blocks.size(); block++) {
             check_ok(oallama_reset_stats(), "statistics are reset");
-            const double error = nmse(expected[block], session.compute(*models[block], n_tokens));
+            const double error = nmse(loaded[block].expected, session.compute(*loaded[block].model, n_tokens));
             check(error <= summation_bound, blocks[block].name + " in a ring: NMSE " + text(error));
             turn.copied.push_back(stats().bytes_streamed);
         }
@@ -250,7 +260,7 @@ void check_two_ends() {
     done("two ends of a ring");
 }
 
-// Of two slots the one that was used longest ago goes: a block that was asked for again since stays.
+// A third block takes the slot of the block that was not used last.
 void check_eviction() {
     const AllStreamed all;
     n_slots                         = 2;
@@ -332,21 +342,15 @@ void check_addresses(size_t n_blocks) {
     if (plan == nullptr) {
         return;
     }
-    std::vector<std::unique_ptr<Model>> models;
-    std::vector<Outputs>                expected;
-    Session                             cpu({/*split=*/false, /*gpu=*/false});
-    for (const Block & block : blocks) {
-        const Data data = make_data(block);
-        models.push_back(std::make_unique<Model>(block, data, plan.get()));
-        expected.push_back(cpu.compute(Model(block, data, host_layouts().front()), 3));
-    }
-    Session session;
-    int64_t n_built = 0;
+    const std::vector<Loaded> loaded = load(blocks, plan.get(), 3);
+    Session                   session;
+    int64_t                   n_built = 0;
     for (int token = 0; token < 6; token++) {
         check_ok(oallama_reset_stats(), "statistics are reset");
         const int64_t n_moved = async_device::counters().n_moved;
         for (size_t i = 0; i < n_blocks; i++) {
-            check(nmse(expected[i], session.compute(*models[i], 3)) <= summation_bound, what + "a block is right");
+            check(nmse(loaded[i].expected, session.compute(*loaded[i].model, 3)) <= summation_bound,
+                  what + "a block is right");
         }
         n_built += stats().n_built;
         check(async_device::counters().n_moved == n_moved, what + "no graph moves in token " + std::to_string(token));
