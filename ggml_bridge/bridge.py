@@ -327,8 +327,8 @@ class Bridge:
     def input_beside(
         self, device: str, in_place: bool, large_bytes: int, piece_bytes: int, small_bytes: int, n: int
     ) -> list[CopyBeside]:
-        """As copy_beside from pinned memory, until a kernel has computed with the small copy. in_place: it is not
-        copied, the kernel reads the host's memory. Raises Unsupported where kernels are not known to do that."""
+        """Time small copies from pinned memory as copy_beside does, each until a kernel has computed with it. in_place:
+        the kernel reads the host's memory, without a copy. Raises Unsupported where kernels are not known to do so."""
         return self._beside("gb_input_beside", device, in_place, large_bytes, piece_bytes, small_bytes, n)
 
     def _beside(self, function: str, device: str, flag: bool, *sizes: int) -> list[CopyBeside]:

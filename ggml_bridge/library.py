@@ -26,7 +26,8 @@ LIB_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 _INSTALL = "run `oallama setup`"
 _LIBRARIES = ("ggml-base", "ggml")
 _CPU = "ggml-cpu"
-"""Of a build that is for one CPU. One that is for many has several, of which ggml chooses when it is asked to."""
+"""The CPU library of a build for one CPU. A build for many CPUs has several libraries, and ggml chooses one when it is
+asked to load its back ends."""
 _BACKEND_VARIABLE = "GGML_BACKEND_PATH"
 
 

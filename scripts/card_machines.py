@@ -65,7 +65,7 @@ NAMES = {
     "eval": ("host.bytes_per_s", "card.bytes_per_s", "card.synchronize_s"),
     "prompt": ("card.pageable_bytes_per_s", "card.flops_per_s", "first_prompt_s"),
 }
-"""Of each phase: the rate that is fitted first, and what is fitted besides where there are many rows."""
+"""Rates of each phase: the one that is fitted first, and those that are fitted too where there are many rows."""
 
 SPILLED = ("spill", "pressure")
 NOT_STOCK = ("branch", "cpu only")
@@ -106,7 +106,7 @@ def _run(row: Mapping[str, str], sheet: DataSheet) -> PublishedRun:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of the rows of a phase: how many, the median and the worst |predicted / measured - 1|."""
+    """Number of rows of a phase, and the median and worst |predicted / measured - 1|."""
 
     rows: int
     median: float
@@ -177,7 +177,7 @@ def _asked(run: PublishedRun) -> Row:
 
 
 def _best(runs: Sequence[PublishedRun]) -> PublishedRun | None:
-    """Of the model with most rows, the fastest row of llama-bench that has a prompt and tokens."""
+    """The fastest llama-bench row with a prompt and tokens, of the model with the most rows."""
     models = [run.model for run in runs]
     whole = [run for run in runs if run.prompt_tps and run.eval_tps and run.model == max(models, key=models.count)]
     return min(whole, key=lambda run: 512 / run.prompt_tps + 128 / run.eval_tps, default=None)

@@ -299,7 +299,7 @@ class DataSheet:
 
 
 CARD_BYTES, CARD_INT8, CARD_FP16, DRAM_BYTES = 0.8, 0.3, 0.8, 0.67
-"""Of a peak, what the cards of `what-if` and its usual PC reach in llama.cpp."""
+"""Shares of peak rates that the cards of `what-if` and its usual PC reach in llama.cpp."""
 
 
 def by_data_sheet(sheet: DataSheet) -> FittedMachine:
@@ -480,7 +480,7 @@ class Predictor:
         return self.costs[key]
 
     def _all_copied(self, costs: Costs, operators: Sequence[Operator], passes: Sequence[Pass]) -> Costs:
-        """With the time of copying the experts that no token uses, too."""
+        """Add the time of copying the experts that no token uses."""
         made = []
         for cost, operator in zip(costs.operators, operators, strict=True):
             idle = sum(p.count * (1 - operator.mul_mat.share_routed(p.n_tokens)) for p in passes)

@@ -30,7 +30,7 @@ class Group(Enum):
 
 
 FURTHER = "\f"
-"""What follows it in a help text is for --help-all alone."""
+"""Ends the part of a help text that --help shows; --help-all shows the rest too."""
 
 _NAMES_WIDTH = 28  # of the column of options; longer ones have a line of their own
 _ALL = "oallama.cli.help.all"
@@ -44,7 +44,7 @@ class Option(click.Option):
         self.group, self.advanced = group, advanced
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """As click's, with a default in words as it stands."""
+        """Return click's extra parts, with a default in words as it is written."""
         extra = super().get_help_extra(ctx)
         return {**extra, "default": self.show_default} if isinstance(self.show_default, str) else extra
 
@@ -99,7 +99,7 @@ def help_text(command: click.Command) -> str:
 
 
 def grouped(parameters: list[click.Parameter]) -> dict[Group, list[click.Option]]:
-    """Options by group, in the groups' order. One that names no group, such as click's --help, is of the last."""
+    """Options by group, in the groups' order. An option that names no group, such as --help, is in the last."""
     groups: dict[Group, list[click.Option]] = {group: [] for group in Group}
     for parameter in parameters:
         if isinstance(parameter, click.Option):
@@ -108,7 +108,7 @@ def grouped(parameters: list[click.Parameter]) -> dict[Group, list[click.Option]
 
 
 def heading(group: Group, groups: Collection[Group]) -> str:
-    """A group's heading among others; of one by itself that it has options."""
+    """Heading of a group; "Options" for a group by itself."""
     return group.value if len(groups) > 1 else "Options"
 
 
@@ -128,4 +128,4 @@ _help_all = Option(
 )
 
 option: Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]] = partial(click.option, cls=Option)
-"""As click.option, with group and advanced."""
+"""click.option for an Option, which takes `group` and `advanced`."""

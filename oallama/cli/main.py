@@ -127,7 +127,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's; a word that is no command is an error with what was probably meant."""
+        """Find the command. A word that is no command is an error that suggests one."""
         word = str(args[0])
         if word in COMMANDS or word.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
@@ -142,8 +142,8 @@ class LazyGroup(click.Group):
 
 
 def _meant(word: str, args: list[str]) -> str:
-    """What somebody meant by a word that is no command: a model or a prompt to run, another program's command, or one
-    that is misspelt. Empty where that is not known."""
+    """Suggest a command for a word that is none: a model or a prompt to run, another program's command, or one that is
+    misspelt. Returns "" where nothing is near."""
     from difflib import get_close_matches
 
     from oallama.cli.prompt import is_model

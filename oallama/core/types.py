@@ -134,8 +134,8 @@ class MulMat:
         return 1.0 - max(0.0, 1 - self.n_expert_used / self.shape[2]) ** n_tokens
 
     def share_routed(self, n_tokens: int) -> float:
-        """As share_read, of a prompt's tokens: some experts are used far more than others, so many tokens need fewer.
-        How often each is used is taken to be spread as a gamma distribution is."""
+        """Share of the experts that a prompt's tokens read. Some experts are used far more than others, so that many
+        tokens read fewer than by share_read. Uses are assumed to follow a gamma distribution."""
         if self.op != "MUL_MAT_ID":
             return 1.0
         n_expert = self.shape[2]

@@ -34,7 +34,7 @@ Granularity = Literal["operator", "block", "layer"]
 GRANULARITIES: tuple[Granularity, ...] = ("operator", "block", "layer")
 
 MOST_ROUNDS = 50
-"""Of lines 6-15, where no cycle was met."""
+"""Most rounds of lines 6-15 without a cycle."""
 
 
 def affinity(t_cpu_s: float, t_gpu_s: float | None, t_transfer_s: float, n_bytes: int) -> float:

@@ -88,8 +88,8 @@ def _swaps(moves: Sequence[_Move], left: int) -> Iterator[tuple[_Move, ...]]:
 
 
 class _Moves:
-    """What may move in each layer. Layers that are alike, between neighbours alike, have the same moves at the same
-    price, which is found once."""
+    """Moves of each layer. Equal layers between equal neighbours have the same moves at the same prices, which are
+    computed once."""
 
     def __init__(self, costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> None:
         graph = costs.graph
@@ -106,7 +106,7 @@ class _Moves:
         self._known: dict[Hashable, list[_Move]] = {}
 
     def at(self, sides: Sequence[bool]) -> list[_Move]:
-        """Of up to PLACES layers of each kind in each state."""
+        """Moves of up to PLACES layers of each kind in each state."""
         graph, seen, found = self._costs.graph, dict[Hashable, int](), list[_Move]()
         for layer in range(self._first, graph.n_layer + 1):
             low, high = window = graph.around(layer, layer + 1)

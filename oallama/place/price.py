@@ -36,7 +36,7 @@ def price(problem: Problem, load: Workload, placed: Placed, llama_uses_device: b
 
 
 def host_layouts(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool) -> tuple[str, ...]:
-    """In which the host holds each operator: as the placement says, where this machine has it so."""
+    """Layout in which the host holds each operator: the placement's, where this machine has it."""
     empty = not placed.uses_device(problem.graph.n_layer)
     fastest = costs_of(problem, load, "mixed", llama_uses_device or not empty).layouts
     if empty or not placed.layouts:

@@ -72,7 +72,7 @@ class Problem:
 
     @property
     def runtime_bytes(self) -> int:
-        """Of one instance of the device's back end."""
+        """Bytes that one instance of the device's back end takes for itself."""
         return RUNTIME_BYTES.get(str(self.profile.fingerprint.get("device_backend")), 0)
 
     def capacity(self, taken: LoadBytes) -> int:

@@ -51,7 +51,7 @@ class Transfers:
         return max(0.0, added_s) if self._paper else added_s
 
     def of_all(self, units: tuple[Unit, ...], on_device: Sequence[bool], first_device_layer: int) -> list[float]:
-        """Of each of these units, which are in graph order."""
+        """T' of each unit. units: in graph order."""
         if units not in self._windows:
             self._windows[units] = self._windows_of(units)
         sides = bytes(on_device)
@@ -77,7 +77,7 @@ class Transfers:
         return found
 
     def _around(self, unit: Unit) -> tuple[int, int]:
-        """The layers that moving it reaches."""
+        """Layers whose crossings change where the unit moves."""
         graph = self._costs.graph
         own = [graph.operator_layer[i] for i in unit]
         return graph.around(min(own), max(own) + 1)

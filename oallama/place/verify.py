@@ -99,7 +99,7 @@ def _streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
 
 
 def _resident_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
-    """What it costs that split blocks cannot live on the device beside their neighbours, where they cannot."""
+    """A note with the seconds lost where split blocks cannot live on the device beside their neighbours."""
     profile, slices = problem.profile, placed.slices
     if slices is None or profile.takes_residents:
         return ()

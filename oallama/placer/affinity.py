@@ -26,7 +26,7 @@ def search_report(
     affinity: AffinityRule = "default",
     against: Sequence[Baseline] = (),
 ) -> AffinityReport:
-    """What OATO's search for a phase decided. against: what it is held against."""
+    """Report of OATO's decision for a phase. against: baselines that it is compared with."""
     placed = decision.placed
     return AffinityReport(
         model,
@@ -77,7 +77,7 @@ def run_plan(model: ModelInfo, problem: Problem, record: PlanRecord, measured: b
 
 
 def predicted_by(model: ModelInfo, problem: Problem, record: PlanRecord) -> Predicted:
-    """What a plan is predicted to take; simulated where it does not say."""
+    """Predicted seconds of a plan, simulated where the plan has none."""
     placed = placed_by_plan(model.n_layer, problem.operators, record)
     return record.predicted or simulate(problem, record.workload, placed).predicted
 

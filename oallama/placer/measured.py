@@ -36,8 +36,8 @@ class Measured:
 
     @cached_property
     def threads(self) -> int:
-        """Of the CPU: what was asked for, else one for each physical core. Where cores are of several speeds as many as
-        decode fastest, which is measured when it is first asked for, and kept."""
+        """Number of CPU threads: as asked for, else one for each physical core. Where cores have several speeds it is
+        the number that decodes fastest, measured at the first call and kept."""
         if self.options.threads is not None or self.device.is_emulated:
             return self._threads
         return usual_threads(partial(this_host, say=Progress(True).say))
@@ -67,7 +67,7 @@ class Measured:
 
     @property
     def machine_key(self) -> str:
-        """What profiles and histories of this machine with the device are kept by. Raises as above."""
+        """Key under which profiles and histories of this machine with the device are kept. Raises as above."""
         from oallama.profile.machine import fingerprint_key
 
         return fingerprint_key(self.machine)
@@ -142,7 +142,7 @@ class Measured:
         return rates_text(after)
 
     def _history(self, measured: Profile) -> History:
-        """What is known of runs beside this profile."""
+        """History of runs under this profile."""
         from oallama.profile.history_store import read_history, timings_of
 
         return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))

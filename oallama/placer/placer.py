@@ -314,7 +314,7 @@ class Placer(Measured):
         return replace(report, notes=self._with_doubt(report.notes))
 
     def plan_report(self, plan: Plan, load: Workload, phase: Phase = "decode") -> AffinityReport:
-        """As report, for a plan: where it puts every operator. load: the workload that it was asked for."""
+        """Report where a plan puts each operator. load: the workload that it was asked for."""
         against = self._baselines(load, plan.memory)
         return plan_report(self.model, self.problem_for(plan), plan, phase, against)
 
@@ -336,8 +336,8 @@ class Placer(Measured):
         return "on" if self.options.flash_attn == "auto" else self.options.flash_attn
 
     def _baselines(self, load: Workload, held: MemoryLedger) -> tuple[Baseline, ...]:
-        """What every plan for a workload is held against. held: by the plan; the bound has the KV cache and compute
-        buffers on the host, as some plans do."""
+        """Baselines that every plan for a workload is compared with. held: memory of the plan; the bound has the KV
+        cache and compute buffers on the host, as some plans do."""
         rule, held = self.attention_rule, replace(held, kv=0, compute=0)
         alone, _ = rule.decide(lambda way: on_cpu(self.problem(way), load, "mixed"), self.profile(), load)
         return baselines(self.problem(self._stock_attention), load, held, alone.predicted)
@@ -484,14 +484,14 @@ class Placer(Measured):
         return self.attention_rule.unmeasured_on_cpu(load, known, attention_passes)
 
     def _placed(self, plan: Plan) -> Placed:
-        """As a plan says. Raises PlanError for a plan of another model."""
+        """The placement of a plan. Raises PlanError for a plan of another model."""
         if not isinstance(plan, Plan):
             raise UsageError(f"{plan!r:.40} is no Plan; make one with `oallama plan`")
         plan.check(self.model, self.operators)
         return placed_by_plan(self.model.n_layer, self.operators, plan)
 
     def _placed_on(self, plan: Plan, problem: Problem) -> Placed:
-        """As a plan says. Raises PlanError for a plan of another model, or of a device that there is not."""
+        """The placement of a plan. Raises PlanError for a plan of another model, or for a device that is not there."""
         placed = self._placed(plan)
         if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
             raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")

@@ -29,11 +29,11 @@ TOKENS = (1, 8, 32, 128, 512)
 """Batch sizes of a described profile: rates change between them where memory no longer limits."""
 
 EXPERTS = 0.4
-"""Of a card's rate for quantised mul-mats, what mul-mats by many small experts reach in prompts: an RTX 3090's in
+"""Share of a card's rate for quantised mul-mats that mul-mats by many small experts reach in prompts: an RTX 3090's in
 published runs of gpt-oss-120b at five micro-batches (docs/machines.md)."""
 
 ATTENTION = 0.5
-"""Of a card's rate of memory, what attention of one token reaches: it has few heads to share the cache among."""
+"""Share of a card's memory rate that attention of one token reaches, as few heads share the cache."""
 
 IN_CACHE, IN_CACHE_BYTES = 1.2, 12 << 20
 """How much faster a CPU's attention is while the keys and values of a layer are so few bytes that they stay in its

@@ -50,13 +50,13 @@ def legend(words: Words, wide: bool) -> str:
 
 
 def headings(words: Words) -> str:
-    """Of a table with all columns."""
+    """Headings of a table with all columns."""
     times = "".join(f">{name} µs |" for name in words.times)
     return f"operator |type |>shape |>bytes |{times}>saved µs |>µs/MiB |>affinity |backend"
 
 
 def times_headings(words: Words) -> str:
-    """Of a table for a terminal."""
+    """Headings of the times in a table for a terminal."""
     return "".join(f">{name} |" for name in words.times) + ">saved |>affinity"
 
 

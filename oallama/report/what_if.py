@@ -82,7 +82,7 @@ def what_if_line(model: ModelInfo, row: WhatIf) -> str:
 def what_if_foot(
     model: ModelInfo, alone: Decision, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
 ) -> str:
-    """What the columns mean, and what the CPU takes alone."""
+    """Explain the columns, and say how long the CPU takes alone."""
     ours = "the best plan that a quick search finds, which is --fit's where nothing is predicted to be faster"
     if policy != "auto":
         ours = f"the plan of policy {policy}, faster than stock or not; where it does not fit, the CPU alone"

@@ -152,7 +152,7 @@ class Reckoned:
 
 
 def buffer_bytes(info: ModelInfo, n_ubatch: int) -> int:
-    """Of a micro-batch's logits and its widest activations."""
+    """Bytes of a micro-batch's logits and its widest activations."""
     return F32 * n_ubatch * (info.n_vocab + info.n_ff * max(1, info.n_expert_used) * 3 + 4 * info.n_embd)
 
 

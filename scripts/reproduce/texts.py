@@ -69,7 +69,8 @@ def _filled(text: str, own: Mapping[str, Seen]) -> str:
 
 
 def _value(path: str, own: Mapping[str, Seen]) -> Any:
-    """Of a number, or of a path; a figure's id is the longest that it begins with, as ids may have points."""
+    """The value of a number or a path. A path begins with a figure's id: the longest that fits, as ids may have
+    points."""
     try:
         return float(path)
     except ValueError:

@@ -206,7 +206,7 @@ void refuse_one_allocation() {
     expect(emulated_unregister() == 0, "it can be left");
 }
 
-// As CUDA's: no allocation fails, only the buffer's type tells that its memory is plain.
+// No pinned allocation fails, as on CUDA: only the buffer's type tells that its memory is plain.
 void pin_no_more() {
     for (const char * limit : {"fail_alloc 2\n", "pinned_bytes 100\n"}) {
         expect(emulated_register(parameters(true, limit).c_str()) == 0, "the device is registered");

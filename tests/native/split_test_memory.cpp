@@ -91,7 +91,7 @@ void check_order(const Block & block) {
     set_pinned_capacity(INT64_MAX);
 }
 
-// Where there is no pinned memory, what the host makes for itself is not allocated anew for each program.
+// Without pinned memory the host's own memory is not allocated anew for each program.
 void check_no_growth(const Block & block) {
     set_pinned_capacity(0);
     const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));

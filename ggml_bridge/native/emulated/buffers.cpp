@@ -128,7 +128,7 @@ void emulated_host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
     std::memset(buffer->context, value, buffer->size);
 }
 
-// As ggml's CPU buffers, in memory that the device knows; in plain memory where that cannot be, as ggml-cuda has it.
+// Allocates pinned memory. Where there is none, silently allocates plain memory, as ggml-cuda does.
 ggml_backend_buffer_t emulated_host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     Device &                 device = emulated_device();
     const oallama::BufferPtr plain(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment));

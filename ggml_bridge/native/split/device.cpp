@@ -35,7 +35,7 @@ Partners & partners() {
     return *the_partners;
 }
 
-// Where results are that llama.cpp finds in host memory.
+// The buffer type of results that llama.cpp finds in host memory.
 ggml_backend_buffer_type_t host_buft() {
     Partners &                        known = partners();
     const std::lock_guard<std::mutex> lock(known.mutex);

@@ -15,8 +15,8 @@ struct DeviceContext {
     bool                       resident = false;   // its results are in a device's memory, not the host's
     ggml_backend_buffer_type_t named    = nullptr; // it computes nothing, but makes this known by name
 
-    // Of a resident one: whose memory; NULL: no plan has blocks there, and it computes nothing. Read while others are
-    // loaded and freed.
+    // The device whose memory a resident device uses. NULL: no plan has blocks there, and it computes nothing. Other
+    // threads read it while plans are loaded and freed.
     std::atomic<ggml_backend_dev_t> memory{nullptr};
 };
 

@@ -20,7 +20,7 @@ from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
 
 MOST_UNITS = 1 << 14
-"""Of memory that are told apart. Bytes are rounded up to whole units, so that a budget is never exceeded."""
+"""Number of units of memory. Bytes are rounded up to whole units, so that a budget is never exceeded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def balance(of: BlockCost, on: Pricing) -> Balance:
 
 @lru_cache(maxsize=256)
 def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
-    """Of mul-mats that are cut alike: layers have the same ones."""
+    """Balance of mul-mats that are cut at one share; equal layers share the result."""
     beside = interference_at(rates.interference, 1)
 
     def cpu_s(share: float) -> float:

@@ -13,10 +13,10 @@ from math import gcd, inf
 from typing import Any
 
 MOST_NODES = 20_000
-"""Of the solver's tree. Where they are not enough, the best placement that was found comes with a bound."""
+"""Most nodes of the solver's tree. Where they are not enough, the best placement found comes with a bound."""
 
 SCALE = 1e3
-"""What the seconds of all operations on the CPU count as in the program: its tolerances of 1e-6 are absolute."""
+"""Value of all operations' CPU seconds in the linear program, whose tolerances of 1e-6 are absolute."""
 
 SMALLEST = 1e-9  # coefficient that the solver takes
 LEAST_S = 1e-300  # below it seconds count as none
@@ -24,15 +24,15 @@ LEAST_S = 1e-300  # below it seconds count as none
 ROUNDING = 1e-8  # of the bound: what the solver's tolerances may leave
 
 CPU, STREAMED, RESIDENT = range(3)
-"""Where an operation is: on the CPU; on the device, loaded for each pass; on the device, where its weights stay."""
+"""Sides of an operation: on the CPU; on the device, loaded for each pass; on the device, where its weights stay."""
 
 Counts = tuple[int, int, int]
-"""Operations of a kind by where they are."""
+"""Number of operations of a kind on each side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What runs whole on one side. None: it cannot be there."""
+    """An operation that runs whole on one side. None: it cannot run there."""
 
     bytes: int  # of the device, where it is resident
     cpu_s: float
@@ -54,7 +54,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """Where each operation is, and when both sides are done if neither waits for the other."""
+    """The side of each operation, and the seconds until both sides are done if neither waits for the other."""
 
     sides: tuple[int, ...]
     cpu_s: float

@@ -44,7 +44,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a placement is wanted for."""
+    """A request for a placement."""
 
     load: Workload
     phase: Phase
@@ -56,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a policy places into: the prices of the workload, and what the device's memory has room for."""
+    """Prices of the workload, and room in the device's memory, that a policy places by."""
 
     asked: Asked
     load: Workload  # its micro-batch may be smaller than the one that was asked for

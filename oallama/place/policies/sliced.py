@@ -43,27 +43,27 @@ EXPERTS = "experts"
 """As scheinfer, with hot sets of experts; for models whose routing is known."""
 
 SHARES, QUICK_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125), (1.0, 0.5)
-"""Of the room for whole operators, which OATO may fill."""
+"""Shares of the room for whole operators that OATO may fill."""
 
 SHARE_STEPS = (0.125, 0.0625)
 """From the best share so far to the ones beside it, which are looked at too."""
 
 ATTENTION, QUICK_ATTENTION = (1.0, 0.75, 0.5, 0.25), (1.0,)
-"""Of the layers, the last ones whose attention is tried whole on the device."""
+"""Shares of the layers, counted from the last, whose attention is tried whole on the device."""
 
 COARSE_VALUES = 4
-"""Of r_GG while placements are compared. Those that are as near to the best as a block's share are cut finely."""
+"""Values of r_GG while placements are compared. Placements within a block's share of the best are cut finely."""
 
 N_SLOTS = (2, 1)
-"""Of the ring: with two a block is copied while another is computed with; one leaves the memory to weights."""
+"""Slots of the ring. With two, a block is copied while another is computed; one leaves the memory to weights."""
 
 MUCH_STAGING = 0.1
-"""Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
+"""Share of the device's memory. Where staging takes more, a smaller micro-batch may gain more room than it costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlicedProposal(Proposal):
-    """With the slices beside its whole operators."""
+    """A proposal that also cuts operators."""
 
     whole: Placed = Placed((), 0)  # noqa: RUF009 - frozen; without slices
     share: float | None = None  # of the room that OATO was asked to fill; None: llama.cpp has nothing on the device
@@ -270,7 +270,7 @@ def _whole(proposal: SlicedProposal) -> SlicedProposal:
 
 
 def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> Placed:
-    """Of the layers from this one on, what is no FFN is whole on the device, norms and KV with it, whatever memory that
+    """Place all but FFNs of the layers from this one on whole on the device, norms and KV with it, whatever memory that
     takes. FFNs that are then sliced live there too (cost/blocks.py, residents): one block a layer is left to join."""
     on_device = [
         operator.layer is not None

@@ -22,7 +22,7 @@ from oallama.place.problem import Decision, Problem, costs_of, measured, operato
 from oallama.place.verify import on_cpu
 
 PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
-"""Of one more layer's experts, the largest part that fits: all but down, or up alone."""
+"""Parts of one more layer's experts, of which the largest that fits is taken: all but down, or up alone."""
 
 
 def priced_stock_fit(problem: Problem, load: Workload, memory: DeviceMemory) -> tuple[Costs, Placed, Predicted]:
