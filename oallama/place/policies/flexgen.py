@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from oallama.cost.block_cost import BlockCost, Cut
-from oallama.place.placed import Placed, nothing_there
-from oallama.place.policies.modules import Module, modules, place_modules
+from oallama.place.placed import Placed
+from oallama.place.policies.modules import Module, modules_in, place_modules
 from oallama.place.policies.registry import Room, policy
-from oallama.place.problem import Problem, costs_of
+from oallama.place.problem import Problem
 
 
 def streamed(of: BlockCost) -> Cut:
@@ -53,6 +53,5 @@ def _reversed_bits(number: int, n_bits: int) -> int:
     "program",
 )  # fmt: skip
 def flexgen(problem: Problem, room: Room) -> Iterable[Placed]:
-    slicer, base = room.slicer(room.load), nothing_there(len(problem.operators), room.first_device_layer)
-    found = modules(slicer, costs_of(problem, room.load, "decode"), problem.operators, base, streamed)
+    slicer, base, found = modules_in(problem, room, streamed)
     yield place_modules(slicer, found, order(found), base, room.costs, room.asked.phase, *room.cut_bytes)

@@ -20,10 +20,10 @@ from oallama.cost.block_cost import BlockCost, Cut, Gemms
 from oallama.cost.interference import interference_at
 from oallama.cost.slice_rates import SliceRates
 from oallama.cost.slices import Pricing
-from oallama.place.placed import Placed, nothing_there
-from oallama.place.policies.modules import Module, modules, place_modules
+from oallama.place.placed import Placed
+from oallama.place.policies.modules import Module, modules_in, place_modules
 from oallama.place.policies.registry import Room, policy
-from oallama.place.problem import Problem, costs_of
+from oallama.place.problem import Problem
 
 GAMMA, STEP = 0.1, 0.02
 """γ and λ of section 4.4, which gives no values: how far α is varied, and in what steps."""
@@ -133,7 +133,6 @@ def order(found: Sequence[Module], on: Pricing) -> list[int]:
     "down whose shares are equal are joined once",
 )  # fmt: skip
 def hetegen(problem: Problem, room: Room) -> Iterable[Placed]:
-    slicer, base = room.slicer(room.load), nothing_there(len(problem.operators), room.first_device_layer)
-    of_token = costs_of(problem, room.load, "decode")
-    found = modules(slicer, of_token, problem.operators, base, partial(cut, on=slicer.on))
-    yield place_modules(slicer, found, order(found, slicer.on), base, room.costs, room.asked.phase, *room.cut_bytes)
+    on = room.slicer(room.load).on
+    slicer, base, found = modules_in(problem, room, partial(cut, on=on))
+    yield place_modules(slicer, found, order(found, on), base, room.costs, room.asked.phase, *room.cut_bytes)

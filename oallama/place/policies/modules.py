@@ -17,7 +17,9 @@ from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.placement import Costs, placement_seconds
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers
-from oallama.place.placed import Placed
+from oallama.place.placed import Placed, nothing_there
+from oallama.place.policies.registry import Room
+from oallama.place.problem import Problem, costs_of
 from oallama.place.slicer import STAGING_ROUNDS, Slicer
 from oallama.place.staging import staging_bytes
 
@@ -35,6 +37,12 @@ class Module:
 
 
 CutOf = Callable[[BlockCost], Cut]
+
+
+def modules_in(problem: Problem, room: Room, cut_of: CutOf) -> tuple[Slicer, Placed, tuple[Module, ...]]:
+    """(prices of cut blocks, the placement without operators on the device, the modules that may go there)."""
+    slicer, base = room.slicer(room.load), nothing_there(len(problem.operators), room.first_device_layer)
+    return slicer, base, modules(slicer, costs_of(problem, room.load, "decode"), problem.operators, base, cut_of)
 
 
 def modules(

@@ -17,12 +17,12 @@ from dataclasses import replace
 
 from oallama.core.units import format_seconds
 from oallama.cost.placement import Costs
-from oallama.place.placed import Placed, cpu, nothing_there
+from oallama.place.placed import Placed, cpu
 from oallama.place.policies.flexgen import streamed
 from oallama.place.policies.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
-from oallama.place.policies.modules import Module, modules, on_cpu, placed_modules, staging_of
+from oallama.place.policies.modules import Module, modules_in, on_cpu, placed_modules, staging_of
 from oallama.place.policies.registry import Room, policy
-from oallama.place.problem import Problem, costs_of
+from oallama.place.problem import Problem
 from oallama.place.slicer import Slicer
 
 
@@ -32,12 +32,7 @@ from oallama.place.slicer import Slicer
 )  # fmt: skip
 def twinpilots(problem: Problem, room: Room) -> Iterable[Placed]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
-    slicer, costs, base = (
-        room.slicer(room.load),
-        room.costs,
-        nothing_there(len(problem.operators), room.first_device_layer),
-    )
-    found = modules(slicer, costs_of(problem, room.load, "decode"), problem.operators, base, streamed)
+    costs, (slicer, base, found) = room.costs, modules_in(problem, room, streamed)
     made = module_makespan(slicer, found, costs, base.first_device_layer, *room.cut_bytes)
     if made is None or set(made.sides) == {CPU}:
         yield cpu(costs)
