@@ -52,10 +52,12 @@ void check_registry() {
     ggml_backend_dev_t ours     = ggml_backend_dev_by_name("OALLAMA_Resident");
     const auto         computes = [&] { return ggml_backend_dev_buffer_type(ours) != ggml_backend_cpu_buffer_type(); };
     check(ours != nullptr && !computes(), "without a plan the device for blocks that live on another computes nothing");
-    Session early; // knows no device's memory
+    Session                    early; // knows no device's memory
+    ggml_backend_buffer_type_t known = nullptr;
     {
         const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
         check(ggml_backend_dev_count() == n_before && computes(), "a plan registers no device, but uses one");
+        known = ggml_backend_dev_buffer_type(ours);
         const Model model(block, make_data(block), plan.get());
         check(early.compute(model, 1).empty() && early.status() == GGML_STATUS_FAILED &&
                   std::string(oallama_last_error()).find("made before the plan") != std::string::npos,
@@ -65,6 +67,7 @@ void check_registry() {
         check(second != nullptr && computes(), "so does a second plan for the same device");
     }
     check(ggml_backend_dev_count() == n_before && !computes(), "and none is removed with them");
+    check(ours->iface.supports_buft(ours, known), "a scheduler that asked before may still be made");
     done("the registry while plans come and go");
 }
 

@@ -116,7 +116,9 @@ bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) 
 bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
     // also of a device that computes nothing now: its buffer type is the host's meanwhile
     const bool host = context_of(dev).named == nullptr && ggml_backend_buft_is_host(buft);
-    if (is_split_buft(buft) || host) {
+    // a plan may come or go between the two calls of ggml_backend_sched_new: what was returned stays supported
+    const bool returned = context_of(dev).resident && is_resident_buft(buft);
+    if (is_split_buft(buft) || host || returned) {
         return true;
     }
     ggml_backend_dev_t memory = memory_of(dev);

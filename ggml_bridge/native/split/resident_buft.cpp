@@ -35,4 +35,8 @@ ggml_backend_buffer_type_t resident_buft(ggml_backend_dev_t device) {
     return device->iface.supports_buft(device, ours) ? ours : nullptr;
 }
 
+bool is_resident_buft(ggml_backend_buffer_type_t buft) {
+    return buft->iface.alloc_buffer == alloc_original;
+}
+
 } // namespace oallama

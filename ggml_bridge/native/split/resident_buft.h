@@ -15,4 +15,7 @@ namespace oallama {
 // memory, or takes no other address for its own.
 ggml_backend_buffer_type_t resident_buft(ggml_backend_dev_t device);
 
+// Whether resident_buft returned it, for any device.
+bool is_resident_buft(ggml_backend_buffer_type_t buft);
+
 } // namespace oallama
