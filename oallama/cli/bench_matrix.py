@@ -117,7 +117,8 @@ def measured(cell: Cell, shown: bool) -> Outcome:
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as child:
         assert child.stdout is not None and child.stderr is not None
-        reader = threading.Thread(target=_pass_on, args=(child.stderr.fileno(), told, shown), daemon=True)
+        # a descriptor of its own: Popen closes child.stderr, at Ctrl-C perhaps before the thread has read all
+        reader = threading.Thread(target=_pass_on, args=(os.dup(child.stderr.fileno()), told, shown), daemon=True)
         reader.start()
         try:
             out = child.stdout.read()
@@ -136,10 +137,11 @@ def measured(cell: Cell, shown: bool) -> Outcome:
 
 
 def _pass_on(source: int, told: bytearray, shown: bool) -> None:
-    while piece := os.read(source, 65536):
-        told += piece
-        if shown:
-            os.write(sys.stderr.fileno(), piece)
+    with open(source, "rb", buffering=0) as stream:
+        while piece := stream.read(65536):
+            told += piece
+            if shown:
+                os.write(sys.stderr.fileno(), piece)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
