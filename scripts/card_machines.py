@@ -34,7 +34,7 @@ from oallama.core.errors import DoesNotFit
 from oallama.core.types import Workload
 from oallama.place.attention import with_attention
 from oallama.place.decide import decide
-from oallama.place.placed import Placed
+from oallama.place.placement import Placed
 from oallama.place.problem import Problem
 from oallama.place.simulate import simulate
 from oallama.profile.described import TOKENS, described

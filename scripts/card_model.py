@@ -19,11 +19,11 @@ from oallama.core.codec import Count32, Size32
 from oallama.core.types import ModelInfo, Operator
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass, passes_at
-from oallama.cost.placement import Costs, placement_seconds
+from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
 from oallama.device.cards import USUAL_PC, preset
 from oallama.place.attention import with_attention
-from oallama.place.placed import Placed
+from oallama.place.placement import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import described
 

@@ -33,7 +33,7 @@ from oallama.core.types import CPU_DEVICE, Attention, Operator, OperatorPlacemen
 from oallama.core.units import GIB, parse_memory
 from oallama.device.cards import CARDS, USUAL_PC, preset
 from oallama.model.cut import cut_extent, cut_step
-from oallama.place.microbatch import larger_ubatches
+from oallama.place.decide import larger_ubatches
 from oallama.place.policies.registry import Rules
 from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan
 from oallama.plan.plugin_text import plugin_text

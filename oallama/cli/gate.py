@@ -101,7 +101,7 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
     """Return a line with what tuning is predicted to gain over stock llama.cpp's placement, at most where no plan is
     known, and how to tune. Measures and plans nothing."""
     from oallama.gate.run import unsettled
-    from oallama.place.bound import physical_bound
+    from oallama.place.explain import physical_bound
     from oallama.report.expected import gain_text
 
     now = best = None

@@ -104,7 +104,7 @@ class PlacementOptions:
             plan, unknown = at_once(placer, load)
         for note in plan.notes:
             talk(f"note: {note}")
-        from oallama.place.used_experts import with_used_experts
+        from oallama.place.placement import with_used_experts
 
         return with_used_experts(plan, placer.operators, placer.routing), unknown
 

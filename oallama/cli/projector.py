@@ -12,7 +12,7 @@ from oallama.cli.options import as_record
 from oallama.core.options import Options
 from oallama.core.types import Attention
 from oallama.core.units import format_bytes
-from oallama.place.budget import fits_beside, vram_beside
+from oallama.place.memory import fits_beside, vram_beside
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload

@@ -17,7 +17,7 @@ from oallama.cli.serve_needs import Needs, needs_of
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.history import BlockRuns
 from oallama.core.types import Workload
-from oallama.place.record import unmeasured_cpu_record
+from oallama.place.placement import unmeasured_cpu_record
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, work_times

@@ -14,10 +14,10 @@ from oallama.core.options import PLAIN_V_TYPES, Options
 from oallama.core.profile import Profile, RestCase
 from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Workload
 from oallama.core.units import MIB
+from oallama.cost.kernels import index_rest, rest_of, rest_seconds
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes
-from oallama.cost.rest import index_rest, rest_of, rest_seconds
-from oallama.place.problem import Decision
+from oallama.place.placement import Decision
 from oallama.profile.wanted import in_steps
 
 SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB

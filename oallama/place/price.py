@@ -1,13 +1,20 @@
-"""The price of a placement: what a prompt and a token take. Searches, reports and simulations have no other. Pure."""
+"""The price of a placement: what a prompt and a token take; and what is predicted of passes that ran. Pure."""
 
 from __future__ import annotations
 
-from oallama.core.types import Predicted, Workload
+from collections.abc import Sequence
+from dataclasses import replace
+
+from oallama.core.history import BlockRuns, SeenPasses
+from oallama.core.types import PlanRecord, Predicted, Workload
 from oallama.cost.passes import passes
-from oallama.cost.placement import placement_seconds
-from oallama.place.placed import Placed
+from oallama.cost.slices import Pricing
+from oallama.cost.timeline import BlockTimes, cycle_seconds
+from oallama.cost.whole import placement_seconds
+from oallama.place.cutting import Layers, n_g_at
+from oallama.place.placement import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
-from oallama.place.slicer import slicer_of
+from oallama.place.sharing import slicer_of
 
 
 def price(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Predicted:
@@ -45,3 +52,57 @@ def host_layouts(problem: Problem, load: Workload, placed: Placed, llama_uses_de
         named if named is not None and named in problem.kernels.on_host(operator) else own
         for named, own, operator in zip(placed.layouts, fastest, problem.operators, strict=True)
     )
+
+
+def seen_passes(
+    problem: Problem, plan: PlanRecord, placed: Placed, runs: Sequence[BlockRuns]
+) -> tuple[SeenPasses, ...]:
+    """The passes of these runs by class of batch sizes. placed: as the plan says. Blocks that are computed for
+    outputs alone run for fewer tokens than a pass has, and are left out."""
+    if placed.slices is None:
+        return ()
+    slicer, table = slicer_of(problem, plan.workload, placed.slices), plan.token_assignment
+    blocks = [
+        (of, cut)
+        for of, cut in slicer.cuts_of(placed)
+        if not of.outputs_only and (not cut.is_whole or cut.n_hot or (table and of.takes_n_g))
+    ]
+    names = {problem.operators[i].name for of, _ in blocks for i in of.block.operators}
+    found = []
+    for batch in sorted({one.batch for one in runs}):
+        own = [one for one in runs if one.batch == batch and one.block in names and one.n_runs > 0]
+        if own:
+            most = max(own, key=lambda one: one.n_runs)
+            n_tokens = max(1, round(most.n_tokens / most.n_runs))
+            found.append(_beside(_summed(own, most.n_runs), blocks, n_tokens, n_g_at(table, n_tokens), slicer.on))
+    return tuple(found)
+
+
+def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
+    cpu_s, wait_s, other_s = (
+        sum(getattr(one, name) for one in runs) / n_passes for name in ("cpu_s", "wait_s", "other_s")
+    )
+    return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
+
+
+def _beside(seen: SeenPasses, blocks: Layers, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
+    """With what is predicted of a pass."""
+    times = [on.block_times(of, cut, n_tokens, n_g) for of, cut in blocks]
+    rounds: dict[BlockTimes, tuple[float, float]] = {}
+    for one in times:
+        if one not in rounds:
+            without_cpu_s = cycle_seconds([replace(one, cpu_s=0.0)], on.streaming)
+            rounds[one] = cycle_seconds([one], on.streaming), without_cpu_s
+    return replace(
+        seen,
+        predicted_cpu_s=sum(_beside_copies(one, rounds[one][0]) for one in times),
+        predicted_device_s=sum(rounds[one][1] for one in times),
+        predicted_between_s=sum(one.gap_s for one in times),
+        copies_last=sum(one.copy_s for one in times) > sum(step.gpu_s for one in times for step in one.steps),
+    )
+
+
+def _beside_copies(times: BlockTimes, round_s: float) -> float:
+    """Seconds of CC, which copies slow down for the share of a round that they take."""
+    copied = min(1.0, times.copy_s / round_s) if round_s > 0 else 0.0
+    return times.cpu_s * (1 + copied * (1 / times.interference.cpu_with_link - 1))

@@ -9,19 +9,16 @@ from itertools import pairwise
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import MemoryLedger, Operator, Phase, Predicted, Workload
+from oallama.core.types import MemoryLedger, Operator, Phase, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.cost.graph import Graph
-from oallama.cost.kernels import Kernels
-from oallama.cost.offload import host_cache, offloaded, rest_with_offload, takes_attention
-from oallama.cost.operators import operator_costs
+from oallama.cost.kernels import Kernels, index_rest
 from oallama.cost.passes import Pass, passes
-from oallama.cost.placement import Costs
-from oallama.cost.rest import index_rest
-from oallama.cost.transfer import transfer_rates, weight_stream
-from oallama.place.budget import RUNTIME_BYTES, DeviceMemory, ledger
-from oallama.place.placed import Placed, nothing_there, whole_bytes
+from oallama.cost.rates import transfer_rates, weight_stream
+from oallama.cost.whole import Costs, host_cache, offloaded, operator_costs, rest_with_offload, takes_attention
+from oallama.place.memory import RUNTIME_BYTES, DeviceMemory, ledger
+from oallama.place.placement import Placed, nothing_there, whole_bytes
 
 SMALLEST_UBATCH = 64
 
@@ -78,19 +75,6 @@ class Problem:
     def capacity(self, taken: LoadBytes) -> int:
         """Bytes of the device: what was free there before this load, or what the caller says."""
         return taken.device_free if self.vram is None else self.vram
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A verified placement, with everything a report or a plan says of it."""
-
-    policy: str
-    workload: Workload
-    costs: Costs  # over the phase that was asked for
-    placed: Placed
-    memory: MemoryLedger
-    predicted: Predicted
-    notes: tuple[str, ...]
 
 
 def costs_of(problem: Problem, load: Workload, phase: Phase, llama_uses_device: bool = True) -> Costs:

@@ -1,6 +1,6 @@
 """What the four streams of a machine (CPU, GPU, copies in and out) do while a placement runs, as the cost model has it.
 
-Whole operators follow one another in graph order (cost/tasks.py). Sliced blocks run as cost/timeline.py says; what lies
+Whole operators follow one another in graph order (cost/whole.py). Sliced blocks run as cost/timeline.py says; what lies
 between them, which it knows as so many seconds before each block, is drawn as whole operators in graph order again, as
 much of it before one block as before another, the device's part first. Pure.
 """
@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from oallama.core.types import Operator, Predicted, Workload
-from oallama.cost.block_cost import BlockCost
-from oallama.cost.offload import HostCache, host_cache
 from oallama.cost.passes import Pass, passes
-from oallama.cost.streams import BlockTimes, Span
-from oallama.cost.tasks import Engine, Task, whole_tasks
-from oallama.cost.timeline import Timeline, cycle_timeline, timeline
-from oallama.place.placed import Placed
+from oallama.cost.slices import BlockCost
+from oallama.cost.timeline import BlockTimes, Span, Timeline, cycle_timeline, timeline
+from oallama.cost.whole import Engine, HostCache, Task, host_cache, whole_tasks
+from oallama.place.placement import Placed
 from oallama.place.price import host_layouts
 from oallama.place.problem import Problem, costs_over
-from oallama.place.slicer import MODEL_ROUNDS, Slicer, slicer_of
+from oallama.place.sharing import MODEL_ROUNDS, Slicer, slicer_of
 
 ENGINES: tuple[Engine, ...] = ("cpu", "gpu", "in", "out")
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from oallama.core.types import Phase, Workload
 from oallama.core.units import format_bytes, format_seconds
 from oallama.cost.blocks import residents, split_blocks
-from oallama.cost.placement import Costs
-from oallama.cost.transfer import transfer_rates
-from oallama.place.budget import CorrectedRoom, DeviceMemory, ledger
-from oallama.place.placed import Placed, cpu
+from oallama.cost.rates import transfer_rates
+from oallama.cost.whole import Costs
+from oallama.place.memory import CorrectedRoom, DeviceMemory, ledger
+from oallama.place.placement import Decision, Placed, cpu
 from oallama.place.price import price
-from oallama.place.problem import Decision, Problem, costs_of, measured, own_bytes, with_layouts
+from oallama.place.problem import Problem, costs_of, measured, own_bytes, with_layouts
 
 ROUNDS = 6
 

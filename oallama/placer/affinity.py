@@ -8,14 +8,12 @@ from dataclasses import replace
 from oallama.core.affinity import Affinity, AffinityReport, Baseline, Measured, RunPlan
 from oallama.core.profile import Profile
 from oallama.core.types import Backend, ModelInfo, Operator, OperatorPlacement, Phase, PlanRecord, Predicted
-from oallama.cost.placement import Costs
-from oallama.place.affinity import AffinityRule, normalise, rank
+from oallama.cost.whole import Costs
+from oallama.place.affinity import AffinityRule, Transfers, normalise, rank
 from oallama.place.affinity import affinity as b_of
-from oallama.place.placed import Placed
-from oallama.place.problem import Decision, Problem, costs_of
-from oallama.place.record import placed_by_plan, placements
+from oallama.place.placement import Decision, Placed, placed_by_plan, placements
+from oallama.place.problem import Problem, costs_of
 from oallama.place.simulate import simulate
-from oallama.place.transfers import Transfers
 
 
 def search_report(

@@ -16,11 +16,11 @@ from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
 from oallama.place.attention import with_attention
+from oallama.place.placement import Decision
 from oallama.place.policies.registry import Rules
-from oallama.place.problem import Decision, Problem
-from oallama.place.pure_plan import Memory, pure_plan, pure_problem
+from oallama.place.problem import Problem
+from oallama.place.pure_plan import HostLoad, Memory, WhatIf, probe_of, pure_plan, pure_problem, what_if
 from oallama.place.verify import on_cpu
-from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.plan.plan import Plan
 from oallama.profile.described import TOKENS, described, with_card
 

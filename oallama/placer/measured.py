@@ -12,10 +12,10 @@ from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
 from oallama.core.types import ModelInfo, Operator
-from oallama.cost.history import adopted, corrected, rates_text, with_seen
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.profile.emulate import resolved, this_host
+from oallama.profile.history import adopted, corrected, rates_text, with_seen
 from oallama.profile.progress import Progress
 from oallama.profile.threads import usual_threads
 

@@ -35,25 +35,23 @@ from oallama.cost.passes import Pass
 from oallama.device.spec import DeviceSpec
 from oallama.place.affinity import AffinityRule, FillRule
 from oallama.place.attention import AttentionRule, with_attention
-from oallama.place.baselines import STOCK, baselines
-from oallama.place.bound import physical_bound
-from oallama.place.budget import ledger
-from oallama.place.decide import decide_as_given, policy_named
-from oallama.place.microbatch import larger_ubatches
-from oallama.place.placed import Placed
-from oallama.place.policies.registry import Policy, Rules
-from oallama.place.policies.stock import stock_decision
-from oallama.place.price import price
-from oallama.place.problem import Decision, Problem
-from oallama.place.pure_plan import Header, decide_with_attention
-from oallama.place.record import (
+from oallama.place.decide import decide_as_given, larger_ubatches, policy_named
+from oallama.place.explain import STOCK, baselines, physical_bound
+from oallama.place.memory import ledger
+from oallama.place.placement import (
+    Decision,
+    Placed,
     placed_as_named,
     placed_by_plan,
     plan_record,
     unmeasured_cpu_record,
     unmeasured_record,
 )
-from oallama.place.seen import seen_passes
+from oallama.place.policies.registry import Policy, Rules
+from oallama.place.policies.stock import stock_decision
+from oallama.place.price import price, seen_passes
+from oallama.place.problem import Problem
+from oallama.place.pure_plan import Header, decide_with_attention
 from oallama.place.verify import on_cpu
 from oallama.placer.affinity import plan_report, run_plan, search_report
 from oallama.placer.measured import Measured
@@ -217,7 +215,7 @@ class Placer(Measured):
         policy: a name, such as "auto", or one of the caller's own (place/policies/registry.py).
 
         n_ubatch: None: what the options ask for; where they ask for nothing, 512 or what more is predicted to take less
-        time (place/microbatch.py).
+        time (place/decide.py).
         attention_passes: forward passes that attention is chosen for; None: those of the workload. prefetch: how far
         copies of streamed weights run ahead. n_past: tokens in the KV cache before the prompt.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
@@ -369,8 +367,8 @@ class Placer(Measured):
         return price(problem, load, self._placed_on(plan, problem))
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
-        """Predicted seconds of one token that sees `depth` others (place/depth.py). None as in expected."""
-        from oallama.place.depth import token_seconds
+        """Predicted seconds of one token that sees `depth` others (place/explain.py). None as in expected."""
+        from oallama.place.explain import token_seconds
 
         if plan.predicted is None or self._profile is None:
             return None

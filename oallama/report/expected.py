@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from oallama.core.types import Operator, PlanRecord, Predicted
 from oallama.core.units import format_bytes, format_seconds
-from oallama.place.depth import planned_depth, slower_from
+from oallama.place.explain import planned_depth, slower_from
 from oallama.report.plan import weights_on_device
 from oallama.report.text import device_name, rate_text, three_digits
 

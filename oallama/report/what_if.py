@@ -9,9 +9,8 @@ from typing import Any
 from oallama.core.types import ModelInfo, Predicted, Workload
 from oallama.core.units import format_bytes, format_seconds
 from oallama.device.card import Host
-from oallama.place.problem import Decision
-from oallama.place.record import n_gpu_layers
-from oallama.place.what_if import WhatIf
+from oallama.place.placement import Decision, n_gpu_layers
+from oallama.place.pure_plan import WhatIf
 from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, TimesChart
 from oallama.report.table import WIDTH
 from oallama.report.text import model_title, rate_text, three_digits

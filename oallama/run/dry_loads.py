@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
 from oallama.device.spec import DeviceSpec
-from oallama.place.placed import Placed, nothing_there
+from oallama.place.placement import Placed, n_gpu_layers, nothing_there, placements
 from oallama.place.problem import LoadBytes
-from oallama.place.record import n_gpu_layers, placements
 
 if TYPE_CHECKING:
     from oallama.device.load_params import LoadSettings

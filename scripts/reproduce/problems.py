@@ -23,12 +23,12 @@ from oallama.core.profile import Profile
 from oallama.core.types import ModelInfo, Operator, Workload
 from oallama.core.units import GIB, MIB
 from oallama.cost.graph import Graph, build_graph
-from oallama.cost.offload import cache_bytes
+from oallama.cost.whole import cache_bytes
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
 from oallama.place.attention import with_attention
 from oallama.place.decide import decide
-from oallama.place.placed import Placed
+from oallama.place.placement import Placed
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import LoadBytes, Problem
 from oallama.place.simulate import simulate

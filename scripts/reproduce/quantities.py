@@ -12,7 +12,7 @@ from shared import InputError
 
 from oallama.core.types import Operator
 from oallama.core.units import GIB, MIB
-from oallama.cost.offload import cache_bytes
+from oallama.cost.whole import cache_bytes
 from oallama.device.card import FLOAT_TYPES, Card, Host
 from oallama.place.problem import costs_of
 from oallama.place.simulate import simulate

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from oallama.core.profile import LinearFit
 from oallama.core.types import ModelInfo, Operator
 from oallama.cost.graph import build_graph
-from oallama.cost.operators import OperatorCost
 from oallama.cost.passes import Pass
-from oallama.cost.placement import Costs, placement_seconds
-from oallama.cost.transfer import NO_TRANSFER, TransferRates
+from oallama.cost.rates import NO_TRANSFER, TransferRates
+from oallama.cost.whole import Costs, OperatorCost, placement_seconds
 
 ROLES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 DECODE = (Pass(1, 256, 1),)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import report_records
 
 from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
-from oallama.place.record import unmeasured_cpu_record
+from oallama.place.placement import unmeasured_cpu_record
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, WorkTime
 

@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, StreamSettings
-from oallama.cost.block_cost import Around, BlockCost, Cut, Gemm, Gemms
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
-from oallama.cost.slice_rates import SliceRates
-from oallama.cost.slices import Pricing
-from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import cycle_seconds
-from oallama.cost.transfer import NO_TRANSFER
+from oallama.cost.rates import NO_TRANSFER, SliceRates
+from oallama.cost.slices import Around, BlockCost, Cut, Gemm, Gemms, Pricing
+from oallama.cost.timeline import BlockTimes, Step, cycle_seconds
 
 GPU = (4.7e-6, 8.1e-13)  # Table I: alpha in seconds, beta in seconds per T*M*H
 CPU = (1.1e-5, 5.4e-12)

@@ -6,14 +6,11 @@ from hypothesis import strategies as st
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, StreamSettings
-from oallama.cost.block_cost import Around, BlockCost, Cut, Gemm, Gemms
 from oallama.cost.blocks import SplitBlock
-from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.kernels import Curve, Kernel
-from oallama.cost.slice_rates import SliceRates
-from oallama.cost.slices import Pricing
-from oallama.cost.transfer import NO_TRANSFER, TransferRates
-from oallama.place.cuts import best_cg
+from oallama.cost.rates import NO_INTERFERENCE, NO_TRANSFER, Interference, SliceRates, TransferRates
+from oallama.cost.slices import Around, BlockCost, Cut, Gemm, Gemms, Pricing
+from oallama.place.cutting import best_cg
 
 TOKENS = (1, 32, 512)
 

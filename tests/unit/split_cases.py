@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import LinearFit, Profile, ProfileCase
 from oallama.core.types import ModelInfo, Operator
-from oallama.place.problem import Decision
+from oallama.place.placement import Decision
 
 TOKENS = (1, 32, 512)
 EMBD, FF, VOCAB = 256, 1024, 3200

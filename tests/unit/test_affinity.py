@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from placement_cases import best_by_brute_force, costs, operators, rates
 
 from oallama.cost.graph import crossings
-from oallama.cost.placement import Costs, placement_seconds
-from oallama.place.affinity import GRANULARITIES, affinity, fill, normalise, rank, units
+from oallama.cost.whole import Costs, placement_seconds
+from oallama.place.affinity import GRANULARITIES, Transfers, affinity, fill, normalise, rank, units
 from oallama.place.affinity import algorithm_1 as iterate
-from oallama.place.placed import cpu, layers
-from oallama.place.policies.oato import search
-from oallama.place.transfers import Transfers
+from oallama.place.placement import cpu, layers
+from oallama.place.whole import search
 from oallama.placer.affinity import affinities
 
 seconds = st.floats(1e-6, 1e-2)

@@ -13,8 +13,8 @@ from oallama.core.profile import Profile, RestCase, RestShape
 from oallama.core.types import Attention, FlashAttention, MemoryLedger, Operator, Predicted, Workload
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import Pass, passes, passes_at
-from oallama.cost.placement import Costs
-from oallama.cost.transfer import NO_TRANSFER
+from oallama.cost.rates import NO_TRANSFER
+from oallama.cost.whole import Costs
 from oallama.place.attention import (
     AttentionRule,
     attention_choices,
@@ -24,9 +24,7 @@ from oallama.place.attention import (
     usual_attention,
     with_attention,
 )
-from oallama.place.placed import Placed
-from oallama.place.problem import Decision
-from oallama.place.record import unmeasured_cpu_record
+from oallama.place.placement import Decision, Placed, unmeasured_cpu_record
 from oallama.plan.plan import Plan
 from oallama.profile.merge import empty
 

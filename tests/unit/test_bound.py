@@ -13,15 +13,13 @@ from split_cases import EMBD, VOCAB, World, ffn, operator
 from test_split_policy import problem
 
 from oallama.core.types import Workload
-from oallama.cost.block_cost import Cut
+from oallama.cost.slices import Cut
 from oallama.cost.timeline import cycle_seconds
-from oallama.place.baselines import baselines
-from oallama.place.bound import Work, least_seconds, physical_bound
-from oallama.place.budget import ledger
 from oallama.place.decide import decide
-from oallama.place.placed import nothing_there
-from oallama.place.slicer import Slicer
-from oallama.place.staging import staging_bytes
+from oallama.place.explain import Work, baselines, least_seconds, physical_bound
+from oallama.place.memory import ledger, staging_bytes
+from oallama.place.placement import nothing_there
+from oallama.place.sharing import Slicer
 
 seconds = st.floats(0.1, 10)
 works = st.builds(Work, st.integers(1, 100), seconds, st.one_of(st.none(), seconds), st.one_of(seconds, st.just(inf)))

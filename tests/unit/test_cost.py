@@ -15,12 +15,10 @@ from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape
 from oallama.core.types import FIRST_ROLES, MulMat, Operator, Workload
 from oallama.cost.graph import build_graph, computes_outputs_only, crossings, node_sides
-from oallama.cost.kernels import Kernels, interpolate
-from oallama.cost.operators import operator_cost, operator_costs
+from oallama.cost.kernels import Kernels, index_rest, interpolate, interpolate_depth, rest_of
 from oallama.cost.passes import Pass, passes
-from oallama.cost.placement import placement_seconds
-from oallama.cost.rest import index_rest, interpolate_depth, rest_of
-from oallama.cost.transfer import transfer_rates, weight_stream
+from oallama.cost.rates import transfer_rates, weight_stream
+from oallama.cost.whole import operator_cost, operator_costs, placement_seconds
 
 OP = Operator("blk.0.ffn_up.weight", 0, "ffn_up", "MUL_MAT", "Q4_0", (256, 512, 1), 73728, 1.0)
 

@@ -14,24 +14,22 @@ from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import StreamSettings, Workload
-from oallama.cost.block_cost import BlockCost, Cut
-from oallama.cost.interference import Interference
 from oallama.cost.kernels import Kernel
-from oallama.cost.slices import Pricing
-from oallama.cost.transfer import TransferRates
-from oallama.place.cuts import (
+from oallama.cost.rates import Interference, TransferRates
+from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.place.cutting import (
     ROWS_AT_ONCE,
+    Menus,
     alike,
     best_cg,
+    least,
     linear_n_g,
     n_g_at,
     pass_seconds,
     solve_n_g,
     token_table,
 )
-from oallama.place.least import least
-from oallama.place.slice_menus import Menus
-from oallama.place.staging import most_n_g
+from oallama.place.memory import most_n_g
 
 JOINS = TransferRates(LinearFit(1e-5, 1e-10, 1.0), LinearFit(1e-5, 1e-10, 1.0), 5e-6)
 ALL_CC = Cut(1024, 0, 0)

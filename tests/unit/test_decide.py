@@ -13,13 +13,12 @@ from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import LinearFit, Profile, ProfileCase
 from oallama.core.types import MulMat, Operator, StreamSettings, Workload
 from oallama.cost.graph import build_graph
-from oallama.place.baselines import baselines
-from oallama.place.budget import CorrectedRoom, DeviceMemory, ledger
 from oallama.place.decide import decide
-from oallama.place.placed import Placed, Slices
+from oallama.place.explain import baselines
+from oallama.place.memory import CorrectedRoom, DeviceMemory, ledger
+from oallama.place.placement import Placed, Slices, plan_record
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import LoadBytes, Problem, device_memory, own_bytes
-from oallama.place.record import plan_record
 
 N_LAYER = 4
 LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256)

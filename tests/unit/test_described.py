@@ -13,13 +13,12 @@ from oallama.core.profile import Profile, RestShape
 from oallama.core.types import CPU_DEVICE, MulMat, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import build_graph
-from oallama.cost.interference import NO_INTERFERENCE, interference_at, interference_curve
 from oallama.cost.passes import Pass
-from oallama.cost.placement import placement_seconds
-from oallama.cost.transfer import transfer_rates, weight_stream
+from oallama.cost.rates import NO_INTERFERENCE, interference_at, interference_curve, transfer_rates, weight_stream
+from oallama.cost.whole import placement_seconds
 from oallama.place.attention import attention_seconds, with_attention
 from oallama.place.decide import decide
-from oallama.place.placed import Placed
+from oallama.place.placement import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import (
     ATTENTION,

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from placement_cases import ROLES, best_by_brute_force, costs, operators, rates
 
 from oallama.core.types import Operator
-from oallama.cost.placement import Costs, placement_seconds
-from oallama.place import exchange as module
-from oallama.place.exchange import exchange
-from oallama.place.placed import Placed, cpu
-from oallama.place.policies.oato import search
+from oallama.cost.whole import Costs, placement_seconds
+from oallama.place import whole as module
+from oallama.place.placement import Placed, cpu
 from oallama.place.policies.sliced import attention
+from oallama.place.whole import exchange, search
 
 SHAPES: list[tuple[int, Sequence[str], bool]] = [
     (1, ROLES, True),

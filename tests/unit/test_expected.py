@@ -15,8 +15,8 @@ from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
 from oallama.model.memory import load_refusal
 from oallama.place.decide import decide
-from oallama.place.depth import planned_depth, slower_from, token_seconds
-from oallama.place.record import placed_by_plan, plan_record, unmeasured_cpu_record
+from oallama.place.explain import planned_depth, slower_from, token_seconds
+from oallama.place.placement import placed_by_plan, plan_record, unmeasured_cpu_record
 from oallama.place.simulate import simulate
 from oallama.report.expected import UNMEASURED, expected_line, fits_text, measured_texts, rates_text
 from oallama.run.load import spill_warning

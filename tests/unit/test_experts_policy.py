@@ -19,18 +19,16 @@ from oallama.core.errors import UsageError
 from oallama.core.profile import LinearFit
 from oallama.core.routing import LayerRouting, Routing, Uses
 from oallama.core.types import Operator, Workload
-from oallama.cost.block_cost import Cut
 from oallama.cost.blocks import ffn_block, hot_weights
 from oallama.cost.experts import ExpertUse, expert_use, experts_alike
-from oallama.cost.slice_rates import slice_rates
-from oallama.cost.slices import Pricing, slice_times
-from oallama.place.bound import physical_bound
+from oallama.cost.rates import slice_rates
+from oallama.cost.slices import Cut, Pricing, slice_times
 from oallama.place.decide import decide
-from oallama.place.placed import Placed, cpu, nothing_there
+from oallama.place.explain import physical_bound
+from oallama.place.placement import Placed, cpu, nothing_there, placed_by_plan
 from oallama.place.problem import Problem, costs_of
-from oallama.place.record import placed_by_plan
+from oallama.place.sharing import Slicer
 from oallama.place.simulate import simulate
-from oallama.place.slicer import Slicer
 from oallama.placer.affinity import affinities
 from oallama.plan.plan import Plan
 

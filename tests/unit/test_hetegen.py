@@ -14,16 +14,16 @@ from test_split_policy import LOAD, N_LAYER, plan_of, problem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator
-from oallama.cost.block_cost import Gemm
 from oallama.cost.blocks import split_blocks
-from oallama.cost.interference import Interference
+from oallama.cost.rates import Interference
+from oallama.cost.slices import Gemm
 from oallama.model.cut import cut_extent
 from oallama.place.decide import decide
+from oallama.place.placement import Decision, placed_by_plan
 from oallama.place.policies.hetegen import Balance, alpha, alpha_benchmark, balance, cut
-from oallama.place.problem import Decision, Problem
-from oallama.place.record import placed_by_plan
+from oallama.place.problem import Problem
+from oallama.place.sharing import Slicer
 from oallama.place.simulate import simulate
-from oallama.place.slicer import Slicer
 from oallama.plan.plan import Plan
 
 TIMES = st.floats(1e-6, 1.0)

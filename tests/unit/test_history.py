@@ -12,11 +12,11 @@ from test_split_policy import LOAD, N_LAYER, problem
 
 from oallama.core.history import BlockRuns, History, Rates, SeenPasses
 from oallama.core.types import CPU_DEVICE
-from oallama.cost.history import CHANGE, MEMORY_PASSES, SLOWEST, adopted, corrected, rates_text, with_seen
 from oallama.place.decide import decide
-from oallama.place.problem import Decision, Problem
-from oallama.place.record import plan_record
-from oallama.place.seen import seen_passes
+from oallama.place.placement import Decision, plan_record
+from oallama.place.price import seen_passes
+from oallama.place.problem import Problem
+from oallama.profile.history import CHANGE, MEMORY_PASSES, SLOWEST, adopted, corrected, rates_text, with_seen
 from oallama.profile.history_store import history_path, read_history, timings_of, write_history
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.expected import ENOUGH_TOKENS, drift_text

@@ -8,7 +8,7 @@ import pytest
 from split_cases import World, ffn
 
 from oallama.core.profile import Profile, Sharing
-from oallama.cost.interference import NO_INTERFERENCE, Interference, interference_at, interference_curve
+from oallama.cost.rates import NO_INTERFERENCE, Interference, interference_at, interference_curve
 from oallama.profile.store import profile_from_json, profile_to_json
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oallama.place.knapsack import Menu, assign
+from oallama.place.sharing import Menu, assign
 
 
 @st.composite

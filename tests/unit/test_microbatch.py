@@ -17,12 +17,11 @@ from oallama.core.errors import DoesNotFit
 from oallama.core.options import Options
 from oallama.core.profile import LinearFit
 from oallama.core.types import Phase, Workload
-from oallama.place import microbatch
-from oallama.place.decide import decide
-from oallama.place.microbatch import LEAST_GAIN, larger_ubatches, seconds_in
-from oallama.place.placed import Placed
+from oallama.place import decide as microbatch
+from oallama.place.decide import LEAST_GAIN, decide, larger_ubatches, seconds_in
+from oallama.place.placement import Decision, Placed
 from oallama.place.policies.registry import Asked, Policy
-from oallama.place.problem import Decision, Problem
+from oallama.place.problem import Problem
 
 LONG = Workload(n_prompt=2000, n_gen=1, n_ctx=4096)
 LINK = LinearFit(1e-6, 4e-9, 1.0)

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from oallama.core.profile import LinearFit, Profile
 from oallama.core.types import CPU_DEVICE, Workload
 from oallama.cost.graph import build_graph, crossings
-from oallama.cost.offload import host_cache, takes_attention
+from oallama.cost.kernels import index_rest, rest_seconds
 from oallama.cost.passes import Pass
-from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
-from oallama.cost.rest import index_rest, rest_seconds
-from oallama.cost.tasks import whole_tasks
-from oallama.cost.transfer import TransferRates
+from oallama.cost.rates import TransferRates
+from oallama.cost.whole import Costs, host_cache, placement_seconds, takes_attention, transfer_seconds, whole_tasks
 from oallama.place.attention import with_attention
-from oallama.place.baselines import baselines
-from oallama.place.budget import ledger
+from oallama.place.explain import baselines
+from oallama.place.memory import ledger
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import described
 

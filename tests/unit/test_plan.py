@@ -23,7 +23,7 @@ from oallama.core.types import (
     StreamSettings,
     Workload,
 )
-from oallama.place.record import unmeasured_cpu_record
+from oallama.place.placement import unmeasured_cpu_record
 from oallama.plan.export import export_command
 from oallama.plan.plan import Plan
 

@@ -17,7 +17,7 @@ from oallama.core.options import Options
 from oallama.core.types import Attention, Workload
 from oallama.core.units import MIB
 from oallama.place.decide import POLICIES, policy_named
-from oallama.place.placed import Placed, placed_whole, whole_bytes
+from oallama.place.placement import Placed, placed_whole, whole_bytes
 from oallama.place.policies import registry
 from oallama.place.policies.registry import Policy, Room, policy
 from oallama.place.problem import LoadBytes, Problem

@@ -20,7 +20,7 @@ from oallama.cli.projector import ProjectorOptions
 from oallama.core.errors import DoesNotFit, ModelFileError
 from oallama.core.units import MIB
 from oallama.model.projector import Projector, read_projector
-from oallama.place.budget import fits_beside, vram_beside
+from oallama.place.memory import fits_beside, vram_beside
 from oallama.plan.plan import Plan
 
 VIT_L = Projector("l.gguf", "mlp", 0, 336, 24**2, 1024, 4096, 16)

@@ -14,8 +14,8 @@ from test_split_policy import LOAD, N_LAYER, Table, plan_of, problem
 from oallama.core.errors import UsageError
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
-from oallama.cost.block_cost import Cut
 from oallama.cost.graph import build_graph
+from oallama.cost.slices import Cut
 from oallama.place.decide import decide
 from oallama.place.policies.fiddler import token_table
 from oallama.place.policies.flexgen import order
@@ -176,7 +176,7 @@ def test_fiddler_computes_experts_on_the_cpu_where_copying_never_pays() -> None:
 
 
 def test_fiddler_tables_are_all_or_nothing() -> None:
-    from oallama.place.cuts import n_g_at
+    from oallama.place.cutting import n_g_at
 
     table = token_table(20, 512)
     assert [n_g_at(table, n) for n in (1, 19, 20, 100, 512, 600)] == [0, 0, 20, 100, 512, 600]

@@ -13,16 +13,16 @@ from test_split_policy import EMBD, problem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import StreamSettings, Workload
-from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import Pass
+from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import cycle_seconds
 from oallama.place.decide import decide
-from oallama.place.placed import nothing_there
+from oallama.place.memory import SLOT_PADDING, most_streamed, slot_bytes, staging_bytes
+from oallama.place.placement import Decision, nothing_there
 from oallama.place.policies import sliced
 from oallama.place.policies.registry import Rules
-from oallama.place.problem import Decision, Problem
-from oallama.place.slicer import Slicer
-from oallama.place.staging import SLOT_PADDING, most_streamed, slot_bytes, staging_bytes
+from oallama.place.problem import Problem
+from oallama.place.sharing import Slicer
 
 TOKEN = Workload(n_prompt=1, n_gen=64, n_ctx=256, n_ubatch=1)
 PROMPT = Workload(n_prompt=600, n_gen=16, n_ctx=1024, n_ubatch=512)

@@ -20,8 +20,8 @@ from scheinfer_testbed import (
 )
 from slicing_cases import solve_cg
 
-from oallama.cost.block_cost import Cut, Gemms
-from oallama.cost.streams import Step
+from oallama.cost.slices import Cut, Gemms
+from oallama.cost.timeline import Step
 
 GRANULE = 32 / 28672
 SECONDS = st.floats(1e-5, 1e-2)

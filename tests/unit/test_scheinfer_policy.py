@@ -16,11 +16,10 @@ from oallama.core.profile import LinearFit, Sharing
 from oallama.core.types import Phase, Workload
 from oallama.model.cut import cut_granularity
 from oallama.place.decide import decide
-from oallama.place.placed import Placed
+from oallama.place.placement import Decision, Placed, placed_by_plan
 from oallama.place.policies.registry import Rules
 from oallama.place.price import price
-from oallama.place.problem import Decision, LoadBytes, Problem
-from oallama.place.record import placed_by_plan
+from oallama.place.problem import LoadBytes, Problem
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text

@@ -30,11 +30,11 @@ from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
 from oallama.place.attention import with_attention
 from oallama.place.decide import POLICIES, decide
+from oallama.place.placement import Decision, placed_by_plan, plan_record
 from oallama.place.policies.registry import Rules
-from oallama.place.problem import Decision, Problem
-from oallama.place.record import placed_by_plan, plan_record
+from oallama.place.problem import Problem
+from oallama.place.pure_plan import HostLoad, probe_of, stock_decision
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate
-from oallama.place.what_if import HostLoad, probe_of, stock_decision
 from oallama.placer import Placer
 from oallama.placer.described import plan_for
 from oallama.plan.plan import Plan

@@ -13,23 +13,19 @@ from split_cases import FF, World, ffn, llama, model
 
 from oallama.core.profile import LinearFit, RestCase, Sharing
 from oallama.core.types import Operator, PlanRecord, StreamSettings, Workload
-from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import residents
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import interpolate
 from oallama.cost.passes import Pass, passes
-from oallama.cost.placement import cpu_seconds, placement_seconds
-from oallama.cost.slices import Pricing
+from oallama.cost.slices import BlockCost, Cut, Pricing
 from oallama.cost.timeline import Timeline, timeline
-from oallama.place.budget import ledger
-from oallama.place.placed import Placed, nothing_there
+from oallama.cost.whole import cpu_seconds, placement_seconds
+from oallama.place.memory import SLOT_PADDING, ledger, ring_bytes, staging_bytes
+from oallama.place.placement import Placed, nothing_there, placed_by_plan
+from oallama.place.placement import placements as as_placements
 from oallama.place.price import price
 from oallama.place.problem import LoadBytes, Problem, costs_over
-from oallama.place.record import placed_by_plan
-from oallama.place.record import placements as as_placements
-from oallama.place.slice_plan import SlicePlan
-from oallama.place.slicer import Slicer
-from oallama.place.staging import SLOT_PADDING, ring_bytes, staging_bytes
+from oallama.place.sharing import SlicePlan, Slicer
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 from oallama.profile.store import profile_from_json, profile_to_json

@@ -14,7 +14,6 @@ from split_cases import EMBD, FF, World, ffn, llama, operator
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
 from oallama.core.types import Operator, StreamSettings
-from oallama.cost.block_cost import Around, BlockCost, Cut, block_costs
 from oallama.cost.blocks import (
     LOGITS_CHUNK,
     SUM_BYTES,
@@ -25,14 +24,19 @@ from oallama.cost.blocks import (
     slice_weights,
     split_blocks,
 )
-from oallama.cost.interference import Interference
 from oallama.cost.kernels import Kernels
-from oallama.cost.slice_rates import BYTES_PER_WAIT, MAX_PIECE_BYTES, MIN_PIECE_BYTES, SliceRates, slice_rates
-from oallama.cost.slices import Pricing, slice_times
-from oallama.cost.streams import Step
-from oallama.cost.timeline import cycle_seconds, timeline
-from oallama.cost.transfer import TransferRates
-from oallama.place.staging import staging_bytes
+from oallama.cost.rates import (
+    BYTES_PER_WAIT,
+    MAX_PIECE_BYTES,
+    MIN_PIECE_BYTES,
+    Interference,
+    SliceRates,
+    TransferRates,
+    slice_rates,
+)
+from oallama.cost.slices import Around, BlockCost, Cut, Pricing, block_costs, slice_times
+from oallama.cost.timeline import Step, cycle_seconds, timeline
+from oallama.place.memory import staging_bytes
 
 SIZE = 147456  # bytes of one of an FFN's weights
 

@@ -13,17 +13,15 @@ from split_cases import EMBD, FF, World, ffn, llama, model, operator
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
-from oallama.cost.block_cost import Cut
 from oallama.cost.blocks import split_blocks
 from oallama.cost.graph import build_graph
+from oallama.cost.slices import Cut
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.place.decide import decide
-from oallama.place.placed import Placed, cpu
-from oallama.place.problem import Decision, LoadBytes, Problem, costs_of
-from oallama.place.record import n_gpu_layers, placed_by_plan, plan_record
-from oallama.place.slice_plan import SlicePlan
-from oallama.place.slicer import Slicer
-from oallama.place.staging import staging_bytes
+from oallama.place.memory import staging_bytes
+from oallama.place.placement import Decision, Placed, cpu, n_gpu_layers, placed_by_plan, plan_record
+from oallama.place.problem import LoadBytes, Problem, costs_of
+from oallama.place.sharing import SlicePlan, Slicer
 from oallama.placer.affinity import plan_report
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts

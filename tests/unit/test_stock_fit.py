@@ -8,11 +8,10 @@ from described_cases import CARD, HOST, model, operators
 from oallama.core.types import Operator
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import Kernels
-from oallama.cost.operators import operator_costs
 from oallama.cost.passes import Pass
-from oallama.cost.placement import Costs
-from oallama.cost.transfer import transfer_rates
-from oallama.place.placed import Placed
+from oallama.cost.rates import transfer_rates
+from oallama.cost.whole import Costs, operator_costs
+from oallama.place.placement import Placed
 from oallama.place.policies.stock import stock_fit
 from oallama.profile.described import described
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from slicing_cases import INTERFERENCE
 
 from oallama.core.types import StreamSettings
-from oallama.cost.interference import NO_INTERFERENCE, Interference
-from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import Timeline, cycle_seconds, cycle_timeline, timeline
+from oallama.cost.rates import NO_INTERFERENCE, Interference
+from oallama.cost.timeline import BlockTimes, Step, Timeline, cycle_seconds, cycle_timeline, timeline
 
 PAPER = StreamSettings(prefetch="layer")  # as ScheInfer copies
 SECONDS = st.floats(1e-5, 1e-2)

@@ -16,13 +16,20 @@ from oallama.core.profile import LinearFit
 from oallama.core.types import Phase, Workload
 from oallama.core.units import format_seconds
 from oallama.place.decide import decide
-from oallama.place.placed import nothing_there
+from oallama.place.placement import nothing_there
 from oallama.place.policies.flexgen import streamed
-from oallama.place.policies.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
 from oallama.place.policies.modules import modules
-from oallama.place.policies.twinpilots import module_makespan
+from oallama.place.policies.twinpilots import (
+    CPU,
+    RESIDENT,
+    STREAMED,
+    Makespan,
+    Operation,
+    least_makespan,
+    module_makespan,
+)
 from oallama.place.problem import Problem, costs_of, device_memory
-from oallama.place.slicer import Slicer
+from oallama.place.sharing import Slicer
 
 SECONDS = st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 0.25, 1.0]))
 OPERATIONS = st.builds(

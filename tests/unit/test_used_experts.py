@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from oallama.core.routing import Tally
 from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
-from oallama.place.used_experts import with_used_experts
+from oallama.place.placement import with_used_experts
 from oallama.profile.routing import ENOUGH_TOKENS, tallied, unknown_routing
 
 N_EXPERT, N_USED = 8, 2

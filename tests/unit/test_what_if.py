@@ -18,15 +18,15 @@ from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, Wo
 from oallama.core.units import GIB, MIB
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import passes_at
-from oallama.cost.placement import placement_seconds
+from oallama.cost.whole import placement_seconds
 from oallama.device import cards as known
 from oallama.device.cards import CARDS, preset
 from oallama.place.attention import AttentionRule, with_attention
-from oallama.place.budget import RUNTIME_BYTES, usable
 from oallama.place.decide import decide
+from oallama.place.memory import RUNTIME_BYTES, usable
 from oallama.place.problem import Problem, costs_over
+from oallama.place.pure_plan import HostLoad, WhatIf, probe_of, what_if
 from oallama.place.verify import on_cpu
-from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.placer.described import beside_each
 from oallama.profile.described import described, host_profile, with_card
 from oallama.profile.merge import empty

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import gcd, inf
 
 from oallama.cost.graph import Crossings
-from oallama.cost.placement import Costs
-from oallama.place.placed import Budget, Placed, cpu, placed_whole
+from oallama.cost.whole import Costs
+from oallama.place.placement import Budget, Placed, cpu, placed_whole
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
 

@@ -15,17 +15,16 @@ from itertools import takewhile
 
 from oallama.core.errors import UsageError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
-from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import passes
-from oallama.cost.placement import Costs
-from oallama.cost.slices import Pricing
+from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.whole import Costs
 from oallama.place.affinity import fill
-from oallama.place.cuts import Layers, Table, pass_seconds
-from oallama.place.placed import Placed, cpu, placed_whole, whole_bytes
+from oallama.place.cutting import Layers, Table, pass_seconds
+from oallama.place.memory import most_n_g, staging_bytes
+from oallama.place.placement import Placed, cpu, placed_whole, whole_bytes
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
-from oallama.place.slicer import Slicer
-from oallama.place.staging import most_n_g, staging_bytes
+from oallama.place.sharing import Slicer
 
 
 def experts_last(costs: Costs, operators: Sequence[Operator], first: int, room: int) -> Placed:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from oallama.cost.block_cost import BlockCost, Cut
-from oallama.place.placed import Placed
+from oallama.cost.slices import BlockCost, Cut
+from oallama.place.placement import Placed
 from oallama.place.policies.modules import Module, modules_in, place_modules
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem

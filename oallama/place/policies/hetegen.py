@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import ceil
 
-from oallama.cost.block_cost import BlockCost, Cut, Gemms
-from oallama.cost.interference import interference_at
-from oallama.cost.slice_rates import SliceRates
-from oallama.cost.slices import Pricing
-from oallama.place.placed import Placed
+from oallama.cost.rates import SliceRates, interference_at
+from oallama.cost.slices import BlockCost, Cut, Gemms, Pricing
+from oallama.place.placement import Placed
 from oallama.place.policies.modules import Module, modules_in, place_modules
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem

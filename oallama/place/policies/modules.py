@@ -13,15 +13,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator, Phase
-from oallama.cost.block_cost import BlockCost, Cut
-from oallama.cost.placement import Costs, placement_seconds
+from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.whole import Costs, placement_seconds
 from oallama.place.affinity import fill
-from oallama.place.cuts import Layers
-from oallama.place.placed import Placed, nothing_there
+from oallama.place.cutting import Layers
+from oallama.place.memory import staging_bytes
+from oallama.place.placement import Placed, nothing_there
 from oallama.place.policies.registry import Room
 from oallama.place.problem import Problem, costs_of
-from oallama.place.slicer import STAGING_ROUNDS, Slicer
-from oallama.place.staging import staging_bytes
+from oallama.place.sharing import STAGING_ROUNDS, Slicer
 
 
 @dataclass(frozen=True, slots=True)

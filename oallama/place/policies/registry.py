@@ -13,12 +13,12 @@ from typing import get_args
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import Phase, PrefetchMode, StreamSettings, Workload
-from oallama.cost.placement import Costs
+from oallama.cost.whole import Costs
 from oallama.place.affinity import AffinityRule, FillRule
-from oallama.place.budget import DeviceMemory, for_weights
-from oallama.place.placed import Placed
-from oallama.place.problem import Decision, Problem, costs_of, device_memory
-from oallama.place.slicer import Slicer
+from oallama.place.memory import DeviceMemory, for_weights
+from oallama.place.placement import Decision, Placed
+from oallama.place.problem import Problem, costs_of, device_memory
+from oallama.place.sharing import Slicer
 from oallama.place.verify import Proposal, nothing_placed, on_cpu, verified_in_rounds
 
 

@@ -15,15 +15,13 @@ from oallama.core.routing import Routing
 from oallama.core.types import Operator, StreamSettings, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
-from oallama.cost.placement import Costs
-from oallama.place.budget import DeviceMemory, for_weights, usable
-from oallama.place.exchange import exchange
-from oallama.place.placed import Budget, Placed, cpu, nothing_there, placed_whole
-from oallama.place.policies.oato import search
+from oallama.cost.whole import Costs
+from oallama.place.affinity import Transfers
+from oallama.place.memory import DeviceMemory, for_weights, usable
+from oallama.place.placement import Budget, Decision, Placed, cpu, nothing_there, placed_whole
 from oallama.place.policies.registry import Asked, Policy, register
 from oallama.place.problem import (
     SMALLEST_UBATCH,
-    Decision,
     Problem,
     capacity_of,
     costs_of,
@@ -31,10 +29,9 @@ from oallama.place.problem import (
     operators_limit,
     own_bytes,
 )
-from oallama.place.slice_plan import SlicePlan
-from oallama.place.slicer import N_VALUES, Slicer
-from oallama.place.transfers import Transfers
+from oallama.place.sharing import N_VALUES, SlicePlan, Slicer
 from oallama.place.verify import Proposal, nothing_placed, verified, verified_in_rounds
+from oallama.place.whole import exchange, search
 
 Sides = tuple[tuple[bool, ...], int]
 """Which operators are on the device, and from which layer on norms and KV are."""

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from oallama.core.errors import UsageError
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Predicted, Workload
-from oallama.cost.placement import Costs
-from oallama.place.budget import DeviceMemory
-from oallama.place.placed import Budget, Placed, layers, placed_whole
+from oallama.cost.whole import Costs
+from oallama.place.memory import DeviceMemory
+from oallama.place.placement import Budget, Decision, Placed, layers, placed_whole
 from oallama.place.policies.registry import Asked, Policy, Room, policy, register
 from oallama.place.price import price
-from oallama.place.problem import Decision, Problem, costs_of, measured, operators_limit, operators_on_host
+from oallama.place.problem import Problem, costs_of, measured, operators_limit, operators_on_host
 from oallama.place.verify import on_cpu
 
 PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))

@@ -1,11 +1,11 @@
-"""What no placement can beat on this machine: the least time of a pass if the CPU, the device and the link worked all
-the time and never waited for each other.
+"""Was a plan worth it? Stock llama.cpp's --fit, the CPU alone, the physical bound, and tokens by their depth. Pure.
 
-Every operator may be cut anywhere into cc, cg and gg (ScheInfer, section IV-A), so the least time t is that of a linear
-program: what the CPU computes, what the device computes and what the link carries each take no longer than t; CPU and
-link together no more of the DRAM than they were measured to get; gg fits into the device's memory. Launches, waits,
-joins, crossings of activations, norms and attention take nothing. Where it is known which experts are used, each may be
-placed by itself.
+The bound is the least time of a pass if the CPU, the device and the link worked all the time and never waited for each
+other. Every operator may be cut anywhere into cc, cg and gg (ScheInfer, section IV-A), so the least time t is that of a
+linear program: what the CPU computes, what the device computes and what the link carries each take no longer than t;
+CPU and link together no more of the DRAM than they were measured to get; gg fits into the device's memory. Launches,
+waits, joins, crossings of activations, norms and attention take nothing. Where it is known which experts are used, each
+may be placed by itself.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf, log
 
-from oallama.core.types import MemoryLedger, Operator, Predicted, Workload
+from oallama.core.affinity import Baseline
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE, FlashAttention, MemoryLedger, Operator, PlanRecord, Predicted, Workload
 from oallama.cost.experts import ExpertUse, expert_use
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.interference import interference_at, interference_curve
-from oallama.cost.operators import OperatorCost, operator_costs
 from oallama.cost.passes import Pass, passes
-from oallama.place.problem import Problem, operators_limit
+from oallama.cost.rates import interference_at, interference_curve
+from oallama.cost.whole import OperatorCost, operator_costs
+from oallama.place.attention import rest_total
+from oallama.place.memory import usable
+from oallama.place.placement import cpu
+from oallama.place.policies.stock import priced_stock_fit, stock_memory
+from oallama.place.price import price
+from oallama.place.problem import Problem, capacity_of, costs_of, operators_limit
+from oallama.profile.wanted import KV_STEP
 
 GOLDEN = 0.6180339887498949
 ROUNDS = 40  # of a search: its interval shrinks to 4e-9 of the first one
@@ -158,3 +166,63 @@ def _highest(f: Callable[[float], float], end: float) -> float:
             at_a = f(a)
         found = max(found, at_a, at_b)
     return found
+
+
+STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
+
+
+def baselines(
+    problem: Problem, load: Workload, held: MemoryLedger, alone: Predicted | None = None
+) -> tuple[Baseline, ...]:
+    """Times that a plan is held against. No stock where llama.cpp itself has no device.
+
+    problem, load: with stock's way of attention and its micro-batch, so that all plans of a model, a device and a
+    workload are held against the same times. held: by the plan; where that leaves the device alone the bound may use
+    all of it. alone: times of the CPU; None: by this problem.
+    """
+    alone = alone or _cpu_alone(problem, load)
+    if problem.profile.device != CPU_DEVICE and not held.limit:
+        held = replace(held, limit=usable(capacity_of(problem, load), problem.vram_fill, problem.runtime_bytes))
+    others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, load, held)))
+    if problem.profile.device == CPU_DEVICE or problem.slices_only:
+        return others
+    memory = stock_memory(problem, load)
+    empty = memory.room(problem.graph.n_layer) < 0  # its buffers do not fit
+    return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, load, memory)[2]), *others)
+
+
+def _cpu_alone(problem: Problem, load: Workload) -> Predicted:
+    costs = costs_of(problem, load, "mixed", llama_uses_device=False)
+    return price(problem, load, cpu(costs))
+
+
+SLOWER = 0.9  # share of the rate that is left where it counts as another one
+
+
+def planned_depth(load: Workload) -> int:
+    """The depth that a plan's TPOT is predicted for, in tokens."""
+    return passes(load, "decode")[0].n_kv
+
+
+def token_seconds(
+    profile: Profile, flash_attn: FlashAttention, n_layer: int, record: PlanRecord, depth: int
+) -> float | None:
+    """Predicted seconds of one token behind `depth` others. None where the plan predicts nothing, or the profile has
+    no attention of this way."""
+    if record.predicted is None or not profile.rest:
+        return None
+    on_device = max(0, record.n_gpu_layers - 1)  # llama.cpp counts the output as a layer
+    layers = (n_layer - on_device, on_device)
+
+    def rest_s(at: int) -> float:
+        return rest_total(profile, flash_attn, layers, (Pass(1, at, 1),))
+
+    return max(0.0, record.predicted.tpot_s + rest_s(depth) - rest_s(planned_depth(record.workload)))
+
+
+def slower_from(seconds: Callable[[int], float], depth: int, n_ctx: int) -> int | None:
+    """The least depth, in steps of the KV cache beyond `depth`, from which on less than SLOWER of the rate at `depth`
+    is left; None where that is not so within the context."""
+    limit = seconds(depth) / SLOWER
+    first = depth // KV_STEP + 1
+    return next((n * KV_STEP for n in range(first, n_ctx // KV_STEP + 1) if seconds(n * KV_STEP) > limit), None)

@@ -11,22 +11,14 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
-from oallama.cost.block_cost import Around, BlockCost, block_costs
-from oallama.cost.blocks import (
-    SplitBlock,
-    family_blocks,
-    ffn_of,
-    is_biased_ffn,
-    is_ffn,
-    residents,
-    takes_n_g,
-)
+from oallama.cost.blocks import SplitBlock, family_blocks, ffn_of, is_biased_ffn, is_ffn, residents, takes_n_g
 from oallama.cost.graph import computes_outputs_only, first_within
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, mean_depth, passes
-from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
+from oallama.cost.slices import Around, BlockCost, block_costs
+from oallama.cost.whole import Costs, cpu_seconds, placement_seconds, transfer_seconds
 from oallama.model.cut import runs_alone
-from oallama.place.placed import Placed
+from oallama.place.placement import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 
 Layouts = Mapping[str, BlockCost]

@@ -1,0 +1,354 @@
+"""Predicted seconds of a placement of whole operators.
+
+ggml runs the splits of a graph one after another, so a forward pass takes the sum of its operators where they are, of
+what is no operator in each layer, and of the crossings. Sliced blocks are priced in cost/slices.py. For the crossings
+they are where their inputs and outputs are: in host memory, or on the device with their neighbours (cost/blocks.py,
+`residents`).
+
+llama.cpp computes a large batch of a layer that it keeps on the host on the device: it streams plain weights there one
+by one. The nodes between mul-mats have no weights, and ggml's scheduler gives those to the device of their neighbours:
+norms, attention and the rest run there too. Only the KV write stays, because the layer's cache is in host memory: new
+keys and values come back, and attention has the whole cache copied to the device, in every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from math import inf
+from operator import getitem, or_
+from typing import Literal
+
+from oallama.core.ggml_types import bytes_per_element
+from oallama.core.profile import LinearFit, Profile, RestShape
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, MulMat, Operator
+from oallama.cost.graph import AFTER_ATTENTION, Graph, computes_outputs_only, crossings, node_sides
+from oallama.cost.kernels import Kernel, Kernels, RestIndex, interpolate, rest_of, rest_seconds
+from oallama.cost.passes import Pass
+from oallama.cost.rates import TransferRates, transfer_rates, weight_stream
+
+OFFLOAD_MIN_TOKENS = 32
+"""llama.cpp computes a host weight on the device from this batch size on, streaming it there first."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """An operator's seconds over a phase on either side; `t_gpu_s` is None where the device cannot compute it."""
+
+    name: str
+    bytes: int
+    t_cpu_s: float  # T_c, in the fastest layout
+    t_gpu_s: float | None  # T_g
+    layout: str  # CPU layout that gave t_cpu_s
+    streamed_s: float = 0.0  # of t_cpu_s: the weight is copied to the device, which computes for the rest of that pass
+
+
+def operator_cost(
+    kernels: Kernels,
+    operator: Operator,
+    over: Sequence[Pass],
+    stream: LinearFit | None = None,
+    layout: str | None = None,
+) -> OperatorCost:
+    """T_c in this CPU layout, or None: in the one that is fastest over `over`; and T_g.
+
+    stream: the link over which llama.cpp streams plain host weights to this device for large batches, one after another
+    with the computation, of experts those that are used; None where the device does not take them. Repacked weights are
+    never streamed.
+    Raises ProfileError if the CPU never measured this operator's shape.
+    """
+    gpu = kernels.on_device(operator)
+    timed = []
+    for at, cpu in kernels.on_host(operator).items():
+        if layout not in (None, at):
+            continue
+        takes = stream is not None and gpu is not None and at == PLAIN_LAYOUT
+        streamed = [p for p in over if takes and p.n_tokens >= OFFLOAD_MIN_TOKENS]
+        seconds = _seconds(cpu, [p for p in over if p not in streamed])
+        copied_s = 0.0
+        if stream is not None and gpu is not None and streamed:
+            routed = operator.mul_mat.share_routed
+            copied_s = sum(p.count * stream.seconds(operator.bytes * routed(p.n_tokens)) for p in streamed)
+            seconds += copied_s + _seconds(gpu, streamed)
+        timed.append((seconds, at, copied_s))
+    t_cpu_s, found, copied_s = min(timed)
+    return OperatorCost(operator.name, operator.bytes, t_cpu_s, _seconds(gpu, over) if gpu else None, found, copied_s)
+
+
+def _seconds(kernel: Kernel, over: Iterable[Pass]) -> float:
+    return sum(p.count * interpolate(kernel.whole, p.n_tokens) for p in over)
+
+
+def operator_costs(
+    kernels: Kernels,
+    operators: Sequence[Operator],
+    n_run: int,
+    over: Sequence[Pass],
+    stream: LinearFit | None = None,
+    layouts: Sequence[str] | None = None,
+) -> tuple[OperatorCost, ...]:
+    """operator_cost of each operator, equal ones computed once; those behind the last layer's attention over the tokens
+    whose logits are wanted. layouts: of each; None: the fastest."""
+    output_passes = [replace(p, n_tokens=p.n_outputs) for p in over if p.n_outputs]
+    seen: dict[tuple[MulMat, bool, str | None], OperatorCost] = {}
+    costs = []
+    for i, operator in enumerate(operators):
+        outputs_only = computes_outputs_only(operator, n_run)
+        layout = layouts[i] if layouts else None
+        key = (operator.mul_mat, outputs_only, layout)
+        if key not in seen:
+            seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream, layout)
+        of = seen[key]
+        costs.append(OperatorCost(operator.name, of.bytes, of.t_cpu_s, of.t_gpu_s, of.layout, of.streamed_s))
+    return tuple(costs)
+
+
+KEYS_AND_VALUES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HostCache:
+    """The KV cache of one layer in host memory, and the link that attention on the device reaches it over."""
+
+    upload: LinearFit
+    download: LinearFit
+    bytes_per_position: float
+
+    def upload_seconds(self, n_kv: int) -> float:
+        """Of one layer's cache to the device."""
+        return KEYS_AND_VALUES * self.upload.alpha_s + n_kv * self.bytes_per_position * self.upload.beta_s_per_byte
+
+    def seconds(self, n_tokens: int, n_kv: int) -> float:
+        """Of one layer in one pass: the cache to the device, new positions back."""
+        to_device = self.upload_seconds(n_kv)
+        back = KEYS_AND_VALUES * self.download.alpha_s
+        return to_device + back + n_tokens * self.bytes_per_position * self.download.beta_s_per_byte
+
+
+def host_cache(profile: Profile) -> HostCache | None:
+    """None where the device takes no work from the host, or the profile does not say how large the cache is."""
+    shape = next((case.shape for case in profile.rest if case.shape is not None), None)
+    stream = weight_stream(profile)
+    if stream is None or shape is None:
+        return None
+    return HostCache(stream, transfer_rates(profile).copy_out, cache_bytes(shape))
+
+
+def cache_bytes(shape: RestShape) -> float:
+    """Of one position of the KV cache in one layer."""
+    keys = shape.n_embd_head_k * bytes_per_element(shape.type_k)
+    values = shape.n_embd_head_v * bytes_per_element(shape.type_v)
+    return shape.n_head_kv * (keys + values)
+
+
+def takes_attention(operators: Sequence[Operator], costs: Sequence[OperatorCost]) -> bool:
+    """Whether the mul-mats around attention are offloaded, and so take it along: where the host keeps them plain."""
+    around = [c for o, c in zip(operators, costs, strict=True) if o.role.startswith("attn_")]
+    return bool(around) and all(c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None for c in around)
+
+
+def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_run: int) -> tuple[bool, ...]:
+    """Which operators llama.cpp computes on the device in a large batch though the host has them. What sees only the
+    tokens whose logits are wanted never has a large batch."""
+    return tuple(
+        c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None and not computes_outputs_only(o, n_run)
+        for o, c in zip(operators, costs, strict=True)
+    )
+
+
+def rest_with_offload(
+    index: RestIndex, device: str, passes: Sequence[Pass], cache: HostCache | None
+) -> tuple[float, float]:
+    """(host's, device's) seconds of one layer's other nodes; cache: None where nothing is offloaded."""
+    on_cpu, on_device = rest_of(index, device, passes)
+    if cache is None or device not in index:
+        return on_cpu, on_device
+    large = [p for p in passes if p.n_tokens >= OFFLOAD_MIN_TOKENS]
+    small = [p for p in passes if p.n_tokens < OFFLOAD_MIN_TOKENS]
+    copies = sum(p.count * cache.seconds(p.n_tokens, p.n_kv) for p in large)
+    return rest_seconds(index, CPU_DEVICE, small) + rest_seconds(index, device, large) + copies, on_device
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a search needs to price a placement over a fixed list of forward passes."""
+
+    operators: tuple[OperatorCost, ...]
+    graph: Graph
+    rates: TransferRates
+    passes: tuple[Pass, ...]
+    rest_cpu_s: float  # of one layer on the host over `passes`, without weight-bearing mul-mats
+    rest_device_s: float
+    offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
+    # though the host has it; (): none
+    sides_s: tuple[tuple[float, float], ...] = field(init=False, compare=False, repr=False)  # (T_c, T_g or infinite)
+    large: tuple[Pass, ...] = field(init=False, compare=False, repr=False)  # passes, for which it does
+    small: tuple[Pass, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        sides = ((cost.t_cpu_s, inf if cost.t_gpu_s is None else cost.t_gpu_s) for cost in self.operators)
+        object.__setattr__(self, "sides_s", tuple(sides))
+        large = tuple(p for p in self.passes if p.n_tokens >= OFFLOAD_MIN_TOKENS)
+        object.__setattr__(self, "large", large)
+        object.__setattr__(self, "small", tuple(p for p in self.passes if p not in large))
+
+    def rest_seconds(self, first_device_layer: int) -> float:
+        """Of what is no operator in the layers that run, those from first_device_layer on being on the device."""
+        n_device_layers = max(0, self.graph.n_run - first_device_layer)
+        return n_device_layers * self.rest_device_s + (self.graph.n_run - n_device_layers) * self.rest_cpu_s
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """In which the host holds each operator."""
+        return tuple(cost.layout for cost in self.operators)
+
+
+def placement_seconds(
+    costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()
+) -> float:
+    """Predicted seconds of all passes together under a placement.
+
+    on_device: one entry per operator, in the order of costs.operators. first_device_layer as in graph.node_sides.
+    sliced: operators that take no time here, as their blocks are priced elsewhere.
+    """
+    seconds: Iterable[float] = map(getitem, costs.sides_s, on_device)
+    if sliced:
+        seconds = compress(seconds, [i not in sliced for i in range(len(on_device))])
+    total = sum(seconds)
+    if total == inf:
+        return inf
+    total += costs.rest_seconds(first_device_layer)
+    return total + transfer_seconds(costs, on_device, first_device_layer, sliced=sliced)
+
+
+def transfer_seconds(
+    costs: Costs,
+    on_device: Sequence[bool],
+    first_device_layer: int,
+    window: tuple[int, int] | None = None,
+    sliced: Collection[int] = (),
+) -> float:
+    """Of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large batch
+    is on the device there, and takes norms and attention along; slices are the split backend's, which nobody
+    offloads."""
+    offloaded: Sequence[bool] = costs.offloaded if costs.large else ()
+    if sliced:
+        offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]
+    if not any(offloaded):
+        return costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.passes)
+    first, last = (0, len(offloaded)) if window is None else costs.graph.operators_of(window)
+    there = list(on_device)
+    there[first:last] = map(or_, on_device[first:last], offloaded[first:last])
+    seconds = costs.rates.over(crossings(costs.graph, there, 0, window), costs.large)
+    if costs.small:
+        seconds += costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.small)
+    return seconds
+
+
+def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
+    """Of placement_seconds, in which the CPU works."""
+    n_layers = min(costs.graph.n_run, first_device_layer)
+    own = (
+        cost.t_cpu_s
+        for i, (cost, there) in enumerate(zip(costs.operators, on_device, strict=True))
+        if not there and i not in sliced
+    )
+    return sum(own) + n_layers * costs.rest_cpu_s
+
+
+Engine = Literal["cpu", "gpu", "in", "out"]
+"""One of the four streams: what computes, or the direction that is copied in, host to device and back."""
+
+TaskKind = Literal["operator", "rest", "crossing", "launch", "weights", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something that takes one stream for a while, with nothing beside it. It is one of a pass."""
+
+    stream: Engine
+    kind: TaskKind
+    name: str
+    seconds: float
+    of_host: bool  # counted with what the host has, even where llama.cpp lets the device compute it
+
+
+def whole_tasks(
+    costs: Costs,
+    operators: Sequence[Operator],
+    on_device: Sequence[bool],
+    first_device_layer: int,
+    cache: HostCache | None = None,
+    sliced: Collection[int] = (),
+) -> tuple[Task, ...]:
+    """The tasks of one pass, or of passes over the same number of tokens, each as long as theirs together; their sum is
+    placement_seconds. on_device, first_device_layer, sliced: as there. cache: of a layer that the host keeps.
+    """
+    graph = costs.graph
+    large = bool(costs.offloaded) and all(p.n_tokens >= OFFLOAD_MIN_TOKENS for p in costs.passes)
+    there, from_layer = list(on_device), first_device_layer
+    if large and any(off and i not in sliced for i, off in enumerate(costs.offloaded)):
+        there = [
+            on or (off and i not in sliced) for i, (on, off) in enumerate(zip(there, costs.offloaded, strict=True))
+        ]
+        from_layer = 0
+    sides = node_sides(graph, there, from_layer)
+    rates, made = costs.rates, list[Task]()
+
+    def rest(layer: int) -> None:
+        """Norms, attention and what else is no operator."""
+        name = f"layer {layer}: attention, norms and the rest"
+        if layer >= first_device_layer:
+            made.append(Task("gpu", "rest", name, costs.rest_device_s, False))
+        elif large and cache is not None:
+            up_s = sum(p.count * cache.upload_seconds(p.n_kv) for p in costs.passes)
+            copies_s = costs.rest_cpu_s - costs.rest_device_s
+            up_s = min(up_s, copies_s)
+            made.append(Task("in", "cache", f"layer {layer}: KV cache", up_s, True))
+            made.append(Task("gpu", "rest", name, costs.rest_device_s, True))
+            made.append(Task("out", "cache", f"layer {layer}: new keys and values", copies_s - up_s, True))
+        else:
+            made.append(Task("cpu", "rest", name, costs.rest_cpu_s, True))
+
+    def compute(index: int) -> None:
+        cost, name = costs.operators[index], operators[index].name
+        if on_device[index]:
+            made.append(Task("gpu", "operator", name, cost.t_gpu_s or 0.0, False))
+        elif cost.streamed_s > 0:
+            made.append(Task("in", "weights", name, cost.streamed_s, True))
+            made.append(Task("gpu", "operator", name, cost.t_cpu_s - cost.streamed_s, True))
+        else:
+            made.append(Task("cpu", "operator", name, cost.t_cpu_s, True))
+
+    def cross(source: int, to_device: bool) -> None:
+        node, line = graph.nodes[source], rates.copy_in if to_device else rates.copy_out
+        seconds = sum(
+            p.count * line.seconds((p.n_outputs if node.outputs_only else p.n_tokens) * node.bytes_per_token)
+            for p in costs.passes
+        )
+        made.append(Task("in" if to_device else "out", "crossing", "activations", seconds, False))
+
+    launch_s = sum(p.count for p in costs.passes) * rates.split_s
+    before = False  # the side of the node before
+    for layer, (first, last) in enumerate(graph.layer_nodes):
+        copied: set[tuple[int, bool]] = set()
+        rested = layer >= graph.n_run
+        for i in range(first, last):
+            node, side = graph.nodes[i], sides[i]
+            for source in node.inputs:
+                if sides[source] != side and (source, side) not in copied:
+                    copied.add((source, side))
+                    cross(source, side)
+            if side and not before:
+                made.append(Task("cpu", "launch", "launch", launch_s, False))
+            before = side
+            if node.operator is not None:
+                if not rested and operators[node.operator].role in AFTER_ATTENTION:
+                    rest(layer)
+                    rested = True
+                if node.operator not in sliced:
+                    compute(node.operator)
+        if not rested:
+            rest(layer)
+    return tuple(task for task in made if task.seconds > 0)

@@ -1,0 +1,296 @@
+"""The best cuts of a block, and the tokens of a prompt that use CC on the device (ScheInfer, section IV).
+
+r_CG* (IV-A3, Eq. 6-13): with r_GG fixed every task's duration is affine in r_CG, so the finishing time is piecewise
+affine. The paper compares where its expressions meet in three cases, which take all mul-mats as equal and know neither
+joins nor copies that run ahead; here the timeline itself is searched (`least`). n_g (IV-B, Eq. 15): for one token more
+on the device the CPU has one less; for the first, CC must be streamed. The rates stay; one n_g holds for all layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import cache, partial
+from itertools import pairwise
+from math import ceil
+from typing import Literal
+
+from oallama.core.types import Workload
+from oallama.cost.passes import Pass, passes
+from oallama.cost.slices import BlockCost, Cut, Pricing
+
+GRID = 8
+
+
+def least(
+    seconds: Callable[[int], float], low: int, high: int, also: Iterable[int] = (), near: int | None = None
+) -> tuple[int, float]:
+    """(x, seconds(x)) of the least over low..high; of equals the lowest x.
+
+    Of few numbers all are looked at. Of many the ends by themselves, as the function may jump there; between them GRID
+    points and those in `also` (kinks), and then downhill, by ever smaller steps, from each of these that is lower than
+    its neighbours: streams that slow each other down may make more than one valley. near: where the least of a function
+    much like this one is; then only the ends are looked at, and downhill from there.
+    """
+    known: dict[int, float] = {}
+
+    def at(x: int) -> float:
+        if x not in known:
+            known[x] = seconds(x)
+        return known[x]
+
+    def downhill(x: int, stride: int, widens: bool) -> None:
+        while stride:
+            lower = [y for y in (x - stride, x + stride) if first <= y <= last and at(y) < at(x)]
+            if lower:
+                x = min(lower, key=at)
+                stride *= 2 if widens else 1
+            else:
+                stride //= 2
+
+    for end in {low, high}:
+        at(end)
+    first, last = low + 1, high - 1
+    if last - first <= 2 * GRID:
+        for x in range(first, last + 1):
+            at(x)
+    elif near is not None:
+        downhill(min(max(near, first), last), 1, widens=True)
+    else:
+        grid = {first + (last - first) * i // GRID for i in range(GRID + 1)}
+        points = sorted(grid | {x for x in also if first <= x <= last})
+        levels = [float("inf"), *map(at, points), float("inf")]
+        for i, x in enumerate(points, start=1):
+            if levels[i - 1] > levels[i] <= levels[i + 1]:
+                downhill(x, (last - first) // (2 * GRID), widens=False)
+    best = min(sorted(known), key=at)
+    return best, known[best]
+
+
+ROWS_AT_ONCE = 4
+"""Rows that ggml's repacked kernels multiply at a time; what is left of a batch goes row by row, each nearly as long as
+a batch of one. Profiles hold times of few batch sizes, between which the price is linear and knows nothing of it."""
+
+Layers = Sequence[tuple[BlockCost, Cut]]
+Counted = Sequence[tuple[BlockCost, Cut, int]]
+"""One of each kind of block with each cut, and how many there are."""
+
+Table = tuple[tuple[int, int], ...]
+"""((n_tokens, n_g), ...) with ascending n_tokens: PlanRecord.token_assignment."""
+
+
+def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
+    """The best CC and CG beside gg elements on the device, and its seconds; of equals, the least CG. Eq. 13.
+
+    gg: elements such that the rest is a multiple of the block's step, or all of the extent. near: elements of CG that
+    the best is near to.
+    """
+    step, rest = of.block.step, of.block.extent - gg
+    n_steps = ceil(rest / step)
+
+    def cut(n_streamed: int) -> Cut:
+        """With so many steps of CG; the last step may be a part of one."""
+        cc = (n_steps - n_streamed) * step if n_streamed else rest
+        return Cut(cc, rest - cc, gg)
+
+    start = None if near is None else round(near / step)
+    n_streamed, best_s = least(lambda n: seconds(cut(n)), 0, n_steps, near=start)
+    return cut(n_streamed), best_s
+
+
+def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int) -> float:
+    """Of all layers in a pass over n_tokens tokens, one of which gives logits; each among others like it."""
+    return counted_seconds(alike(layers), on, n_tokens, n_g)
+
+
+def alike(layers: Layers) -> Counted:
+    """One of each kind of block with each cut, and how many there are."""
+    first: dict[tuple[Hashable, Cut], tuple[BlockCost, Cut]] = {}
+    counts: Counter[tuple[Hashable, Cut]] = Counter()
+    for of, cut in layers:
+        key = (of.same, cut)
+        first.setdefault(key, (of, cut))
+        counts[key] += 1
+    return [(*first[key], count) for key, count in counts.items()]
+
+
+def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
+    """As pass_seconds."""
+    return sum(count * on.seconds(of, cut, n_tokens, n_g, n_outputs) for of, cut, count in layers)
+
+
+def solve_n_g(layers: Layers, on: Pricing, n_tokens: int) -> tuple[int, float]:
+    """(n_g, seconds of the pass) with the least seconds, such that the CPU's tokens come in groups (in_groups); of
+    equals the smallest n_g."""
+    return least_n_g(alike(layers), on, n_tokens)
+
+
+def least_n_g(layers: Counted, on: Pricing, n_tokens: int, near: int | None = None) -> tuple[int, float]:
+    """As solve_n_g. near: n_g of cuts much like these."""
+    on_cpu = [of for of, cut, _ in layers if cut.cc and not cut.n_hot and of.takes_n_g and not of.outputs_only]
+
+    @cache
+    def seconds(n_g: int) -> float:
+        return counted_seconds(layers, on, n_tokens, n_g)
+
+    if not on_cpu:
+        return 0, seconds(0)
+    # durations have kinks where the tokens of the device or of the CPU pass a batch size that was profiled
+    sizes = {n for of in on_cpu for gemm in of.gemms for n, _ in (*gemm.cpu.whole, *gemm.gpu.whole) if n < n_tokens}
+    n_g, _ = least(seconds, 0, n_tokens, sizes | {n_tokens - n for n in sizes}, near)
+    grouped = {n_tokens - n for n in in_groups(n_tokens - n_g, n_tokens)}
+    n_g = min(sorted(grouped | {0, n_tokens}), key=seconds)
+    return n_g, seconds(n_g)
+
+
+def in_groups(n_cpu: int, n_tokens: int) -> set[int]:
+    """The numbers of a batch's tokens next to n_cpu of which the CPU's kernels leave no row over: none, one, all of
+    them, or a multiple of ROWS_AT_ONCE."""
+    down = n_cpu // ROWS_AT_ONCE * ROWS_AT_ONCE
+    return {n_cpu} if n_cpu in (down, 1, n_tokens) else {down, min(down + ROWS_AT_ONCE, n_tokens)}
+
+
+def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = ()) -> Table:
+    """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
+    the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
+    lengths = sorted({2**i for i in range(most.bit_length())} | {most, *also})
+    counted = alike(layers)
+    table = {n: least_n_g(counted, on, n)[0] for n in lengths}
+    used = [n for n in lengths if table[n]]
+    if not used:
+        return ()
+    above = used[0]
+    below = max((n for n in lengths if n < above), default=0)
+    while above - below > 1:  # the first length that gains lies in between
+        middle = (above + below) // 2
+        n_g = least_n_g(counted, on, middle)[0]
+        above, below = (middle, below) if n_g else (above, middle)
+        table[middle] = n_g
+    return tuple((n, n_g) for n, n_g in sorted(table.items()) if n >= max(1, below))
+
+
+def n_g_at(table: Table, n_tokens: int) -> int:
+    """n_g of a pass: what the table says, or linear_n_g less what would leave rows over on the CPU (in_groups). As
+    n_g_at of split_plan.cpp computes it."""
+    n_g = linear_n_g(table, n_tokens)
+    return n_g if n_tokens in dict(table) else n_tokens - max(in_groups(n_tokens - n_g, n_tokens))
+
+
+def linear_n_g(table: Table, n_tokens: int) -> int:
+    """None below the first length of the table, linear between two (a half is rounded up), the same share above the
+    last. In whole numbers."""
+    if not table or n_tokens < table[0][0]:
+        return 0
+    for (n0, g0), (n1, g1) in pairwise(table):
+        if n_tokens <= n1:
+            twice, span = 2 * (g0 * (n1 - n_tokens) + g1 * (n_tokens - n0)), n1 - n0
+            return (twice + span) // (2 * span)
+    last, n_g = table[-1]
+    return n_g * n_tokens // last
+
+
+Objective = Literal["decode", "workload"]
+Choice = tuple[Cut, float]
+"""A cut and the seconds of its block."""
+
+
+class Menus:
+    """Made once for each kind of block."""
+
+    def __init__(self, on: Pricing, load: Workload, streams: bool, n_values: int) -> None:
+        """n_values: of r_GG above 0."""
+        self._on, self._load, self._streams, self._n_values = on, load, streams, n_values
+        self._over: dict[Objective, Sequence[Pass]] = {"decode": (Pass(1, 0, 1),), "workload": passes(load, "mixed")}
+        self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
+        self._made: dict[tuple[Hashable, Objective, int | None], tuple[Choice, ...]] = {}
+
+    def choices(self, kind: BlockCost, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
+        """By bytes on the device, the fastest of as many; of what may be streamed beside them the best for the
+        objective. most_cg: so many elements at most; None: as many as are best."""
+        key = (kind.gemms, kind.around.resident, kind.use)
+        if key not in self._cuts_of:
+            self._cuts_of[key] = self._cuts(kind)
+        if (kind.same, objective, most_cg) not in self._made:
+            sliced = (
+                self._best(kind, objective, [_streaming(kind, cut, most_cg) for cut in alike])
+                for alike in self._cuts_of[key]
+            )
+            hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, self._n_values))
+            self._made[kind.same, objective, most_cg] = _ascending(kind, (*sliced, *hot))
+        return self._made[kind.same, objective, most_cg]
+
+    def _cuts(self, kind: BlockCost) -> tuple[tuple[Cut, ...], ...]:
+        """Cuts by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and the best of
+        what is split in two. At least one step is left beside GG. Of each GG first nothing streamed, then, where
+        weights may be streamed, the best r_CG in decode and over the workload."""
+        extent, step = kind.block.extent, kind.block.step
+        if kind.block.biases:
+            return ((Cut(extent, 0, 0),),)
+        n_steps = ceil(extent / step)
+
+        def resident(n: int) -> Cut:
+            """With so many steps of CC, and the rest GG."""
+            cc = min(n * step, extent)
+            return Cut(cc, 0, extent - cc)
+
+        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, max(1, n_steps - 1))
+        shares = (1 - i / self._n_values for i in range(self._n_values))
+        wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
+        best: dict[Objective, list[Cut]] = {objective: [] for objective in self._over}
+
+        def streamed(gg: int) -> set[Cut]:
+            for objective, over in self._over.items():
+                seconds, cuts = partial(self._seconds, kind, over=over), best[objective]
+                cuts.append(best_cg(kind, gg, seconds, _in_line(cuts[-2:], gg))[0])
+            return {cuts[-1] for cuts in best.values()}
+
+        found = []
+        for n in sorted(wanted, reverse=True):
+            cuts = {resident(n)} | (streamed(resident(n).gg) if self._streams else set())
+            found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
+        return tuple(found)
+
+    def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
+        """Of these cuts, without n_g; of equals the one that streams the least."""
+        over = self._over[objective]
+        return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
+
+    def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
+        """Of one block over these passes, without n_g."""
+        return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+
+
+def _streaming(of: BlockCost, cut: Cut, most_cg: int | None) -> Cut:
+    """The cut with at most so many elements of CG; CC has the others."""
+    if most_cg is None or cut.cg <= most_cg:
+        return cut
+    rest, step = cut.cc + cut.cg, of.block.step
+    cc = min(ceil((rest - most_cg) / step) * step, rest)
+    return Cut(cc, rest - cc, cut.gg)
+
+
+def _in_line(cuts: Sequence[Cut], gg: int) -> int | None:
+    """CG beside gg, in line with these two cuts: while the device computes more of GG, more may be copied. None: there
+    are no two, or one streams nothing or all, where the line ends."""
+    if len(cuts) < 2 or not all(cut.cg and cut.cc for cut in cuts):
+        return None
+    first, last = cuts
+    return last.cg + (last.cg - first.cg) * (gg - last.gg) // (last.gg - first.gg)
+
+
+def _hot_cuts(of: BlockCost, n_values: int) -> tuple[Cut, ...]:
+    """i/n of the experts for i = 1..n, each rounded to whole ones."""
+    if of.use is None:
+        return ()
+    counts = {max(1, round(i * of.n_expert / n_values)) for i in range(1, n_values + 1)}
+    return tuple(Cut(of.block.extent, 0, 0, n) for n in sorted(counts))
+
+
+def _ascending(of: BlockCost, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """By bytes; of those with as many bytes the fastest, of equals the first."""
+    fastest: dict[int, Choice] = {}
+    for choice in choices:
+        n_bytes = of.weight_bytes(choice[0])
+        if n_bytes not in fastest or choice[1] < fastest[n_bytes][1]:
+            fastest[n_bytes] = choice
+    return tuple(fastest[n_bytes] for n_bytes in sorted(fastest))
