@@ -89,7 +89,7 @@ class Cell:
         device_bytes = 24 * GIB if kind == "gpu_weights" else parse_memory(value) if kind == "vram" else 0
         if kind == "vram_share":
             taken = counted_load(model, load, Attention("on"))
-            device_bytes = int(float(value) * taken.weights) + taken.kv + taken.compute
+            device_bytes = int(float(value) * taken.weights_host) + taken.kv + taken.compute
         return pure_plan(
             model, profile_of(self.machine, self.model), options, Memory(device_bytes, HOST_ROOM), load, self.policy,
             Rules(**dict(self.rules)), routing_of(self.model) if self.routed else None, larger_ubatches(load, options),

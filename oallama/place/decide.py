@@ -24,7 +24,7 @@ from oallama.place.policies.sliced import EXPERTS, has_hot, hot_fault
 from oallama.place.policies.stock import FIT
 from oallama.place.problem import Problem, costs_of
 from oallama.place.sharing import slicer_of
-from oallama.place.verify import Proposal, on_cpu, verified
+from oallama.place.verify import on_cpu, verified
 
 LEAST_GAIN = 0.03
 """Of the predicted time: by less the micro-batch is not raised. Profiles have no batch as large, so its time is
@@ -155,4 +155,4 @@ def decide(
 
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
     """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
-    return verified(problem, policy, Proposal(load, costs_of(problem, load, "mixed"), placed))
+    return verified(problem, policy, load, costs_of(problem, load, "mixed"), placed)

@@ -32,15 +32,6 @@ from oallama.place.verify import on_cpu
 
 
 @dataclass(frozen=True, slots=True)
-class HostLoad:
-    """What a model takes on the CPU alone, bytes: all weights, KV cache, compute buffers."""
-
-    weights: int
-    kv: int
-    compute: int
-
-
-@dataclass(frozen=True, slots=True)
 class WhatIf:
     """What is predicted for one card."""
 
@@ -58,7 +49,7 @@ class WhatIf:
         return self.stock.predicted.total_s / self.best.predicted.total_s
 
 
-def probe_of(host: HostLoad, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> Probe:
+def probe_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> Probe:
     """What a load on a card with so much free memory would say. Norms and biases are taken to weigh nothing there."""
 
     def probe(load: Workload, placed: Placed) -> LoadBytes:
@@ -66,7 +57,7 @@ def probe_of(host: HostLoad, operators: Sequence[Operator], n_layer: int, memory
         n_layers = max(0, n_layer - placed.first_device_layer)
         return LoadBytes(
             weights_gpu=on_card,
-            weights_host=host.weights - on_card,
+            weights_host=host.weights_host - on_card,
             kv=host.kv * n_layers // n_layer,
             compute=host.compute if placed.llama_uses_device(n_layer) else 0,
             device_free=memory_bytes,
@@ -110,7 +101,7 @@ class Memory:
 
     device_bytes: int
     host_room: int
-    on_host: Callable[[Workload, Attention], HostLoad] | None = None
+    on_host: Callable[[Workload, Attention], LoadBytes] | None = None
 
 
 def pure_plan(
@@ -194,7 +185,7 @@ def pure_problem(
     )
 
 
-def counted_load(header: Header, load: Workload, attention: Attention) -> HostLoad:
+def counted_load(header: Header, load: Workload, attention: Attention) -> LoadBytes:
     """Bytes of a load on the CPU alone, counted: operators, a KV cache of full attention in every layer, and compute
     buffers that grow with the micro-batch, without flash attention by its scores too."""
     model = header.model
@@ -203,8 +194,10 @@ def counted_load(header: Header, load: Workload, attention: Attention) -> HostLo
     compute = COMPUTE_BYTES_PER_TOKEN * load.largest_batch
     if attention.flash_attn == "off":
         compute += 4 * load.n_ctx * load.largest_batch * model.n_head
-    return HostLoad(
-        weights=sum(operator.bytes for operator in header.operators),
+    return LoadBytes(
+        weights_gpu=0,
+        weights_host=sum(operator.bytes for operator in header.operators),
         kv=int(load.n_ctx * model.n_layer * model.n_head_kv * (keys + values)),
         compute=compute,
+        device_free=0,
     )

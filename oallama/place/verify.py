@@ -7,8 +7,8 @@ while it does not fit, with more where it leaves some.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from oallama.core.types import Phase, Workload
 from oallama.core.units import format_bytes, format_seconds
@@ -23,24 +23,22 @@ from oallama.place.problem import Problem, costs_of, measured, own_bytes, with_l
 ROUNDS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A placement that has not been verified, and the workload it is for: its micro-batch may be lowered."""
-
-    workload: Workload
-    costs: Costs  # over the phase that was asked for
-    placed: Placed
-    notes: tuple[str, ...] = ()
-
-
-def verified(problem: Problem, policy: str, proposal: Proposal, capacity: int | None = None) -> Decision:
-    """With the ledger of a dry load: `spare` may be negative. capacity: bytes of the device; None: as that load found
-    it."""
-    load, costs = proposal.workload, proposal.costs
-    placed = with_layouts(problem, costs, proposal.placed)
+def verified(
+    problem: Problem,
+    policy: str,
+    load: Workload,
+    costs: Costs,
+    placed: Placed,
+    notes: Sequence[str] = (),
+    capacity: int | None = None,
+) -> Decision:
+    """A placement with the ledger of a dry load: `spare` may be negative. costs: over the phase that was asked for.
+    notes: on what was changed before it was searched for. capacity: bytes of the device; None: as that load found it.
+    """
+    placed = with_layouts(problem, costs, placed)
     memory = measured(problem, load, placed, capacity)
     predicted = price(problem, load, placed)
-    notes = (*proposal.notes, *placed.notes, *_streaming_notes(problem, placed), *_resident_notes(problem, placed))
+    notes = (*notes, *placed.notes, *_streaming_notes(problem, placed), *_resident_notes(problem, placed))
     return Decision(policy, load, costs, placed, memory, predicted, notes)
 
 
@@ -66,8 +64,11 @@ def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, 
 def verified_in_rounds(
     problem: Problem,
     policy: str,
+    load: Workload,
+    costs: Costs,
     memory: DeviceMemory,
-    propose: Callable[[DeviceMemory], Proposal | None],
+    propose: Callable[[DeviceMemory], Placed | None],
+    notes: Sequence[str] = (),
     key: Callable[[Decision], float] = lambda decision: decision.placed.seconds,
 ) -> tuple[Decision | None, Decision | None]:
     """(the one with the least key of those that fit, the last that was tried).
@@ -77,10 +78,10 @@ def verified_in_rounds(
     """
     room, best = CorrectedRoom(memory), None
     for _ in range(ROUNDS):
-        proposal = propose(room.memory)
-        if proposal is None:
+        placed = propose(room.memory)
+        if placed is None:
             return best, None
-        last = verified(problem, policy, proposal, memory.capacity)
+        last = verified(problem, policy, load, costs, placed, notes, memory.capacity)
         if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
             best = last
         if not room.learn(last.placed.first_device_layer, own_bytes(problem, last.placed), last.memory):

@@ -18,8 +18,8 @@ from oallama.device.machines import Machine
 from oallama.place.attention import with_attention
 from oallama.place.placement import Decision
 from oallama.place.policies.registry import Rules
-from oallama.place.problem import Problem
-from oallama.place.pure_plan import HostLoad, Memory, WhatIf, probe_of, pure_plan, pure_problem, what_if
+from oallama.place.problem import LoadBytes, Problem
+from oallama.place.pure_plan import Memory, WhatIf, probe_of, pure_plan, pure_problem, what_if
 from oallama.place.verify import on_cpu
 from oallama.plan.plan import Plan
 from oallama.profile.described import TOKENS, described, with_card
@@ -103,5 +103,5 @@ def beside_each(
     return (what_if(problem_with(card), card, load, policy) for card in cards)
 
 
-def _on_host(placer: Placer, load: Workload) -> HostLoad:
-    return HostLoad(*placer.dry_loads.on_host(load, placer.attention_rule.attention("on")))
+def _on_host(placer: Placer, load: Workload) -> LoadBytes:
+    return LoadBytes(0, *placer.dry_loads.on_host(load, placer.attention_rule.attention("on")), 0)

@@ -32,8 +32,8 @@ from oallama.place.attention import with_attention
 from oallama.place.decide import POLICIES, decide
 from oallama.place.placement import Decision, placed_by_plan, plan_record
 from oallama.place.policies.registry import Rules
-from oallama.place.problem import Problem
-from oallama.place.pure_plan import HostLoad, probe_of, stock_decision
+from oallama.place.problem import LoadBytes, Problem
+from oallama.place.pure_plan import probe_of, stock_decision
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate
 from oallama.placer import Placer
 from oallama.placer.described import plan_for
@@ -56,7 +56,7 @@ def described_problem(machine: str, share: float, n_expert: int = 0) -> Problem:
     weights = sum(op.bytes for op in ops)
     on = machine_of(machine)
     profile = with_attention(described(on.host, on.card, of, ops, TOKENS), "on")
-    probe = probe_of(HostLoad(weights, 4 * MIB, MIB), ops, of.n_layer, int(share * weights) + 6 * MIB)
+    probe = probe_of(LoadBytes(0, weights, 4 * MIB, MIB, 0), ops, of.n_layer, int(share * weights) + 6 * MIB)
     return Problem(ops, build_graph(of, ops), profile, probe, None, 0.9, None, host_room=2**40)
 
 

@@ -24,8 +24,8 @@ from oallama.device.cards import CARDS, preset
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.decide import decide
 from oallama.place.memory import RUNTIME_BYTES, usable
-from oallama.place.problem import Problem, costs_over
-from oallama.place.pure_plan import HostLoad, WhatIf, probe_of, what_if
+from oallama.place.problem import LoadBytes, Problem, costs_over
+from oallama.place.pure_plan import WhatIf, probe_of, what_if
 from oallama.place.verify import on_cpu
 from oallama.placer.described import beside_each
 from oallama.profile.described import described, host_profile, with_card
@@ -48,7 +48,7 @@ def problem(card, n_expert=0, repacked=1.0):
     if repacked != 1.0:
         profile = replace(profile, cases=profile.cases + tuple(faster(case, repacked) for case in profile.cases))
     weights = sum(op.bytes for op in ops)
-    probe = probe_of(HostLoad(weights, 4 * MIB, MIB), ops, of.n_layer, card.memory_bytes)
+    probe = probe_of(LoadBytes(0, weights, 4 * MIB, MIB, 0), ops, of.n_layer, card.memory_bytes)
     described_profile = with_attention(with_card(profile, card, of, ops), "on")
     return Problem(ops, build_graph(of, ops), described_profile, probe, None, 0.9, None, host_room=2**40)
 

@@ -19,7 +19,7 @@ from oallama.place.memory import DeviceMemory, for_weights
 from oallama.place.placement import Decision, Placed
 from oallama.place.problem import Problem, costs_of, device_memory
 from oallama.place.sharing import Slicer
-from oallama.place.verify import Proposal, nothing_placed, on_cpu, verified_in_rounds
+from oallama.place.verify import nothing_placed, on_cpu, verified_in_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +137,15 @@ def best_verified(problem: Problem, name: str, asked: Asked, propose: Propose, r
     streaming = StreamSettings(prefetch=asked.rules.prefetch)
     slicer = cache(partial(Slicer, problem, streaming=streaming))
 
-    def proposed(memory: DeviceMemory) -> Proposal | None:
+    def proposed(memory: DeviceMemory) -> Placed | None:
         found = propose(problem, Room(asked, load, costs, memory, slicer))
         placed = min(found, key=lambda one: one.seconds, default=None)
-        if placed is None or not placed.uses_device(problem.graph.n_layer):
-            return None
-        return Proposal(load, costs, placed, notes)
+        return placed if placed is not None and placed.uses_device(problem.graph.n_layer) else None
 
     def key(decision: Decision) -> float:
         return decision.memory.spare if asked.rules.affinity == "paper" else decision.placed.seconds
 
-    best, last = verified_in_rounds(problem, name, memory, proposed, key)
+    best, last = verified_in_rounds(problem, name, load, costs, memory, proposed, notes, key)
     if best is not None:
         return best
     if last is not None and asked.required:

@@ -18,7 +18,7 @@ from oallama.cost.experts import expert_use
 from oallama.cost.whole import Costs
 from oallama.place.affinity import Transfers
 from oallama.place.memory import DeviceMemory, for_weights, usable
-from oallama.place.placement import Budget, Decision, Placed, cpu, nothing_there, placed_whole
+from oallama.place.placement import Budget, Decision, Placed, cpu, placed_whole
 from oallama.place.policies.registry import Asked, Policy, register
 from oallama.place.problem import (
     SMALLEST_UBATCH,
@@ -30,7 +30,7 @@ from oallama.place.problem import (
     own_bytes,
 )
 from oallama.place.sharing import N_VALUES, SlicePlan, Slicer
-from oallama.place.verify import Proposal, nothing_placed, verified, verified_in_rounds
+from oallama.place.verify import nothing_placed, verified, verified_in_rounds
 from oallama.place.whole import exchange, search
 
 Sides = tuple[tuple[bool, ...], int]
@@ -59,14 +59,17 @@ MUCH_STAGING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class SlicedProposal(Proposal):
-    """A proposal that also cuts operators."""
+class Trial:
+    """Whole operators, and the cuts of what these leave on the host."""
 
-    whole: Placed = Placed((), 0)  # noqa: RUF009 - frozen; without slices
+    workload: Workload  # its micro-batch may be lowered
+    whole: Placed
+    seconds: float  # of the phase, cuts included
+    room: tuple[int, int] = (0, 0)  # bytes of the device: for cuts and their staging, and for cuts alone
     share: float | None = None  # of the room that OATO was asked to fill; None: llama.cpp has nothing on the device
-    plan: SlicePlan | None = None  # of its slices
-    room: tuple[int, int] = (0, 0)  # bytes of the device: for these and their staging, and for these alone
-    n_slots: int = N_SLOTS[0]  # of the ring that these are streamed through
+    n_slots: int = N_SLOTS[0]  # of the ring that cuts are streamed through
+    plan: SlicePlan | None = None  # None: nothing is cut
+    short: bool = False  # with more of the device's memory there would be other cuts
 
 
 class Sliced:
@@ -76,7 +79,7 @@ class Sliced:
 
     A slice needs nothing of llama.cpp on the device: no KV, no compute buffers, no layers. So OATO is asked for less
     and less of the device's memory, down to none, and what it leaves goes to slices; around the best share it is asked
-    whether a little more or less would buy more as slices. OATO's own placement is among the proposals.
+    whether a little more or less would buy more as slices. OATO's own placement is among the trials.
     """
 
     def __init__(self, problem: Problem, asked: Asked, policy: str, streams: bool, hot: bool) -> None:
@@ -101,107 +104,106 @@ class Sliced:
             memory, load, notes = device_memory(problem, asked, required=False)
             if memory is not None:
                 costs = costs_of(problem, load, self._phase)
-                bare = SlicedProposal(load, costs, nothing_there(len(problem.operators), 0), notes)
-                propose = self._faster_than(alone, bare)
-                made, _ = verified_in_rounds(problem, self._policy, memory, propose)
+                propose = self._faster_than(alone, load, costs)
+                made, _ = verified_in_rounds(problem, self._policy, load, costs, memory, propose, notes)
         least = self._in_fewer_slots(min(alone, key=_seconds), self._fine_values)
-        if least.placed.uses_device(problem.graph.n_layer) and (made is None or _seconds(least) < made.placed.seconds):
-            made = verified(problem, self._policy, self._completed(least), capacity)  # slices alone take what they say
+        if least.plan is not None and (made is None or least.seconds < made.placed.seconds):
+            load, notes = least.workload, ()
+            if load != asked:
+                change = f"lowered from {asked.n_ubatch} to {load.n_ubatch} tokens"
+                notes = (f"micro-batch {change}, which leaves room for slices",)
+            costs = costs_of(problem, load, self._phase, llama_uses_device=False)
+            made = verified(problem, self._policy, load, costs, self._placed(least), notes, capacity)
         if made is not None:
             return made
         reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
         return nothing_placed(problem, self._policy, asked, self._phase, capacity, reason)
 
     def _faster_than(
-        self, alone: Sequence[SlicedProposal], bare: SlicedProposal
-    ) -> Callable[[DeviceMemory], Proposal | None]:
+        self, alone: Sequence[Trial], load: Workload, costs: Costs
+    ) -> Callable[[DeviceMemory], Placed | None]:
         """Proposes the best with whole operators for what the device has room for; None where one of `alone` is better.
         Once all shares of the room were looked at, only the best one and the whole are."""
         shares: tuple[float, ...] = QUICK_SHARES if self._quick else SHARES
         steps: tuple[float, ...] = () if self._quick else SHARE_STEPS
 
-        def propose(memory: DeviceMemory) -> Proposal | None:
+        def propose(memory: DeviceMemory) -> Placed | None:
             nonlocal shares, steps
-            best = min([*self._beside(bare, memory, shares, steps), *alone], key=_seconds)
+            best = min([*self._beside(load, costs, memory, shares, steps), *alone], key=_seconds)
             shares, steps = tuple({1.0: None, best.share or 1.0: None}), ()
-            if best.share is None or not best.placed.uses_device(self._problem.graph.n_layer):
-                return None
-            return self._completed(best)
+            return None if best.share is None else self._placed(best)
 
         return propose
 
-    def _completed(self, proposal: SlicedProposal) -> Proposal:
-        """With n_g for batches of any size, and what is to be said of hot experts."""
-        plan, placed = proposal.plan, proposal.placed
-        if plan is not None and plan.token_assignment:
-            plan = self._slicer(proposal).with_table(plan, proposal.room[0])
-            placed = self._placed(proposal, placed, plan)
-        hot = hot_notes(plan) if self._hot else ()
-        return replace(proposal, placed=placed, notes=(*proposal.notes, *hot))
+    def _placed(self, trial: Trial) -> Placed:
+        """The trial as a placement, with n_g for batches of any size, and what is to be said of hot experts."""
+        plan = trial.plan
+        if plan is None:
+            return trial.whole
+        slicer = self._slicer(trial.workload, trial.n_slots)
+        if plan.token_assignment:
+            plan = slicer.with_table(plan, trial.room[0])
+        placed = slicer.placed(trial.whole, plan, self._phase)
+        return replace(placed, notes=(*placed.notes, *hot_notes(plan))) if self._hot else placed
 
-    def _alone(self, limit: int) -> Iterator[SlicedProposal]:
+    def _alone(self, limit: int) -> Iterator[Trial]:
         """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
         more of it for weights."""
         problem, load, least_s = self._problem, self._asked, inf
         room = (limit, for_weights(limit, operators_limit(problem)))
         while True:
-            costs = costs_of(problem, load, self._phase, llama_uses_device=False)
-            change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
-            lowered = f"micro-batch {change}, which leaves room for slices"
-            notes = (lowered,) if load != self._asked else ()
-            whole = SlicedProposal(load, costs, cpu(costs), notes, cpu(costs), room=room)
-            made = self._in_slots(whole, self._fine_values, self._n_slots[0])
-            plan = made.plan
-            if load == self._asked or (plan is not None and not plan.is_empty):
+            whole = cpu(costs_of(problem, load, self._phase, llama_uses_device=False))
+            made = self._cut(Trial(load, whole, whole.seconds, room), self._fine_values, self._n_slots[0])
+            if load == self._asked or made.plan is not None:
                 yield made
-            hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
+            hindered = made.short and (made.plan is None or made.plan.staging_bytes > MUCH_STAGING * limit)
             if not (hindered and self._lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
-            if made.placed.slices is not None:
-                if _seconds(made) > least_s:
+            if made.plan is not None:
+                if made.seconds > least_s:
                     return  # to halve it again frees half as much memory, and adds twice as many passes
-                least_s = _seconds(made)
+                least_s = made.seconds
             load = replace(load, n_ubatch=load.n_ubatch // 2)
 
     def _beside(
-        self, bare: SlicedProposal, memory: DeviceMemory, shares: Sequence[float], steps: Sequence[float]
-    ) -> list[SlicedProposal]:
-        """OATO's placements in shares of the room, and attention whole, with slices in what they leave. bare: what all
-        of them have in common. steps: from the best share to others that are looked at."""
-        looked: dict[Sides, SlicedProposal] = {}
+        self, load: Workload, costs: Costs, memory: DeviceMemory, shares: Sequence[float], steps: Sequence[float]
+    ) -> list[Trial]:
+        """OATO's placements in shares of the room, and attention whole, with slices in what they leave. steps: from the
+        best share to others that are looked at."""
+        looked: dict[Sides, Trial] = {}
+        transfers, found = Transfers(costs), dict[float, Trial]()
 
-        def look(placed: Placed, share: float) -> SlicedProposal:
-            sides = placed.on_device, placed.first_device_layer
+        def look(whole: Placed, share: float) -> Trial:
+            sides = whole.on_device, whole.first_device_layer
             if sides not in looked:
-                whole = replace(bare, placed=placed, whole=placed, share=share)
-                made = self._with_slices(whole, memory, COARSE_VALUES, self._n_slots[0])
+                used, split = own_bytes(self._problem, whole), memory.beside_split
+                room = split.room(whole.first_device_layer) - used
+                rooms = (room, for_weights(room, split.operators_limit, used))
+                made = self._cut(Trial(load, whole, whole.seconds, rooms, share), COARSE_VALUES, self._n_slots[0])
                 looked[sides] = self._in_fewer_slots(made, COARSE_VALUES)
             return looked[sides]
 
-        transfers, found = Transfers(bare.costs), dict[float, SlicedProposal]()
         for share in shares:
-            placed = self._filled(bare.costs, memory, share, transfers)
+            placed = self._filled(costs, memory, share, transfers)
             if not placed.llama_uses_device(self._problem.graph.n_layer):
                 break  # nothing gains as a whole
             found[share] = look(placed, share)
         for step in steps if found else ():
-            best_share = min(found, key=lambda share: _seconds(found[share]))
+            best_share = min(found, key=lambda share: found[share].seconds)
             for share in (best_share - step, best_share + step):
                 if 0 < share <= 1:
-                    found[share] = look(self._filled(bare.costs, memory, share, transfers), share)
+                    found[share] = look(self._filled(costs, memory, share, transfers), share)
         if found and not self._quick:
-            best_share = min(found, key=lambda share: _seconds(found[share]))
+            best_share = min(found, key=lambda share: found[share].seconds)
             for share in {1.0, best_share}:  # all of the room: as `oato` has it
                 budget = self._budget(memory, share)
-                look(exchange(bare.costs, self._problem.operators, budget, found[share].whole), share)
-        whole = [_whole(one) for one in looked.values()]
-        for placed in self._attention(bare, memory):
+                look(exchange(costs, self._problem.operators, budget, found[share].whole), share)
+        whole = [_uncut(one) for one in looked.values()]
+        for placed in self._attention(costs, memory):
             look(placed, 0.0)
-        least_s = min(map(_seconds, looked.values()), default=inf)
-        near_s = least_s * (1 + 1 / max(1, sum(self._problem.splittable)))
-        best = [one for one in looked.values() if _seconds(one) <= near_s]
-        fine = [self._with_slices(_whole(one), memory, self._fine_values, one.n_slots) for one in best]
-        return [*whole, *best, *fine]
+        near_s = min(map(_seconds, looked.values()), default=inf) * (1 + 1 / max(1, sum(self._problem.splittable)))
+        best = [one for one in looked.values() if one.seconds <= near_s]
+        return [*whole, *best, *(self._cut(one, self._fine_values, one.n_slots) for one in best)]
 
     def _filled(self, costs: Costs, memory: DeviceMemory, share: float, transfers: Transfers) -> Placed:
         """OATO's placement in a share of the room."""
@@ -215,55 +217,43 @@ class Sliced:
 
         return budget
 
-    def _attention(self, bare: SlicedProposal, memory: DeviceMemory) -> list[Placed]:
+    def _attention(self, costs: Costs, memory: DeviceMemory) -> list[Placed]:
         """Attention whole on the device, of all layers and of the last ones, where it fits."""
         n_layer = self._problem.graph.n_layer
         parts = QUICK_ATTENTION if self._quick else ATTENTION
         firsts = sorted({n_layer - round(part * n_layer) for part in parts})
-        held = (attention(bare.costs, self._problem.operators, first) for first in firsts)
+        held = (attention(costs, self._problem.operators, first) for first in firsts)
         return [one for one in held if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer)]
 
-    def _with_slices(self, whole: SlicedProposal, memory: DeviceMemory, n_values: int, n_slots: int) -> SlicedProposal:
-        """The same with slices in what it leaves of the device's memory, and a ring of so many slots."""
-        used, memory = own_bytes(self._problem, whole.placed), memory.beside_split
-        room = memory.room(whole.placed.first_device_layer) - used
-        whole = replace(whole, room=(room, for_weights(room, memory.operators_limit, used)))
-        return self._in_slots(whole, n_values, n_slots)
-
-    def _in_fewer_slots(self, made: SlicedProposal, n_values: int) -> SlicedProposal:
+    def _in_fewer_slots(self, made: Trial, n_values: int) -> Trial:
         """The same with a smaller ring where that is faster, as it takes memory that weights would gain by; else the
-        proposal itself."""
+        trial itself."""
         plan, (room, weights_room) = made.plan, made.room
-        if plan is None or not plan.short or (plan.streams and room - plan.staging_bytes >= weights_room):
+        if not made.short or (plan is not None and plan.streams and room - plan.staging_bytes >= weights_room):
             return made
-        others = [self._in_slots(_whole(made), n_values, n) for n in self._n_slots if n < made.n_slots]
-        return min([made, *(one for one in others if one.placed.slices is not None)], key=_seconds)
+        others = [self._cut(made, n_values, n) for n in self._n_slots if n < made.n_slots]
+        return min([made, *(one for one in others if one.plan is not None)], key=_seconds)
 
-    def _in_slots(self, whole: SlicedProposal, n_values: int, n_slots: int) -> SlicedProposal:
-        """The same with slices in its room, and a ring of so many slots."""
-        whole = replace(whole, n_slots=n_slots)
-        plan = self._slicer(whole).plan(whole.placed, *whole.room, n_values)
+    def _cut(self, trial: Trial, n_values: int, n_slots: int) -> Trial:
+        """Cut what the trial leaves on the host anew, in its room, with a ring of so many slots."""
+        plan = self._slicer(trial.workload, n_slots).plan(trial.whole, *trial.room, n_values)
+        trial = replace(_uncut(trial), n_slots=n_slots, short=plan is not None and plan.short)
         if plan is None or plan.is_empty:
-            return replace(whole, plan=plan)
-        return replace(whole, placed=self._placed(whole, whole.placed, plan), plan=plan)
+            return trial
+        return replace(trial, plan=plan, seconds=plan.seconds(trial.workload, self._phase))
 
-    def _placed(self, proposal: SlicedProposal, placed: Placed, plan: SlicePlan) -> Placed:
-        return self._slicer(proposal).placed(placed, plan, self._phase)
-
-    def _slicer(self, proposal: SlicedProposal) -> Slicer:
-        key = (proposal.workload, proposal.n_slots)
-        if key not in self._slicers:
-            self._slicers[key] = self._first_slicer.varied(*key)
-        return self._slicers[key]
+    def _slicer(self, load: Workload, n_slots: int) -> Slicer:
+        if (load, n_slots) not in self._slicers:
+            self._slicers[load, n_slots] = self._first_slicer.varied(load, n_slots)
+        return self._slicers[load, n_slots]
 
 
-def _seconds(proposal: SlicedProposal) -> float:
-    return proposal.placed.seconds
+def _seconds(trial: Trial) -> float:
+    return trial.seconds
 
 
-def _whole(proposal: SlicedProposal) -> SlicedProposal:
-    """Without its slices."""
-    return replace(proposal, placed=proposal.whole, plan=None)
+def _uncut(trial: Trial) -> Trial:
+    return replace(trial, plan=None, seconds=trial.whole.seconds)
 
 
 def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> Placed:
@@ -279,9 +269,9 @@ def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: i
     return placed_whole(costs, on_device, first_device_layer)
 
 
-def hot_notes(plan: SlicePlan | None) -> tuple[str, ...]:
+def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
     """How much of the traffic the hot experts are expected to serve."""
-    hot = [(of, cut) for of, cut in plan.layers if cut.n_hot] if plan is not None else []
+    hot = [(of, cut) for of, cut in plan.layers if cut.n_hot]
     if not hot:
         return ()
     n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(of.n_expert for of, _ in hot)
