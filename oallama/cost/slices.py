@@ -133,10 +133,10 @@ class Around:
     whole: Curve | None = None  # as llama.cpp runs the block on the host; None: as the gemms say
     offload: Curve = NO_TIME  # of `whole`, in which llama.cpp copies the weights to the device
     resident: bool = False  # the block's inputs and results are in the device's memory
-    away: Curve = NO_TIME  # of such a block: what llama.cpp's crossings take where it stays whole
+    crossings_if_whole: Curve = NO_TIME  # of such a block: what llama.cpp's crossings take where it stays whole
 
     @cached_property
-    def held(self) -> Around:
+    def in_split(self) -> Around:
         """In the split back end even where nothing of the block is on the device."""
         return self if self.whole is None else replace(self, whole=None)
 
@@ -159,13 +159,13 @@ class BlockCost:
             object.__setattr__(self, "gemms", Gemms(self.gemms))
 
     @property
-    def same(self) -> Hashable:
+    def price_key(self) -> Hashable:
         """Equal for blocks that cost the same."""
         return self.gemms, self.around, self.use
 
-    def held(self) -> BlockCost:
+    def in_split(self) -> BlockCost:
         """In the split back end even where nothing of it is on the device."""
-        return replace(self, around=self.around.held)
+        return replace(self, around=self.around.in_split)
 
     @property
     def n_expert(self) -> int:
@@ -211,7 +211,7 @@ def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
 
 
 def both_sides(
-    of: BlockCost,
+    cost: BlockCost,
     rates: SliceRates,
     crossing: Crossing,
     steps: tuple[Step, ...],
@@ -230,7 +230,7 @@ def both_sides(
         cpu_s=cpu_s,
         steps=steps,
         join_s=crossing.join_s,
-        routed=of.gemms.routed,
+        routed=cost.gemms.routed,
         issue_s=issue_s,
         interference=rates.beside(rows),
         in_s=crossing.in_s,
@@ -239,7 +239,7 @@ def both_sides(
     )
 
 
-def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
+def hot_times(cost: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
     """The tasks of a block of which the device has so many experts whole, without the gap before it.
 
     Of each token the device computes as many rows as may be hits, whether they are or not. The CPU computes misses, one
@@ -247,17 +247,17 @@ def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_out
     whichever takes longer. How many miss differs from token to token, and the later side decides, which takes longer
     than the average number of misses would.
     """
-    rows = n_outputs if of.outputs_only else n_tokens
+    rows = n_outputs if cost.outputs_only else n_tokens
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
-    use, link, n_expert = of.use or experts_alike(of.n_expert), rates.transfer, of.n_expert
-    block, own = of.block, of.hot(n_hot)
-    n_used = of.gemms[0].mul_mat.n_expert_used
+    use, link, n_expert = cost.use or experts_alike(cost.n_expert), rates.transfer, cost.n_expert
+    block, own = cost.block, cost.hot(n_hot)
+    n_used = cost.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot), 1.0 - use.coverage(n_hot, n_tokens)
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = own.upload_bytes(own.extent, rows), own.download_bytes(own.extent, rows)
     joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
-    if of.around.resident:
+    if cost.around.resident:
         # input, experts and routing weights come down with one wait; what comes together here goes up, and is launched
         n_up = n_rows * rows * F32 * (2 if own.n_summed(rows) > 1 else 1)
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
@@ -269,16 +269,16 @@ def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_out
     else:
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
     behind_s = crossing.staged_out_s
-    gpu_s = of.gemms.gpu_s(n_rows / n_used, rows) + behind_s
+    gpu_s = cost.gemms.gpu_s(n_rows / n_used, rows) + behind_s
     step = Step(0.0, gpu_s, crossing.launch_s + crossing.staged_in_s, crossing.staged_in_s, behind_s)
-    lines = of.gemms.at(rows)
+    lines = cost.gemms.at(rows)
 
     def made(cpu_s: float, more_s: float = 0.0) -> BlockTimes:
         late = replace(crossing, join_s=crossing.join_s + more_s)
-        return both_sides(of, rates, late, (step,), cpu_s, rows)
+        return both_sides(cost, rates, late, (step,), cpu_s, rows)
 
     if rows > 1:
-        expert_s = of.gemms.at(1).cpu_rest_s / n_used
+        expert_s = cost.gemms.at(1).cpu_rest_s / n_used
         read_s = expert_s * cold_experts_read(n_expert - n_hot, miss * n_used, rows)
         return made(lines.cpu_alpha_s + max(miss * lines.cpu_rest_s, read_s) if miss > 0 else 0.0)
     seconds = [0.0, *(lines.cpu_alpha_s + n / n_used * lines.cpu_rest_s for n in range(1, n_used + 1))]
@@ -289,21 +289,21 @@ def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_out
 
 
 def slice_times(
-    of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
+    cost: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
 ) -> BlockTimes:
     """The tasks of a block in a pass over n_tokens tokens, of which n_g use the CC slice on the device (CG'), and
     n_outputs give logits."""
-    gap_s, gap_cpu_s = (of.gap_share * seconds for seconds in gap_times(of, n_tokens))
-    return own_times(of, rates, cut, n_tokens, n_g, n_outputs).behind(gap_s, gap_cpu_s)
+    gap_s, gap_cpu_s = (cost.gap_share * seconds for seconds in gap_times(cost, n_tokens))
+    return own_times(cost, rates, cut, n_tokens, n_g, n_outputs).behind(gap_s, gap_cpu_s)
 
 
-def gap_times(of: BlockCost, n_tokens: int) -> tuple[float, float]:
+def gap_times(cost: BlockCost, n_tokens: int) -> tuple[float, float]:
     """Seconds between two blocks, in the mean, and of these those in which the CPU works."""
-    gap_s = interpolate(of.around.gap, n_tokens)
-    return gap_s, min(gap_s, interpolate(of.around.gap_cpu, n_tokens))
+    gap_s = interpolate(cost.around.gap, n_tokens)
+    return gap_s, min(gap_s, interpolate(cost.around.gap_cpu, n_tokens))
 
 
-def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> BlockTimes:
+def own_times(cost: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> BlockTimes:
     """As slice_times, without the gap before the block.
 
     Where nothing is on the device llama.cpp runs the block where it is, and there is nothing to send or to join; nor
@@ -311,15 +311,15 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
     n_g.
     """
     if cut.n_hot:
-        return hot_times(of, rates, cut.n_hot, n_tokens, n_outputs)
-    rows = n_outputs if of.outputs_only else n_tokens
-    if of.outputs_only or not of.takes_n_g:
+        return hot_times(cost, rates, cut.n_hot, n_tokens, n_outputs)
+    rows = n_outputs if cost.outputs_only else n_tokens
+    if cost.outputs_only or not cost.takes_n_g:
         n_g = 0
     prime = cut.cc > 0 and n_g > 0
     if cut.is_whole and not prime:
-        whole_s = of.gemms.cpu_s(1.0, rows) if of.around.whole is None else interpolate(of.around.whole, n_tokens)
-        away_s = interpolate(of.around.away, n_tokens) if of.around.resident else 0.0
-        copy_s = min(whole_s, interpolate(of.around.offload, n_tokens)) if of.around.whole is not None else 0.0
+        whole_s = cost.gemms.cpu_s(1.0, rows) if cost.around.whole is None else interpolate(cost.around.whole, n_tokens)
+        away_s = interpolate(cost.around.crossings_if_whole, n_tokens) if cost.around.resident else 0.0
+        copy_s = min(whole_s, interpolate(cost.around.offload, n_tokens)) if cost.around.whole is not None else 0.0
         if copy_s > 0:
             offload = (Step(copy_s, whole_s - copy_s),)
             return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.beside(n_tokens), offloaded=True)
@@ -328,19 +328,21 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
     extent = cut.extent
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
-    block, link = of.block, rates.transfer
+    block, link = cost.block, rates.transfer
 
-    streamed = of.gemms.read_bytes(cg, rows) + of.gemms.read_bytes(cc, n_g)
+    streamed = cost.gemms.read_bytes(cg, rows) + cost.gemms.read_bytes(cc, n_g)
     issue_s = 0.0  # of the thread, to ask for the copies: each of them once, and once for each further piece
     if streamed and rates.issue is not None and not rates.blocking:
-        n_asked = of.gemms.n_copies(cg, rows) + of.gemms.n_copies(cc, n_g) + max(0.0, streamed / rates.piece_bytes - 1)
+        n_asked = (
+            cost.gemms.n_copies(cg, rows) + cost.gemms.n_copies(cc, n_g) + max(0.0, streamed / rates.piece_bytes - 1)
+        )
         issue_s = n_asked * rates.issue.alpha_s + streamed * rates.issue.beta_s_per_byte
 
     # what is streamed is queued behind GG, so that the link's latency is waited for once
     streams = cg > 0 or prime
     n_steps = (gg > 0) + streams
     crossing = NO_CROSSING
-    if gg < 1 and of.around.resident:
+    if gg < 1 and cost.around.resident:
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
         send_s, join_s = n_steps * link.launch_issue_s, link.split_s
         if cut.cc > 0:  # else nothing crosses
@@ -355,13 +357,13 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
     launch_s, behind_s = crossing.launch_s + crossing.staged_in_s, crossing.staged_out_s
     steps: tuple[Step, ...] = ()
     if streams:
-        gpu_s = of.gemms.gpu_s(cg, rows) + of.gemms.gpu_s(cc, n_g) + behind_s
+        gpu_s = cost.gemms.gpu_s(cg, rows) + cost.gemms.gpu_s(cc, n_g) + behind_s
         launched = (0.0, 0.0) if gg > 0 else (launch_s, crossing.staged_in_s)
         steps = (Step(rates.weights.seconds(streamed), gpu_s, *launched, behind_s),)
     if gg > 0:
         last_s = 0.0 if streams else behind_s
-        steps = (Step(0.0, of.gemms.gpu_s(gg, rows) + last_s, launch_s, crossing.staged_in_s, last_s), *steps)
-    return both_sides(of, rates, crossing, steps, of.gemms.cpu_s(cc, rows - n_g), rows, issue_s)
+        steps = (Step(0.0, cost.gemms.gpu_s(gg, rows) + last_s, launch_s, crossing.staged_in_s, last_s), *steps)
+    return both_sides(cost, rates, crossing, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s)
 
 
 @dataclass(slots=True)
@@ -380,16 +382,16 @@ class Pricing:
         other._tasks = self._tasks
         return other
 
-    def block_times(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
-        return slice_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
+    def block_times(self, cost: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
+        return slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
 
-    def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
+    def seconds(self, cost: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Of one block among others like it, round after round."""
-        key = (of.gemms, of.around, of.use, cut, n_tokens, n_g, n_outputs)
+        key = (cost.gemms, cost.around, cost.use, cut, n_tokens, n_g, n_outputs)
         seconds = self._known.get(key)
         if seconds is None:
-            gap_s, gap_cpu_s = gap_times(of, n_tokens)
-            own, own_s = self._own(of, cut, n_tokens, n_g, n_outputs)
+            gap_s, gap_cpu_s = gap_times(cost, n_tokens)
+            own, own_s = self._own(cost, cut, n_tokens, n_g, n_outputs)
             if own_s is None:
                 seconds = own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)
             else:
@@ -397,14 +399,16 @@ class Pricing:
             self._known[key] = seconds
         return seconds
 
-    def _own(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> tuple[BlockTimes, float | None]:
+    def _own(
+        self, cost: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int
+    ) -> tuple[BlockTimes, float | None]:
         """(a block without a gap, its seconds; None: they depend on the gap, in which its copies go on)."""
-        sliced = not cut.is_whole or (n_g > 0 and of.takes_n_g and not of.outputs_only)
-        around: Hashable = of.around.resident if sliced else of.around
-        key = (of.gemms, around, of.use if cut.n_hot else None, cut, n_tokens, n_g, n_outputs)
+        sliced = not cut.is_whole or (n_g > 0 and cost.takes_n_g and not cost.outputs_only)
+        around: Hashable = cost.around.resident if sliced else cost.around
+        key = (cost.gemms, around, cost.use if cut.n_hot else None, cut, n_tokens, n_g, n_outputs)
         found = self._tasks.get(key)
         if found is None:
-            own = own_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
+            own = own_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
             ahead = runs_ahead([own], self.streaming)
             found = self._tasks[key] = own, None if ahead else cycle_seconds([own], self.streaming)
         return found

@@ -99,8 +99,8 @@ def operator_costs(
         key = (operator.mul_mat, outputs_only, layout)
         if key not in seen:
             seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream, layout)
-        of = seen[key]
-        costs.append(OperatorCost(operator.name, of.bytes, of.t_cpu_s, of.t_gpu_s, of.layout, of.streamed_s))
+        cost = seen[key]
+        costs.append(OperatorCost(operator.name, cost.bytes, cost.t_cpu_s, cost.t_gpu_s, cost.layout, cost.streamed_s))
     return tuple(costs)
 
 

@@ -100,9 +100,9 @@ decode. Rounded from the profile's own cases, on a CPU with AVX-512 and for head
 32, 64 and 128 (docs/benchmarks.md): in batches below 64 ggml's CPU flash attention works row by row."""
 
 
-def scores_fit(model: ModelInfo, load: Workload) -> bool:
+def scores_fit(model: ModelInfo, workload: Workload) -> bool:
     """Whether the scores' buffer is small enough (F32, n_ctx positions for each head and token of a micro-batch)."""
-    n_bytes = 4 * load.n_ctx * load.largest_batch * model.n_head
+    n_bytes = 4 * workload.n_ctx * workload.largest_batch * model.n_head
     return n_bytes <= max(SCORES_BYTES, SCORES_SHARE * model.file_bytes)
 
 
@@ -128,12 +128,12 @@ class AttentionRule:
         self,
         decided: Callable[[FlashAttention], Decision],
         profile: Profile,
-        load: Workload,
+        workload: Workload,
         passes: Sequence[Pass] | None = None,
     ) -> tuple[Decision, FlashAttention]:
         """The decision with the least predicted time of the workload, and its way of attention; of equal ones the
         first. decided: decides for one way. Raises DoesNotFit where it is raised for every way."""
-        ways = self.ways(profile, load, passes)
+        ways = self.ways(profile, workload, passes)
         if len(ways) == 1:
             return decided(ways[0]), ways[0]
         made: list[tuple[Decision, FlashAttention]] = []
@@ -148,32 +148,32 @@ class AttentionRule:
         return min(made, key=lambda one: self._seconds(one[0], one[1], profile, passes))
 
     def unmeasured_on_cpu(
-        self, load: Workload, known: Callable[[], Profile | None], passes: Sequence[Pass] | None = None
+        self, workload: Workload, known: Callable[[], Profile | None], passes: Sequence[Pass] | None = None
     ) -> FlashAttention:
         """The way on the CPU alone where nothing is to be measured. known: a profile, if there happens to be one."""
         if self.asked.flash_attn != "auto":
             return self.asked.flash_attn
-        if not self._plain_allowed(load):
+        if not self._plain_allowed(workload):
             return "on"
-        profile, passes = known(), _passes(load, passes)
+        profile, passes = known(), _passes(workload, passes)
         ways = attention_choices(replace(profile, device=CPU_DEVICE), passes) if profile else ()
         return ways[0] if ways else usual_attention(passes)
 
     def ways(
-        self, profile: Profile, load: Workload, passes: Sequence[Pass] | None = None
+        self, profile: Profile, workload: Workload, passes: Sequence[Pass] | None = None
     ) -> tuple[FlashAttention, ...]:
         """That `decide` looks at."""
         if self.asked.flash_attn != "auto":
             return (self.asked.flash_attn,)
-        return attention_choices(profile, _passes(load, passes), self._plain_allowed(load)) or ("auto",)
+        return attention_choices(profile, _passes(workload, passes), self._plain_allowed(workload)) or ("auto",)
 
-    def allows(self, flash_attn: FlashAttention, load: Workload) -> bool:
+    def allows(self, flash_attn: FlashAttention, workload: Workload) -> bool:
         """Whether attention may have this workload's micro-batch: without flash attention the buffer of its scores must
         stay small."""
-        return flash_attn != "off" or scores_fit(self.model, load)
+        return flash_attn != "off" or scores_fit(self.model, workload)
 
-    def _plain_allowed(self, load: Workload) -> bool:
-        return self.attention("auto").type_v in PLAIN_V_TYPES and scores_fit(self.model, load)
+    def _plain_allowed(self, workload: Workload) -> bool:
+        return self.attention("auto").type_v in PLAIN_V_TYPES and scores_fit(self.model, workload)
 
     def _seconds(
         self, decision: Decision, way: FlashAttention, profile: Profile, passes: Sequence[Pass] | None
@@ -188,5 +188,5 @@ class AttentionRule:
         return total + rest_total(profile, way, layers, passes) - rest_total(profile, way, layers, own)
 
 
-def _passes(load: Workload, passes: Sequence[Pass] | None) -> Sequence[Pass]:
-    return workload_passes(load, "mixed") if passes is None else passes
+def _passes(workload: Workload, passes: Sequence[Pass] | None) -> Sequence[Pass]:
+    return workload_passes(workload, "mixed") if passes is None else passes

@@ -71,21 +71,21 @@ ROWS_AT_ONCE = 4
 """Rows that ggml's repacked kernels multiply at a time; what is left of a batch goes row by row, each nearly as long as
 a batch of one. Profiles hold times of few batch sizes, between which the price is linear and knows nothing of it."""
 
-Layers = Sequence[tuple[BlockCost, Cut]]
+CutBlocks = Sequence[tuple[BlockCost, Cut]]
 Counted = Sequence[tuple[BlockCost, Cut, int]]
 """One of each kind of block with each cut, and how many there are."""
 
-Table = tuple[tuple[int, int], ...]
+TokenTable = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: PlanRecord.token_assignment."""
 
 
-def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
+def best_cg(cost: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
     """The best CC and CG beside gg elements on the device, and its seconds; of equals, the least CG. Eq. 13.
 
     gg: elements such that the rest is a multiple of the block's step, or all of the extent. near: elements of CG that
     the best is near to.
     """
-    step, rest = of.block.step, of.block.extent - gg
+    step, rest = cost.block.step, cost.block.extent - gg
     n_steps = ceil(rest / step)
 
     def cut(n_streamed: int) -> Cut:
@@ -98,36 +98,36 @@ def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int |
     return cut(n_streamed), best_s
 
 
-def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int) -> float:
+def pass_seconds(layers: CutBlocks, on: Pricing, n_tokens: int, n_g: int) -> float:
     """Of all layers in a pass over n_tokens tokens, one of which gives logits; each among others like it."""
-    return counted_seconds(alike(layers), on, n_tokens, n_g)
+    return counted_seconds(count_blocks(layers), on, n_tokens, n_g)
 
 
-def alike(layers: Layers) -> Counted:
+def count_blocks(layers: CutBlocks) -> Counted:
     """One of each kind of block with each cut, and how many there are."""
     first: dict[tuple[Hashable, Cut], tuple[BlockCost, Cut]] = {}
     counts: Counter[tuple[Hashable, Cut]] = Counter()
-    for of, cut in layers:
-        key = (of.same, cut)
-        first.setdefault(key, (of, cut))
+    for cost, cut in layers:
+        key = (cost.price_key, cut)
+        first.setdefault(key, (cost, cut))
         counts[key] += 1
     return [(*first[key], count) for key, count in counts.items()]
 
 
 def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
     """As pass_seconds."""
-    return sum(count * on.seconds(of, cut, n_tokens, n_g, n_outputs) for of, cut, count in layers)
+    return sum(count * on.seconds(cost, cut, n_tokens, n_g, n_outputs) for cost, cut, count in layers)
 
 
-def solve_n_g(layers: Layers, on: Pricing, n_tokens: int) -> tuple[int, float]:
+def solve_n_g(layers: CutBlocks, on: Pricing, n_tokens: int) -> tuple[int, float]:
     """(n_g, seconds of the pass) with the least seconds, such that the CPU's tokens come in groups (in_groups); of
     equals the smallest n_g."""
-    return least_n_g(alike(layers), on, n_tokens)
+    return least_n_g(count_blocks(layers), on, n_tokens)
 
 
 def least_n_g(layers: Counted, on: Pricing, n_tokens: int, near: int | None = None) -> tuple[int, float]:
     """As solve_n_g. near: n_g of cuts much like these."""
-    on_cpu = [of for of, cut, _ in layers if cut.cc and not cut.n_hot and of.takes_n_g and not of.outputs_only]
+    on_cpu = [cost for cost, cut, _ in layers if cut.cc and not cut.n_hot and cost.takes_n_g and not cost.outputs_only]
 
     @cache
     def seconds(n_g: int) -> float:
@@ -136,7 +136,7 @@ def least_n_g(layers: Counted, on: Pricing, n_tokens: int, near: int | None = No
     if not on_cpu:
         return 0, seconds(0)
     # durations have kinks where the tokens of the device or of the CPU pass a batch size that was profiled
-    sizes = {n for of in on_cpu for gemm in of.gemms for n, _ in (*gemm.cpu.whole, *gemm.gpu.whole) if n < n_tokens}
+    sizes = {n for cost in on_cpu for gemm in cost.gemms for n, _ in (*gemm.cpu.whole, *gemm.gpu.whole) if n < n_tokens}
     n_g, _ = least(seconds, 0, n_tokens, sizes | {n_tokens - n for n in sizes}, near)
     grouped = {n_tokens - n for n in in_groups(n_tokens - n_g, n_tokens)}
     n_g = min(sorted(grouped | {0, n_tokens}), key=seconds)
@@ -150,11 +150,11 @@ def in_groups(n_cpu: int, n_tokens: int) -> set[int]:
     return {n_cpu} if n_cpu in (down, 1, n_tokens) else {down, min(down + ROWS_AT_ONCE, n_tokens)}
 
 
-def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = ()) -> Table:
+def token_table(layers: CutBlocks, on: Pricing, most: int, also: Collection[int] = ()) -> TokenTable:
     """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
     the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
     lengths = sorted({2**i for i in range(most.bit_length())} | {most, *also})
-    counted = alike(layers)
+    counted = count_blocks(layers)
     table = {n: least_n_g(counted, on, n)[0] for n in lengths}
     used = [n for n in lengths if table[n]]
     if not used:
@@ -169,14 +169,14 @@ def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = 
     return tuple((n, n_g) for n, n_g in sorted(table.items()) if n >= max(1, below))
 
 
-def n_g_at(table: Table, n_tokens: int) -> int:
+def n_g_at(table: TokenTable, n_tokens: int) -> int:
     """n_g of a pass: what the table says, or linear_n_g less what would leave rows over on the CPU (in_groups). As
     n_g_at of split_plan.cpp computes it."""
     n_g = linear_n_g(table, n_tokens)
     return n_g if n_tokens in dict(table) else n_tokens - max(in_groups(n_tokens - n_g, n_tokens))
 
 
-def linear_n_g(table: Table, n_tokens: int) -> int:
+def linear_n_g(table: TokenTable, n_tokens: int) -> int:
     """None below the first length of the table, linear between two (a half is rounded up), the same share above the
     last. In whole numbers."""
     if not table or n_tokens < table[0][0]:
@@ -197,10 +197,13 @@ Choice = tuple[Cut, float]
 class Menus:
     """Made once for each kind of block."""
 
-    def __init__(self, on: Pricing, load: Workload, streams: bool, n_values: int) -> None:
+    def __init__(self, on: Pricing, workload: Workload, streams: bool, n_values: int) -> None:
         """n_values: of r_GG above 0."""
-        self._on, self._load, self._streams, self._n_values = on, load, streams, n_values
-        self._over: dict[Objective, Sequence[Pass]] = {"decode": (Pass(1, 0, 1),), "workload": passes(load, "mixed")}
+        self._on, self._streams, self._n_values = on, streams, n_values
+        self._over: dict[Objective, Sequence[Pass]] = {
+            "decode": (Pass(1, 0, 1),),
+            "workload": passes(workload, "mixed"),
+        }
         self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
         self._made: dict[tuple[Hashable, Objective, int | None], tuple[Choice, ...]] = {}
 
@@ -210,14 +213,14 @@ class Menus:
         key = (kind.gemms, kind.around.resident, kind.use)
         if key not in self._cuts_of:
             self._cuts_of[key] = self._cuts(kind)
-        if (kind.same, objective, most_cg) not in self._made:
+        if (kind.price_key, objective, most_cg) not in self._made:
             sliced = (
-                self._best(kind, objective, [_streaming(kind, cut, most_cg) for cut in alike])
-                for alike in self._cuts_of[key]
+                self._best(kind, objective, [_streaming(kind, cut, most_cg) for cut in count_blocks])
+                for count_blocks in self._cuts_of[key]
             )
             hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, self._n_values))
-            self._made[kind.same, objective, most_cg] = _ascending(kind, (*sliced, *hot))
-        return self._made[kind.same, objective, most_cg]
+            self._made[kind.price_key, objective, most_cg] = _ascending(kind, (*sliced, *hot))
+        return self._made[kind.price_key, objective, most_cg]
 
     def _cuts(self, kind: BlockCost) -> tuple[tuple[Cut, ...], ...]:
         """Cuts by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and the best of
@@ -260,11 +263,11 @@ class Menus:
         return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
 
-def _streaming(of: BlockCost, cut: Cut, most_cg: int | None) -> Cut:
+def _streaming(cost: BlockCost, cut: Cut, most_cg: int | None) -> Cut:
     """The cut with at most so many elements of CG; CC has the others."""
     if most_cg is None or cut.cg <= most_cg:
         return cut
-    rest, step = cut.cc + cut.cg, of.block.step
+    rest, step = cut.cc + cut.cg, cost.block.step
     cc = min(ceil((rest - most_cg) / step) * step, rest)
     return Cut(cc, rest - cc, cut.gg)
 
@@ -278,19 +281,19 @@ def _in_line(cuts: Sequence[Cut], gg: int) -> int | None:
     return last.cg + (last.cg - first.cg) * (gg - last.gg) // (last.gg - first.gg)
 
 
-def _hot_cuts(of: BlockCost, n_values: int) -> tuple[Cut, ...]:
+def _hot_cuts(cost: BlockCost, n_values: int) -> tuple[Cut, ...]:
     """i/n of the experts for i = 1..n, each rounded to whole ones."""
-    if of.use is None:
+    if cost.use is None:
         return ()
-    counts = {max(1, round(i * of.n_expert / n_values)) for i in range(1, n_values + 1)}
-    return tuple(Cut(of.block.extent, 0, 0, n) for n in sorted(counts))
+    counts = {max(1, round(i * cost.n_expert / n_values)) for i in range(1, n_values + 1)}
+    return tuple(Cut(cost.block.extent, 0, 0, n) for n in sorted(counts))
 
 
-def _ascending(of: BlockCost, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def _ascending(cost: BlockCost, choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """By bytes; of those with as many bytes the fastest, of equals the first."""
     fastest: dict[int, Choice] = {}
     for choice in choices:
-        n_bytes = of.weight_bytes(choice[0])
+        n_bytes = cost.weight_bytes(choice[0])
         if n_bytes not in fastest or choice[1] < fastest[n_bytes][1]:
             fastest[n_bytes] = choice
     return tuple(fastest[n_bytes] for n_bytes in sorted(fastest))

@@ -34,28 +34,28 @@ PROMPT_STEP = 256
 """Tokens that a prompt is rounded up to: those of `oallama run` are estimated from its bytes."""
 
 
-def larger_ubatches(load: Workload, asked: Options) -> tuple[int, ...]:
+def larger_ubatches(workload: Workload, asked: Options) -> tuple[int, ...]:
     """Micro-batches above the workload's that may suit it, ascending: doubled, and the whole prompt at once, up to
     n_batch. None where the user fixed it with -ub."""
     if asked.n_ubatch is not None:
         return ()
-    whole = -(-load.n_prompt // PROMPT_STEP) * PROMPT_STEP
-    most = min(whole, load.n_ctx, asked.n_batch or STOCK_BATCH)
+    whole = -(-workload.n_prompt // PROMPT_STEP) * PROMPT_STEP
+    most = min(whole, workload.n_ctx, asked.n_batch or STOCK_BATCH)
     sizes = []
-    n_ubatch = 2 * load.n_ubatch
+    n_ubatch = 2 * workload.n_ubatch
     while n_ubatch < most:
         sizes.append(n_ubatch)
         n_ubatch *= 2
-    return (*sizes, most) if most > load.n_ubatch else ()
+    return (*sizes, most) if most > workload.n_ubatch else ()
 
 
 def seconds_in(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase) -> float:
     """Predicted seconds of a phase with the decision's placement as it is, in micro-batches of n_ubatch, whatever
     memory these need."""
-    placed, load = decision.placed, replace(decision.workload, n_ubatch=n_ubatch)
+    placed, workload = decision.placed, replace(decision.workload, n_ubatch=n_ubatch)
     if placed.slices is not None:
-        return slicer_of(problem, load, placed.slices).again(placed).seconds(load, phase)
-    costs = costs_of(problem, load, phase, placed.llama_uses_device(problem.graph.n_layer))
+        return slicer_of(problem, workload, placed.slices).again(placed).seconds(workload, phase)
+    costs = costs_of(problem, workload, phase, placed.llama_uses_device(problem.graph.n_layer))
     return placement_seconds(costs, placed.on_device, placed.first_device_layer)
 
 
@@ -73,7 +73,7 @@ def with_larger_ubatch(
     to_beat, n_layer = (1 - LEAST_GAIN) * first.placed.seconds, problem.graph.n_layer
     grow = [
         policy for policy in policies
-        if not policy.published and (made := found[policy.name]).workload == asked.load
+        if not policy.published and (made := found[policy.name]).workload == asked.workload
         and made.placed.uses_device(n_layer)
     ]  # fmt: skip
     promises = [
@@ -82,12 +82,12 @@ def with_larger_ubatch(
     for promised_s, n_ubatch, i in sorted(promises):
         if promised_s >= to_beat:
             break
-        larger = replace(asked, load=replace(asked.load, n_ubatch=n_ubatch), lowers_ubatch=False)
+        larger = replace(asked, workload=replace(asked.workload, n_ubatch=n_ubatch), lowers_ubatch=False)
         try:
             made = grow[i].decide(problem, larger)
         except DoesNotFit:
             continue
-        fits = made.workload == larger.load and made.placed.uses_device(n_layer)
+        fits = made.workload == larger.workload and made.placed.uses_device(n_layer)
         if fits and made.placed.seconds < to_beat:
             best, to_beat = made, made.placed.seconds
     if best is first:
@@ -112,7 +112,7 @@ def policy_named(policy: str | Policy) -> Policy:
 def decide(
     problem: Problem,
     policy: str | Policy,
-    load: Workload,
+    workload: Workload,
     phase: Phase,
     rules: Rules = Rules(),  # noqa: B008 - frozen
     quick: bool = False,
@@ -131,9 +131,9 @@ def decide(
     chosen = policy_named("oato" if policy == "auto" else policy)
     if rules.are_oatos and chosen.name != "oato":
         raise UsageError(f"affinity and fill say how oato places; policy {chosen.name} does not use them")
-    asked = Asked(load, phase, rules, quick, required=not is_auto)
+    asked = Asked(workload, phase, rules, quick, required=not is_auto)
     if problem.profile.device == CPU_DEVICE:
-        return on_cpu(problem, load, phase)
+        return on_cpu(problem, workload, phase)
     policies = [chosen]
     if is_auto:
         most = "scheinfer" if hot_fault(problem.operators, problem.routing) else EXPERTS  # that has the most choices
@@ -153,6 +153,6 @@ def decide(
     return best
 
 
-def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
+def decide_as_given(problem: Problem, placed: Placed, workload: Workload, policy: str) -> Decision:
     """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
-    return verified(problem, policy, load, costs_of(problem, load, "mixed"), placed)
+    return verified(problem, policy, workload, costs_of(problem, workload, "mixed"), placed)

@@ -46,7 +46,7 @@ class Work:
     link_s: float  # of what of its weight the pass needs
 
 
-def physical_bound(problem: Problem, load: Workload, memory: MemoryLedger) -> Predicted:
+def physical_bound(problem: Problem, workload: Workload, memory: MemoryLedger) -> Predicted:
     """Bounds of TTFT, TPOT and the whole run, with the device's memory that `memory` leaves for weights.
 
     A cap on weights does not count the ring: what was streamed last is there still when it is wanted again, and of no
@@ -56,8 +56,8 @@ def physical_bound(problem: Problem, load: Workload, memory: MemoryLedger) -> Pr
     cap = operators_limit(problem)
     if cap is not None:
         room = min(room, cap + memory.staging)
-    ttft_s, tpot_s = (_passes_s(problem, passes(load, phase), room) for phase in ("prefill", "decode"))
-    return Predicted.of(ttft_s, tpot_s, load.n_gen)
+    ttft_s, tpot_s = (_passes_s(problem, passes(workload, phase), room) for phase in ("prefill", "decode"))
+    return Predicted.of(ttft_s, tpot_s, workload.n_gen)
 
 
 def _passes_s(problem: Problem, over: Sequence[Pass], room: int) -> float:
@@ -172,36 +172,36 @@ STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
 
 
 def baselines(
-    problem: Problem, load: Workload, held: MemoryLedger, alone: Predicted | None = None
+    problem: Problem, workload: Workload, used: MemoryLedger, alone: Predicted | None = None
 ) -> tuple[Baseline, ...]:
     """Times that a plan is held against. No stock where llama.cpp itself has no device.
 
-    problem, load: with stock's way of attention and its micro-batch, so that all plans of a model, a device and a
-    workload are held against the same times. held: by the plan; where that leaves the device alone the bound may use
+    problem, workload: with stock's way of attention and its micro-batch, so that all plans of a model, a device and a
+    workload are held against the same times. used: by the plan; where that leaves the device alone the bound may use
     all of it. alone: times of the CPU; None: by this problem.
     """
-    alone = alone or _cpu_alone(problem, load)
-    if problem.profile.device != CPU_DEVICE and not held.limit:
-        held = replace(held, limit=usable(capacity_of(problem, load), problem.vram_fill, problem.runtime_bytes))
-    others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, load, held)))
+    alone = alone or _cpu_alone(problem, workload)
+    if problem.profile.device != CPU_DEVICE and not used.limit:
+        used = replace(used, limit=usable(capacity_of(problem, workload), problem.vram_fill, problem.runtime_bytes))
+    others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, workload, used)))
     if problem.profile.device == CPU_DEVICE or problem.slices_only:
         return others
-    memory = stock_memory(problem, load)
+    memory = stock_memory(problem, workload)
     empty = memory.room(problem.graph.n_layer) < 0  # its buffers do not fit
-    return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, load, memory)[2]), *others)
+    return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, workload, memory)[2]), *others)
 
 
-def _cpu_alone(problem: Problem, load: Workload) -> Predicted:
-    costs = costs_of(problem, load, "mixed", llama_uses_device=False)
-    return price(problem, load, cpu(costs))
+def _cpu_alone(problem: Problem, workload: Workload) -> Predicted:
+    costs = costs_of(problem, workload, "mixed", llama_uses_device=False)
+    return price(problem, workload, cpu(costs))
 
 
 SLOWER = 0.9  # share of the rate that is left where it counts as another one
 
 
-def planned_depth(load: Workload) -> int:
+def planned_depth(workload: Workload) -> int:
     """The depth that a plan's TPOT is predicted for, in tokens."""
-    return passes(load, "decode")[0].n_kv
+    return passes(workload, "decode")[0].n_kv
 
 
 def token_seconds(

@@ -204,17 +204,17 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
 
 
 def unmeasured_cpu_record(
-    model: ModelInfo, operators: Sequence[Operator], load: Workload, weights_host: int
+    model: ModelInfo, operators: Sequence[Operator], workload: Workload, weights_host: int
 ) -> PlanRecord:
     """Everything on the CPU, without a profile."""
     nothing = nothing_there(len(operators), model.n_layer + 1)
-    return unmeasured_record(model, operators, load, nothing, ledger(0, 1.0, 0, weights_host, 0, 0), "cpu", "none")
+    return unmeasured_record(model, operators, workload, nothing, ledger(0, 1.0, 0, weights_host, 0, 0), "cpu", "none")
 
 
 def unmeasured_record(
     model: ModelInfo,
     operators: Sequence[Operator],
-    load: Workload,
+    workload: Workload,
     placed: Placed,
     memory: MemoryLedger,
     policy: str,
@@ -227,7 +227,7 @@ def unmeasured_record(
         machine_fingerprint="",
         device=device,
         policy=policy,
-        workload=load,
+        workload=workload,
         operators=placements(operators, placed),
         n_gpu_layers=n_gpu_layers(model.n_layer, placed),
         memory=memory,

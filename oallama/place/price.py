@@ -11,13 +11,13 @@ from oallama.cost.passes import passes
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
 from oallama.cost.whole import placement_seconds
-from oallama.place.cutting import Layers, n_g_at
+from oallama.place.cutting import CutBlocks, n_g_at
 from oallama.place.placement import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 from oallama.place.sharing import slicer_of
 
 
-def price(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Predicted:
+def price(problem: Problem, workload: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Predicted:
     """TTFT, TPOT and their sum over the workload. Slices share out a prompt's tokens as their table says.
 
     llama_uses_device: whether llama.cpp has the device, and may stream plain host weights to it; None: where the
@@ -25,27 +25,27 @@ def price(problem: Problem, load: Workload, placed: Placed, llama_uses_device: b
     where the profile has no link.
     """
     if placed.slices is not None:
-        slicer = slicer_of(problem, load, placed.slices)
+        slicer = slicer_of(problem, workload, placed.slices)
         plan = slicer.priced(slicer.cuts_of(placed), placed.slices.token_assignment, False, 0, 0)
-        return Predicted.of(plan.prefill_s, plan.decode_s, load.n_gen)
+        return Predicted.of(plan.prefill_s, plan.decode_s, workload.n_gen)
     if llama_uses_device is None:
         llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
-    layouts = host_layouts(problem, load, placed, llama_uses_device)
+    layouts = host_layouts(problem, workload, placed, llama_uses_device)
     ttft_s, tpot_s = (
         placement_seconds(
-            costs_over(problem, passes(load, phase), llama_uses_device, layouts),
+            costs_over(problem, passes(workload, phase), llama_uses_device, layouts),
             placed.on_device,
             placed.first_device_layer,
         )
         for phase in ("prefill", "decode")
     )
-    return Predicted.of(ttft_s, tpot_s, load.n_gen)
+    return Predicted.of(ttft_s, tpot_s, workload.n_gen)
 
 
-def host_layouts(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool) -> tuple[str, ...]:
+def host_layouts(problem: Problem, workload: Workload, placed: Placed, llama_uses_device: bool) -> tuple[str, ...]:
     """Layout in which the host holds each operator: the placement's, where this machine has it."""
     empty = not placed.uses_device(problem.graph.n_layer)
-    fastest = costs_of(problem, load, "mixed", llama_uses_device or not empty).layouts
+    fastest = costs_of(problem, workload, "mixed", llama_uses_device or not empty).layouts
     if empty or not placed.layouts:
         return fastest
     return tuple(
@@ -63,11 +63,11 @@ def seen_passes(
         return ()
     slicer, table = slicer_of(problem, plan.workload, placed.slices), plan.token_assignment
     blocks = [
-        (of, cut)
-        for of, cut in slicer.cuts_of(placed)
-        if not of.outputs_only and (not cut.is_whole or cut.n_hot or (table and of.takes_n_g))
+        (cost, cut)
+        for cost, cut in slicer.cuts_of(placed)
+        if not cost.outputs_only and (not cut.is_whole or cut.n_hot or (table and cost.takes_n_g))
     ]
-    names = {problem.operators[i].name for of, _ in blocks for i in of.block.operators}
+    names = {problem.operators[i].name for cost, _ in blocks for i in cost.block.operators}
     found = []
     for batch in sorted({one.batch for one in runs}):
         own = [one for one in runs if one.batch == batch and one.block in names and one.n_runs > 0]
@@ -85,9 +85,9 @@ def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
     return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
 
 
-def _beside(seen: SeenPasses, blocks: Layers, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
+def _beside(seen: SeenPasses, blocks: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
     """With what is predicted of a pass."""
-    times = [on.block_times(of, cut, n_tokens, n_g) for of, cut in blocks]
+    times = [on.block_times(cost, cut, n_tokens, n_g) for cost, cut in blocks]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for one in times:
         if one not in rounds:

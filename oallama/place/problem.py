@@ -73,14 +73,14 @@ class Problem:
         return RUNTIME_BYTES.get(str(self.profile.fingerprint.get("device_backend")), 0)
 
     def capacity(self, taken: LoadBytes) -> int:
-        """Bytes of the device: what was free there before this load, or what the caller says."""
+        """Bytes of the device: what was free there before this workload, or what the caller says."""
         return taken.device_free if self.vram is None else self.vram
 
 
-def costs_of(problem: Problem, load: Workload, phase: Phase, llama_uses_device: bool = True) -> Costs:
+def costs_of(problem: Problem, workload: Workload, phase: Phase, llama_uses_device: bool = True) -> Costs:
     """Prices over the passes of a phase. llama_uses_device: whether llama.cpp has the device, and may stream plain host
     weights to it."""
-    return costs_over(problem, passes(load, phase), llama_uses_device)
+    return costs_over(problem, passes(workload, phase), llama_uses_device)
 
 
 def costs_over(
@@ -119,11 +119,11 @@ def own_bytes(problem: Problem, placed: Placed) -> int:
     return whole + (placed.slices.device_bytes if placed.slices else 0)
 
 
-def measured(problem: Problem, load: Workload, placed: Placed, capacity: int | None = None) -> MemoryLedger:
+def measured(problem: Problem, workload: Workload, placed: Placed, capacity: int | None = None) -> MemoryLedger:
     """The ledger of a placement: what a no_alloc load says llama.cpp takes, with split operators on the host, and their
     slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None: as that
     load found it."""
-    taken = problem.probe(load, placed)
+    taken = problem.probe(workload, placed)
     slices = placed.slices
     return ledger(
         problem.capacity(taken) if capacity is None else capacity,
@@ -143,9 +143,9 @@ def n_computing(problem: Problem, placed: Placed) -> int:
     return int(placed.llama_uses_device(problem.graph.n_layer)) + int(split)
 
 
-def capacity_of(problem: Problem, load: Workload) -> int:
+def capacity_of(problem: Problem, workload: Workload) -> int:
     """Bytes of the device, before anything is loaded."""
-    return problem.capacity(problem.probe(load, operators_on_host(problem, load)))
+    return problem.capacity(problem.probe(workload, operators_on_host(problem, workload)))
 
 
 def operators_limit(problem: Problem) -> int | None:
@@ -155,13 +155,13 @@ def operators_limit(problem: Problem) -> int | None:
     return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
 
 
-def operators_on_host(problem: Problem, load: Workload) -> Placed:
+def operators_on_host(problem: Problem, workload: Workload) -> Placed:
     """Norms and KV of all layers on the device."""
-    return with_layouts(problem, costs_of(problem, load, "mixed"), nothing_there(len(problem.operators), 0))
+    return with_layouts(problem, costs_of(problem, workload, "mixed"), nothing_there(len(problem.operators), 0))
 
 
 def device_memory(
-    problem: Problem, load: Workload, required: bool
+    problem: Problem, workload: Workload, required: bool
 ) -> tuple[DeviceMemory | None, Workload, tuple[str, ...]]:
     """What the device holds before any operator, from a probe with every operator on the host.
 
@@ -169,10 +169,10 @@ def device_memory(
     the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit where
     the policy needs the device.
     """
-    asked, n_layer = load.n_ubatch, problem.graph.n_layer
+    asked, n_layer = workload.n_ubatch, problem.graph.n_layer
     without_kv: tuple[DeviceMemory, Workload] | None = None
     while True:
-        taken = problem.probe(load, operators_on_host(problem, load))
+        taken = problem.probe(workload, operators_on_host(problem, workload))
         memory = DeviceMemory(
             capacity=problem.capacity(taken),
             fill=problem.vram_fill,
@@ -184,28 +184,28 @@ def device_memory(
             runtime=problem.runtime_bytes,
         )
         if without_kv is None and memory.operator_room(n_layer) >= 0:
-            without_kv = memory, load
-        if memory.operator_room(0) >= 0 or load.n_ubatch // 2 < SMALLEST_UBATCH:
+            without_kv = memory, workload
+        if memory.operator_room(0) >= 0 or workload.n_ubatch // 2 < SMALLEST_UBATCH:
             break
-        load = replace(load, n_ubatch=load.n_ubatch // 2)
+        workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
     if memory.operator_room(0) < 0 and without_kv is not None:
-        memory, load = without_kv
+        memory, workload = without_kv
     notes = []
-    if load.n_ubatch != asked:
-        notes.append(f"micro-batch lowered from {asked} to {load.n_ubatch} tokens to shrink the compute buffers")
+    if workload.n_ubatch != asked:
+        notes.append(f"micro-batch lowered from {asked} to {workload.n_ubatch} tokens to shrink the compute buffers")
     if memory.operator_room(0) >= 0:
-        return memory, load, tuple(notes)
+        return memory, workload, tuple(notes)
     if without_kv is not None:
         notes.append(
             f"the KV cache ({format_bytes(memory.kv)}) does not fit the device whole: "
             "some layers keep theirs on the host"
         )
-        return memory, load, tuple(notes)
+        return memory, workload, tuple(notes)
     needed = memory.kv + memory.compute + memory.other_weights
     if required:
         raise DoesNotFit(needed, memory.limit, problem.profile.device, "KV cache and compute buffers")
     note = (
-        f"KV cache and compute buffers need {format_bytes(needed)} even at a micro-batch of {load.n_ubatch} tokens and "
-        f"the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
+        f"KV cache and compute buffers need {format_bytes(needed)} even at a micro-batch of {workload.n_ubatch} tokens "
+        f"and the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
     )
-    return None, replace(load, n_ubatch=asked), (note,)
+    return None, replace(workload, n_ubatch=asked), (note,)

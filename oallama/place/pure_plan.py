@@ -52,7 +52,7 @@ class WhatIf:
 def probe_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> Probe:
     """What a load on a card with so much free memory would say. Norms and biases are taken to weigh nothing there."""
 
-    def probe(load: Workload, placed: Placed) -> LoadBytes:
+    def probe(workload: Workload, placed: Placed) -> LoadBytes:
         on_card = whole_bytes(operators, placed.on_device)
         n_layers = max(0, n_layer - placed.first_device_layer)
         return LoadBytes(
@@ -66,18 +66,18 @@ def probe_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memor
     return probe
 
 
-def what_if(problem: Problem, card: Card, load: Workload, policy: str = "auto") -> WhatIf:
+def what_if(problem: Problem, card: Card, workload: Workload, policy: str = "auto") -> WhatIf:
     """Both plans for a card. problem: with the card's described profile, and probe_of. policy: whose plan is compared
     with stock; one that does not fit leaves everything on the CPU."""
-    stock = stock_decision(problem, load)
+    stock = stock_decision(problem, workload)
     if policy != "auto":
         try:
-            return WhatIf(card, stock, decide(problem, policy, load, "mixed", quick=True))
+            return WhatIf(card, stock, decide(problem, policy, workload, "mixed", quick=True))
         except DoesNotFit:
-            return WhatIf(card, stock, on_cpu(problem, load, "mixed"))
+            return WhatIf(card, stock, on_cpu(problem, workload, "mixed"))
     if all(stock.placed.on_device):
         return WhatIf(card, stock, stock)
-    ours = decide(problem, "auto", load, "mixed", quick=True)
+    ours = decide(problem, "auto", workload, "mixed", quick=True)
     return WhatIf(card, stock, min(stock, ours, key=lambda decision: decision.predicted.total_s))
 
 
@@ -109,7 +109,7 @@ def pure_plan(
     profile: Profile,
     options: Options,
     memory: Memory,
-    load: Workload,
+    workload: Workload,
     policy: str | Policy = "auto",
     rules: Rules = Rules(),  # noqa: B008 - frozen
     routing: Routing | None = None,
@@ -128,7 +128,7 @@ def pure_plan(
         options = replace(options, flash_attn="on")
     rule = AttentionRule(header.model, options)
     decision, way = decide_with_attention(
-        problem, rule, profile, policy, load, "mixed", rules, larger_ubatches=larger_ubatches
+        problem, rule, profile, policy, workload, "mixed", rules, larger_ubatches=larger_ubatches
     )
     record = plan_record(decision, header.model, header.operators, profile.device, "")
     bound = physical_bound(problem(way), record.workload, record.memory)
@@ -140,7 +140,7 @@ def decide_with_attention(
     rule: AttentionRule,
     profile: Profile,
     policy: str | Policy,
-    load: Workload,
+    workload: Workload,
     phase: Phase,
     rules: Rules,
     attention_passes: Sequence[Pass] | None = None,
@@ -150,10 +150,10 @@ def decide_with_attention(
     passes that attention is chosen for; None: those of the workload. Raises UsageError, DoesNotFit."""
 
     def made(flash_attn: FlashAttention) -> Decision:
-        sizes = [n for n in larger_ubatches if rule.allows(flash_attn, replace(load, n_ubatch=n))]
-        return decide(problem(flash_attn), policy, load, phase, rules, larger_ubatches=sizes)
+        sizes = [n for n in larger_ubatches if rule.allows(flash_attn, replace(workload, n_ubatch=n))]
+        return decide(problem(flash_attn), policy, workload, phase, rules, larger_ubatches=sizes)
 
-    return rule.decide(made, profile, load, attention_passes)
+    return rule.decide(made, profile, workload, attention_passes)
 
 
 def pure_problem(
@@ -168,9 +168,9 @@ def pure_problem(
     model, operators = header.model, header.operators
     attention = AttentionRule(model, options).attention(flash_attn)
 
-    def probe(load: Workload, placed: Placed) -> LoadBytes:
-        host = memory.on_host(load, attention) if memory.on_host else counted_load(header, load, attention)
-        return probe_of(host, operators, model.n_layer, memory.device_bytes)(load, placed)
+    def probe(workload: Workload, placed: Placed) -> LoadBytes:
+        host = memory.on_host(workload, attention) if memory.on_host else counted_load(header, workload, attention)
+        return probe_of(host, operators, model.n_layer, memory.device_bytes)(workload, placed)
 
     return Problem(
         operators,
@@ -185,19 +185,19 @@ def pure_problem(
     )
 
 
-def counted_load(header: Header, load: Workload, attention: Attention) -> LoadBytes:
+def counted_load(header: Header, workload: Workload, attention: Attention) -> LoadBytes:
     """Bytes of a load on the CPU alone, counted: operators, a KV cache of full attention in every layer, and compute
     buffers that grow with the micro-batch, without flash attention by its scores too."""
     model = header.model
     keys = model.n_embd_head_k * bytes_per_element(attention.type_k)
     values = model.n_embd_head_v * bytes_per_element(attention.type_v)
-    compute = COMPUTE_BYTES_PER_TOKEN * load.largest_batch
+    compute = COMPUTE_BYTES_PER_TOKEN * workload.largest_batch
     if attention.flash_attn == "off":
-        compute += 4 * load.n_ctx * load.largest_batch * model.n_head
+        compute += 4 * workload.n_ctx * workload.largest_batch * model.n_head
     return LoadBytes(
         weights_gpu=0,
         weights_host=sum(operator.bytes for operator in header.operators),
-        kv=int(load.n_ctx * model.n_layer * model.n_head_kv * (keys + values)),
+        kv=int(workload.n_ctx * model.n_layer * model.n_head_kv * (keys + values)),
         compute=compute,
         device_free=0,
     )

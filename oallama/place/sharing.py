@@ -32,11 +32,11 @@ from oallama.cost.timeline import BlockTimes, cycle_seconds, timeline
 from oallama.place.cutting import (
     Choice,
     Counted,
-    Layers,
+    CutBlocks,
     Menus,
     Objective,
-    Table,
-    alike,
+    TokenTable,
+    count_blocks,
     counted_seconds,
     least_n_g,
     n_g_at,
@@ -46,7 +46,7 @@ from oallama.place.cutting import (
 from oallama.place.memory import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
 from oallama.place.placement import Placed, Slices
 from oallama.place.problem import Problem
-from oallama.place.surroundings import Layouts, Sliceable
+from oallama.place.surroundings import ByLayout, Surroundings
 
 Menu = Sequence[tuple[int, float]]
 """(bytes, seconds) of each choice of one block, bytes strictly ascending; the first is what costs no memory."""
@@ -133,7 +133,7 @@ class SlicePlan:
     """The cuts of every block, and what they take."""
 
     layers: tuple[tuple[BlockCost, Cut], ...]
-    token_assignment: Table
+    token_assignment: TokenTable
     kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
     weights_bytes: int  # of GG
     staging_bytes: int  # the ring of slots for streamed weights, and activations
@@ -141,12 +141,12 @@ class SlicePlan:
     decode_s: float  # of one token
     short: bool = False  # more device memory would have changed it
 
-    def total_s(self, load: Workload) -> float:
-        return self.prefill_s + load.n_gen * self.decode_s
+    def total_s(self, workload: Workload) -> float:
+        return self.prefill_s + workload.n_gen * self.decode_s
 
-    def seconds(self, load: Workload, phase: Phase) -> float:
+    def seconds(self, workload: Workload, phase: Phase) -> float:
         """Over the passes of a phase."""
-        return {"decode": self.decode_s, "prefill": self.prefill_s, "mixed": self.total_s(load)}[phase]
+        return {"decode": self.decode_s, "prefill": self.prefill_s, "mixed": self.total_s(workload)}[phase]
 
     @property
     def streams(self) -> bool:
@@ -166,7 +166,9 @@ class SlicePlan:
     def cc_bytes(self) -> int:
         """Of what the CPU has and may be streamed for n_g."""
         return sum(
-            of.block.bytes * cut.cc // of.block.extent for of, cut in self.layers if of.takes_n_g and not cut.n_hot
+            cost.block.bytes * cut.cc // cost.block.extent
+            for cost, cut in self.layers
+            if cost.takes_n_g and not cut.n_hot
         )
 
 
@@ -183,41 +185,45 @@ class Slicer:
     def __init__(
         self,
         problem: Problem,
-        load: Workload,
+        workload: Workload,
         streaming: StreamSettings = StreamSettings(),  # noqa: B008 - frozen
         streams: bool = True,
         hot: bool = False,
     ) -> None:
         """streams: whether weights may be streamed; hot: whether the device may have the most used experts of a layer.
         Raises ProfileError where the profile has no link."""
-        self._problem, self.load, self._streams, self._hot = problem, load, streams, hot
+        self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self.on = Pricing(slice_rates(problem.profile), streaming)
-        self.sliceable = Sliceable(problem, load)
+        self.surroundings = Surroundings(problem, workload)
 
-    def varied(self, load: Workload, n_slots: int) -> Slicer:
+    def varied(self, workload: Workload, n_slots: int) -> Slicer:
         """For another workload, and a ring of so many slots. What operators form, and the tasks of sliced blocks, are
         the same."""
         other = copy(self)
-        other.load, other.on, other.sliceable = load, self.on.with_slots(n_slots), self.sliceable.varied(load)
+        other.workload, other.on, other.surroundings = (
+            workload,
+            self.on.with_slots(n_slots),
+            self.surroundings.varied(workload),
+        )
         return other
 
     def blocks(
         self, placed: Placed, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
-    ) -> list[Layouts]:
+    ) -> list[ByLayout]:
         """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot.
         together, cuts: as Sliceable.blocks; together None: those layers that have hot experts in `placed`."""
         if together is None:
             together = _hot_layers(self._problem.operators, placed)
-        blocks = self.sliceable.blocks(placed, together, cuts)
+        blocks = self.surroundings.blocks(placed, together, cuts)
         return [self._with_use(by_layout) for by_layout in blocks] if self._hot else blocks
 
-    def _with_use(self, by_layout: Layouts) -> Layouts:
+    def _with_use(self, by_layout: ByLayout) -> ByLayout:
         """FFNs of experts only: a mul-mat of experts that runs alone is sliced."""
-        of = next(iter(by_layout.values()))
-        layer = self._problem.operators[of.block.operators[0]].layer
+        cost = next(iter(by_layout.values()))
+        layer = self._problem.operators[cost.block.operators[0]].layer
         use = None if layer is None else self._uses.get(layer)
-        if use is None or layer is None or len(of.gemms) < 2 or not all(gemm.routed for gemm in of.gemms):
+        if use is None or layer is None or len(cost.gemms) < 2 or not all(gemm.routed for gemm in cost.gemms):
             return by_layout
         return {layout: replace(one, use=use) for layout, one in by_layout.items()}
 
@@ -232,43 +238,45 @@ class Slicer:
         room: bytes of device memory for slices and staging; weights_room: for slices alone. No block is all GG: that is
         for whole operators.
         """
-        biased = self.sliceable.biased_layers & self._uses.keys() if self._hot else ()
+        biased = self.surroundings.biased_layers & self._uses.keys() if self._hot else ()
         sets: list[Collection[int]] = [(), biased] if biased else [()]
         plans = [self.plan_blocks(self.blocks(placed, together), room, weights_room, n_values) for together in sets]
-        return min((one for one in plans if one is not None), key=lambda one: one.total_s(self.load), default=None)
+        return min((one for one in plans if one is not None), key=lambda one: one.total_s(self.workload), default=None)
 
     def plan_blocks(
-        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES
+        self, blocks: Sequence[ByLayout], room: int, weights_room: int, n_values: int = N_VALUES
     ) -> SlicePlan | None:
         """As `plan`, of these blocks."""
         if not blocks:
             return None
-        load = self.load
+        workload = self.workload
         members: dict[Hashable, int] = {}  # a number for blocks that cost the same
-        of = [members.setdefault(tuple(one.same for one in by_layout.values()), len(members)) for by_layout in blocks]
-        kinds = [blocks[of.index(number)] for number in range(len(members))]
-        menus = Menus(self.on, load, self._streams, n_values)
+        kind_of = [
+            members.setdefault(tuple(one.price_key for one in by_layout.values()), len(members)) for by_layout in blocks
+        ]
+        kinds = [blocks[kind_of.index(number)] for number in range(len(members))]
+        menus = Menus(self.on, workload, self._streams, n_values)
         modes = self._modes(kinds)
-        nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in of]
-        best, best_mode, best_objective = self.priced(nothing, (), False, 0, 0), modes[0], _objectives(load)[0]
+        nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in kind_of]
+        best, best_mode, best_objective = self.priced(nothing, (), False, 0, 0), modes[0], _objectives(workload)[0]
         short = False
-        tables: dict[Hashable, Table] = {}
+        tables: dict[Hashable, TokenTable] = {}
 
         def solved(mode: _Mode, objective: Objective, most_cg: Sequence[int | None]) -> SlicePlan | None:
             choices = [menus.choices(kind, objective, most) for kind, most in zip(mode.kinds, most_cg, strict=True)]
-            plan = self._solved(mode, choices, of, room, weights_room, best.total_s(load), tables)
+            plan = self._solved(mode, choices, kind_of, room, weights_room, best.total_s(workload), tables)
             return None if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_room) else plan
 
-        for mode, objective, most in product(modes, _objectives(load), (0, None) if self._streams else (0,)):
+        for mode, objective, most in product(modes, _objectives(workload), (0, None) if self._streams else (0,)):
             plan = solved(mode, objective, [most] * len(kinds))
             short = short or (plan.short if plan is not None else not mode.with_n_g)
-            if plan is not None and plan.total_s(load) < best.total_s(load):
+            if plan is not None and plan.total_s(workload) < best.total_s(workload):
                 best, best_mode, best_objective = plan, mode, objective
         most_cg: list[int | None] = [None] * len(kinds)
-        while (narrower := self._narrower(best, of)) is not None:  # leaves the device more room for weights
+        while (narrower := self._narrower(best, kind_of)) is not None:  # leaves the device more room for weights
             most_cg[narrower[0]] = narrower[1]
             plan = solved(best_mode, best_objective, most_cg)
-            if plan is None or self._exact(plan).total_s(load) >= self._exact(best).total_s(load):
+            if plan is None or self._exact(plan).total_s(workload) >= self._exact(best).total_s(workload):
                 break
             best = plan
         layers = tuple(
@@ -277,36 +285,38 @@ class Slicer:
         )
         return replace(self._exact(replace(best, layers=layers)), short=short)
 
-    def _narrower(self, plan: SlicePlan, of: Sequence[int]) -> tuple[int, int] | None:
+    def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
-        largest). None: there is none to shrink. of: the kind of each block."""
-        n_g = most_n_g(plan.token_assignment, self.load.largest_batch)
+        largest). None: there is none to shrink. kind_of: the kind of each block."""
+        n_g = most_n_g(plan.token_assignment, self.workload.largest_batch)
         slots: dict[int, int] = {}
-        for number, (kind, cut) in zip(of, plan.layers, strict=True):
+        for number, (kind, cut) in zip(kind_of, plan.layers, strict=True):
             slots[number] = max(slots.get(number, 0), slot_bytes(kind, cut, n_g))
         if len(slots) < 2:
             return None
         (largest, number), (following, _) = sorted(((size, number) for number, size in slots.items()), reverse=True)[:2]
-        kind, _ = plan.layers[of.index(number)]
+        kind, _ = plan.layers[kind_of.index(number)]
         if largest == following or not following or (n_g and kind.takes_n_g):
             return None
         return number, most_streamed(kind, following)
 
     def with_table(self, plan: SlicePlan, room: int) -> SlicePlan:
         """The plan with n_g for batches of any size, where there is room for what these need."""
-        load = self.load
-        known = {p.n_tokens for p in passes(load, "prefill")}
-        table = token_table(plan.layers, self.on, load.largest_batch, known)
-        staging = staging_bytes(plan.layers, self.on.streaming, load.largest_batch, most_n_g(table, load.largest_batch))
+        workload = self.workload
+        known = {p.n_tokens for p in passes(workload, "prefill")}
+        table = token_table(plan.layers, self.on, workload.largest_batch, known)
+        staging = staging_bytes(
+            plan.layers, self.on.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
+        )
         if plan.weights_bytes + staging > room:  # other batches get no more n_g than there is room for
             return plan
         return self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
 
-    def fastest(self, blocks: Sequence[Layouts]) -> tuple[BlockCost, ...]:
+    def fastest(self, blocks: Sequence[ByLayout]) -> tuple[BlockCost, ...]:
         """Each block in the layout in which the CPU takes the least time over the workload."""
         return tuple(map(self._fastest, blocks))
 
-    def _modes(self, kinds: Sequence[Layouts]) -> list[_Mode]:
+    def _modes(self, kinds: Sequence[ByLayout]) -> list[_Mode]:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
         second copy.
 
@@ -317,62 +327,63 @@ class Slicer:
         without = _Mode(fastest, False, False)
         if not self._streams:
             return [without]
-        once = tuple(of.held() if of.takes_n_g else of for of in fastest)
+        once = tuple(cost.in_split() if cost.takes_n_g else cost for cost in fastest)
         plain = tuple(
-            by_layout[PLAIN_LAYOUT].held() if of.takes_n_g and not of.outputs_only else of
-            for by_layout, of in zip(kinds, once, strict=True)
+            by_layout[PLAIN_LAYOUT].in_split() if cost.takes_n_g and not cost.outputs_only else cost
+            for by_layout, cost in zip(kinds, once, strict=True)
         )
         twice = [_Mode(once, True, True)] if plain != once else []
         return [without, _Mode(plain, True, False), *twice]
 
-    def _fastest(self, by_layout: Layouts) -> BlockCost:
-        over = passes(self.load, "mixed")
+    def _fastest(self, by_layout: ByLayout) -> BlockCost:
+        over = passes(self.workload, "mixed")
         return min(
-            by_layout.values(), key=lambda of: (sum(p.count * of.gemms.cpu_s(1.0, p.n_tokens) for p in over), of.layout)
+            by_layout.values(),
+            key=lambda cost: (sum(p.count * cost.gemms.cpu_s(1.0, p.n_tokens) for p in over), cost.layout),
         )
 
     def _solved(
         self,
         mode: _Mode,
         choices: Sequence[Sequence[Choice]],
-        of: Sequence[int],
+        kind_of: Sequence[int],
         room: int,
         weights_room: int,
         to_beat: float,
-        tables: dict[Hashable, Table],
+        tables: dict[Hashable, TokenTable],
     ) -> SlicePlan | None:
         """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not,
         or no prompt gains by n_g, or whatever n_g gives it takes no less than to_beat. The layers of the plan have one
         block of each kind in place of all.
 
-        choices: of each kind of the mode; of: the kind of each block; tables: n_g of cuts that were met before.
+        choices: of each kind of the mode; kind_of: the kind of each block; tables: n_g of cuts that were met before.
         """
         menus: list[Menu] = [
             tuple((kind.weight_bytes(cut), seconds) for cut, seconds in made)
             for kind, made in zip(mode.kinds, choices, strict=True)
         ]
-        prompt, n_batch = passes(self.load, "prefill"), self.load.largest_batch
+        prompt, n_batch = passes(self.workload, "prefill"), self.workload.largest_batch
         lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
 
         staging = 0
         for _ in range(STAGING_ROUNDS):
-            assigned = assign(menus, max(0, min(room - staging, weights_room)), of)
-            counts = Counter(zip(of, assigned.chosen, strict=True))
+            assigned = assign(menus, max(0, min(room - staging, weights_room)), kind_of)
+            counts = Counter(zip(kind_of, assigned.chosen, strict=True))
             one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
             counted = [(*one_of[at], count) for at, count in counts.items()]
             if lengths and lengths[0] > 1:
-                least_s = self.load.n_gen * counted_seconds(counted, self.on, 1, 0)
+                least_s = self.workload.n_gen * counted_seconds(counted, self.on, 1, 0)
                 least_s += sum(p.count * n * gap_times(kind, p.n_tokens)[0] for kind, _, n in counted for p in prompt)
                 if least_s >= to_beat:
                     return None
-            key = mode.with_n_g, frozenset((kind.same, cut, n) for kind, cut, n in counted)
+            key = mode.with_n_g, frozenset((kind.price_key, cut, n) for kind, cut, n in counted)
             if key not in tables:
                 near = dict(next(reversed(tables.values()), ()))  # of cuts that were met last
                 tables[key] = tuple((n, least_n_g(counted, self.on, n, near.get(n))[0]) for n in lengths)
             table = tables[key]
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
-            layers = tuple(one_of[at] for at in zip(of, assigned.chosen, strict=True))
+            layers = tuple(one_of[at] for at in zip(kind_of, assigned.chosen, strict=True))
             staging = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
             if assigned.bytes + staging <= max(room, 0):
                 seconds = self._phases(counted, table)
@@ -389,12 +400,12 @@ class Slicer:
         layers, slices = self.cuts_of(placed), placed.slices
         assert slices is not None
         with_n_g = bool(slices.token_assignment)
-        lengths = sorted({p.n_tokens for p in passes(self.load, "prefill")}) if with_n_g else []
+        lengths = sorted({p.n_tokens for p in passes(self.workload, "prefill")}) if with_n_g else []
         table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
         twice = slices.settings is not None and slices.settings.kept_twice
         return self.priced(layers, table, twice, slices.held_bytes, slices.staging_bytes)
 
-    def cuts_of(self, placed: Placed) -> Layers:
+    def cuts_of(self, placed: Placed) -> CutBlocks:
         """The blocks of a placement, as its slices cut them. Raises PlanError where one is cut that cannot be
         cut here."""
         slices, operators = placed.slices, self._problem.operators
@@ -402,34 +413,34 @@ class Slicer:
         cuts = tuple(zip(slices.gg, slices.cg, slices.hot or ((),) * len(operators), strict=True))
         left = {i for i, cut in enumerate(cuts) if any(cut)}
         layers = [self._as_cut(by_layout, slices) for by_layout in self.blocks(placed)]
-        left.difference_update(i for of, _ in layers for i in of.block.operators)
+        left.difference_update(i for cost, _ in layers for i in cost.block.operators)
         if left:
             name = operators[min(left)].name
             raise PlanError(f"the plan splits {name}, which the device of this profile cannot compute")
         return layers
 
-    def _as_cut(self, by_layout: Layouts, slices: Slices) -> tuple[BlockCost, Cut]:
+    def _as_cut(self, by_layout: ByLayout, slices: Slices) -> tuple[BlockCost, Cut]:
         """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
-        of = self._fastest(by_layout)
-        i = of.block.operators[0]
-        of = by_layout.get(slices.layouts[i] or of.layout, of)
+        cost = self._fastest(by_layout)
+        i = cost.block.operators[0]
+        cost = by_layout.get(slices.layouts[i] or cost.layout, cost)
         gg, cg, n_hot = slices.gg[i], slices.cg[i], len(slices.hot[i]) if slices.hot else 0
-        if n_hot and of.use is None:
+        if n_hot and cost.use is None:
             layer = self._problem.operators[i].layer or 0
-            of = replace(of, use=self._uses.get(layer) or experts_alike(of.n_expert))
-        holds = slices.token_assignment and of.takes_n_g
-        return of.held() if holds else of, Cut(of.block.extent - cg - gg, cg, gg, n_hot)
+            cost = replace(cost, use=self._uses.get(layer) or experts_alike(cost.n_expert))
+        holds = slices.token_assignment and cost.takes_n_g
+        return cost.in_split() if holds else cost, Cut(cost.block.extent - cg - gg, cg, gg, n_hot)
 
-    def priced(self, layers: Layers, table: Table, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
+    def priced(self, layers: CutBlocks, table: TokenTable, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
         """Cuts with the times of their timeline."""
-        seconds = self._phases(alike(layers), table)
+        seconds = self._phases(count_blocks(layers), table)
         return self._exact(SlicePlan(tuple(layers), table, twice, weights_bytes, staging, *seconds))
 
-    def _phases(self, counted: Counted, table: Table) -> tuple[float, float]:
+    def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
         """(seconds of the prompt, of a token), each block as one among others like it."""
         prefill_s = sum(
             p.count * counted_seconds(counted, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
-            for p in passes(self.load, "prefill")
+            for p in passes(self.workload, "prefill")
         )
         return prefill_s, counted_seconds(counted, self.on, 1, n_g_at(table, 1))
 
@@ -439,22 +450,22 @@ class Slicer:
             return plan  # nothing runs ahead, so these are exact
         prompt = [
             times
-            for p in passes(self.load, "prefill")
+            for p in passes(self.workload, "prefill")
             for times in self.pass_times(plan.layers, plan.token_assignment, p)
         ]
-        token = self.pass_times(plan.layers, plan.token_assignment, Pass(1, self.load.n_prompt, 1))
+        token = self.pass_times(plan.layers, plan.token_assignment, Pass(1, self.workload.n_prompt, 1))
         decode_s = cycle_seconds(token, self.on.streaming, MODEL_ROUNDS)
         return replace(plan, prefill_s=timeline(prompt, self.on.streaming, draws=False).end_s, decode_s=decode_s)
 
-    def pass_times(self, layers: Layers, table: Table, p: Pass) -> list[BlockTimes]:
+    def pass_times(self, layers: CutBlocks, table: TokenTable, p: Pass) -> list[BlockTimes]:
         """Of the blocks in order, each behind what lies before it."""
         n_g = n_g_at(table, p.n_tokens)
         made: dict[tuple[Hashable, Cut, float], BlockTimes] = {}
         found = []
-        for of, cut in layers:
-            key = (of.same, cut, of.gap_share)
+        for cost, cut in layers:
+            key = (cost.price_key, cut, cost.gap_share)
             if key not in made:
-                made[key] = self.on.block_times(of, cut, p.n_tokens, n_g, p.n_outputs)
+                made[key] = self.on.block_times(cost, cut, p.n_tokens, n_g, p.n_outputs)
             found.append(made[key])
         return found
 
@@ -464,26 +475,26 @@ class Slicer:
         gg, cg = [0] * n, [0] * n
         layouts: list[str | None] = [None] * n
         hot: list[tuple[int, ...]] = [()] * n
-        for of, cut in plan.layers:
-            experts = tuple(sorted(of.use.order[: cut.n_hot])) if of.use is not None else ()
-            for i in of.block.operators:
+        for cost, cut in plan.layers:
+            experts = tuple(sorted(cost.use.order[: cut.n_hot])) if cost.use is not None else ()
+            for i in cost.block.operators:
                 hot[i] = experts
                 gg[i], cg[i] = cut.gg, cut.cg
-                held = not cut.is_whole or (plan.token_assignment and of.takes_n_g)
-                layouts[i] = of.layout if cut.cc and held else None
+                split = not cut.is_whole or (plan.token_assignment and cost.takes_n_g)
+                layouts[i] = cost.layout if cut.cc and split else None
         settings = self._stream_settings(plan) if self._streams else None
-        hot_bytes = sum(of.weight_bytes(cut) for of, cut in plan.layers if cut.n_hot)
+        hot_bytes = sum(cost.weight_bytes(cut) for cost, cut in plan.layers if cut.n_hot)
         slices = Slices(
             tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes - hot_bytes, plan.staging_bytes, settings,
             plan.token_assignment, plan.twice_bytes, tuple(hot) if hot_bytes else (), hot_bytes,
             self._problem.profile.takes_residents,
         )  # fmt: skip
-        return replace(placed, slices=slices, seconds=plan.seconds(self.load, phase))
+        return replace(placed, slices=slices, seconds=plan.seconds(self.workload, phase))
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
         asked, rates = self.on.streaming, self.on.rates
-        ring = ring_bytes(plan.layers, asked, most_n_g(plan.token_assignment, self.load.largest_batch))
+        ring = ring_bytes(plan.layers, asked, most_n_g(plan.token_assignment, self.workload.largest_batch))
         settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not plan.streams or not rates.weights.beta_s_per_byte:
             return settings
@@ -491,10 +502,10 @@ class Slicer:
         return replace(settings, piece_bytes=rates.piece_bytes, link_bytes_per_s=link_bytes_per_s)
 
 
-def slicer_of(problem: Problem, load: Workload, slices: Slices) -> Slicer:
+def slicer_of(problem: Problem, workload: Workload, slices: Slices) -> Slicer:
     """The search as that went which found these slices, for another workload."""
     settings = slices.settings
-    return Slicer(problem, load, settings or StreamSettings(), settings is not None, bool(slices.hot))
+    return Slicer(problem, workload, settings or StreamSettings(), settings is not None, bool(slices.hot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,6 +526,6 @@ def _hot_layers(operators: Sequence[Operator], placed: Placed) -> frozenset[int]
     return frozenset(operator.layer for operator, own in pairs if own and operator.layer is not None)
 
 
-def _objectives(load: Workload) -> tuple[Objective, ...]:
+def _objectives(workload: Workload) -> tuple[Objective, ...]:
     """What cuts are solved for."""
-    return ("decode",) if load.n_prompt <= 1 else ("decode", "workload")
+    return ("decode",) if workload.n_prompt <= 1 else ("decode", "workload")

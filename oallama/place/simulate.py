@@ -68,30 +68,30 @@ class Course:
 class Simulation:
     """A prompt, and one token at the mean depth of the generation."""
 
-    load: Workload
+    workload: Workload
     prompt: Course
     token: Course
 
     @property
     def predicted(self) -> Predicted:
-        return Predicted.of(self.prompt.seconds, self.token.seconds, self.load.n_gen)
+        return Predicted.of(self.prompt.seconds, self.token.seconds, self.workload.n_gen)
 
 
-def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Simulation:
+def simulate(problem: Problem, workload: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Simulation:
     """A placement for a workload. llama_uses_device: as price.
 
     Raises PlanError for slices that are no blocks of ours, ProfileError where the profile has no link.
     """
     if placed.slices is not None:
-        return _sliced(problem, load, placed)
+        return _sliced(problem, workload, placed)
     if llama_uses_device is None:
         llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
-    layouts = host_layouts(problem, load, placed, llama_uses_device)
+    layouts = host_layouts(problem, workload, placed, llama_uses_device)
     cache = host_cache(problem.profile)
 
     def course(phase: str) -> Course:
         tasks: list[Task] = []
-        for p in passes(load, phase):
+        for p in passes(workload, phase):
             costs = costs_over(problem, (p,), llama_uses_device, layouts)
             tasks += whole_tasks(costs, problem.operators, placed.on_device, placed.first_device_layer, cache)
         ends = list(accumulate(task.seconds for task in tasks))
@@ -99,7 +99,7 @@ def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device
         works = (_work(task, start, end) for task, start, end in zip(tasks, starts, ends, strict=False))
         return Course(_in_order(works), ends[-1] if ends else 0.0)
 
-    return Simulation(load, course("prefill"), course("decode"))
+    return Simulation(workload, course("prefill"), course("decode"))
 
 
 def _work(task: Task, start_s: float, end_s: float) -> Work:
@@ -115,24 +115,24 @@ def _in_order(works: Iterator[Work]) -> tuple[Work, ...]:
 #
 
 
-def _sliced(problem: Problem, load: Workload, placed: Placed) -> Simulation:
+def _sliced(problem: Problem, workload: Workload, placed: Placed) -> Simulation:
     assert placed.slices is not None
-    slicer = slicer_of(problem, load, placed.slices)
+    slicer = slicer_of(problem, workload, placed.slices)
     streaming = slicer.on.streaming
     layers, table = slicer.cuts_of(placed), placed.slices.token_assignment
-    names = [_block_name([problem.operators[i] for i in of.block.operators]) for of, _ in layers]
-    gaps = _Gaps(problem, slicer, placed, [of for of, _ in layers], host_cache(problem.profile))
+    names = [_block_name([problem.operators[i] for i in cost.block.operators]) for cost, _ in layers]
+    gaps = _Gaps(problem, slicer, placed, [cost for cost, _ in layers], host_cache(problem.profile))
 
     def course(over: Sequence[Pass], ran: Timeline, times: Sequence[BlockTimes]) -> Course:
         drawn = (work for span in ran.spans for work in _works(span, over, times, names, gaps))
         return Course(_in_order(_apart(drawn)), ran.end_s)
 
-    prompt = passes(load, "prefill")
+    prompt = passes(workload, "prefill")
     of_prompt = [times for p in prompt for times in slicer.pass_times(layers, table, p)]
-    token = Pass(1, load.n_prompt, 1)
+    token = Pass(1, workload.n_prompt, 1)
     of_token = slicer.pass_times(layers, table, token)
     return Simulation(
-        load,
+        workload,
         course(prompt, timeline(of_prompt, streaming), of_prompt),
         course((token,), cycle_timeline(of_token, streaming, MODEL_ROUNDS), of_token),
     )
@@ -150,14 +150,14 @@ class _Gaps:
         self, problem: Problem, slicer: Slicer, placed: Placed, blocks: Sequence[BlockCost], cache: HostCache | None
     ) -> None:
         self._problem, self._slicer, self._placed, self._cache = problem, slicer, placed, cache
-        self._inside = frozenset(i for of in blocks for i in of.block.operators)
+        self._inside = frozenset(i for cost in blocks for i in cost.block.operators)
         self._known: dict[int, tuple[list[Task], list[Task]]] = {}
-        self._until = [0.0, *accumulate(of.gap_share / len(blocks) for of in blocks)]
+        self._until = [0.0, *accumulate(cost.gap_share / len(blocks) for cost in blocks)]
 
     def _tasks(self, n_tokens: int) -> tuple[list[Task], list[Task]]:
         if n_tokens not in self._known:
             placed, graph = self._placed, self._problem.graph
-            costs = self._slicer.sliceable.costs_at(n_tokens, placed.llama_uses_device(graph.n_layer))
+            costs = self._slicer.surroundings.costs_at(n_tokens, placed.llama_uses_device(graph.n_layer))
             at = (placed.on_device, placed.first_device_layer)
             made = whole_tasks(costs, self._problem.operators, *at, self._cache, self._inside)
             self._known[n_tokens] = ([t for t in made if not t.of_host], [t for t in made if t.of_host])

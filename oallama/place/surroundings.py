@@ -21,7 +21,7 @@ from oallama.model.cut import runs_alone
 from oallama.place.placement import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 
-Layouts = Mapping[str, BlockCost]
+ByLayout = Mapping[str, BlockCost]
 """A block by the host layout of its CC."""
 
 Part = tuple[int | None, bool]
@@ -33,15 +33,15 @@ class _Alike:
     """Blocks of the same mul-mats, wherever they are: one of them, by layout."""
 
     operators: tuple[int, ...]
-    by_layout: Layouts
+    by_layout: ByLayout
 
 
-class Sliceable:
+class Surroundings:
     """Of a problem, at the batch sizes of a workload and of its profile."""
 
-    def __init__(self, problem: Problem, load: Workload) -> None:
+    def __init__(self, problem: Problem, workload: Workload) -> None:
         self._problem = problem
-        self._ask(load)
+        self._ask(workload)
         self._arounds: dict[Hashable, Around] = {}
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
@@ -53,26 +53,26 @@ class Sliceable:
         self._blocks: dict[Hashable, tuple[tuple[SplitBlock, _Alike], ...]] = {}
         self._alike: dict[Hashable, _Alike] = {}
 
-    def _ask(self, load: Workload) -> None:
-        self._load = load
+    def _ask(self, workload: Workload) -> None:
+        self._load = workload
         self._over: dict[int, tuple[Pass, ...]] = {
-            n_tokens: (Pass(n_tokens, mean_depth(load), 1),)
+            n_tokens: (Pass(n_tokens, mean_depth(workload), 1),)
             for n_tokens in {case.n_tokens for case in self._problem.profile.cases}
-            if n_tokens <= load.largest_batch
+            if n_tokens <= workload.largest_batch
         }
         asked: dict[int, list[Pass]] = defaultdict(list)
-        for one in (*passes(load, "prefill"), *passes(load, "decode")):
-            asked[one.n_tokens].append(replace(one, count=load.n_gen or 1) if one.n_tokens == 1 else one)
+        for one in (*passes(workload, "prefill"), *passes(workload, "decode")):
+            asked[one.n_tokens].append(replace(one, count=workload.n_gen or 1) if one.n_tokens == 1 else one)
         self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
         self._costs: dict[tuple[int, bool], Costs] = {}
         self._held: dict[bool, tuple[str, ...]] = {}
 
-    def varied(self, load: Workload) -> Sliceable:
+    def varied(self, workload: Workload) -> Surroundings:
         """Of another workload. What operators form is the same."""
-        if load == self._load:
+        if workload == self._load:
             return self
         other = copy(self)
-        other._ask(load)
+        other._ask(workload)
         return other
 
     @property
@@ -82,7 +82,7 @@ class Sliceable:
 
     def blocks(
         self, placed: Placed, together: Collection[int] = (), cuts: Sequence[Hashable] | None = None
-    ) -> list[Layouts]:
+    ) -> list[ByLayout]:
         """The blocks that may be sliced. What is in none stays where `placed` has it, and lies between them: each has
         the mean as its gap, and its share of that. together: layers whose experts with biases are one block each, which
         has no slices, where all of it is on the host. cuts: of each operator; mul-mats of one FFN form one block where
@@ -101,36 +101,36 @@ class Sliceable:
         operators = self._problem.operators
         uses = first_layer <= self._problem.graph.n_layer
         inside = frozenset(i for block, _ in found for i in block.operators)
-        resident = residents(operators, on_device, first_layer, self._problem.profile.takes_residents)
+        is_resident = residents(operators, on_device, first_layer, self._problem.profile.takes_residents)
         # the slices of these are between neighbours on the device, which they cross to and from by themselves
-        at = (tuple(there or lives for there, lives in zip(on_device, resident, strict=True)), first_layer)
+        at = (tuple(there or resident for there, resident in zip(on_device, is_resident, strict=True)), first_layer)
         gap = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
         gap_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
         parts: dict[Part, list[SplitBlock]] = defaultdict(list)
         for block, _ in found:
-            if resident[block.operators[0]]:
+            if is_resident[block.operators[0]]:
                 parts[_part(operators[block.operators[0]])].append(block)
-        away = self._away(at[0], first_layer, parts, inside)
-        made: dict[Hashable, Layouts] = {}
+        crossings_if_whole = self._away(at[0], first_layer, parts, inside)
+        made: dict[Hashable, ByLayout] = {}
 
-        def one_of(alike: _Alike, lives: bool, crossings: Curve) -> Layouts:
+        def one_of(alike: _Alike, resident: bool, crossings: Curve) -> ByLayout:
             """One block of those that are alike here, too."""
-            operators, here = alike.operators, (alike, lives, crossings)
+            operators, here = alike.operators, (alike, resident, crossings)
             if here not in made:
                 whole = self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in operators))
                 offload = self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in operators))
-                curves = (gap, gap_cpu, whole, offload, lives, crossings)
+                curves = (gap, gap_cpu, whole, offload, resident, crossings)
                 around = self._arounds.setdefault(curves, Around(*curves))
                 made[here] = {layout: replace(cost, around=around) for layout, cost in alike.by_layout.items()}
             return made[here]
 
-        blocks: list[Layouts] = []
+        blocks: list[ByLayout] = []
         shares = self._gap_shares([block for block, _ in found], *at, inside)
         for (block, alike), share in zip(found, shares, strict=True):
-            lives = resident[block.operators[0]]
-            crossings = away.get(_part(operators[block.operators[0]]), NO_TIME) if lives else NO_TIME
-            by_layout = one_of(alike, lives, crossings)
-            blocks.append({name: replace(of, block=block, gap_share=share) for name, of in by_layout.items()})
+            resident = is_resident[block.operators[0]]
+            crossings = crossings_if_whole.get(_part(operators[block.operators[0]]), NO_TIME) if resident else NO_TIME
+            by_layout = one_of(alike, resident, crossings)
+            blocks.append({name: replace(cost, block=block, gap_share=share) for name, cost in by_layout.items()})
         return blocks
 
     def _gap_shares(
@@ -174,14 +174,15 @@ class Sliceable:
             read_by_device = PLAIN_LAYOUT in by_layout
             streamable = takes_n_g(first) and not block.biases and read_by_device
             here = {
-                layout: replace(of, outputs_only=outputs_only, takes_n_g=streamable) for layout, of in by_layout.items()
+                layout: replace(cost, outputs_only=outputs_only, takes_n_g=streamable)
+                for layout, cost in by_layout.items()
             }
             self._alike[key] = _Alike(block.operators, here)
         return self._alike[key]
 
     def _away(
         self,
-        lives: Sequence[bool],
+        resident: Sequence[bool],
         first_layer: int,
         parts: Mapping[Part, Sequence[SplitBlock]],
         inside: frozenset[int],
@@ -198,15 +199,15 @@ class Sliceable:
                 continue
             members = {i for block in blocks for i in block.operators}
             window = low, high = graph.around(layer, layer + 1)
-            sides = ((lives[i], i in inside, i in members) for i in range(*graph.operators_of(window)))
+            sides = ((resident[i], i in inside, i in members) for i in range(*graph.operators_of(window)))
             kind = (graph.layers[low:high], first_within(first_layer, window), len(blocks), tuple(sides))
             if kind not in known:
-                host = tuple(there and i not in members for i, there in enumerate(lives))
+                host = tuple(there and i not in members for i, there in enumerate(resident))
                 others, n = inside - members, len(blocks)
 
                 def seconds(costs: Costs) -> float:
                     without = transfer_seconds(costs, host, first_layer, window, others)  # noqa: B023 - called here
-                    return (without - transfer_seconds(costs, lives, first_layer, window, inside)) / n  # noqa: B023
+                    return (without - transfer_seconds(costs, resident, first_layer, window, inside)) / n  # noqa: B023
 
                 known[kind] = self._curve(uses, seconds)
             found[part] = known[kind]

@@ -26,36 +26,38 @@ ROUNDS = 6
 def verified(
     problem: Problem,
     policy: str,
-    load: Workload,
+    workload: Workload,
     costs: Costs,
     placed: Placed,
     notes: Sequence[str] = (),
     capacity: int | None = None,
 ) -> Decision:
-    """A placement with the ledger of a dry load: `spare` may be negative. costs: over the phase that was asked for.
+    """A placement with the ledger of a dry workload: `spare` may be negative. costs: over the phase that was asked for.
     notes: on what was changed before it was searched for. capacity: bytes of the device; None: as that load found it.
     """
     placed = with_layouts(problem, costs, placed)
-    memory = measured(problem, load, placed, capacity)
-    predicted = price(problem, load, placed)
+    memory = measured(problem, workload, placed, capacity)
+    predicted = price(problem, workload, placed)
     notes = (*notes, *placed.notes, *_streaming_notes(problem, placed), *_resident_notes(problem, placed))
-    return Decision(policy, load, costs, placed, memory, predicted, notes)
+    return Decision(policy, workload, costs, placed, memory, predicted, notes)
 
 
-def on_cpu(problem: Problem, load: Workload, phase: Phase) -> Decision:
+def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> Decision:
     """Everything on the CPU. `costs` are those that a placement would be made from."""
-    alone = costs_of(problem, load, phase, llama_uses_device=False)
+    alone = costs_of(problem, workload, phase, llama_uses_device=False)
     placed = cpu(alone)
-    taken = problem.probe(load, placed)
+    taken = problem.probe(workload, placed)
     memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
-    predicted = price(problem, load, placed)
-    costs = costs_of(problem, load, phase)
-    return Decision("cpu", load, costs, with_layouts(problem, costs, placed), memory, predicted, ())
+    predicted = price(problem, workload, placed)
+    costs = costs_of(problem, workload, phase)
+    return Decision("cpu", workload, costs, with_layouts(problem, costs, placed), memory, predicted, ())
 
 
-def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, capacity: int, reason: str) -> Decision:
+def nothing_placed(
+    problem: Problem, policy: str, workload: Workload, phase: Phase, capacity: int, reason: str
+) -> Decision:
     """CPU-only decision that says why the device is unused, with the device's ledger."""
-    decision = on_cpu(problem, load, phase)
+    decision = on_cpu(problem, workload, phase)
     empty = ledger(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
     note = f"nothing is placed on {problem.profile.device}: {reason}"
     return replace(decision, policy=policy, memory=empty, notes=(note,))
@@ -64,7 +66,7 @@ def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, 
 def verified_in_rounds(
     problem: Problem,
     policy: str,
-    load: Workload,
+    workload: Workload,
     costs: Costs,
     memory: DeviceMemory,
     propose: Callable[[DeviceMemory], Placed | None],
@@ -81,7 +83,7 @@ def verified_in_rounds(
         placed = propose(room.memory)
         if placed is None:
             return best, None
-        last = verified(problem, policy, load, costs, placed, notes, memory.capacity)
+        last = verified(problem, policy, workload, costs, placed, notes, memory.capacity)
         if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
             best = last
         if not room.learn(last.placed.first_device_layer, own_bytes(problem, last.placed), last.memory):
@@ -104,8 +106,8 @@ def _resident_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
     profile, slices = problem.profile, placed.slices
     if slices is None or profile.takes_residents:
         return ()
-    lives = residents(problem.operators, placed.on_device, placed.first_device_layer)
-    there = tuple((gg + cg) * lives for gg, cg, lives in zip(slices.gg, slices.cg, lives, strict=True))
+    resident = residents(problem.operators, placed.on_device, placed.first_device_layer)
+    there = tuple((gg + cg) * resident for gg, cg, resident in zip(slices.gg, slices.cg, resident, strict=True))
     blocks = split_blocks(problem.operators, there)
     if not blocks:
         return ()

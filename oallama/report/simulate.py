@@ -47,7 +47,7 @@ class SimulationSetting:
 
 def simulate_document(setting: SimulationSetting, simulation: Simulation) -> dict[str, Any]:
     """Seconds, each phase from 0."""
-    model, load, predicted = setting.model, simulation.load, simulation.predicted
+    model, load, predicted = setting.model, simulation.workload, simulation.predicted
     return {
         "simulated": True,
         "model": {"path": model.path, "arch": model.arch, "n_layer": model.n_layer, "file_bytes": model.file_bytes},
@@ -84,7 +84,7 @@ def _share(seconds: float, course: Course) -> float:
 
 def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[Table]:
     """How busy each stream is, and what a prompt and a token are made of."""
-    load, predicted = simulation.load, simulation.predicted
+    load, predicted = simulation.workload, simulation.predicted
     prompt, token = simulation.prompt, simulation.token
     past = f" behind {load.n_past:,}" if load.n_past else ""
     title = (
@@ -201,7 +201,7 @@ def _merged(works: Sequence[Work], scale: float) -> Iterator[tuple[str, float, f
 
 
 def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> StreamsChart:
-    load, predicted = simulation.load, simulation.predicted
+    load, predicted = simulation.workload, simulation.predicted
     title = model_title(setting.model)
     phases = (
         (f"a prompt of {load.n_prompt} tokens", simulation.prompt),

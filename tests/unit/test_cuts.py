@@ -20,8 +20,8 @@ from oallama.cost.slices import BlockCost, Cut, Pricing
 from oallama.place.cutting import (
     ROWS_AT_ONCE,
     Menus,
-    alike,
     best_cg,
+    count_blocks,
     least,
     linear_n_g,
     n_g_at,
@@ -261,7 +261,7 @@ def test_nothing_on_the_cpu_needs_no_tokens_moved() -> None:
 def test_equal_layers_are_counted_once() -> None:
     one = streamed([gemm(1e-3, 1e-4)] * 3)
     layers = [(one, ALL_CC), (replace(one, block=replace(one.block, operators=(3, 4, 5))), ALL_CC)]
-    assert [count for *_, count in alike(layers)] == [2]
+    assert [count for *_, count in count_blocks(layers)] == [2]
     on = machine(1e-9)
     assert pass_seconds(layers, on, 64, 8) == pytest.approx(2 * pass_seconds(layers[:1], on, 64, 8))
 

@@ -85,7 +85,7 @@ def test_it_is_the_choice_of_a_search_of_every_size(data: st.DataObject, firsts:
 
     def policy(name: str) -> Policy:
         def decide(_problem: Problem, wanted: Asked) -> Decision:
-            key = name, wanted.load.n_ubatch
+            key = name, wanted.workload.n_ubatch
             asked.append(key)
             seconds = real[key]
             if seconds is None:

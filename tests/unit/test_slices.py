@@ -280,11 +280,11 @@ def test_a_block_whose_neighbours_are_on_the_device_crosses_twice() -> None:
     assert there.cpu_s == here.cpu_s and there.steps[0].gpu_s < here.steps[0].gpu_s, "nothing is fetched from it"
     streamed = slice_times(replace(of, around=replace(of.around, resident=True)), rates, Cut(0, FF, 0), 7)
     assert (streamed.send_s, streamed.join_s) == pytest.approx((2e-6, 8e-6)), "without CC nothing crosses"
-    lives = replace(of, around=replace(of.around, resident=True, away=((1, 3e-5),)))
+    lives = replace(of, around=replace(of.around, resident=True, crossings_if_whole=((1, 3e-5),)))
     assert slice_times(lives, rates, Cut(FF, 0, 0), 1).gap_s == pytest.approx(3e-5), "whole, llama.cpp crosses to it"
     assert slice_times(lives, rates, cut, 7).gap_s == 0
     on = Pricing(rates)
-    alike = [replace(lives, around=replace(lives.around, away=((1, s),))) for s in (3e-5, 7e-5)]
+    alike = [replace(lives, around=replace(lives.around, crossings_if_whole=((1, s),))) for s in (3e-5, 7e-5)]
     near, far = (on.seconds(one, Cut(FF, 0, 0), 1) for one in alike)
     assert far - near == pytest.approx(4e-5), "whole, each has crossings of its own"
     assert len({on.seconds(one, cut, 7) for one in alike}) == 1

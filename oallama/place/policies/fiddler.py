@@ -19,7 +19,7 @@ from oallama.cost.passes import passes
 from oallama.cost.slices import BlockCost, Cut, Pricing
 from oallama.cost.whole import Costs
 from oallama.place.affinity import fill
-from oallama.place.cutting import Layers, Table, pass_seconds
+from oallama.place.cutting import CutBlocks, TokenTable, pass_seconds
 from oallama.place.memory import most_n_g, staging_bytes
 from oallama.place.placement import Placed, cpu, placed_whole, whole_bytes
 from oallama.place.policies.registry import Room, policy
@@ -40,7 +40,7 @@ def experts_last(costs: Costs, operators: Sequence[Operator], first: int, room: 
     return placed_whole(costs, [i in there for i in range(len(operators))], first) if there else cpu(costs)
 
 
-def copied_from(layers: Layers, on: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
+def copied_from(layers: CutBlocks, on: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
     """The fewest tokens of a batch from which on, up to `most`, all of them take less on the device, with the weights
     copied there, than on the CPU. None: no batch does. also: batch sizes to look at."""
 
@@ -56,14 +56,14 @@ def copied_from(layers: Layers, on: Pricing, most: int, also: Sequence[int] = ()
     return below + 1 + bisect_left(between, True, key=pays)
 
 
-def token_table(first: int | None, most: int) -> Table:
+def token_table(first: int | None, most: int) -> TokenTable:
     """n_g is all tokens from `first` on, and none before; None: none of any batch."""
     if first is None:
         return ((most, 0),)
     return tuple(dict.fromkeys(((n, g) for n, g in ((first - 1, 0), (first, first), (most, most)) if n)))
 
 
-def held(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: bool) -> Placed | None:
+def with_split(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: bool) -> Placed | None:
     """`whole` with the experts in host memory held by the split back end: computed by the CPU, or copied to the device
     for batches for which that pays. Without the back end llama.cpp would copy them for every large batch.
 
@@ -72,11 +72,13 @@ def held(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: bool) -
     blocks = slicer.blocks(whole)
     if not blocks:
         return None
-    plain = [by_layout.get(PLAIN_LAYOUT) or of for by_layout, of in zip(blocks, slicer.fastest(blocks), strict=True)]
-    layers = [(of.held() if of.takes_n_g else of, _all_cc(of)) for of in plain]
-    load = slicer.load
-    lengths = [p.n_tokens for p in passes(load, "mixed")]
-    most = load.largest_batch
+    plain = [
+        by_layout.get(PLAIN_LAYOUT) or cost for by_layout, cost in zip(blocks, slicer.fastest(blocks), strict=True)
+    ]
+    layers = [(cost.in_split() if cost.takes_n_g else cost, _all_cc(cost)) for cost in plain]
+    workload = slicer.workload
+    lengths = [p.n_tokens for p in passes(workload, "mixed")]
+    most = workload.largest_batch
     table = token_table(copied_from(layers, slicer.on, most, lengths) if copies else None, most)
     staging = staging_bytes(layers, slicer.on.streaming, most, most_n_g(table, most))
     if staging > room:
@@ -94,12 +96,14 @@ def fiddler(problem: Problem, room: Room) -> Iterable[Placed]:
     operators, costs, phase = problem.operators, room.costs, room.asked.phase
     if all(operator.op != "MUL_MAT_ID" for operator in operators):
         raise UsageError("policy fiddler is for models with experts, and this one has none; use layers or oato")
-    slicer, first, (all_bytes, weights_bytes) = room.slicer(room.load), room.first_device_layer, room.cut_bytes
+    slicer, first, (all_bytes, weights_bytes) = room.slicer(room.workload), room.first_device_layer, room.cut_bytes
     whole = experts_last(costs, operators, first, min(all_bytes, weights_bytes))
-    yield from (placed for placed in (held(slicer, whole, phase, all_bytes, False), whole) if placed is not None)
+    yield from (placed for placed in (with_split(slicer, whole, phase, all_bytes, False), whole) if placed is not None)
     left = all_bytes
     for _ in range(2):  # what the largest block needs may depend on which experts are left
-        copying = held(slicer, experts_last(costs, operators, first, min(left, weights_bytes)), phase, all_bytes, True)
+        copying = with_split(
+            slicer, experts_last(costs, operators, first, min(left, weights_bytes)), phase, all_bytes, True
+        )
         if copying is None or copying.slices is None:
             break
         left = all_bytes - copying.slices.staging_bytes
@@ -108,5 +112,5 @@ def fiddler(problem: Problem, room: Room) -> Iterable[Placed]:
             break
 
 
-def _all_cc(of: BlockCost) -> Cut:
-    return Cut(of.block.extent, 0, 0)
+def _all_cc(cost: BlockCost) -> Cut:
+    return Cut(cost.block.extent, 0, 0)

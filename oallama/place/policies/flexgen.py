@@ -17,9 +17,9 @@ from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
 
 
-def streamed(of: BlockCost) -> Cut:
+def streamed(cost: BlockCost) -> Cut:
     """All of a block, CG = 1."""
-    return Cut(0, of.block.extent, 0)
+    return Cut(0, cost.block.extent, 0)
 
 
 def order(found: Sequence[Module]) -> list[int]:

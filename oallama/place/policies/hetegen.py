@@ -83,9 +83,9 @@ def alpha_benchmark(cpu_s: Seconds, com_s: Seconds, start: float, gamma: float =
     return Balance(low, float(cpu(low)))
 
 
-def balance(of: BlockCost, on: Pricing) -> Balance:
+def balance(cost: BlockCost, on: Pricing) -> Balance:
     """ᾱ of a block with one token, and T̄_CPU."""
-    return _balance(of.gemms, on.rates)
+    return _balance(cost.gemms, on.rates)
 
 
 @lru_cache(maxsize=256)
@@ -105,10 +105,10 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
     )
 
 
-def cut(of: BlockCost, on: Pricing) -> Cut:
+def cut(cost: BlockCost, on: Pricing) -> Cut:
     """The cut nearest to ᾱ of those that are possible: CC of 1 - ᾱ, CG of ᾱ."""
-    extent, step = of.block.extent, of.block.step
-    cc = min(round((1 - balance(of, on).alpha) * extent / step) * step, extent)
+    extent, step = cost.block.extent, cost.block.step
+    cc = min(round((1 - balance(cost, on).alpha) * extent / step) * step, extent)
     return Cut(cc, extent - cc, 0)
 
 
@@ -131,6 +131,6 @@ def order(found: Sequence[Module], on: Pricing) -> list[int]:
     "down whose shares are equal are joined once",
 )  # fmt: skip
 def hetegen(problem: Problem, room: Room) -> Iterable[Placed]:
-    on = room.slicer(room.load).on
+    on = room.slicer(room.workload).on
     slicer, base, found = modules_in(problem, room, partial(cut, on=on))
     yield place_modules(slicer, found, order(found, on), base, room.costs, room.asked.phase, *room.cut_bytes)

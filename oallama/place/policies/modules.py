@@ -16,7 +16,7 @@ from oallama.core.types import Operator, Phase
 from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.place.affinity import fill
-from oallama.place.cutting import Layers
+from oallama.place.cutting import CutBlocks
 from oallama.place.memory import staging_bytes
 from oallama.place.placement import Placed, nothing_there
 from oallama.place.policies.registry import Room
@@ -41,8 +41,8 @@ CutOf = Callable[[BlockCost], Cut]
 
 def modules_in(problem: Problem, room: Room, cut_of: CutOf) -> tuple[Slicer, Placed, tuple[Module, ...]]:
     """(prices of cut blocks, the placement without operators on the device, the modules that may go there)."""
-    slicer, base = room.slicer(room.load), nothing_there(len(problem.operators), room.first_device_layer)
-    return slicer, base, modules(slicer, costs_of(problem, room.load, "decode"), problem.operators, base, cut_of)
+    slicer, base = room.slicer(room.workload), nothing_there(len(problem.operators), room.first_device_layer)
+    return slicer, base, modules(slicer, costs_of(problem, room.workload, "decode"), problem.operators, base, cut_of)
 
 
 def modules(
@@ -51,14 +51,14 @@ def modules(
     """List what may go to the device beside `base`, in graph order. costs: of one token; cut_of: from a linear
     operator, as a block by itself, to its cut."""
     apart = slicer.fastest(slicer.blocks(base, cuts=range(len(operators))))
-    cuts = {of.block.operators[0]: cut_of(of) for of in apart}
+    cuts = {cost.block.operators[0]: cut_of(cost) for cost in apart}
     made: dict[int, Module] = {}
-    for of in slicer.fastest(slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))])):
-        members = of.block.operators
+    for cost in slicer.fastest(slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))])):
+        members = cost.block.operators
         layer = operators[members[0]].layer
         if layer is not None:
             cut = cuts[members[0]]
-            made[members[0]] = Module(members, layer, of.block.bytes, of.gemms.cpu_s(1.0, 1), (of, cut))
+            made[members[0]] = Module(members, layer, cost.block.bytes, cost.gemms.cpu_s(1.0, 1), (cost, cut))
     inside = {i for module in made.values() for i in module.operators}
     for i, (operator, cost) in enumerate(zip(operators, costs.operators, strict=True)):
         if i not in inside and not base.on_device[i] and cost.t_gpu_s is not None:
@@ -132,7 +132,7 @@ def placed_modules(
         return whole
     by_operator = {i: cut for members, cut in cuts.items() for i in members}
     blocks = slicer.blocks(whole, cuts=[by_operator.get(i) for i in range(len(on_device))])
-    layers = [(of, cuts.get(of.block.operators, Cut(of.block.extent, 0, 0))) for of in slicer.fastest(blocks)]
+    layers = [(cost, cuts.get(cost.block.operators, Cut(cost.block.extent, 0, 0))) for cost in slicer.fastest(blocks)]
     return slicer.placed(whole, slicer.priced(layers, (), False, 0, staging), phase)
 
 
@@ -149,11 +149,11 @@ def _with_slots(slicer: Slicer, found: Sequence[Module], room: int) -> Sequence[
 def on_cpu(module: Module) -> Module:
     """The module, none of it streamed."""
     assert module.cut is not None
-    of, cut = module.cut
-    return replace(module, cut=(of, Cut(cut.extent, 0, 0)))
+    cost, cut = module.cut
+    return replace(module, cut=(cost, Cut(cut.extent, 0, 0)))
 
 
 def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
     """Bytes of the device that the cuts of these modules need beside weights."""
-    layers: Layers = [module.cut for module in found if module.cut is not None]
-    return staging_bytes(layers, slicer.on.streaming, slicer.load.largest_batch, 0)
+    layers: CutBlocks = [module.cut for module in found if module.cut is not None]
+    return staging_bytes(layers, slicer.on.streaming, slicer.workload.largest_batch, 0)

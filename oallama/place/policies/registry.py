@@ -46,7 +46,7 @@ class Rules:
 class Asked:
     """A request for a placement."""
 
-    load: Workload
+    workload: Workload
     phase: Phase
     rules: Rules = Rules()
     quick: bool = False  # look at less, as many devices are asked about at once
@@ -59,7 +59,7 @@ class Room:
     """Prices of the workload, and room in the device's memory, that a policy places by."""
 
     asked: Asked
-    load: Workload  # its micro-batch may be smaller than the one that was asked for
+    workload: Workload  # its micro-batch may be smaller than the one that was asked for
     costs: Costs  # over the phase
     memory: DeviceMemory  # before any operator
     slicer: Callable[[Workload], Slicer]  # prices of blocks that are cut
@@ -130,26 +130,26 @@ def policy(
 def best_verified(problem: Problem, name: str, asked: Asked, propose: Propose, reason: str) -> Decision:
     """The best that `propose` finds in rounds of verification (place/verify.py): the fastest; of OATO as published the
     one that uses the device best. A placement that leaves the device empty is for the workload as it was asked for."""
-    memory, load, notes = device_memory(problem, asked.load, asked.required)
+    memory, workload, notes = device_memory(problem, asked.workload, asked.required)
     if memory is None:
-        return replace(on_cpu(problem, asked.load, asked.phase), notes=notes)
-    costs = costs_of(problem, load, asked.phase)
+        return replace(on_cpu(problem, asked.workload, asked.phase), notes=notes)
+    costs = costs_of(problem, workload, asked.phase)
     streaming = StreamSettings(prefetch=asked.rules.prefetch)
     slicer = cache(partial(Slicer, problem, streaming=streaming))
 
     def proposed(memory: DeviceMemory) -> Placed | None:
-        found = propose(problem, Room(asked, load, costs, memory, slicer))
+        found = propose(problem, Room(asked, workload, costs, memory, slicer))
         placed = min(found, key=lambda one: one.seconds, default=None)
         return placed if placed is not None and placed.uses_device(problem.graph.n_layer) else None
 
     def key(decision: Decision) -> float:
         return decision.memory.spare if asked.rules.affinity == "paper" else decision.placed.seconds
 
-    best, last = verified_in_rounds(problem, name, load, costs, memory, proposed, notes, key)
+    best, last = verified_in_rounds(problem, name, workload, costs, memory, proposed, notes, key)
     if best is not None:
         return best
     if last is not None and asked.required:
         real = last.memory
         raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {name} placement")
     why = reason if last is None else "no placement that was tried fits it"
-    return nothing_placed(problem, name, asked.load, asked.phase, memory.capacity, why)
+    return nothing_placed(problem, name, asked.workload, asked.phase, memory.capacity, why)

@@ -72,7 +72,7 @@ class Trial:
     short: bool = False  # with more of the device's memory there would be other cuts
 
 
-class Sliced:
+class SliceSearch:
     """The `split`, `scheinfer` and `experts` policies: OATO decides what lies whole on the device; what is left on the
     host is sliced, by `scheinfer` three ways and with a share of a prompt's tokens, by `split` into CC and GG. By
     `experts` the device may have the most used experts of a layer instead of a slice through all of them.
@@ -84,12 +84,12 @@ class Sliced:
 
     def __init__(self, problem: Problem, asked: Asked, policy: str, streams: bool, hot: bool) -> None:
         """streams: whether weights may be streamed; hot: whether the device may have the most used experts."""
-        self._problem, self._asked, self._phase = problem, asked.load, asked.phase
+        self._problem, self._asked, self._phase = problem, asked.workload, asked.phase
         self._policy, self._hot = policy, hot
         self._quick, self._lowers_ubatch = asked.quick, asked.lowers_ubatch and not asked.quick
         self._fine_values = COARSE_VALUES if asked.quick else N_VALUES
         prefetch = asked.rules.prefetch
-        self._first_slicer = Slicer(problem, asked.load, StreamSettings(prefetch=prefetch), streams, hot)
+        self._first_slicer = Slicer(problem, asked.workload, StreamSettings(prefetch=prefetch), streams, hot)
         self._slicers: dict[tuple[Workload, int], Slicer] = {}
         ahead = streams and prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
@@ -101,26 +101,26 @@ class Sliced:
         alone = list(self._alone(usable(capacity, problem.vram_fill, problem.runtime_bytes)))
         made: Decision | None = None
         if not problem.slices_only:
-            memory, load, notes = device_memory(problem, asked, required=False)
+            memory, workload, notes = device_memory(problem, asked, required=False)
             if memory is not None:
-                costs = costs_of(problem, load, self._phase)
-                propose = self._faster_than(alone, load, costs)
-                made, _ = verified_in_rounds(problem, self._policy, load, costs, memory, propose, notes)
+                costs = costs_of(problem, workload, self._phase)
+                propose = self._faster_than(alone, workload, costs)
+                made, _ = verified_in_rounds(problem, self._policy, workload, costs, memory, propose, notes)
         least = self._in_fewer_slots(min(alone, key=_seconds), self._fine_values)
         if least.plan is not None and (made is None or least.seconds < made.placed.seconds):
-            load, notes = least.workload, ()
-            if load != asked:
-                change = f"lowered from {asked.n_ubatch} to {load.n_ubatch} tokens"
+            workload, notes = least.workload, ()
+            if workload != asked:
+                change = f"lowered from {asked.n_ubatch} to {workload.n_ubatch} tokens"
                 notes = (f"micro-batch {change}, which leaves room for slices",)
-            costs = costs_of(problem, load, self._phase, llama_uses_device=False)
-            made = verified(problem, self._policy, load, costs, self._placed(least), notes, capacity)
+            costs = costs_of(problem, workload, self._phase, llama_uses_device=False)
+            made = verified(problem, self._policy, workload, costs, self._placed(least), notes, capacity)
         if made is not None:
             return made
         reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
         return nothing_placed(problem, self._policy, asked, self._phase, capacity, reason)
 
     def _faster_than(
-        self, alone: Sequence[Trial], load: Workload, costs: Costs
+        self, alone: Sequence[Trial], workload: Workload, costs: Costs
     ) -> Callable[[DeviceMemory], Placed | None]:
         """Proposes the best with whole operators for what the device has room for; None where one of `alone` is better.
         Once all shares of the room were looked at, only the best one and the whole are."""
@@ -129,7 +129,7 @@ class Sliced:
 
         def propose(memory: DeviceMemory) -> Placed | None:
             nonlocal shares, steps
-            best = min([*self._beside(load, costs, memory, shares, steps), *alone], key=_seconds)
+            best = min([*self._beside(workload, costs, memory, shares, steps), *alone], key=_seconds)
             shares, steps = tuple({1.0: None, best.share or 1.0: None}), ()
             return None if best.share is None else self._placed(best)
 
@@ -149,24 +149,24 @@ class Sliced:
     def _alone(self, limit: int) -> Iterator[Trial]:
         """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
         more of it for weights."""
-        problem, load, least_s = self._problem, self._asked, inf
+        problem, workload, least_s = self._problem, self._asked, inf
         room = (limit, for_weights(limit, operators_limit(problem)))
         while True:
-            whole = cpu(costs_of(problem, load, self._phase, llama_uses_device=False))
-            made = self._cut(Trial(load, whole, whole.seconds, room), self._fine_values, self._n_slots[0])
-            if load == self._asked or made.plan is not None:
+            whole = cpu(costs_of(problem, workload, self._phase, llama_uses_device=False))
+            made = self._cut(Trial(workload, whole, whole.seconds, room), self._fine_values, self._n_slots[0])
+            if workload == self._asked or made.plan is not None:
                 yield made
             hindered = made.short and (made.plan is None or made.plan.staging_bytes > MUCH_STAGING * limit)
-            if not (hindered and self._lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
+            if not (hindered and self._lowers_ubatch) or workload.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
             if made.plan is not None:
                 if made.seconds > least_s:
                     return  # to halve it again frees half as much memory, and adds twice as many passes
                 least_s = made.seconds
-            load = replace(load, n_ubatch=load.n_ubatch // 2)
+            workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
 
     def _beside(
-        self, load: Workload, costs: Costs, memory: DeviceMemory, shares: Sequence[float], steps: Sequence[float]
+        self, workload: Workload, costs: Costs, memory: DeviceMemory, shares: Sequence[float], steps: Sequence[float]
     ) -> list[Trial]:
         """OATO's placements in shares of the room, and attention whole, with slices in what they leave. steps: from the
         best share to others that are looked at."""
@@ -179,7 +179,7 @@ class Sliced:
                 used, split = own_bytes(self._problem, whole), memory.beside_split
                 room = split.room(whole.first_device_layer) - used
                 rooms = (room, for_weights(room, split.operators_limit, used))
-                made = self._cut(Trial(load, whole, whole.seconds, rooms, share), COARSE_VALUES, self._n_slots[0])
+                made = self._cut(Trial(workload, whole, whole.seconds, rooms, share), COARSE_VALUES, self._n_slots[0])
                 looked[sides] = self._in_fewer_slots(made, COARSE_VALUES)
             return looked[sides]
 
@@ -222,8 +222,8 @@ class Sliced:
         n_layer = self._problem.graph.n_layer
         parts = QUICK_ATTENTION if self._quick else ATTENTION
         firsts = sorted({n_layer - round(part * n_layer) for part in parts})
-        held = (attention(costs, self._problem.operators, first) for first in firsts)
-        return [one for one in held if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer)]
+        whole = (attention(costs, self._problem.operators, first) for first in firsts)
+        return [one for one in whole if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer)]
 
     def _in_fewer_slots(self, made: Trial, n_values: int) -> Trial:
         """The same with a smaller ring where that is faster, as it takes memory that weights would gain by; else the
@@ -242,10 +242,10 @@ class Sliced:
             return trial
         return replace(trial, plan=plan, seconds=plan.seconds(trial.workload, self._phase))
 
-    def _slicer(self, load: Workload, n_slots: int) -> Slicer:
-        if (load, n_slots) not in self._slicers:
-            self._slicers[load, n_slots] = self._first_slicer.varied(load, n_slots)
-        return self._slicers[load, n_slots]
+    def _slicer(self, workload: Workload, n_slots: int) -> Slicer:
+        if (workload, n_slots) not in self._slicers:
+            self._slicers[workload, n_slots] = self._first_slicer.varied(workload, n_slots)
+        return self._slicers[workload, n_slots]
 
 
 def _seconds(trial: Trial) -> float:
@@ -271,12 +271,12 @@ def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: i
 
 def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
     """How much of the traffic the hot experts are expected to serve."""
-    hot = [(of, cut) for of, cut in plan.layers if cut.n_hot]
+    hot = [(cost, cut) for cost, cut in plan.layers if cut.n_hot]
     if not hot:
         return ()
-    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(of.n_expert for of, _ in hot)
+    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(cost.n_expert for cost, _ in hot)
     decode, prompt = (
-        sum(of.use.coverage(cut.n_hot, n) for of, cut in hot if of.use is not None) / len(hot) for n in (1, 2)
+        sum(cost.use.coverage(cut.n_hot, n) for cost, cut in hot if cost.use is not None) / len(hot) for n in (1, 2)
     )
     return (
         f"{n_hot} of {n_all} experts of {len(hot)} layers are kept on the device by use; of later traffic such sets "
@@ -309,17 +309,17 @@ def hot_fault(operators: Sequence[Operator], routing: Routing | None) -> str:
 
 
 def _split(problem: Problem, asked: Asked) -> Decision:
-    return Sliced(problem, asked, "split", streams=False, hot=False).decide()
+    return SliceSearch(problem, asked, "split", streams=False, hot=False).decide()
 
 
 def _scheinfer(problem: Problem, asked: Asked) -> Decision:
-    return Sliced(problem, asked, "scheinfer", streams=True, hot=False).decide()
+    return SliceSearch(problem, asked, "scheinfer", streams=True, hot=False).decide()
 
 
 def _experts(problem: Problem, asked: Asked) -> Decision:
     if fault := hot_fault(problem.operators, problem.routing):
         raise UsageError(fault)
-    made = Sliced(problem, asked, EXPERTS, streams=True, hot=True).decide()
+    made = SliceSearch(problem, asked, EXPERTS, streams=True, hot=True).decide()
     if has_hot(made):
         return made
     slices = replace(_scheinfer(problem, asked), policy=EXPERTS)  # the search without hot sets finds better slices

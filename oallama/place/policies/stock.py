@@ -25,16 +25,16 @@ PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
 """Parts of one more layer's experts, of which the largest that fits is taken: all but down, or up alone."""
 
 
-def priced_stock_fit(problem: Problem, load: Workload, memory: DeviceMemory) -> tuple[Costs, Placed, Predicted]:
+def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory) -> tuple[Costs, Placed, Predicted]:
     """The placement in the device's memory (before any operator), and what it is predicted to take. What stays on the
     host is computed in the plain layout, as stock llama.cpp does beside a GPU, and streamed there for large batches."""
     cases = problem.profile.cases
     plain = tuple(case for case in cases if case.device != CPU_DEVICE or case.layout == PLAIN_LAYOUT)
     stock = replace(problem, profile=replace(problem.profile, cases=plain))
     streams = memory.room(memory.n_layer) >= 0  # its buffers fit the device
-    costs = costs_of(stock, load, "mixed", streams)
+    costs = costs_of(stock, workload, "mixed", streams)
     placed = stock_fit(costs, problem.operators, memory.operator_room)
-    return costs, placed, price(stock, load, placed, streams)
+    return costs, placed, price(stock, workload, placed, streams)
 
 
 def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placed:
@@ -67,16 +67,16 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Pl
     return placed_whole(costs, on_device, first)
 
 
-def stock_decision(problem: Problem, load: Workload) -> Decision:
+def stock_decision(problem: Problem, workload: Workload) -> Decision:
     """--fit's placement on the device, with its ledger."""
-    costs, placed, predicted = priced_stock_fit(problem, load, stock_memory(problem, load))
-    memory = measured(problem, load, placed, problem.capacity(problem.probe(load, placed)))
-    return Decision("fit", load, costs, placed, memory, predicted, ())
+    costs, placed, predicted = priced_stock_fit(problem, workload, stock_memory(problem, workload))
+    memory = measured(problem, workload, placed, problem.capacity(problem.probe(workload, placed)))
+    return Decision("fit", workload, costs, placed, memory, predicted, ())
 
 
-def stock_memory(problem: Problem, load: Workload) -> DeviceMemory:
+def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
     """The device's memory for stock llama.cpp, which keeps its micro-batch: with norms and KV of all layers there."""
-    taken = problem.probe(load, operators_on_host(problem, load))
+    taken = problem.probe(workload, operators_on_host(problem, workload))
     return DeviceMemory(
         problem.capacity(taken), problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, problem.graph.n_layer,
         operators_limit(problem), problem.runtime_bytes,
@@ -86,7 +86,7 @@ def stock_memory(problem: Problem, load: Workload) -> DeviceMemory:
 def _fit(problem: Problem, asked: Asked) -> Decision:
     if problem.gpu_weights is not None:
         raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
-    return stock_decision(problem, asked.load)
+    return stock_decision(problem, asked.workload)
 
 
 @policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device")
@@ -94,5 +94,5 @@ def whole_layers(problem: Problem, room: Room) -> Iterable[Placed]:
     yield layers(room.costs, room.operator_bytes)
 
 
-register(Policy("cpu", "nothing on the device", lambda problem, asked: on_cpu(problem, asked.load, asked.phase)))
+register(Policy("cpu", "nothing on the device", lambda problem, asked: on_cpu(problem, asked.workload, asked.phase)))
 FIT = register(Policy("fit", "llama.cpp's own --fit", _fit)).name
