@@ -112,7 +112,7 @@ def test_what_tuning_is_predicted_to_gain_is_one_line(
 ) -> None:
     placer: Any = UNMEASURED
     if best_s is not None:
-        monkeypatch.setattr("oallama.place.bound.physical_bound", lambda *_: Predicted(1.0, 0.1, best_s))
+        monkeypatch.setattr("oallama.place.explain.physical_bound", lambda *_: Predicted(1.0, 0.1, best_s))
         placer = SimpleNamespace(
             known_profile="measured",
             model=UNMEASURED.model,

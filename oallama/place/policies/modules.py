@@ -60,9 +60,9 @@ def modules(
             cut = cuts[members[0]]
             made[members[0]] = Module(members, layer, cost.block.bytes, cost.gemms.cpu_s(1.0, 1), (cost, cut))
     inside = {i for module in made.values() for i in module.operators}
-    for i, (operator, cost) in enumerate(zip(operators, costs.operators, strict=True)):
-        if i not in inside and not base.on_device[i] and cost.t_gpu_s is not None:
-            made[i] = Module((i,), operator.layer, operator.bytes, cost.t_cpu_s, None)
+    for i, (operator, whole) in enumerate(zip(operators, costs.operators, strict=True)):
+        if i not in inside and not base.on_device[i] and whole.t_gpu_s is not None:
+            made[i] = Module((i,), operator.layer, operator.bytes, whole.t_cpu_s, None)
     return tuple(made[i] for i in sorted(made))
 
 
