@@ -36,7 +36,7 @@ def main() -> int:
         from training import documents, export, tokenizer
         from training.trainer import Settings, Trainer, validate
     except ImportError as error:
-        print(f"{error}; install what training needs: pip install 'oallama[train]'", file=sys.stderr)
+        print(f"{error}; install what training needs: pip install -e '.[train]'", file=sys.stderr)
         return 2
     torch.set_num_threads(args.threads)
     precision = faster_precision() if args.precision == "auto" else args.precision

@@ -2,7 +2,7 @@
 
     scripts/real_card fit TABLE.csv --models MODELS.toml -o MACHINE.json             # from a few of the rows
     scripts/real_card predict TABLE.csv --models MODELS.toml --machine MACHINE.json  # the others, with the errors
-    scripts/real_card machines TABLE.csv                    # many machines with few rows each: writes docs/machines.md
+    scripts/real_card machines TABLE.csv                    # many machines with few rows each: writes docs/real-card.md
 
 A TABLE has the columns Model, Context, NGL, Ubatch, PromptTokens, PromptTPS, EvalTokens, EvalTPS, and may have MVA, the
 budget in MB. MODELS.toml describes each model by its sizes.
@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
     add("--json", action="store_true")
     add("--picture", type=Path, metavar="FILE.svg", help="measured and predicted, by model and context")
-    made = commands.add_parser("machines", help="predict and draw many machines, and write docs/machines.md")
+    made = commands.add_parser("machines", help="predict and draw many machines, and write docs/real-card.md")
     made.set_defaults(run=lambda options: write_machines(options.table, fit))
     made.add_argument("table", type=Path, nargs="?", metavar="TABLE.csv", help="without one only the page is written")
     return parser

@@ -1,5 +1,6 @@
 """Many machines with few runs each: what their data sheets say, what a fit of a third of the rows says of the others,
-and what a plan of ours is predicted to gain. Writes docs/machines.md, its picture, and the JSON that both are made of.
+and what a plan of ours is predicted to gain. Writes docs/real-card.md, pictures/machines.svg, and the JSON that both
+are made of.
 
 A table has COLUMNS and build, flag and source; docs/benchmarks/machines.toml has each machine's data sheet.
 """
@@ -42,8 +43,8 @@ from oallama.report.chart import GREY, INK, Bar, Picture, Text
 
 DOCS = ROOT / "docs"
 SHEETS, MODELS = (DOCS / "benchmarks" / name for name in ("machines.toml", "real-card-models.toml"))
-RESULTS, PAGE, PICTURE = (DOCS / name for name in ("benchmarks/machines.json", "machines.md", "pictures/machines.svg"))
-TEXT = Path(__file__).with_name("machines.md")
+RESULTS, PAGE, PICTURE = (DOCS / name for name in ("benchmarks/machines.json", "real-card.md", "pictures/machines.svg"))
+TEXT = Path(__file__).with_name("real_card.md")
 COLUMNS = (
     "machine",
     "model",
@@ -255,7 +256,7 @@ def _short(value: Any) -> Any:
 
 
 def page(document: Mapping[str, Row]) -> str:
-    """Within the text of machines.md: the table of errors, their medians, what overflows, and our plans."""
+    """Within the text of real_card.md: the table of errors, their medians, what overflows, and our plans."""
     kinds = [f"{what}: {how}" for what in PHASES.values() for how in ("data sheet", "a third fitted")]
     rows = [
         (f"{key} {row['name']}", row["rows"], *(_error(row.get(f"{phase}_{how}")) for phase in PHASES for how in WAYS))
@@ -277,6 +278,7 @@ def page(document: Mapping[str, Row]) -> str:
         "n_machines": len(document),
         "spilled": f"{spilled[1]} of {spilled[0]}",
         "held": f"{held[1]} of {held[0]}",
+        **dict(zip(MEDIANS, _medians(document), strict=True)),
         "not_described": ", ".join(sorted({name for row in document.values() for name in row["not_described"]})),
     }
     text = TEXT.read_text(encoding="utf-8")
@@ -286,6 +288,7 @@ def page(document: Mapping[str, Row]) -> str:
 
 
 WAYS = ("by_data_sheet", "fitted")
+MEDIANS = ("tokens_sheet", "tokens_fitted", "prompts_sheet", "prompts_fitted")
 PLAN_COLUMNS = ("machine", "model", "stock's best", "measured", "predicted", "ours", "gain")
 
 

@@ -7,6 +7,8 @@ usage: python scripts/gen_cli_docs.py [--check]      --check: change nothing, ex
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Collection
 
 import click
 from generated_page import ROOT, escape, write_or_check
@@ -53,31 +55,64 @@ Completion in the shell: put one of these lines into your shell's start-up file.
 """
 
 
+SHARED_HEAD = """\
+## Shared options
+
+These mean the same in every command that names them.
+"""
+
+
 def document() -> str:
     """The whole of docs/cli.md."""
     sys.path.insert(0, str(ROOT))
     from oallama.cli.main import COMMANDS, cli
 
-    parts = [HEAD]
-    for name in COMMANDS:
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None
-        parts.append(section(name, command))
-    return "\n".join(parts)
+    commands = {name: cli.get_command(click.Context(cli), name) for name in COMMANDS}
+    options = [option for command in commands.values() if command for option in options_of(command)]
+    counts = Counter(row(option) for option in options)
+    shared = {text for text, count in counts.items() if count > 1}
+    sections = [section(name, command, shared) for name, command in commands.items() if command]
+    once = list({row(option): option for option in options if row(option) in shared}.values())
+    return "\n".join([HEAD, *sections, SHARED_HEAD, *tables(once), ""])
 
 
-def section(name: str, command: click.Command) -> str:
-    """One command: usage, text, a table of options for each group."""
-    from oallama.cli.help import grouped, heading, help_text
+def section(name: str, command: click.Command, shared: Collection[str]) -> str:
+    """One command: usage, text, a table of its own options, and the names of the shared ones."""
+    from oallama.cli.help import help_text
 
     arguments = [p for p in command.params if isinstance(p, click.Argument)]
     usage = " ".join(["oallama", name, "[OPTIONS]", *(str(a.metavar) for a in arguments)])
-    lines = [f"## {name}", "", f"    {usage}", "", *paragraphs(help_text(command))]
-    groups = grouped(command.params)
-    for group, options in groups.items():
-        lines += ["", f"| {heading(group, groups)} | |", "|---|---|"]
-        lines += [f"| {spelling(option)} | {explanation(option)} |" for option in options]
-    return "\n".join(lines) + "\n"
+    first, *others = paragraphs(help_text(command))
+    lines = [f"## {name}", "", f"`{usage}`: {first}", *others, ""]
+    options = options_of(command)
+    if own := [row(option) for option in options if row(option) not in shared]:
+        lines += ["| option | |", "|---|---|", *own, ""]
+    if names := [spellings(option) for option in options if row(option) in shared]:
+        lines += [f"[Shared options](#shared-options): {' · '.join(names)}.", ""]
+    return "\n".join(lines)
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    """The options of a command, in the order of their groups."""
+    from oallama.cli.help import grouped
+
+    return [option for options in grouped(command.params).values() for option in options]
+
+
+def tables(options: list[click.Option]) -> list[str]:
+    """A table for each group of options."""
+    from oallama.cli.help import grouped, heading
+
+    groups = grouped(list(options))
+    lines: list[str] = []
+    for group, some in groups.items():
+        lines += [f"| {heading(group, groups)} | |", "|---|---|", *map(row, some), ""]
+    return lines
+
+
+def row(option: click.Option) -> str:
+    """The option's row of a table."""
+    return f"| {spelling(option)} | {explanation(option)} |"
 
 
 def paragraphs(text: str) -> list[str]:
@@ -92,9 +127,14 @@ def paragraphs(text: str) -> list[str]:
     return lines[:-1]
 
 
+def spellings(option: click.Option) -> str:
+    """`-m`, `--model`."""
+    return ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+
+
 def spelling(option: click.Option) -> str:
     """`-m`, `--model` MODEL."""
-    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    names = spellings(option)
     if option.is_flag:
         return names
     choices = option.type.choices if isinstance(option.type, click.Choice) and not option.metavar else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
@@ -112,13 +111,13 @@ def section(kind: type) -> Iterator[str]:
         member = inspect.getattr_static(kind, name)
         call = "" if isinstance(member, property) else str(inspect.signature(getattr(kind, name)))
         call = re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r"\(self(, )?", "(", call))  # annotations are text
-        lines = textwrap.wrap(name + call, 110, initial_indent="    ", subsequent_indent="        ")
-        yield from (f"### {kind.__name__}.{name}", "", *lines, "", prose(member), "")
+        yield from (f"### {kind.__name__}.{name}", "", f"`{name}{call}`<br>{prose(member)}", "")
 
 
 def prose(item: object) -> str:
-    """A docstring as Markdown."""
-    return escape(inspect.getdoc(item) or "")
+    """A docstring as Markdown, a line for each paragraph."""
+    paragraphs = (inspect.getdoc(item) or "").split("\n\n")
+    return escape("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
 
 
 if __name__ == "__main__":

@@ -46,13 +46,16 @@ def files() -> Iterator[Path]:
 
 
 def document() -> str:
-    """Return the whole page, with its hand-written part as it is."""
-    lines, folder = [NOTE], None
+    """Return the whole page, with its hand-written part as it is; a package's own sentence stands beside its name."""
+    lines, folder = [NOTE, "\n"], None
     for path in files():
         if path.parent != folder:
             folder = path.parent
-            lines.append(f"\n### {folder.relative_to(ROOT).as_posix()}\n\n")
-        lines.append(f"- `{path.name}`: {sentence(path)}\n")
+            package = folder / "__init__.py"
+            said = f": {sentence(package)}" if package.is_file() and package.stat().st_size else ""
+            lines.append(f"- **{folder.relative_to(ROOT).as_posix()}**{said}\n")
+        if path.name != "__init__.py":
+            lines.append(f"    - `{path.name}`: {sentence(path)}\n")
     return TARGET.read_text(encoding="utf-8").split(HEADING)[0] + HEADING + "\n" + "".join(lines)
 
 

@@ -176,9 +176,9 @@ policy_option = option(
     "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT,
     help="auto (default), oato, scheinfer, layers, cpu.\f auto: the fastest by prediction; oato: whole operators, by "
     "GPU affinity; split: besides, operators computed by CPU and device at the same time; scheinfer: besides, weights "
-    "streamed to the device; experts: besides, the experts that are used most (docs/routing.md); layers: whole layers, "
-    "as llama.cpp's -ngl; cpu: nothing on the device. To compare with: fit, llama.cpp's own --fit; hetegen, "
-    "twinpilots, flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).",
+    "streamed to the device; experts: besides, the experts that are used most; layers: whole layers, as llama.cpp's "
+    "-ngl; cpu: nothing on the device. To compare with: fit, llama.cpp's own --fit; hetegen, twinpilots, flexgen, "
+    "fiddler and atsinfer, as other systems place weights. docs/policies.md describes all of them.",
 )  # fmt: skip
 
 prefetch_option = option(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_N_GEN = 64
 
 COUNT_EVERY = 16
-"""--count-experts: tokens decoded for each that is counted, which takes 9 µs a layer on one core (docs/routing.md): of
+"""--count-experts: tokens decoded for each that is counted, which takes 9 µs a layer on one core (docs/policies.md): of
 one in 16, a thousandth of a token's time where a layer takes 0.5 ms."""
 
 count_experts_option = option(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @model_option
 @option(
     "--machine", metavar="NAME|FILE.json", group=Group.DEVICE, show_default="this one, as measured",
-    help=f"{', '.join(MACHINES)}, or a file.\f Nothing of such a machine need be here; docs/simulate.md says what "
+    help=f"{', '.join(MACHINES)}, or a file.\f Nothing of such a machine need be here; docs/what-if.md says what "
     "a file describes.",
 )  # fmt: skip
 @policy_option

@@ -53,14 +53,14 @@ def machine_of(text: str) -> Machine:
 def _read(path: Path) -> Machine:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError(f"{path} is too large for a machine; see docs/simulate.md for what it may have")
+            raise UsageError(f"{path} is too large for a machine; see docs/what-if.md for what it may have")
         document = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(document, dict) or not {"name", "host", "card"} <= document.keys():
-        raise UsageError(f"{path} is no machine: it needs name, host and card (docs/simulate.md)")
+        raise UsageError(f"{path} is no machine: it needs name, host and card (docs/what-if.md)")
     try:
         host = from_json(Host, document["host"], "host")
         named = document["card"]

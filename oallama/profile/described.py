@@ -30,7 +30,7 @@ TOKENS = (1, 8, 32, 128, 512)
 
 EXPERTS = 0.4
 """Share of a card's rate for quantised mul-mats that mul-mats by many small experts reach in prompts: an RTX 3090's in
-published runs of gpt-oss-120b at five micro-batches (docs/machines.md)."""
+published runs of gpt-oss-120b at five micro-batches (docs/real-card.md)."""
 
 ATTENTION = 0.5
 """Share of a card's memory rate that attention of one token reaches, as few heads share the cache."""

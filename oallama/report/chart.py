@@ -22,7 +22,7 @@ FIGURE = 120  # behind the longest bar
 TOP, GAP = 106, 46  # above the first group, between groups
 BAR, BAR_STEP, LINE_GAP = 15, 17, 9
 PANELS = ("time to the first token", "time for each one more")
-NEEDS_MATPLOTLIB = "a chart in PNG needs matplotlib: pip install 'oallama[plots]', or name an .svg file"
+NEEDS_MATPLOTLIB = "a chart in PNG needs matplotlib: pip install matplotlib, or name an .svg file"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def _require_package() -> None:
         import huggingface_hub  # noqa: F401
     except ImportError:
         raise UsageError(
-            "models of the hub need huggingface_hub: pip install 'oallama[hf]', or download the GGUF and name the file"
+            "models of the hub need a package: pip install huggingface_hub, or download the GGUF and name the file"
         ) from None
 
 

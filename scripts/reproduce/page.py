@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,12 @@ Row = Mapping[str, Any]
 
 CLOSE = 0.15
 """By so much a published figure and ours may differ without a word."""
+
+MANY = 12
+"""Rows alike beyond which a table has their range alone."""
+
+QUANTITY = re.compile(r"(?<=: ).*|on the [CG]PU")
+"""What rows that are alike have in common, in the words of their figures."""
 
 COLUMNS = ("where", "what", "published", "ours", "published / ours", "bound", "variant")
 SAME, DIFFERS, RULED_OUT, HOLDS, FAILS, NOTHING = (
@@ -59,7 +66,7 @@ def cells_of(row: Row) -> tuple[str, ...]:
     sign = "≥ " if row["at_least"] else ""
     return (
         row["place"],
-        f"({row['what']})" if row["again"] else f"{row['what']} *" if row["echo"] else row["what"],
+        row["what"],
         sign + _number(row["published"], row["unit"]),
         _number(row["ours"], row["unit"]),
         "" if row["at_least"] or row["ratio"] is None else f"{row['ratio']:.2f}",
@@ -86,21 +93,50 @@ def page(document: Mapping[str, Any]) -> str:
         lines += [f"## {paper['name']}", "", f"{paper['citation']}.", ""]
         if paper["about"]:
             lines += [*paper["about"].splitlines(), ""]
-        lines += table(COLUMNS, [cells_of(row) for row in own])
+        if printed := list(_printed(own)):
+            lines += table(COLUMNS, printed)
         lines += _sentences(own)
         if paper["key"] == "scheinfer":
             lines += [*FORMULAS_TEXT.read_text(encoding="utf-8").splitlines(), ""]
     return TEXT.read_text(encoding="utf-8").replace("<figures>", "\n".join(lines).rstrip())
 
 
+def _printed(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """A paper's rows that are counted and have a pair; many of one place and quantity as one row."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if verdict(row) != NOTHING and not (row["echo"] or row["again"]):
+            found = QUANTITY.search(row["what"])
+            groups.setdefault((row["place"], row["unit"], found[0] if found else ""), []).append(row)
+    for (_, _, quantity), alike in groups.items():
+        if len(alike) > MANY:
+            yield _range_of(quantity, alike)
+        else:
+            yield from map(cells_of, alike)
+
+
+def _range_of(quantity: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    """Least, median and most of rows that are alike."""
+    unit = rows[0]["unit"]
+
+    def between(values: list[float], unit: str) -> str:
+        least, most = (_number(value, unit) for value in (min(values), max(values)))
+        return f"{least} to {most}, median {_number(median(values), unit)}"
+
+    columns = [between([row[key] for row in rows], unit) for key in ("published", "ours")]
+    ratios = between([row["ratio"] for row in rows if row["ratio"] is not None], "×")
+    what = f"{len(rows)} figures: {quantity}"
+    return (rows[0]["place"], what, *columns, ratios, "", "")
+
+
 def _summary(document: Mapping[str, Any]) -> list[str]:
-    """How many figures of each paper stand how to ours, and how many of them are no input of ours."""
+    """How many figures of each paper stand how to ours, without those that are inputs of ours."""
     counted = [row for row in document["figures"] if not row["again"]]
     own = [row for row in counted if not row["echo"]]
-    return [*_counts(document, counted), "", ECHOES.format(len(counted) - len(own)), "", *_counts(document, own)]
+    return [*_counts(document, own), "", ECHOES.format(len(counted) - len(own))]
 
 
-ECHOES = "The same without the {} figures that are inputs of ours, or that an input was computed back from:"
+ECHOES = "Not counted: the {} figures that are inputs of ours, or that an input was computed back from."
 
 
 def _counts(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:

@@ -1,6 +1,6 @@
 """What the tests of faults share: the commands that are disturbed, how each must end, and what it must not leave.
 
-A command is added to COMMANDS; every test of faults then disturbs it too. docs/reliability.md is their table.
+A command is added to COMMANDS; every test of faults then disturbs it too. docs/testing.md is their table.
 """
 
 from __future__ import annotations

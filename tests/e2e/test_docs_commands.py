@@ -1,4 +1,4 @@
-"""The commands of the tutorial and of the how-tos, run as they stand there: page by page, in one shell each.
+"""The shell blocks of README, install and how-to pages, run as they stand there: page by page, in one shell each.
 
 A block that cannot run here is marked in the page, in a comment before it: `<!-- not run: WHY -->`, or
 `<!-- needs: llama-server -->`, which is run where that is built.
@@ -23,7 +23,8 @@ from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
-PAGES = ("tutorial.md", *(f"howto/{path.name}" for path in sorted((ROOT / "docs/howto").glob("*.md"))))
+HOW_TO = ("index", "install", "run", "serve", "what-if", "devices", "bench", "policies")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in HOW_TO))
 BLOCK = re.compile(r"(?:^<!-- (not run|needs): ([^\n]+) -->\n)?^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ANY_BLOCK = re.compile(r"^ *```sh", re.MULTILINE)
 MARK = re.compile(r"^<!-- (?:not run|needs): ", re.MULTILINE)
@@ -48,7 +49,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     found = BLOCK.findall(text)
     assert len(found) == len(ANY_BLOCK.findall(text)), f"{page} has a block that is not understood"
     assert sum(bool(mark) for mark, *_ in found) == len(MARK.findall(text)), f"{page} has a mark before no block"
@@ -69,6 +70,7 @@ def test_commands_run(page: str, tmp_path: Path, measured_cache: Path) -> None:
     with_server = PROGRAMS is not None and Path(program("llama-server")).is_file()
     ran = [block.text for block in blocks(page) if not block.why and (not block.needs or with_server)]
     (tmp_path / "models").symlink_to(MODEL.parent)
+    (tmp_path / "model.gguf").symlink_to(MODEL)
     environment = {
         **os.environ,
         **ollama_store(tmp_path),
@@ -89,19 +91,25 @@ def test_commands_run(page: str, tmp_path: Path, measured_cache: Path) -> None:
 
 
 def commands(folder: Path) -> Path:
-    """What the pages call by a short name."""
+    """Write what the pages call by a short name, and .venv/bin/oallama, whose `serve` ends by itself."""
     made = folder / "bin"
-    made.mkdir()
-    script = made / "make_model.py"
+    oallama = shlex.quote(str(Path(sys.executable).parent / "oallama"))
+    serve = f'timeout --preserve-status -s INT 15 {oallama} "$@"\n[ $? = 130 ]'
     call = shlex.join([sys.executable, str(ROOT / "scripts/make_model.py")])
-    script.write_text(f'#!/bin/sh\nexec {call} "$@"\n', encoding="utf-8")
-    script.chmod(0o755)
+    scripts = {
+        made / "make_model.py": f'exec {call} "$@"',
+        folder / ".venv/bin/oallama": f'[ "$1" = serve ] || exec {oallama} "$@"\n{serve}',
+    }
+    for script, text in scripts.items():
+        script.parent.mkdir(parents=True)
+        script.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        script.chmod(0o755)
     return made
 
 
 def model_of(page: str, folder: Path) -> Path:
     """MODEL where a page has it downloaded: for the mixture of experts a small one."""
-    if page != "howto/12gb-moe.md":
+    if page != "docs/what-if.md":
         return MODEL
     made = folder / "small-moe.gguf"
     shape = "--layers 2 --embd 256 --ff 256 --heads 4 --kv-heads 2 --vocab 512 --experts 8 --experts-used 2"

@@ -49,8 +49,8 @@ def test_files_outside_of_the_site_are_named() -> None:
 
     from mkdocs.exceptions import PluginError
 
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="howto/rpc.md"))
-    said = "[card](../../models/README.md), [here](../serve.md)"
-    assert site_links.on_page_markdown(said, page) == "card (`models/README.md`), [here](../serve.md)"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="serve.md"))
+    said = "[card](../models/README.md), [here](run.md)"
+    assert site_links.on_page_markdown(said, page) == "card (`models/README.md`), [here](run.md)"
     with pytest.raises(PluginError, match="not there"):
-        site_links.on_page_markdown("[x](../../gone.md)", page)
+        site_links.on_page_markdown("[x](../gone.md)", page)

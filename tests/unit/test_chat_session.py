@@ -445,6 +445,6 @@ def test_commands_settings_and_files_are_completed(typed, offered, tmp_path):
 
 
 def test_the_page_names_every_command_setting_and_topic():
-    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"`{name}" not in page] == []
     assert [name for name in (*MEANINGS, *TOPICS) if f"`{name}`" not in page] == []

@@ -106,7 +106,7 @@ def test_parts_of_the_results_in_texts() -> None:
 def test_what_is_an_input_is_counted_apart(results: dict[str, Any]) -> None:
     echoes = [row["id"] for row in results["figures"] if row["echo"]]
     assert len(echoes) == 16 and {"rate-16", "table1-a-cpu-fp16"} <= set(echoes)
-    assert f"The same without the {len(echoes)} figures" in page(results)
+    assert f"Not counted: the {len(echoes)} figures" in page(results)
 
 
 def test_what_is_far_off_says_why(results: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ def test_the_page_is_current():
 
 
 def test_each_file_opens_with_a_sentence():
-    listed = re.findall(r"^- `([^`]+)`: ?(.*)$", PAGE, re.MULTILINE)
+    listed = re.findall(r"^ *- `([^`]+)`: ?(.*)$", PAGE, re.MULTILINE)
     assert [(name, text) for name, text in listed if len(text) < 10] == []
 
 
