@@ -41,7 +41,7 @@ FORMATS = ("table", "json", "csv", "md", "html")
     show_default=True,
     metavar="PHASE",
     group=Group.WORKLOAD,
-    help="decode, prefill or mixed.\f Whose times count: a token's, the prompt's, or both as often as they are run.",
+    help="decode, prefill or mixed.\f Times that count: a token's, the prompt's, or both as often as they are run.",
 )
 @option(
     "--policy",

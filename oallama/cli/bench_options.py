@@ -85,7 +85,7 @@ timed_options = as_record(
     ),
     option(
         "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG", group=Group.TIMED,
-        help="A prompt and what follows, together and each.",
+        help="Time PP prompt tokens and TG generated ones, together and each.",
     ),
     option(
         "-d", "--n-depth", type=parsed(parse_counts), default="0", show_default=True, metavar="N,…",
@@ -165,9 +165,9 @@ turn_options = as_record(
         help="Pin the arms to these CPUs, like 0 or 0-3.",
     ),
     option("--seed", type=count(0), default=0, show_default=True, metavar="N", group=Group.TIMED,
-           advanced=True, help="Of the tokens that are timed."),
+           advanced=True, help="Seed of the random tokens."),
     option("--delay", type=count(0, 3600), default=0, metavar="SECONDS", group=Group.TIMED, advanced=True,
-           help="To cool off before each turn."),
+           help="Pause before each turn, to cool off."),
     option("--reload", "reload", is_flag=True, group=Group.TIMED, advanced=True,
            help="Load an arm anew for each turn, as where not all fit at once."),
 )  # fmt: skip

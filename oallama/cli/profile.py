@@ -50,7 +50,7 @@ def personal_words() -> list[str]:
 @option("--refresh", is_flag=True, help="Measure again what the cache already holds.")
 @option(
     "--export", "export", type=click.Path(), metavar="FILE",
-    help="Write the profile without personal data as well.\f Without names, paths and addresses, to give it away.",
+    help="Also write the profile without personal data.\f Without names, paths and addresses, to give it away.",
 )  # fmt: skip
 @routing_options
 @json_option

@@ -73,7 +73,7 @@ routing_options = as_record(
     ),
     option(
         "--chart", type=click.Path(), metavar="FILE", advanced=True,
-        help="--routing: a picture of it as well, SVG, or PNG with the extra `plots`.",
+        help="--routing: a picture of it as well, SVG, or PNG with matplotlib.",
     ),
 )  # fmt: skip
 """The command gets `routing`, a RoutingOptions."""

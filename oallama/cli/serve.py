@@ -70,7 +70,7 @@ server_options = as_record(
     option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY", group=Group.SERVER,
            help=f"Key that requests must bring.\f {KEY_VARIABLE} says it unseen by who lists processes."),
     option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
-           group=Group.SERVER, help="Requests at once, in one context."),
+           group=Group.SERVER, help="Requests computed at the same time, in one context."),
     option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
            metavar="|".join(POOLINGS), group=Group.SERVER, advanced=True,
            help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all."),

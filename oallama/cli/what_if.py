@@ -67,10 +67,10 @@ def parse_rate(text: str) -> float:
         help="Cores of a PC that is not measured.\f They are Zen 4's. With it, or with --ram-speed, nothing of this "
         "machine is measured; without the other one, it is that of a usual PC.")  # fmt: skip
 @option("--ram-speed", "ram_speed", type=parsed(parse_rate), metavar="GB/s", group=Group.DEVICE,
-        help="Memory of that PC: 40 (DDR4), 60 (DDR5).\f What the CPU reads in a second.")  # fmt: skip
+        help="Memory of that PC: 40 (DDR4), 60 (DDR5).\f Bytes that the CPU reads in a second.")  # fmt: skip
 @option(
     "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT, advanced=True, show_default="auto",
-    help="Whose plans are compared with stock llama.cpp's --fit.",
+    help="Policy to compare with stock llama.cpp's --fit.",
 )  # fmt: skip
 @gathered(*WORKLOAD, vram_fill_option, threads_option)
 @profile_option
