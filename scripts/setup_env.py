@@ -112,6 +112,11 @@ class Checkout:
             if not self.default:  # pyproject.toml names the default one's build folder
                 env["SKBUILD_BUILD_DIR"] = str(self.root / "build" / self.folder.name.lstrip("."))
             env["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}"
+            if shutil.which("ccache", path=env["PATH"]):  # one cache for all checkouts, and for the tests' programs
+                env.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
+                env |= {"CCACHE_BASEDIR": str(self.root), "CCACHE_NOHASHDIR": "1"}
+            if "test" in self.extras:
+                env.setdefault("SKBUILD_CMAKE_DEFINE", "OALLAMA_WERROR=ON")  # as the tests compile the same files
             project = f"{self.root}[{','.join(self.extras)}]" if self.extras else str(self.root)
             command += ["--no-build-isolation-package", "oallama", "--reinstall-package", "oallama"]
             run(self.console, step, [*command, "--editable", project], env, "installing oallama", cwd=self.root)
