@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import combinations, islice
-from math import comb, prod, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from routing import (
     RoutingDraw,
     Row,
-    chained,
     curve_shares,
     draw,
-    inclusion,
-    keep_for,
     main,
-    odds_of,
     overlap,
     read_routing,
     write_routing,
-    zipf_shares,
 )
 
 GLM = ((0.25, 0.74), (0.375, 0.84), (0.5, 0.91), (0.75, 0.98))
@@ -50,49 +42,6 @@ def coverage(shares: Sequence[float], part: float) -> float:
     return sum(sorted(shares, reverse=True)[: round(part * len(shares))])
 
 
-def chain(odds: list[float], n_used: int, keep: float, n: int, seed: int = 3) -> list[tuple[int, ...]]:
-    return list(islice(chained(odds, n_used, keep, random.Random(seed)), n))
-
-
-def test_inclusion_probabilities_are_those_of_all_sets() -> None:
-    """Against a count over every set of three of seven."""
-    odds = np.array([0.1, 3.0, 1.0, 0.5, 2.0, 8.0, 0.01])
-    sets = {chosen: prod(odds[list(chosen)]) for chosen in combinations(range(7), 3)}
-    expected = [sum(p for chosen, p in sets.items() if i in chosen) / sum(sets.values()) for i in range(7)]
-    assert inclusion(odds, 3) == pytest.approx(expected, rel=1e-12)
-    assert inclusion(np.ones(9), 4) == pytest.approx([4 / 9] * 9)
-
-
-@pytest.mark.parametrize(("n_expert", "n_used", "exponent"), [(16, 2, 0.9), (128, 8, 0.6), (512, 10, 0.4), (8, 8, 0.0)])
-def test_odds_give_the_traffic_that_was_asked_for(n_expert: int, n_used: int, exponent: float) -> None:
-    shares = zipf_shares(n_expert, exponent)
-    found = inclusion(np.array(odds_of(shares, n_used)), n_used) / n_used
-    assert found == pytest.approx(shares, abs=1e-8)
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.5, 0.9])
-def test_sets_are_drawn_in_proportion_to_their_odds_however_sticky(keep: float) -> None:
-    """Frequencies of all ten sets of two of five; neighbours are not independent, so every 40th row counts."""
-    odds = [4.0, 2.0, 1.0, 1.0, 0.5]
-    counts = Counter(tuple(sorted(row)) for row in chain(odds, 2, keep, 80_000)[::40])
-    n, whole = counts.total(), sum(odds[a] * odds[b] for a, b in combinations(range(5), 2))
-    for a, b in combinations(range(5), 2):
-        p = odds[a] * odds[b] / whole
-        assert counts[a, b] / n == pytest.approx(p, abs=5 * sqrt(p * (1 - p) / n))
-
-
-def test_overlap_is_that_of_the_chain_worked_out_by_hand() -> None:
-    """Equal experts: m of k are drawn anew from the n - k + m others, and each dropped one comes back as likely."""
-    n, k, keep = 20, 4, 0.6
-    expected = sum(
-        comb(k, m) * (1 - keep) ** m * keep ** (k - m) * ((k - m) + m * m / (n - k + m)) / k for m in range(k + 1)
-    )
-    assert overlap(chain([1.0] * n, k, keep, 20_000)) == pytest.approx(expected, abs=0.01)
-    shares = zipf_shares(32, 0.8)
-    alone = overlap(chain(odds_of(shares, 4), 4, 0.0, 20_000))
-    assert alone == pytest.approx(4 * sum(share**2 for share in shares), abs=0.01)
-
-
 def test_a_drawing_has_the_published_curve_and_overlap() -> None:
     shares = curve_shares(288, GLM)
     routing = draw(RoutingDraw(n_layer=2, shares=shares, n_used=8, n_tokens=6000, overlap=0.4, seed=5))
@@ -104,24 +53,6 @@ def test_a_drawing_has_the_published_curve_and_overlap() -> None:
         assert overlap(rows) == pytest.approx(0.4, abs=0.015)
     hot = [set(np.argsort(traffic(rows, 288))[-72:].tolist()) for rows in routing.values()]
     assert len(hot[0] & hot[1]) < 36, "each layer has its own"
-
-
-def test_a_seed_is_a_drawing() -> None:
-    drawings = [draw(RoutingDraw(2, zipf_shares(16, 0.5), 2, 50, overlap=0.5, seed=seed)) for seed in (1, 1, 2)]
-    assert drawings[0] == drawings[1] != drawings[2]
-
-
-def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"would be used by 1\.06 of all tokens"):
-        odds_of(zipf_shares(288, 0.93), 8)
-    with pytest.raises(ValueError, match="cannot use 9 of 8"):
-        odds_of(zipf_shares(8, 0.0), 9)
-    with pytest.raises(ValueError, match="chance alone gives"):
-        keep_for(odds_of(zipf_shares(16, 0.5), 4), 4, 0.05)
-    with pytest.raises(ValueError, match="rise"):
-        curve_shares(16, ((0.5, 0.8), (0.4, 0.9)))
-    with pytest.raises(ValueError, match="most used experts first"):
-        curve_shares(16, ((0.5, 0.4),))
 
 
 def test_a_file_reads_back_and_its_head_is_a_shorter_run(tmp_path: Path) -> None:

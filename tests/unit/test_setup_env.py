@@ -3,7 +3,6 @@ behind. The programs outside (compilers, drivers, uv) are small scripts on a PAT
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -22,13 +21,12 @@ from processes import PATIENCE_S, must_end, until
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import setup_env
-import untested
 
 from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION
 from oallama.core.errors import UsageError
 from oallama.setup import build, gpu, install, machine, uv
 from oallama.setup import console as console_module
-from oallama.setup.console import Console, SetupError, format_seconds, lock, remedy
+from oallama.setup.console import Console, SetupError, lock, remedy
 
 ROOT = Path(__file__).resolve().parents[2]
 GCC = machine.Compiler("/usr/bin/gcc", "/usr/bin/g++", "gcc", "12.2.0", "x86_64-linux-gnu")
@@ -331,17 +329,6 @@ def test_what_fails_is_built_out_and_nothing_else() -> None:
 def test_known_faults_have_a_remedy(output: str, advice: str) -> None:
     found = remedy(["something before", output, "something after"])
     assert found is not None and advice in found
-
-
-def test_unknown_fault_has_no_remedy_made_up() -> None:
-    assert remedy(["everything is fine"]) is None
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.041, "0.04 s"), (8.13, "8.1 s"), (59.96, "1 min 00 s"), (271.4, "4 min 31 s")]
-)
-def test_seconds_are_readable(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
 
 
 def test_progress_is_the_builds_own_counter(console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -727,44 +714,3 @@ def test_wrong_backend_is_exit_code_2_and_one_line(
 
 
 # ---- scripts/test and scripts/demo
-
-
-def test_skipped_tests_are_reported_with_their_reason(tmp_path: Path) -> None:
-    (tmp_path / "test_x.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.parametrize('n', [1, 2])\n"
-        "@pytest.mark.skip(reason='torch is not installed')\n"
-        "def test_reference(n): pass\n"
-        "def test_ok(): pass\n",
-        encoding="utf-8",
-    )
-    report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
-    reasons = untested.skipped(tmp_path / "missing.xml", report)
-    assert {reason: len(tests) for reason, tests in reasons.items()} == {"torch is not installed": 2}
-    lines = untested.report_lines(reasons, ["a graphics card: none answers here"])
-    assert lines[0] == "  - a graphics card: none answers here"
-    assert lines[1] == "  - torch is not installed (2 tests: test_x.test_reference)"
-    assert untested.skipped(tmp_path / "missing.xml") == {}
-
-
-@pytest.mark.parametrize(
-    ("backends", "expected"),
-    [(["CPU", "RPC"], "a graphics card: none answers"), (["CPU", "CUDA"], "back ends other than CUDA")],
-)
-def test_devices_that_are_not_here_are_named(backends: list[str], expected: str) -> None:
-    listed = json.dumps({"devices": [{"name": f"{backend}0", "backend": backend} for backend in backends]})
-    assert untested.absent_devices(listed)[0].startswith(expected)
-    assert "failed" in untested.absent_devices(None)[0]
-
-
-@pytest.mark.parametrize("name", ["demo", "test"])
-def test_scripts_say_how_they_are_used(name: str) -> None:
-    done = subprocess.run([ROOT / "scripts" / name, "--help"], capture_output=True, text=True, check=True)
-    assert f"usage: scripts/{name}" in done.stdout and "set -" not in done.stdout
-
-
-def test_demo_with_a_missing_model_is_wrong_usage(tmp_path: Path) -> None:
-    done = subprocess.run([ROOT / "scripts" / "demo", str(tmp_path / "no.gguf")], capture_output=True, text=True)
-    assert done.returncode == 2 and "no.gguf is not a file" in done.stderr and done.stdout == ""
