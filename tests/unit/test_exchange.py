@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +12,7 @@ from placement_cases import ROLES, best_by_brute_force, costs, operators, rates
 
 from oallama.core.types import Operator
 from oallama.cost.whole import Costs, placement_seconds
-from oallama.place import whole as module
-from oallama.place.placement import Placed, cpu
-from oallama.place.policies.sliced import attention
+from oallama.place.placement import Placed
 from oallama.place.whole import exchange, search
 
 SHAPES: list[tuple[int, Sequence[str], bool]] = [
@@ -85,71 +82,9 @@ def test_two_that_gain_more_take_the_place_of_the_one_that_gains_most_for_each_b
     assert "OATO's fill" in note and "3 operators" in note
 
 
-def test_two_of_other_layers_can_take_the_place_of_one_and_fill_the_room_to_the_byte() -> None:
-    ops = [replace(o, bytes=size) for o, size in zip(operators(3, ("ffn_up",), False), (6, 5, 5), strict=True)]
-    problem = costs(ops, 3, [(8.0, 1.0), (6.0, 1.0), (6.0, 1.0)])
-    filled = Placed((True, False, False), 0, placement_seconds(problem, (True, False, False), 0))
-    assert exchange(problem, ops, lambda first: 10 if first == 0 else -1, filled).on_device == (False, True, True)
-
-
-def test_one_in_a_layer_can_take_the_place_of_several_in_others() -> None:
-    """Of the output matrix, which is large, against FFNs that OATO took first."""
-    n_layer = 8
-    ops = [replace(o, bytes=30 if o.layer is None else 10) for o in operators(n_layer, ("ffn_up",))]
-    times = [(35.0, 1.0) if o.layer is None else (11.5, 1.0) for o in ops]
-    problem = costs(ops, n_layer, times)
-    filled = search(problem, ops, lambda first: 40 if first == 0 else -1)
-    swapped = replace(filled, on_device=(True,) * 4 + (False,) * 5)
-    swapped = replace(swapped, seconds=placement_seconds(problem, swapped.on_device, 0))
-    found = exchange(problem, ops, lambda first: 40 if first == 0 else -1, swapped)
-    assert found.on_device[-1] and sum(found.on_device) == 2
-
-
-def test_nothing_is_exchanged_on_the_cpu_alone() -> None:
-    ops = operators(2)
-    problem = costs(ops, 2, [(1.0, 0.1)] * len(ops))
-    placed = cpu(problem)
-    assert exchange(problem, ops, lambda first: 10**9, placed) is placed
-
-
 def test_what_the_device_cannot_compute_stays_on_the_host() -> None:
     ops = operators(1)
     times: list[tuple[float, float | None]] = [(9.0, None), *[(1.0, 0.5)] * (len(ops) - 1)]
     problem = costs(ops, 1, times)
     placed = exchange(problem, ops, lambda first: 10**9, Placed((False,) * len(ops), 0, 100.0))
     assert placed.on_device == (False, *[True] * (len(ops) - 1))
-
-
-def test_equal_layers_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times as many layers of a kind are no more than twice the work."""
-    calls: list[object] = []
-    original = module.transfer_seconds
-
-    def counted(*args: Any) -> float:
-        calls.append(args)
-        return original(*args)
-
-    priced = []
-    for n_layer in (8, 32):
-        calls.clear()
-        ops = operators(n_layer)
-        problem = costs(ops, n_layer, [(2.0, 1.0)] * len(ops), rates(1e-3))
-        budget = 1000 * len(ops) // 2
-        filled = search(problem, ops, lambda first, room=budget: room)
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "transfer_seconds", counted)
-            exchange(problem, ops, lambda first, room=budget: room, filled)
-        priced.append(len(calls))
-    assert 0 < priced[1] <= 2 * priced[0]
-
-
-@pytest.mark.parametrize("first", [0, 1, 2])
-def test_attention_is_all_of_a_layer_but_its_ffn(first: int) -> None:
-    ops = operators(2, ROLES, True)
-    problem = costs(ops, 2, [(1e-3, 1e-4)] * len(ops), rates(0.0, 0.0, 0.0), (1e-3, 1e-4))
-    found = attention(problem, ops, first)
-    assert [o.name for o, there in zip(ops, found.on_device, strict=True) if there] == [
-        o.name for o in ops if o.layer is not None and o.layer >= first and "ffn" not in o.role
-    ]
-    assert found.first_device_layer == first
-    assert found.seconds == pytest.approx(placement_seconds(problem, found.on_device, first))

@@ -12,7 +12,7 @@ from slicing_cases import INTERFERENCE
 
 from oallama.core.types import StreamSettings
 from oallama.cost.rates import NO_INTERFERENCE, Interference
-from oallama.cost.timeline import BlockTimes, Step, Timeline, cycle_seconds, cycle_timeline, timeline
+from oallama.cost.timeline import BlockTimes, Step, cycle_seconds, cycle_timeline, timeline
 
 PAPER = StreamSettings(prefetch="layer")  # as ScheInfer copies
 SECONDS = st.floats(1e-5, 1e-2)
@@ -35,35 +35,6 @@ def our_blocks(draw: st.DrawFn, beside: Interference | None = None) -> BlockTime
         gap_s, draw(MAYBE_SECONDS), draw(MAYBE_SECONDS), steps, draw(MAYBE_SECONDS), draw(st.booleans()), issue_s,
         gap_s * draw(st.sampled_from([0.0, 0.5, 1.0])), draw(INTERFERENCE) if beside is None else beside,
     )  # fmt: skip
-
-
-def equation_5(n: int, copy: float, gpu: float, cpu: float) -> float:
-    """t_fin as published, index by index, with launches that take no time."""
-    tau_c2g = tau_g = tau_c = 0.0
-    for _ in range(n):
-        tau_c2g = tau_c2g + copy
-        tau_g = max(tau_c2g, tau_g) + gpu
-        tau_c = tau_c + cpu
-    return max(tau_g, tau_c)
-
-
-def alone(copy: float, gpu: float, cpu: float, n: int) -> BlockTimes:
-    return BlockTimes(0.0, 0.0, n * cpu, (Step(copy, gpu),) * n, 0.0)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 6), SECONDS, SECONDS, MAYBE_SECONDS)
-def test_one_block_is_equation_5(n: int, copy: float, gpu: float, cpu: float) -> None:
-    """But for launches: the paper's copies follow theirs, ours are asked for before anything is launched."""
-    ours = timeline([alone(copy, gpu, cpu, n)], PAPER).end_s
-    assert ours == pytest.approx(equation_5(n, copy, gpu, cpu))
-
-
-@settings(deadline=None)
-@given(st.integers(1, 6), SECONDS, SECONDS)
-def test_without_launches_two_cases_have_the_papers_closed_forms(n: int, copy: float, gpu: float) -> None:
-    end = timeline([alone(copy, gpu, 0.0, n)], PAPER).end_s
-    assert end == pytest.approx(n * copy + gpu if gpu <= copy else copy + n * gpu)  # Eq. 10 and 11
 
 
 def in_program_order(blocks: list[BlockTimes], streaming: StreamSettings) -> float:
@@ -136,14 +107,6 @@ def test_a_device_with_one_queue_never_computes_while_it_receives(
     assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(busy))
 
 
-def test_results_are_copied_at_the_end_of_a_step_and_inputs_before_it() -> None:
-    block = BlockTimes(1.0, 2.0, 10.0, (Step(0.0, 3.0, launch_s=1.0, in_s=0.5, out_s=1.0),), 2.0)
-    assert {s.stream: (s.start_s, s.end_s) for s in timeline([block], PAPER).spans} == {
-        "gap": (0.0, 1.0), "send": (1.0, 3.0), "in": (3.5, 4.0), "gpu": (4.0, 7.0), "out": (6.0, 7.0),
-        "cpu": (3.0, 13.0), "join": (13.0, 15.0),
-    }  # fmt: skip
-
-
 @settings(deadline=None)
 @given(st.lists(our_blocks(), min_size=1, max_size=4), PREFETCH, st.integers(2, 6))
 def test_a_round_is_drawn_as_long_as_it_takes(blocks: list[BlockTimes], streaming: StreamSettings, most: int) -> None:
@@ -202,38 +165,6 @@ def test_a_cycle_is_what_a_long_run_takes_for_each_round(blocks: list[BlockTimes
     assert cycle_seconds(blocks, streaming) == pytest.approx(long_run(blocks, streaming, 100), rel=0.02)
 
 
-def test_equal_rounds_that_leave_the_link_more_and_more_to_do_are_not_a_steady_cycle() -> None:
-    """Copies that a block does not wait for: the thread takes 1 ms a round, the link 4, which the thread feels once the
-    ring is empty."""
-    blocks = [BlockTimes(0.0, 0.0, 1e-3, (Step(4e-3, 0.0),), 0.0)]
-    for n_slots in (1, 2, 3, 8, 30):
-        streaming = StreamSettings(n_slots, "ahead")
-        assert cycle_seconds(blocks, streaming) == pytest.approx(4e-3, rel=0.01)
-        for most in (3, 5):
-            drawn = cycle_timeline(blocks, streaming, most)
-            assert drawn.end_s == pytest.approx(cycle_seconds(blocks, streaming, most), rel=1e-12)
-        assert long_run(blocks, streaming, 100) == pytest.approx(4e-3, rel=0.01)
-
-
-def test_the_link_works_on_during_attention_when_it_may_run_ahead() -> None:
-    block = BlockTimes(2.0, 0.0, 1.0, (Step(3.0, 0.1),), 0.0)
-    assert cycle_seconds([block], StreamSettings(2, "layer")) == pytest.approx(2.0 + 3.0 + 0.1)
-    assert cycle_seconds([block], StreamSettings(2, "ahead")) == pytest.approx(3.0)  # it never idles
-    assert cycle_seconds([block], StreamSettings(1, "ahead")) == pytest.approx(3.1)  # the slot is in use for a while
-
-
-def test_a_slot_is_free_once_its_block_has_run() -> None:
-    """With one, the second block's copy follows the first block; with two, the first copy."""
-    blocks = [BlockTimes(0.0, 0.0, 0.0, (Step(copy_s, gpu_s),), 0.0) for copy_s, gpu_s in ((2.0, 3.0), (4.0, 1.0))]
-    assert timeline(blocks, StreamSettings(1, "ahead")).end_s == pytest.approx(2 + 3 + 4 + 1)
-    assert timeline(blocks, StreamSettings(2, "ahead")).end_s == pytest.approx(2 + 4 + 1)
-
-
-def test_routed_weights_are_not_copied_before_the_router_has_run() -> None:
-    block = BlockTimes(2.0, 0.0, 1.0, (Step(3.0, 0.1),), 0.0, routed=True)
-    assert cycle_seconds([block], StreamSettings(2, "ahead")) == pytest.approx(5.1)
-
-
 def test_what_llama_cpp_offloads_takes_the_link_from_what_is_streamed() -> None:
     """Its copy goes before the others', lies in no slot, and is never asked for ahead."""
     streamed = BlockTimes(0.0, 0.0, 0.0, (Step(4.0, 1.0),), 0.0)
@@ -252,13 +183,6 @@ def test_a_cpu_and_a_link_at_once_get_what_was_measured_together() -> None:
     # a copy of half the length: until 2/3 s both, then the CPU alone has half its work left
     shorter = replace(block, steps=(Step(0.5, 0.0),))
     assert timeline([shorter], StreamSettings(1, "layer")).end_s == pytest.approx(2 / 3 + 0.5)
-
-
-def test_a_cpu_and_a_device_each_at_half_speed_take_as_long_as_one_after_the_other() -> None:
-    half = Interference(cpu_with_device=0.5, device_with_cpu=0.5)
-    for cpu, launch, gpu, end in ((2.0, 0.0, 2.0, 4.0), (1.0, 0.0, 3.0, 4.0), (2.0, 1.0, 1.0, 3.0)):
-        block = BlockTimes(0.0, 0.0, cpu, (Step(0.0, gpu, launch),), 0.0, interference=half)
-        assert timeline([block], StreamSettings()).end_s == pytest.approx(end)
 
 
 def test_a_device_that_receives_and_computes_in_turns() -> None:
@@ -283,15 +207,3 @@ def test_attention_on_the_cpu_is_held_up_by_copies_and_holds_them_up() -> None:
     assert timeline([first, there], StreamSettings()).end_s == pytest.approx(2.0 + 6.0 + 1.0 + 1.0)
     partly = replace(second, gap_cpu_s=2.0)  # 2 s of them alone; the last one takes 2 s, as does half of the CPU's work
     assert timeline([first, partly], StreamSettings()).end_s == pytest.approx(2.0 + 2.0 + 2.0 + 1.0 + 1.0)
-
-
-def test_asking_for_copies_holds_up_the_cpu() -> None:
-    block = BlockTimes(0.0, 0.0, 5.0, (Step(3.0, 0.5),), 0.0)
-    for mode in ("layer", "ahead"):
-        free, held = (cycle_seconds([replace(block, issue_s=s)], StreamSettings(2, mode)) for s in (0.0, 1.0))  # type: ignore[arg-type]
-        assert (free, held) == (pytest.approx(5.0), pytest.approx(6.0))
-
-
-def test_nothing_takes_no_time() -> None:
-    assert timeline([], PAPER) == Timeline((), ())
-    assert timeline([], PAPER).end_s == 0.0
