@@ -61,7 +61,7 @@ def random_blocks(type_name: str, n_blocks: int, sigma: float, rng: np.random.Ge
     kind = gguf.GGMLQuantizationType[type_name]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if type_name in ("F32", "F16", "BF16"):
-        values = (rng.standard_normal((n_blocks, block_size), dtype=np.float32) * sigma).astype(np.float32)
+        values = (rng.standard_normal((1, n_blocks * block_size), dtype=np.float32) * sigma).astype(np.float32)
         return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(n_blocks, block_bytes)
     blocks: Bytes = np.frombuffer(rng.bytes(n_blocks * block_bytes), np.uint8).reshape(n_blocks, block_bytes).copy()
     if type_name in HALF_SCALES:

@@ -6,7 +6,9 @@ because llama.cpp aborts on some files that no check foresees.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,18 @@ class TracedOperator:
     shape: Shape
 
 
+@contextlib.contextmanager
+def tracing() -> Iterator[Callable[[Path], tuple[TracedOperator, ...]]]:
+    """trace_operators by one child process for all models, of which none kills llama.cpp."""
+    from ggml_bridge.child import Child
+
+    child = Child("operator_trace", {"PYTHONPATH": str(Path(__file__).parent)})
+    try:
+        yield lambda path: _rows(child.ask({"path": str(path)}, timeout_s=600.0))
+    finally:
+        child.end()
+
+
 def trace_operators(path: str) -> tuple[TracedOperator, ...]:
     """Every weight-bearing mul-mat of a one-token decode of the model at `path` on the CPU, in graph order.
 
@@ -41,14 +55,17 @@ def trace_operators(path: str) -> tuple[TracedOperator, ...]:
     path = read_gguf(path).path
     env = {"PYTHONPATH": str(Path(__file__).parent)}  # where the child finds this module
     try:
-        rows = run_in_child("operator_trace", {"path": path}, timeout_s=600.0, env=env)["operators"]
+        return _rows(run_in_child("operator_trace", {"path": path}, timeout_s=600.0, env=env))
     except (ChildDied, ChildTimeout) as error:
         raise ModelFileError(f"{path} cannot be decoded, llama.cpp fails on it: {error}; try another file") from None
     except ValueError as error:
         raise ModelFileError(str(error)) from None
     except Failed as error:
         raise BridgeError(str(error)) from None
-    return tuple(TracedOperator(row["name"], row["op"], tuple(row["shape"])) for row in rows)
+
+
+def _rows(answer: dict[str, Any]) -> tuple[TracedOperator, ...]:
+    return tuple(TracedOperator(row["name"], row["op"], tuple(row["shape"])) for row in answer["operators"])
 
 
 #

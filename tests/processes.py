@@ -1,7 +1,9 @@
-"""Processes that tests start: the command line, what must come about, and what must have ended."""
+"""The command line, in a process of its own and in this one; processes that must come about, and must have ended."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 
 Found = TypeVar("Found")
 
@@ -28,6 +31,31 @@ def oallama(
     options = {"cwd": ROOT, "timeout": 800, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options}
     done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **options)
     assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not code or done.stderr.splitlines()[-1].startswith("oallama: "), done.stderr
+    return done
+
+
+def here(
+    *arguments: object, code: int = 0, cache: Path | None = None, input: str = "", cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line in this process, as `oallama` does in one of its own: where nothing is asked of a process.
+    What native libraries print is not seen."""
+    from oallama.cli.main import exit_code
+
+    words, out, err = [*map(str, arguments)], io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patched.chdir(cwd)
+        patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input.encode())))
+        if cache is not None:
+            patched.setenv("OALLAMA_CACHE_DIR", str(cache))
+        found = exit_code(words)
+    done = subprocess.CompletedProcess(words, found, out.getvalue(), err.getvalue())
+    assert found == code, done.stderr
     assert "Traceback" not in done.stderr
     assert not code or done.stderr.splitlines()[-1].startswith("oallama: "), done.stderr
     return done

@@ -1,17 +1,16 @@
-"""What several files of end-to-end tests share because measuring it takes a quarter of a minute or more."""
+"""What several files of end-to-end tests share: a small model, a profile that is described for it, a cache."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gguf_factory import write_llama_shape
+from e2e.described_card import slow_cpu_worker
+from e2e.placed import one_prober
+from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.profile import Profile
-from oallama.placer import Placer
-from oallama.profile.store import FOLDER_VARIABLE
-
-WORKER = "rpc-worker:1"
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +26,23 @@ def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def measured(two_layers: Path, tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    """Of two_layers on one thread and a worker of one, with few batch sizes: enough of a line."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("profile")))
-        return Placer.load(two_layers, device=WORKER, threads=1).profile(progress=False, tokens=(1, 8, 64))
+def worker_profile(two_layers: Path) -> Profile:
+    """A profile of two_layers on a worker: splitting and streaming it pay."""
+    return slow_cpu_worker(two_layers)
+
+
+@pytest.fixture(scope="module")
+def prober() -> Iterator[None]:
+    """One process for all dry loads of the file's hand-made plans."""
+    with one_prober():
+        yield
+
+
+@pytest.fixture(scope="session")
+def f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
+
+
+@pytest.fixture(scope="session")
+def q4_0(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "q4_0.gguf", "llama", weight_type="Q4_0")

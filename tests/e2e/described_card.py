@@ -1,4 +1,4 @@
-"""A profile that is described, not measured, so that plans do not depend on how busy this machine is."""
+"""Profiles that are described, not measured, so that plans do not depend on how busy this machine is."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def slow_cpu_fast_card(model: Path, link_bytes_per_s: float, cpu_flops_per_s: fl
     host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")
     made = described(host, card, placer.model, placer.operators, (1, 32, 512))
     return replace(made, fingerprint={**made.fingerprint, "device_backend": "Emulated"})  # on which they run
+
+
+def slow_cpu_worker(model: Path) -> Profile:
+    """As slow_cpu_fast_card, of a worker process, which has no pinned memory."""
+    made = slow_cpu_fast_card(model, 1e9)
+    return replace(made, fingerprint={**made.fingerprint, "device_host_buffer": False})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacem
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.model.memory import ProbeResult, probe_memory
+from oallama.model.memory import Prober, ProbeResult, probe_memory
 from oallama.model.operators import operators
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
@@ -52,7 +53,7 @@ def placed(
         host_patterns=() if device == "none" and layout is None else host_patterns(ops, placements, names),
         n_threads=1,
     )
-    probed = _probe(request)
+    probed = probe(request)
     ledger = MemoryLedger(
         capacity=probed.device_total,
         fill=0.9,
@@ -84,6 +85,21 @@ def with_ledger(plan: Plan, **changes: int) -> Plan:
     return replace(plan, memory=replace(plan.memory, **changes))
 
 
+@contextlib.contextmanager
+def one_prober() -> Iterator[None]:
+    """Have one process make the dry loads of the plans that are made meanwhile."""
+    with Prober() as prober:
+        _probers.append(prober)
+        try:
+            yield
+        finally:
+            _probers.pop()
+
+
+_probers: list[Prober] = []
+
+
 @functools.cache
-def _probe(request: LoadSettings) -> ProbeResult:
-    return probe_memory(request)
+def probe(request: LoadSettings) -> ProbeResult:
+    """A dry load, made once."""
+    return _probers[-1].answer(request) if _probers else probe_memory(request)

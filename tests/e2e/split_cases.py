@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from e2e.placed import ALL_LAYERS, Placed, Where, placed
+from e2e.placed import ALL_LAYERS, Placed, Where, placed, probe
 from gguf_factory import write_gguf
 
 from oallama.core.types import Operator, OperatorPlacement
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import LoadSettings
 from oallama.model.cut import cut_extent, cut_granularity
-from oallama.model.memory import probe_memory
 from oallama.plan.patterns import host_patterns, is_split
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import split_text
@@ -117,7 +116,7 @@ def with_ledger(
         else split_text(case.operators, placements, case.model.n_layer + 1 - n_gpu_layers),
         host_patterns=host_patterns(case.operators, placements, case.tensor_names),
     )
-    probed = probe_memory(settings)
+    probed = probe(settings)
     memory = replace(
         case.plan.memory,
         weights_gpu=probed.on_device("model") + there,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gguf_factory import write_gguf
+from processes import here
 
 from oallama.bench.arms import ArmMaker
 from oallama.bench.process import ArmProcess
@@ -109,9 +108,7 @@ def test_a_profile_decides_where_there_is_one(model: Path, tmp_path: Path) -> No
 
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(profile_to_json(profile)))
-    command = [sys.executable, "-m", "oallama", "plan", str(model), "--device", "none", "--profile", str(file)]
-    told = subprocess.run([*command, "-fa", "off", "-ctk", "q8_0"], capture_output=True, text=True, timeout=120)
-    assert json.loads(told.stdout)["attention"] == {"flash_attn": "off", "type_k": "q8_0", "type_v": "f16"}
-    bad = subprocess.run([*command, "-fa", "off", "-ctv", "q8_0"], capture_output=True, text=True, timeout=120)
-    assert bad.returncode == 2
-    assert bad.stderr.count("\n") == 1
+    asked = ("plan", model, "--device", "none", "--profile", file, "-fa", "off")
+    told = json.loads(here(*asked, "-ctk", "q8_0").stdout)
+    assert told["attention"] == {"flash_attn": "off", "type_k": "q8_0", "type_v": "f16"}
+    assert here(*asked, "-ctv", "q8_0", code=2).stderr.count("\n") == 1

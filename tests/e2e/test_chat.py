@@ -175,12 +175,12 @@ def test_a_conversation_is_saved_and_goes_on_where_it_was(chatty, tmp_path):
 
 
 def test_a_full_context_drops_the_oldest(chatty):
-    lines = "".join(f"message number {i} of them all\n" for i in range(12))
+    lines = "".join(f"message number {i} of them all\n" for i in range(8))
     done = piped(f"{lines}/show conversation\n", chatty, "-n", "8", "-c", "256", "--system", "be brief", "--verbose")
     assert "the model no longer sees the oldest" in done.stderr
     assert "after the system prompt" in done.stderr
     assert all(int(read) + int(known) <= 256 for read, known, _ in FIGURES.findall(done.stderr))
-    assert len(FIGURES.findall(done.stderr)) == 12
+    assert len(FIGURES.findall(done.stderr)) == 8
     assert "user: message number 0" in done.stderr
     long = piped("x" * 3000 + "\nshort\n", chatty, "-n", "8", "-c", "256", "--verbose")
     assert "this message alone makes" in long.stderr

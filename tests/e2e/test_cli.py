@@ -1,6 +1,7 @@
-"""The command line from outside, on the default model: every command, its JSON, its exit codes, its manners.
+"""The command line on the default model: every command, its JSON, its exit codes, its manners.
 
-One profile is measured (the default model on a local worker process, about half a minute) and shared by all tests.
+A process is started where one is the point: for signals, pipes and terminals. The profile is described: measuring has
+tests of its own.
 """
 
 import csv
@@ -9,22 +10,23 @@ import json
 import os
 import pty
 import re
-import resource
 import shlex
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from processes import COMMAND, PATIENCE_S, oallama
+from e2e.described_card import slow_cpu_worker
+from gguf_factory import write_llama_shape
+from processes import COMMAND, PATIENCE_S, here, oallama
 
+from oallama.profile.store import profile_to_json
 from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
 TESTBED = ROOT / "scripts" / "reproduce" / "testbeds" / "scheinfer-c.json"
 WORKER = ("--device", "rpc-worker:1")
-HALF = (*WORKER, "--gpu-weights", "50%")
 
 needs_model = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
 
@@ -35,46 +37,36 @@ def document(*arguments, **options):
     def refuse(name):
         raise ValueError(f"{name} is not JSON")
 
-    return json.loads(oallama(*arguments, **options).stdout, parse_constant=refuse)
+    return json.loads(here(*arguments, **options).stdout, parse_constant=refuse)
 
 
 @pytest.fixture(scope="module")
-def cache(measured_cache):
-    """The cache of profiles for these tests."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("OALLAMA_CACHE_DIR", str(measured_cache))
-        yield measured_cache
+def profile(tmp_path_factory):
+    """A file of the profile of a worker."""
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    path.write_text(json.dumps(profile_to_json(slow_cpu_worker(MODEL))), encoding="utf-8")
+    return path
 
 
-@pytest.fixture(scope="module")
-def profile(cache):
-    """The measured profile, as JSON."""
-    return document("profile", MODEL, *WORKER, "--json")
+@pytest.fixture
+def half(profile):
+    """Options of what may place half of the weights on a worker."""
+    return (*WORKER, "--gpu-weights", "50%", "--profile", profile)
 
 
 @pytest.fixture(scope="module")
 def plan_file(profile, tmp_path_factory):
     """Three whole layers on the worker: what OATO puts there follows from timings, and may be nothing."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    oallama("plan", MODEL, *WORKER, "-ngl", "3", "-p", "64", "-n", "32", "-o", path)
+    here("plan", MODEL, *WORKER, "--profile", profile, "-ngl", "3", "-p", "64", "-n", "32", "-o", path)
     return path
 
 
 @pytest.fixture(scope="module")
 def cpu_plan(profile, tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "cpu.json"
-    oallama("plan", MODEL, *WORKER, "--policy", "cpu", "-o", path)
+    here("plan", MODEL, *WORKER, "--profile", profile, "--policy", "cpu", "-o", path)
     return path
-
-
-def test_help_answers_at_once():
-    used = []
-    for _ in range(5):  # the least CPU time of five, so that a busy machine does not matter
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        oallama("--help")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(used) < 0.3
 
 
 def test_devices():
@@ -86,7 +78,7 @@ def test_devices():
         *("name", "description", "backend", "type", "memory_total", "memory_free", "async", "host_buffer", "events")
     }
     assert cpu["memory_total"] > 0
-    assert re.search(r"^CPU +CPU", oallama("devices").stdout, re.MULTILINE)
+    assert re.search(r"^CPU +CPU", here("devices").stdout, re.MULTILINE)
 
 
 @needs_model
@@ -99,32 +91,30 @@ def test_inspect():
     assert set(first) == {"name", "layer", "role", "op", "type", "shape", "bytes", "active_fraction"}
     assert (first["layer"], first["op"], len(first["shape"])) == (0, "MUL_MAT", 3)
     assert (last["role"], last["layer"]) == ("output", None)
-    lines = oallama("inspect", "-m", MODEL).stdout.splitlines()
+    lines = here("inspect", "-m", MODEL).stdout.splitlines()
     assert lines[0].startswith("oallama stories: llama, ")
     assert sum(line.startswith("ffn_down ") for line in lines) == 1
-    assert oallama("inspect", MODEL, "--all").stdout.count("ffn_down.weight") == found["model"]["n_layer"]
+    assert here("inspect", MODEL, "--all").stdout.count("ffn_down.weight") == found["model"]["n_layer"]
 
 
-@needs_model
-def test_profile_is_measured_once_and_then_remembered(profile):
+def test_profile_is_measured_once_and_then_remembered(tmp_path):
+    model = write_llama_shape(tmp_path / "tiny.gguf", 1, 256, 256, 2, 2, 300)
+    asked = ("profile", model, "--device", "none", "-t", 1, "--tokens", 1)
+    profile = document(*asked, "--json", cache=tmp_path)
     assert {"version", "fingerprint", "cases", "link", "contention", "launch_s", "warnings"} <= profile.keys()
     case = profile["cases"][0]
     assert {
         *("device", "layout", "type", "shape", "n_tokens", "seconds", "samples", "gb_per_s", "gflops")
     } <= case.keys()
-    assert {case["device"] for case in profile["cases"]} == {"CPU", "RPC0"}
-    assert {"h2d_pageable", "d2h"} <= profile["link"].keys()
-    assert document("profile", MODEL, *WORKER, "--json") == profile  # with the very samples
-    table = oallama("profile", MODEL, *WORKER).stdout
-    assert "RPC0    device" in table
-    assert "Link\n" in table
+    assert {case["device"] for case in profile["cases"]} == {"CPU"}
+    assert document(*asked, "--json", cache=tmp_path) == profile  # with the very samples
+    assert "CPU" in here(*asked, cache=tmp_path).stdout
 
 
 @needs_model
 def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
-    measured, chart = tmp_path / "profile.json", tmp_path / "cards.svg"
-    measured.write_text(json.dumps(profile), encoding="utf-8")
-    options = ("--profile", measured, "--gpu", "rtx3060,h100", "--vram-fill", "0.03%", "-p", 64, "-n", 16)
+    chart = tmp_path / "cards.svg"
+    options = ("--profile", profile, "--gpu", "rtx3060,h100", "--vram-fill", "0.03%", "-p", 64, "-n", 16)
     answer = document("what-if", MODEL, *options, "--chart", chart, "--json")
     assert answer["emulated"] is True
     small, large = answer["rows"]
@@ -134,45 +124,45 @@ def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
     assert all(row[key] > 0 for row in (small, large, answer["cpu"]) for key in ("ttft_s", "tpot_s"))
     assert small["device_bytes"] <= 0.0003 * small["vram"]
     assert chart.read_text(encoding="utf-8").endswith("</svg>\n")
-    assert "not measured" in oallama("what-if", MODEL, *options).stdout
-    oallama("what-if", tmp_path / "no.gguf", code=2)
+    assert "not measured" in here("what-if", MODEL, *options).stdout
+    here("what-if", tmp_path / "no.gguf", code=2)
 
 
 @needs_model
-def test_simulate_shows_a_plan_on_machines_that_are_not_here(tmp_path):
+def test_simulate_shows_a_plan_on_machines_that_are_not_here(half, tmp_path):
     plan, chart = tmp_path / "plan.json", tmp_path / "streams.svg"
     on = ("--machine", TESTBED, "-p", 64, "-n", 16)
     made = document("simulate", MODEL, *on, "--policy", "hetegen", "--vram", "136MiB", "--json", "--chart", chart)
     assert made["simulated"] is True and made["policy"] == "hetegen" and made["machine"]["name"]
     assert chart.read_text(encoding="utf-8").endswith("</svg>\n")
     assert {span["stream"] for span in made["token"]["spans"]} <= {"cpu", "gpu", "in", "out"}
-    oallama("plan", MODEL, *HALF, "-o", plan)
+    here("plan", MODEL, *half, "-o", plan)
     again = document("simulate", plan, *on, "--json")
     spans = tmp_path / "spans.json"
-    assert "nothing was run" in oallama("simulate", plan, *on, "-o", spans).stdout
+    assert "nothing was run" in here("simulate", plan, *on, "-o", spans).stdout
     assert json.loads(spans.read_text(encoding="utf-8")) == again
-    assert "name one model" in oallama("simulate", *on, code=2).stderr
+    assert "name one model" in here("simulate", *on, code=2).stderr
     assert again["tpot_s"] > 0 and again["workload"]["n_prompt"] == 64
-    # the plan is of a measured profile: of another, a prompt that is offloaded may be faster than a token
     longer = document("simulate", plan, "--machine", TESTBED, "-p", 512, "-n", 16, "--json")
     assert 0 < again["ttft_s"] < longer["ttft_s"]
     deep = document("simulate", plan, *on, "-d", 512, "--json")
     assert deep["workload"]["n_past"] == 512 and deep["tpot_s"] > again["tpot_s"] and deep["ttft_s"] > again["ttft_s"]
-    assert "behind 512" in oallama("simulate", plan, *on, "-d", 512).stdout
-    assert document("plan", MODEL, *HALF, "-d", 512)["workload"]["n_past"] == 512
+    assert "behind 512" in here("simulate", plan, *on, "-d", 512).stdout
+    assert document("plan", MODEL, *half, "-d", 512)["workload"]["n_past"] == 512
     for command in ("chat", "serve"):
-        assert "leave one of them out" in oallama(command, MODEL, "--plan", plan, "-d", 512, code=2).stderr
-    assert "cannot hold 512 earlier" in oallama("plan", MODEL, *HALF, "-d", 512, "-c", 512, code=2).stderr
-    assert "nothing was run" in oallama("simulate", MODEL, plan, *on).stdout
+        assert "leave one of them out" in here(command, MODEL, "--plan", plan, "-d", 512, code=2).stderr
+    assert "cannot hold 512 earlier" in here("plan", MODEL, *half, "-d", 512, "-c", 512, code=2).stderr
+    assert "nothing was run" in here("simulate", MODEL, plan, *on).stdout
     changed = json.loads(plan.read_text(encoding="utf-8"))
     changed["model"]["fingerprint"] = "0" * 64
     plan.write_text(json.dumps(changed), encoding="utf-8")
-    assert "made for" in oallama("simulate", MODEL, plan, *on, code=2).stderr
+    assert "made for" in here("simulate", MODEL, plan, *on, code=2).stderr
 
 
 @needs_model
-def test_affinity_report_in_every_format(profile, tmp_path):
-    report = document("affinity-report", MODEL, *HALF, "--format", "json")
+def test_affinity_report_in_every_format(half, tmp_path):
+    asked, file, page = ("affinity-report", MODEL, *half, "--policy", "oato"), tmp_path / "r.csv", tmp_path / "r.html"
+    report = document(*asked, "--json", "-o", file)
     assert {"model", "device", "phase", "iterations", "converged", "operators", "memory"} <= report.keys()
     operators = report["operators"]
     assert [operator["rank"] for operator in operators] == list(range(1, len(operators) + 1))
@@ -182,38 +172,29 @@ def test_affinity_report_in_every_format(profile, tmp_path):
     assert parts == memory["limit"] <= memory["capacity"] * memory["fill"]
     on_device = sum(o["bytes"] for o in operators if o["backend"] == "GPU")
     assert on_device <= 0.5 * sum(o["bytes"] for o in operators)
-
-    rows = list(csv.DictReader(io.StringIO(oallama("affinity-report", MODEL, *HALF, "--format", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
     assert [row["name"] for row in rows] == [operator["name"] for operator in operators]
-    table = oallama("affinity-report", MODEL, *HALF, "--all").stdout
+
+    table = here(*asked, "--all").stdout
     assert all(operator["name"] in table for operator in operators)
     assert "\x1b" not in table
-    assert "| --- |" in oallama("affinity-report", MODEL, *HALF, "--format", "md").stdout
-
-    page = tmp_path / "report.html"
-    done = oallama("affinity-report", MODEL, *HALF, "-o", page)
-    assert done.stdout == ""
+    assert here(*asked, "-o", page).stdout == ""
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    file = tmp_path / "report.csv"
-    assert document("affinity-report", MODEL, *HALF, "--json", "-o", file)["model"]
-    assert file.read_text(encoding="utf-8").startswith("name,")
 
 
 @needs_model
-def test_affinity_report_as_published_and_from_a_file(profile, tmp_path):
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(profile), encoding="utf-8")
+def test_affinity_report_as_published(half):
     paper = ("--affinity", "paper", "--fill", "paper", "--phase", "prefill")
-    report = document("affinity-report", MODEL, *HALF, *paper, "--profile", file, "--json")
+    report = document("affinity-report", MODEL, *half, *paper, "--json")
     assert report["phase"] == "prefill"
     assert all(operator["t_transfer_s"] >= 0 for operator in report["operators"])  # the published T' is never negative
 
 
 @needs_model
-def test_plan_goes_to_stdout_or_to_a_file(profile, tmp_path):
-    arguments = ("plan", MODEL, *HALF, "--policy", "oato", "-p", "64", "-n", "32")
+def test_plan_goes_to_stdout_or_to_a_file(half, tmp_path):
+    arguments = ("plan", MODEL, *half, "--policy", "oato", "-p", "64", "-n", "32")
     plan = document(*arguments)
-    assert oallama(*arguments, "-o", tmp_path / "plan.json").stdout == ""
+    assert here(*arguments, "-o", tmp_path / "plan.json").stdout == ""
     assert json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")) == plan
     assert set(plan) >= {
         *("version", "model", "machine", "device", "policy", "workload", "operators"),
@@ -224,14 +205,14 @@ def test_plan_goes_to_stdout_or_to_a_file(profile, tmp_path):
 
 
 @needs_model
-def test_ngl_takes_whole_layers_from_the_end(plan_file):
+def test_ngl_takes_whole_layers_from_the_end(plan_file, profile):
     plan = json.loads(plan_file.read_text(encoding="utf-8"))
     assert (plan["policy"], plan["n_gpu_layers"]) == ("layers", 3)
     on_device = {o["name"] for o in plan["operators"] if o["gg"] == 1}
     assert "output.weight" in on_device
     assert {name.split(".")[1] for name in on_device if name.startswith("blk.")} == {"4", "5"}
-    needed = oallama("plan", MODEL, *WORKER, "-ngl", "3", "--vram", "1MiB", code=1).stderr
-    assert re.search(r"-ngl 3 needs .* on RPC0 but only .* may be used; lower -ngl", needed)
+    needed = here("plan", MODEL, *WORKER, "--profile", profile, "-ngl", "3", "--vram", "1MiB", code=1).stderr
+    assert re.search(r"-ngl 3 needs .* on .* but only .* may be used; lower -ngl", needed)
 
 
 @needs_model
@@ -248,21 +229,22 @@ def test_run_generates_on_the_worker_what_the_plan_says(plan_file):
 
 
 @needs_model
-def test_the_first_run_answers_with_stocks_placement_and_in_a_pipe_measures_nothing(profile):
-    first = ("run", MODEL, "Once upon a time", "-n", "8", "--temp", "0", *HALF)
-    ran = oallama(*first)
+def test_the_first_run_answers_with_stocks_placement_and_in_a_pipe_measures_nothing(half, tmp_path):
+    first = ("run", MODEL, "Once upon a time", "-n", "8", "--temp", "0", *WORKER, "--gpu-weights", "50%")
+    ran = oallama(*first, cache=tmp_path)
     assert ran.stdout != "" and "measuring" not in ran.stderr
-    assert oallama(*first, "--tune", "never").stdout == ran.stdout
-    told = document("tune", MODEL, "-p", "4", "-n", "8", *HALF, "--json")
+    assert not list(tmp_path.glob("profile-*"))
+    assert here(*first, "--tune", "never").stdout == ran.stdout
+    told = document("tune", MODEL, "-p", "4", "-n", "8", "--time", "2", *half, "--json")
     assert told["stock"] == "stock-fit" and told["said"]
-    assert "--device" in oallama("tune", MODEL, "--device", "none", code=2).stderr
+    assert "--device" in here("tune", MODEL, "--device", "none", code=2).stderr
 
 
 @needs_model
 def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan):
     common = ("-n", "8", "--temp", "0", "--plan", cpu_plan)
     piped = oallama("run", *common, input="Once upon a time\n").stdout
-    assert piped == oallama("run", MODEL, "-p", "Once upon a time", *common).stdout
+    assert piped == here("run", MODEL, "-p", "Once upon a time", *common).stdout
     assert len(piped) > 1
 
 
@@ -280,11 +262,23 @@ def test_an_answer_without_a_limit_ends_with_the_model_or_the_context(cpu_plan):
 
 
 @needs_model
+def test_an_answer_keeps_to_a_json_schema_of_a_file(cpu_plan, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object", "properties": {"end": {"enum": ["good", "bad"]}}, "required": ["end"]}')
+    made = document("run", "Once", "--temp", "0", "--plan", cpu_plan, "-jf", file, "--json")
+    assert json.loads(made["text"])["end"] in ("good", "bad")
+
+
+def test_setup_names_the_folder_of_llama_cpps_programs():
+    assert Path(here("setup", "--programs").stdout.strip()).is_dir()
+
+
+@needs_model
 def test_what_limits_a_device_is_not_ignored_silently(cpu_plan, tmp_path):
     common = ("run", "hi", "-n", "1", "--policy", "cpu", "-dev", "CPU")
-    said = oallama(*common, "--vram", "6GiB", "--gpu-weights", "50%").stderr
+    said = here(*common, "--vram", "6GiB", "--gpu-weights", "50%").stderr
     assert "note: --vram and --gpu-weights limit a device, and there is none" in said
-    assert "limit a device" not in oallama(*common).stderr
+    assert "limit a device" not in here(*common).stderr
 
 
 @needs_model
@@ -296,31 +290,27 @@ def test_a_chat_begins_with_the_models_template(cpu_plan):
 
 @needs_model
 def test_export_gives_a_line_for_stock_llama_cpp(cpu_plan, tmp_path):
-    line = oallama("export", cpu_plan, "--to", "llama-server").stdout
+    line = here("export", cpu_plan, "--to", "llama-server").stdout
     assert shlex.split(line)[:3] == ["llama-server", "-m", str(MODEL)]
-    oallama("export", cpu_plan, "--to", "llama-server", "-o", tmp_path / "line")
+    here("export", cpu_plan, "--to", "llama-server", "-o", tmp_path / "line")
     assert (tmp_path / "line").read_text(encoding="utf-8") == line
-    assert "splits no operator" in oallama("export", cpu_plan, "--to", "plugin", code=2).stderr
+    assert "splits no operator" in here("export", cpu_plan, "--to", "plugin", code=2).stderr
 
 
 @needs_model
 def test_export_refuses_a_worker_that_nobody_else_can_reach(plan_file):
-    assert "rpc-server" in oallama("export", plan_file, "--to", "llama-cli", code=2).stderr
+    assert "rpc-server" in here("export", plan_file, "--to", "llama-cli", code=2).stderr
 
 
 def test_unusable_input_is_exit_code_2_and_one_line(tmp_path):
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF" + bytes(20))
-    assert "bad.gguf" in oallama("inspect", bad, code=2).stderr
+    assert "bad.gguf" in here("inspect", bad, code=2).stderr
     plan = tmp_path / "plan.json"
     plan.write_text("{}", encoding="utf-8")
-    assert "plan.json" in oallama("run", "hi", "--plan", plan, code=2).stderr
-    assert oallama("run", "hi", "--plan", tmp_path / "none.json", code=2).stderr.count("\n") == 1
-    assert "nowhere" in oallama("run", "hi", "--device", "nowhere", code=2, env=fresh(tmp_path)).stderr
-
-
-def fresh(folder):
-    return {**os.environ, "OALLAMA_CACHE_DIR": str(folder / "cache")}
+    assert "plan.json" in here("run", "hi", "--plan", plan, code=2).stderr
+    assert here("run", "hi", "--plan", tmp_path / "none.json", code=2).stderr.count("\n") == 1
+    assert "nowhere" in here("run", "hi", "--device", "nowhere", code=2, cache=tmp_path).stderr
 
 
 @needs_model
@@ -329,7 +319,7 @@ def test_a_plan_of_another_model_is_refused(plan_file, tmp_path):
     plan["model"]["fingerprint"] = "0" * 64
     other = tmp_path / "other.json"
     other.write_text(json.dumps(plan), encoding="utf-8")
-    assert "make a new plan" in oallama("run", "hi", "--plan", other, code=2).stderr
+    assert "make a new plan" in here("run", "hi", "--plan", other, code=2).stderr
 
 
 @needs_model
@@ -337,14 +327,14 @@ def test_a_plan_without_an_operator_or_with_another_one_is_refused(cpu_plan, tmp
     plan = json.loads(cpu_plan.read_text(encoding="utf-8"))
     name, file = plan["operators"][3]["name"], tmp_path / "plan.json"
     file.write_text(json.dumps({**plan, "operators": plan["operators"][:3]}), encoding="utf-8")
-    assert f"no place for operator {name}" in oallama("run", "hi", "--plan", file, code=2).stderr
+    assert f"no place for operator {name}" in here("run", "hi", "--plan", file, code=2).stderr
     plan["operators"][3]["name"] = "another"
     file.write_text(json.dumps(plan), encoding="utf-8")
-    assert f"no place for operator {name}" in oallama("run", "hi", "--plan", file, code=2).stderr
+    assert f"no place for operator {name}" in here("run", "hi", "--plan", file, code=2).stderr
 
 
-def test_what_is_no_text_and_what_is_no_file_are_said(cache):
-    assert "not UTF-8" in oallama("run", "a\udcff", "-n", "1", code=2).stderr
+def test_what_is_no_text_is_said():
+    assert "not UTF-8" in here("run", "a\udcff", "-n", "1", code=2).stderr
 
 
 def start(*arguments, **options):
@@ -397,8 +387,8 @@ def on_terminal(*arguments, **env):
 
 
 @needs_model
-def test_on_a_terminal_there_are_colours_unless_no_color_is_set(profile):
-    command = ("affinity-report", MODEL, *HALF, "--fill", "full")
+def test_on_a_terminal_there_are_colours_unless_no_color_is_set(half):
+    command = ("affinity-report", MODEL, *half, "--policy", "oato", "--fill", "full")
     assert "\x1b[1;32mGPU" in on_terminal(*command, NO_COLOR="")
     plain = on_terminal(*command, NO_COLOR="1")
     assert "GPU" in plain

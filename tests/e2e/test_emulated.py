@@ -11,17 +11,15 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from e2e.described_card import slow_cpu_fast_card
+from e2e.logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, TOKENS, nmse, stock_logits
 from e2e.plugin_runs import loaded, logits_of
-from e2e.test_engine import TOKENS, nmse, stock_logits
-from e2e.test_split_logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE
 from gguf_factory import write_gguf, write_llama_shape
-from processes import oallama
+from processes import COMMAND, ROOT, here
 
 from oallama.core.errors import DeviceError, DoesNotFit
 from oallama.core.units import MIB
@@ -32,7 +30,6 @@ from oallama.plan.plan import Plan
 
 pytestmark = pytest.mark.timed
 
-ROOT = Path(__file__).resolve().parents[2]
 REAL = "emulated:vram=1GiB,scale=1,values=real"
 
 
@@ -168,37 +165,33 @@ def test_drawn_values_are_finite_and_experts_distinct(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_cannot_be_is_one_sentence(model: Path, device: str, what: str) -> None:
-    done = oallama("run", model, "-p", "hello", "-n", 2, "--device", device, "--policy", "layers", code=2)
+    done = here("run", model, "-p", "hello", "-n", 2, "--device", device, "--policy", "layers", code=2)
     assert what in done.stderr and done.stdout == "" and "Traceback" not in done.stderr
 
 
 @needs_a_core
 def test_threads_leave_it_a_core(model: Path) -> None:
     n = len(os.sched_getaffinity(0))
-    done = oallama("profile", model, "--device", "emulated:scale=1", "--threads", n, code=2)
+    done = here("profile", model, "--device", "emulated:scale=1", "--threads", n, code=2)
     assert f"--threads {n}" in done.stderr
 
 
 @needs_a_core
-def test_every_command_says_that_it_is_emulated(tmp_path: Path) -> None:
-    """Profile and bench on it, all from a cache of their own. Times are those of a busy machine here, and bench
-    may refuse to give any."""
+def test_a_profile_says_that_it_is_of_an_emulated_device(tmp_path: Path) -> None:
+    path = write_llama_shape(tmp_path / "model.gguf", 1, 256, 256, 2, 2, 300)
+    asked = ("profile", path, "--device", "emulated:vram=1GiB,scale=2", "--tokens", 1, "--json")
+    machine = json.loads(here(*asked, cache=tmp_path / "cache").stdout)["fingerprint"]
+    assert machine["device_name"] == "Emulated0" and "emulated" in machine["device_description"]
+
+
+@pytest.mark.thorough
+@needs_a_core
+def test_a_comparison_says_that_it_is_of_an_emulated_device(tmp_path: Path) -> None:
+    """Times are those of a busy machine here, and it may refuse to give any."""
     path = write_llama_shape(tmp_path / "model.gguf", 2, 256, 512, 4, 2, 300)
-    own, device = {**os.environ, "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}, "emulated:vram=1GiB,scale=2"
-    profile = json.loads(oallama("profile", path, "--device", device, "--tokens", 1, "--json", env=own).stdout)
-    assert profile["fingerprint"]["device_name"] == "Emulated0"
-    assert "emulated" in profile["fingerprint"]["device_description"]
-    shared = ("--device", device, "-p", 32, "-n", 4)
-    arms = ("--arms", "stock-fit,stock-cpu", "-r", 2, "-o", "json")
-    bench = subprocess.run(
-        [sys.executable, "-m", "oallama", "bench", str(path), *map(str, (*shared, *arms))],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        timeout=280,
-        env=own,
-    )
+    command = [*COMMAND, "bench", path, "--device", "emulated:vram=1GiB,scale=2", "-p", 32, "-n", 4]
+    command += ["--arms", "stock-fit,stock-cpu", "-r", 2, "-o", "json"]
+    bench = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT, timeout=280)
     if bench.returncode:
         assert re.search("emulated device (was late|used the same core)", bench.stderr), bench.stderr
     else:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import psutil
 import pytest
-from e2e.placed import Placed, placed, with_ledger
+from e2e.logits import EXACT_NMSE, N_UBATCH, QUANTISED_NMSE, TOKENS, attention, engine_of, nmse, stock_logits
+from e2e.placed import placed, with_ledger
 from e2e.what_is_held import nothing_grew
 from gguf_factory import write_gguf
 from llama_cpp import Llama
-from processes import must_end
+from processes import children_with, must_end
+from seeds import crossed
 
 from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
 from oallama.core.options import Options
@@ -29,54 +29,7 @@ from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import sentence_of
 from oallama.run.engine import Engine
 
-Logits = npt.NDArray[np.float32]
-
 MODELS = Path(__file__).parents[2] / "models"
-TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 300, 150)]
-N_UBATCH = 64  # of placed(): three micro-batches, the last one cut
-
-F16_NMSE = 1e-6
-"""F16 and F32 weights: both sides multiply the same numbers and differ in the order of sums only."""
-
-QUANTISED_NMSE = 1e-3
-"""Quantised weights: ggml also quantises the activations before the mul-mat (Q8_0, Q8_K). A difference in the last bit
-of an activation can move it to the next of 127 steps, up to half a step (0.4 % of the block's largest value) in single
-values; so two right computations differ by up to about (0.004)^2 times the share of values that moved, per
-layer. Repacked kernels on our side and plain ones on the worker's sum in another order, which is what moves them."""
-
-
-def engine_of(case: Placed, **options: Any) -> Engine:
-    names = {"operators": case.operators, "tensor_names": case.tensor_names}
-    asked = {name: options.pop(name) for name in ("device", "flash_attn", "n_ubatch") if name in options}
-    more = {"probed": True, "progress": False} | names | options
-    return Engine(case.model, case.plan, Options(threads=1, **asked), **more)
-
-
-def stock_logits(path: str | Path, tokens: list[int], flash_attn: bool = True, **options: Any) -> Logits:
-    """What stock llama-cpp-python says, with its own defaults but for the threads and `options`."""
-    settings: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False} | options
-    llama = Llama(str(path), logits_all=True, flash_attn=flash_attn, **settings)
-    try:
-        llama.eval(tokens)
-        return np.array(llama.scores[: len(tokens)])
-    finally:
-        llama.close()
-
-
-def nmse(found: Logits, wanted: Logits) -> float:
-    """Mean squared error over mean square, as test-backend-ops computes it."""
-    a, b = found.astype(np.float64), wanted.astype(np.float64)
-    return float(((a - b) ** 2).sum() / (b**2).sum())
-
-
-@pytest.fixture(scope="module")
-def f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
-
-
-@pytest.fixture(scope="module")
-def q4_0(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("models") / "q4_0.gguf", "llama", weight_type="Q4_0")
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +70,13 @@ def test_the_default_model_is_bit_identical_to_stock(kind: str) -> None:
         assert np.array_equal(engine.logits(TOKENS), stock_logits(MODELS / name, TOKENS, n_ubatch=N_UBATCH))
 
 
-def attention(op: Operator) -> bool:
-    return op.role.startswith("attn")
-
-
 def every_other(op: Operator) -> bool:
     return sum(op.name.encode()) % 2 == 0
 
 
-@pytest.mark.parametrize(
-    ("weight_type", "bound"), [("F32", F16_NMSE), ("F16", F16_NMSE), ("Q4_0", QUANTISED_NMSE), ("Q4_K", QUANTISED_NMSE)]
-)
-@pytest.mark.parametrize("where", [attention, every_other])
-def test_operators_on_the_worker_compute_the_same(weight_type: str, bound: float, where: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weight_type", "where"), crossed(["F32", "F16", "Q4_0", "Q4_K"], [attention, every_other]))
+def test_operators_on_the_worker_compute_the_same(weight_type: str, where: Any, tmp_path: Path) -> None:
+    bound = QUANTISED_NMSE if weight_type.startswith("Q") else EXACT_NMSE
     path = write_gguf(tmp_path / "model.gguf", "llama", weight_type=weight_type)
     case = placed(path, "rpc-worker", where)
     assert 0 < sum(p.gg for p in case.plan.operators) < len(case.operators)
@@ -143,7 +90,7 @@ def test_other_architectures_compute_the_same_on_the_worker(arch: str, tmp_path:
     path = write_gguf(tmp_path / "model.gguf", arch, weight_type="F16")
     with engine_of(placed(path, "rpc-worker", every_other)) as engine:
         found = engine.logits(TOKENS[:40])
-    assert nmse(found, stock_logits(path, TOKENS[:40], n_ubatch=N_UBATCH)) <= F16_NMSE
+    assert nmse(found, stock_logits(path, TOKENS[:40], n_ubatch=N_UBATCH)) <= EXACT_NMSE
 
 
 def test_a_named_layout_computes_the_same(q4_0: Path) -> None:
@@ -427,7 +374,7 @@ def test_an_engine_that_is_dropped_ends_its_worker(last: str, f16: Path) -> None
         engine.generate("once", max_tokens=2)
     elif last == "logits":
         engine.logits(TOKENS)
-    (worker,) = psutil.Process().children()
+    (worker,) = children_with("ggml_bridge.rpc_server")
     del engine
     must_end(worker.pid)
 
@@ -488,7 +435,7 @@ for round in range(20):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's")
-@pytest.mark.parametrize("device", ["none", "rpc-worker"])
+@pytest.mark.parametrize("device", ["none", pytest.param("rpc-worker", marks=pytest.mark.thorough)])
 def test_engines_do_not_leak(device: str, q4_0: Path) -> None:
     """Loading and freeing again and again keeps the process as it was after the first few. A load has 1 MiB of weights
     and 4 MiB of buffers."""

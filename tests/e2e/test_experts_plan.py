@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_fast_card
-from e2e.test_engine import TOKENS, nmse, stock_logits
+from e2e.logits import TOKENS, nmse, stock_logits
 from gguf_factory import write_gguf
-from processes import oallama
+from processes import here
+from seeds import crossed
 
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import shared_setting
@@ -62,8 +63,13 @@ def planned(path: Path, device: str) -> tuple[Placer, Plan]:
     return placer, placer.plan("experts", n_prompt=16, n_gen=256)
 
 
-@pytest.mark.parametrize("device", ["cpu-pair", "rpc-worker:1", EMULATED])
-@pytest.mark.parametrize("arch", ["llama-moe", "qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"])
+@pytest.mark.parametrize(
+    ("arch", "device"),
+    crossed(
+        ["llama-moe", "qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"],
+        ["cpu-pair", "rpc-worker:1", EMULATED],
+    ),
+)
 def test_a_plan_runs_as_planned_and_computes_what_stock_does(arch: str, device: str, cache: Path) -> None:
     path = counted(cache, arch)
     placer, plan = planned(path, device)
@@ -112,10 +118,10 @@ def test_the_command_line_and_bench_know_it(cache: Path) -> None:
         "--policy",
         "experts",
     )
-    oallama("plan", *asked, "-o", cache / "plan.json", cache=folder)
+    here("plan", *asked, "-o", cache / "plan.json", cache=folder)
     plan = Plan.load(cache / "plan.json")
     assert plan.policy == "experts" and any(p.hot_experts for p in plan.operators)
-    report = json.loads(oallama("affinity-report", *asked, "--json", cache=folder).stdout)
+    report = json.loads(here("affinity-report", *asked, "--json", cache=folder).stdout)
     split = {o["name"] for o in report["operators"] if o["backend"] == "split"}
     assert split >= {p.name for p in plan.operators if p.hot_experts}
     placer = Placer.load(path, device=EMULATED, profile=profile, gpu_weights=0.4, threads=1, n_ubatch=64)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_fast_card
-from e2e.test_engine import QUANTISED_NMSE, TOKENS, nmse, stock_logits
+from e2e.logits import QUANTISED_NMSE, TOKENS, nmse, stock_logits
 from gguf_factory import write_gguf
 from seeds import ALL
 

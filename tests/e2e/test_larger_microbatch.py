@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_fast_card
-from e2e.test_engine import nmse, stock_logits
-from e2e.test_split_logits import QUANTISED_NMSE
+from e2e.logits import QUANTISED_NMSE, nmse, stock_logits
 from gguf_factory import write_llama_shape
 
 from oallama.bench.arms import ArmMaker

@@ -19,6 +19,7 @@ from e2e.placed import Where, placed
 from gguf_factory import hostile, write_gguf
 from llama_cpp import llama_cpp as api
 from processes import children_with, must_end, until
+from seeds import crossed
 
 from oallama.core.errors import DeviceError, ModelFileError, UsageError
 from oallama.core.options import Options
@@ -38,15 +39,7 @@ PLACES: dict[str, Where] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("arch", "where"),
-    [
-        *(("llama", where) for where in PLACES),
-        ("qwen3moe", "FFN of layer 0 on the device"),
-        ("gemma2", "attention on the device"),
-        ("minicpm3", "attention on the device"),
-    ],
-)
+@pytest.mark.parametrize(("arch", "where"), crossed(["llama", "qwen3moe", "gemma2", "minicpm3"], list(PLACES)))
 def test_the_probe_says_what_a_load_really_takes(arch: str, where: str, tmp_path: Path) -> None:
     case = placed(write_gguf(tmp_path / "model.gguf", arch, weight_type="Q4_0"), "rpc-worker", PLACES[where])
     with Engine(

@@ -14,16 +14,18 @@ import os
 from pathlib import Path
 
 import pytest
+from e2e.logits import nmse
 from e2e.placed import placed
 from e2e.plugin_runs import loaded, logits_of, with_plugin
 from e2e.split_cases import ffn, split_placements
-from e2e.test_engine import nmse
 from gguf_factory import write_llama_shape
 
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
 from oallama.device.spec import parse_device
+
+pytestmark = pytest.mark.usefixtures("prober")
 
 DEVICES = (
     "cpu-pair",

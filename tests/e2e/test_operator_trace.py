@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gguf_factory import ARCHITECTURES, hostile, write_gguf, write_llama_shape
-from operator_trace import TracedOperator, trace_operators
+from operator_trace import TracedOperator, trace_operators, tracing
 
 from oallama.core.errors import ModelFileError
 from oallama.core.ggml_types import MUL_MAT_TYPES
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
+
+Trace = Callable[[Path], tuple[TracedOperator, ...]]
+
+
+@pytest.fixture(scope="module")
+def trace() -> Iterator[Trace]:
+    with tracing() as trace:
+        yield trace
 
 
 def static(path: Path) -> tuple[TracedOperator, ...]:
@@ -20,9 +29,9 @@ def static(path: Path) -> tuple[TracedOperator, ...]:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_static_list_is_the_traced_one(arch: str, tmp_path: Path) -> None:
+def test_the_static_list_is_the_traced_one(trace: Trace, arch: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", arch, n_layer=3)
-    assert static(path) == trace_operators(str(path))
+    assert static(path) == trace(path)
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -35,31 +44,33 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("arch", "metadata"), VARIANTS, ids=[arch for arch, _ in VARIANTS])
-def test_metadata_that_change_the_graph_change_the_list(arch: str, metadata: dict[str, Any], tmp_path: Path) -> None:
+def test_metadata_that_change_the_graph_change_the_list(
+    trace: Trace, arch: str, metadata: dict[str, Any], tmp_path: Path
+) -> None:
     path = write_gguf(tmp_path / "model.gguf", arch, metadata=metadata)
-    assert static(path) == trace_operators(str(path))
+    assert static(path) == trace(path)
 
 
 WRITABLE = sorted(MUL_MAT_TYPES - {"Q2_0"})  # gguf 0.19 cannot write Q2_0
 
 
 @pytest.mark.parametrize("weight_type", WRITABLE)
-def test_every_type_that_passes_validation_decodes(weight_type: str, tmp_path: Path) -> None:
+def test_every_type_that_passes_validation_decodes(trace: Trace, weight_type: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama-tied", weight_type=weight_type, n_layer=1)
-    assert static(path) == trace_operators(str(path))
+    assert static(path) == trace(path)
     assert {o.type for o in operators(read_gguf(path))} == {weight_type}
 
 
-def test_a_split_model_is_traced_whole(tmp_path: Path) -> None:
+def test_a_split_model_is_traced_whole(trace: Trace, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", split_max_tensors=5)
-    assert static(path) == trace_operators(str(path))
+    assert static(path) == trace(path)
 
 
-def test_the_synthetic_llama(tmp_path: Path) -> None:
+def test_the_synthetic_llama(trace: Trace, tmp_path: Path) -> None:
     path = write_llama_shape(tmp_path / "model.gguf", 3, 512, 1024, 8, 2, 300, "Q4_K")
-    assert static(path) == trace_operators(str(path))
+    assert static(path) == trace(path)
     moe = write_llama_shape(tmp_path / "moe.gguf", 2, 256, 512, 4, 2, 300, "Q4_0", n_expert=4)
-    assert static(moe) == trace_operators(str(moe))
+    assert static(moe) == trace(moe)
 
 
 def test_what_llama_cpp_refuses_is_a_model_file_error(tmp_path: Path) -> None:

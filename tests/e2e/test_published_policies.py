@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_fast_card
-from e2e.test_engine import TOKENS, nmse, stock_logits
+from e2e.logits import TOKENS, nmse, stock_logits
 from gguf_factory import write_gguf
-from processes import oallama
+from processes import here
+from seeds import crossed
 
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import shared_setting
@@ -27,10 +28,6 @@ from oallama.profile.store import profile_to_json
 CARD = "emulated:vram=1GiB,scale=1,values=real"
 EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)
 STREAMING = ("hetegen", "twinpilots", "flexgen")
-CASES = [
-    *((policy, arch) for policy in (*STREAMING, "atsinfer") for arch in ("llama", "phi3", "qwen3moe")),
-    *(("fiddler", arch) for arch in ("llama-moe", "qwen2moe", "qwen3moe")),
-]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +46,13 @@ def planned(path: Path, policy: str, gpu_weights: float = 0.4, link_bytes_per_s:
     return placer, placer.plan(policy, n_prompt=128, n_gen=8)
 
 
-@pytest.mark.parametrize(("policy", "arch"), CASES)
+@pytest.mark.parametrize(
+    ("policy", "arch"),
+    [
+        *crossed((*STREAMING, "atsinfer"), ("llama", "phi3", "qwen3moe")),
+        *crossed(("fiddler",), ("llama-moe", "qwen2moe", "qwen3moe")),
+    ],
+)
 def test_a_plan_runs_as_planned_and_computes_what_stock_does(policy: str, arch: str, models: Path) -> None:
     path = model(models, arch)
     placer, plan = planned(path, policy, link_bytes_per_s=5e7 if policy == "fiddler" else 1e9)
@@ -115,13 +118,11 @@ def test_fit_is_llama_cpps_own_choice_as_a_plan(models: Path, tmp_path: Path) ->
     profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(path, 1e9))), encoding="utf-8")
     written = tmp_path / "plan.json"
     common = ("--device", CARD, "--threads", 1, "--profile", profile)
-    oallama("plan", path, "--policy", "fit", *common, "-p", 64, "-n", 8, "-o", written, cache=tmp_path)
+    here("plan", path, "--policy", "fit", *common, "-p", 64, "-n", 8, "-o", written, cache=tmp_path)
     plan = Plan.load(written)
     assert plan.policy == "fit" and any("--fit chooses" in note for note in plan.notes)
     assert all(placement.gg == 1 for placement in plan.operators), "the card holds all of it"
-    done = oallama(
-        "run", path, "-p", "hello", "-n", 2, "--temp", 0, "--json", "--policy", "fit", *common, cache=tmp_path
-    )
+    done = here("run", path, "-p", "hello", "-n", 2, "--temp", 0, "--json", "--policy", "fit", *common, cache=tmp_path)
     made = json.loads(done.stdout)
     assert made["policy"] == "fit" and made["n_gen"] == len(made["tokens"])
 
@@ -133,8 +134,8 @@ def test_the_affinity_report_of_a_policy_shows_what_its_plan_has(policy: str, mo
     profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(path, 1e9))), encoding="utf-8")
     asked = (path, "--policy", policy, "--device", CARD, "--threads", 1, "--profile", profile, "-p", 64, "-n", 8)
     asked = (*asked, "--gpu-weights", "40%")
-    plan = json.loads(oallama("plan", *asked, cache=tmp_path).stdout)
-    report = json.loads(oallama("affinity-report", *asked, "--json", cache=tmp_path).stdout)
+    plan = json.loads(here("plan", *asked, cache=tmp_path).stdout)
+    report = json.loads(here("affinity-report", *asked, "--json", cache=tmp_path).stdout)
     places = {o["name"]: (o["gg"], o["cg"], o["cc"]) for o in plan["operators"]}
     assert {o["name"]: (o["gg"], o["cg"], o["cc"]) for o in report["operators"]} == places
     assert (report["policy"], report["predicted"], report["memory"]) == (policy, plan["predicted"], plan["memory"])

@@ -43,6 +43,7 @@ def engine(placer: Placer, plan: Plan) -> Any:
         yield engine
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_the_examples_run(
     page: str, tmp_path: Path, measured_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from e2e.split_cases import ffn, split_case
-from e2e.test_bench import WORKER
 
 from oallama.core.history import BlockRuns, SeenPasses
 from oallama.core.options import Options
@@ -16,15 +15,16 @@ from oallama.placer import Placer
 from oallama.profile.history_store import read_history, timings_of
 from oallama.profile.store import FOLDER_VARIABLE
 
+WORKER = "rpc-worker:1"
 N_PROMPT, N_GEN = 40, 48
 
 
 @pytest.fixture
-def placer(two_layers: Path, measured: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placer:
+def placer(two_layers: Path, worker_profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placer:
     """With a machine that is measured already."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     for name in ("profile_model", "stored_profile"):
-        monkeypatch.setattr(f"oallama.profile.profiler.{name}", lambda *_, **__: measured)
+        monkeypatch.setattr(f"oallama.profile.profiler.{name}", lambda *_, **__: worker_profile)
     return Placer.of_file(str(two_layers), Options(device=WORKER, threads=1))
 
 
@@ -68,7 +68,7 @@ def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two
     assert Placer.of_file(str(two_layers), placer.options).profile() == after, "from then on"
 
 
-def test_a_profile_that_is_given_is_not_corrected(placer: Placer, measured: Profile, two_layers: Path) -> None:
-    given = Placer.of_file(str(two_layers), placer.options, measured)
+def test_a_profile_that_is_given_is_not_corrected(placer: Placer, worker_profile: Profile, two_layers: Path) -> None:
+    given = Placer.of_file(str(two_layers), placer.options, worker_profile)
     given.keep_runs(split_case(two_layers, WORKER, ffn(0.5)).plan, [])
-    assert given.adopt_history() == "" and given.profile() is measured
+    assert given.adopt_history() == "" and given.profile() is worker_profile

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.described_card import slow_cpu_fast_card
+from e2e.logits import TOKENS, engine_of, nmse, stock_logits
 from e2e.placed import Placed
 from e2e.split_cases import streaming_case
-from e2e.test_engine import TOKENS, engine_of, f16, nmse, q4_0, stock_logits
 from gguf_factory import write_gguf
-from processes import oallama
+from processes import here
+from seeds import crossed
 
 from oallama.core.errors import PlanError
 from oallama.core.profile import Profile
@@ -29,7 +29,7 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 from oallama.profile.store import profile_to_json
 
-__all__ = ["f16", "q4_0"]
+pytestmark = pytest.mark.usefixtures("prober")
 
 DEVICES = ("cpu-pair", "rpc-worker", "emulated:vram=2GiB,scale=1,values=real")
 WORKER = "rpc-worker:1"
@@ -43,20 +43,14 @@ def model(two_layers: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def profile(model: Path) -> Profile:
-    made = slow_cpu_fast_card(model, 1e9)
-    return replace(made, fingerprint={**made.fingerprint, "device_host_buffer": False})  # as a worker has none
-
-
-@pytest.fixture(scope="module")
-def planned(model: Path, profile: Profile, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def planned(model: Path, worker_profile: Profile, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the command said, and where the plan is. No weight may stay on the device, so that all that helps is
     streaming."""
     folder = tmp_path_factory.mktemp("plan")
-    (folder / "profile.json").write_text(json.dumps(profile_to_json(profile)), encoding="utf-8")
+    (folder / "profile.json").write_text(json.dumps(profile_to_json(worker_profile)), encoding="utf-8")
     common = ("plan", model, "--policy", "scheinfer", "--device", WORKER, "--threads", 1, "-p", 64, "-n", 4)
     limits = ("--vram", "64MiB", "--gpu-weights", "0%", "-ub", 64)
-    done = oallama(*common, *limits, "--profile", folder / "profile.json", "-o", folder / "plan.json")
+    done = here(*common, *limits, "--profile", folder / "profile.json", "-o", folder / "plan.json")
     assert done.stdout == ""
     return done.stderr, folder / "plan.json"
 
@@ -100,7 +94,7 @@ def test_the_plan_runs_as_planned(model: Path, planned: tuple[str, Path]) -> Non
 
 def test_the_command_runs_it_with_either_way_of_copying(model: Path, planned: tuple[str, Path]) -> None:
     common = ("run", model, "-p", "hello", "-n", "4", "--temp", "0", "--json", "--plan", planned[1])
-    made = [json.loads(oallama(*common, "--device", WORKER, "--prefetch", way).stdout) for way in ("ahead", "layer")]
+    made = [json.loads(here(*common, "--device", WORKER, "--prefetch", way).stdout) for way in ("ahead", "layer")]
     assert made[0]["tokens"] == made[1]["tokens"] and made[0]["policy"] == "scheinfer"
     assert all(run["split"]["decode"]["bytes_streamed"] > 0 for run in made)
 
@@ -117,18 +111,21 @@ def logits_of(case: Placed) -> np.ndarray:
         return engine.logits(TOKENS)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("prefetch", ["ahead", "layer"])
-@pytest.mark.parametrize("n_slots", [1, 2, 4])
+@pytest.mark.parametrize(("n_slots", "device", "prefetch"), crossed([1, 2, 4], DEVICES, ["ahead", "layer"]))
 def test_forced_streaming_computes_the_same(device: str, prefetch: str, n_slots: int, f16: Path) -> None:
     settings = StreamSettings(n_slots, prefetch)  # type: ignore[arg-type]
     case = streaming_case(f16, device, lambda operator: (0.25, 0.25), streaming=settings)
     assert nmse(logits_of(case), stock_logits(f16, TOKENS, n_ubatch=N_UBATCH)) <= EXACT_NMSE
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("table", [((64, 0),), ((1, 0), (64, 1)), ((2, 1), (64, 32)), ((1, 1), (64, 64))])
-@pytest.mark.parametrize("cut", [(0.0, 0.0), (0.25, 0.0), (0.25, 0.25)])
+@pytest.mark.parametrize(
+    ("table", "device", "cut"),
+    crossed(
+        [((64, 0),), ((1, 0), (64, 1)), ((2, 1), (64, 32)), ((1, 1), (64, 64))],
+        DEVICES,
+        [(0.25, 0.25), (0.0, 0.0), (0.25, 0.0)],
+    ),
+)
 def test_assigned_tokens_compute_the_same(
     device: str, table: tuple[tuple[int, int], ...], cut: tuple[float, float], f16: Path
 ) -> None:

@@ -25,12 +25,12 @@ import openai
 import psutil
 import pytest
 from e2e.described_card import slow_cpu_fast_card
-from e2e.stock import NO_PROGRAMS, PROGRAMS, needs_programs, program
+from e2e.stock import NO_PROGRAMS, PROGRAMS, free_port, needs_programs, program
 from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
 from gguf_factory import write_llama_shape
 from gguf_factory.projector import write_projector
-from processes import PATIENCE_S, must_end, until
+from processes import PATIENCE_S, here, must_end, until
 
 from ggml_bridge.library import find_plugin
 from oallama.core.types import Workload
@@ -110,9 +110,11 @@ def serving(tmp_path: Path, server: str, *options: object, model: Path = MODEL, 
                 process.wait(PATIENCE_S)
 
 
-def refused(*options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "oallama", "serve", str(MODEL), *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
+def refused(*options: object, code: int = 2) -> str:
+    """The one line that it says instead."""
+    said = here("serve", MODEL, *options, code=code).stderr
+    assert len(said.splitlines()) == 1
+    return said
 
 
 #
@@ -120,50 +122,24 @@ def refused(*options: object) -> subprocess.CompletedProcess[str]:
 #
 
 
-def test_an_address_for_other_machines_needs_a_key(stub: str) -> None:
-    done = refused("--host", "0.0.0.0", "--llama-server", stub)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1 and "--api-key" in done.stderr
-
-
-def test_an_empty_key_is_none(stub: str) -> None:
-    done = refused("--host", "0.0.0.0", "--api-key", "", "--llama-server", stub)
-    assert done.returncode == 2 and "empty" in done.stderr
-
-
-def test_a_port_in_use_is_one_sentence(stub: str) -> None:
+def test_what_cannot_be_served_is_one_sentence(stub: str, tmp_path: Path) -> None:
+    asked = ("--llama-server", stub)
+    assert "--api-key" in refused("--host", "0.0.0.0", *asked)
+    assert "empty" in refused("--host", "0.0.0.0", "--api-key", "", *asked)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = refused("--port", port, "--llama-server", stub)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1 and f"127.0.0.1:{port}" in done.stderr and "--port" in done.stderr
-
-
-def test_an_address_that_is_none_is_wrong_usage(stub: str) -> None:
-    done = refused("--host", "no.such.host.invalid", "--llama-server", stub)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-
-
-def test_without_llama_server_it_says_how_to_build_it(tmp_path: Path) -> None:
-    done = refused("--port", 0, "--llama-server", tmp_path / "llama-server")
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1 and "oallama setup" in done.stderr
-
-
-def test_a_llama_server_of_another_ggml_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "llama-server"
+        said = refused("--port", port, *asked, code=1)
+    assert f"127.0.0.1:{port}" in said and "--port" in said
+    refused("--host", "no.such.host.invalid", *asked)
+    assert "oallama setup" in refused("--port", 0, "--llama-server", tmp_path / "llama-server", code=1)
+    other = tmp_path / "other"
     other.write_text("#!/bin/sh\n", encoding="utf-8")
     other.chmod(0o755)
-    done = refused("--port", 0, "--llama-server", other)
-    assert done.returncode == 1 and "ggml" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("device", ["emulated", "cpu-pair"])
-def test_a_device_that_only_oallama_has_is_refused(stub: str, device: str) -> None:
-    done = refused("--port", 0, "--llama-server", stub, "--device", device)
-    assert done.returncode == 2 and f"no device {device}" in done.stderr
+    assert "ggml" in refused("--port", 0, "--llama-server", other, code=1)
+    for device in ("emulated:scale=1", "cpu-pair"):
+        assert f"no device {device.partition(':')[0]}" in refused("--port", 0, *asked, "--device", device)
 
 
 def test_one_that_does_not_start_is_an_error(stub: str, tmp_path: Path) -> None:
@@ -213,14 +189,16 @@ def test_a_killed_server_leaves_no_llama_server(stub: str, tmp_path: Path) -> No
 
 
 def test_the_key_is_llama_servers_and_on_no_command_line(stub: str, tmp_path: Path) -> None:
-    with serving(tmp_path, stub, "--device", "none", "--host", "0.0.0.0", OALLAMA_API_KEY="s3cret") as server:
+    port = free_port()
+    asked = ("--device", "none", "--host", "0.0.0.0", "--placement-port", port)
+    with serving(tmp_path, stub, *asked, OALLAMA_API_KEY="s3cret") as server:
         assert server.client("s3cret").models.list().data[0].id == FILE
         with pytest.raises(openai.AuthenticationError):
             server.client("other").models.list()
         told = server.placement()
         assert told["live"]["generation"]["tokens"] == 30  # we ask with the key
         assert "s3cret" not in str(psutil.Process(told["state"]["pid"]).cmdline())
-        assert server.page.startswith("http://127.0.0.1:")
+        assert server.page == f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built")

@@ -17,18 +17,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from e2e.placed import Placed, placed, with_ledger
-from e2e.split_cases import ffn, split_case
-from e2e.test_engine import (
+from e2e.logits import (
     QUANTISED_NMSE,
     TOKENS,
     attention,
     engine_of,
-    f16,
     nmse,
-    q4_0,
     stock_logits,
 )
+from e2e.placed import Placed, placed, with_ledger
+from e2e.split_cases import ffn, split_case
 from e2e.what_is_held import ONE_ARENA, nothing_grew
 from gguf_factory import write_llama_shape
 from processes import PATIENCE_S
@@ -42,7 +40,7 @@ from oallama.device.load_params import load_bridge
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 
-__all__ = ["f16", "q4_0"]
+pytestmark = pytest.mark.usefixtures("prober")
 
 DEVICES = ("cpu-pair", "rpc-worker")
 N_UBATCH = 64  # of placed()
@@ -200,7 +198,7 @@ def test_a_plan_that_splits_nothing_does_not_load_the_backend(device: str, f16: 
     assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout == "False\n"
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu-pair", pytest.param("rpc-worker", marks=pytest.mark.thorough)])
 def test_two_engines_with_two_plans_at_once(device: str, f16: Path, q4_0: Path) -> None:
     cases = [split_case(f16, device, ffn(0.25)), split_case(q4_0, device, ffn(0.75)), split_case(f16, device, ffn(0.5))]
     alone = []
@@ -431,7 +429,9 @@ for round in range(n):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's")
-@pytest.mark.parametrize(("device", "n"), [("cpu-pair", 100), ("rpc-worker", 24)])
+@pytest.mark.parametrize(
+    ("device", "n"), [("cpu-pair", 100), pytest.param("rpc-worker", 24, marks=pytest.mark.thorough)]
+)
 def test_loading_and_freeing_again_and_again_leaks_nothing(device: str, n: int, q4_0: Path) -> None:
     """A load has 2 MiB of weights and buffers: one of them that stays would show."""
     nothing_grew(LEAK, q4_0, device, n, timeout_s=280)

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, nmse
 from e2e.placed import placed
 from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, with_plugin
 from e2e.split_cases import ffn, split_placements, written
-from e2e.test_engine import nmse
-from e2e.test_split_logits import EXACT_NMSE, QUANTISED_NMSE
 
 from ggml_bridge.split import SplitStats
 from oallama.cost.blocks import is_ffn, split_blocks
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
 from oallama.plan.split import slice_counts
+
+pytestmark = pytest.mark.usefixtures("prober")
 
 ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
 DEVICES = ("cpu-pair", "emulated:vram=2GiB,scale=1,values=real")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.logits import attention, engine_of, nmse, stock_logits
 from e2e.placed import Placed, Where, placed
 from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, with_plugin
 from e2e.split_cases import with_ledger, with_whole, written
-from e2e.test_engine import attention, engine_of, nmse, stock_logits
 
 from oallama.core.errors import PlanError
 from oallama.core.types import Operator, OperatorPlacement
@@ -21,6 +21,8 @@ from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("prober")
 
 ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
 EMULATED = "emulated:vram=2GiB,scale=1,values=real"

@@ -20,22 +20,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, TOKENS, movable, nmse
 from e2e.placed import Placed, placed
 from e2e.plugin_runs import context_of, loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
 from e2e.split_cases import everything, ffn, split_placements, written
-from e2e.test_engine import nmse
 from gguf_factory import ARCHITECTURES as KNOWN
 from llama_cpp import llama_cpp as api
 from seeds import ALL
 
-from oallama.core.types import Operator
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import device_pointer, open_device
 
-ARCHITECTURES = (  # those of test_splits.py
-    "llama", "llama-tied", "llama-moe", "qwen2", "qwen3", "qwen3moe", "gemma2", "phi3", "minicpm3", "gpt2",
-)  # fmt: skip
+pytestmark = pytest.mark.usefixtures("prober")
+
 DEVICES = ("cpu-pair", "rpc-worker", "emulated:vram=2GiB,scale=1,values=real")
 
 
@@ -48,14 +46,6 @@ def cases(*types: str) -> list[tuple[str, str, str]]:
         for weight_type in types
         if ALL or (weight_type == types[i % len(types)] and (device == DEVICES[-1] or arch in ("llama", "qwen3moe")))
     ]
-
-
-TOKENS = [
-    int(token) for token in np.random.default_rng(5).integers(0, 300, 150)
-]  # micro-batches of 64: the last is cut
-
-EXACT_NMSE = 1e-6
-QUANTISED_NMSE = 1e-3
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -72,11 +62,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def model(models: Path, arch: str, weight_type: str) -> Placed:
     return placed(written(models, arch, weight_type=weight_type))
-
-
-def movable(operator: Operator) -> bool:
-    """Tied embeddings are read whole by another operation too."""
-    return operator.name != "token_embd.weight"
 
 
 def plain(device: str) -> dict[str, bool]:

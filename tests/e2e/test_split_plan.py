@@ -1,16 +1,10 @@
-"""`--policy split` from the command line: plan, verify with a real load, run.
-
-The profile is measured on a local worker process and then made one of a slower CPU, so that splitting a tiny model
-pays whatever machine the tests run on.
-"""
+"""`--policy split` from the command line: plan, verify with a real load, run."""
 
 import json
-from dataclasses import replace
 
 import pytest
-from processes import oallama
+from processes import here
 
-from oallama.core.types import CPU_DEVICE
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
@@ -18,7 +12,6 @@ from oallama.plan.split import slice_counts
 from oallama.profile.store import profile_to_json
 
 WORKER = ("--device", "rpc-worker:1")
-SLOWER = 1000.0
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +20,9 @@ def model(two_layers):
 
 
 @pytest.fixture(scope="module")
-def profile(measured, tmp_path_factory):
-    """A measured one whose CPU is slowed down. What it and the worker leave each other depends on how many cores are
-    free just then, so it is left out."""
-    cases = tuple(
-        replace(case, seconds=case.seconds * (SLOWER if case.device == CPU_DEVICE else SLOWER / 2))
-        for case in measured.cases
-    )
+def profile(worker_profile, tmp_path_factory):
     path = tmp_path_factory.mktemp("profile") / "slow.json"
-    path.write_text(json.dumps(profile_to_json(replace(measured, cases=cases, sharing=()))), encoding="utf-8")
+    path.write_text(json.dumps(profile_to_json(worker_profile)), encoding="utf-8")
     return path
 
 
@@ -44,7 +31,7 @@ def planned(model, profile, tmp_path_factory):
     """What the command printed, and where the plan is."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     common = ("plan", model, "--policy", "split", *WORKER, "--threads", "1", "--profile", profile)
-    done = oallama(*common, "-p", "16", "-n", "16", "--vram", "64MiB", "-o", path)
+    done = here(*common, "-p", "16", "-n", "16", "--gpu-weights", "40%", "-o", path)
     return done, path
 
 
@@ -85,7 +72,7 @@ def test_the_command_says_how_many_are_split(planned):
 
 def test_auto_finds_the_split_too(model, profile, planned):
     common = ("plan", model, *WORKER, "--threads", "1", "--profile", profile, "-p", "16", "-n", "16")
-    plan = json.loads(oallama(*common, "--vram", "64MiB", "--json").stdout)
+    plan = json.loads(here(*common, "--gpu-weights", "40%", "--json").stdout)
     split = json.loads(planned[1].read_text(encoding="utf-8"))
     assert plan["predicted"]["total_s"] <= split["predicted"]["total_s"] * (1 + 1e-9)
     assert plan["policy"] in ("split", "scheinfer"), "which is split with streaming"
@@ -93,6 +80,6 @@ def test_auto_finds_the_split_too(model, profile, planned):
 
 def test_the_plan_runs(model, planned):
     common = ("run", model, "-p", "hello", "-n", "4", "--seed", "1", "--temp", "0", "--json")
-    made = json.loads(oallama(*common, "--plan", planned[1], *WORKER).stdout)
+    made = json.loads(here(*common, "--plan", planned[1], *WORKER).stdout)
     assert (made["policy"], made["n_gen"]) == ("split", len(made["tokens"]))
     assert made["memory"]["device_bytes"] > 0

@@ -15,17 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, movable, nmse
 from e2e.placed import Placed, placed
 from e2e.plugin_runs import loaded, logits_of, with_plugin
 from e2e.split_cases import block_of, split_placements, written
-from e2e.test_engine import nmse
-from e2e.test_split_logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, movable
 from make_model import HALF_SCALES
 from seeds import SEEDS
 
 from oallama.core.types import OperatorPlacement
 from oallama.device.opening import open_device
 from oallama.model.cut import cut_extent, cut_granularity
+
+pytestmark = pytest.mark.usefixtures("prober")
 
 N = 8  # models of each seed and device
 FLOAT = ("F32", "F16")

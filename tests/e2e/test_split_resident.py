@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from e2e.logits import QUANTISED_NMSE, TOKENS, engine_of, nmse, stock_logits
 from e2e.split_cases import ffn, split_case, streaming_case, written
-from e2e.test_engine import QUANTISED_NMSE, TOKENS, engine_of, nmse, stock_logits
+from seeds import crossed
 
 from oallama.core.types import Operator
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.model.memory import probe_memory
 from oallama.plan.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("prober")
 
 DEVICES = ("rpc-worker", "emulated:vram=2GiB,scale=1,values=real")
 DENSE = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3", "minicpm3", "gpt2")
@@ -35,12 +38,11 @@ def beside_the_ffns(operator: Operator) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("arch", "weight_type"), [*((arch, "F16") for arch in (*DENSE, *EXPERTS)), ("llama", "Q4_0"), ("qwen3moe", "Q4_0")]
+    ("model", "device"),
+    crossed([*((arch, "F16") for arch in (*DENSE, *EXPERTS)), ("llama", "Q4_0"), ("qwen3moe", "Q4_0")], DEVICES),
 )
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_block_computes_the_same_where_its_neighbours_are(
-    device: str, arch: str, weight_type: str, models: Path
-) -> None:
+def test_a_block_computes_the_same_where_its_neighbours_are(model: tuple[str, str], device: str, models: Path) -> None:
+    arch, weight_type = model
     path = written(models, arch, weight_type=weight_type)
     with engine_of(split_case(path, device, ffn(0.5), whole=beside_the_ffns)) as engine:
         found = engine.logits(TOKENS)
@@ -83,8 +85,7 @@ def test_a_dry_load_makes_the_splits_of_the_real_one(models: Path) -> None:
     assert on_host.on_device("compute") < case.probed.on_device("compute"), "results of the blocks are there too"
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "arch"), crossed(DEVICES, ["llama", "qwen3moe"]))
 def test_streamed_parts_and_tokens(device: str, arch: str, models: Path) -> None:
     """CG, and CG' for some tokens of a prompt."""
     path = written(models, arch, weight_type="F16")

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import gguf_factory
 import pytest
+from e2e.placed import probe
 
 from oallama.core.types import OperatorPlacement
 from oallama.cost.graph import build_graph, crossings
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.model.memory import probe_memory
 from oallama.model.operators import operators
 from oallama.plan.patterns import host_patterns
+
+pytestmark = pytest.mark.usefixtures("prober")
 
 N_PLACEMENTS = 2
 EXACT = ("llama", "llama-tied", "llama-moe", "qwen2", "qwen3", "qwen3moe", "gemma2", "phi3", "minicpm3", "gpt2")
@@ -36,7 +38,7 @@ def test_predicted_splits_are_those_llama_cpp_makes(arch: str, tmp_path: Path) -
             OperatorPlacement(op.name, float(there), 0.0, float(not there))
             for op, there in zip(ops, on_device, strict=True)
         ]
-        probed = probe_memory(
+        probed = probe(
             LoadSettings(
                 path=str(path),
                 device="rpc-worker",

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from e2e.stock import RpcServer, environment, free_port, needs_programs, program, rpc_server, wait_for
-from processes import oallama
+from processes import here
 
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.library import GGML_VERSION, find_plugin
@@ -89,7 +89,7 @@ def plan_file(server: RpcServer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """The plan beside the plugin's own file of it, in a folder whose name a shell would take apart."""
     path = tmp_path_factory.mktemp("a plan") / "plan.json"
     split_plan(path, f"rpc://{server.endpoint}")
-    oallama("export", path, "--to", "plugin", "-o", path.with_suffix(".oallama"))
+    here("export", path, "--to", "plugin", "-o", path.with_suffix(".oallama"))
     return path
 
 
@@ -114,18 +114,21 @@ def test_the_programs_are_of_the_version_the_plugin_was_written_for() -> None:
 def test_a_line_for_a_plan_that_splits_needs_the_plugins_file_of_that_plan(tmp_path: Path) -> None:
     plan, text = tmp_path / "plan.json", tmp_path / "plan.oallama"
     split_plan(plan, "rpc://127.0.0.1:1")
-    missing = oallama("export", plan, "--to", "llama-server", code=2).stderr
+    missing = here("export", plan, "--to", "llama-server", code=2).stderr
     advice = f"oallama export {plan} --to plugin -o {text}"
     assert f"{text}, which tells the plugin how, is missing" in missing and advice in missing
-    oallama(*shlex.split(advice)[1:])
-    assert f"OALLAMA_PLAN={text} llama-server -m " in oallama("export", plan, "--to", "llama-server").stdout
-    text.write_text(text.read_text(encoding="utf-8").replace(" 256 0 256 ", " 128 0 384 "), encoding="utf-8")
-    assert "not the plugin's plan file of this plan" in oallama("export", plan, "--to", "llama-server", code=2).stderr
+    here(*shlex.split(advice)[1:])
+    assert f"OALLAMA_PLAN={text} llama-server -m " in here("export", plan, "--to", "llama-server").stdout
+    named = text.rename(tmp_path / "another.oallama")
+    line = here("export", plan, "--to", "llama-server", "--plugin-plan", named).stdout
+    assert f"OALLAMA_PLAN={named} llama-server -m " in line
+    text.write_text(named.read_text(encoding="utf-8").replace(" 256 0 256 ", " 128 0 384 "), encoding="utf-8")
+    assert "not the plugin's plan file of this plan" in here("export", plan, "--to", "llama-server", code=2).stderr
 
 
 def test_llama_bench_runs_the_plan_and_the_device_holds_its_half(plan_file: Path, server: RpcServer) -> None:
     before = len(server.allocated())
-    done = shell(oallama("export", plan_file, "--to", "llama-bench").stdout, "-r", "1", "-t", "1", "-o", "json", "-v")
+    done = shell(here("export", plan_file, "--to", "llama-bench").stdout, "-r", "1", "-t", "1", "-o", "json", "-v")
     assert done.returncode == 0, done.stderr[-2000:]
     results = json.loads(done.stdout)
     assert [(row["n_prompt"], row["n_gen"]) for row in results] == [(32, 0), (0, 8)]
@@ -143,7 +146,7 @@ def test_llama_bench_runs_the_plan_and_the_device_holds_its_half(plan_file: Path
 def completions(plan_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """llama-server's answer to one request: by our line, and on the CPU alone without the plugin."""
     log = tmp_path_factory.mktemp("server") / "log"
-    by_plan = oallama("export", plan_file, "--to", "llama-server").stdout.strip()
+    by_plan = here("export", plan_file, "--to", "llama-server").stdout.strip()
     alone = shlex.join(["llama-server", "-m", str(MODEL), "-c", "256", "--device", "none", "--fit", "off"])
     return {"plan": _complete(by_plan, log), "cpu": _complete(alone, log)}
 
@@ -184,7 +187,7 @@ def test_llama_server_says_the_same_with_the_plan_as_on_the_cpu_alone(completion
 
 
 def test_llama_cli_runs_the_plan(plan_file: Path) -> None:
-    line = oallama("export", plan_file, "--to", "llama-cli").stdout
+    line = here("export", plan_file, "--to", "llama-cli").stdout
     done = shell(line, "-p", PROMPT, "-n", "8", "--temp", "0", "-t", "1", "-st", "--simple-io")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Generation:" in done.stdout and PROMPT in done.stdout

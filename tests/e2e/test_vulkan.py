@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 import pytest
+from e2e.logits import engine_of, nmse
 from e2e.placed import Placed, placed
 from e2e.plugin_runs import context_of, loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
 from e2e.split_cases import everything, ffn, split_case, split_placements, streaming_case
-from e2e.test_engine import engine_of, nmse
 from gguf_factory import write_gguf
 from llama_cpp import llama_cpp as api
 from processes import oallama
@@ -407,7 +407,7 @@ sys.path[:0] = [sys.argv[1] + "/tests", sys.argv[1] + "/scripts"]
 import numpy as np
 from e2e.placed import placed
 from e2e.split_cases import ffn, split_case
-from e2e.test_engine import engine_of
+from e2e.logits import engine_of
 case = split_case(Path(sys.argv[2]), "Vulkan0", ffn(0.75))
 with engine_of(case) as engine:
     logits = engine.logits(json.loads(sys.argv[3]))

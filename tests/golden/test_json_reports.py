@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import oallama
+from processes import here
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -71,7 +71,7 @@ def document(*arguments: object) -> dict[str, Any]:
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
-    answer: dict[str, Any] = json.loads(oallama(*arguments).stdout, parse_constant=refuse)
+    answer: dict[str, Any] = json.loads(here(*arguments).stdout, parse_constant=refuse)
     return answer
 
 

@@ -199,12 +199,12 @@ def test_a_lost_worker_is_a_device_error_and_costs_only_what_was_under_way(cache
     killer.start()
     slow = Policy(min_repeats=5, max_repeats=10**6, warmup_runs=0, time_cap_s=0.1, target=0.0)
     with pytest.raises(DeviceError) as error:
-        run(WORKER, policy=slow)
+        run(WORKER, OPERATORS[:2], policy=slow)
     killer.join()
     assert "rpc-worker:1" in str(error.value) and "again" in str(error.value)
     kept = journalled_cases(cache)
     assert len(kept) >= 2
-    profile = run(WORKER)
+    profile = run(WORKER, OPERATORS[:2])
     assert {tuple(case["samples"]) for case in kept} <= {c.samples for c in profile.cases}  # type: ignore[arg-type]
 
 

@@ -130,7 +130,14 @@ def test_split_backend_that_streams(streaming: dict[str, Future[None]], options:
     streaming[options].result()
 
 
-@pytest.mark.parametrize("options", ["", "--streamed half --late half", "--streamed all --slots 1 --late one"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--streamed half --late half",
+        pytest.param("", marks=pytest.mark.thorough),
+        pytest.param("--streamed all --slots 1 --late one", marks=pytest.mark.thorough),
+    ],
+)
 def test_split_backend_where_blocks_live_on_the_device(bridge: ggml_bridge.Bridge, options: str) -> None:
     run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options=f"--resident {options} {FEWER}")
 

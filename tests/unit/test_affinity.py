@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_cases import best_by_brute_force, costs, operators, rates
+from seeds import examples
 
 from oallama.cost.graph import crossings
 from oallama.cost.whole import Costs, placement_seconds
@@ -98,7 +99,7 @@ def algorithm_1(problem: Costs, memory_limit: int) -> tuple[list[bool], int] | N
 
 
 @given(st.data(), st.integers(1, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_the_published_rules_are_algorithm_1_to_the_letter(data: st.DataObject, n_layer: int) -> None:
     ops = operators(n_layer)
     times = [(data.draw(st.floats(1e-4, 1e-2)), data.draw(st.floats(1e-5, 1e-2))) for _ in ops]
@@ -154,7 +155,7 @@ def test_whole_ffn_block_costs_one_excursion() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_without_transfer_and_with_equal_sizes_the_fill_is_optimal(data: st.DataObject) -> None:
     ops = operators(1)
     times = [(data.draw(seconds), data.draw(seconds)) for _ in ops]
@@ -166,7 +167,7 @@ def test_without_transfer_and_with_equal_sizes_the_fill_is_optimal(data: st.Data
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_search_with_transfer_is_close_to_brute_force_and_never_worse_than_layers_or_cpu(data: st.DataObject) -> None:
     ops = operators(1)
     times = [(data.draw(st.floats(1e-4, 1e-2)), data.draw(st.floats(1e-5, 1e-3))) for _ in ops]
@@ -182,7 +183,7 @@ def test_search_with_transfer_is_close_to_brute_force_and_never_worse_than_layer
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_more_memory_is_never_predicted_slower(data: st.DataObject) -> None:
     ops = operators(2)
     times = [(data.draw(st.floats(1e-4, 1e-2)), data.draw(st.floats(1e-5, 1e-3))) for _ in ops]
@@ -193,7 +194,7 @@ def test_more_memory_is_never_predicted_slower(data: st.DataObject) -> None:
 
 
 @given(st.data(), st.sampled_from([0.5, 3.0, 1000.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_affinity_order_does_not_depend_on_the_unit_of_time(data: st.DataObject, scale: float) -> None:
     ops = operators(2)
     times = [(data.draw(st.integers(1, 1000)), data.draw(st.integers(1, 1000))) for _ in ops]
@@ -271,7 +272,7 @@ def test_affinity_of_a_unit_is_the_joint_saving_per_byte() -> None:
     assert affinity(10.0, None, 2.0, 2000) == -math.inf
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_units_asked_together_have_the_transfers_they_have_alone(data: st.DataObject) -> None:
     n_layer = 5
@@ -294,7 +295,7 @@ def test_memory_may_be_full_with_the_output_alone() -> None:
     assert found.first_device_layer == 2 and found.on_device == (*[False] * (len(ops) - 1), True)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.lists(st.tuples(seconds, seconds, st.integers(100, 4000)), min_size=22, max_size=22),
     st.floats(0, 1),

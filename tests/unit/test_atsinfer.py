@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_cases import costs, operators, rates
+from seeds import examples
 
 from oallama.place.policies import atsinfer as policy
 from oallama.place.policies.atsinfer import Link, chain, chained, least_chain
@@ -33,7 +34,7 @@ def used(links: list[Link], chosen: tuple[bool, ...]) -> int:
     return sum(link.bytes for link, on in zip(links, chosen, strict=True) if on)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=examples(150))
 @given(LINKS, SECONDS, st.integers(0, 300))
 def test_it_is_the_best_of_all_placements(links: list[Link], back_s: float, budget: int) -> None:
     chosen, seconds = least_chain(links, back_s, budget)
@@ -43,14 +44,14 @@ def test_it_is_the_best_of_all_placements(links: list[Link], back_s: float, budg
     assert seconds == pytest.approx(min(seconds_of(links, back_s, c) for c in possible))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(LINKS, SECONDS, st.integers(0, 300), st.integers(0, 300))
 def test_more_memory_is_never_slower(links: list[Link], back_s: float, one: int, other: int) -> None:
     small, large = sorted((one, other))
     assert least_chain(links, back_s, large)[1] <= least_chain(links, back_s, small)[1] + 1e-12
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(LINKS, SECONDS, st.integers(0, 300))
 def test_sizes_that_are_rounded_up_still_keep_to_the_budget(links: list[Link], back_s: float, budget: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

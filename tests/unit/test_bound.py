@@ -9,6 +9,7 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from split_cases import EMBD, VOCAB, World, ffn, operator
 from test_split_policy import problem
 
@@ -37,7 +38,7 @@ def times(listed: list[Work], cuts: tuple[tuple[int, int, int], ...], dram: floa
     return max(cpu, link, device, (cpu + link) / dram)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(works, min_size=1, max_size=2), st.integers(0, 150), st.floats(1, 2))
 def test_no_cut_takes_less_and_the_best_one_hardly_more(listed: list[Work], room: int, dram: float) -> None:
     bound = least_seconds(listed, room, dram)
@@ -70,7 +71,7 @@ def test_a_memory_that_feeds_one_of_them_at_a_time() -> None:
     assert least_seconds(layers, 0, dram=1.0) == pytest.approx(40), "what the link carries the CPU could have read"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.lists(works, min_size=1, max_size=4), st.integers(0, 300), st.integers(0, 100))
 def test_more_memory_is_never_slower(listed: list[Work], room: int, more: int) -> None:
     assert least_seconds(listed, room + more) <= least_seconds(listed, room) * (1 + 1e-6)

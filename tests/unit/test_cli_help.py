@@ -1,7 +1,9 @@
 """Help: options in groups, what most people need by --help, everything by --help-all, and both at once."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -91,3 +93,16 @@ def test_help_loads_nothing_that_searches_or_computes(name):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_option_is_used_in_a_test():
+    """In one of its spellings, among the words that tests pass."""
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parents[1].rglob("*.py"))
+    used = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", tests))
+    unused = {
+        f"{name} {option.opts[0]}"
+        for name in cli_main.COMMANDS
+        for option in options_of(name)
+        if not used & {*option.opts, *option.secondary_opts}
+    }
+    assert not unused

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gemm, machine, solve_cg, streamed
 
 from oallama.core.profile import LinearFit
@@ -61,7 +62,7 @@ def test_the_least_of_one_valley_is_found_wherever_it_lies(x: int, near: int | N
     assert least(lambda at: abs(at - x), 0, 100, near=near) == (x, 0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(STREAMED, MACHINES, st.sampled_from([0.0, 0.3, 0.6, 1.0]), st.sampled_from([1, 7, 512]))
 def test_no_cut_is_better_than_the_solved_one(block: BlockCost, on: Pricing, share: float, n_tokens: int) -> None:
     gg = possible_gg(block, share)
@@ -71,7 +72,7 @@ def test_no_cut_is_better_than_the_solved_one(block: BlockCost, on: Pricing, sha
     assert seconds <= min(every_cut(block, on, gg, n_tokens)) * (1 + 1e-6)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(STREAMED, SHARED_MACHINES | st.builds(machine, st.floats(1e-10, 1e-8), beside=INTERFERENCE),
        st.sampled_from([0.0, 0.3, 0.6]))  # fmt: skip
 def test_with_interference_no_cut_is_better_by_more_than_one_granule_is_worth(
@@ -84,7 +85,7 @@ def test_with_interference_no_cut_is_better_by_more_than_one_granule_is_worth(
     assert found_s <= min(seconds) + granule + 1e-9
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(STREAMED, st.builds(machine, st.floats(1e-10, 1e-8), beside=INTERFERENCE), st.sampled_from([0.0, 0.3, 0.6]),
        st.sampled_from([1, 512]), st.floats(0.0, 100.0))  # fmt: skip
 def test_of_few_cuts_the_best_is_found_for_any_mix_of_passes(
@@ -128,7 +129,7 @@ def test_of_a_menu_s_cuts_beside_more_and_more_gg_none_is_better_by_a_hundredth(
             assert seconds <= 1.01 * min(every_cut(block, on, cut.gg))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(STREAMED, MACHINES, st.floats(1.0, 20.0))
 def test_a_slower_link_never_streams_more(block: BlockCost, on: Pricing, times_slower: float) -> None:
     link = on.rates.weights
@@ -140,7 +141,7 @@ def test_a_slower_link_never_streams_more(block: BlockCost, on: Pricing, times_s
     assert after.cg <= before.cg or on.seconds(block, after, 1) <= before_s * (1 + 1e-6)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(STREAMED, MACHINES, st.floats(1.0, 20.0))
 def test_a_slower_cpu_is_never_faster(block: BlockCost, on: Pricing, times_slower: float) -> None:
     slower = tuple(
@@ -149,7 +150,7 @@ def test_a_slower_cpu_is_never_faster(block: BlockCost, on: Pricing, times_slowe
     assert solve_cg(replace(block, gemms=slower), on, 0)[1] >= solve_cg(block, on, 0)[1] * (1 - 1e-9)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=examples(50))
 @given(STREAMED, SHARED_MACHINES)
 def test_streaming_is_never_slower_than_not_streaming(block: BlockCost, on: Pricing) -> None:
     all_cc = Cut(block.block.extent, 0, 0)
@@ -201,7 +202,7 @@ def solved(blocks: list[BlockCost], on: Pricing) -> list[tuple[BlockCost, Cut]]:
     return [(block, solve_cg(block, on, 0)[0]) for block in blocks]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(LAYERS, MACHINES | SHARED_MACHINES, st.integers(2, 80))
 def test_no_number_of_tokens_is_better_by_more_than_a_group_is_worth(
     blocks: list[BlockCost], on: Pricing, n_tokens: int
@@ -216,7 +217,7 @@ def test_no_number_of_tokens_is_better_by_more_than_a_group_is_worth(
     assert on_cpu in (0, 1, n_tokens) or on_cpu % ROWS_AT_ONCE == 0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(STREAMED, SHARED_MACHINES, st.sampled_from([2, 64, 512]))
 def test_assigning_tokens_is_never_slower_than_not(block: BlockCost, on: Pricing, n_tokens: int) -> None:
     layers = solved([block], on)

@@ -11,6 +11,7 @@ from math import comb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from split_cases import EMBD, FF, VOCAB, World, attention, llama, operator
 from test_slices import block_of, experts
 from test_split_policy import GPU, LOAD, N_LAYER, PAIR, plan_of, problem
@@ -146,7 +147,7 @@ def test_a_set_is_judged_on_later_traffic() -> None:
 #
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     st.floats(1e8, 1e10), st.floats(0, 1e-3), st.integers(0, 3_000_000),
     st.lists(st.lists(st.integers(0, 50), min_size=8, max_size=8), min_size=2, max_size=2),
@@ -188,7 +189,7 @@ def test_choices_are_close_to_brute_force(rate: float, launch_s: float, room: in
         assert plan.total_s(load) <= best * (1 + 1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(
     st.sampled_from([PAIR, GPU, SLOW_CPU, World(launch_s=1e-2)]),
     st.integers(5_000, 6_000_000),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from slicing_cases import GEMMS, SHARED_DRAM, gemm, machine, streamed
 from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator, where
 from test_split_policy import LOAD, N_LAYER, plan_of, problem
@@ -81,7 +82,7 @@ def test_a_side_that_is_never_worth_it_gets_nothing() -> None:
     assert alpha_benchmark(lambda share: 5 + (1 - share), lambda share: share, 0.5) == Balance(1.0, 1.0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(GEMMS, min_size=1, max_size=3), st.floats(1e-11, 1e-8), st.floats(0.05, 1.0), SHARED_DRAM)
 def test_a_faster_link_never_lowers_what_is_streamed(
     gemms: list[Gemm], s_per_byte: float, faster: float, beside: Interference
@@ -111,7 +112,7 @@ def test_what_cpu_and_link_take_from_each_other_moves_alpha() -> None:
     assert none.alpha == 0.0 and none.seconds == pytest.approx(1e-3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(GEMMS, min_size=1, max_size=3), st.sampled_from([320, 1000, 1024]), st.sampled_from([32, 256]))
 def test_cuts_are_legal(gemms: list[Gemm], extent: int, step: int) -> None:
     made = cut(streamed(gemms, extent, step), machine(1e-9))
@@ -157,7 +158,7 @@ def test_a_part_that_does_not_fit_the_ring_stays_on_the_cpu() -> None:
     assert any(note.startswith(f"{n_cpu} operators stay on the CPU whole") for note in decision.notes)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.sampled_from([0.0, 0.2, 0.5, None]), st.integers(50_000, 4_000_000))
 def test_layers_in_another_order_get_the_same_plan(gpu_weights: float | None, free: int) -> None:
     """Two layers whose FFNs differ in size, one before the other and the other way round."""
@@ -242,7 +243,7 @@ def test_a_linear_of_an_ffn_costs_what_a_lone_mul_mat_costs() -> None:
     assert replace(up.block, operators=()) == replace(block, operators=())
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.sampled_from([0.0, 0.3, None]), st.integers(40_000, 4_000_000), st.sampled_from([SLOW, PLAIN]))
 def test_its_plan_keeps_to_the_memory_and_survives_json_and_pricing(
     gpu_weights: float | None, free: int, world: World

@@ -15,6 +15,7 @@ from gguf_factory.hostile_files import split_llama
 from gguf_factory.raw import tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 
 from oallama.core.errors import ModelFileError
 from oallama.model.gguf_reader import read_gguf
@@ -125,7 +126,7 @@ edits = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 @given(edits=edits, cut=st.one_of(st.none(), st.integers(0, len(SOUND))))
 def test_any_damage_is_read_or_refused(edits: list[tuple[int, int]], cut: int | None) -> None:
     damaged = bytearray(SOUND)
@@ -134,13 +135,13 @@ def test_any_damage_is_read_or_refused(edits: list[tuple[int, int]], cut: int | 
     read_or_refuse(bytes(damaged[:cut]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(start=st.integers(0, HEAD), length=st.integers(0, 64), inserted=st.binary(max_size=64))
 def test_any_replaced_run_is_read_or_refused(start: int, length: int, inserted: bytes) -> None:
     read_or_refuse(SOUND[:start] + inserted + SOUND[start + length :])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=400))
 def test_any_bytes_after_the_magic_are_read_or_refused(tail: bytes) -> None:
     read_or_refuse(b"GGUF\x03\0\0\0" + tail)

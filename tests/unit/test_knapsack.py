@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 
 from oallama.place.sharing import Menu, assign
 
@@ -28,7 +29,7 @@ def best(of: list[Menu], room: int) -> float:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(menus(), st.integers(0, 200))
 def test_choices_fit_and_add_up(of: list[Menu], room: int) -> None:
     found = assign(of, room)
@@ -38,13 +39,13 @@ def test_choices_fit_and_add_up(of: list[Menu], room: int) -> None:
     assert found == assign(list(of), room)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(menus(), st.integers(0, 200), st.integers(0, 200))
 def test_more_memory_is_never_worse(of: list[Menu], room: int, more: int) -> None:
     assert assign(of, room + more).seconds <= assign(of, room).seconds + 1e-12
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(menus(), st.integers(0, 200))
 def test_what_is_lost_to_the_best_is_less_than_one_step(of: list[Menu], room: int) -> None:
     one_step = max(menu[0][1] - min(seconds for _, seconds in menu) for menu in of)
@@ -52,7 +53,7 @@ def test_what_is_lost_to_the_best_is_less_than_one_step(of: list[Menu], room: in
         assert best(of, room) - 1e-9 <= assign(of, room).seconds <= best(of, room) + one_step + 1e-9
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(menus())
 def test_with_room_for_everything_it_is_the_best_and_says_so(of: list[Menu]) -> None:
     found = assign(of, 10_000)
@@ -103,7 +104,7 @@ def test_equal_blocks_grow_alike() -> None:
     assert found.seconds == pytest.approx(24.0)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(menus(), st.integers(0, 200), st.lists(st.integers(0, 3), min_size=1, max_size=8))
 def test_blocks_that_share_a_menu_are_blocks_with_menus_of_their_own(
     of: list[Menu], room: int, kinds: list[int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from model_shapes import (
     qwen2moe,
     qwen3,
 )
-from operator_trace import trace_operators
+from operator_trace import TracedOperator, tracing
 
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
@@ -77,6 +78,15 @@ def test_the_same_seed_makes_the_same_file(tmp_path: Path) -> None:
     assert a.read_bytes() == b.read_bytes() != c.read_bytes()
 
 
+Trace = Callable[[Path], tuple[TracedOperator, ...]]
+
+
+@pytest.fixture(scope="module")
+def trace() -> Iterator[Trace]:
+    with tracing() as trace:
+        yield trace
+
+
 PUBLISHED = {  # parameters, as the models' cards state them
     "llama3-8b": 8_030_261_248,
     "llama2-13b": 13_015_864_320,
@@ -116,7 +126,7 @@ def parameters(shape: ModelShape) -> int:
 @pytest.mark.parametrize(
     "name", ["qwq-32b", "minicpm3-4b", "mixtral-8x7b", "qwen2-57b-a14b", "phi3.5-moe", "opt-6.7b", *TODAY]
 )
-def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, tmp_path: Path) -> None:
+def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, trace: Trace, tmp_path: Path) -> None:
     """Narrower and with fewer layers, so that it is quick; the command is the same."""
     small = {
         "qwq-32b": qwen2(2, 256, 512, 4, 2, 300, 512, 1e6),
@@ -139,7 +149,7 @@ def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, tmp_path: P
     }[name]
     assert small.matrices.keys() == KNOWN[name].matrices.keys()
     path = write_shape(tmp_path / "model.gguf", small, "Q4_0")
-    traced = trace_operators(str(path))
+    traced = trace(path)
     static = operators(read_gguf(path))
     assert [operator.name for operator in traced] == [operator.name for operator in static]
     assert model_info(read_gguf(path)).arch == KNOWN[name].arch

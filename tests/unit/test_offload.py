@@ -8,6 +8,7 @@ import pytest
 from described_cases import CARD, HOST, model, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 
 from oallama.core.profile import LinearFit, Profile
 from oallama.core.types import CPU_DEVICE, Workload
@@ -123,7 +124,7 @@ def test_what_is_offloaded_crosses_nothing() -> None:
     assert crossings(small.graph, on_device, 0).device_splits > alone.device_splits
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from([ONE, SMALL, LARGE]))
 def test_the_tasks_of_a_pass_take_what_it_is_predicted_to_take(data: st.DataObject, over: Pass) -> None:
     """Whatever is on the device, streamed or sliced; activations go each way at that way's speed."""

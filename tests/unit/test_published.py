@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from split_cases import EMBD, VOCAB, World, attention, model, operator
 from test_slices import experts
 from test_split_policy import LOAD, N_LAYER, Table, plan_of, problem
@@ -46,7 +47,7 @@ def with_experts(world: World, free: int) -> Problem:
 #
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.sampled_from(sorted(PUBLISHED)),
     st.sampled_from([SLOW, FAST_CPU, World()]),

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from split_cases import World, ffn, operator
 from test_split_policy import EMBD, problem
 
@@ -78,7 +79,7 @@ def test_where_memory_is_short_one_slot_beats_any_cut_with_two(
     assert decision.placed.seconds < least_s[3 - n_slots]
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     st.sampled_from([2e-10, 1e-9, 4e-9]), st.sampled_from([10**5, 3 * 10**5, 7 * 10**5, 10**6, 2 * 10**6]),
     st.sampled_from([TOKEN, PROMPT]), st.booleans(),
@@ -95,7 +96,7 @@ def test_it_is_never_predicted_slower_than_with_two_slots_alone(
     assert slots_of(two) in (None, 2) and best.memory.spare >= 0
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=examples(12))
 @example(5e-10, 8e9, 200_000, TOKEN)
 @given(
     st.sampled_from([5e-10, 1e-9, 3e-9]), st.sampled_from([1e9, 8e9]), st.integers(10**5, 6 * 10**5),

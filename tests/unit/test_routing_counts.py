@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 
 from oallama.core.errors import ModelFileError, ProfileError
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally
@@ -53,7 +54,7 @@ runs_of_ids = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(runs_of_ids, runs_of_ids)
 def test_counts_are_those_of_a_count_by_hand(
     first: list[list[tuple[int, ...]]], second: list[list[tuple[int, ...]]]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from split_cases import World, model
 from test_split_policy import GPU, LOAD, N_LAYER, PAIR, Table, plan_of, problem
 
@@ -35,7 +36,7 @@ def cg_of(decision: Decision) -> int:
     return sum(slices.cg) if slices else 0
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     st.sampled_from([PAIR, GPU, STREAMS, replace(STREAMS, link=LinearFit(1e-4, 1e-8, 1.0))]),
     st.sampled_from([10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**8]),

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from slicing_cases import SHARED_MACHINES, STREAMED, gemm, machine, streamed
 from split_cases import FF, World, ffn, llama, model
 
@@ -65,7 +66,7 @@ def layered(block: BlockCost, n: int) -> list[dict[str, BlockCost]]:
     return [{"CPU": replace(block, block=replace(block.block, operators=(i,)))} for i in range(n)]
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=examples(8))
 @given(STREAMED, SHARED_MACHINES, st.integers(1, 4), st.floats(0, 1.2))
 def test_a_plan_fits_and_is_not_slower_than_without_slices(
     block: BlockCost, on: Pricing, n_layer: int, share: float
@@ -205,7 +206,7 @@ WORLDS = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     WORLDS, st.lists(st.integers(0, FF // 32 - 1), min_size=2, max_size=2), st.booleans(),
     st.sampled_from([1, 7, 64, 600, 1100]), st.sampled_from([32, 512]),

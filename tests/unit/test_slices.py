@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from slicing_cases import MACHINES, SHARED_MACHINES, STREAMED
 from split_cases import EMBD, FF, World, ffn, llama, operator
 
@@ -213,7 +214,7 @@ def test_each_step_is_launched_by_itself() -> None:
     st.floats(1e8, 1e11), st.floats(1e8, 1e11), st.floats(0, 1e-4), st.floats(0, 1e-4), st.floats(0, 1e-9),
     st.sampled_from([1, 7, 32, 100, 512]), st.integers(1, 31),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_slice_takes_what_a_weight_of_its_size_would(
     cpu_rate: float, device_rate: float, alpha_s: float, device_alpha_s: float, token_s: float, n_tokens: int, cut: int
 ) -> None:
@@ -232,7 +233,7 @@ def test_a_slice_takes_what_a_weight_of_its_size_would(
 
 
 @given(st.floats(1e8, 1e11), st.floats(1e8, 1e11), st.floats(0, 1e-8), st.floats(0, 1e-3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_the_time_of_a_block_is_convex_in_its_cut(
     cpu_rate: float, device_rate: float, token_s: float, launch_s: float
 ) -> None:
@@ -416,7 +417,7 @@ def test_what_was_not_measured_is_said() -> None:
         slice_rates(replace(profile, link={}))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     STREAMED,
     MACHINES | SHARED_MACHINES,

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from split_cases import EMBD, FF, World, ffn, llama, model, operator
 
 from oallama.core.profile import LinearFit
@@ -99,7 +100,7 @@ def test_both_sides_take_as_long() -> None:
 
 
 @given(st.floats(1e8, 1e10), st.floats(0, 1e-3), st.floats(0, 1e-8), st.integers(0, 900_000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 def test_cuts_are_close_to_brute_force(rate: float, launch_s: float, token_s: float, room: int) -> None:
     """Two FFNs and an output of a small model, every combination of their cuts within the memory."""
     ops = [*ffn(0, n_ff=256), *ffn(1, n_ff=256), operator("output", EMBD, 224, None)]
@@ -131,7 +132,7 @@ def test_cuts_are_close_to_brute_force(rate: float, launch_s: float, token_s: fl
 
 
 @given(st.floats(1e8, 1e10), st.integers(0, 2_000_000), st.integers(0, 2_000_000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 def test_more_memory_is_never_predicted_slower(rate: float, a: int, b: int) -> None:
     ops = llama(N_LAYER)
     made = [cut(World(device_rate=rate), ops, room) for room in sorted((a, b))]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from seeds import examples
 from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator, where
 from test_split_policy import LOAD, problem
 
@@ -73,7 +74,7 @@ def check(operations: list[Operation], room: int, made: Makespan) -> None:
 #
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(layered(), st.integers(0, 80))
 def test_it_is_the_least_of_all_placements(operations: list[Operation], room: int) -> None:
     made = least_makespan(operations, room)
@@ -86,14 +87,14 @@ def test_it_is_the_least_of_all_placements(operations: list[Operation], room: in
     assert made.is_least
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(layered(), st.integers(0, 80), st.integers(0, 80))
 def test_more_memory_never_makes_it_longer(operations: list[Operation], one: int, other: int) -> None:
     small, large = sorted((one, other))
     assert least_makespan(operations, large).seconds <= least_makespan(operations, small).seconds * (1 + 1e-6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(layered(), st.integers(0, 80), st.integers(0, 30))
 def test_a_search_that_is_cut_short_keeps_to_the_memory_and_bounds_what_there_is(
     operations: list[Operation], room: int, most_nodes: int
@@ -103,7 +104,7 @@ def test_a_search_that_is_cut_short_keeps_to_the_memory_and_bounds_what_there_is
     assert made.bound_s <= least_makespan(operations, room).seconds * (1 + 1e-6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(layered(), st.integers(0, 80), st.randoms(use_true_random=False))
 @example([*[Operation(0, 1.0, 1.0, None)] * 2, Operation(0, 1.0, 1.0, 1.0)], 0, random.Random(0))
 def test_the_order_of_operations_changes_nothing(operations: list[Operation], room: int, by: random.Random) -> None:
@@ -207,7 +208,7 @@ def test_the_cpu_has_its_share_even_where_the_device_has_room_for_all() -> None:
     assert not all(placed.on_device) and placed.slices is None
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.integers(30_000, 1_500_000), st.integers(30_000, 1_500_000))
 def test_more_vram_never_makes_the_makespan_longer(one: int, other: int) -> None:
     found = []
@@ -217,7 +218,7 @@ def test_more_vram_never_makes_the_makespan_longer(one: int, other: int) -> None
     assert found[1] <= found[0] * (1 + 1e-6)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.sampled_from([0.0, 0.2, 0.5, None]), st.integers(50_000, 4_000_000))
 def test_layers_in_another_order_get_the_same_plan(gpu_weights: float | None, free: int) -> None:
     """Two layers whose FFNs differ in size, one before the other and the other way round, for decode: of a prompt the
