@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../ggml_bridge/native/split/error.h"
+#include "../../ggml_bridge/native/split/util.h"
 #include "ggml-emulated.h"
 #include "refused_memory.h"
 

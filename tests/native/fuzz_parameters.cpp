@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "../split/error.h"
+#include "../split/util.h"
 #include "fuzz.h"
 #include "parameters.h"
 

@@ -1,8 +1,7 @@
 // The text of a plan: parsed, or refused with one sentence; what is parsed keeps what the rest relies on.
 
 #include "fuzz.h"
-#include "split_plan.h"
-#include "split_weight.h"
+#include "plan.h"
 
 namespace fuzz {
 

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "fuzz.h"
-#include "split_weight.h"
+#include "weights.h"
 
 namespace fuzz {
 

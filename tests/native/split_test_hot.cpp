@@ -8,8 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "loaded_plan.h"
-#include "split_routing.h"
+#include "experts.h"
 #include "split_test.h"
 
 namespace split_test {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "program_cache.h"
+#include "run.h"
 #include "split_test.h"
 
 namespace split_test {

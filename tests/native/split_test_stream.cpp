@@ -5,8 +5,8 @@
 #include <cmath>
 #include <thread>
 
-#include "pace.h"
 #include "split_test.h"
+#include "stream.h"
 
 namespace split_test {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "split_test.h"
-#include "times_file.h"
+#include "times.h"
 
 namespace split_test {
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <unordered_map>
 
-#include "../split/error.h"
+#include "../split/util.h"
 
 namespace emulated {
 

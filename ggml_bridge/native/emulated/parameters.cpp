@@ -5,7 +5,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "../split/error.h"
+#include "../split/util.h"
 
 namespace emulated {
 

@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <string>
 
-#include "../split/error.h"
+#include "../split/util.h"
 
 namespace emulated {
 

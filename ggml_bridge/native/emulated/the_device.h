@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "../split/error.h"
+#include "../split/util.h"
 #include "device.h"
 
 namespace emulated {

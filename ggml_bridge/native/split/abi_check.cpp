@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "error.h"
+#include "util.h"
 
 namespace oallama {
 

@@ -1,69 +1,532 @@
-// Registration: the devices that ggml sees, and the C interface to begin with.
+// What ggml sees: the split buffer type, backends, devices and their registration; and the C interface.
 //
-// Three devices are registered, once and for good: ggml's registry has no lock. OALLAMA computes; its buffer type is
-// plain host memory, so results lie where llama.cpp's CPU backend reads them. OALLAMA_Split computes nothing: it only
-// makes the split buffer type known by name, because `-ot` looks among the default buffer types of devices.
-// OALLAMA_Resident computes as OALLAMA does while a plan has blocks that live on a device, but its results lie where
-// that device computes what comes next; without such a plan it computes nothing.
+// Three devices are registered, once and for good, as ggml's registry has no lock:
+//
+//     OALLAMA           computes; its buffer type is plain host memory, so results lie where llama.cpp's CPU backend
+//                       reads them
+//     OALLAMA_Split     computes nothing: makes the split buffer type known by name, because `-ot` looks among the
+//                       default buffer types of devices
+//     OALLAMA_Resident  computes as OALLAMA does while a plan has blocks that live on a device, but its results lie
+//                       where that device computes what comes next; without such a plan it computes nothing
+//
+// A llama_context makes a backend of each that computes. They share one SplitBackend (run.h), which does all the work.
+// A plan has a buffer type of its own, so that two models with two plans can be loaded at once; it and its buffers are
+// owned as plan.h says. ggml calls the vtables below from the thread that loads a model or computes its graphs.
 
 #include "ggml-oallama.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "abi_check.h"
-#include "backend.h"
-#include "device.h"
 #include "resident_buft.h"
-#include "times_file.h"
+#include "run.h"
+#include "times.h"
 
-using namespace oallama;
+namespace oallama {
 
 namespace {
 
-enum DeviceIndex { device_compute = 0, device_split = 1, device_resident = 2, n_devices = 3 };
+//
+// split buffer
+//
+// It gets no memory when llama.cpp allocates it: what a tensor needs where is known only when all of the model's
+// tensors are, and then the device may turn out to have less than the plan thought. So memory is taken when the first
+// bytes arrive, for all weights at once.
+//
 
-ggml_backend_dev_t device_at(size_t index);
+class SplitBuffer {
+  public:
+    explicit SplitBuffer(std::shared_ptr<LoadedPlan> plan) : plan_(std::move(plan)), load_(plan_->begin_load()) {}
 
-// What `-ot` finds by name: the plan of OALLAMA_PLAN, or an empty one.
-std::shared_ptr<LoadedPlan> & default_plan() {
-    static std::shared_ptr<LoadedPlan> plan;
-    return plan;
+    SplitBuffer(const SplitBuffer &)             = delete;
+    SplitBuffer & operator=(const SplitBuffer &) = delete;
+
+    ~SplitBuffer() {
+        for (const auto & weight : weights_) {
+            logged([&] { plan_->report(*weight, false); });
+        }
+        if (placed_) {
+            count(-1);
+        }
+        plan_->end_load(load_);
+    }
+
+    // Runs a step of the load. False where it failed: then the plan and the log say why.
+    template <typename F> bool attempt(F && f) noexcept {
+        if (logged(f) == OALLAMA_OK) {
+            return true;
+        }
+        if (!failed_.exchange(true)) { // one sentence is enough
+            guarded([this] { plan_->problem(load_, last_error(), false); });
+        }
+        return false;
+    }
+
+    bool failed() const { return failed_; }
+
+    void note(const std::string & sentence) { plan_->problem(load_, "not as planned: " + sentence, true); }
+
+    void add(ggml_tensor * tensor) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        require(!tried_, std::string(tensor->name) + " comes too late: what is loaded with it has its memory already");
+        weights_.push_back(std::make_unique<SplitWeight>(tensor, plan_->slice_of(tensor)));
+        if (plan_->keeps_uses()) {
+            weights_.back()->count_uses();
+        }
+        tensor->extra = weights_.back().get();
+    }
+
+    bool place() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (tried_) {
+            return placed_;
+        }
+        tried_  = true;
+        placed_ = attempt([this] {
+            if (plan_->lacks_residents()) {
+                note(std::string("blocks cannot live on ") + ggml_backend_dev_name(plan_->device()) +
+                     ", which takes no buffer type but its own: what they read and give crosses through host memory");
+            }
+            memory_ = place_weights(weights_, plan_->device(), plan_->spec(),
+                                    [this](const std::string & sentence) { note(sentence); });
+            for (const auto & weight : weights_) {
+                plan_->report(*weight, true);
+            }
+        });
+        if (placed_) {
+            count(1);
+        }
+        return placed_;
+    }
+
+    void clear(uint8_t value) {
+        if (place()) {
+            for (const BufferPtr & buffer : memory_.buffers) {
+                ggml_backend_buffer_clear(buffer.get(), value);
+            }
+        }
+    }
+
+  private:
+    void count(int64_t sign) const {
+        counters().host_weights += sign * memory_.host_bytes;
+        counters().device_weights += sign * memory_.device_bytes;
+        counters().n_weights += sign * static_cast<int64_t>(weights_.size());
+    }
+
+    std::shared_ptr<LoadedPlan>               plan_;
+    uint64_t                                  load_;
+    std::vector<std::unique_ptr<SplitWeight>> weights_;
+    WeightMemory                              memory_;
+    std::mutex                                mutex_;
+    std::atomic<bool>                         failed_{false};
+    bool                                      tried_  = false;
+    bool                                      placed_ = false;
+};
+
+SplitBuffer & context_of(ggml_backend_buffer_t buffer) {
+    return *static_cast<SplitBuffer *>(buffer->context);
 }
+
+void ggml_backend_oallama_split_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    delete &context_of(buffer);
+}
+
+// Nothing is ever read there; ggml wants an address to add offsets to.
+void * ggml_backend_oallama_split_buffer_get_base(ggml_backend_buffer_t /*buffer*/) {
+    return reinterpret_cast<void *>(uintptr_t{0x1000});
+}
+
+ggml_status ggml_backend_oallama_split_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    if (tensor->view_src != nullptr) {
+        return GGML_STATUS_SUCCESS;
+    }
+    SplitBuffer & context = context_of(buffer);
+    return context.attempt([&] { context.add(tensor); }) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+}
+
+// A tensor's weight, and how far into it the tensor begins: views are read and written too.
+struct Place {
+    SplitWeight * weight;
+    size_t        offset;
+};
+
+Place place_of(const ggml_tensor * tensor) {
+    const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
+    return {weight_of(whole), tensor->view_src == nullptr ? 0 : tensor->view_offs};
+}
+
+void ggml_backend_oallama_split_buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data,
+                                                  size_t offset, size_t size) {
+    const Place   place   = place_of(tensor);
+    SplitBuffer & context = context_of(buffer);
+    if (place.weight == nullptr || !context.place()) {
+        return; // said by plan problems, and by the first graph, which fails
+    }
+    context.attempt([&] { place.weight->set(data, place.offset + offset, size); });
+}
+
+void ggml_backend_oallama_split_buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value,
+                                                     size_t offset, size_t size) {
+    if (!context_of(buffer).place()) {
+        return;
+    }
+    std::array<uint8_t, 4096> bytes;
+    bytes.fill(value);
+    for (size_t at = 0; at < size; at += bytes.size()) {
+        ggml_backend_oallama_split_buffer_set_tensor(buffer, tensor, bytes.data(), offset + at,
+                                                     std::min(size - at, bytes.size()));
+    }
+}
+
+void ggml_backend_oallama_split_buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data,
+                                                  size_t offset, size_t size) {
+    std::memset(data, 0, size);
+    const Place   place   = place_of(tensor);
+    SplitBuffer & context = context_of(buffer);
+    if (place.weight != nullptr && context.place()) {
+        context.attempt([&] { place.weight->get(data, place.offset + offset, size); });
+    }
+}
+
+void ggml_backend_oallama_split_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    context_of(buffer).clear(value);
+}
+
+const ggml_backend_buffer_i ggml_backend_oallama_split_buffer_i = {
+    /* .free_buffer   = */ ggml_backend_oallama_split_buffer_free_buffer,
+    /* .get_base      = */ ggml_backend_oallama_split_buffer_get_base,
+    /* .init_tensor   = */ ggml_backend_oallama_split_buffer_init_tensor,
+    /* .memset_tensor = */ ggml_backend_oallama_split_buffer_memset_tensor,
+    /* .set_tensor    = */ ggml_backend_oallama_split_buffer_set_tensor,
+    /* .get_tensor    = */ ggml_backend_oallama_split_buffer_get_tensor,
+    /* .set_tensor_2d = */ nullptr,
+    /* .get_tensor_2d = */ nullptr,
+    /* .cpy_tensor    = */ nullptr,
+    /* .clear         = */ ggml_backend_oallama_split_buffer_clear,
+    /* .reset         = */ nullptr,
+};
+
+//
+// split buffer type
+//
+
+const char * ggml_backend_oallama_split_buffer_type_get_name(ggml_backend_buffer_type_t /*buft*/) {
+    return "OALLAMA_Split";
+}
+
+ggml_backend_buffer_t ggml_backend_oallama_split_buffer_type_alloc_buffer(ggml_backend_buffer_type_t buft,
+                                                                          size_t                     size) {
+    ggml_backend_buffer_t buffer = nullptr;
+    logged([&] {
+        auto plan = static_cast<LoadedPlan *>(buft->context)->shared_from_this();
+        plan->device(); // where it is missing, the load fails here
+        auto context = std::make_unique<SplitBuffer>(std::move(plan));
+        buffer       = ggml_backend_buffer_init(buft, ggml_backend_oallama_split_buffer_i, context.release(), size);
+    });
+    return buffer;
+}
+
+size_t ggml_backend_oallama_split_buffer_type_get_alignment(ggml_backend_buffer_type_t /*buft*/) {
+    return 64;
+}
+
+bool ggml_backend_oallama_split_buffer_type_is_host(ggml_backend_buffer_type_t /*buft*/) {
+    return false;
+}
+
+} // namespace
+
+const ggml_backend_buffer_type_i ggml_backend_oallama_split_buffer_type_i = {
+    /* .get_name       = */ ggml_backend_oallama_split_buffer_type_get_name,
+    /* .alloc_buffer   = */ ggml_backend_oallama_split_buffer_type_alloc_buffer,
+    /* .get_alignment  = */ ggml_backend_oallama_split_buffer_type_get_alignment,
+    /* .get_max_size   = */ nullptr,
+    /* .get_alloc_size = */ nullptr,
+    /* .is_host        = */ ggml_backend_oallama_split_buffer_type_is_host,
+};
+
+bool is_split_buft(ggml_backend_buffer_type_t buft) {
+    return buft != nullptr && buft->iface.get_name == ggml_backend_oallama_split_buffer_type_get_name;
+}
+
+LoadedPlan * plan_of(const ggml_tensor * tensor) {
+    if (tensor == nullptr || tensor->view_src != nullptr || tensor->buffer == nullptr ||
+        !is_split_buft(tensor->buffer->buft)) {
+        return nullptr;
+    }
+    return static_cast<LoadedPlan *>(tensor->buffer->buft->context);
+}
+
+SplitWeight * weight_of(const ggml_tensor * tensor) {
+    return plan_of(tensor) == nullptr ? nullptr : static_cast<SplitWeight *>(tensor->extra);
+}
+
+bool ensure_placed(const ggml_tensor * tensor) {
+    return weight_of(tensor) != nullptr && context_of(tensor->buffer).place();
+}
+
+bool is_sound(const ggml_tensor * tensor) {
+    return plan_of(tensor) == nullptr || !context_of(tensor->buffer).failed();
+}
+
+void note(const ggml_tensor * tensor, const std::string & sentence) {
+    context_of(tensor->buffer).note(sentence);
+}
+
+namespace {
+
+//
+// backend interface
+//
+
+struct BackendContext {
+    std::shared_ptr<SplitBackend> split;  // NULL: the device computed nothing when this was made
+    ggml_backend_dev_t            memory; // whose memory results are in; NULL: the host's
+};
+
+BackendContext & context_of(ggml_backend_t backend) {
+    return *static_cast<BackendContext *>(backend->context);
+}
+
+// Throws OALLAMA_FAILED for a backend that was made while its device computed nothing: llama.cpp has given its results
+// memory of the wrong kind.
+SplitBackend & split_of(ggml_backend_t backend) {
+    if (context_of(backend).split == nullptr) {
+        throw Error(OALLAMA_FAILED,
+                    "this context was made before the plan that puts blocks on a device was loaded; make it anew");
+    }
+    return *context_of(backend).split;
+}
+
+const char * ggml_backend_oallama_get_name(ggml_backend_t backend) {
+    return ggml_backend_dev_name(backend->device);
+}
+
+void ggml_backend_oallama_free(ggml_backend_t backend) {
+    delete &context_of(backend);
+    delete backend;
+}
+
+// llama.cpp makes the copy, which waits for the device. Until then the link is free.
+bool ggml_backend_oallama_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst,
+                                           const ggml_tensor * /*src*/, ggml_tensor * /*dst*/) {
+    if (backend_src != backend_dst && context_of(backend_dst).split) {
+        logged([&] { context_of(backend_dst).split->device_computes(); });
+    }
+    return false;
+}
+
+ggml_status ggml_backend_oallama_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    ggml_status computed = GGML_STATUS_FAILED;
+    const int   status   = logged([&] { computed = split_of(backend).compute(graph, context_of(backend).memory); });
+    return status == OALLAMA_OK          ? computed
+           : status == OALLAMA_NO_MEMORY ? GGML_STATUS_ALLOC_FAILED
+                                         : GGML_STATUS_FAILED;
+}
+
+void ggml_backend_oallama_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
+                                         ggml_backend_graph_optimize_params * params) {
+    // graph_compute meets the same, and can say so
+    guarded([&] { split_of(backend).prepare(graph, context_of(backend).memory, params); });
+}
+
+const ggml_backend_i ggml_backend_oallama_i = {
+    /* .get_name            = */ ggml_backend_oallama_get_name,
+    /* .free                = */ ggml_backend_oallama_free,
+    /* .set_tensor_async    = */ nullptr,
+    /* .get_tensor_async    = */ nullptr,
+    /* .set_tensor_2d_async = */ nullptr,
+    /* .get_tensor_2d_async = */ nullptr,
+    /* .cpy_tensor_async    = */ ggml_backend_oallama_cpy_tensor_async,
+    /* .synchronize         = */ nullptr,
+    /* .graph_plan_create   = */ nullptr,
+    /* .graph_plan_free     = */ nullptr,
+    /* .graph_plan_update   = */ nullptr,
+    /* .graph_plan_compute  = */ nullptr,
+    /* .graph_compute       = */ ggml_backend_oallama_graph_compute,
+    /* .event_record        = */ nullptr,
+    /* .event_wait          = */ nullptr,
+    /* .graph_optimize      = */ ggml_backend_oallama_graph_optimize,
+};
+
+ggml_guid_t ggml_backend_oallama_guid() {
+    static ggml_guid guid = {0x6f, 0x61, 0x6c, 0x6c, 0x61, 0x6d, 0x61, 0x2d,
+                             0x73, 0x70, 0x6c, 0x69, 0x74, 0x2d, 0x30, 0x31};
+    return &guid;
+}
+
+void ggml_backend_oallama_set_n_threads(ggml_backend_t backend, int n_threads) {
+    if (context_of(backend).split) {
+        logged([&] { context_of(backend).split->host().set_n_threads(n_threads); });
+    }
+}
+
+void ggml_backend_oallama_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
+    if (context_of(backend).split) {
+        context_of(backend).split->host().set_abort_callback(callback, data);
+    }
+}
+
+//
+// device interface
+//
+
+struct DeviceContext {
+    const char *               name;
+    const char *               description;
+    bool                       resident = false;   // its results are in a device's memory, not the host's
+    ggml_backend_buffer_type_t named    = nullptr; // it computes nothing, but makes this known by name
+
+    // The device whose memory a resident device uses. NULL: no plan has blocks there, and it computes nothing. Other
+    // threads read it while plans are loaded and freed.
+    std::atomic<ggml_backend_dev_t> memory{nullptr};
+
+    // memory_now: `memory`, which may change at any time.
+    bool computes(ggml_backend_dev_t memory_now) const {
+        return named == nullptr && (!resident || memory_now != nullptr);
+    }
+};
+
+DeviceContext & context_of(ggml_backend_dev_t dev) {
+    return *static_cast<DeviceContext *>(dev->context);
+}
+
+// The devices that loaded plans name.
+struct PlanDevices {
+    std::mutex                        mutex;
+    std::map<ggml_backend_dev_t, int> n_plans;
+    int                               n_resident = 0; // plans that have blocks in the memory of OALLAMA_Resident
+};
+
+PlanDevices & plan_devices() {
+    static auto * the_devices = new PlanDevices; // plans may be freed when statics are destroyed
+    return *the_devices;
+}
+
+// The buffer type of results that llama.cpp finds in host memory.
+ggml_backend_buffer_type_t host_buft() {
+    PlanDevices &                     known = plan_devices();
+    const std::lock_guard<std::mutex> lock(known.mutex);
+    ggml_backend_buffer_type_t        pinned =
+        known.n_plans.size() == 1 ? ggml_backend_dev_host_buffer_type(known.n_plans.begin()->first) : nullptr;
+    return pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type();
+}
+
+// The backends of a llama_context are made one after another in a thread, the one for host memory first: what computes
+// is the same behind them, with one stream of weights and one memory for activations.
+std::shared_ptr<SplitBackend> shared_split(ggml_backend_dev_t dev) {
+    thread_local std::weak_ptr<SplitBackend>     last;
+    thread_local std::vector<ggml_backend_dev_t> sharing;
+    const bool                                   begins = !context_of(dev).resident;
+    std::shared_ptr<SplitBackend>                split  = begins ? nullptr : last.lock();
+    if (split == nullptr || std::find(sharing.begin(), sharing.end(), dev) != sharing.end()) {
+        split = std::make_shared<SplitBackend>();
+        last  = split;
+        sharing.clear();
+    }
+    sharing.push_back(dev);
+    return split;
+}
+
+const char * ggml_backend_oallama_device_get_name(ggml_backend_dev_t dev) {
+    return context_of(dev).name;
+}
+
+const char * ggml_backend_oallama_device_get_description(ggml_backend_dev_t dev) {
+    return context_of(dev).description;
+}
+
+void ggml_backend_oallama_device_get_memory(ggml_backend_dev_t /*dev*/, size_t * free, size_t * total) {
+    *free  = 0; // memory is the CPU's and the other device's, and reported by them
+    *total = 0;
+}
+
+enum ggml_backend_dev_type ggml_backend_oallama_device_get_type(ggml_backend_dev_t /*dev*/) {
+    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
+
+void ggml_backend_oallama_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    *props             = {};
+    props->name        = ggml_backend_oallama_device_get_name(dev);
+    props->description = ggml_backend_oallama_device_get_description(dev);
+    props->type        = ggml_backend_oallama_device_get_type(dev);
+}
+
+ggml_backend_t ggml_backend_oallama_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
+    ggml_backend_t backend = nullptr;
+    logged([&] {
+        ggml_backend_dev_t memory  = context_of(dev).memory;
+        auto               context = std::make_unique<BackendContext>(
+            BackendContext{context_of(dev).computes(memory) ? shared_split(dev) : nullptr, memory});
+        backend          = new ggml_backend{ggml_backend_oallama_guid(), ggml_backend_oallama_i, dev, nullptr};
+        backend->context = context.release();
+    });
+    return backend;
+}
+
+ggml_backend_buffer_type_t ggml_backend_oallama_device_get_buffer_type(ggml_backend_dev_t dev) {
+    if (context_of(dev).named != nullptr) {
+        return context_of(dev).named;
+    }
+    if (!context_of(dev).resident) {
+        return host_buft();
+    }
+    ggml_backend_dev_t memory = context_of(dev).memory;
+    return memory != nullptr ? resident_buft(memory) : ggml_backend_cpu_buffer_type();
+}
+
+bool ggml_backend_oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    bool claimed = false;
+    logged([&] {
+        ggml_backend_dev_t memory = context_of(dev).memory;
+        claimed                   = context_of(dev).computes(memory) && claims(op, memory);
+    });
+    return claimed;
+}
+
+bool ggml_backend_oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    // also of a device that computes nothing now: its buffer type is the host's meanwhile
+    const bool host = context_of(dev).named == nullptr && ggml_backend_buft_is_host(buft);
+    // a plan may come or go between the two calls of ggml_backend_sched_new: what was returned stays supported
+    const bool returned = context_of(dev).resident && is_resident_buft(buft);
+    if (is_split_buft(buft) || host || returned) {
+        return true;
+    }
+    ggml_backend_dev_t memory = context_of(dev).memory;
+    return memory != nullptr && memory->iface.supports_buft(memory, buft);
+}
+
+const ggml_backend_device_i ggml_backend_oallama_device_i = {
+    /* .get_name             = */ ggml_backend_oallama_device_get_name,
+    /* .get_description      = */ ggml_backend_oallama_device_get_description,
+    /* .get_memory           = */ ggml_backend_oallama_device_get_memory,
+    /* .get_type             = */ ggml_backend_oallama_device_get_type,
+    /* .get_props            = */ ggml_backend_oallama_device_get_props,
+    /* .init_backend         = */ ggml_backend_oallama_device_init_backend,
+    /* .get_buffer_type      = */ ggml_backend_oallama_device_get_buffer_type,
+    /* .get_host_buffer_type = */ nullptr,
+    /* .buffer_from_host_ptr = */ nullptr,
+    /* .supports_op          = */ ggml_backend_oallama_device_supports_op,
+    /* .supports_buft        = */ ggml_backend_oallama_device_supports_buft,
+    /* .offload_op           = */ nullptr,
+    /* .event_new            = */ nullptr,
+    /* .event_free           = */ nullptr,
+    /* .event_synchronize    = */ nullptr,
+};
 
 //
 // registration interface
 //
 
-const char * oallama_reg_get_name(ggml_backend_reg_t /*reg*/) {
-    return "OALLAMA";
-}
-
-size_t oallama_reg_get_device_count(ggml_backend_reg_t /*reg*/) {
-    return n_devices;
-}
-
-ggml_backend_dev_t oallama_reg_get_device(ggml_backend_reg_t /*reg*/, size_t index) {
-    return index < n_devices ? device_at(index) : nullptr;
-}
-
-void * oallama_reg_get_proc_address(ggml_backend_reg_t /*reg*/, const char * name) {
-    return backend_proc_address(name);
-}
-
-ggml_backend_reg the_reg = {
-    /* .api_version = */ GGML_BACKEND_API_VERSION,
-    /* .iface       = */
-    {
-        /* .get_name         = */ oallama_reg_get_name,
-        /* .get_device_count = */ oallama_reg_get_device_count,
-        /* .get_device       = */ oallama_reg_get_device,
-        /* .get_proc_address = */ oallama_reg_get_proc_address,
-    },
-    /* .context     = */ nullptr,
-};
+enum DeviceIndex { device_compute = 0, device_split = 1, device_resident = 2, n_devices = 3 };
 
 DeviceContext device_contexts[n_devices] = {
     {"OALLAMA", "CPU and a partner device computing one operator together"},
@@ -71,14 +534,91 @@ DeviceContext device_contexts[n_devices] = {
     {"OALLAMA_Resident", "the same as OALLAMA, with inputs and results in a device's memory", /*resident=*/true},
 };
 
-ggml_backend_device devices[n_devices] = {
-    {oallama_device_i, &the_reg, &device_contexts[device_compute]},
-    {oallama_device_i, &the_reg, &device_contexts[device_split]},
-    {oallama_device_i, &the_reg, &device_contexts[device_resident]},
+extern ggml_backend_device devices[n_devices];
+
+const char * ggml_backend_oallama_reg_get_name(ggml_backend_reg_t /*reg*/) {
+    return "OALLAMA";
+}
+
+size_t ggml_backend_oallama_reg_get_device_count(ggml_backend_reg_t /*reg*/) {
+    return n_devices;
+}
+
+ggml_backend_dev_t ggml_backend_oallama_reg_get_device(ggml_backend_reg_t /*reg*/, size_t index) {
+    return index < n_devices ? &devices[index] : nullptr;
+}
+
+void * ggml_backend_oallama_reg_get_proc_address(ggml_backend_reg_t /*reg*/, const char * name) {
+    if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
+        return reinterpret_cast<void *>(ggml_backend_oallama_set_n_threads);
+    }
+    if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) {
+        return reinterpret_cast<void *>(ggml_backend_oallama_set_abort_callback);
+    }
+    return nullptr;
+}
+
+ggml_backend_reg ggml_backend_oallama_reg = {
+    /* .api_version = */ GGML_BACKEND_API_VERSION,
+    /* .iface       = */
+    {
+        /* .get_name         = */ ggml_backend_oallama_reg_get_name,
+        /* .get_device_count = */ ggml_backend_oallama_reg_get_device_count,
+        /* .get_device       = */ ggml_backend_oallama_reg_get_device,
+        /* .get_proc_address = */ ggml_backend_oallama_reg_get_proc_address,
+    },
+    /* .context     = */ nullptr,
 };
 
-ggml_backend_dev_t device_at(size_t index) {
-    return &devices[index];
+ggml_backend_device devices[n_devices] = {
+    {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[device_compute]},
+    {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[device_split]},
+    {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[device_resident]},
+};
+
+} // namespace
+
+bool add_device(ggml_backend_dev_t device, bool resident) {
+    PlanDevices &                     known = plan_devices();
+    const std::lock_guard<std::mutex> lock(known.mutex);
+    known.n_plans[device]++;
+    DeviceContext & context = device_contexts[device_resident];
+    if (!resident || resident_buft(device) == nullptr || (known.n_resident > 0 && context.memory != device)) {
+        return false;
+    }
+    known.n_resident++;
+    context.memory = device;
+    return true;
+}
+
+void remove_device(ggml_backend_dev_t device, bool resident) {
+    PlanDevices &                     known = plan_devices();
+    const std::lock_guard<std::mutex> lock(known.mutex);
+    if (--known.n_plans.at(device) == 0) {
+        known.n_plans.erase(device);
+    }
+    if (resident && --known.n_resident == 0) {
+        device_contexts[device_resident].memory = nullptr;
+    }
+}
+
+} // namespace oallama
+
+//
+// C interface: the library
+//
+
+using namespace oallama;
+
+namespace {
+
+std::mutex registering;
+bool       registered = false;
+
+// What `-ot` finds by name: the plan of OALLAMA_PLAN, or an empty one.
+std::shared_ptr<LoadedPlan> & default_plan() {
+    static std::shared_ptr<LoadedPlan> plan;
+    return plan;
 }
 
 std::string read_file(const char * path) {
@@ -89,52 +629,18 @@ std::string read_file(const char * path) {
     return text.str();
 }
 
-std::mutex registering;
-bool       registered = false;
-
-int n_resident_plans = 0; // that have blocks in the memory of OALLAMA_Resident
-
 // What both ways in do first.
 void start(const char * plan_path) {
     check_ggml();
     if (default_plan() == nullptr) {
         PlanSpec spec  = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
-        default_plan() = LoadedPlan::make(std::move(spec), device_at(device_split));
+        default_plan() = LoadedPlan::make(std::move(spec), &devices[device_split]);
 
         device_contexts[device_split].named = default_plan()->buft();
     }
 }
 
 } // namespace
-
-// A plan at a time decides whose memory it is, and those for the same device share it.
-bool oallama::use_resident_device(ggml_backend_dev_t memory) {
-    DeviceContext &                   resident = device_contexts[device_resident];
-    const std::lock_guard<std::mutex> lock(registering);
-    if (resident_buft(memory) == nullptr || (n_resident_plans > 0 && resident.memory != memory)) {
-        return false;
-    }
-    n_resident_plans++;
-    resident.memory = memory;
-    return true;
-}
-
-void oallama::leave_resident_device() {
-    const std::lock_guard<std::mutex> lock(registering);
-    if (--n_resident_plans == 0) {
-        device_contexts[device_resident].memory = nullptr;
-    }
-}
-
-ggml_backend_dev_t oallama::owner_of_plans() {
-    const std::lock_guard<std::mutex> lock(registering);
-    require(registered, "the backend is not registered yet; call oallama_register first");
-    return device_at(device_split);
-}
-
-//
-// C interface
-//
 
 void * ggml_backend_init(void) {
     void *    reg    = nullptr;
@@ -149,7 +655,7 @@ void * ggml_backend_init(void) {
             write_times(default_plan()->times(), path);
         }
         registered = true; // ggml adds what is returned
-        reg        = &the_reg;
+        reg        = &ggml_backend_oallama_reg;
     });
     if (status != OALLAMA_OK) {
         std::fprintf(stderr, "oallama: %s\n", last_error());
@@ -172,11 +678,150 @@ int oallama_check(void) {
 int oallama_register(void) {
     return guarded([] {
         const std::lock_guard<std::mutex> lock(registering);
-        if (registered) {
-            return;
+        if (!registered) {
+            start(nullptr);
+            ggml_backend_register(&ggml_backend_oallama_reg);
+            registered = true;
         }
-        start(nullptr);
-        ggml_backend_register(&the_reg);
-        registered = true;
+    });
+}
+
+int oallama_granularity(int32_t type, int32_t axis, int64_t * elements) {
+    return guarded([&] {
+        require(elements != nullptr, "room for the result is needed");
+        require(type >= 0 && type < GGML_TYPE_COUNT && axis >= OALLAMA_ROWS && axis <= OALLAMA_HALVES,
+                "there is no such ggml type or axis");
+        *elements = granularity(static_cast<ggml_type>(type), static_cast<Axis>(axis));
+    });
+}
+
+//
+// C interface: plans
+//
+
+struct oallama_plan {
+    std::shared_ptr<LoadedPlan> loaded;
+};
+
+namespace {
+
+LoadedPlan & loaded_of(const oallama_plan * plan) {
+    require(plan != nullptr && plan->loaded != nullptr, "a plan is needed");
+    return *plan->loaded;
+}
+
+void require_room(bool there) {
+    require(there, "room for the result is needed");
+}
+
+} // namespace
+
+int oallama_plan_new(const char * text, oallama_plan ** plan) {
+    return guarded([&] {
+        require(text != nullptr && plan != nullptr, "a plan text and room for the plan are needed");
+        {
+            const std::lock_guard<std::mutex> lock(registering);
+            require(registered, "the backend is not registered yet; call oallama_register first");
+        }
+        auto made    = std::make_unique<oallama_plan>();
+        made->loaded = LoadedPlan::make(parse_plan(text), &devices[device_split]);
+        made->loaded->device(); // a missing one is an error now, not when a model is loaded
+        *plan = made.release();
+    });
+}
+
+void oallama_plan_free(oallama_plan * plan) {
+    delete plan;
+}
+
+int oallama_plan_buft(oallama_plan * plan, void ** buft) {
+    return guarded([&] {
+        require_room(buft != nullptr);
+        *buft = loaded_of(plan).buft();
+    });
+}
+
+int oallama_plan_count(const oallama_plan * plan, int64_t * n_slices) {
+    return guarded([&] {
+        require_room(n_slices != nullptr);
+        *n_slices = static_cast<int64_t>(loaded_of(plan).spec().slices.size());
+    });
+}
+
+int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice * slice) {
+    return guarded([&] {
+        require_room(slice != nullptr);
+        require(index >= 0 && index < static_cast<int64_t>(loaded_of(plan).spec().slices.size()),
+                "the plan has no slice of this number");
+        *slice = loaded_of(plan).placed(static_cast<size_t>(index));
+    });
+}
+
+int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity) {
+    return guarded([&] {
+        require_room(usable != nullptr && text != nullptr && capacity > 0);
+        bool        is_usable = true;
+        std::string lines;
+        for (const std::string & problem : loaded_of(plan).problems(&is_usable)) {
+            lines += (lines.empty() ? "" : "\n") + problem;
+        }
+        *usable = is_usable ? 1 : 0;
+        std::snprintf(text, static_cast<size_t>(capacity), "%s", lines.c_str());
+    });
+}
+
+int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, int64_t capacity, int64_t * n) {
+    return guarded([&] {
+        require_room(times != nullptr && capacity >= 0 && n != nullptr);
+        const auto seconds = [](int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
+        *n = loaded_of(plan).times()->take(capacity, [&](const BlockTimes::Key & key, const BlockTotals & taken) {
+            oallama_block_times & out = *times++;
+            std::snprintf(out.name, sizeof out.name, "%s", key.name.c_str());
+            out.cc       = key.numbers[0];
+            out.cg       = key.numbers[1];
+            out.gg       = key.numbers[2];
+            out.batch    = key.numbers[3];
+            out.n_runs   = taken[0];
+            out.n_tokens = taken[1];
+            out.launch_s = seconds(taken[2]);
+            out.host_s   = seconds(taken[3]);
+            out.wait_s   = seconds(taken[4]);
+            out.join_s   = seconds(taken[5]);
+        });
+    });
+}
+
+//
+// C interface: what is held and what was done
+//
+
+int oallama_get_memory(oallama_memory * memory) {
+    return guarded([&] {
+        require_room(memory != nullptr);
+        const Counters & held = counters();
+        *memory               = {held.host_weights, held.device_weights, held.host_compute, held.device_compute,
+                                 held.n_weights,    held.n_programs,     held.program_bytes};
+    });
+}
+
+int oallama_get_stats(oallama_stats * out) {
+    return guarded([&] {
+        require_room(out != nullptr);
+        const Stats & done    = stats();
+        const auto    seconds = [](int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
+        *out = {done.n_graphs,         done.n_phases,         done.n_built,          seconds(done.launch_ns),
+                seconds(done.host_ns), seconds(done.wait_ns), seconds(done.join_ns), seconds(done.total_ns),
+                done.bytes_in,         done.bytes_out,        done.bytes_streamed};
+    });
+}
+
+int oallama_reset_stats(void) {
+    return guarded([] {
+        Stats & done = stats();
+        for (std::atomic<int64_t> * one :
+             {&done.n_graphs, &done.n_phases, &done.n_built, &done.launch_ns, &done.host_ns, &done.wait_ns,
+              &done.join_ns, &done.total_ns, &done.bytes_in, &done.bytes_out, &done.bytes_streamed}) {
+            *one = 0;
+        }
     });
 }

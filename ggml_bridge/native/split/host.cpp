@@ -3,12 +3,52 @@
 #include <algorithm>
 #include <cstring>
 
-#include "pinned.h"
-#include "stats.h"
+#if defined(__linux__)
+#include <dirent.h>
+#include <sched.h>
+
+#include <cstdlib>
+#endif
 
 namespace oallama {
 
 namespace {
+
+#if defined(__linux__)
+
+// Cores that a thread may run on. task: 0 for the calling thread.
+std::vector<bool> cores_of(int task) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    ::sched_getaffinity(task, sizeof set, &set);
+    std::vector<bool> cores(GGML_MAX_N_THREADS);
+    for (size_t core = 0; core < cores.size(); core++) {
+        cores[core] = CPU_ISSET(core, &set) != 0;
+    }
+    return cores;
+}
+
+// Cores of all threads of this process that have exactly one.
+std::vector<bool> single_cores() {
+    std::vector<bool> all(GGML_MAX_N_THREADS);
+    DIR *             tasks = ::opendir("/proc/self/task");
+    if (tasks == nullptr) {
+        return all;
+    }
+    while (const dirent * entry = ::readdir(tasks)) {
+        if (entry->d_name[0] == '.') {
+            continue;
+        }
+        const std::vector<bool> cores = cores_of(std::atoi(entry->d_name));
+        if (std::count(cores.begin(), cores.end(), true) == 1) {
+            std::transform(all.begin(), all.end(), cores.begin(), all.begin(), [](bool a, bool b) { return a || b; });
+        }
+    }
+    ::closedir(tasks);
+    return all;
+}
+
+#endif
 
 template <typename F> F proc_address(ggml_backend_reg_t reg, const char * name) {
     return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
@@ -31,6 +71,37 @@ bool has_feature(ggml_backend_reg_t reg, const char * name) {
 constexpr size_t min_shared_bytes = size_t{512} << 10;
 
 } // namespace
+
+ThreadSettings ThreadSettings::of_this_thread() {
+    ThreadSettings settings;
+#if defined(__linux__)
+    sched_param priority = {};
+    settings.cores_      = cores_of(0);
+    settings.policy_     = ::sched_getscheduler(0);
+    ::sched_getparam(0, &priority);
+    settings.priority_ = priority.sched_priority;
+#endif
+    return settings;
+}
+
+ggml_threadpool_params ThreadSettings::pool_params(int n_threads) const {
+    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    params.poll                   = 0; // ours sleep while llama.cpp's work
+#if defined(__linux__)
+    if (n_threads > 1 && std::count(cores_.begin(), cores_.end(), true) == 1) {
+        const std::vector<bool> cores = single_cores();
+        if (std::count(cores.begin(), cores.end(), true) >= n_threads) {
+            std::copy(cores.begin(), cores.end(), std::begin(params.cpumask));
+            params.strict_cpu = true;
+        }
+    }
+#endif
+    return params;
+}
+
+bool ThreadSettings::operator==(const ThreadSettings & other) const {
+    return cores_ == other.cores_ && policy_ == other.policy_ && priority_ == other.priority_;
+}
 
 Host::Host() : ctx_(new_context(1, 1, 1)) {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -161,6 +232,34 @@ void Host::place(const Program & program) const {
     for (const Staged & staged : program.host_staged) {
         staged.tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(made_.get())) + staged.at;
         staged.tensor->buffer = made_.get();
+    }
+}
+
+size_t offset_of(const ggml_tensor * tensor, int64_t row) {
+    const auto i1 = static_cast<size_t>(row % tensor->ne[1]);
+    const auto i2 = static_cast<size_t>(row / tensor->ne[1] % tensor->ne[2]);
+    const auto i3 = static_cast<size_t>(row / tensor->ne[1] / tensor->ne[2]);
+    return i1 * tensor->nb[1] + i2 * tensor->nb[2] + i3 * tensor->nb[3];
+}
+
+const char * host_data(const ggml_tensor * tensor) {
+    const SplitWeight * weight = weight_of(tensor);
+    return static_cast<const char *>(weight == nullptr ? tensor->data : weight->whole_on_host().tensor->data);
+}
+
+int64_t n_rows(const ggml_tensor * tensor) {
+    return tensor->ne[1] * tensor->ne[2] * tensor->ne[3];
+}
+
+void gather(const ggml_tensor * src, int64_t begin, int64_t count, Rows rows, char * out) {
+    const char * data  = host_data(src) + static_cast<size_t>(begin) * src->nb[0];
+    const size_t bytes = static_cast<size_t>(count) * src->nb[0];
+    if (count == src->ne[0] && ggml_is_contiguous(src)) { // routing weights are rows of one number
+        std::memcpy(out, data + static_cast<size_t>(rows.first) * bytes, static_cast<size_t>(rows.count) * bytes);
+        return;
+    }
+    for (int64_t row = 0; row < rows.count; row++) {
+        std::memcpy(out + static_cast<size_t>(row) * bytes, data + offset_of(src, rows.first + row), bytes);
     }
 }
 

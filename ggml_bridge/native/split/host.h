@@ -1,13 +1,35 @@
 // The host side of a context: ggml's CPU backend, its threads, and memory for what the host makes for itself.
+//
+// A context has one Host (run.h), whose functions are called by the thread that computes its graphs. Work beside
+// graphs, such as joining results, is shared among the same threads. The memory belongs to all programs of the context,
+// of which one runs at a time.
 
 #pragma once
 
 #include <functional>
+#include <vector>
 
-#include "split_program.h"
-#include "thread_settings.h"
+#include "program.h"
 
 namespace oallama {
+
+// Cores and scheduling priority of a thread: what a user gives llama.cpp's threads holds for our thread pool.
+class ThreadSettings {
+  public:
+    static ThreadSettings of_this_thread();
+
+    // Parameters of a pool that the thread with these settings makes: its threads inherit cores and priority. A thread
+    // with one core belongs to a pool of llama.cpp's that gave each thread its own: ours get that pool's cores, one
+    // each.
+    ggml_threadpool_params pool_params(int n_threads) const;
+
+    bool operator==(const ThreadSettings & other) const;
+
+  private:
+    std::vector<bool> cores_;
+    int               policy_   = 0;
+    int               priority_ = 0;
+};
 
 class Host {
   public:
@@ -54,5 +76,22 @@ class Host {
     int64_t            n_items_ = 0;
     const Share *      work_    = nullptr;
 };
+
+// Where a full value's bytes are on the host.
+const char * host_data(const ggml_tensor * tensor);
+
+// Byte offset of a row, counted over all dimensions.
+size_t offset_of(const ggml_tensor * tensor, int64_t row);
+
+// Rows of a tensor, over all its dimensions: [first, first + count).
+struct Rows {
+    int64_t first;
+    int64_t count;
+};
+
+int64_t n_rows(const ggml_tensor * tensor);
+
+// Elements [begin, begin + count) of each of the rows, one row after the other.
+void gather(const ggml_tensor * src, int64_t begin, int64_t count, Rows rows, char * out);
 
 } // namespace oallama

@@ -7,7 +7,7 @@
 
 #pragma once
 
-#include "error.h"
+#include "util.h"
 
 namespace oallama {
 

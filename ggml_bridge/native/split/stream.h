@@ -1,5 +1,9 @@
-// Weights on their way to the device: a ring there (ring.h), filled by copies on a stream of their own while the device
+// Weights on their way to the device: a ring of slots there, filled by copies on a stream of their own while the device
 // computes with what came before (ScheInfer III-C).
+//
+// A slot holds a block: what is streamed of the weights of one phase. Of two slots each lies at its own end of the
+// ring, so that any two blocks that fit together can take turns. Blocks take the slots in turn, and a block always
+// begins at the same place of a slot: CUDA captures a graph only if its tensors lie where they lay the last time.
 //
 // Which block comes next is learned from the order in which blocks were asked for, which goes round: after the last
 // layer of a token comes the first layer of the next one. As soon as a slot is free the copy of the next block begins,
@@ -7,16 +11,173 @@
 //
 // A device has one copy engine a direction, and no copy is interrupted: an activation that is sent while weights are
 // copied waits for them. So weights are asked for in pieces, between which other copies pass, and no more of them ahead
-// than the link can have done when the next activation is due (pace.h).
+// than the link can have done when the next activation is due. Tokens are alike: what passed the last times between two
+// small copies is what will pass this time.
+//
+// A context has one Stream (run.h), which one thread at a time uses. It owns the ring and the blocks; weights belong to
+// their buffers, and outlive the programs that stream them.
 
 #pragma once
 
+#include <chrono>
 #include <map>
 
-#include "pace.h"
-#include "ring.h"
+#include "weights.h"
 
 namespace oallama {
+
+//
+// when the next small copy is due
+//
+
+using Clock = std::chrono::steady_clock;
+using Time  = Clock::time_point;
+
+inline Clock::duration to_duration(double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// From one small copy to the next: the mean of the last times. A time far above it is a pause, such as a user's
+// between two requests, and changes nothing; the second in a row is how long it takes now.
+class Interval {
+  public:
+    void begin(Time now = Clock::now()) { begun_ = now; }
+
+    void end(Time now = Clock::now()) {
+        const double seconds = std::chrono::duration<double>(now - begun_).count();
+        paused_              = known_ && !paused_ && seconds > pause * seconds_;
+        if (!paused_) {
+            seconds_ = known_ ? seconds_ + (seconds - seconds_) / n_remembered : seconds;
+            known_   = true;
+        }
+    }
+
+    // When it will end that has begun; the first time, never.
+    Time due() const { return known_ ? begun_ + to_duration(seconds_) : Time::max(); }
+
+  private:
+    static constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
+    static constexpr double pause        = 4; // times the mean
+
+    Time   begun_;
+    double seconds_ = 0.0;
+    bool   known_   = false;
+    bool   paused_  = false; // the last time
+};
+
+// After each small copy of a phase, until the next one.
+struct Pace {
+    Interval sent;                 // its activations
+    Interval lifted;               // what the host computed, where the result is made whole on the device
+    Interval fed;                  // its result, by llama.cpp, which has told the device since to compute with it
+    bool     feeds_device = false; // the last one is sent as soon as the phase has ended
+};
+
+// Which small copy was the last one.
+class Turns {
+  public:
+    // It has been made; NULL: the next one is about to be.
+    void made(Interval * after) {
+        if (after_ != nullptr) {
+            after_->end();
+        }
+        after_ = after;
+        if (after_ != nullptr) {
+            after_->begin();
+        }
+    }
+
+    // Nothing is learnt from the last one.
+    void forget() { after_ = nullptr; }
+
+    bool is_last(const Interval & after) const { return after_ == &after; }
+
+    // When the next one is due; where nothing is known of the last one, at any moment.
+    Time due() const { return after_ != nullptr ? after_->due() : Time::min(); }
+
+  private:
+    Interval * after_ = nullptr;
+};
+
+//
+// the ring
+//
+
+using StreamedPart = std::pair<const SplitWeight *, Side>; // its CG or CG'
+
+// Bytes of a block.
+using Bytes = std::pair<size_t, size_t>; // the first, and how many
+
+constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
+
+// What is streamed of the weights of one phase, which is copied together.
+struct StreamBlock {
+    std::vector<StreamedPart> parts;
+    std::vector<size_t>       offsets; // bytes into the slot
+    std::vector<Bytes>        tails;   // what the device may read behind each part, and must not find NaN in
+    size_t                    bytes  = 0;
+    StreamBlock *             next   = nullptr; // asked for after it the last time
+    bool                      routed = false;   // asked for expert by expert the last time: cannot be foreseen
+};
+
+struct Slot {
+    StreamBlock *      holds = nullptr;
+    std::vector<Bytes> zeros;    // tails of what was copied there last, if nothing else was since
+    std::vector<bool>  experts;  // that are there; empty: all that was asked for
+    size_t             part = 0; // the first that is not all asked for; the number of parts: none
+    size_t             at   = 0; // bytes of it that are
+
+    // Nothing of the block is asked for yet.
+    void hold(StreamBlock & block);
+};
+
+constexpr size_t no_slot = SIZE_MAX;
+
+class Ring {
+  public:
+    Ring(ggml_backend_dev_t device, size_t n_slots) : device_(device), slots_(n_slots) {}
+
+    ~Ring() { free(); }
+
+    Ring(const Ring &)             = delete;
+    Ring & operator=(const Ring &) = delete;
+
+    size_t n_slots() const { return slots_.size(); }
+
+    size_t bytes() const { return bytes_; }
+
+    Slot & operator[](size_t slot) { return slots_[slot]; }
+
+    // Becomes so large, and empty. False: the device has no room, and there is no ring.
+    bool resize(size_t bytes);
+
+    // Gives a tensor the bytes at `at` of a block in a slot.
+    void bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const;
+
+    size_t find(const StreamBlock & block) const; // no_slot: nowhere
+
+    // The slot whose turn it is after that of another; after no_slot, the first.
+    size_t after(size_t slot) const { return slot == no_slot ? 0 : (slot + 1) % slots_.size(); }
+
+    // Whether a block in a slot leaves another slot alone; true for no_slot.
+    bool spares(size_t other, const StreamBlock & block, size_t slot) const;
+
+    // Lets a slot hold a block. Slots that it touches become empty.
+    void take(StreamBlock & block, size_t slot);
+
+  private:
+    void   free();
+    size_t begin_of(const StreamBlock & block, size_t slot) const;
+
+    ggml_backend_dev_t device_;
+    BufferPtr          buffer_;
+    size_t             bytes_ = 0;
+    std::vector<Slot>  slots_;
+};
+
+//
+// the stream
+//
 
 class Stream {
   public:

@@ -1,0 +1,225 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace oallama {
+
+namespace {
+
+char * row_of(const ggml_tensor * node, int64_t n_used, int64_t row) {
+    return static_cast<char *>(node->data) + static_cast<size_t>(row / n_used) * node->nb[2] +
+           static_cast<size_t>(row % n_used) * node->nb[1];
+}
+
+void add_weighted(float * sum, const float * row, float weight, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] += weight * row[i];
+    }
+}
+
+void resize(const Sized & sized, int64_t n) {
+    ggml_tensor * tensor  = sized.tensor;
+    tensor->ne[sized.dim] = n;
+    for (int d = sized.dim; d + 1 < GGML_MAX_DIMS; d++) {
+        tensor->nb[d + 1] = tensor->nb[d] * static_cast<size_t>(tensor->ne[d]);
+    }
+}
+
+// Numbers of 4 bytes, one for each expert that a token uses.
+template <typename T> void read_all(const ggml_tensor * tensor, std::vector<T> & out) {
+    out.resize(static_cast<size_t>(tensor->ne[0] * n_rows(tensor)));
+    gather(tensor, 0, tensor->ne[0], {0, n_rows(tensor)}, reinterpret_cast<char *>(out.data()));
+}
+
+void pack_biases(const Routed & routed, const ggml_tensor * biases, char * out) {
+    for (const int32_t expert : routed.weights.front()->slice().hot) {
+        const int32_t row = std::max(expert, 0); // of a slot that is free nothing is used
+        std::memcpy(out, host_data(biases) + static_cast<size_t>(row) * biases->nb[1], biases->nb[1]);
+        out += biases->nb[1];
+    }
+}
+
+} // namespace
+
+int64_t n_device_ranks(int64_t n_used, int64_t n_slots) {
+    return std::min(n_used, n_slots);
+}
+
+void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots,
+           Routing & routing) {
+    routing.n_used   = n_used;
+    routing.n_tokens = static_cast<int64_t>(ids.size()) / n_used;
+    routing.n_device = n_device_ranks(n_used, n_slots);
+    routing.slots.clear();
+    routing.device_rows.clear();
+    routing.host_ids.clear();
+    routing.host_rows.clear();
+    routing.slots.reserve(static_cast<size_t>(routing.n_device * routing.n_tokens));
+    routing.device_rows.reserve(static_cast<size_t>(routing.n_device * routing.n_tokens));
+    routing.host_ids.reserve(ids.size());
+    routing.host_rows.reserve(ids.size());
+    std::vector<int64_t> taken_by(static_cast<size_t>(n_slots), -1); // the last token that uses a slot
+    for (int64_t token = 0; token < routing.n_tokens; token++) {
+        const size_t begin = routing.slots.size();
+        const size_t end   = begin + static_cast<size_t>(routing.n_device);
+        for (int64_t rank = 0; rank < n_used; rank++) {
+            const int64_t row    = token * n_used + rank;
+            const int32_t expert = ids[static_cast<size_t>(row)];
+            if (expert < 0 || static_cast<size_t>(expert) >= slot_of.size()) {
+                throw Error(OALLAMA_FAILED, "a token was routed to expert " + std::to_string(expert) + " of " +
+                                                std::to_string(slot_of.size()));
+            }
+            const int32_t slot = slot_of[static_cast<size_t>(expert)];
+            if (slot < 0 || taken_by[static_cast<size_t>(slot)] == token) {
+                routing.host_ids.push_back(expert);
+                routing.host_rows.push_back(static_cast<int32_t>(row));
+                continue;
+            }
+            taken_by[static_cast<size_t>(slot)] = token;
+            routing.slots.push_back(slot);
+            routing.device_rows.push_back(static_cast<int32_t>(row));
+        }
+        const int32_t same = routing.slots.size() > begin ? routing.slots[begin] : 0;
+        for (size_t free = 0; routing.slots.size() < end;) {
+            if (routing.n_tokens > 1) {
+                while (taken_by[free] == token) {
+                    free++;
+                }
+                taken_by[free] = token;
+            }
+            routing.slots.push_back(routing.n_tokens > 1 ? static_cast<int32_t>(free) : same);
+            routing.device_rows.push_back(-1);
+        }
+    }
+}
+
+void device_weights(const Routing & routing, const float * weights, float * out) {
+    for (const int32_t row : routing.device_rows) {
+        *out++ = row < 0 ? 0.0F : weights[row];
+    }
+}
+
+void join_rows(Host & host, const Routing & routing, const char * device, const ggml_tensor * node) {
+    const size_t bytes = ggml_row_size(node->type, node->ne[0]);
+    char *       data  = static_cast<char *>(node->data);
+    host.spread(data, routing.n_misses(), bytes, [&](int64_t i) {
+        return static_cast<size_t>(row_of(node, routing.n_used, routing.host_rows[static_cast<size_t>(i)]) - data);
+    });
+    const auto n = static_cast<int64_t>(routing.device_rows.size());
+    host.share(n, static_cast<size_t>(n) * bytes, [&](int64_t begin, int64_t end) {
+        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); i++) {
+            if (routing.device_rows[i] >= 0) {
+                std::memcpy(row_of(node, routing.n_used, routing.device_rows[i]), device + i * bytes, bytes);
+            }
+        }
+    });
+}
+
+void join_sum(Host & host, const Routing & routing, const float * weights, const float * host_rows,
+              const float * device_rows, bool summed, const ggml_tensor * node) {
+    const int64_t n       = node->ne[0];
+    const auto &  misses  = routing.host_rows;
+    const auto    of_some = [&](int64_t begin, int64_t end) {
+        const auto first   = std::lower_bound(misses.begin(), misses.end(), begin * routing.n_used);
+        size_t     at_host = static_cast<size_t>(first - misses.begin());
+        size_t     at_dev  = static_cast<size_t>(begin * routing.n_device);
+        for (int64_t token = begin; token < end; token++) {
+            auto * sum =
+                reinterpret_cast<float *>(static_cast<char *>(node->data) + static_cast<size_t>(token) * node->nb[1]);
+            if (summed) {
+                std::memcpy(sum, device_rows + token * n, static_cast<size_t>(n) * sizeof(float));
+            } else {
+                std::fill(sum, sum + n, 0.0F);
+                for (int64_t rank = 0; rank < routing.n_device; rank++, at_dev++) {
+                    const int32_t row = routing.device_rows[at_dev];
+                    if (row >= 0) {
+                        add_weighted(sum, device_rows + static_cast<int64_t>(at_dev) * n, weights[row], n);
+                    }
+                }
+            }
+            for (; at_host < misses.size() && misses[at_host] / routing.n_used == token; at_host++) {
+                add_weighted(sum, host_rows + static_cast<int64_t>(at_host) * n, weights[misses[at_host]], n);
+            }
+        }
+    };
+    const int64_t rows = routing.n_tokens * routing.n_used; // that are read, about
+    host.share(routing.n_tokens, static_cast<size_t>(rows * n) * sizeof(float), of_some);
+}
+
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches) {
+    batches.resize(std::max(batches.size(), phase.routings.size()));
+    for (size_t i = 0; i < phase.routings.size(); i++) {
+        const Routed &      routed = phase.routings[i];
+        RoutedBatch &       batch  = batches[i];
+        const SplitWeight & first  = *routed.weights.front();
+        for (const SplitWeight * weight : routed.weights) {
+            if (weight->slot_of() != first.slot_of()) {
+                throw Error(OALLAMA_FAILED, weight->slice().name + " has other hot experts than " + first.slice().name +
+                                                "; those of a block must be the same");
+            }
+        }
+        read_all(routed.host_chosen == nullptr ? routed.ids.of(graph) : routed.host_chosen, batch.chosen);
+        if (routed.weighted) {
+            read_all(routed.host_weighting == nullptr ? routed.weighting.of(graph) : routed.host_weighting,
+                     batch.weights);
+        }
+        route(batch.chosen, routed.n_used, first.slot_of(), first.n_slots(), batch.routing);
+        for (const SplitWeight * weight : routed.weights) {
+            weight->count(batch.chosen, batch.routing.n_tokens);
+        }
+        const int64_t n_misses = batch.routing.n_misses();
+        for (const Sized & sized : routed.sized) {
+            resize(sized, n_misses);
+        }
+        std::copy(batch.routing.host_ids.begin(), batch.routing.host_ids.end(),
+                  static_cast<int32_t *>(routed.host_ids->data));
+        for (const GatheredRows & gathered : routed.gathered) {
+            auto * index = static_cast<int32_t *>(gathered.index->data);
+            for (const int32_t row : batch.routing.host_rows) {
+                *index++ = gathered.by_rank ? row : row / static_cast<int32_t>(routed.n_used);
+            }
+        }
+    }
+}
+
+void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const SentRows & sent,
+          const ggml_cgraph * graph, char * out) {
+    const Routing & routing = batch.routing;
+    switch (sent.what) {
+        case SentRows::What::ids:
+            std::memcpy(out, routing.slots.data(), routing.slots.size() * sizeof(int32_t));
+            return;
+        case SentRows::What::weights:
+            device_weights(routing, batch.weights.data(), reinterpret_cast<float *>(out));
+            return;
+        case SentRows::What::biases: pack_biases(routed, sent.origin.of(graph), out); return;
+        case SentRows::What::rows: break;
+    }
+    const ggml_tensor * x     = sent.host == nullptr ? sent.origin.of(graph) : sent.host;
+    const size_t        bytes = ggml_row_size(x->type, x->ne[0]);
+    const char *        data  = host_data(x);
+    const auto          n     = static_cast<int64_t>(routing.device_rows.size());
+    host.share(n, static_cast<size_t>(n) * bytes, [&](int64_t begin, int64_t end) {
+        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); i++) {
+            const int64_t first = static_cast<int64_t>(i) / routing.n_device * routing.n_used; // of the token
+            const int64_t row   = routing.device_rows[i] < 0 ? first : routing.device_rows[i];
+            std::memcpy(out + i * bytes,
+                        data + static_cast<size_t>(row / routing.n_used) * x->nb[2] +
+                            static_cast<size_t>(row % routing.n_used) * x->nb[1],
+                        bytes);
+        }
+    });
+}
+
+void join_routed(Host & host, const RoutedBatch & batch, const Download & download, const ggml_tensor * node,
+                 const char * from) {
+    if (download.join == Download::Join::rows) {
+        join_rows(host, batch.routing, from, node);
+        return;
+    }
+    join_sum(host, batch.routing, batch.weights.data(), static_cast<const float *>(download.host_rows->data),
+             reinterpret_cast<const float *>(from), download.summed, node);
+}
+
+} // namespace oallama

@@ -1,0 +1,74 @@
+// Which of a batch's rows the device computes, with the hot experts that it holds, and which the host.
+//
+// A token uses n_used experts, and each mul-mat by them gives it n_used rows, one for each rank. A row is a hit where
+// its expert is hot. Rows are counted token by token: rank + n_used * token.
+//
+// Shapes of the device's graph are constant. The host's are those of a batch without hits; before each run they shrink
+// to the rows that are misses, one expert each: x [k, 1, n_misses], ids [1, n_misses], results [n, 1, n_misses].
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "host.h"
+
+namespace oallama {
+
+struct Routing {
+    int64_t n_used   = 0;
+    int64_t n_tokens = 0;
+    int64_t n_device = 0; // rows that the device computes for each token: as many as can be hits
+
+    // Of the device, [n_device, n_tokens]: hits come first. What is left over computes with some slot, to be thrown
+    // away, so that shapes stay as they are.
+    std::vector<int32_t> slots;
+    std::vector<int32_t> device_rows; // -1: none
+
+    // Of the host, only the misses: it reads the weights of experts that are not hot, and of no other.
+    std::vector<int32_t> host_ids;
+    std::vector<int32_t> host_rows; // ascending
+
+    int64_t n_misses() const { return static_cast<int64_t>(host_rows.size()); }
+};
+
+// ids: [n_used, n_tokens]. slot_of: where the device has each expert; -1: nowhere. What no hit takes computes with the
+// slot of a hit where there is one token, which costs no more reading, and else with one that the token does not use:
+// kernels for batches sort rows by expert, and take each once for a token. Throws OALLAMA_FAILED for an expert that
+// does not exist.
+void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots,
+           Routing & routing);
+
+// Routing weights of the rows that the device computes, 0 where it computes none.
+void device_weights(const Routing & routing, const float * weights, float * out);
+
+// Rows of the batch, from both sides, to where they belong in node, [n, n_used, n_tokens]. The host's lie packed at the
+// node's beginning.
+void join_rows(Host & host, const Routing & routing, const char * device, const ggml_tensor * node);
+
+// node, [n, n_tokens], becomes the sum of each token's rows times their routing weights. host_rows: the host's, packed;
+// device_rows: the device's, or, where summed, their sum.
+void join_sum(Host & host, const Routing & routing, const float * weights, const float * host_rows,
+              const float * device_rows, bool summed, const ggml_tensor * node);
+
+// One of a phase's routings for the batch at hand. Not kept with programs: of large batches not many would fit.
+struct RoutedBatch {
+    std::vector<int32_t> chosen; // experts, [n_used, n_tokens]
+    std::vector<float>   weights;
+    Routing              routing;
+};
+
+// Reads the ids of the batch at hand, a batch for each of the phase's routings, and gives the host's tensors their
+// sizes and the rows that are misses. Throws OALLAMA_FAILED for an expert that does not exist, or where mul-mats of one
+// block have come to other hot experts.
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches);
+
+// What a phase's device side is sent of a routing, packed.
+void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const SentRows & sent,
+          const ggml_cgraph * graph, char * out);
+
+// Makes a node whole, as split_join does of others. from: what the device computed.
+void join_routed(Host & host, const RoutedBatch & batch, const Download & download, const ggml_tensor * node,
+                 const char * from);
+
+} // namespace oallama

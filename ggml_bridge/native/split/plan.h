@@ -1,0 +1,176 @@
+// A plan: what its text says (PlanSpec), and what loading made of it (LoadedPlan).
+//
+// A weight [K, N, E] is cut along an axis into CC, CG and GG, in this order: rows cuts N, cols cuts K, halves cuts both
+// halves of N alike. Counts are elements along the axis; CC + CG + GG is its extent.
+//
+// A PlanSpec never changes. A LoadedPlan belongs to its oallama_plan and to each buffer of weights that was loaded by
+// it, whichever lives longest; its functions may be called by any thread.
+
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "util.h"
+
+namespace oallama {
+
+constexpr const char * plain_layout = "CPU"; // ggml's plain host buffer type
+
+enum class Axis : int32_t { rows = OALLAMA_ROWS, cols = OALLAMA_COLS, halves = OALLAMA_HALVES };
+
+struct SliceSpec {
+    std::string          name;
+    ggml_type            type = GGML_TYPE_F32;
+    int64_t              k    = 0; // weight [K, N, E]
+    int64_t              n    = 0;
+    int64_t              e    = 0;
+    Axis                 axis = Axis::rows;
+    int64_t              cc   = 0; // elements along the axis
+    int64_t              cg   = 0;
+    int64_t              gg   = 0;
+    std::string          layout;            // host buffer type of CC
+    bool                 takes_n_g = true;  // CC is for the device too, for n_g tokens
+    bool                 resident  = false; // inputs and results are in the device's memory, not the host's
+    int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
+    std::vector<int32_t> hot;               // experts that the device has whole as well, in the order of its slots
+
+    int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
+};
+
+constexpr int64_t max_slots = 64;
+
+// One entry of the table of n_g: of so many tokens in a batch, the device computes CC for the last n_g (CG').
+struct TokenSplit {
+    int64_t n_tokens;
+    int64_t n_g;
+};
+
+// How CG is streamed.
+struct StreamSpec {
+    int64_t n_slots          = 2;    // of the ring that it is copied to
+    int64_t ring             = 0;    // bytes of the ring, more where one block needs more; 0: n_slots of the largest
+    bool    ahead            = true; // copies of the next blocks begin while a block is computed
+    int64_t piece            = 0;    // bytes that are asked for at once at most; 0: any number
+    int64_t link_bytes_per_s = 0;    // 0: not known, no limit to what is asked for ahead
+};
+
+struct PlanSpec {
+    std::string             model;  // fingerprint, kept for the reader
+    std::string             device; // empty: no CG and GG anywhere
+    StreamSpec              stream;
+    int64_t                 staging   = 0;         // bytes of the device that GG leaves for activations and the ring
+    bool                    twice     = false;     // CC in a layout the device cannot read is kept in the plain one too
+    int64_t                 sum_bytes = INT64_MAX; // of experts' results: added up if that many need not come back
+    std::vector<TokenSplit> tokens;                // ascending; empty: n_g is 0
+    std::vector<SliceSpec>  slices;
+    // name -> position in slices
+    std::unordered_map<std::string, size_t> by_name;
+};
+
+// Elements along the axis that a cut must be a multiple of: whole quantisation blocks of a row, and whole groups of
+// rows of every host layout (CPU_REPACK interleaves up to 16, AMX takes tiles of 32).
+int64_t granularity(ggml_type type, Axis axis);
+
+// Elements along the axis in which cuts are chosen: between tiles of rows of CUDA's mul-mats by quantised weights where
+// the weight is quantised, long and made of them, else the granularity. As cut_step of oallama/model/cut.py.
+int64_t cut_step(const SliceSpec & slice);
+
+// n_g for a batch: 0 below the first entry, linear between two (rounded, a half up), the same share above the last
+// (ScheInfer, Eq. 15); less by up to three at lengths that have no entry, such that the host's tokens come in groups.
+int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens);
+
+// Throws OALLAMA_INVALID naming the line.
+PlanSpec parse_plan(const std::string & text);
+
+//
+// plans in use
+//
+
+class BlockTimes;
+class SplitWeight;
+
+class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
+  public:
+    // owner: the inert device that the buffer type belongs to.
+    static std::shared_ptr<LoadedPlan> make(PlanSpec spec, ggml_backend_dev_t owner);
+
+    ~LoadedPlan();
+
+    LoadedPlan(const LoadedPlan &)             = delete;
+    LoadedPlan & operator=(const LoadedPlan &) = delete;
+
+    const PlanSpec & spec() const { return spec_; }
+
+    ggml_backend_buffer_type_t buft() { return &buft_; }
+
+    // The device that holds GG; NULL without any. Looked up when it is first needed: stock programs load their plugins
+    // before they connect to RPC servers. Throws OALLAMA_INVALID where it is missing.
+    ggml_backend_dev_t device() const;
+
+    // The device whose memory has what a mul-mat by this weight reads and gives; NULL: it is in host memory. Throws as
+    // device().
+    ggml_backend_dev_t memory_of(const SliceSpec & slice) const;
+
+    // Whether the plan has blocks live on the device, which has memory of its own but takes no other buffer type.
+    bool lacks_residents() const;
+
+    // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
+    SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
+
+    // How a buffer reports what it did. A load is a buffer's life; when one begins, the problems of loads that have
+    // ended are forgotten.
+    uint64_t begin_load();
+    void     end_load(uint64_t load);
+    void     report(const SplitWeight & weight, bool loaded); // when it is loaded, and loaded = false when freed
+    void     problem(uint64_t load, const std::string & sentence, bool usable); // once
+
+    // Counts uses of experts in weights that are loaded from here on, and adds them to this file when these are freed.
+    void keep_uses(const std::string & path) { uses_path_ = path; }
+
+    bool keeps_uses() const { return !uses_path_.empty(); }
+
+    const std::shared_ptr<BlockTimes> & times() { return times_; } // of its blocks
+
+    oallama_slice            placed(size_t index) const;
+    std::vector<std::string> problems(bool * usable) const;
+
+  private:
+    struct Problem {
+        uint64_t    load;
+        std::string sentence;
+        bool        usable;
+    };
+
+    LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
+
+    const PlanSpec                    spec_;
+    const std::shared_ptr<BlockTimes> times_;
+    std::string                       uses_path_;
+    ggml_backend_buffer_type          buft_;
+    mutable std::mutex                mutex_;
+    mutable ggml_backend_dev_t        device_   = nullptr;
+    mutable ggml_backend_dev_t        resident_ = nullptr; // the device where blocks can live there
+    std::vector<oallama_slice>        placed_;
+
+    std::vector<std::vector<const SplitWeight *>> held_; // of each slice, the weights that are loaded
+    std::vector<Problem>                          problems_;
+    std::set<uint64_t>                            loads_; // that have not ended
+    uint64_t                                      n_loads_ = 0;
+};
+
+// Vtable of the buffer types of plans, whose context is a LoadedPlan (ggml-oallama.cpp).
+extern const ggml_backend_buffer_type_i ggml_backend_oallama_split_buffer_type_i;
+
+// Says that a plan names a device, until remove_device was called as often (ggml-oallama.cpp). While all plans name the
+// same one, results in host memory are by default in its pinned memory, as those of ggml's CPU device are in llama.cpp.
+// resident: the plan has blocks that live there. Returns whether they can: OALLAMA_Resident computes in the memory of
+// one device at a time. remove_device takes what this returned.
+bool add_device(ggml_backend_dev_t device, bool resident);
+void remove_device(ggml_backend_dev_t device, bool resident);
+
+} // namespace oallama

@@ -1,0 +1,195 @@
+// Programs: a sub-graph of llama.cpp's graph, prepared for two processors.
+//
+// Work is done in phases. A phase sends the full values that its device side needs, starts the device, computes the
+// host side meanwhile, and joins what the next phase or llama.cpp needs in full. A feed-forward block is one phase.
+// Only addresses change from call to call; all else is prepared once for a shape and reused.
+
+#pragma once
+
+#include "graph.h"
+#include "stream.h"
+#include "times.h"
+
+namespace oallama {
+
+// A tensor of llama.cpp's sub-graph: a node, or the source of one.
+struct Origin {
+    int node = 0;
+    int src  = -1; // -1: the node itself
+
+    const ggml_tensor * of(const ggml_cgraph * graph) const {
+        return src < 0 ? graph->nodes[node] : graph->nodes[node]->src[src];
+    }
+};
+
+// A host tensor that is to get the data pointer of a tensor of llama.cpp's before each run.
+struct Binding {
+    ggml_tensor * tensor;
+    Origin        origin;
+};
+
+// A host tensor that the host makes for itself, in host memory that all programs share.
+struct Staged {
+    ggml_tensor * tensor;
+    size_t        at; // bytes into that memory
+};
+
+// A device tensor that is to get the data pointer of a tensor of llama.cpp's in device memory before each run.
+struct DeviceBinding {
+    ggml_tensor *       tensor;
+    Origin              origin;
+    const ggml_tensor * like; // when the program was built
+};
+
+// A tensor of llama.cpp's in device memory, and where the host gets it when a phase begins.
+struct Input {
+    ggml_tensor * tensor; // on the host
+    Origin        origin;
+};
+
+// What the host has computed, and where on the device it is sent when a phase ends.
+struct Lift {
+    ggml_tensor * from;
+    ggml_tensor * to;
+};
+
+// A full value to send: elements [begin, begin + count) of each row of the tensor's, the first of which is first_row.
+struct Upload {
+    ggml_tensor * tensor; // on the device
+    Origin        origin;
+    int64_t       begin;
+    int64_t       count;
+    int64_t       first_row;
+    bool          packed;  // contiguous and whole rows: may be sent from where it is
+    size_t        staging; // bytes into the staging memory, where it is packed first, or pinned
+};
+
+// A result to fetch, and how it becomes part of the original tensor.
+struct Download {
+    enum class Join {
+        copy,    // the device has all of it
+        scatter, // elements [begin, begin + count) of each row or half
+        add,     // partial sums
+        rows,    // rows of routed values
+        sum,     // rows of routed values, weighted and added up
+    };
+
+    ggml_tensor * tensor; // on the device
+    int           node;
+    Join          join;
+    int64_t       begin; // elements
+    int64_t       count;
+    int64_t       extent;      // 2 * extent == ne[0] of the node: halves
+    int64_t       first_row;   // of the node, where the device tensor's first one belongs
+    int64_t       n_rows;      // of the device tensor, from its first
+    int64_t       spread;      // elements on the host that lie packed and must be moved apart first; 0: none
+    int64_t       spread_rows; // of the node, from its first
+    bool          direct;      // can be fetched to where it belongs
+    size_t        staging;     // bytes into the staging memory
+    int           routed;      // which of the phase's routings says what belongs where; of rows and sum
+    ggml_tensor * host_rows;   // of a sum
+    ggml_tensor * to;          // on the host, what is lifted to the node's device memory; NULL: the node itself
+    bool          summed;      // on the device, already
+};
+
+// A host tensor with something for each miss, along dimension dim.
+struct Sized {
+    ggml_tensor * tensor;
+    int           dim;
+};
+
+// Rows of a full input for the misses.
+struct GatheredRows {
+    const ggml_tensor * x;
+    ggml_tensor *       index;
+    ggml_tensor *       rows;
+    size_t              at;      // bytes into the memory of what is staged
+    bool                by_rank; // x has a row for each rank, not one for each token
+    bool                reused = false;
+};
+
+// What the device is sent of a routing when the phase begins.
+struct SentRows {
+    enum class What { ids, weights, rows, biases };
+
+    What          what;
+    ggml_tensor * tensor;
+    Origin        origin;  // of rows and biases
+    ggml_tensor * host;    // of rows, where llama.cpp's are in device memory
+    size_t        staging; // bytes into the staging memory
+};
+
+// Which side computes what of the mul-mats by the same ids and the same hot experts.
+struct Routed {
+    std::vector<const SplitWeight *> weights;
+    Origin                           ids;
+    Origin                           weighting;                // the routing weights, where weighted
+    ggml_tensor *                    host_chosen    = nullptr; // ids on the host, where llama.cpp's are on the device
+    ggml_tensor *                    host_weighting = nullptr; // the same of the routing weights
+    bool                             weighted       = false;
+    int64_t                          n_used         = 0;
+    int64_t                          n_rows         = 0; // of the batch: n_used * n_tokens
+    int64_t                          n_device       = 0; // for each token
+    ggml_tensor *                    host_ids       = nullptr;
+    ggml_tensor *                    device_ids     = nullptr;
+    std::vector<Sized>               sized;
+    std::vector<GatheredRows>        gathered;
+    std::vector<SentRows>            sent;
+};
+
+// A part of a weight, CG or CG', on the device, in whatever slot it is copied to.
+struct Streamed {
+    StreamedPart  part;
+    ggml_tensor * tensor;
+};
+
+struct Phase {
+    std::vector<Input>    inputs; // only where llama.cpp's tensors are in device memory, as lifts
+    std::vector<Lift>     lifts;
+    std::vector<Upload>   uploads;
+    std::vector<Download> downloads;
+    std::vector<Streamed> streamed;
+    std::vector<Routed>   routings;
+    StreamBlock *         block = nullptr;    // of the streamed weights; NULL: none
+    Origin                ids;                // which experts are used, where routed
+    ggml_tensor *         host_ids = nullptr; // the same on the host, where llama.cpp's tensors are in device memory
+    bool                  routed   = false;
+    Pace                  pace;
+    int device_begin = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int stream_begin = 0;
+    int lift_begin   = 0; // nodes that make results whole in device memory, up to device_end
+    int device_end   = 0;
+    int host_begin   = 0; // nodes of the host graph
+    int host_end     = 0;
+};
+
+struct Program {
+    Signature                  signature;
+    ContextPtr                 ctx;
+    int64_t                    n_tokens     = 0;       // of the first mul-mat
+    BlockTime *                times        = nullptr; // of this block, cut and class of batch sizes
+    ggml_cgraph *              device_graph = nullptr;
+    ggml_cgraph *              host_graph   = nullptr;
+    ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
+    bool                       resident     = false;   // llama.cpp's tensors are in its memory
+    StreamSpec                 stream;                 // how CG is copied
+    std::vector<Binding>       bindings;
+    std::vector<DeviceBinding> device_bindings;
+    std::vector<ggml_tensor *> device_views; // of these
+    std::vector<ggml_tensor *> host_views;   // of bound and staged tensors; their data pointers follow, in this order
+    std::vector<Staged>        host_staged;
+    std::vector<Phase>         phases;
+    size_t                     staging_bytes = 0; // of what is packed for the device, and of what comes back
+    size_t                     host_bytes    = 0; // of host_staged
+    size_t                     bytes         = 0; // of itself
+};
+
+// Prepares a sub-graph; device memory is not allocated yet. memory: the device's that llama.cpp's tensors are in; NULL:
+// the host's. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
+std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory,
+                                       const Signature & signature);
+
+// Ranks of a token's experts that may be hits.
+int64_t n_device_ranks(int64_t n_used, int64_t n_slots);
+
+} // namespace oallama

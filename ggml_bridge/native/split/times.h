@@ -1,0 +1,67 @@
+// How long each block took, by its cut and by classes of batch sizes: what `oallama tune` plans anew from.
+//
+// A BlockTimes belongs to its plan, and keeps a record of each block, cut of it and class for as long. Any thread adds
+// to a record, which takes no lock; what is taken is zero afterwards, so each run is told once.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "plan.h"
+
+namespace oallama {
+
+// Of one run, in nanoseconds on the caller's thread: launching, the host's work, waiting, joining.
+using PhaseTimes = std::array<int64_t, 4>;
+
+// Of several runs: how many, their tokens, and their PhaseTimes.
+using BlockTotals = std::array<int64_t, 2 + std::tuple_size<PhaseTimes>::value>;
+
+class BlockTime {
+  public:
+    void add(int64_t n_tokens, const PhaseTimes & took);
+
+    BlockTotals take(); // since it was taken last
+
+  private:
+    std::array<std::atomic<int64_t>, std::tuple_size<BlockTotals>::value> totals_{};
+};
+
+class BlockTimes {
+  public:
+    struct Key {
+        std::string            name;    // the block's first weight
+        std::array<int64_t, 4> numbers; // CC, CG, GG of it; tokens at most: a power of two
+
+        bool operator<(const Key & other) const {
+            return name != other.name ? name < other.name : numbers < other.numbers;
+        }
+    };
+
+    // The record of a block; first: its first weight, as it is cut.
+    BlockTime & of(const SliceSpec & first, int64_t n_tokens);
+
+    // Hands over what there is, of `capacity` records at most; returns of how many.
+    int64_t take(int64_t capacity, const std::function<void(const Key &, const BlockTotals &)> & taker);
+
+  private:
+    std::mutex                                mutex_;
+    std::map<Key, std::unique_ptr<BlockTime>> times_;
+};
+
+// Begins to replace a file whole, once a second while blocks run, until the process ends: for whoever watches a stock
+// program that runs a plan. A line a block and class of batch sizes, counted since the beginning:
+//
+//     TOKENS-AT-MOST RUNS TOKENS LAUNCH-NS HOST-NS WAIT-NS JOIN-NS NAME
+//
+// All of it happens in a thread of its own, and nothing that computes waits for it: a file that cannot be written is
+// tried again a second later, and no thread means no file.
+void write_times(std::shared_ptr<BlockTimes> times, const std::string & path) noexcept;
+
+} // namespace oallama

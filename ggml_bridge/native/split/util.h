@@ -1,0 +1,151 @@
+// What every file here uses: errors and the log, owners of ggml's objects, pinned host memory, counters.
+//
+// No exception crosses the C interface or a vtable of ggml's: `guarded` turns it into a status, and into a sentence
+// that the same thread reads with oallama_last_error; `logged` also tells ggml's log, for callbacks that return no
+// reason.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "ggml-oallama.h"
+#include "ggml_backend_abi.h"
+
+namespace oallama {
+
+//
+// errors
+//
+
+class Error : public std::runtime_error {
+  public:
+    Error(oallama_status status, const std::string & message) : std::runtime_error(message), status_(status) {}
+
+    oallama_status status() const noexcept { return status_; }
+
+  private:
+    oallama_status status_;
+};
+
+void require(bool condition, const std::string & message); // throws OALLAMA_INVALID
+
+void         set_last_error(const char * message) noexcept;
+const char * last_error() noexcept;
+
+// Runs f and turns every exception into a status and a message.
+template <typename F> int guarded(F && f) noexcept {
+    try {
+        f();
+        return OALLAMA_OK;
+    } catch (const Error & error) {
+        set_last_error(error.what());
+        return error.status();
+    } catch (const std::bad_alloc &) {
+        set_last_error("out of host memory");
+        return OALLAMA_NO_MEMORY;
+    } catch (const std::exception & error) {
+        set_last_error(error.what());
+        return OALLAMA_FAILED;
+    } catch (...) {
+        set_last_error("unknown C++ exception");
+        return OALLAMA_FAILED;
+    }
+}
+
+// One line at error level through whatever callback ggml logs with.
+void log_error(const char * message) noexcept;
+
+template <typename F> int logged(F && f) noexcept {
+    const int status = guarded(f);
+    if (status != OALLAMA_OK) {
+        log_error(last_error());
+    }
+    return status;
+}
+
+//
+// ggml's objects
+//
+
+template <auto Free> struct Deleter {
+    template <typename T> void operator()(T * object) const noexcept { Free(object); }
+};
+
+using ContextPtr = std::unique_ptr<ggml_context, Deleter<ggml_free>>;
+using BufferPtr  = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buffer_free>>;
+using GallocrPtr = std::unique_ptr<ggml_gallocr, Deleter<ggml_gallocr_free>>;
+using BackendPtr = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
+using EventPtr   = std::unique_ptr<ggml_backend_event, Deleter<ggml_backend_event_free>>;
+
+// A context for the headers of n_tensors tensors, and of graphs of n_nodes nodes together in n_graphs.
+ContextPtr new_context(int64_t n_tensors, int64_t n_graphs = 0, int64_t n_nodes = 0);
+
+// Whether a buffer is in this device's pinned memory, in which its copies begin and end without holding up their
+// caller; false for NULL. The pinned buffer types of CUDA and Vulkan give plain memory where none is left: only the
+// type of the buffer tells.
+bool is_pinned(ggml_backend_buffer_t buffer, ggml_backend_dev_t device);
+
+// A buffer in pinned memory; NULL: the device has none, or none is left.
+BufferPtr new_pinned(ggml_backend_dev_t device, size_t size);
+
+//
+// counters, over the whole process
+//
+
+// Held now.
+struct Counters {
+    std::atomic<int64_t> host_weights{0}; // bytes
+    std::atomic<int64_t> device_weights{0};
+    std::atomic<int64_t> host_compute{0};
+    std::atomic<int64_t> device_compute{0};
+    std::atomic<int64_t> n_weights{0};
+    std::atomic<int64_t> n_programs{0};
+    std::atomic<int64_t> program_bytes{0};
+};
+
+inline Counters & counters() {
+    static Counters the_counters;
+    return the_counters;
+}
+
+// Done since the last reset.
+struct Stats {
+    std::atomic<int64_t> n_graphs{0};
+    std::atomic<int64_t> n_phases{0};
+    std::atomic<int64_t> n_built{0};
+    std::atomic<int64_t> launch_ns{0};
+    std::atomic<int64_t> host_ns{0};
+    std::atomic<int64_t> wait_ns{0};
+    std::atomic<int64_t> join_ns{0};
+    std::atomic<int64_t> total_ns{0};
+    std::atomic<int64_t> bytes_in{0};
+    std::atomic<int64_t> bytes_out{0};
+    std::atomic<int64_t> bytes_streamed{0};
+};
+
+inline Stats & stats() {
+    static Stats the_stats;
+    return the_stats;
+}
+
+class Stopwatch {
+  public:
+    // Adds the time since the last call to a counter, and returns it.
+    int64_t lap(std::atomic<int64_t> & counter) {
+        const auto    now         = std::chrono::steady_clock::now();
+        const int64_t nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count();
+        counter.fetch_add(nanoseconds, std::memory_order_relaxed);
+        last_ = now;
+        return nanoseconds;
+    }
+
+  private:
+    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+} // namespace oallama

@@ -1,0 +1,557 @@
+#include "weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <numeric>
+#include <set>
+
+namespace oallama {
+
+namespace {
+
+constexpr int64_t gather_bytes = int64_t{4} << 20; // strided rows go to the device in pieces of this size
+
+int64_t row_size(ggml_type type, int64_t n) {
+    return static_cast<int64_t>(ggml_row_size(type, n));
+}
+
+// Adds a range to those that are there, which do not touch; whether all of [0, whole) is.
+bool add_range(std::map<int64_t, int64_t> & ranges, int64_t begin, int64_t end, int64_t whole) {
+    auto next = ranges.upper_bound(begin);
+    if (next != ranges.begin() && std::prev(next)->second >= begin) {
+        --next;
+        begin = next->first;
+    }
+    while (next != ranges.end() && next->first <= end) {
+        end  = std::max(end, next->second);
+        next = ranges.erase(next);
+    }
+    ranges[begin] = end;
+    return begin == 0 && end == whole;
+}
+
+uint64_t next_id() {
+    static std::atomic<uint64_t> n_weights{0};
+    return ++n_weights;
+}
+
+} // namespace
+
+SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
+    : id_(next_id()), slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
+    set_hot(slice_.hot);
+}
+
+void SplitWeight::set_hot(std::vector<int32_t> hot) {
+    slice_.hot = std::move(hot);
+    slot_of_.assign(slice_.hot.empty() ? 0 : static_cast<size_t>(slice_.e), -1);
+    for (size_t slot = 0; slot < slice_.hot.size(); slot++) {
+        slot_of_[static_cast<size_t>(slice_.hot[slot])] = static_cast<int32_t>(slot);
+    }
+    move_cuts(slice_.cg, slice_.gg);
+}
+
+void SplitWeight::count_uses() {
+    if (!slice_.hot.empty()) {
+        uses_ = std::make_unique<Uses>();
+        for (Uses::Batches & batches : uses_->batches) {
+            batches.of_expert.assign(static_cast<size_t>(slice_.e), 0);
+        }
+    }
+}
+
+void SplitWeight::count(const std::vector<int32_t> & experts, int64_t n_tokens) const {
+    if (uses_ == nullptr) {
+        return;
+    }
+    const std::lock_guard<std::mutex> lock(uses_->mutex);
+    Uses::Batches &                   batches = uses_->batches[n_tokens == 1 ? 0 : 1];
+    batches.n_tokens += n_tokens;
+    for (const int32_t expert : experts) {
+        batches.of_expert[static_cast<size_t>(expert)]++;
+    }
+}
+
+void SplitWeight::append_uses(const std::string & path) const {
+    if (uses_ == nullptr) {
+        return;
+    }
+    const std::lock_guard<std::mutex> lock(uses_->mutex);
+    std::ofstream                     file(path, std::ios::app);
+    for (const Uses::Batches & batches : uses_->batches) {
+        if (batches.n_tokens == 0) {
+            continue;
+        }
+        file << slice_.name << (&batches == uses_->batches.data() ? " single " : " several ") << batches.n_tokens;
+        for (const int64_t uses : batches.of_expert) {
+            file << ' ' << uses;
+        }
+        file << '\n';
+    }
+}
+
+void SplitWeight::move_cuts(int64_t cg, int64_t gg) {
+    slice_.cg           = cg;
+    slice_.gg           = gg;
+    slice_.cc           = slice_.extent() - cg - gg;
+    parts_[side_host]   = Part{0, slice_.cc, nullptr, true};
+    parts_[side_stream] = Part{slice_.cc, cg, nullptr, true};
+    parts_[side_device] = slice_.hot.empty() ? Part{slice_.cc + cg, gg, nullptr, true} : parts_[side_host];
+    parts_[side_prime]  = parts_[side_host];
+}
+
+std::array<int64_t, 3> SplitWeight::shape(Side side) const {
+    const int64_t count = parts_[side].count;
+    if (side == side_device && !slice_.hot.empty()) {
+        return {slice_.k, slice_.n, n_slots()};
+    }
+    switch (slice_.axis) {
+        case Axis::cols: return {count, slice_.n, slice_.e};
+        case Axis::halves: return {slice_.k, 2 * count, slice_.e};
+        case Axis::rows: break;
+    }
+    return {slice_.k, count, slice_.e};
+}
+
+int64_t SplitWeight::part_bytes(Side side) const {
+    const std::array<int64_t, 3> ne = shape(side);
+    return row_size(slice_.type, ne[0]) * ne[1] * ne[2];
+}
+
+const Part & SplitWeight::whole_on_host() const {
+    const Part & part = parts_[side_host];
+    if (slice_.cg > 0 || slice_.gg > 0 || !part.pieces) {
+        throw Error(OALLAMA_UNSUPPORTED, slice_.name + " is read by something that is no mul-mat");
+    }
+    return part;
+}
+
+SplitWeight::Segment SplitWeight::segment(int64_t offset, int64_t size) const {
+    const int64_t row     = offset / row_bytes_; // over all rows of all matrices
+    const int64_t col     = offset % row_bytes_; // bytes into the row
+    const auto    side_at = [this](int64_t position, auto && size_of) {
+        const bool on_host = position < size_of(slice_.cc);
+        return on_host ? side_host : position < size_of(slice_.cc + slice_.cg) ? side_stream : side_device;
+    };
+    if (slice_.axis == Axis::cols) {
+        const auto    size_of = [this](int64_t elements) { return row_size(slice_.type, elements); };
+        const Side    side    = side_at(col, size_of);
+        const int64_t from    = size_of(parts_[side].begin);
+        const int64_t width   = size_of(parts_[side].count);
+        return {side, row * width + col - from, std::min(size, from + width - col)};
+    }
+    const int64_t run    = slice_.extent(); // rows that are cut together: a matrix, or half of one
+    const int64_t n_run  = row / run;
+    const int64_t in_run = row % run;
+    const Side    side   = side_at(in_run, [](int64_t elements) { return elements; });
+    const Part &  part   = parts_[side];
+    const int64_t left   = (part.begin + part.count - in_run) * row_bytes_ - col;
+    return {side, (n_run * part.count + in_run - part.begin) * row_bytes_ + col, std::min(size, left)};
+}
+
+void SplitWeight::set(const void * data, size_t offset, size_t size) {
+    const char * bytes = static_cast<const char *>(data);
+    int64_t      at    = static_cast<int64_t>(offset);
+    int64_t      left  = static_cast<int64_t>(size);
+    while (left > 0) {
+        const Segment piece = segment(at, left);
+        write(piece.side, bytes, piece.offset, piece.size);
+        if (piece.side == side_host && prime_is_copy()) {
+            write(side_prime, bytes, piece.offset, piece.size);
+        }
+        if (!slot_of_.empty()) {
+            write_hot(bytes, piece.offset, piece.size);
+        }
+        bytes += piece.size;
+        at += piece.size;
+        left -= piece.size;
+    }
+    for (const Side side : {side_host, side_stream, side_device, side_prime}) {
+        if (parts_[side].pieces) {
+            flush(side);
+        }
+    }
+}
+
+// Bytes of whole experts, which are on the host, once more for those that are hot.
+void SplitWeight::write_hot(const char * data, int64_t offset, int64_t size) {
+    const int64_t whole = expert_bytes();
+    while (size > 0) {
+        const int64_t begin = offset % whole;
+        const int64_t count = std::min(size, whole - begin);
+        const int32_t slot  = slot_of_[static_cast<size_t>(offset / whole)];
+        if (slot >= 0) {
+            write(side_device, data, slot * whole + begin, count);
+        }
+        data += count;
+        offset += count;
+        size -= count;
+    }
+}
+
+int64_t SplitWeight::host_bytes() const {
+    return part_bytes(side_host) + part_bytes(side_stream) + (prime_is_copy() ? part_bytes(side_prime) : 0);
+}
+
+// Which is written by itself.
+bool SplitWeight::prime_is_copy() const {
+    return has_prime() && parts_[side_prime].tensor != parts_[side_host].tensor;
+}
+
+void SplitWeight::write(Side side, const char * data, int64_t offset, int64_t size) {
+    Part &        part    = parts_[side];
+    Pending &     pending = pending_[side];
+    const int64_t whole   = part_bytes(side);
+    if (part.pieces && ggml_backend_buffer_is_host(part.tensor->buffer)) {
+        std::memcpy(static_cast<char *>(part.tensor->data) + offset, data, static_cast<size_t>(size));
+        return;
+    }
+    if (size == whole || (part.pieces && size >= gather_bytes)) { // nothing to collect
+        if (part.pieces) {
+            flush(side);
+        }
+        pending = Pending{};
+        ggml_backend_tensor_set(part.tensor, data, static_cast<size_t>(offset), static_cast<size_t>(size));
+        return;
+    }
+    if (!part.pieces) { // a repacked part is converted in one go, so all of it has to be there
+        pending.bytes.resize(static_cast<size_t>(whole));
+        std::memcpy(pending.bytes.data() + offset, data, static_cast<size_t>(size));
+        if (add_range(pending.ranges, offset, offset + size, whole)) {
+            pending.filled = whole;
+            flush(side);
+        }
+        return;
+    }
+    const bool follows = offset == pending.offset + pending.filled;
+    if (!follows || pending.filled + size > gather_bytes) {
+        flush(side);
+    }
+    if (pending.filled == 0) {
+        pending.bytes.resize(static_cast<size_t>(std::min(gather_bytes, whole)));
+        pending.offset = offset;
+    }
+    std::memcpy(pending.bytes.data() + pending.filled, data, static_cast<size_t>(size));
+    pending.filled += size;
+}
+
+void SplitWeight::flush(Side side) {
+    Pending & pending = pending_[side];
+    if (pending.filled > 0) {
+        ggml_backend_tensor_set(parts_[side].tensor, pending.bytes.data(), static_cast<size_t>(pending.offset),
+                                static_cast<size_t>(pending.filled));
+    }
+    pending = Pending{};
+}
+
+void SplitWeight::get(void * data, size_t offset, size_t size) const {
+    char *  bytes = static_cast<char *>(data);
+    int64_t at    = static_cast<int64_t>(offset);
+    int64_t left  = static_cast<int64_t>(size);
+    while (left > 0) {
+        const Segment piece = segment(at, left);
+        const Part &  part  = parts_[piece.side];
+        if (!part.pieces) {
+            throw Error(OALLAMA_UNSUPPORTED,
+                        slice_.name + " is kept in the layout " + slice_.layout + ", which cannot be read back");
+        }
+        ggml_backend_tensor_get(part.tensor, bytes, static_cast<size_t>(piece.offset), static_cast<size_t>(piece.size));
+        bytes += piece.size;
+        at += piece.size;
+        left -= piece.size;
+    }
+}
+
+//
+// memory
+//
+
+namespace {
+
+constexpr int64_t pinned_piece = int64_t{1} << 30; // bytes taken at once: one allocation of many GiB may fail
+constexpr int64_t shrink_steps = 64;               // parts of the planned GG that are tried when the whole does not fit
+
+using Weights = std::vector<std::unique_ptr<SplitWeight>>;
+using Problem = std::function<void(const std::string &)>;
+
+ggml_backend_buffer_type_t find_layout(const std::string & name) {
+    ggml_backend_dev_t cpu             = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    auto               get_extra_bufts = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
+    if (get_extra_bufts != nullptr) {
+        for (ggml_backend_buffer_type_t * buft = get_extra_bufts(cpu); buft != nullptr && *buft != nullptr; buft++) {
+            if (name == ggml_backend_buft_name(*buft)) {
+                return *buft;
+            }
+        }
+    }
+    return nullptr;
+}
+
+// ffn_up_exps, ffn_up_chexps and their like.
+bool is_expert_weight(const SliceSpec & slice) {
+    return slice.name.find("exps") != std::string::npos;
+}
+
+// Whether the device has a mul-mat by this part of a weight; buffer: an empty one of the buffer type to ask about, or
+// NULL for the device's own. Three dimensions are experts (MUL_MAT_ID), or the heads of MLA (MUL_MAT over all of them).
+bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side side, ggml_backend_buffer_t buffer) {
+    const std::array<int64_t, 3> ne      = weight.shape(side);
+    const bool                   experts = weight.slice().e > 1 && is_expert_weight(weight.slice());
+
+    ContextPtr    ctx = new_context(8);
+    ggml_tensor * w   = ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2]);
+    ggml_tensor * x   = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, ne[0], 1, experts ? 1 : ne[2]);
+    w->buffer         = buffer;
+    ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
+    return ggml_backend_dev_supports_op(device, experts ? ggml_mul_mat_id(ctx.get(), w, x, ids)
+                                                        : ggml_mul_mat(ctx.get(), w, x));
+}
+
+// CG and GG of weights the device cannot multiply go back to the host.
+void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device, const Problem & problem) {
+    for (const auto & weight : weights) {
+        const SliceSpec & slice = weight->slice();
+        if (slice.gg == 0 && slice.cg == 0 && slice.hot.empty()) {
+            continue;
+        }
+        const Side side = slice.cg > 0 && slice.gg == 0 ? side_stream : side_device;
+        if (device == nullptr || !can_multiply(device, *weight, side, nullptr)) {
+            problem(std::string(device == nullptr ? "no device" : ggml_backend_dev_name(device)) +
+                    " cannot multiply by " + weight->slice().name + " (" + ggml_type_name(weight->slice().type) +
+                    "): it stays on the host");
+            weight->set_hot({});
+            weight->move_cuts(0, 0);
+        }
+    }
+}
+
+// The tensors of one side that share a buffer type, in buffers of that type. False: no memory, or of another type.
+bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backend_buffer_type_t buft,
+              WeightMemory & memory) {
+    ContextPtr ctx = new_context(static_cast<int64_t>(weights.size()));
+    for (SplitWeight * weight : weights) {
+        const std::array<int64_t, 3> ne   = weight->shape(side);
+        Part &                       part = weight->part(side);
+        const ggml_type              type = weight->slice().type;
+        part.tensor                       = ne[2] > 1 ? ggml_new_tensor_3d(ctx.get(), type, ne[0], ne[1], ne[2])
+                                                      : ggml_new_tensor_2d(ctx.get(), type, ne[0], ne[1]);
+        ggml_set_name(part.tensor, weight->slice().name.c_str());
+    }
+    BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
+    if (!buffer || buffer->buft != buft) {
+        for (SplitWeight * weight : weights) {
+            weight->part(side).tensor = nullptr;
+        }
+        return false;
+    }
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    (side == side_device ? memory.device_bytes : memory.host_bytes) +=
+        static_cast<int64_t>(ggml_backend_buffer_get_size(buffer.get()));
+    memory.buffers.push_back(std::move(buffer));
+    memory.contexts.push_back(std::move(ctx));
+    return true;
+}
+
+std::vector<SplitWeight *> with_part(const Weights & weights, Side side) {
+    std::vector<SplitWeight *> chosen;
+    for (const auto & weight : weights) {
+        if (weight->part(side).count > 0) {
+            chosen.push_back(weight.get());
+        }
+    }
+    return chosen;
+}
+
+// What was planned for the device: elements of GG, and hot experts.
+struct Planned {
+    int64_t              gg;
+    std::vector<int32_t> hot;
+};
+
+// Makes every GG smaller alike, to part / shrink_steps of what was planned, and every set of hot experts. GG gives up
+// whole steps from its front, the same for all types, so that gate, up and down still end at one cut.
+int64_t shrink(const std::map<SplitWeight *, Planned> & planned, int64_t part) {
+    int64_t step = 1;
+    for (const auto & [weight, whole] : planned) {
+        step = std::lcm(step, cut_step(weight->slice()));
+    }
+    int64_t bytes = 0;
+    for (const auto & [weight, whole] : planned) {
+        const int64_t lost =
+            (whole.gg * (shrink_steps - part) + shrink_steps * step - 1) / (shrink_steps * step) * step;
+        weight->set_hot(
+            {whole.hot.begin(), whole.hot.begin() + static_cast<int64_t>(whole.hot.size()) * part / shrink_steps});
+        weight->move_cuts(weight->slice().cg, part == 0 ? 0 : std::max<int64_t>(0, whole.gg - lost));
+        bytes += weight->part_bytes(side_device);
+    }
+    return bytes;
+}
+
+// Takes device memory for every GG; when there is too little, for as much of it as fits.
+void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
+                     const Problem & problem) {
+    std::map<SplitWeight *, Planned> planned;
+    int64_t                          wanted_bytes = 0;
+    for (SplitWeight * weight : with_part(weights, side_device)) {
+        planned[weight] = {weight->slice().gg, weight->slice().hot};
+        wanted_bytes += weight->part_bytes(side_device);
+    }
+    if (planned.empty()) {
+        return;
+    }
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(device);
+    if (allocate(with_part(weights, side_device), side_device, buft, memory)) {
+        return;
+    }
+    int64_t fits = 0; // parts that the device has room for
+    for (int64_t fails = shrink_steps; fails - fits > 1;) {
+        const int64_t part = (fits + fails) / 2;
+        shrink(planned, part);
+        const std::vector<SplitWeight *> left = with_part(weights, side_device);
+        WeightMemory                     tried;
+        (left.empty() || allocate(left, side_device, buft, tried) ? fits : fails) = part;
+    }
+    for (; fits >= 0; fits--) { // somebody else may have taken the room since
+        const int64_t                    bytes = shrink(planned, fits);
+        const std::vector<SplitWeight *> left  = with_part(weights, side_device);
+        if (left.empty() || allocate(left, side_device, buft, memory)) {
+            problem(std::string(ggml_backend_dev_name(device)) + " has no room for " + std::to_string(wanted_bytes) +
+                    " bytes of weights: " + std::to_string(bytes) + " bytes are there, the rest is on the host");
+            return;
+        }
+    }
+}
+
+// The layout the plan names, where the CPU has it and can multiply by it; else plain memory.
+ggml_backend_buffer_type_t layout_of(SplitWeight & weight, const Problem & problem) {
+    const std::string & layout = weight.slice().layout;
+    if (layout == plain_layout || layout == "-") {
+        return ggml_backend_cpu_buffer_type();
+    }
+    ggml_backend_buffer_type_t buft = find_layout(layout);
+    if (buft != nullptr) {
+        const BufferPtr empty(ggml_backend_buft_alloc_buffer(buft, 0));
+        if (empty &&
+            can_multiply(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), weight, side_host, empty.get())) {
+            return buft;
+        }
+    }
+    problem("the CPU cannot keep " + weight.slice().name + " in the layout " + layout + ": plain memory is used");
+    return ggml_backend_cpu_buffer_type();
+}
+
+int64_t bytes_of(const std::vector<SplitWeight *> & weights, Side side) {
+    int64_t bytes = 0;
+    for (const SplitWeight * weight : weights) {
+        bytes += weight->part_bytes(side);
+    }
+    return bytes;
+}
+
+// Runs of weights of at most pinned_piece bytes each, or of one weight.
+std::vector<std::vector<SplitWeight *>> pieces_of(const std::vector<SplitWeight *> & weights, Side side) {
+    std::vector<std::vector<SplitWeight *>> pieces;
+    int64_t                                 bytes = 0;
+    for (SplitWeight * weight : weights) {
+        bytes += weight->part_bytes(side);
+        if (pieces.empty() || bytes > pinned_piece) {
+            pieces.emplace_back();
+            bytes = weight->part_bytes(side);
+        }
+        pieces.back().push_back(weight);
+    }
+    return pieces;
+}
+
+// In pinned memory, as far as the device has such; the rest in plain memory.
+void place_streamable(const std::vector<SplitWeight *> & chosen, Side side, ggml_backend_dev_t device,
+                      WeightMemory & memory, const Problem & problem) {
+    ggml_backend_buffer_type_t pinned = chosen.empty() ? nullptr : ggml_backend_dev_host_buffer_type(device);
+    std::vector<SplitWeight *> plain;
+    for (const std::vector<SplitWeight *> & piece : pieces_of(chosen, side)) {
+        if (pinned == nullptr || !allocate(piece, side, pinned, memory)) {
+            plain.insert(plain.end(), piece.begin(), piece.end());
+        }
+    }
+    if (pinned != nullptr && !plain.empty()) {
+        problem("no pinned host memory is left for " + std::to_string(bytes_of(plain, side)) + " of " +
+                std::to_string(bytes_of(chosen, side)) +
+                " bytes of weights that are streamed: copies from plain "
+                "memory hold up the CPU");
+    }
+    if (!plain.empty() && !allocate(plain, side, ggml_backend_cpu_buffer_type(), memory)) {
+        throw Error(OALLAMA_NO_MEMORY, "host memory has no room for the weights that are streamed");
+    }
+}
+
+// Weights whose CC the plan has the device compute for some tokens of a batch (CG').
+std::set<SplitWeight *> wanted_primes(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan) {
+    std::set<SplitWeight *> wanted;
+    for (SplitWeight * weight : with_part(weights, side_host)) {
+        const bool named   = plan.by_name.count(weight->slice().name) > 0;
+        const bool planned = !plan.tokens.empty() && named && weight->slice().takes_n_g;
+        if (planned && device != nullptr && can_multiply(device, *weight, side_prime, nullptr)) {
+            wanted.insert(weight);
+        }
+    }
+    return wanted;
+}
+
+// CC in its layout; where the device is to be sent it too, plain CC in memory that can be streamed, and a plain copy of
+// any other if the plan has room for that.
+void place_on_host(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan, WeightMemory & memory,
+                   const Problem & problem) {
+    const std::set<SplitWeight *> primes = wanted_primes(weights, device, plan);
+
+    std::map<ggml_backend_buffer_type_t, std::vector<SplitWeight *>> by_buft;
+    std::vector<SplitWeight *>                                       shared;
+    std::vector<SplitWeight *>                                       copied;
+    for (SplitWeight * weight : with_part(weights, side_host)) {
+        ggml_backend_buffer_type_t buft = layout_of(*weight, problem);
+        weight->part(side_host).pieces  = buft == ggml_backend_cpu_buffer_type();
+        weight->set_layout(ggml_backend_buft_name(buft));
+        if (primes.count(weight) > 0 && weight->part(side_host).pieces) {
+            shared.push_back(weight);
+            continue;
+        }
+        by_buft[buft].push_back(weight);
+        if (primes.count(weight) > 0 && plan.twice) {
+            copied.push_back(weight);
+        }
+    }
+    place_streamable(shared, side_host, device, memory, problem);
+    for (SplitWeight * weight : shared) {
+        weight->part(side_prime).tensor = weight->part(side_host).tensor;
+    }
+    place_streamable(copied, side_prime, device, memory, problem);
+    for (const auto & [buft, chosen] : by_buft) {
+        if (!allocate(chosen, side_host, buft, memory)) {
+            throw Error(OALLAMA_NO_MEMORY, "host memory has no room for " +
+                                               std::to_string(bytes_of(chosen, side_host)) + " bytes of weights");
+        }
+    }
+}
+
+} // namespace
+
+WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan,
+                           const Problem & problem) {
+    WeightMemory memory;
+    refuse_unsupported(weights, device, problem);
+    {
+        // held only while weights are placed, so that they do not take this room
+        const BufferPtr left(plan.staging > 0 && device != nullptr
+                                 ? ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device),
+                                                                  static_cast<size_t>(plan.staging))
+                                 : nullptr);
+        place_on_device(weights, device, memory, problem);
+    }
+    place_streamable(with_part(weights, side_stream), side_stream, device, memory, problem);
+    place_on_host(weights, device, plan, memory, problem);
+    return memory;
+}
+
+} // namespace oallama

@@ -1,0 +1,182 @@
+// Weights: where the parts of each one are, how bytes of the whole tensor find their part, and memory for all of them.
+//
+// llama.cpp allocates a split buffer, which takes no memory, and makes a SplitWeight of each tensor in it
+// (ggml-oallama.cpp). When the first bytes arrive all weights of the buffer are known: place_weights takes memory for
+// all parts of all of them, and moves cuts where the device has less than the plan thought. From then on `set` writes
+// bytes where they belong; programs read `part`, and nothing moves until the buffer is freed, which owns all of it.
+//
+// Shapes, of a weight [K, N, E] with a part of `count` elements: rows [K, count, E], cols [count, N, E], halves
+// [K, 2 * count, E]; of hot experts, on the device, [K, N, n_slots]. Parts are contiguous, in the weight's own type.
+
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "plan.h"
+
+namespace oallama {
+
+// Where a part is stored and computed; the first three in the order of the parts along the axis.
+enum Side : int {
+    side_host   = 0, // CC: stored and computed on the host
+    side_stream = 1, // CG: stored in host memory, copied to the device when its turn comes, computed there
+    side_device = 2, // GG: stored and computed on the device
+    side_prime  = 3, // CG': CC once more, streamed like CG, for the last n_g tokens of a batch
+};
+
+constexpr int n_sides = 4;
+
+struct Part {
+    int64_t       begin  = 0; // elements along the axis
+    int64_t       count  = 0;
+    ggml_tensor * tensor = nullptr; // where it is stored; NULL where count is 0, or not allocated yet
+    bool          pieces = true;    // takes any range of bytes; a repacked layout takes the whole part only
+};
+
+class SplitWeight {
+  public:
+    // tensor: llama.cpp's; slice: what the plan says of it.
+    SplitWeight(const ggml_tensor * tensor, SliceSpec slice);
+
+    // Of this weight alone, even when it is gone: an address is soon another's.
+    uint64_t id() const { return id_; }
+
+    const SliceSpec & slice() const { return slice_; }
+
+    const Part & part(Side side) const { return parts_[side]; }
+
+    Part & part(Side side) { return parts_[side]; }
+
+    // All of it in plain host memory, for what is no mul-mat. Throws OALLAMA_UNSUPPORTED where it is not there.
+    const Part & whole_on_host() const;
+
+    // Shape of a part's tensor, ne[0..2].
+    std::array<int64_t, 3> shape(Side side) const;
+
+    int64_t part_bytes(Side side) const;
+
+    int64_t host_bytes() const; // of CC, CG, and of CC's copy for CG'
+
+    // Where the device has each expert; -1: nowhere. Empty: it has no hot ones.
+    const std::vector<int32_t> & slot_of() const { return slot_of_; }
+
+    int64_t n_slots() const { return static_cast<int64_t>(slice_.hot.size()); }
+
+    // Chooses the hot experts, in the order of their slots.
+    void set_hot(std::vector<int32_t> hot);
+
+    // From here on counts how often tokens use each expert, where it has hot ones: what hot experts are chosen by at
+    // the next load.
+    void count_uses();
+
+    // n_tokens tokens that were routed to these experts have been computed with it.
+    void count(const std::vector<int32_t> & experts, int64_t n_tokens) const;
+
+    // Adds the counts to a file: lines `TENSOR single|several TOKENS USES…`, of batches of one token and of larger
+    // ones, nothing where there are no tokens. Counts are lost where the file cannot be written.
+    void append_uses(const std::string & path) const;
+
+    void set_layout(const std::string & layout) { slice_.layout = layout; }
+
+    // Whether the device can be sent CC: it lies in the plain layout, as CC does or as a second copy.
+    bool has_prime() const { return parts_[side_prime].tensor != nullptr; }
+
+    // Moves the cuts: so many elements along the axis streamed and on the device, the others on the host. All of an
+    // expert's are on the device where it is hot.
+    void move_cuts(int64_t cg, int64_t gg);
+
+    // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces.
+    void set(const void * data, size_t offset, size_t size);
+
+    // Throws OALLAMA_UNSUPPORTED for a part that is in a repacked layout.
+    void get(void * data, size_t offset, size_t size) const;
+
+  private:
+    struct Segment {
+        Side    side;
+        int64_t offset; // bytes in the part
+        int64_t size;
+    };
+
+    // Bytes collected for a part before they are handed over in one go.
+    struct Pending {
+        std::vector<char>          bytes;
+        int64_t                    offset = 0; // of bytes[0] in the part
+        int64_t                    filled = 0;
+        std::map<int64_t, int64_t> ranges; // of a part that is handed over whole: [begin, end) of what is there
+    };
+
+    struct Uses {
+        struct Batches {
+            int64_t              n_tokens = 0;
+            std::vector<int64_t> of_expert;
+        };
+
+        std::mutex             mutex;
+        std::array<Batches, 2> batches; // of one token, and larger ones
+    };
+
+    // Where the whole tensor's byte at offset is, and how many bytes follow it there; at most size.
+    Segment segment(int64_t offset, int64_t size) const;
+
+    int64_t expert_bytes() const { return row_bytes_ * slice_.n; }
+
+    bool prime_is_copy() const;
+    void write(Side side, const char * data, int64_t offset, int64_t size);
+    void write_hot(const char * data, int64_t offset, int64_t size);
+    void flush(Side side);
+
+    uint64_t                     id_;
+    SliceSpec                    slice_;
+    int64_t                      row_bytes_;
+    std::array<Part, n_sides>    parts_;
+    std::array<Pending, n_sides> pending_;
+    std::vector<int32_t>         slot_of_;
+    std::unique_ptr<Uses>        uses_; // NULL: not counted
+};
+
+//
+// memory
+//
+
+struct WeightMemory {
+    std::vector<ContextPtr> contexts; // of the parts' tensor headers; freed after the buffers
+    std::vector<BufferPtr>  buffers;
+    int64_t                 host_bytes   = 0; // as allocated
+    int64_t                 device_bytes = 0;
+};
+
+// Takes memory for the parts of all weights: as much of GG as the device has room for, the rest on the host. Moves cuts
+// where the device cannot compute a weight, has no room, or a layout cannot hold it, and says so. Throws
+// OALLAMA_NO_MEMORY when host memory is short.
+WeightMemory place_weights(const std::vector<std::unique_ptr<SplitWeight>> & weights, ggml_backend_dev_t device,
+                           const PlanSpec & plan, const std::function<void(const std::string &)> & problem);
+
+//
+// tensors in split buffers (ggml-oallama.cpp)
+//
+
+bool is_split_buft(ggml_backend_buffer_type_t buft);
+
+// The plan of a tensor in a split buffer; NULL for any other tensor. Views of one are not in it themselves.
+LoadedPlan * plan_of(const ggml_tensor * tensor);
+
+// The weight behind a tensor in a split buffer; NULL for any other, and before it was allocated.
+SplitWeight * weight_of(const ggml_tensor * tensor);
+
+// Gives a weight's parts their memory if that has not been done; false where that failed.
+bool ensure_placed(const ggml_tensor * tensor);
+
+// Whether nothing has gone wrong with what a tensor's buffer holds; true for any other tensor.
+bool is_sound(const ggml_tensor * tensor);
+
+// Says something of the load of a tensor in a split buffer that its plan did not ask for, once.
+void note(const ggml_tensor * tensor, const std::string & sentence);
+
+} // namespace oallama
