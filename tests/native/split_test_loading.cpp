@@ -516,9 +516,8 @@ void check_program_cache() {
         const auto            add = [&](uint64_t number) {
             const bool full    = cache.make_room(each);
             auto       program = std::make_unique<oallama::Program>();
-            program->signature = {number};
             program->bytes     = each;
-            cache.add(std::move(program));
+            cache.add({number}, std::move(program));
             return full;
         };
         for (uint64_t number = 0; number < 16; number++) {

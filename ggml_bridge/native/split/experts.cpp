@@ -5,47 +5,6 @@
 
 namespace oallama {
 
-namespace {
-
-char * row_of(const ggml_tensor * node, int64_t n_used, int64_t row) {
-    return static_cast<char *>(node->data) + static_cast<size_t>(row / n_used) * node->nb[2] +
-           static_cast<size_t>(row % n_used) * node->nb[1];
-}
-
-void add_weighted(float * sum, const float * row, float weight, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        sum[i] += weight * row[i];
-    }
-}
-
-void resize(const Sized & sized, int64_t n) {
-    ggml_tensor * tensor  = sized.tensor;
-    tensor->ne[sized.dim] = n;
-    for (int d = sized.dim; d + 1 < GGML_MAX_DIMS; d++) {
-        tensor->nb[d + 1] = tensor->nb[d] * static_cast<size_t>(tensor->ne[d]);
-    }
-}
-
-// Numbers of 4 bytes, one for each expert that a token uses.
-template <typename T> void read_all(const ggml_tensor * tensor, std::vector<T> & out) {
-    out.resize(static_cast<size_t>(tensor->ne[0] * n_rows(tensor)));
-    gather(tensor, 0, tensor->ne[0], {0, n_rows(tensor)}, reinterpret_cast<char *>(out.data()));
-}
-
-void pack_biases(const Routed & routed, const ggml_tensor * biases, char * out) {
-    for (const int32_t expert : routed.weights.front()->slice().hot) {
-        const int32_t row = std::max(expert, 0); // of a slot that is free nothing is used
-        std::memcpy(out, host_data(biases) + static_cast<size_t>(row) * biases->nb[1], biases->nb[1]);
-        out += biases->nb[1];
-    }
-}
-
-} // namespace
-
-int64_t n_device_ranks(int64_t n_used, int64_t n_slots) {
-    return std::min(n_used, n_slots);
-}
-
 void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots,
            Routing & routing) {
     routing.n_used   = n_used;
@@ -94,12 +53,96 @@ void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<i
     }
 }
 
-void device_weights(const Routing & routing, const float * weights, float * out) {
-    for (const int32_t row : routing.device_rows) {
-        *out++ = row < 0 ? 0.0F : weights[row];
+namespace {
+
+void resize(const Sized & sized, int64_t n) {
+    ggml_tensor * tensor  = sized.tensor;
+    tensor->ne[sized.dim] = n;
+    for (int d = sized.dim; d + 1 < GGML_MAX_DIMS; d++) {
+        tensor->nb[d + 1] = tensor->nb[d] * static_cast<size_t>(tensor->ne[d]);
     }
 }
 
+// Where a row lies in a tensor [n, n_used or 1, n_tokens].
+char * row_of(const ggml_tensor * tensor, int64_t n_used, int64_t row) {
+    return static_cast<char *>(tensor->data) + static_cast<size_t>(row / n_used) * tensor->nb[2] +
+           static_cast<size_t>(row % n_used) * tensor->nb[1];
+}
+
+} // namespace
+
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches) {
+    batches.resize(std::max(batches.size(), phase.routings.size()));
+    for (size_t i = 0; i < phase.routings.size(); i++) {
+        const Routed &      routed = phase.routings[i];
+        RoutedBatch &       batch  = batches[i];
+        const SplitWeight & first  = *routed.weights.front();
+        for (const SplitWeight * weight : routed.weights) {
+            if (weight->slot_of() != first.slot_of()) {
+                throw Error(OALLAMA_FAILED, weight->slice().name + " has other hot experts than " + first.slice().name +
+                                                "; those of a block must be the same");
+            }
+        }
+        read_all(routed.ids.of(graph), batch.chosen);
+        if (routed.weighted) {
+            read_all(routed.weighting.of(graph), batch.weights);
+        }
+        route(batch.chosen, routed.n_used, first.slot_of(), first.n_slots(), batch.routing);
+        for (const SplitWeight * weight : routed.weights) {
+            weight->count(batch.chosen, batch.routing.n_tokens);
+        }
+        for (const Sized & sized : routed.sized) {
+            resize(sized, batch.routing.n_misses());
+        }
+        std::copy(batch.routing.host_ids.begin(), batch.routing.host_ids.end(),
+                  static_cast<int32_t *>(routed.host_ids->data));
+        for (const GatheredRows & gathered : routed.gathered) {
+            auto * index = static_cast<int32_t *>(gathered.index->data);
+            for (const int32_t row : batch.routing.host_rows) {
+                *index++ = gathered.by_rank ? row : row / static_cast<int32_t>(routed.n_used);
+            }
+        }
+    }
+}
+
+void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const Upload & upload,
+          const ggml_cgraph * graph, char * out) {
+    const Routing & routing = batch.routing;
+    switch (upload.what) {
+        case Upload::What::value: return; // nothing of a routing
+        case Upload::What::ids: std::memcpy(out, routing.slots.data(), routing.slots.size() * sizeof(int32_t)); return;
+        case Upload::What::weights:
+            for (size_t i = 0; i < routing.device_rows.size(); i++) {
+                const int32_t row                 = routing.device_rows[i];
+                reinterpret_cast<float *>(out)[i] = row < 0 ? 0.0F : batch.weights[static_cast<size_t>(row)];
+            }
+            return;
+        case Upload::What::biases: {
+            const ggml_tensor * biases = upload.source.of(graph);
+            for (const int32_t expert : routed.weights.front()->slice().hot) {
+                std::memcpy(out, host_data(biases) + static_cast<size_t>(expert) * biases->nb[1], biases->nb[1]);
+                out += biases->nb[1];
+            }
+            return;
+        }
+        case Upload::What::rows: break;
+    }
+    const ggml_tensor * x     = upload.source.of(graph);
+    const size_t        bytes = ggml_row_size(x->type, x->ne[0]);
+    const auto          n     = static_cast<int64_t>(routing.device_rows.size());
+    host.share(n, static_cast<size_t>(n) * bytes, [&](int64_t begin, int64_t end) {
+        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); i++) {
+            const int64_t first = static_cast<int64_t>(i) / routing.n_device * routing.n_used; // of the token
+            const int64_t row   = routing.device_rows[i] < 0 ? first : routing.device_rows[i];
+            std::memcpy(out + i * bytes, row_of(x, routing.n_used, row), bytes);
+        }
+    });
+}
+
+namespace {
+
+// Rows of the batch, from both sides, to where they belong in node, [n, n_used, n_tokens]. The host's lie packed at the
+// node's beginning.
 void join_rows(Host & host, const Routing & routing, const char * device, const ggml_tensor * node) {
     const size_t bytes = ggml_row_size(node->type, node->ne[0]);
     char *       data  = static_cast<char *>(node->data);
@@ -116,6 +159,14 @@ void join_rows(Host & host, const Routing & routing, const char * device, const 
     });
 }
 
+void add_weighted(float * sum, const float * row, float weight, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] += weight * row[i];
+    }
+}
+
+// node, [n, n_tokens], becomes the sum of each token's rows times their routing weights. host_rows: the host's, packed;
+// device_rows: the device's, or, where summed, their sum.
 void join_sum(Host & host, const Routing & routing, const float * weights, const float * host_rows,
               const float * device_rows, bool summed, const ggml_tensor * node) {
     const int64_t n       = node->ne[0];
@@ -147,79 +198,16 @@ void join_sum(Host & host, const Routing & routing, const float * weights, const
     host.share(routing.n_tokens, static_cast<size_t>(rows * n) * sizeof(float), of_some);
 }
 
-void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches) {
-    batches.resize(std::max(batches.size(), phase.routings.size()));
-    for (size_t i = 0; i < phase.routings.size(); i++) {
-        const Routed &      routed = phase.routings[i];
-        RoutedBatch &       batch  = batches[i];
-        const SplitWeight & first  = *routed.weights.front();
-        for (const SplitWeight * weight : routed.weights) {
-            if (weight->slot_of() != first.slot_of()) {
-                throw Error(OALLAMA_FAILED, weight->slice().name + " has other hot experts than " + first.slice().name +
-                                                "; those of a block must be the same");
-            }
-        }
-        read_all(routed.host_chosen == nullptr ? routed.ids.of(graph) : routed.host_chosen, batch.chosen);
-        if (routed.weighted) {
-            read_all(routed.host_weighting == nullptr ? routed.weighting.of(graph) : routed.host_weighting,
-                     batch.weights);
-        }
-        route(batch.chosen, routed.n_used, first.slot_of(), first.n_slots(), batch.routing);
-        for (const SplitWeight * weight : routed.weights) {
-            weight->count(batch.chosen, batch.routing.n_tokens);
-        }
-        const int64_t n_misses = batch.routing.n_misses();
-        for (const Sized & sized : routed.sized) {
-            resize(sized, n_misses);
-        }
-        std::copy(batch.routing.host_ids.begin(), batch.routing.host_ids.end(),
-                  static_cast<int32_t *>(routed.host_ids->data));
-        for (const GatheredRows & gathered : routed.gathered) {
-            auto * index = static_cast<int32_t *>(gathered.index->data);
-            for (const int32_t row : batch.routing.host_rows) {
-                *index++ = gathered.by_rank ? row : row / static_cast<int32_t>(routed.n_used);
-            }
-        }
-    }
-}
-
-void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const SentRows & sent,
-          const ggml_cgraph * graph, char * out) {
-    const Routing & routing = batch.routing;
-    switch (sent.what) {
-        case SentRows::What::ids:
-            std::memcpy(out, routing.slots.data(), routing.slots.size() * sizeof(int32_t));
-            return;
-        case SentRows::What::weights:
-            device_weights(routing, batch.weights.data(), reinterpret_cast<float *>(out));
-            return;
-        case SentRows::What::biases: pack_biases(routed, sent.origin.of(graph), out); return;
-        case SentRows::What::rows: break;
-    }
-    const ggml_tensor * x     = sent.host == nullptr ? sent.origin.of(graph) : sent.host;
-    const size_t        bytes = ggml_row_size(x->type, x->ne[0]);
-    const char *        data  = host_data(x);
-    const auto          n     = static_cast<int64_t>(routing.device_rows.size());
-    host.share(n, static_cast<size_t>(n) * bytes, [&](int64_t begin, int64_t end) {
-        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); i++) {
-            const int64_t first = static_cast<int64_t>(i) / routing.n_device * routing.n_used; // of the token
-            const int64_t row   = routing.device_rows[i] < 0 ? first : routing.device_rows[i];
-            std::memcpy(out + i * bytes,
-                        data + static_cast<size_t>(row / routing.n_used) * x->nb[2] +
-                            static_cast<size_t>(row % routing.n_used) * x->nb[1],
-                        bytes);
-        }
-    });
-}
+} // namespace
 
 void join_routed(Host & host, const RoutedBatch & batch, const Download & download, const ggml_tensor * node,
                  const char * from) {
     if (download.join == Download::Join::rows) {
         join_rows(host, batch.routing, from, node);
-        return;
+    } else {
+        join_sum(host, batch.routing, batch.weights.data(), static_cast<const float *>(download.host_rows->data),
+                 reinterpret_cast<const float *>(from), download.summed, node);
     }
-    join_sum(host, batch.routing, batch.weights.data(), static_cast<const float *>(download.host_rows->data),
-             reinterpret_cast<const float *>(from), download.summed, node);
 }
 
 } // namespace oallama

@@ -1,10 +1,13 @@
-// Which of a batch's rows the device computes, with the hot experts that it holds, and which the host.
+// Hot experts: which of a batch's rows the device computes, with the experts that it holds, and which the host.
 //
 // A token uses n_used experts, and each mul-mat by them gives it n_used rows, one for each rank. A row is a hit where
-// its expert is hot. Rows are counted token by token: rank + n_used * token.
+// its expert is hot, else a miss. Rows are counted token by token: rank + n_used * token. Shapes of the device's graph
+// are constant, those of the host's follow the batch (program.h).
 //
-// Shapes of the device's graph are constant. The host's are those of a batch without hits; before each run they shrink
-// to the rows that are misses, one expert each: x [k, 1, n_misses], ids [1, n_misses], results [n, 1, n_misses].
+// When a phase is launched, `route` reads its ids and gives the host's tensors their sizes; `pack` makes what the
+// device is sent; when both sides have computed, `join_routed` makes a node whole. All three are called by the thread
+// that computes (run.cpp). A batch's routing is kept by the context, not with programs: of large batches not many would
+// fit.
 
 #pragma once
 
@@ -39,19 +42,7 @@ struct Routing {
 void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots,
            Routing & routing);
 
-// Routing weights of the rows that the device computes, 0 where it computes none.
-void device_weights(const Routing & routing, const float * weights, float * out);
-
-// Rows of the batch, from both sides, to where they belong in node, [n, n_used, n_tokens]. The host's lie packed at the
-// node's beginning.
-void join_rows(Host & host, const Routing & routing, const char * device, const ggml_tensor * node);
-
-// node, [n, n_tokens], becomes the sum of each token's rows times their routing weights. host_rows: the host's, packed;
-// device_rows: the device's, or, where summed, their sum.
-void join_sum(Host & host, const Routing & routing, const float * weights, const float * host_rows,
-              const float * device_rows, bool summed, const ggml_tensor * node);
-
-// One of a phase's routings for the batch at hand. Not kept with programs: of large batches not many would fit.
+// One of a phase's routings for the batch at hand.
 struct RoutedBatch {
     std::vector<int32_t> chosen; // experts, [n_used, n_tokens]
     std::vector<float>   weights;
@@ -64,10 +55,10 @@ struct RoutedBatch {
 void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches);
 
 // What a phase's device side is sent of a routing, packed.
-void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const SentRows & sent,
+void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const Upload & upload,
           const ggml_cgraph * graph, char * out);
 
-// Makes a node whole, as split_join does of others. from: what the device computed.
+// Makes a node whole. from: what the device computed.
 void join_routed(Host & host, const RoutedBatch & batch, const Download & download, const ggml_tensor * node,
                  const char * from);
 

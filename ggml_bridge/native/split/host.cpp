@@ -229,7 +229,7 @@ bool Host::is_pinned(ggml_backend_dev_t device) const {
 }
 
 void Host::place(const Program & program) const {
-    for (const Staged & staged : program.host_staged) {
+    for (const Staged & staged : program.staged) {
         staged.tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(made_.get())) + staged.at;
         staged.tensor->buffer = made_.get();
     }

@@ -94,4 +94,11 @@ int64_t n_rows(const ggml_tensor * tensor);
 // Elements [begin, begin + count) of each of the rows, one row after the other.
 void gather(const ggml_tensor * src, int64_t begin, int64_t count, Rows rows, char * out);
 
+// All numbers of a tensor, of 4 bytes each.
+template <typename T> void read_all(const ggml_tensor * tensor, std::vector<T> & out) {
+    static_assert(sizeof(T) == 4, "tensors of routings have F32 and I32");
+    out.resize(static_cast<size_t>(tensor->ne[0] * n_rows(tensor)));
+    gather(tensor, 0, tensor->ne[0], {0, n_rows(tensor)}, reinterpret_cast<char *>(out.data()));
+}
+
 } // namespace oallama

@@ -29,10 +29,18 @@ class Line {
     // The next word; what: what it should be.
     std::string word(const char * what) {
         std::string word;
-        if (!(stream_ >> word)) {
-            fail(std::string("has no ") + what);
-        }
+        check(static_cast<bool>(stream_ >> word), std::string("has no ") + what);
         return word;
+    }
+
+    // The next word as a number.
+    int64_t count(const char * what) { return count(word(what), what); }
+
+    int64_t count(const std::string & text, const char * what) const {
+        const bool digits = !text.empty() && text.size() <= 18 &&
+                            std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+        check(digits, "has " + text + " for " + what + ", which is no count");
+        return std::stoll(text);
     }
 
     bool more() {
@@ -40,19 +48,10 @@ class Line {
         return !stream_.eof();
     }
 
-    void end() {
-        if (more()) {
-            fail("has more words than it should");
+    void check(bool condition, const std::string & otherwise) const {
+        if (!condition) {
+            fail(otherwise);
         }
-    }
-
-    int64_t count(const std::string & text, const char * what) const {
-        const bool digits = !text.empty() && text.size() <= 18 &&
-                            std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-        if (!digits) {
-            fail("has " + text + " for " + what + ", which is no count");
-        }
-        return std::stoll(text);
     }
 
     [[noreturn]] void fail(const std::string & what) const {
@@ -76,65 +75,42 @@ ggml_type type_of(const std::string & name, const Line & line) {
     line.fail("names type " + name + ", which this ggml does not have");
 }
 
+Axis axis_of(const std::string & name, const Line & line) {
+    line.check(name == "rows" || name == "cols" || name == "halves",
+               "names axis " + name + "; it is rows, cols or halves");
+    return name == "rows" ? Axis::rows : name == "cols" ? Axis::cols : Axis::halves;
+}
+
 void read_shape(const std::string & text, SliceSpec & slice, const Line & line) {
     const size_t first  = text.find('x');
     const size_t second = first == std::string::npos ? first : text.find('x', first + 1);
-    if (second == std::string::npos) {
-        line.fail("has shape " + text + ", not KxNxE");
-    }
+    line.check(second != std::string::npos, "has shape " + text + ", not KxNxE");
     slice.k = line.count(text.substr(0, first), "K");
     slice.n = line.count(text.substr(first + 1, second - first - 1), "N");
     slice.e = line.count(text.substr(second + 1), "E");
-    if (slice.k < 1 || slice.n < 1 || slice.e < 1) {
-        line.fail("has an empty shape");
-    }
+    line.check(slice.k >= 1 && slice.n >= 1 && slice.e >= 1, "has an empty shape");
     const int64_t max = std::numeric_limits<int64_t>::max() / 8; // bytes of an element: 8 at most
-    if (slice.n > max / slice.k || slice.e > max / (slice.k * slice.n)) {
-        line.fail("has a shape that no memory holds");
-    }
-    if (slice.k % ggml_blck_size(slice.type) != 0) {
-        line.fail("has a K that is no multiple of the type's block");
-    }
-}
-
-Axis axis_of(const std::string & name, const Line & line) {
-    if (name == "rows") {
-        return Axis::rows;
-    }
-    if (name == "cols") {
-        return Axis::cols;
-    }
-    if (name == "halves") {
-        return Axis::halves;
-    }
-    line.fail("names axis " + name + "; it is rows, cols or halves");
-}
-
-bool is_cut(const SliceSpec & slice, int64_t at) {
-    return at == slice.extent() || at % granularity(slice.type, slice.axis) == 0;
+    line.check(slice.n <= max / slice.k && slice.e <= max / (slice.k * slice.n), "has a shape that no memory holds");
+    line.check(slice.k % ggml_blck_size(slice.type) == 0, "has a K that is no multiple of the type's block");
 }
 
 void check_counts(const SliceSpec & slice, const Line & line) {
     const int64_t extent = slice.extent();
-    if (slice.axis == Axis::halves && slice.n % 2 != 0) {
-        line.fail("cuts an odd number of rows into halves");
-    }
-    if (slice.cc > extent || slice.cg > extent || slice.gg > extent || slice.cc + slice.cg + slice.gg != extent) {
-        line.fail("has counts that do not add up to " + std::to_string(extent) + " for " + slice.name);
-    }
+    line.check(slice.axis != Axis::halves || slice.n % 2 == 0, "cuts an odd number of rows into halves");
+    line.check(slice.cc <= extent && slice.cg <= extent && slice.gg <= extent &&
+                   slice.cc + slice.cg + slice.gg == extent,
+               "has counts that do not add up to " + std::to_string(extent) + " for " + slice.name);
+    const int64_t step = granularity(slice.type, slice.axis);
     for (const int64_t cut : {slice.cc, slice.cc + slice.cg}) {
-        if (!is_cut(slice, cut)) {
-            line.fail("cuts " + slice.name + " at " + std::to_string(cut) + ", which is no multiple of " +
-                      std::to_string(granularity(slice.type, slice.axis)));
-        }
+        line.check(cut == extent || cut % step == 0, "cuts " + slice.name + " at " + std::to_string(cut) +
+                                                         ", which is no multiple of " + std::to_string(step));
     }
 }
 
 int64_t read_chunk(const std::string & count, const Line & line) {
     const int64_t chunk = line.count(count, "the tokens of a chunk");
-    if (chunk < 1 || chunk > max_tokens) {
-        line.fail("has chunks of " + count + " tokens; 1 to " + std::to_string(max_tokens) + " are possible");
-    }
+    line.check(chunk >= 1 && chunk <= max_tokens,
+               "has chunks of " + count + " tokens; 1 to " + std::to_string(max_tokens) + " are possible");
     return chunk;
 }
 
@@ -145,32 +121,12 @@ std::vector<int32_t> read_hot(const std::string & list, const SliceSpec & slice,
     std::string          word;
     while (std::getline(words, word, ',')) {
         const int64_t expert = line.count(word, "a hot expert");
-        if (expert >= slice.e) {
-            line.fail("has hot expert " + word + " of " + std::to_string(slice.e));
-        }
-        if (!hot.empty() && hot.back() >= expert) {
-            line.fail("has hot experts that do not ascend");
-        }
+        line.check(expert < slice.e, "has hot expert " + word + " of " + std::to_string(slice.e));
+        line.check(hot.empty() || hot.back() < expert, "has hot experts that do not ascend");
         hot.push_back(static_cast<int32_t>(expert));
     }
-    if (hot.empty()) {
-        line.fail("has no hot expert behind hot=");
-    }
+    line.check(!hot.empty(), "has no hot expert behind hot=");
     return hot;
-}
-
-// Experts that are whole on the device cannot be cut too, and nothing of such a weight is streamed.
-void check_hot(const SliceSpec & slice, const Line & line) {
-    if (slice.hot.empty()) {
-        return;
-    }
-    if (slice.e < 2 || slice.e > max_experts) {
-        line.fail("has hot experts of " + slice.name + ", which has " + std::to_string(slice.e) + "; 2 to " +
-                  std::to_string(max_experts) + " are possible");
-    }
-    if (slice.cc != slice.extent()) {
-        line.fail("has hot experts and a cut through all experts of " + slice.name + "; one of the two is possible");
-    }
 }
 
 SliceSpec read_slice(Line & line) {
@@ -179,9 +135,9 @@ SliceSpec read_slice(Line & line) {
     slice.type = type_of(line.word("type"), line);
     read_shape(line.word("shape"), slice, line);
     slice.axis   = axis_of(line.word("axis"), line);
-    slice.cc     = line.count(line.word("CC"), "CC");
-    slice.cg     = line.count(line.word("CG"), "CG");
-    slice.gg     = line.count(line.word("GG"), "GG");
+    slice.cc     = line.count("CC");
+    slice.cg     = line.count("CG");
+    slice.gg     = line.count("GG");
     slice.layout = line.word("layout");
     while (line.more()) {
         const std::string word = line.word("word");
@@ -200,31 +156,80 @@ SliceSpec read_slice(Line & line) {
                       "nothing");
         }
     }
-    if (slice.name.size() >= OALLAMA_NAME_BYTES || slice.name.size() >= GGML_MAX_NAME) {
-        line.fail("has a tensor name that is too long for ggml");
-    }
+    line.check(slice.name.size() < OALLAMA_NAME_BYTES && slice.name.size() < GGML_MAX_NAME,
+               "has a tensor name that is too long for ggml");
     check_counts(slice, line);
-    check_hot(slice, line);
-    if (slice.chunk > 0 && (slice.e > 1 || slice.resident)) {
-        line.fail("has chunks of " + slice.name + ", which is resident or a stack of matrices");
-    }
-    if ((slice.layout == "-") == (slice.cc > 0)) {
-        line.fail("must name a host layout where CC is not 0, and - where it is");
-    }
+    // experts that are whole on the device cannot be cut too, and nothing of such a weight is streamed
+    line.check(slice.hot.empty() || (slice.e >= 2 && slice.e <= max_experts),
+               "has hot experts of " + slice.name + ", which has " + std::to_string(slice.e) + "; 2 to " +
+                   std::to_string(max_experts) + " are possible");
+    line.check(slice.hot.empty() || slice.cc == slice.extent(),
+               "has hot experts and a cut through all experts of " + slice.name + "; one of the two is possible");
+    line.check(slice.chunk == 0 || (slice.e == 1 && !slice.resident),
+               "has chunks of " + slice.name + ", which is resident or a stack of matrices");
+    line.check((slice.layout == "-") == (slice.cc == 0),
+               "must name a host layout where CC is not 0, and - where it is");
     return slice;
 }
 
 TokenSplit read_token_split(Line & line, const std::vector<TokenSplit> & before) {
     TokenSplit split = {};
-    split.n_tokens   = line.count(line.word("number of tokens"), "the number of tokens");
-    split.n_g        = line.count(line.word("n_g"), "n_g");
-    if (split.n_tokens < 1 || split.n_tokens > max_tokens || split.n_g > split.n_tokens) {
-        line.fail("has n_g " + std::to_string(split.n_g) + " of " + std::to_string(split.n_tokens) + " tokens");
-    }
-    if (!before.empty() && before.back().n_tokens >= split.n_tokens) {
-        line.fail("has no more tokens than the tokens line before it");
-    }
+    split.n_tokens   = line.count("the number of tokens");
+    split.n_g        = line.count("n_g");
+    line.check(split.n_tokens >= 1 && split.n_tokens <= max_tokens && split.n_g <= split.n_tokens,
+               "has n_g " + std::to_string(split.n_g) + " of " + std::to_string(split.n_tokens) + " tokens");
+    line.check(before.empty() || before.back().n_tokens < split.n_tokens,
+               "has no more tokens than the tokens line before it");
     return split;
+}
+
+// Any line behind the first.
+void read_item(const std::string & item, Line & line, PlanSpec & plan) {
+    StreamSpec & stream = plan.stream;
+    if (item == "model") {
+        line.check(plan.model.empty(), "names a second model");
+        plan.model = line.word("fingerprint");
+    } else if (item == "device") {
+        line.check(plan.device.empty(), "names a second device");
+        plan.device = line.word("device");
+    } else if (item == "slots") {
+        stream.n_slots = line.count("the number of slots");
+        line.check(stream.n_slots >= 1 && stream.n_slots <= max_slots, "asks for " + std::to_string(stream.n_slots) +
+                                                                           " slots; 1 to " + std::to_string(max_slots) +
+                                                                           " can be had");
+    } else if (item == "ring") {
+        stream.ring = line.count("the bytes of the ring");
+    } else if (item == "staging") {
+        plan.staging = line.count("the staging bytes");
+    } else if (item == "prefetch") {
+        const std::string mode = line.word("prefetch mode");
+        line.check(mode == "ahead" || mode == "layer", "asks for prefetch " + mode + "; it is ahead or layer");
+        stream.ahead = mode == "ahead";
+    } else if (item == "piece") {
+        stream.piece = line.count("the bytes of a piece");
+        line.check(stream.piece >= min_piece, "has pieces of " + std::to_string(stream.piece) + " bytes; they have " +
+                                                  std::to_string(min_piece) + " at least");
+    } else if (item == "link") {
+        stream.link_bytes_per_s = line.count("the link's bytes per second");
+        line.check(stream.link_bytes_per_s >= 1, "has a link that copies nothing");
+    } else if (item == "sum") {
+        plan.sum_bytes = line.count("the bytes of results");
+    } else if (item == "twice") {
+        const int64_t twice = line.count("twice");
+        line.check(twice <= 1, "has " + std::to_string(twice) + " for twice; it is 0 or 1");
+        plan.twice = twice == 1;
+    } else if (item == "tokens") {
+        plan.tokens.push_back(read_token_split(line, plan.tokens));
+    } else if (item == "tensor") {
+        SliceSpec slice = read_slice(line);
+        line.check(plan.by_name.emplace(slice.name, plan.slices.size()).second,
+                   "names " + slice.name + " a second time");
+        plan.slices.push_back(std::move(slice));
+    } else {
+        line.fail("begins with " + item +
+                  "; known are model, device, staging, slots, ring, prefetch, piece, link, sum, twice, tokens and "
+                  "tensor");
+    }
 }
 
 // Rows that ggml's repacked kernels multiply at a time. What is left of a batch goes row by row, each nearly as long as
@@ -287,70 +292,13 @@ PlanSpec parse_plan(const std::string & text) {
             continue;
         }
         const std::string item = line.word("word");
-        if (!started) {
-            if (item != "oallama-plan" || line.word("version") != "1") {
-                throw Error(OALLAMA_INVALID, "this is no plan of version 1: its first line must be oallama-plan 1");
-            }
-            started = true;
-        } else if (item == "model") {
-            if (!plan.model.empty()) {
-                line.fail("names a second model");
-            }
-            plan.model = line.word("fingerprint");
-        } else if (item == "device") {
-            if (!plan.device.empty()) {
-                line.fail("names a second device");
-            }
-            plan.device = line.word("device");
-        } else if (item == "slots") {
-            plan.stream.n_slots = line.count(line.word("number of slots"), "the number of slots");
-            if (plan.stream.n_slots < 1 || plan.stream.n_slots > max_slots) {
-                line.fail("asks for " + std::to_string(plan.stream.n_slots) + " slots; 1 to " +
-                          std::to_string(max_slots) + " can be had");
-            }
-        } else if (item == "ring") {
-            plan.stream.ring = line.count(line.word("bytes of the ring"), "the bytes of the ring");
-        } else if (item == "staging") {
-            plan.staging = line.count(line.word("staging bytes"), "the staging bytes");
-        } else if (item == "prefetch") {
-            const std::string mode = line.word("prefetch mode");
-            if (mode != "ahead" && mode != "layer") {
-                line.fail("asks for prefetch " + mode + "; it is ahead or layer");
-            }
-            plan.stream.ahead = mode == "ahead";
-        } else if (item == "piece") {
-            plan.stream.piece = line.count(line.word("bytes of a piece"), "the bytes of a piece");
-            if (plan.stream.piece < min_piece) {
-                line.fail("has pieces of " + std::to_string(plan.stream.piece) + " bytes; they have " +
-                          std::to_string(min_piece) + " at least");
-            }
-        } else if (item == "link") {
-            plan.stream.link_bytes_per_s = line.count(line.word("bytes per second"), "the link's bytes per second");
-            if (plan.stream.link_bytes_per_s < 1) {
-                line.fail("has a link that copies nothing");
-            }
-        } else if (item == "sum") {
-            plan.sum_bytes = line.count(line.word("bytes of results"), "the bytes of results");
-        } else if (item == "twice") {
-            const int64_t twice = line.count(line.word("number"), "twice");
-            if (twice > 1) {
-                line.fail("has " + std::to_string(twice) + " for twice; it is 0 or 1");
-            }
-            plan.twice = twice == 1;
-        } else if (item == "tokens") {
-            plan.tokens.push_back(read_token_split(line, plan.tokens));
-        } else if (item == "tensor") {
-            SliceSpec slice = read_slice(line);
-            if (!plan.by_name.emplace(slice.name, plan.slices.size()).second) {
-                line.fail("names " + slice.name + " a second time");
-            }
-            plan.slices.push_back(std::move(slice));
-        } else {
-            line.fail("begins with " + item +
-                      "; known are model, device, staging, slots, ring, prefetch, piece, link, sum, twice, tokens and "
-                      "tensor");
+        if (started) {
+            read_item(item, line, plan);
+        } else if (item != "oallama-plan" || line.word("version") != "1") {
+            throw Error(OALLAMA_INVALID, "this is no plan of version 1: its first line must be oallama-plan 1");
         }
-        line.end();
+        started = true;
+        line.check(!line.more(), "has more words than it should");
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");
     require(plan.tokens.empty() || !plan.device.empty(), "the plan gives tokens to the device but names no device");
@@ -368,32 +316,6 @@ PlanSpec parse_plan(const std::string & text) {
 //
 
 namespace {
-
-oallama_slice as_planned(const SliceSpec & slice) {
-    oallama_slice out = {};
-    std::snprintf(out.name, sizeof out.name, "%s", slice.name.c_str());
-    std::snprintf(out.layout, sizeof out.layout, "%s", slice.layout.c_str());
-    out.axis       = static_cast<int32_t>(slice.axis);
-    out.cc         = slice.cc;
-    out.cg         = slice.cg;
-    out.gg         = slice.gg;
-    out.cc_planned = slice.cc;
-    out.gg_planned = slice.gg;
-    out.n_hot      = static_cast<int64_t>(slice.hot.size());
-    return out;
-}
-
-void tell_loaded(const SplitWeight & weight, oallama_slice & out) {
-    const SliceSpec & slice = weight.slice();
-    out.loaded              = 1;
-    out.cc                  = slice.cc;
-    out.cg                  = slice.cg;
-    out.gg                  = slice.gg;
-    out.host_bytes          = weight.host_bytes();
-    out.device_bytes        = weight.part_bytes(side_device);
-    out.n_hot               = weight.n_slots();
-    std::snprintf(out.layout, sizeof out.layout, "%s", slice.layout.c_str());
-}
 
 bool has_residents(const PlanSpec & spec) {
     return std::any_of(spec.slices.begin(), spec.slices.end(), [](const SliceSpec & slice) { return slice.resident; });
@@ -437,10 +359,6 @@ LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
     : spec_(std::move(spec)), times_(std::make_shared<BlockTimes>()),
       buft_{ggml_backend_oallama_split_buffer_type_i, owner, this} {
     held_.resize(spec_.slices.size());
-    placed_.reserve(spec_.slices.size());
-    for (const SliceSpec & slice : spec_.slices) {
-        placed_.push_back(as_planned(slice));
-    }
 }
 
 LoadedPlan::~LoadedPlan() {
@@ -492,15 +410,10 @@ void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
         return;
     }
     const std::lock_guard<std::mutex>  lock(mutex_);
-    std::vector<const SplitWeight *> & held   = held_[found->second];
-    oallama_slice &                    placed = placed_[found->second];
+    std::vector<const SplitWeight *> & held = held_[found->second];
     held.erase(std::remove(held.begin(), held.end(), &weight), held.end());
     if (loaded) {
         held.push_back(&weight);
-    }
-    placed = as_planned(spec_.slices[found->second]);
-    if (!held.empty()) { // of the model that was loaded last, of those that are left
-        tell_loaded(*held.back(), placed);
     }
     if (!loaded && keeps_uses()) {
         weight.append_uses(uses_path_);
@@ -519,7 +432,25 @@ void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usabl
 
 oallama_slice LoadedPlan::placed(size_t index) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return placed_.at(index);
+    const SliceSpec &                 planned = spec_.slices.at(index);
+    const SplitWeight *               weight  = held_[index].empty() ? nullptr : held_[index].back();
+    const SliceSpec &                 now     = weight == nullptr ? planned : weight->slice();
+    oallama_slice                     out     = {};
+    std::snprintf(out.name, sizeof out.name, "%s", planned.name.c_str());
+    std::snprintf(out.layout, sizeof out.layout, "%s", now.layout.c_str());
+    out.axis       = static_cast<int32_t>(planned.axis);
+    out.cc         = now.cc;
+    out.cg         = now.cg;
+    out.gg         = now.gg;
+    out.cc_planned = planned.cc;
+    out.gg_planned = planned.gg;
+    out.n_hot      = static_cast<int64_t>(now.hot.size());
+    if (weight != nullptr) {
+        out.loaded       = 1;
+        out.host_bytes   = weight->host_bytes();
+        out.device_bytes = weight->part_bytes(side_device);
+    }
+    return out;
 }
 
 std::vector<std::string> LoadedPlan::problems(bool * usable) const {

@@ -126,7 +126,7 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // ended are forgotten.
     uint64_t begin_load();
     void     end_load(uint64_t load);
-    void     report(const SplitWeight & weight, bool loaded); // when it is loaded, and loaded = false when freed
+    void     report(const SplitWeight & weight, bool loaded); // when it is loaded, and, false, when it is freed
     void     problem(uint64_t load, const std::string & sentence, bool usable); // once
 
     // Counts uses of experts in weights that are loaded from here on, and adds them to this file when these are freed.
@@ -136,7 +136,7 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     const std::shared_ptr<BlockTimes> & times() { return times_; } // of its blocks
 
-    oallama_slice            placed(size_t index) const;
+    oallama_slice            placed(size_t index) const; // of the model that was loaded last, of those that are left
     std::vector<std::string> problems(bool * usable) const;
 
   private:

@@ -3,6 +3,16 @@
 // Work is done in phases. A phase sends the full values that its device side needs, starts the device, computes the
 // host side meanwhile, and joins what the next phase or llama.cpp needs in full. A feed-forward block is one phase.
 // Only addresses change from call to call; all else is prepared once for a shape and reused.
+//
+// Who owns what. Tensor headers and both graphs are the program's (`ctx`). Tensors of ours on the host have the memory
+// of llama.cpp's (`bindings`), or the Host's (`staged`); those on the device have the memory of weights, of the ring
+// (`streamed`), of llama.cpp's tensors there (`bindings`), or the allocator's, which all programs of a context share.
+// What is sent and what comes back passes staging memory of the Partner (run.h).
+//
+// Shapes, of a node [n, ne1, ne2, ne3] on a side: a shard [elements of the side, tokens of the side, ...], contiguous
+// on the device and packed or with the node's strides on the host; a partial [n, tokens of the side, ...], contiguous;
+// routed rows [n, n_device, n_tokens] on the device. The host's routed rows are those of a batch without hits, [n, 1,
+// n_used * n_tokens], and before each run they shrink to the misses, [n, 1, n_misses].
 
 #pragma once
 
@@ -22,7 +32,15 @@ struct Origin {
     }
 };
 
-// A host tensor that is to get the data pointer of a tensor of llama.cpp's before each run.
+// A full value on the host: llama.cpp's own tensor, or, where that is in device memory, what the host has of it.
+struct Source {
+    Origin              origin;
+    const ggml_tensor * copy = nullptr;
+
+    const ggml_tensor * of(const ggml_cgraph * graph) const { return copy == nullptr ? origin.of(graph) : copy; }
+};
+
+// A tensor of ours for one of llama.cpp's.
 struct Binding {
     ggml_tensor * tensor;
     Origin        origin;
@@ -34,34 +52,31 @@ struct Staged {
     size_t        at; // bytes into that memory
 };
 
-// A device tensor that is to get the data pointer of a tensor of llama.cpp's in device memory before each run.
-struct DeviceBinding {
-    ggml_tensor *       tensor;
-    Origin              origin;
-    const ggml_tensor * like; // when the program was built
-};
-
-// A tensor of llama.cpp's in device memory, and where the host gets it when a phase begins.
-struct Input {
-    ggml_tensor * tensor; // on the host
-    Origin        origin;
-};
-
 // What the host has computed, and where on the device it is sent when a phase ends.
 struct Lift {
     ggml_tensor * from;
     ggml_tensor * to;
 };
 
-// A full value to send: elements [begin, begin + count) of each row of the tensor's, the first of which is first_row.
+// What the device is sent when a phase begins.
 struct Upload {
-    ggml_tensor * tensor; // on the device
-    Origin        origin;
+    enum class What {
+        value,   // elements [begin, begin + count) of each row, the first of which is first_row
+        ids,     // of a routing: slots that the device computes with,
+        weights, // routing weights of its rows,
+        rows,    // rows of a value that has one for each rank,
+        biases,  // and the hot experts' biases
+    };
+
+    What          what;
+    ggml_tensor * tensor;  // on the device
+    size_t        staging; // bytes into the staging memory, where it is packed first
+    Source        source;
     int64_t       begin;
     int64_t       count;
     int64_t       first_row;
-    bool          packed;  // contiguous and whole rows: may be sent from where it is
-    size_t        staging; // bytes into the staging memory, where it is packed first, or pinned
+    bool          packed; // contiguous and whole rows: may be sent from where it is
+    int           routed; // which of the phase's routings
 };
 
 // A result to fetch, and how it becomes part of the original tensor.
@@ -108,33 +123,19 @@ struct GatheredRows {
     bool                reused = false;
 };
 
-// What the device is sent of a routing when the phase begins.
-struct SentRows {
-    enum class What { ids, weights, rows, biases };
-
-    What          what;
-    ggml_tensor * tensor;
-    Origin        origin;  // of rows and biases
-    ggml_tensor * host;    // of rows, where llama.cpp's are in device memory
-    size_t        staging; // bytes into the staging memory
-};
-
 // Which side computes what of the mul-mats by the same ids and the same hot experts.
 struct Routed {
     std::vector<const SplitWeight *> weights;
-    Origin                           ids;
-    Origin                           weighting;                // the routing weights, where weighted
-    ggml_tensor *                    host_chosen    = nullptr; // ids on the host, where llama.cpp's are on the device
-    ggml_tensor *                    host_weighting = nullptr; // the same of the routing weights
-    bool                             weighted       = false;
-    int64_t                          n_used         = 0;
-    int64_t                          n_rows         = 0; // of the batch: n_used * n_tokens
-    int64_t                          n_device       = 0; // for each token
-    ggml_tensor *                    host_ids       = nullptr;
-    ggml_tensor *                    device_ids     = nullptr;
+    Source                           ids;
+    Source                           weighting; // the routing weights, where weighted
+    bool                             weighted   = false;
+    int64_t                          n_used     = 0;
+    int64_t                          n_rows     = 0; // of the batch: n_used * n_tokens
+    int64_t                          n_device   = 0; // for each token
+    ggml_tensor *                    host_ids   = nullptr;
+    ggml_tensor *                    device_ids = nullptr;
     std::vector<Sized>               sized;
     std::vector<GatheredRows>        gathered;
-    std::vector<SentRows>            sent;
 };
 
 // A part of a weight, CG or CG', on the device, in whatever slot it is copied to.
@@ -144,16 +145,15 @@ struct Streamed {
 };
 
 struct Phase {
-    std::vector<Input>    inputs; // only where llama.cpp's tensors are in device memory, as lifts
-    std::vector<Lift>     lifts;
+    std::vector<Binding>  inputs; // what the host gets out of device memory when the phase begins
     std::vector<Upload>   uploads;
     std::vector<Download> downloads;
+    std::vector<Lift>     lifts; // only where llama.cpp's tensors are in device memory, as inputs
     std::vector<Streamed> streamed;
     std::vector<Routed>   routings;
-    StreamBlock *         block = nullptr;    // of the streamed weights; NULL: none
-    Origin                ids;                // which experts are used, where routed
-    ggml_tensor *         host_ids = nullptr; // the same on the host, where llama.cpp's tensors are in device memory
-    bool                  routed   = false;
+    StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
+    Source                ids;             // which experts are used, where routed
+    bool                  routed = false;  // only the experts that are used are streamed
     Pace                  pace;
     int device_begin = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
     int stream_begin = 0;
@@ -164,7 +164,6 @@ struct Phase {
 };
 
 struct Program {
-    Signature                  signature;
     ContextPtr                 ctx;
     int64_t                    n_tokens     = 0;       // of the first mul-mat
     BlockTime *                times        = nullptr; // of this block, cut and class of batch sizes
@@ -173,23 +172,22 @@ struct Program {
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
     bool                       resident     = false;   // llama.cpp's tensors are in its memory
     StreamSpec                 stream;                 // how CG is copied
-    std::vector<Binding>       bindings;
-    std::vector<DeviceBinding> device_bindings;
-    std::vector<ggml_tensor *> device_views; // of these
-    std::vector<ggml_tensor *> host_views;   // of bound and staged tensors; their data pointers follow, in this order
-    std::vector<Staged>        host_staged;
+    std::vector<Binding>       bindings;               // get the addresses of llama.cpp's before each run
+    std::vector<Staged>        staged;
+    std::vector<ggml_tensor *> views; // of bound and staged tensors; their addresses follow, in this order
     std::vector<Phase>         phases;
     size_t                     staging_bytes = 0; // of what is packed for the device, and of what comes back
-    size_t                     host_bytes    = 0; // of host_staged
+    size_t                     host_bytes    = 0; // of what is staged
     size_t                     bytes         = 0; // of itself
 };
 
 // Prepares a sub-graph; device memory is not allocated yet. memory: the device's that llama.cpp's tensors are in; NULL:
 // the host's. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
-std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory,
-                                       const Signature & signature);
+std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory);
 
 // Ranks of a token's experts that may be hits.
-int64_t n_device_ranks(int64_t n_used, int64_t n_slots);
+inline int64_t n_device_ranks(int64_t n_used, int64_t n_slots) {
+    return n_used < n_slots ? n_used : n_slots;
+}
 
 } // namespace oallama

@@ -1,70 +1,20 @@
 // A context's back end: runs programs on the CPU and on another device at the same time.
+//
+// A llama_context has one SplitBackend, which all of its backends share (ggml-oallama.cpp). ggml calls `prepare` for
+// each sub-graph before it allocates a graph, and `compute` for each in turn, all in one thread. The SplitBackend owns
+// both sides, the CPU (host.h) and the device (Partner), and the programs, whose tensors share the sides' memory: one
+// program runs at a time, and each phase ends with an idle device.
 
 #pragma once
 
-#include <list>
 #include <unordered_map>
 
 #include "experts.h"
 
 namespace oallama {
 
-// The device side of a context: a stream of its own, memory for activations, and host memory that copies go through.
-class Partner {
-  public:
-    explicit Partner(ggml_backend_dev_t device); // throws OALLAMA_FAILED
-    ~Partner();
-
-    Partner(const Partner &)             = delete;
-    Partner & operator=(const Partner &) = delete;
-
-    ggml_backend_dev_t device() const { return device_; }
-
-    ggml_backend_t backend() const { return backend_.get(); }
-
-    // Gives a program's device tensors their memory, which all programs share since one runs at a time. True where that
-    // memory moved: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY, and then they are as well.
-    // slot: of the ring, for the first block that it streams.
-    bool allocate(Program & program, size_t slot);
-
-    // Marks what is queued now, to be waited for. False: the device has no events.
-    bool mark();
-    void await_mark() const;
-
-    char * staging() const { return staging_base_; }
-
-    bool pinned() const { return pinned_; }
-
-    // Whether a call that fetches a result returns only when it is there: so it is from CUDA to memory that is not
-    // pinned.
-    bool fetch_blocks() const { return !pinned_ && ggml_backend_dev_host_buffer_type(device_) != nullptr; }
-
-    // Whether a host tensor lies in memory that the device reads without help.
-    bool is_pinned(const ggml_tensor * tensor) const;
-
-    bool streams() const { return stream_ != nullptr; }
-
-    Stream & stream() const { return *stream_; } // where something is streamed
-
-  private:
-    void grow_staging(size_t size);
-    void place_streamed(Program & program, size_t slot);
-
-    ggml_backend_dev_t device_;
-    BackendPtr         backend_;
-    GallocrPtr         compute_;
-    size_t             compute_bytes_ = 0;
-    EventPtr           mark_; // NULL: the device has no events
-    BufferPtr          staging_;
-    char *             staging_base_ = nullptr;
-    bool               pinned_       = false;
-
-    std::unique_ptr<Stream> stream_; // NULL: nothing was streamed yet
-};
-
-// Programs that were prepared, to be used again: those used last, as many as there is room for.
-//
-// A server computes batches of ever new sizes, and each needs a program for each block.
+// Programs that were prepared, to be used again: those used last, as many as there is room for. A server computes
+// batches of ever new sizes, and each needs a program for each block.
 class ProgramCache {
   public:
     ProgramCache() = default;
@@ -81,22 +31,39 @@ class ProgramCache {
     // the same time lies together, so that memory is not full of small holes. Whether anything was dropped.
     bool make_room(size_t bytes);
 
-    Program & add(std::unique_ptr<Program> program);
+    Program & add(const Signature & signature, std::unique_ptr<Program> program);
 
     void clear();
 
   private:
-    using List = std::list<std::unique_ptr<Program>>;
+    struct Hash {
+        size_t operator()(const Signature & signature) const;
+    };
 
-    void drop_last();
+    struct Held {
+        std::unique_ptr<Program> program;
+        uint64_t                 used; // when it was last
+    };
 
-    List                                              programs_; // used last first
-    std::unordered_multimap<uint64_t, List::iterator> by_hash_;  // of the signature
-    size_t                                            bytes_ = 0;
+    using Map = std::unordered_map<Signature, Held, Hash>;
+
+    void drop(Map::iterator held);
+
+    Map      programs_;
+    size_t   bytes_  = 0;
+    uint64_t n_uses_ = 0;
 };
 
-class SplitBackend { // throws OALLAMA_FAILED without a CPU
+class Partner;
+
+class SplitBackend {
   public:
+    SplitBackend(); // throws OALLAMA_FAILED without a CPU
+    ~SplitBackend();
+
+    SplitBackend(const SplitBackend &)             = delete;
+    SplitBackend & operator=(const SplitBackend &) = delete;
+
     Host & host() { return host_; }
 
     // Prepares a sub-graph before llama.cpp allocates its tensors, and keeps alive what the device still reads. memory:
@@ -109,28 +76,35 @@ class SplitBackend { // throws OALLAMA_FAILED without a CPU
     void device_computes();
 
   private:
-    Program &   find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
-    Program &   build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
-    Program *   find_held();
-    size_t      next_slot() const;
-    void        forget();
-    void        forget_turns();
-    ggml_status run(Program & program, ggml_cgraph * graph);
-    void        end(Phase & phase);
-    void        ask_ahead();
+    // programs
+    Program & find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
+    Program & build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
+    Program * find_held();
+    size_t    next_slot() const;
+    void      forget();
+    void      forget_turns();
+    void      note_pageable(const ggml_cgraph * graph, const Program & program) const;
+
+    // a run
+    ggml_status run(Program & program, const ggml_cgraph * graph);
+    void        bind(const Program & program, const ggml_cgraph * graph) const;
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     void        lift(Program & program, Phase & phase);
-    void        note_pageable(const ggml_cgraph * graph, const Program & program) const;
-    size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
-    int64_t     send(const Phase & phase, const ggml_cgraph * graph);
-    int64_t     send_routed(const Phase & phase, const ggml_cgraph * graph);
-    bool        lands(const Download & download, const ggml_tensor * node) const;
-    void        fetch(const Phase & phase, const ggml_cgraph * graph);
-    void        join(const Phase & phase, const ggml_cgraph * graph);
+    void        end(Phase & phase);
+    void        ask_ahead();
+
+    // copies
+    int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph);
+    int64_t send(const Phase & phase, const ggml_cgraph * graph);
+    void    send_value(const Upload & upload, const ggml_cgraph * graph);
+    size_t  acquire(const Phase & phase, const ggml_cgraph * graph);
+    bool    lands(const Download & download, const ggml_tensor * node) const;
+    void    fetch(const Phase & phase, const ggml_cgraph * graph);
+    void    join(const Phase & phase, const ggml_cgraph * graph);
 
     Host                     host_;
-    std::unique_ptr<Partner> partner_;
+    std::unique_ptr<Partner> partner_; // NULL: no program needed one yet
     ProgramCache             programs_;
     bool                     prepared_  = true;  // all of llama.cpp's graph
     bool                     preparing_ = false; // since the last one was computed

@@ -27,10 +27,6 @@ void check_experts(const std::vector<int32_t> & experts, const SliceSpec & slice
 
 } // namespace
 
-//
-// the ring
-//
-
 void Slot::hold(StreamBlock & block) {
     holds = &block;
     part  = 0;
@@ -38,43 +34,110 @@ void Slot::hold(StreamBlock & block) {
     experts.clear();
 }
 
-void Ring::free() {
-    if (buffer_) {
-        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(buffer_.get()));
-        buffer_.reset();
+Stream::Stream(ggml_backend_dev_t device, const StreamSpec & spec)
+    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)), slots_(static_cast<size_t>(spec.n_slots)),
+      spec_(spec) {
+    if (!backend_) {
+        throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) +
+                                        " cannot be started a second time, for copies");
+    }
+    ggml_backend_dev_props props = {};
+    ggml_backend_dev_get_props(device, &props);
+    events_ = props.caps.events;
+    for (size_t i = 0; i < slots_.size() && events_; i++) {
+        copied_.emplace_back(ggml_backend_event_new(device));
+        events_ = copied_.back() != nullptr;
     }
 }
 
-bool Ring::resize(size_t bytes) {
-    free();
-    bytes_ = 0;
+Stream::~Stream() {
+    ggml_backend_synchronize(backend_.get());
+    free_ring();
+}
+
+StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
+    std::vector<std::pair<uint64_t, Side>> key;
+    for (const auto & [weight, side] : parts) {
+        key.emplace_back(weight->id(), side);
+    }
+    auto found = blocks_.find(key);
+    if (found == blocks_.end()) {
+        auto       block = std::make_unique<StreamBlock>();
+        ContextPtr ctx   = new_context(static_cast<int64_t>(parts.size()));
+        block->parts     = parts;
+        for (const auto & [weight, side] : parts) {
+            const ggml_tensor * like = weight->new_tensor(ctx.get(), side);
+            const size_t        size = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like);
+            block->offsets.push_back(block->bytes);
+            const size_t used = std::min(size, ggml_nbytes(like));
+            block->tails.emplace_back(block->bytes + used, size - used);
+            block->bytes += padded(size);
+        }
+        found = blocks_.emplace(std::move(key), std::move(block)).first;
+    }
+    StreamBlock & block   = *found->second;
+    const auto    planned = static_cast<size_t>(spec_.ring) / alignment * alignment;
+    const size_t  wanted  = spec_.ring > 0 ? std::max(planned, block.bytes) : block.bytes * slots_.size();
+    if (wanted > ring_bytes_) { // also for a known one, after a growth that failed
+        grow(wanted);
+    }
+    return &block;
+}
+
+//
+// the ring
+//
+
+void Stream::grow(size_t bytes) {
+    ggml_backend_synchronize(backend_.get());
+    free_ring();
     for (Slot & slot : slots_) {
         slot.holds = nullptr;
         slot.zeros.clear();
     }
-    buffer_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes));
-    if (!buffer_) {
-        return false;
+    ring_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes));
+    if (!ring_) {
+        // the next ring may be smaller: nothing is copied ahead that was not asked for again
+        last_ = nullptr;
+        for (const auto & [key, block] : blocks_) {
+            block->next = nullptr;
+        }
+        throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) +
+                                           " has no room for a ring of " + std::to_string(bytes) +
+                                           " bytes; plan fewer slots or a smaller CG");
     }
-    ggml_backend_buffer_clear(buffer_.get(), 0);
-    bytes_ = bytes;
-    counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(buffer_.get()));
-    return true;
+    ggml_backend_buffer_clear(ring_.get(), 0);
+    ring_bytes_ = bytes;
+    counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
+}
+
+void Stream::free_ring() {
+    if (ring_) {
+        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
+        ring_.reset();
+    }
+    ring_bytes_ = 0;
 }
 
 // Bytes into the ring.
-size_t Ring::begin_of(const StreamBlock & block, size_t slot) const {
-    const size_t last  = bytes_ - block.bytes;
-    const size_t begin = slot * (bytes_ / slots_.size() / alignment * alignment);
+size_t Stream::begin_of(const StreamBlock & block, size_t slot) const {
+    const size_t last  = ring_bytes_ - block.bytes;
+    const size_t begin = slot * (ring_bytes_ / slots_.size() / alignment * alignment);
     return slot > 0 && slot + 1 == slots_.size() ? last : std::min(begin, last);
 }
 
-void Ring::bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const {
-    tensor->buffer = buffer_.get();
-    tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(buffer_.get())) + begin_of(block, slot) + at;
+void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const {
+    bind_at(tensor, block, slot, block.offsets[part]);
 }
 
-size_t Ring::find(const StreamBlock & block) const {
+// Gives a tensor the bytes at `at` of a block in a slot.
+void Stream::bind_at(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const {
+    tensor->buffer = ring_.get();
+    tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) + begin_of(block, slot) + at;
+}
+
+// The slot that holds a block; no_slot: none.
+size_t Stream::find(const StreamBlock & block) const {
     for (size_t slot = 0; slot < slots_.size(); slot++) {
         if (slots_[slot].holds == &block) {
             return slot;
@@ -83,7 +146,8 @@ size_t Ring::find(const StreamBlock & block) const {
     return no_slot;
 }
 
-bool Ring::spares(size_t other, const StreamBlock & block, size_t slot) const {
+// Whether a block in a slot leaves another slot alone; true for no_slot.
+bool Stream::spares(size_t other, const StreamBlock & block, size_t slot) const {
     if (other == no_slot || slots_[other].holds == nullptr) {
         return other != slot;
     }
@@ -91,8 +155,9 @@ bool Ring::spares(size_t other, const StreamBlock & block, size_t slot) const {
     return other != slot && (begin + block.bytes <= kept || kept + slots_[other].holds->bytes <= begin);
 }
 
-// Every phase ends with an idle device, so nothing computes with what is overwritten here.
-void Ring::take(StreamBlock & block, size_t slot) {
+// Lets a slot hold a block. Slots that it touches become empty; every phase ends with an idle device, so nothing
+// computes with what is overwritten here.
+void Stream::take(StreamBlock & block, size_t slot) {
     for (size_t i = 0; i < slots_.size(); i++) {
         if (i != slot && !spares(i, block, slot)) {
             slots_[i].holds = nullptr;
@@ -107,76 +172,8 @@ void Ring::take(StreamBlock & block, size_t slot) {
 }
 
 //
-// the stream
+// copies
 //
-
-Stream::Stream(ggml_backend_dev_t device, const StreamSpec & spec)
-    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)),
-      ring_(device, static_cast<size_t>(spec.n_slots)), spec_(spec) {
-    if (!backend_) {
-        throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) +
-                                        " cannot be started a second time, for copies");
-    }
-    ggml_backend_dev_props props = {};
-    ggml_backend_dev_get_props(device, &props);
-    events_ = props.caps.events;
-    for (size_t i = 0; i < ring_.n_slots() && events_; i++) {
-        copied_.emplace_back(ggml_backend_event_new(device));
-        events_ = copied_.back() != nullptr;
-    }
-}
-
-Stream::~Stream() {
-    ggml_backend_synchronize(backend_.get());
-}
-
-StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
-    std::vector<std::pair<uint64_t, Side>> key;
-    for (const auto & [weight, side] : parts) {
-        key.emplace_back(weight->id(), side);
-    }
-    auto found = blocks_.find(key);
-    if (found == blocks_.end()) {
-        auto       block = std::make_unique<StreamBlock>();
-        ContextPtr ctx   = new_context(static_cast<int64_t>(parts.size()));
-        block->parts     = parts;
-        for (const auto & [weight, side] : parts) {
-            const std::array<int64_t, 3> ne = weight->shape(side);
-            const ggml_tensor * like        = ggml_new_tensor_3d(ctx.get(), weight->slice().type, ne[0], ne[1], ne[2]);
-            const size_t        size = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like);
-            block->offsets.push_back(block->bytes);
-            const size_t used = std::min(size, ggml_nbytes(like));
-            block->tails.emplace_back(block->bytes + used, size - used);
-            block->bytes += padded(size);
-        }
-        found = blocks_.emplace(std::move(key), std::move(block)).first;
-    }
-    StreamBlock & block   = *found->second;
-    const auto    planned = static_cast<size_t>(spec_.ring) / alignment * alignment;
-    const size_t  wanted  = spec_.ring > 0 ? std::max(planned, block.bytes) : block.bytes * ring_.n_slots();
-    if (wanted > ring_.bytes()) { // also for a known one, after a growth that failed
-        grow(wanted);
-    }
-    return &block;
-}
-
-void Stream::grow(size_t bytes) {
-    ggml_backend_synchronize(backend_.get());
-    if (!ring_.resize(bytes)) {
-        // the next ring may be smaller: nothing is copied ahead that was not asked for again
-        last_ = nullptr;
-        for (const auto & [key, block] : blocks_) {
-            block->next = nullptr;
-        }
-        throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) +
-                                           " has no room for a ring of " + std::to_string(bytes) +
-                                           " bytes; plan fewer slots or a smaller CG");
-    }
-}
-
-void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const {
-    ring_.bind(tensor, block, slot, block.offsets[part]);
-}
 
 size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts) {
     if (experts != nullptr) {
@@ -187,13 +184,13 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         last_->next = &block;
     }
     last_       = &block;
-    size_t slot = ring_.find(block);
+    size_t slot = find(block);
     if (slot == no_slot) {
         slot = next_slot();
-        ring_.take(block, slot);
+        take(block, slot);
     }
     last_slot_      = slot;
-    Slot &     to   = ring_[slot];
+    Slot &     to   = slots_[slot];
     const bool some = !to.experts.empty();
     const bool none = !some && to.part == 0 && to.at == 0;
     if (experts != nullptr && (some || none)) {
@@ -222,24 +219,24 @@ void Stream::prefetch(size_t busy, Time until) {
     std::vector<size_t> kept  = {busy};
     const StreamBlock * after = last_;
     size_t              slot  = last_slot_;
-    for (size_t n = 0; n < ring_.n_slots() && after != nullptr && after->next != nullptr; n++) {
+    for (size_t n = 0; n < slots_.size() && after != nullptr && after->next != nullptr; n++) {
         StreamBlock & next  = *after->next;
-        const size_t  found = ring_.find(next);
+        const size_t  found = find(next);
         after               = &next;
-        slot                = found == no_slot ? ring_.after(slot) : found;
+        slot                = found == no_slot ? slot_after(slot) : found;
         if (next.routed) {
             continue;
         }
         if (found == no_slot) {
             const bool free =
-                std::all_of(kept.begin(), kept.end(), [&](size_t other) { return ring_.spares(other, next, slot); });
+                std::all_of(kept.begin(), kept.end(), [&](size_t other) { return spares(other, next, slot); });
             if (!free || allowed(until) == 0) {
                 return; // the slot is in use, or the link is busy until then
             }
-            ring_.take(next, slot);
+            take(next, slot);
         }
         kept.push_back(slot);
-        if (ring_[slot].experts.empty() && !copy(slot, until)) {
+        if (slots_[slot].experts.empty() && !copy(slot, until)) {
             return;
         }
     }
@@ -250,7 +247,7 @@ void Stream::prefetch(size_t busy, Time until) {
 void Stream::clear_tails(size_t slot) {
     static constexpr std::array<char, page> zeros = {};
 
-    Slot &              to    = ring_[slot];
+    Slot &              to    = slots_[slot];
     const StreamBlock & block = *to.holds;
     if (to.zeros == block.tails) {
         return;
@@ -261,7 +258,7 @@ void Stream::clear_tails(size_t slot) {
             continue;
         }
         ggml_tensor * there = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, static_cast<int64_t>(count));
-        ring_.bind(there, block, slot, first);
+        bind_at(there, block, slot, first);
         for (size_t at = 0; at < count; at += zeros.size()) {
             ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
         }
@@ -272,7 +269,7 @@ void Stream::clear_tails(size_t slot) {
 // Asks for what is missing in a slot, as far as the link can have copied it until then; whether that is all of it.
 bool Stream::copy(size_t slot, Time until) {
     clear_tails(slot);
-    Slot &              to    = ring_[slot];
+    Slot &              to    = slots_[slot];
     const StreamBlock & block = *to.holds;
     const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
     ggml_tensor *       there = nullptr;
@@ -303,7 +300,7 @@ bool Stream::copy(size_t slot, Time until) {
 // Asks for the experts that are missing in a slot; for those that lie side by side at once.
 void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
     clear_tails(slot);
-    Slot &              to    = ring_[slot];
+    Slot &              to    = slots_[slot];
     const StreamBlock & block = *to.holds;
     const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
     to.experts.resize(static_cast<size_t>(block.parts[0].first->slice().e));
@@ -340,16 +337,15 @@ void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
 }
 
 ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) {
-    const auto & [weight, side]        = ring_[slot].holds->parts[part];
-    const std::array<int64_t, 3> ne    = weight->shape(side);
-    ggml_tensor *                there = ggml_new_tensor_3d(ctx, weight->slice().type, ne[0], ne[1], ne[2]);
-    bind(there, *ring_[slot].holds, part, slot);
+    const auto & [weight, side] = slots_[slot].holds->parts[part];
+    ggml_tensor * there         = weight->new_tensor(ctx, side);
+    bind(there, *slots_[slot].holds, part, slot);
     return there;
 }
 
 // Queues one copy: bytes [offset, offset + bytes) of a part.
 void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes) {
-    const auto & [weight, side] = ring_[slot].holds->parts[part];
+    const auto & [weight, side] = slots_[slot].holds->parts[part];
     const auto * data           = static_cast<const char *>(weight->part(side).tensor->data);
     ggml_backend_tensor_set_async(backend_.get(), there, data + offset, offset, bytes);
     if (spec_.link_bytes_per_s > 0) {

@@ -100,7 +100,7 @@ class Turns {
 };
 
 //
-// the ring
+// blocks and slots
 //
 
 using StreamedPart = std::pair<const SplitWeight *, Side>; // its CG or CG'
@@ -133,48 +133,6 @@ struct Slot {
 
 constexpr size_t no_slot = SIZE_MAX;
 
-class Ring {
-  public:
-    Ring(ggml_backend_dev_t device, size_t n_slots) : device_(device), slots_(n_slots) {}
-
-    ~Ring() { free(); }
-
-    Ring(const Ring &)             = delete;
-    Ring & operator=(const Ring &) = delete;
-
-    size_t n_slots() const { return slots_.size(); }
-
-    size_t bytes() const { return bytes_; }
-
-    Slot & operator[](size_t slot) { return slots_[slot]; }
-
-    // Becomes so large, and empty. False: the device has no room, and there is no ring.
-    bool resize(size_t bytes);
-
-    // Gives a tensor the bytes at `at` of a block in a slot.
-    void bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const;
-
-    size_t find(const StreamBlock & block) const; // no_slot: nowhere
-
-    // The slot whose turn it is after that of another; after no_slot, the first.
-    size_t after(size_t slot) const { return slot == no_slot ? 0 : (slot + 1) % slots_.size(); }
-
-    // Whether a block in a slot leaves another slot alone; true for no_slot.
-    bool spares(size_t other, const StreamBlock & block, size_t slot) const;
-
-    // Lets a slot hold a block. Slots that it touches become empty.
-    void take(StreamBlock & block, size_t slot);
-
-  private:
-    void   free();
-    size_t begin_of(const StreamBlock & block, size_t slot) const;
-
-    ggml_backend_dev_t device_;
-    BufferPtr          buffer_;
-    size_t             bytes_ = 0;
-    std::vector<Slot>  slots_;
-};
-
 //
 // the stream
 //
@@ -196,13 +154,14 @@ class Stream {
     void bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const;
 
     // The slot that the next block is going to have, if it is in none.
-    size_t next_slot() const { return ring_.after(last_slot_); }
+    size_t next_slot() const { return slot_after(last_slot_); }
 
-    size_t slot_after(size_t slot) const { return ring_.after(slot); }
+    // The slot whose turn it is after that of another; after no_slot, the first.
+    size_t slot_after(size_t slot) const { return slot == no_slot ? 0 : (slot + 1) % slots_.size(); }
 
-    size_t n_slots() const { return ring_.n_slots(); }
+    size_t n_slots() const { return slots_.size(); }
 
-    bool is_in(size_t slot, const StreamBlock & block) const { return ring_.find(block) == slot; }
+    bool is_in(size_t slot, const StreamBlock & block) const { return slots_[slot].holds == &block; }
 
     // The slot of a block whose turn has come; asks for what is missing of it. experts: the only ones needed; NULL:
     // all.
@@ -216,7 +175,16 @@ class Stream {
     void prefetch(size_t busy, Time until);
 
   private:
+    // the ring
     void   grow(size_t bytes);
+    void   free_ring();
+    size_t begin_of(const StreamBlock & block, size_t slot) const;
+    void   bind_at(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const;
+    size_t find(const StreamBlock & block) const;
+    bool   spares(size_t other, const StreamBlock & block, size_t slot) const;
+    void   take(StreamBlock & block, size_t slot);
+
+    // copies
     void   clear_tails(size_t slot);
     bool   copy(size_t slot, Time until);
     void   copy_experts(size_t slot, const std::vector<int32_t> & experts);
@@ -228,7 +196,9 @@ class Stream {
 
     ggml_backend_dev_t    device_;
     BackendPtr            backend_;
-    Ring                  ring_;
+    BufferPtr             ring_;
+    size_t                ring_bytes_ = 0;
+    std::vector<Slot>     slots_;
     std::vector<EventPtr> copied_;              // by slot, where the device has events
     StreamBlock *         last_      = nullptr; // whose turn it was
     size_t                last_slot_ = no_slot; // its slot

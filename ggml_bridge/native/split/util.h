@@ -99,13 +99,8 @@ BufferPtr new_pinned(ggml_backend_dev_t device, size_t size);
 
 // Held now.
 struct Counters {
-    std::atomic<int64_t> host_weights{0}; // bytes
-    std::atomic<int64_t> device_weights{0};
-    std::atomic<int64_t> host_compute{0};
-    std::atomic<int64_t> device_compute{0};
-    std::atomic<int64_t> n_weights{0};
-    std::atomic<int64_t> n_programs{0};
-    std::atomic<int64_t> program_bytes{0};
+    std::atomic<int64_t> host_weights{0}, device_weights{0}, host_compute{0}, device_compute{0}; // bytes
+    std::atomic<int64_t> n_weights{0}, n_programs{0}, program_bytes{0};
 };
 
 inline Counters & counters() {
@@ -115,17 +110,9 @@ inline Counters & counters() {
 
 // Done since the last reset.
 struct Stats {
-    std::atomic<int64_t> n_graphs{0};
-    std::atomic<int64_t> n_phases{0};
-    std::atomic<int64_t> n_built{0};
-    std::atomic<int64_t> launch_ns{0};
-    std::atomic<int64_t> host_ns{0};
-    std::atomic<int64_t> wait_ns{0};
-    std::atomic<int64_t> join_ns{0};
-    std::atomic<int64_t> total_ns{0};
-    std::atomic<int64_t> bytes_in{0};
-    std::atomic<int64_t> bytes_out{0};
-    std::atomic<int64_t> bytes_streamed{0};
+    std::atomic<int64_t> n_graphs{0}, n_phases{0}, n_built{0};
+    std::atomic<int64_t> launch_ns{0}, host_ns{0}, wait_ns{0}, join_ns{0}, total_ns{0};
+    std::atomic<int64_t> bytes_in{0}, bytes_out{0}, bytes_streamed{0};
 };
 
 inline Stats & stats() {

@@ -115,6 +115,11 @@ std::array<int64_t, 3> SplitWeight::shape(Side side) const {
     return {slice_.k, count, slice_.e};
 }
 
+ggml_tensor * SplitWeight::new_tensor(ggml_context * ctx, Side side) const {
+    const std::array<int64_t, 3> ne = shape(side);
+    return ggml_new_tensor_3d(ctx, slice_.type, ne[0], ne[1], ne[2]);
+}
+
 int64_t SplitWeight::part_bytes(Side side) const {
     const std::array<int64_t, 3> ne = shape(side);
     return row_size(slice_.type, ne[0]) * ne[1] * ne[2];
@@ -290,22 +295,16 @@ ggml_backend_buffer_type_t find_layout(const std::string & name) {
     return nullptr;
 }
 
-// ffn_up_exps, ffn_up_chexps and their like.
-bool is_expert_weight(const SliceSpec & slice) {
-    return slice.name.find("exps") != std::string::npos;
-}
-
 // Whether the device has a mul-mat by this part of a weight; buffer: an empty one of the buffer type to ask about, or
 // NULL for the device's own. Three dimensions are experts (MUL_MAT_ID), or the heads of MLA (MUL_MAT over all of them).
 bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side side, ggml_backend_buffer_t buffer) {
-    const std::array<int64_t, 3> ne      = weight.shape(side);
-    const bool                   experts = weight.slice().e > 1 && is_expert_weight(weight.slice());
-
-    ContextPtr    ctx = new_context(8);
-    ggml_tensor * w   = ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2]);
-    ggml_tensor * x   = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, ne[0], 1, experts ? 1 : ne[2]);
-    w->buffer         = buffer;
-    ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
+    // ffn_up_exps, ffn_up_chexps and their like
+    const bool    experts = weight.slice().e > 1 && weight.slice().name.find("exps") != std::string::npos;
+    ContextPtr    ctx     = new_context(8);
+    ggml_tensor * w       = weight.new_tensor(ctx.get(), side);
+    ggml_tensor * x       = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w->ne[0], 1, experts ? 1 : w->ne[2]);
+    ggml_tensor * ids     = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
+    w->buffer             = buffer;
     return ggml_backend_dev_supports_op(device, experts ? ggml_mul_mat_id(ctx.get(), w, x, ids)
                                                         : ggml_mul_mat(ctx.get(), w, x));
 }
@@ -333,12 +332,8 @@ bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backen
               WeightMemory & memory) {
     ContextPtr ctx = new_context(static_cast<int64_t>(weights.size()));
     for (SplitWeight * weight : weights) {
-        const std::array<int64_t, 3> ne   = weight->shape(side);
-        Part &                       part = weight->part(side);
-        const ggml_type              type = weight->slice().type;
-        part.tensor                       = ne[2] > 1 ? ggml_new_tensor_3d(ctx.get(), type, ne[0], ne[1], ne[2])
-                                                      : ggml_new_tensor_2d(ctx.get(), type, ne[0], ne[1]);
-        ggml_set_name(part.tensor, weight->slice().name.c_str());
+        weight->part(side).tensor = weight->new_tensor(ctx.get(), side);
+        ggml_set_name(weight->part(side).tensor, weight->slice().name.c_str());
     }
     BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
     if (!buffer || buffer->buft != buft) {
@@ -406,16 +401,8 @@ void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightM
     if (allocate(with_part(weights, side_device), side_device, buft, memory)) {
         return;
     }
-    int64_t fits = 0; // parts that the device has room for
-    for (int64_t fails = shrink_steps; fails - fits > 1;) {
-        const int64_t part = (fits + fails) / 2;
-        shrink(planned, part);
-        const std::vector<SplitWeight *> left = with_part(weights, side_device);
-        WeightMemory                     tried;
-        (left.empty() || allocate(left, side_device, buft, tried) ? fits : fails) = part;
-    }
-    for (; fits >= 0; fits--) { // somebody else may have taken the room since
-        const int64_t                    bytes = shrink(planned, fits);
+    for (int64_t part = shrink_steps - 1; part >= 0; part--) {
+        const int64_t                    bytes = shrink(planned, part);
         const std::vector<SplitWeight *> left  = with_part(weights, side_device);
         if (left.empty() || allocate(left, side_device, buft, memory)) {
             problem(std::string(ggml_backend_dev_name(device)) + " has no room for " + std::to_string(wanted_bytes) +

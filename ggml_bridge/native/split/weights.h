@@ -59,6 +59,8 @@ class SplitWeight {
     // Shape of a part's tensor, ne[0..2].
     std::array<int64_t, 3> shape(Side side) const;
 
+    ggml_tensor * new_tensor(ggml_context * ctx, Side side) const; // of this shape, without memory
+
     int64_t part_bytes(Side side) const;
 
     int64_t host_bytes() const; // of CC, CG, and of CC's copy for CG'
