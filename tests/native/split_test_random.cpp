@@ -1,7 +1,7 @@
 // A property: whatever a plan says, a block computes what unsplit ggml does. Every type × every kind of operator, each
-// with a random second type, random CC, CG and GG of each weight, a random layout, ring, link and table of n_g, and
-// batches of random sizes; on TEST0, on a second CPU backend and on the emulated device. Case i of a seed is always the
-// same.
+// with a random second type, random CC, CG and GG of each weight or random hot experts, a random layout, ring, link and
+// table of n_g, and batches of random sizes; on TEST0, on a second CPU backend and on the emulated device. Case i of a
+// seed is always the same.
 //
 // Bounds. The median token differs by no more than split_test_types.cpp allows. Over all tokens there is room for some
 // activations that are quantised to the next step, of 1e-7 each: cuts and n_g have kernels see other rows and tokens
@@ -123,6 +123,16 @@ std::string random_lines(bridge::Random & random) {
     return lines;
 }
 
+// Hot experts of a block that has some: "0,3", or "" for none.
+std::string random_hot(bridge::Random & random, const Block & block) {
+    std::string   text;
+    const int64_t n_expert = block.weights.front().e;
+    for (int64_t expert = 0; n_expert > 1 && expert < n_expert; expert++) {
+        text += one_in(random, 2) ? (text.empty() ? "" : ",") + std::to_string(expert) : "";
+    }
+    return one_in(random, 2) ? text : "";
+}
+
 // A plan of random cuts; those of an FFN mostly at the same elements, as planners of ours cut, and joined together.
 std::string random_plan(bridge::Random & random, const Block & block, const std::string & device,
                         const std::string & layout) {
@@ -130,10 +140,15 @@ std::string random_plan(bridge::Random & random, const Block & block, const std:
     for (const Weight & weight : block.weights) {
         shared = std::lcm(shared, granularity(weight.type, weight.axis));
     }
-    const bool     together = block.together && !one_in(random, 4);
-    const uint64_t cuts     = random.next();
-    std::string    text     = "oallama-plan 1\nmodel test\ndevice " + device + "\n" + random_lines(random);
+    const bool        together = block.together && !one_in(random, 4);
+    const uint64_t    cuts     = random.next();
+    std::string       text     = "oallama-plan 1\nmodel test\ndevice " + device + "\n" + random_lines(random);
+    const std::string hot      = random_hot(random, block);
     for (const Weight & weight : block.weights) {
+        if (!hot.empty() && weight.name.find("_exps") != std::string::npos) {
+            text += tensor_line(weight, weight.extent(), 0, layout) + " hot=" + hot + "\n";
+            continue;
+        }
         bridge::Random   same(cuts);
         bridge::Random   own(random.next());
         const int64_t    granule = block.together ? shared : granularity(weight.type, weight.axis);
