@@ -226,7 +226,7 @@ def test_run_in_a_pipe_reads_its_prompt_as_before(plain):
 
 
 @needs_model
-@pytest.mark.parametrize("command", ["chat", "run"])
+@pytest.mark.parametrize("command", ["chat", pytest.param("run", marks=pytest.mark.thorough)])
 def test_a_session_at_a_terminal(command):
     with Typist(command, MODEL, *ON_CPU, "--temp", "0", "--seed", "1") as person:
         assert "oallama stories · 100% CPU · context 512 tokens" in person.wait(READY)

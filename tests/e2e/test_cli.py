@@ -229,15 +229,21 @@ def test_run_generates_on_the_worker_what_the_plan_says(plan_file):
 
 
 @needs_model
-def test_the_first_run_answers_with_stocks_placement_and_in_a_pipe_measures_nothing(half, tmp_path):
+def test_the_first_run_answers_with_stocks_placement_and_in_a_pipe_measures_nothing(tmp_path):
     first = ("run", MODEL, "Once upon a time", "-n", "8", "--temp", "0", *WORKER, "--gpu-weights", "50%")
     ran = oallama(*first, cache=tmp_path)
     assert ran.stdout != "" and "measuring" not in ran.stderr
     assert not list(tmp_path.glob("profile-*"))
     assert here(*first, "--tune", "never").stdout == ran.stdout
-    told = document("tune", MODEL, "-p", "4", "-n", "8", "--time", "2", *half, "--json")
+
+
+def test_tune_says_what_it_found(two_layers, worker_profile, tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(profile_to_json(worker_profile)), encoding="utf-8")
+    asked = (two_layers, "-t", 1, *WORKER, "--gpu-weights", "50%", "--profile", file)
+    told = document("tune", *asked, "-p", 4, "-n", 8, "--time", 1, "--json", cache=tmp_path)
     assert told["stock"] == "stock-fit" and told["said"]
-    assert "--device" in here("tune", MODEL, "--device", "none", code=2).stderr
+    assert "--device" in here("tune", two_layers, "--device", "none", code=2).stderr
 
 
 @needs_model

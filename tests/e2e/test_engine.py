@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from e2e.logits import EXACT_NMSE, N_UBATCH, QUANTISED_NMSE, TOKENS, attention, engine_of, nmse, stock_logits
 from e2e.placed import placed, with_ledger
 from e2e.what_is_held import nothing_grew
 from gguf_factory import write_gguf
 from llama_cpp import Llama
-from processes import children_with, must_end
+from processes import must_end
 from seeds import crossed
 
 from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
@@ -28,6 +29,8 @@ from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import sentence_of
 from oallama.run.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("prober")
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -374,7 +377,7 @@ def test_an_engine_that_is_dropped_ends_its_worker(last: str, f16: Path) -> None
         engine.generate("once", max_tokens=2)
     elif last == "logits":
         engine.logits(TOKENS)
-    (worker,) = children_with("ggml_bridge.rpc_server")
+    (worker,) = (child for child in psutil.Process().children() if "ggml_bridge.rpc_server" in child.cmdline())
     del engine
     must_end(worker.pid)
 

@@ -39,7 +39,7 @@ def placer_of(model: Path, n_ubatch: int | None = None) -> Placer:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", ["scheinfer", "oato"])
+@pytest.mark.parametrize("policy", ["scheinfer", pytest.param("oato", marks=pytest.mark.thorough)])
 def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(policy: str, model: Path) -> None:
     """By the split back end's streaming, and by llama.cpp's own."""
     placer = placer_of(model)

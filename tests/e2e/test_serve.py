@@ -154,11 +154,17 @@ def test_one_that_does_not_start_is_an_error(stub: str, tmp_path: Path) -> None:
     assert "does not start: exit code 3: error: the device is not here" in done.stderr.splitlines()[-1]
 
 
-ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 130, marks=not_under_nohup)]
-
-
-@pytest.mark.parametrize(("number", "code"), ENDS)
-@pytest.mark.parametrize("answering", [False, True])
+@pytest.mark.parametrize(
+    ("number", "code", "answering"),
+    [
+        (signal.SIGINT, 130, True),
+        (signal.SIGTERM, 143, False),
+        pytest.param(signal.SIGHUP, 130, False, marks=not_under_nohup),
+        pytest.param(signal.SIGINT, 130, False, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGTERM, 143, True, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, 130, True, marks=[not_under_nohup, pytest.mark.thorough]),
+    ],
+)
 def test_a_signal_ends_both_programs(
     stub: str, tmp_path: Path, number: signal.Signals, code: int, answering: bool
 ) -> None:

@@ -399,7 +399,7 @@ def test_ctrl_c_ends_cleanly_and_frees_all(device: str, f16: Path) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        time.sleep(1.5)
+        time.sleep(0.7)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "")

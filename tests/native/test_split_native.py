@@ -100,7 +100,7 @@ def streaming(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> dict[str,
     program = build_native("split_test", bridge.libraries.folder)
     some = ["types-dense", "types-moe", "graphs", "times", *THREADED]
     every = [name for name in TESTS if name != "random"]  # whose plans are its own, whatever the options
-    tests = {options: every if options == STREAMS[0] else some for options in STREAMS}
+    tests = {options: every if ALL and options == STREAMS[0] else some for options in STREAMS}
     return {options: pool.submit(run_tests, program, tests[options], 1, f"{options} {FEWER}") for options in STREAMS}
 
 
@@ -112,7 +112,8 @@ def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
 
 @pytest.mark.parametrize("name", TESTS)
 def test_split_backend(bridge: ggml_bridge.Bridge, name: str) -> None:
-    run_tests(build_native("split_test", bridge.libraries.folder), [name])
+    fewer = "" if ALL or name != "random" else "--cases 150"
+    run_tests(build_native("split_test", bridge.libraries.folder), [name], options=fewer)
 
 
 @pytest.mark.thorough

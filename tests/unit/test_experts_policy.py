@@ -11,7 +11,7 @@ from math import comb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from seeds import examples
+from seeds import crossed, examples
 from split_cases import EMBD, FF, VOCAB, World, attention, llama, operator
 from test_slices import block_of, experts
 from test_split_policy import GPU, LOAD, N_LAYER, PAIR, plan_of, problem
@@ -318,8 +318,7 @@ def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
     assert {row.name for row in rows if row.backend == "split"} >= hot
 
 
-@pytest.mark.parametrize("world", [SLOW_CPU, PAIR, GPU])
-@pytest.mark.parametrize("free", [1_500_000, FREE])
+@pytest.mark.parametrize(("world", "free"), crossed([SLOW_CPU, PAIR, GPU], [1_500_000, FREE]))
 def test_no_hot_set_beats_the_physical_bound(world: World, free: int) -> None:
     made = known(world, free, routing(*[SKEWED] * N_LAYER))
     found = decide(made, "experts", LOAD, "mixed")

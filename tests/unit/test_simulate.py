@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import placement_records as records
 import pytest
 from described_cases import model, operators
+from seeds import crossed
 from test_published import SLOW, with_experts
 from test_scheinfer_policy import STREAMS
 from test_split_policy import LOAD, PAIR
@@ -96,11 +97,14 @@ def check_course(course: Course, one_after_another: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "load"),
-    [(0.4, Workload(700, 64, 1024)), (0.4, Workload(16, 8, 512, n_past=300)), (0.8, Workload(64, 8, 512))],
+    ("policy", "asked"),
+    crossed(
+        [p for p in POLICIES if p not in ("fiddler", "experts")],
+        [(0.4, Workload(700, 64, 1024)), (0.4, Workload(16, 8, 512, n_past=300)), (0.8, Workload(64, 8, 512))],
+    ),
 )
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p not in ("fiddler", "experts")])
-def test_spans_add_up_to_what_a_policy_predicts(policy: str, share: float, load: Workload) -> None:
+def test_spans_add_up_to_what_a_policy_predicts(policy: str, asked: tuple[float, Workload]) -> None:
+    share, load = asked
     problem = described_problem("pc-12gb", share)
     check(problem, decide(problem, policy, load, "mixed"))
 
