@@ -34,11 +34,8 @@ too are spelled as there.
 
 A failure is one line on stderr that says what to do; with `OALLAMA_DEBUG=1` the traceback comes as well.
 
-Completion in the shell: put one of these lines into your shell's start-up file.
-
-    eval "$(_OALLAMA_COMPLETE=bash_source oallama)"     # ~/.bashrc
-    eval "$(_OALLAMA_COMPLETE=zsh_source oallama)"      # ~/.zshrc
-    _OALLAMA_COMPLETE=fish_source oallama | source      # ~/.config/fish/config.fish
+Completion: write `eval "$(_OALLAMA_COMPLETE=bash_source oallama)"` into `~/.bashrc`, with `zsh_source` into `~/.zshrc`, or
+`_OALLAMA_COMPLETE=fish_source oallama | source` into `~/.config/fish/config.fish`.
 
 | environment | |
 |---|---|
