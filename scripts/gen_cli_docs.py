@@ -34,8 +34,8 @@ too are spelled as there.
 
 A failure is one line on stderr that says what to do; with `OALLAMA_DEBUG=1` the traceback comes as well.
 
-Completion: write `eval "$(_OALLAMA_COMPLETE=bash_source oallama)"` into `~/.bashrc`, with `zsh_source` into `~/.zshrc`, or
-`_OALLAMA_COMPLETE=fish_source oallama | source` into `~/.config/fish/config.fish`.
+Completion: write `eval "$(_OALLAMA_COMPLETE=bash_source oallama)"` into `~/.bashrc`, the same with `zsh_source` into
+`~/.zshrc`, or `_OALLAMA_COMPLETE=fish_source oallama | source` into `~/.config/fish/config.fish`.
 
 | environment | |
 |---|---|
