@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placement_cases import ROLES, costs, model, operators, rates
+from placement_cases import costs, model, operators, rates
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape
 from oallama.core.types import FIRST_ROLES, MulMat, Operator, Workload
 from oallama.cost.graph import build_graph, computes_outputs_only, crossings, node_sides
-from oallama.cost.kernels import Kernels, index_rest, interpolate, interpolate_depth, rest_of
+from oallama.cost.kernels import Kernels, index_rest, interpolate, rest_of
 from oallama.cost.passes import Pass, passes
-from oallama.cost.rates import transfer_rates, weight_stream
+from oallama.cost.rates import weight_stream
 from oallama.cost.whole import operator_cost, operator_costs, placement_seconds
 
 OP = Operator("blk.0.ffn_up.weight", 0, "ffn_up", "MUL_MAT", "Q4_0", (256, 512, 1), 73728, 1.0)
@@ -40,13 +39,6 @@ def test_passes_of_a_workload() -> None:
     behind = replace(load, n_past=900)
     assert passes(behind, "prefill") == (Pass(512, 1412, 1, 0), Pass(512, 1924, 1, 0), Pass(76, 2000, 1, 1))
     assert passes(behind, "decode") == (Pass(1, 2005, 1),)
-
-
-def test_interpolation_meets_the_points_and_is_linear_between() -> None:
-    curve = ((1, 1.0), (32, 2.0), (512, 10.0))
-    assert [interpolate(curve, n) for n in (1, 32, 512)] == [1.0, 2.0, 10.0]
-    assert interpolate(curve, 272) == pytest.approx(6.0)
-    assert interpolate(curve, 992) == pytest.approx(18.0)
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096))
@@ -99,13 +91,6 @@ def test_a_prompt_uses_fewer_experts_than_if_all_were_used_alike(experts: tuple[
     assert mul_mat.share_routed(1) == n_used / n_expert
 
 
-def test_how_many_experts_that_are() -> None:
-    few, many = (MulMat("MUL_MAT_ID", "Q4_0", (32, 32, n), used) for n, used in ((8, 2), (128, 8)))
-    assert few.share_routed(512) > 0.99
-    assert [round(many.share_routed(n), 2) for n in (32, 512, 4096)] == [0.42, 0.7, 0.82]
-    assert MulMat("MUL_MAT", "Q4_0", (32, 32, 1)).share_routed(1) == 1
-
-
 def test_weights_of_a_file_that_is_read_are_streamed_from_pinned_memory_if_there_is_any() -> None:
     link = {"h2d_pageable": LinearFit(1e-5, 1e-9, 1.0), "h2d_pinned": LinearFit(1e-5, 3e-10, 1.0)}
     made = replace(profile(), link=link, fingerprint={"device_backend": "CUDA"})
@@ -144,25 +129,6 @@ def test_missing_cpu_timing_is_a_profile_error_that_names_the_operator() -> None
         operator_cost(Kernels(profile(case("RPC0", "device", 1, 1.0))), OP, (Pass(1, 1, 1),))
 
 
-def test_colder_of_two_measurements_counts() -> None:
-    kernels = Kernels(profile(case("CPU", "CPU", 1, 9.0, 10**9), case("CPU", "CPU", 1, 1.0, 10**6)))
-    assert operator_cost(kernels, OP, (Pass(1, 1, 1),)).t_cpu_s == 9.0
-
-
-def test_boundary_adds_what_the_two_copies_do_not_explain() -> None:
-    assert transfer_rates(profile()).split_s == 3e-5  # launch, as no boundary was measured
-    assert transfer_rates(profile(boundary=LinearFit(1e-4, 0.0, 1.0))).split_s == pytest.approx(7e-5)
-
-
-def test_activations_cross_in_the_memory_that_was_measured_for_them() -> None:
-    made = profile()
-    before = transfer_rates(made)
-    assert (before.copy_in, before.copy_out) == (made.link["h2d_pageable"], made.link["d2h"])
-    pinned = {"h2d_pinned": LinearFit(1e-5, 4e-10, 1.0), "d2h_pinned": LinearFit(1e-5, 5e-10, 1.0)}
-    now = transfer_rates(replace(made, link={**made.link, **pinned}))
-    assert (now.copy_in, now.copy_out) == (pinned["h2d_pinned"], pinned["d2h_pinned"])
-
-
 def shaped(n_tokens: int, n_kv: int, seconds: float, flash_attn: bool, device: str = "CPU") -> RestCase:
     return RestCase(device, n_tokens, n_kv, seconds, (seconds,), RestShape(64, 2, 1, 32, 32, 128, flash_attn))
 
@@ -187,69 +153,6 @@ def test_batches_may_be_measured_at_depths_of_their_own() -> None:
     assert rest_of(index, "CPU", (Pass(8, 512, 1),))[0] == pytest.approx(16.0 + (512.0 - 16.0) * 7 / 63)
 
 
-def test_rest_is_affine_in_depth_and_falls_back_to_the_cpu() -> None:
-    rest = tuple(RestCase("CPU", 1, n_kv, s, (s,)) for n_kv, s in ((256, 1.0), (1024, 4.0)))
-    index = index_rest(profile(rest=rest))
-    assert rest_of(index, "RPC0", (Pass(1, 512, 1),)) == (pytest.approx(2.0), pytest.approx(2.0))
-    assert interpolate_depth(((256, 1.0), (1024, 4.0)), 0) == pytest.approx(0.0)
-
-
-def test_graph_has_every_operator_once_for_every_family_of_roles() -> None:
-    families = [
-        ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
-        ("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
-        ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
-        ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
-        ("ssm_in", "ssm_x", "ssm_out"),
-        ("unknown_a", "unknown_b"),
-    ]
-    for roles in families:
-        ops = operators(3, roles)
-        graph = build_graph(model(3), ops)
-        assert sorted(n.operator for n in graph.nodes if n.operator is not None) == list(range(len(ops)))
-        assert all(source < i for i, node in enumerate(graph.nodes) for source in node.inputs)
-
-
-def test_experts_that_are_computed_apart_have_their_hidden_values_copied() -> None:
-    """Gate and up on the device, down on the host: what lies between is the GLU's result, not the layer's input."""
-    roles = (
-        "attn_q",
-        "attn_k",
-        "attn_v",
-        "attn_output",
-        "ffn_gate_inp",
-        "ffn_gate_exps",
-        "ffn_up_exps",
-        "ffn_down_exps",
-    )
-    graph = build_graph(model(1), operators(1, roles))
-    gate, up, down = (next(i for i, n in enumerate(graph.nodes) if n.operator == at) for at in (5, 6, 7))
-    glu = graph.nodes[down].inputs[0]
-    assert graph.nodes[glu].inputs == (gate, up)
-
-
-def test_the_output_sees_the_last_token_of_a_prompt_where_the_last_layer_has_no_ffn() -> None:
-    ops = operators(2, ("ssm_in", "ssm_x", "ssm_out"))
-    moved = crossings(build_graph(model(2), ops), [True] * len(ops), 0)
-    assert (moved.bytes_out_per_token, moved.bytes_out_per_output) == (0, 1000 * 4)
-
-
-@pytest.mark.parametrize(("shape", "op", "floats"), [
-    ((512, 256, 1), "MUL_MAT", 512), ((64, 32, 8), "MUL_MAT", 64 * 8), ((512, 256, 8), "MUL_MAT_ID", 512),
-])  # fmt: skip
-def test_attention_gives_what_the_projection_behind_it_reads(
-    shape: tuple[int, int, int], op: Literal["MUL_MAT", "MUL_MAT_ID"], floats: int
-) -> None:
-    """Heads of another width than the model's; a matrix for each head (MLA); experts, which all read the same."""
-    ops = [
-        replace(o, shape=shape, op=op, n_expert_used=2 if op == "MUL_MAT_ID" else 1) if o.role == "attn_output" else o
-        for o in operators(1, output=False)
-    ]
-    nodes = build_graph(model(1), ops).nodes
-    (output,) = (node for node in nodes if node.operator == ROLES.index("attn_output"))
-    assert [nodes[source].bytes_per_token for source in output.inputs] == [4 * floats]
-
-
 def test_everything_on_the_device_crosses_only_at_the_ends() -> None:
     ops = operators(3)
     graph = build_graph(model(3), ops)
@@ -259,20 +162,6 @@ def test_everything_on_the_device_crosses_only_at_the_ends() -> None:
     assert (moved.bytes_in_per_output, moved.bytes_out_per_output) == (0, 1000 * 4)  # the logits of the last
     nothing = crossings(graph, [False] * len(ops), 4)
     assert (nothing.device_splits, nothing.copies_in, nothing.copies_out) == (0, 0, 0)
-
-
-def test_glu_stays_with_cpu_neighbours_and_follows_a_device_neighbour() -> None:
-    """The scheduler's expansion (ggml 0.25.3, pass 2), on one layer whose norms and KV are on the device."""
-    ops = operators(1, output=False)
-    graph = build_graph(model(1), ops)
-    glu = next(
-        i for i, n in enumerate(graph.nodes) if n.operator is None and n.follows_layer is None and len(n.inputs) == 2
-        and all(graph.nodes[s].operator is not None for s in n.inputs)
-    )  # fmt: skip
-    roles = [op.role for op in ops]
-    for device_roles, expected in (((), False), (("ffn_up",), True), (("ffn_down",), True), (("ffn_gate",), False)):
-        sides = node_sides(graph, [role in device_roles for role in roles], 0)
-        assert sides[glu] is expected, device_roles
 
 
 @given(st.lists(st.booleans(), min_size=15, max_size=15), st.integers(0, 3))

@@ -14,15 +14,10 @@ from split_cases import EMBD, FF, World, ffn, llama, operator
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
-from oallama.core.types import Operator, StreamSettings
+from oallama.core.types import Operator
 from oallama.cost.blocks import (
-    LOGITS_CHUNK,
-    SUM_BYTES,
     SplitBlock,
     can_split,
-    ffn_block,
-    hot_weights,
-    slice_weights,
     split_blocks,
 )
 from oallama.cost.kernels import Kernels
@@ -32,12 +27,10 @@ from oallama.cost.rates import (
     MIN_PIECE_BYTES,
     Interference,
     SliceRates,
-    TransferRates,
     slice_rates,
 )
-from oallama.cost.slices import Around, BlockCost, Cut, Pricing, block_costs, slice_times
-from oallama.cost.timeline import Step, cycle_seconds, timeline
-from oallama.place.memory import staging_bytes
+from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_times
+from oallama.cost.timeline import Step, cycle_seconds
 
 SIZE = 147456  # bytes of one of an FFN's weights
 
@@ -105,62 +98,6 @@ def test_what_can_be_split(op: Operator, possible: bool) -> None:
     assert can_split(op) is possible
 
 
-def test_activations_and_weights_of_a_block() -> None:
-    (block,) = split_blocks(ffn(0), [32] * 3)
-    assert (block.extent, block.step, block.bytes) == (FF, 32, 3 * EMBD * FF // 32 * 18)
-    assert (block.upload_bytes(256, 7), block.download_bytes(256, 7)) == (7 * EMBD * 4, 7 * EMBD * 4)
-    assert block.weight_bytes(256) * 4 == block.bytes
-    assert block.staging_bytes(256, 7) == (EMBD + 3 * 256) * 7 * 4, "the result takes the place of gate and up"
-    assert block.staging_bytes(32, 7) == (2 * EMBD + 3 * 32) * 7 * 4, "where it fits there: what was sent stays"
-    assert block.staging_bytes(0, 7, 256) == block.staging_bytes(256, 7)
-    assert block.staging_bytes(256, 7, 512) == (2 * EMBD + 3 * 512) * 7 * 4, "GG's result is kept"
-    assert block.staging_bytes(512, 7, 32) == (EMBD + 3 * 512) * 7 * 4
-    (routed,) = split_blocks(experts(), [32] * 3)
-    assert (routed.upload_bytes(256, 7), routed.download_bytes(256, 7)) == (7 * (EMBD + 2) * 4, 7 * 2 * EMBD * 4)
-    assert routed.n_summed(7) == 1, "too few bytes would be saved"
-    large = SUM_BYTES // (EMBD * 4)  # one of two results of each token need not come back
-    assert (routed.n_summed(large - 1), routed.n_summed(large)) == (1, 2)
-    assert routed.upload_bytes(256, large) == large * (EMBD + 2 + 2) * 4, "ids and routing weights"
-    assert routed.download_bytes(256, large) == large * EMBD * 4
-    assert routed.download_bytes(256, 3, large) == 3 * EMBD * 4, "of a large batch a few tokens (n_g)"
-    assert routed.staging_bytes(1, large) == routed.upload_bytes(1, large) + large * 3 * EMBD * 4, "the sum lies beside"
-    assert routed.staging_bytes(FF, large) == routed.upload_bytes(1, large) + large * 3 * 2 * FF * 4
-    (down,) = split_blocks(experts()[2:], [32])
-    assert down.download_bytes(256, large) == large * EMBD * 4
-    (biased,) = split_blocks(experts(biased=True)[2:], [32])
-    assert biased.download_bytes(32, large) == large * 2 * 32 * 4, "biases are added first"
-    assert ffn_block(experts(biased=True), range(3)).n_summed(large) == 2, "and by themselves where they are hot"
-    (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
-    assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
-    assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
-    assert rows.staging_bytes(320, 512) == rows.staging_bytes(320, LOGITS_CHUNK), "of a few tokens' logits at once"
-    (cols,) = split_blocks([ffn(0)[2]], [32])
-    assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
-    (halves,) = split_blocks([operator("ffn_up", EMBD, 2 * FF, gate_up=True)], [32])
-    assert (halves.extent, halves.download_bytes(256, 7)) == (FF, 7 * 2 * 256 * 4)
-    assert slice_weights(ffn(0) + ffn(1), [256] * 3 + [64] * 3) == block.weight_bytes(256) + block.weight_bytes(64)
-    assert slice_weights(ffn(0), []) == 0
-
-
-def test_memory_of_hot_experts() -> None:
-    three = experts()
-    n_expert = three[0].shape[2]
-    bytes_each = sum(operator.bytes for operator in three) // n_expert
-    assert hot_weights(three, [(0, 1)] * 3) == 2 * bytes_each
-    assert hot_weights(three, [(0,), (), (0, 1)]) == (three[0].bytes + 2 * three[2].bytes) // n_expert
-    assert hot_weights(three, [()] * 3) == 0
-    of = block_of(three, World().profile(three))
-    biased = replace(of, block=ffn_block(experts(biased=True), range(3)))
-
-    def staging(of: BlockCost, n_hot: int) -> int:
-        return staging_bytes([(of, Cut(FF, 0, 0, n_hot))], StreamSettings(), 7, 0)
-
-    assert staging(of, 2) == 7 * (EMBD + 2 + 3 * 2 * FF) * 4
-    assert staging(of, 1) == 7 * (EMBD + 1 + 3 * FF) * 4, "one row of a token's two"
-    sent = (2 * FF + EMBD) * 2 * 4  # biases of two experts, with each batch
-    assert staging(biased, 2) == staging(of, 2) + sent
-
-
 def test_a_block_that_is_split_by_hand() -> None:
     """One FFN, one token: 3 mul-mats of SIZE bytes, a quarter on the device."""
     world = World(cpu_rate=1e9, device_rate=5e8, launch_s=3e-5, link=LinearFit(1e-5, 1e-9, 1.0))
@@ -181,33 +118,6 @@ def test_a_block_that_is_split_by_hand() -> None:
     assert seconds(waiting) == pytest.approx(around_s + 3e-5 + device_s + host_s)
     slower = replace(known, sharing=(Sharing("cpu", "device", 1, 20.0, 50.0, 10.0, 50.0),))
     assert seconds(slower) > seconds(known)
-
-
-def test_a_streamed_block_by_hand() -> None:
-    """Half on the CPU, a quarter streamed, a quarter resident; three mul-mats of SIZE bytes, one token."""
-    world = World(cpu_rate=1e9, device_rate=5e9, launch_s=3e-5, link=LinearFit(1e-5, 1e-9, 1.0))
-    of, rates, _ = one_ffn(world)
-    times = slice_times(of, rates, Cut(512, 256, 256), 1)
-    assert times.send_s == pytest.approx(1e-5 + EMBD * 4e-9)
-    assert times.cpu_s == pytest.approx(1.5 * SIZE / 1e9)
-    assert [step.launch_s for step in times.steps] == [3e-5, 0]
-    assert [step.copy_s for step in times.steps] == [0, pytest.approx(1e-5 + 0.75 * SIZE / 1e9)], "one latency"
-    assert [step.gpu_s for step in times.steps] == [pytest.approx(0.75 * SIZE / 5e9)] * 2
-    assert times.join_s == pytest.approx(1e-5 + EMBD * 4e-9 + EMBD * 12e-9)
-
-
-def test_each_step_is_launched_by_itself() -> None:
-    """The thread starts one graph for GG and one for what was streamed."""
-    world = World(launch_s=3e-5, link=LinearFit(1e-5, 1e-9, 1.0))
-    of, _, _ = one_ffn(world)
-    rates = slice_rates(replace(world.profile(llama(1)), launch_issue_s=4e-6))
-    upload_s = 1e-5 + EMBD * 4e-9
-    cuts = {Cut(768, 0, 256): 1, Cut(768, 256, 0): 1, Cut(512, 256, 256): 2}
-    for cut, n_steps in cuts.items():
-        times = slice_times(of, rates, cut, 1)
-        assert len(times.steps) == n_steps
-        assert times.send_s == pytest.approx(upload_s + n_steps * 4e-6)
-        assert times.steps[0].launch_s == pytest.approx(3e-5 - 4e-6)
 
 
 @given(
@@ -264,33 +174,6 @@ def test_whole_blocks_are_llama_cpps() -> None:
     assert slice_times(of, rates, Cut(0, FF, 0), 1).join_s > 0
 
 
-def test_a_block_whose_neighbours_are_on_the_device_crosses_twice() -> None:
-    """Its input once to the host, CC's part of the result once back; the device waits for no upload."""
-    down, up = LinearFit(3e-6, 2e-9, 1.0), LinearFit(5e-6, 1e-9, 1.0)
-    of, rates, _ = one_ffn(World())
-    rates = replace(rates, transfer=TransferRates(up, down, split_s=8e-6, launch_issue_s=2e-6), staged=True)
-    cut, n_bytes = Cut(512, 0, FF - 512), 7 * EMBD * 4
-    there, here = (
-        slice_times(replace(of, around=replace(of.around, resident=resident)), rates, cut, 7)
-        for resident in (True, False)
-    )
-    assert there.send_s == pytest.approx(down.seconds(n_bytes) + 2e-6)
-    assert there.join_s == pytest.approx(up.seconds(n_bytes) + 8e-6 + 8e-6), "the join, and what follows, are launched"
-    assert there.steps[0].launch_s == pytest.approx(6e-6)
-    assert here.steps[0].launch_s > there.steps[0].launch_s
-    assert there.cpu_s == here.cpu_s and there.steps[0].gpu_s < here.steps[0].gpu_s, "nothing is fetched from it"
-    streamed = slice_times(replace(of, around=replace(of.around, resident=True)), rates, Cut(0, FF, 0), 7)
-    assert (streamed.send_s, streamed.join_s) == pytest.approx((2e-6, 8e-6)), "without CC nothing crosses"
-    lives = replace(of, around=replace(of.around, resident=True, crossings_if_whole=((1, 3e-5),)))
-    assert slice_times(lives, rates, Cut(FF, 0, 0), 1).gap_s == pytest.approx(3e-5), "whole, llama.cpp crosses to it"
-    assert slice_times(lives, rates, cut, 7).gap_s == 0
-    on = Pricing(rates)
-    alike = [replace(lives, around=replace(lives.around, crossings_if_whole=((1, s),))) for s in (3e-5, 7e-5)]
-    near, far = (on.seconds(one, Cut(FF, 0, 0), 1) for one in alike)
-    assert far - near == pytest.approx(4e-5), "whole, each has crossings of its own"
-    assert len({on.seconds(one, cut, 7) for one in alike}) == 1
-
-
 def test_of_experts_only_the_routed_ones_are_streamed_and_not_before_they_are_known() -> None:
     ops = experts()
     profile = replace(World().profile(ops), link={"h2d_pinned": LinearFit(2e-5, 1e-9, 1.0), "d2h": LinearFit(0, 0, 1)})
@@ -302,17 +185,6 @@ def test_of_experts_only_the_routed_ones_are_streamed_and_not_before_they_are_kn
     assert prefill.steps[0].copy_s == pytest.approx(2e-5 + n_bytes * 1e-9)
     asking = replace(rates, issue=LinearFit(1e-6, 0.0, 1.0))
     assert slice_times(of, asking, Cut(0, FF, 0), 1).issue_s >= 3 * 2e-6, "a copy for each expert"
-
-
-def test_behind_the_last_attention_a_prompt_has_as_many_tokens_as_logits_are_wanted() -> None:
-    of, rates, _ = one_ffn(World(token_s_per_byte=1e-10))
-    last = replace(of, outputs_only=True, around=Around(((1, 1e-3), (512, 5e-3))))
-    cut = Cut(512, 256, 256)
-    prompt, token = slice_times(last, rates, cut, 512, n_g=100), slice_times(last, rates, cut, 1)
-    assert prompt == replace(token, gap_s=5e-3)
-    nothing = slice_times(last, rates, cut, 512, n_outputs=0)
-    assert (nothing.cpu_s, nothing.steps, nothing.send_s, nothing.join_s) == (0.0, (), 0.0, 0.0)
-    assert nothing.gap_s == 5e-3
 
 
 def test_what_llama_cpp_runs_whole_costs_what_it_takes_there() -> None:
@@ -332,34 +204,6 @@ def test_what_llama_cpp_runs_whole_costs_what_it_takes_there() -> None:
         assert bool(given.steps) is takes
 
 
-def test_a_device_that_does_nothing_by_itself_holds_up_the_cpu() -> None:
-    of, rates, _ = one_ffn(World())
-    cut = Cut(512, 256, 256)
-    free, held = (slice_times(of, replace(rates, blocking=blocking), cut, 1) for blocking in (False, True))
-    assert held.steps == ()
-    theirs = sum(step.copy_s + step.launch_s + step.gpu_s for step in free.steps)
-    assert held.send_s == pytest.approx(free.send_s + theirs)
-    assert timeline([held], StreamSettings()).end_s > timeline([free], StreamSettings()).end_s
-
-
-def test_what_a_copy_holds_up_is_counted_for_what_is_copied() -> None:
-    ops = ffn(0)
-    world = World().profile(ops)
-    of = block_of(ops, world)
-    link = {**world.link, "issue_pinned": LinearFit(1e-6, 1e-10, 1.0), "issue_pageable": LinearFit(1e-3, 0.0, 1.0)}
-    cut, split = Cut(512, 256, 256), Cut(512, 0, 512)
-    rates = slice_rates(replace(world, link=link))
-    pinned, n_bytes = slice_times(of, rates, cut, 1), of.block.bytes // 4
-    further = max(0, n_bytes / rates.piece_bytes - 1)
-    assert pinned.issue_s == pytest.approx((3 + further) * 1e-6 + n_bytes * 1e-10)
-    pageable = slice_rates(replace(world, link=link, fingerprint={"device_host_buffer": False}))
-    assert slice_times(of, pageable, cut, 1).issue_s == pytest.approx(3e-3), "in one piece each"
-    assert slice_times(of, pageable, split, 1).issue_s == 0
-    blocking = slice_rates(replace(world, link=link, fingerprint={"device_asynchronous": False}))
-    assert slice_times(of, blocking, cut, 1).issue_s == 0, "the whole copy is counted already"
-    assert slice_times(of, slice_rates(world), cut, 1) == replace(pinned, issue_s=0.0)
-
-
 @given(st.floats(1e-7, 1e-4), st.floats(1e8, 1e11))
 def test_pieces_cost_the_least_of_asking_and_waiting(ask_s: float, bytes_per_s: float) -> None:
     rates = replace(
@@ -375,33 +219,6 @@ def test_pieces_cost_the_least_of_asking_and_waiting(ask_s: float, bytes_per_s: 
     sizes = [MIN_PIECE_BYTES * 2 ** (i / 4) for i in range(4 * 7 + 1)]
     assert sizes[-1] == MAX_PIECE_BYTES
     assert cost(rates.piece_bytes) <= 1.01 * min(map(cost, sizes))
-
-
-def test_each_piece_is_asked_for() -> None:
-    ops = ffn(0)
-    world = World().profile(ops)
-    of = block_of(ops, world)
-    issue = LinearFit(1e-9, 0.0, 1.0)
-    rates = slice_rates(replace(world, link={**world.link, "issue_pinned": issue}))
-    cut = FF * 15 // 16 // 32 * 32
-    few, many = (slice_times(of, rates, Cut(FF - cg, cg, 0), 1).issue_s for cg in (32, cut))
-    n_bytes = of.block.bytes * cut // FF
-    assert few == pytest.approx(3e-9), "each weight once"
-    assert many == pytest.approx((3 + n_bytes / rates.piece_bytes - 1) * 1e-9)
-
-
-def test_streamed_weights_are_priced_by_the_line_of_large_copies() -> None:
-    world = World().profile(ffn(0))
-    small = ((4096, 1e-6), (65536, 3e-6))
-    large = tuple((n, 2e-5 + n / 2e9) for n in (1 << 18, 1 << 20, 1 << 22))
-    line = LinearFit(5e-6, 1 / 8e9, 0.7, small + large)
-    for name in ("h2d_pinned", "issue_pinned"):
-        rates = slice_rates(replace(world, link={**world.link, "h2d_pinned": line, name: line}))
-        found = rates.weights if name == "h2d_pinned" else rates.issue
-        assert found is not None
-        assert (found.alpha_s, found.beta_s_per_byte) == (pytest.approx(2e-5), pytest.approx(1 / 2e9))
-    few = replace(line, points=small + large[:1])
-    assert slice_rates(replace(world, link={**world.link, "h2d_pinned": few})).weights == few
 
 
 def test_what_was_not_measured_is_said() -> None:
