@@ -56,7 +56,29 @@ def profile(model: Path) -> Profile:
 
 @pytest.fixture(scope="module")
 def placer(model: Path, profile: Profile) -> Placer:
-    return Placer.load(model, device="rpc-worker:1", profile=profile, gpu_weights=SHARE, threads=1)
+    """That makes each plan once: planning is repeatable."""
+    placer = Placer.load(model, device="rpc-worker:1", profile=profile, gpu_weights=SHARE, threads=1)
+    for name in ("place", "plan_of", "unpriced_plan", "cpu_plan"):
+        setattr(placer, name, once(getattr(placer, name)))
+    return placer
+
+
+def once(function: Callable[..., Plan]) -> Callable[..., Plan]:
+    made: dict[str, Plan] = {}
+
+    def call(*given: Any, **named: Any) -> Plan:
+        key = repr((given, named))
+        if key not in made:
+            made[key] = function(*given, **named)
+        return made[key]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def stock(placer: Placer) -> Plan:
+    """Stock llama.cpp's own placement."""
+    return stock_at_once(placer, LOAD)
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +169,8 @@ def racing(seconds: float, **options: Any) -> Measured:
     return Measured(lambda turn: seconds, **options)
 
 
-def test_the_best_prediction_is_raced_and_used_where_it_wins(placer: Placer) -> None:
-    race, stock = racing(FASTER), stock_at_once(placer, LOAD)
+def test_the_best_prediction_is_raced_and_used_where_it_wins(placer: Placer, stock: Plan) -> None:
+    race = racing(FASTER)
     found = race.gate(placer)
     first = found.verdict.races[0]
     assert set(race.turns) == {"stock-fit", first.policy}
@@ -158,10 +180,10 @@ def test_the_best_prediction_is_raced_and_used_where_it_wins(placer: Placer) -> 
     assert found.plan.predicted is not None and stock.predicted is None
 
 
-def test_where_no_plan_is_faster_stocks_placement_is_used(placer: Placer) -> None:
+def test_where_no_plan_is_faster_stocks_placement_is_used(placer: Placer, stock: Plan) -> None:
     found = racing(SLOWER).gate(placer)
     assert found.verdict.settled and found.verdict.won is None
-    assert found.plan.operators == stock_at_once(placer, LOAD).operators
+    assert found.plan.operators == stock.operators
     assert "slower, using stock-fit's placement" in found.verdict.sentence
     assert all(len(race.pairs) == 4 or race.refused for race in found.verdict.races)
 
@@ -181,12 +203,12 @@ def test_a_verdict_is_remembered_until_it_is_asked_for_anew(placer: Placer) -> N
     assert racing(FASTER).gate(placer).verdict.won is None, "the newer one counts"
 
 
-def test_pairs_add_up_from_run_to_run_and_each_run_gets_further(placer: Placer) -> None:
+def test_pairs_add_up_from_run_to_run_and_each_run_gets_further(placer: Placer, stock: Plan) -> None:
     race = racing(FASTER)
     found = race.gate(placer, budget_s=1.2)
     assert (found.verdict.settled, found.verdict.won) == (False, None)
     assert len(found.verdict.races[0].pairs) == 2, "one block, whatever the budget"
-    assert found.plan.operators == stock_at_once(placer, LOAD).operators
+    assert found.plan.operators == stock.operators
     assert remembered(placer, LOAD) is None and unsettled(placer, LOAD) == (found.verdict, found.left_s)
     last = race.gate(placer)
     assert last.verdict.settled and len(last.verdict.races[0].pairs) == 4 and last.verdict.won
