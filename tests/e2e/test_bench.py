@@ -351,6 +351,7 @@ def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(mode
     assert token["ttft_s"] == 0 < token["total_s"] == pytest.approx(4 * token["tpot_s"])
 
 
+@pytest.mark.thorough
 def test_arms_that_do_not_fit_together_are_loaded_in_turns(model: Path, ops: tuple[Operator, ...]) -> None:
     specs = (
         ArmSpec("stock-cpu", setting(model), StockPlacement(0)),

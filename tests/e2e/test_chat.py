@@ -291,7 +291,7 @@ def test_a_lost_device_ends_it_with_a_sentence():
 
 
 @needs_model
-@pytest.mark.parametrize("ends", ["a key", "SIGTERM"])
+@pytest.mark.parametrize("ends", ["a key", pytest.param("SIGTERM", marks=pytest.mark.thorough)])
 def test_a_run_on_a_terminal_answers_and_then_measures_until_a_key_is_pressed(tmp_path, ends):
     arguments = ("run", MODEL, "Once upon a time", "-n", "8", "--device", "rpc-worker:1", "--temp", "0")
     with Typist(*arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:

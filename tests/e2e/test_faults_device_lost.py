@@ -105,7 +105,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("how", [pytest.param("SIGKILL", marks=pytest.mark.thorough), "SIGSTOP"])
 @pytest.mark.parametrize("call", ["generate", "logits", "llama", "split"] if ALL else ["split"])
 def test_a_call_from_python_ends_the_process(call: str, how: str, tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "f16.gguf", "llama", weight_type="F16")

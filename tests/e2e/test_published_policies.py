@@ -14,7 +14,7 @@ from e2e.described_card import slow_cpu_fast_card
 from e2e.logits import TOKENS, nmse, stock_logits
 from gguf_factory import write_gguf
 from processes import here
-from seeds import crossed
+from seeds import ALL, crossed
 
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import shared_setting
@@ -127,7 +127,7 @@ def test_fit_is_llama_cpps_own_choice_as_a_plan(models: Path, tmp_path: Path) ->
     assert made["policy"] == "fit" and made["n_gen"] == len(made["tokens"])
 
 
-@pytest.mark.parametrize("policy", ["hetegen", "twinpilots", "scheinfer"])
+@pytest.mark.parametrize("policy", ["hetegen", *(("twinpilots", "scheinfer") if ALL else ())])
 def test_the_affinity_report_of_a_policy_shows_what_its_plan_has(policy: str, models: Path, tmp_path: Path) -> None:
     path = model(models, "llama")
     profile = tmp_path / "profile.json"

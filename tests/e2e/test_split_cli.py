@@ -31,7 +31,7 @@ def run(plan: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, cwd=ROOT)
 
 
-@pytest.mark.parametrize("device", ["cpu-pair", "rpc-worker"])
+@pytest.mark.parametrize("device", ["cpu-pair", pytest.param("rpc-worker", marks=pytest.mark.thorough)])
 def test_run_reports_what_the_split_backend_did(device: str, tmp_path: Path) -> None:
     plan = saved(tmp_path, device, ffn(0.5))
     done = run(plan, "--json")

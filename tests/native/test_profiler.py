@@ -138,6 +138,7 @@ def test_worker_profile_has_device_cases_link_boundary_and_contention(cache: Pat
     assert not [child for child in psutil.Process().children(recursive=True) if child.is_running()]
 
 
+@pytest.mark.thorough
 def test_a_pair_of_cpu_backends_can_be_profiled() -> None:
     profile = run("cpu-pair", OPERATORS[:1])
     assert profile.device == "cpu-pair"

@@ -67,7 +67,7 @@ def test_one_that_is_killed_is_started_again_and_it_is_said_why(tmp_path):
 
 def test_one_that_neither_answers_nor_computes_is_started_again(tmp_path):
     stub = Stub(tmp_path)
-    supervisor = stub.supervisor(patience=replace(QUICK, answer_s=0.5))
+    supervisor = stub.supervisor(patience=replace(QUICK, answer_s=0.5, end_s=0.5))
     with running(supervisor) as run:
         first = supervisor.state.pid
         os.kill(first, signal.SIGSTOP)
@@ -82,7 +82,7 @@ def test_one_whose_connections_are_all_busy_does_not_hang(tmp_path):
     with running(supervisor) as run:
         supervisor.healthy = lambda: looks.append(stub.healthy()) or looks[-1]
         stub.order("busy")
-        run.until(lambda: looks.count(False) > 30)
+        run.until(lambda: looks.count(False) > 12)
         assert supervisor.state.restarts == 0
 
 
