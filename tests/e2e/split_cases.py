@@ -72,10 +72,12 @@ def block_of(operator: Operator) -> object:
     return operator.layer, kind
 
 
-def split_case(path: Path, device: str, share: Share, layout: str | None = None, whole: Where | None = None) -> Placed:
+def split_case(
+    path: Path, device: str, share: Share, layout: str | None = None, whole: Where | None = None, n_ctx: int = 256
+) -> Placed:
     """`path` with its operators cut by share, its ledger filled. Those of `whole` go to the device uncut, and with them
     norms and KV."""
-    case = placed(path)
+    case = placed(path, n_ctx=n_ctx)
     placements = with_whole(case, split_placements(case.operators, share, layout), whole)
     there = sum(
         round(placement.gg * operator.bytes)

@@ -301,6 +301,26 @@ def test_eight_clients_at_once_are_answered(on_worker: Serving) -> None:
     assert len(answers) == 8 and all(answers)
 
 
+@pytest.mark.thorough
+def test_many_requests_one_after_another_leave_it_as_it_was(on_worker: Serving) -> None:
+    """Of four clients at once; whatever is held grows with the first of them."""
+    asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 16}
+    pid = on_worker.state()["pid"]
+
+    def one(_: int) -> str:
+        return on_worker.client().completions.create(**asked).choices[0].text
+
+    def answered(n: int) -> int:
+        with ThreadPoolExecutor(4) as clients:
+            assert all(clients.map(one, range(n)))
+        return int(psutil.Process(pid).memory_info().rss)
+
+    before, after = answered(40), answered(400)
+    state = on_worker.state()
+    assert (state["pid"], state["phase"], state["restarts"]) == (pid, "ready", 0)
+    assert after - before < 32 << 20
+
+
 @pytest.mark.parametrize(("origin", "allowed"), [("http://localhost:5173", True), ("https://evil.com", False)])
 def test_a_page_of_another_origin_may_not_read(on_worker: Serving, origin: str, allowed: bool) -> None:
     for answer in (

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from e2e.logits import (
+    EXACT_NMSE,
     QUANTISED_NMSE,
     TOKENS,
     attention,
@@ -25,10 +26,10 @@ from e2e.logits import (
     nmse,
     stock_logits,
 )
-from e2e.placed import Placed, placed, with_ledger
+from e2e.placed import Placed, Where, placed, with_ledger
 from e2e.split_cases import ffn, split_case
 from e2e.what_is_held import ONE_ARENA, nothing_grew
-from gguf_factory import write_llama_shape
+from gguf_factory import write_gguf, write_llama_shape
 from processes import PATIENCE_S
 
 from ggml_bridge.rpc import RpcServer, probe
@@ -44,7 +45,6 @@ pytestmark = pytest.mark.usefixtures("prober")
 
 DEVICES = ("cpu-pair", "rpc-worker")
 N_UBATCH = 64  # of placed()
-F16_NMSE = 1e-6
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_whole_and_split_operators_together(f16: Path) -> None:
     case = split_case(f16, "rpc-worker", ffn(0.5), whole=attention)
     slices = sum(round(p.gg * o.bytes) for p, o in zip(case.plan.operators, case.operators, strict=True) if p.gg < 1)
     with engine_of(case) as engine:
-        assert nmse(engine.logits(TOKENS), stock_logits(f16, TOKENS, n_ubatch=N_UBATCH)) <= F16_NMSE
+        assert nmse(engine.logits(TOKENS), stock_logits(f16, TOKENS, n_ubatch=N_UBATCH)) <= EXACT_NMSE
         assert engine.warnings == ()
         there = [buffer for buffer in engine.memory.buffers if not buffer.in_host_memory]
         of_llama = [buffer for buffer in there if buffer.buft != SPLIT_LAYOUT]
@@ -124,6 +124,17 @@ def test_whole_and_split_operators_together(f16: Path) -> None:
             real = sum(getattr(buffer, part) for buffer in of_llama)
             assert real == case.probed.on_device(part) > 0, part  # type: ignore[arg-type]
         assert sum(buffer.model for buffer in there) == case.probed.on_device("model") + slices
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("whole", [None, attention])
+def test_a_context_of_thousands_of_tokens(whole: Where | None, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", weight_type="F16", n_ctx=8192)
+    tokens = [1 + i * 37 % 300 for i in range(5000)]
+    with engine_of(split_case(path, "rpc-worker", ffn(0.5), whole=whole, n_ctx=6144)) as engine:
+        assert engine.warnings == ()
+        found = engine.logits(tokens)
+    assert nmse(found, stock_logits(path, tokens, n_ctx=6144, n_ubatch=N_UBATCH)) <= EXACT_NMSE
 
 
 def test_cpu_slices_lie_in_the_named_layout_or_the_best(q4_0: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -14,15 +11,10 @@ from seeds import examples
 from split_cases import EMBD, VOCAB, World, ffn, operator
 from test_split_policy import GPU, PAIR, problem
 
-from oallama.core.errors import DoesNotFit
 from oallama.core.options import Options
 from oallama.core.profile import LinearFit
 from oallama.core.types import Phase, Workload
-from oallama.place import decide as microbatch
 from oallama.place.decide import LEAST_GAIN, decide, larger_ubatches, seconds_in
-from oallama.place.placement import Decision, Placed
-from oallama.place.policies.registry import Asked, Policy
-from oallama.place.problem import Problem
 
 LONG = Workload(n_prompt=2000, n_gen=1, n_ctx=4096)
 LINK = LinearFit(1e-6, 4e-9, 1.0)
@@ -64,48 +56,7 @@ def test_what_the_user_asks_for_is_kept(n_ubatch: int) -> None:
 #
 
 
-def decided(policy: str, seconds: float, n_ubatch: int) -> Decision:
-    load = replace(LONG, n_ubatch=n_ubatch)
-    none: Any = SimpleNamespace()
-    return Decision(policy, load, none, Placed((), 0, seconds), none, none, ())
-
-
 SIZES = (1024, 2048)
-TIMES = st.floats(0.5, 2.0)
-
-
-@given(st.data(), st.lists(TIMES, min_size=1, max_size=3))
-def test_it_is_the_choice_of_a_search_of_every_size(data: st.DataObject, firsts: list[float]) -> None:
-    """Where a promise is never more than what is then found."""
-    found = {str(i): decided(str(i), seconds, 512) for i, seconds in enumerate(firsts)}
-    real = {(policy, n): data.draw(st.none() | TIMES) for policy in found for n in SIZES}
-    promise = {
-        key: (1.0 if seconds is None else seconds) * data.draw(st.floats(0.3, 1.0)) for key, seconds in real.items()
-    }
-    asked: list[tuple[str, int]] = []
-
-    def policy(name: str) -> Policy:
-        def decide(_problem: Problem, wanted: Asked) -> Decision:
-            key = name, wanted.workload.n_ubatch
-            asked.append(key)
-            seconds = real[key]
-            if seconds is None:
-                raise DoesNotFit(2, 1, "device", "it")
-            return decided(name, seconds, key[1])
-
-        return Policy(name, "", decide)
-
-    of: Any = SimpleNamespace(graph=SimpleNamespace(n_layer=1))
-    with mock.patch.object(microbatch, "seconds_in", lambda _problem, decision, n, _phase: promise[decision.policy, n]):
-        best = microbatch.with_larger_ubatch(of, Asked(LONG, "mixed"), found, [policy(name) for name in found], SIZES)
-    least, first = min((s for s in real.values() if s is not None), default=9.0), min(firsts)
-    gains = least < (1 - LEAST_GAIN) * first
-    assert best.placed.seconds == (least if gains else first)
-    assert (best.workload.n_ubatch > 512) is gains is bool(best.notes)
-    if gains:
-        assert best.notes[0].endswith(f"predicted to take {1 - least / first:.0%} less time")
-    assert len(asked) == len(set(asked))
-    assert all(promise[key] < (1 - LEAST_GAIN) * first for key in asked)
 
 
 @settings(max_examples=examples(15))

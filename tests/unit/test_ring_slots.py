@@ -6,11 +6,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from seeds import examples
-from split_cases import World, ffn, operator
-from test_split_policy import EMBD, problem
+from split_cases import World, ffn
+from test_split_policy import problem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import StreamSettings, Workload
@@ -20,7 +19,6 @@ from oallama.cost.timeline import cycle_seconds
 from oallama.place.decide import decide
 from oallama.place.memory import SLOT_PADDING, most_streamed, slot_bytes, staging_bytes
 from oallama.place.placement import Decision, nothing_there
-from oallama.place.policies import sliced
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import Problem
 from oallama.place.sharing import Slicer
@@ -77,45 +75,6 @@ def test_where_memory_is_short_one_slot_beats_any_cut_with_two(
     least_s = {n: least_token_s(made, room, weights_room, n) for n in (1, 2)}
     assert least_s[n_slots] * (1 - 1e-9) <= decision.placed.seconds <= least_s[n_slots] * 1.15
     assert decision.placed.seconds < least_s[3 - n_slots]
-
-
-@settings(max_examples=examples(12))
-@given(
-    st.sampled_from([2e-10, 1e-9, 4e-9]), st.sampled_from([10**5, 3 * 10**5, 7 * 10**5, 10**6, 2 * 10**6]),
-    st.sampled_from([TOKEN, PROMPT]), st.booleans(),
-)  # fmt: skip
-def test_it_is_never_predicted_slower_than_with_two_slots_alone(
-    link_s_per_byte: float, free: int, load: Workload, slices_only: bool
-) -> None:
-    made = replace(problem(streams(link_s_per_byte), free), slices_only=slices_only)
-    best = decide(made, "scheinfer", load, "mixed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sliced, "N_SLOTS", (2,))
-        two = decide(made, "scheinfer", load, "mixed")
-    assert best.placed.seconds <= two.placed.seconds * (1 + 1e-3)
-    assert slots_of(two) in (None, 2) and best.memory.spare >= 0
-
-
-@settings(max_examples=examples(12))
-@example(5e-10, 8e9, 200_000, TOKEN)
-@given(
-    st.sampled_from([5e-10, 1e-9, 3e-9]), st.sampled_from([1e9, 8e9]), st.integers(10**5, 6 * 10**5),
-    st.sampled_from([TOKEN, PROMPT]),
-)  # fmt: skip
-def test_a_large_block_may_stream_less_than_alone_it_would(
-    link_s_per_byte: float, device_rate: float, free: int, load: Workload
-) -> None:
-    """An output that is streamed as suits it makes each slot as large as its own; what the ring then takes is lost to
-    weights."""
-    with_output = [*ffn(0, n_ff=256), *ffn(1, n_ff=256), operator("output", EMBD, 1024, None)]
-    made = replace(problem(streams(link_s_per_byte, device_rate), free, with_output), slices_only=True)
-    best = decide(made, "scheinfer", load, "mixed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Slicer, "_narrower", lambda *_: None)
-        alone = decide(made, "scheinfer", load, "mixed")
-    assert best.placed.seconds <= alone.placed.seconds * (1 + 1e-3) and best.memory.spare >= 0
-    if (link_s_per_byte, device_rate, free, load) == (5e-10, 8e9, 200_000, TOKEN):
-        assert best.placed.seconds < alone.placed.seconds * 0.9
 
 
 @given(st.integers(0, 10**6), st.integers(1, 64))
