@@ -36,8 +36,8 @@ from oallama.core.types import Workload
 from oallama.place.attention import with_attention
 from oallama.place.decide import decide
 from oallama.place.placement import Placed
+from oallama.place.price import price
 from oallama.place.problem import Problem
-from oallama.place.simulate import simulate
 from oallama.profile.described import TOKENS, described
 from oallama.report.chart import GREY, INK, Bar, Picture, Text
 
@@ -219,7 +219,7 @@ def plan(best: PublishedRun, models: Models, machine: FittedMachine) -> Row:
             made = decide(asked, policy, load, "mixed", quick=True)
         except DoesNotFit:
             continue
-        ours = simulate(asked, made.workload, made.placed).predicted
+        ours = price(asked, made.workload, made.placed)
         stock_s = 512 / stock.prompt_tps + 128 / stock.eval_tps
         if stock_s / ours.total_s > found.get("gain", 0.0):
             found |= {"policy": policy, "gain": stock_s / ours.total_s, "tps": [512 / ours.ttft_s, 1 / ours.tpot_s]}

@@ -109,7 +109,7 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
         if known := unsettled(placer, load):
             return verdict_text(placer, load, *known)
         if placer.known_profile is not None:
-            now = placer.simulate(stock, load).predicted
+            now = placer.price(stock, load)
             best = physical_bound(placer.problem_for(stock), load, stock.memory)
     return f"this is stock llama.cpp's own placement; {gain_text(now, best)}: {tuning(placer, load)}, or --tune before"
 

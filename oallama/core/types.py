@@ -182,6 +182,10 @@ class Predicted:
         """Of a prompt and n_gen tokens behind it."""
         return cls(ttft_s, tpot_s, ttft_s + n_gen * tpot_s)
 
+    def over(self, phase: Phase) -> float:
+        """Seconds of the passes of a phase: one token, the prompt, or the whole run."""
+        return {"decode": self.tpot_s, "prefill": self.ttft_s, "mixed": self.total_s}[phase]
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlacement:

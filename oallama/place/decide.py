@@ -16,12 +16,12 @@ from dataclasses import replace
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import STOCK_BATCH, Options
 from oallama.core.types import CPU_DEVICE, Phase, Workload
-from oallama.cost.whole import placement_seconds
 from oallama.place.placement import Decision, Placed
 from oallama.place.policies.registry import POLICIES as REGISTERED
 from oallama.place.policies.registry import Asked, Policy, Rules
 from oallama.place.policies.sliced import EXPERTS, has_hot, hot_fault
 from oallama.place.policies.stock import FIT
+from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
 from oallama.place.sharing import slicer_of
 from oallama.place.verify import on_cpu, verified
@@ -54,9 +54,8 @@ def seconds_in(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase
     memory these need."""
     placed, workload = decision.placed, replace(decision.workload, n_ubatch=n_ubatch)
     if placed.slices is not None:
-        return slicer_of(problem, workload, placed.slices).again(placed).seconds(workload, phase)
-    costs = costs_of(problem, workload, phase, placed.llama_uses_device(problem.graph.n_layer))
-    return placement_seconds(costs, placed.on_device, placed.first_device_layer)
+        placed = slicer_of(problem, workload, placed.slices).with_n_g(placed)
+    return price(problem, workload, placed).over(phase)
 
 
 def with_larger_ubatch(

@@ -394,16 +394,15 @@ class Slicer:
     # prices
     #
 
-    def again(self, placed: Placed) -> SlicePlan:
-        """The slices of `placed`, which may have been made for another workload, with the prices of this one; n_g is
-        solved anew where prompts have any. Bytes are those of `placed`."""
-        layers, slices = self.cuts_of(placed), placed.slices
-        assert slices is not None
-        with_n_g = bool(slices.token_assignment)
-        lengths = sorted({p.n_tokens for p in passes(self.workload, "prefill")}) if with_n_g else []
+    def with_n_g(self, placed: Placed) -> Placed:
+        """The same slices, which may have been made for another workload, with n_g solved anew where prompts have
+        any."""
+        slices = placed.slices
+        if slices is None or not slices.token_assignment:
+            return placed
+        layers, lengths = self.cuts_of(placed), sorted({p.n_tokens for p in passes(self.workload, "prefill")})
         table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
-        twice = slices.settings is not None and slices.settings.kept_twice
-        return self.priced(layers, table, twice, slices.held_bytes, slices.staging_bytes)
+        return replace(placed, slices=replace(slices, token_assignment=table))
 
     def cuts_of(self, placed: Placed) -> CutBlocks:
         """The blocks of a placement, as its slices cut them. Raises PlanError where one is cut that cannot be

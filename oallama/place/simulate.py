@@ -18,7 +18,7 @@ from oallama.cost.slices import BlockCost
 from oallama.cost.timeline import BlockTimes, Span, Timeline, cycle_timeline, timeline
 from oallama.cost.whole import Engine, HostCache, Task, host_cache, whole_tasks
 from oallama.place.placement import Placed
-from oallama.place.price import host_layouts
+from oallama.place.price import host_layouts, price
 from oallama.place.problem import Problem, costs_over
 from oallama.place.sharing import MODEL_ROUNDS, Slicer, slicer_of
 
@@ -47,7 +47,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A phase from 0 s on. Works are sorted by stream and start; no two of one stream overlap."""
+    """A phase from 0 s on, and its price. Works are sorted by stream and start; no two of one stream overlap."""
 
     works: tuple[Work, ...]
     seconds: float
@@ -69,27 +69,25 @@ class Simulation:
     """A prompt, and one token at the mean depth of the generation."""
 
     workload: Workload
+    predicted: Predicted  # as place/price.py prices it, which the courses draw
     prompt: Course
     token: Course
 
-    @property
-    def predicted(self) -> Predicted:
-        return Predicted.of(self.prompt.seconds, self.token.seconds, self.workload.n_gen)
-
 
 def simulate(problem: Problem, workload: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Simulation:
-    """A placement for a workload. llama_uses_device: as price.
+    """Draw what a placement does, for a workload. llama_uses_device: as price.
 
     Raises PlanError for slices that are no blocks of ours, ProfileError where the profile has no link.
     """
+    predicted = price(problem, workload, placed, llama_uses_device)
     if placed.slices is not None:
-        return _sliced(problem, workload, placed)
+        return _sliced(problem, workload, placed, predicted)
     if llama_uses_device is None:
         llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
     layouts = host_layouts(problem, workload, placed, llama_uses_device)
     cache = host_cache(problem.profile)
 
-    def course(phase: str) -> Course:
+    def course(phase: str, seconds: float) -> Course:
         tasks: list[Task] = []
         for p in passes(workload, phase):
             costs = costs_over(problem, (p,), llama_uses_device, layouts)
@@ -97,9 +95,10 @@ def simulate(problem: Problem, workload: Workload, placed: Placed, llama_uses_de
         ends = list(accumulate(task.seconds for task in tasks))
         starts = [0.0, *ends]
         works = (_work(task, start, end) for task, start, end in zip(tasks, starts, ends, strict=False))
-        return Course(_in_order(works), ends[-1] if ends else 0.0)
+        return Course(_in_order(works), seconds)
 
-    return Simulation(workload, course("prefill"), course("decode"))
+    prompt, token = course("prefill", predicted.ttft_s), course("decode", predicted.tpot_s)
+    return Simulation(workload, predicted, prompt, token)
 
 
 def _work(task: Task, start_s: float, end_s: float) -> Work:
@@ -115,7 +114,7 @@ def _in_order(works: Iterator[Work]) -> tuple[Work, ...]:
 #
 
 
-def _sliced(problem: Problem, workload: Workload, placed: Placed) -> Simulation:
+def _sliced(problem: Problem, workload: Workload, placed: Placed, predicted: Predicted) -> Simulation:
     assert placed.slices is not None
     slicer = slicer_of(problem, workload, placed.slices)
     streaming = slicer.on.streaming
@@ -123,9 +122,9 @@ def _sliced(problem: Problem, workload: Workload, placed: Placed) -> Simulation:
     names = [_block_name([problem.operators[i] for i in cost.block.operators]) for cost, _ in layers]
     gaps = _Gaps(problem, slicer, placed, [cost for cost, _ in layers], host_cache(problem.profile))
 
-    def course(over: Sequence[Pass], ran: Timeline, times: Sequence[BlockTimes]) -> Course:
+    def course(over: Sequence[Pass], ran: Timeline, times: Sequence[BlockTimes], seconds: float) -> Course:
         drawn = (work for span in ran.spans for work in _works(span, over, times, names, gaps))
-        return Course(_in_order(_apart(drawn)), ran.end_s)
+        return Course(_in_order(_apart(drawn)), seconds)
 
     prompt = passes(workload, "prefill")
     of_prompt = [times for p in prompt for times in slicer.pass_times(layers, table, p)]
@@ -133,8 +132,9 @@ def _sliced(problem: Problem, workload: Workload, placed: Placed) -> Simulation:
     of_token = slicer.pass_times(layers, table, token)
     return Simulation(
         workload,
-        course(prompt, timeline(of_prompt, streaming), of_prompt),
-        course((token,), cycle_timeline(of_token, streaming, MODEL_ROUNDS), of_token),
+        predicted,
+        course(prompt, timeline(of_prompt, streaming), of_prompt, predicted.ttft_s),
+        course((token,), cycle_timeline(of_token, streaming, MODEL_ROUNDS), of_token, predicted.tpot_s),
     )
 
 

@@ -12,8 +12,8 @@ from oallama.cost.whole import Costs
 from oallama.place.affinity import AffinityRule, Transfers, normalise, rank
 from oallama.place.affinity import affinity as b_of
 from oallama.place.placement import Decision, Placed, placed_by_plan, placements
+from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
-from oallama.place.simulate import simulate
 
 
 def search_report(
@@ -75,9 +75,9 @@ def run_plan(model: ModelInfo, problem: Problem, record: PlanRecord, measured: b
 
 
 def predicted_by(model: ModelInfo, problem: Problem, record: PlanRecord) -> Predicted:
-    """Predicted seconds of a plan, simulated where the plan has none."""
+    """Predicted seconds of a plan, priced where the plan has none."""
     placed = placed_by_plan(model.n_layer, problem.operators, record)
-    return record.predicted or simulate(problem, record.workload, placed).predicted
+    return record.predicted or price(problem, record.workload, placed)
 
 
 def measured_on(profile: Profile) -> Measured:

@@ -340,6 +340,14 @@ class Placer(Measured):
         alone, _ = rule.decide(lambda way: on_cpu(self.problem(way), load, "mixed"), self.profile(), load)
         return baselines(self.problem(self._stock_attention), load, held, alone.predicted)
 
+    def price(self, plan: Plan, load: Workload | None = None) -> Predicted:
+        """Predicted seconds of a plan, by the same prices as search, report and simulate. load: None: the plan's.
+
+        Raises as simulate.
+        """
+        problem = self.problem_for(plan)
+        return price(problem, load or plan.workload, self._placed_on(plan, problem))
+
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:
         None: this one, as it was measured.
@@ -362,9 +370,7 @@ class Placer(Measured):
         nothing, or no profile is at hand: nothing is measured or asked for it. Raises as simulate."""
         if plan.predicted is None or self._profile is None:
             return None
-        load = replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past)
-        problem = self.problem_for(plan)
-        return price(problem, load, self._placed_on(plan, problem))
+        return self.price(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past))
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
         """Predicted seconds of one token that sees `depth` others (place/explain.py). None as in expected."""

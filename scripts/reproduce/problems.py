@@ -30,8 +30,8 @@ from oallama.place.attention import with_attention
 from oallama.place.decide import decide
 from oallama.place.placement import Placed
 from oallama.place.policies.registry import Rules
+from oallama.place.price import price
 from oallama.place.problem import LoadBytes, Problem
-from oallama.place.simulate import simulate
 from oallama.profile.described import TOKENS, described
 from reproduce.figures import Figure, FigureArm, FigureCell
 
@@ -199,7 +199,7 @@ def run(key: Key) -> ArmPrediction | None:
         made = decide(asked, arm.policy, load, "mixed", rules, quick)
     except DoesNotFit:
         return None
-    found = simulate(asked, made.workload, made.placed, None if arm.offload else False).predicted
+    found = price(asked, made.workload, made.placed, None if arm.offload else False)
     taken = _device_bytes([operator.bytes for operator in asked.operators], made.placed)
     n_host = _n_host(asked.operators, made.placed)
     return ArmPrediction(found.ttft_s, found.tpot_s, found.total_s, taken, n_host, made.workload.n_ubatch)

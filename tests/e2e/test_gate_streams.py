@@ -63,7 +63,7 @@ class DescribedArm(ArmProcess):
             assert self.spec.stock is not None
             plan = stock_plan(self._placer, LOAD, self.spec.stock)
         load = Workload(test.n_prompt, test.n_gen, LOAD.n_ctx, plan.workload.n_ubatch)
-        seconds = self._placer.simulate(plan, load).predicted
+        seconds = self._placer.price(plan, load)
         return Sample(seconds.ttft_s, test.n_gen * seconds.tpot_s)
 
 

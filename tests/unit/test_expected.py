@@ -17,7 +17,7 @@ from oallama.model.memory import load_refusal
 from oallama.place.decide import decide
 from oallama.place.explain import planned_depth, slower_from, token_seconds
 from oallama.place.placement import placed_by_plan, plan_record, unmeasured_cpu_record
-from oallama.place.simulate import simulate
+from oallama.place.price import price
 from oallama.report.expected import UNMEASURED, expected_line, fits_text, measured_texts, rates_text
 from oallama.run.load import spill_warning
 
@@ -54,7 +54,7 @@ def test_it_is_what_a_plan_made_for_that_depth_would_be_priced_at(policy, share)
     placed = placed_by_plan(n_layer, problem.operators, record)
     sliced = placed.slices is not None and placed.slices.streams
     for depth in (600, 2048, 12000):
-        there = simulate(problem, Workload(depth, 1, 16384), placed).predicted.tpot_s
+        there = price(problem, Workload(depth, 1, 16384), placed).tpot_s
         found = token_seconds(problem.profile, "on", n_layer, record, depth)
         assert found == pytest.approx(there, rel=0.05 if sliced else 1e-6)
 

@@ -27,9 +27,9 @@ from oallama.cost.slices import Cut, Pricing, slice_times
 from oallama.place.decide import decide
 from oallama.place.explain import physical_bound
 from oallama.place.placement import Placed, cpu, nothing_there, placed_by_plan
+from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
 from oallama.place.sharing import Slicer
-from oallama.place.simulate import simulate
 from oallama.placer.affinity import affinities
 from oallama.plan.plan import Plan
 
@@ -274,7 +274,7 @@ def test_experts_with_biases_may_be_hot(world: World) -> None:
     assert slices.hot_bytes == hot_weights(made.operators, hot)
     assert slices.staging_bytes >= max(hot_staging(len(own), found.workload.n_ubatch) for own in hot)
     assert found.memory.spare >= 0
-    again = simulate(made, found.workload, found.placed).predicted
+    again = price(made, found.workload, found.placed)
     assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
     assert again.ttft_s == pytest.approx(found.predicted.ttft_s)
 
@@ -308,10 +308,10 @@ def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
     assert placed.slices is not None and found.placed.slices is not None
     assert placed.slices.hot == found.placed.slices.hot
     assert placed.slices.hot_bytes == found.placed.slices.hot_bytes > 0
-    again = simulate(made, found.workload, placed).predicted
+    again = price(made, found.workload, placed)
     assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
     assert again.ttft_s == pytest.approx(found.predicted.ttft_s)
-    unknown = simulate(replace(made, routing=None), found.workload, placed).predicted
+    unknown = price(replace(made, routing=None), found.workload, placed)
     assert unknown.tpot_s > again.tpot_s, "experts are taken to be used alike where nothing is known"
     rows = affinities(found.costs, made.operators, found.placed)
     hot = {op.name for op, own in zip(made.operators, placed.slices.hot, strict=True) if own}

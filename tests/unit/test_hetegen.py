@@ -22,6 +22,7 @@ from oallama.model.cut import cut_extent
 from oallama.place.decide import decide
 from oallama.place.placement import Decision, placed_by_plan
 from oallama.place.policies.hetegen import Balance, alpha, alpha_benchmark, balance, cut
+from oallama.place.price import price
 from oallama.place.problem import Problem
 from oallama.place.sharing import Slicer
 from oallama.place.simulate import simulate
@@ -237,7 +238,7 @@ def test_a_linear_of_an_ffn_costs_what_a_lone_mul_mat_costs() -> None:
     made = slow_down(PLAIN, 2.0)
     placed = decide(made, "hetegen", LOAD, "mixed").placed
     slicer = Slicer(made, LOAD)
-    up = next(of for of, _ in slicer.again(placed).layers if made.operators[of.block.operators[0]].role == "ffn_up")
+    up = next(of for of, _ in slicer.cuts_of(placed) if made.operators[of.block.operators[0]].role == "ffn_up")
     lone = replace(made.operators[0], name="blk.0.attn_q.weight", role="attn_q", shape=(EMBD, FF, 1))
     (block,) = split_blocks([replace(lone, bytes=up.block.bytes)], [32])
     assert replace(up.block, operators=()) == replace(block, operators=())
@@ -257,4 +258,4 @@ def test_its_plan_keeps_to_the_memory_and_survives_json_and_pricing(
     if decision.placed.slices is None:
         return
     again = placed_by_plan(N_LAYER, made.operators, read)
-    assert simulate(made, decision.workload, again).predicted.tpot_s == pytest.approx(decision.predicted.tpot_s)
+    assert price(made, decision.workload, again).tpot_s == pytest.approx(decision.predicted.tpot_s)

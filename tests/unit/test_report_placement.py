@@ -10,7 +10,7 @@ import pytest
 from test_report_html import Page
 
 from oallama.core.history import BlockRuns
-from oallama.core.types import OperatorPlacement, Workload
+from oallama.core.types import OperatorPlacement, Predicted, Workload
 from oallama.core.units import format_bytes
 from oallama.place.simulate import Course, Simulation, Work
 from oallama.report.placement import page_policy, place_of, placement_document, placement_html, work_times
@@ -62,7 +62,7 @@ def test_places():
 def test_works_are_added_up_by_name_kind_and_stream():
     token = Course((Work("cpu", "operator", "a", 0.0, 1.0), Work("gpu", "operator", "b", 1.0, 3.0)), 3.0)
     prompt = Course((Work("cpu", "operator", "a", 0.0, 2.0), Work("cpu", "operator", "a", 2.0, 5.0)), 5.0)
-    times = work_times(Simulation(Workload(8, 8, 256), prompt, token))
+    times = work_times(Simulation(Workload(8, 8, 256), Predicted(0.0, 0.0, 0.0), prompt, token))
     assert [(t.name, t.token_s, t.prompt_s) for t in times] == [
         ("a", {"cpu": 1.0}, {"cpu": 5.0}),
         ("b", {"gpu": 2.0}, {}),

@@ -70,6 +70,8 @@ def simulated(problem: Problem, decision: Decision) -> Simulation:
 
 def check(problem: Problem, decision: Decision) -> Simulation:
     made = simulated(problem, decision)
+    assert made.prompt.seconds == pytest.approx(made.predicted.ttft_s, rel=ROUNDING)
+    assert made.token.seconds == pytest.approx(made.predicted.tpot_s, rel=ROUNDING)
     assert made.predicted.ttft_s == pytest.approx(decision.predicted.ttft_s, rel=ROUNDING)
     assert made.predicted.tpot_s == pytest.approx(decision.predicted.tpot_s, rel=ROUNDING)
     for course in (made.prompt, made.token):
