@@ -29,13 +29,14 @@ from oallama.core.files import write_whole
 from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing
-from oallama.core.types import CPU_DEVICE, Attention, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import CPU_DEVICE, Attention, Operator, OperatorPlacement, Workload
 from oallama.core.units import GIB, parse_memory
 from oallama.device.cards import CARDS, USUAL_PC, preset
 from oallama.model.cut import cut_extent, cut_step
 from oallama.place.decide import larger_ubatches
 from oallama.place.policies.registry import Rules
 from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan
+from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.profile.described import TOKENS, described, with_card
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
@@ -81,7 +82,7 @@ class Cell:
         extra += [f"{name}-{value}" for name, value in self.rules] + (["routed"] if self.routed else [])
         return "/".join((self.machine, self.model, self.cap, self.policy, *([" ".join(extra)] if extra else [])))
 
-    def plan(self) -> PlanRecord:
+    def plan(self) -> Plan:
         model = header(self.model)
         load = Workload(self.n_prompt, self.n_gen, self.n_ctx, n_past=self.n_past)
         kind, _, value = self.cap.partition("=")
@@ -264,7 +265,7 @@ def routing_of(name: str) -> Routing:
 #
 
 
-def record_of(cell: Cell, plan: PlanRecord) -> dict[str, Any]:
+def record_of(cell: Cell, plan: Plan) -> dict[str, Any]:
     of, memory = header(cell.model), plan.memory
     assert plan.predicted is not None
     places = [[p.name, p.gg, p.cg, p.cc, p.layout, p.hot_experts] for p in plan.operators]

@@ -172,13 +172,13 @@ def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, flo
 def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple[Any, int]:
     """Logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, and bytes held
     there."""
-    from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
+    from oallama.core.types import MemoryLedger, OperatorPlacement, Predicted, Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.stores.default_model import default_model
 
     placer = Placer.load(default_model(), device=device)
-    record = PlanRecord(
+    record = Plan(
         model_path=placer.model.path,
         model_fingerprint=placer.model.fingerprint,
         machine_fingerprint="",
@@ -192,7 +192,7 @@ def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple
         memory=MemoryLedger(0, 1.0, 0, 0, 0, 0, 0, 0, 0),
         predicted=Predicted(0.0, 0.0, 0.0),
     )
-    with placer.engine(Plan.of(record), progress=False) as engine:
+    with placer.engine(record, progress=False) as engine:
         return engine.logits(range(1, TOKENS + 1)), engine.memory.device_bytes
 
 

@@ -187,5 +187,5 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
     memory = wanted.plan.memory
     weights = memory.weights_gpu + memory.weights_host
     record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
-    plan = Plan.of(replace(record, attention=wanted.plan.attention))
+    plan = replace(record, attention=wanted.plan.attention)
     return replace(wanted, plan=plan, reason="everything is on the CPU, as the device was lost", times=())

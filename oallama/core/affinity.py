@@ -59,7 +59,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The plan that `oallama run` uses. measured: it won against stock llama.cpp here; else the prediction says so."""
+    """What `oallama run` uses, of its plan. measured: it won against stock llama.cpp here; else the prediction says
+    so."""
 
     policy: str
     measured: bool
@@ -89,6 +90,6 @@ class AffinityReport:
     measured: Measured | None = None
     policy: str = "oato"  # that says where operators are
     of_plan: bool = False  # as a plan has them; else as OATO's search for the phase
-    token_assignment: tuple[tuple[int, int], ...] = ()  # as in PlanRecord
+    token_assignment: tuple[tuple[int, int], ...] = ()  # as in Plan
     streaming: StreamSettings | None = None
     run: RunPlan | None = None  # None: not asked for

@@ -1,14 +1,14 @@
 """The records that pass between rooms: models and operators, devices, plans. Frozen; bytes are int, times are float
 seconds, shapes are ggml's (ne[0] first).
 
-Who fills what: model/ makes ModelInfo and Operator, profile/ makes Profile (core/profile.py), place/ makes a PlanRecord
-and Affinity (core/affinity.py), plan/ makes Plan out of it, run/ consumes a Plan. Nobody changes a record it was given.
+Who fills what: model/ makes ModelInfo and Operator, profile/ makes Profile (core/profile.py), place/ makes a Plan
+(plan/plan.py) and Affinity (core/affinity.py), run/ consumes a Plan. Nobody changes a record it was given.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from oallama.core.codec import Count, Count32, Expect, Line, Mark, Size, Size32
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
@@ -199,6 +199,16 @@ class OperatorPlacement:
     layout: Annotated[Line | None, Mark.OMIT_DEFAULT] = None
     # experts that the device holds whole and computes, ascending; the host keeps all of them, so cc is 1
     hot_experts: Annotated[tuple[Count, ...], Mark.OMIT_DEFAULT] = ()
+    # the same in elements along the axis of the cut (model/cut.py): CPU, streamed, device; None: it was not said
+    cut: Annotated[tuple[Count, Count, Count] | None, Mark.OMIT_DEFAULT] = field(default=None, compare=False)
+
+    @classmethod
+    def of_cut(
+        cls, name: str, cut: tuple[int, int, int], layout: str | None = None, hot_experts: tuple[int, ...] = ()
+    ) -> OperatorPlacement:
+        """cut: elements on the CPU, streamed, and on the device."""
+        cc, cg, gg = (n / sum(cut) for n in cut)
+        return cls(name, gg, cg, cc, layout if cut[0] else None, hot_experts, cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,27 +273,3 @@ class StreamSettings:
     piece_bytes: Count = 0  # asked for at once at most, so that other copies get through; 0: any number
     link_bytes_per_s: Count = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
     ring_bytes: Count = 0  # of the ring; 0: n_slots times the largest block
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRecord:
-    """The plan. plan/plan.py's Plan is one that was checked, and adds reading and writing."""
-
-    model_path: str
-    model_fingerprint: str
-    machine_fingerprint: str
-    device: str  # a ggml device name or the --device spec that makes it; "none"
-    policy: str
-    workload: Workload
-    operators: tuple[OperatorPlacement, ...]
-    n_gpu_layers: int
-    memory: MemoryLedger
-    predicted: Predicted | None  # None: made without a profile
-    token_assignment: tuple[tuple[int, int], ...] = ()  # (n_tokens, n_g)
-    streaming: StreamSettings | None = None  # None: nothing was said of it, the defaults hold
-    attention: Attention | None = None  # that it was made for; None: nothing was said of it
-    notes: tuple[str, ...] = ()  # of the planner: what was lowered or left out to make it fit, in sentences
-    version: int = 1
-    extra: dict[str, Any] = field(default_factory=dict)
-    bound: Predicted | None = None  # what no placement takes less than, with this memory; None: it is not known
-    residents: bool = True  # whether split blocks live on the device where their neighbours are there

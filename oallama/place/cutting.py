@@ -76,7 +76,7 @@ Counted = Sequence[tuple[BlockCost, Cut, int]]
 """One of each kind of block with each cut, and how many there are."""
 
 TokenTable = tuple[tuple[int, int], ...]
-"""((n_tokens, n_g), ...) with ascending n_tokens: PlanRecord.token_assignment."""
+"""((n_tokens, n_g), ...) with ascending n_tokens: Plan.token_assignment."""
 
 
 def best_cg(cost: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:

@@ -17,7 +17,7 @@ from math import floor, inf, log
 
 from oallama.core.affinity import Baseline
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, FlashAttention, MemoryLedger, Operator, PlanRecord, Predicted, Workload
+from oallama.core.types import CPU_DEVICE, FlashAttention, MemoryLedger, Operator, Predicted, Workload
 from oallama.cost.experts import ExpertUse, expert_use
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.passes import Pass, passes
@@ -29,6 +29,7 @@ from oallama.place.placement import cpu
 from oallama.place.policies.stock import priced_stock_fit, stock_memory
 from oallama.place.price import price
 from oallama.place.problem import Problem, capacity_of, costs_of, operators_limit
+from oallama.plan.plan import Plan
 from oallama.profile.wanted import KV_STEP
 
 GOLDEN = 0.6180339887498949
@@ -204,9 +205,7 @@ def planned_depth(workload: Workload) -> int:
     return passes(workload, "decode")[0].n_kv
 
 
-def token_seconds(
-    profile: Profile, flash_attn: FlashAttention, n_layer: int, record: PlanRecord, depth: int
-) -> float | None:
+def token_seconds(profile: Profile, flash_attn: FlashAttention, n_layer: int, record: Plan, depth: int) -> float | None:
     """Predicted seconds of one token behind `depth` others. None where the plan predicts nothing, or the profile has
     no attention of this way."""
     if record.predicted is None or not profile.rest:

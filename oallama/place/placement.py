@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from oallama.core.errors import UsageError
 from oallama.core.routing import Routing
@@ -13,7 +12,6 @@ from oallama.core.types import (
     ModelInfo,
     Operator,
     OperatorPlacement,
-    PlanRecord,
     Predicted,
     StreamSettings,
     Workload,
@@ -23,6 +21,8 @@ from oallama.cost.experts import expert_use
 from oallama.cost.whole import Costs, OperatorCost, placement_seconds
 from oallama.model.cut import cut_extent
 from oallama.place.memory import ledger
+from oallama.plan.plan import Plan
+from oallama.plan.split import slice_counts
 
 Budget = Callable[[int], int]
 """first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
@@ -143,25 +143,15 @@ def n_gpu_layers(n_layer: int, placed: Placed) -> int:
 
 
 def placements(operators: Sequence[Operator], placed: Placed) -> tuple[OperatorPlacement, ...]:
-    """gg = 1 on the device, cc = 1 on the host, fractions of the cut's extent where an operator is split."""
-    made = []
-    slices = placed.slices
+    """Where each operator lies, in elements along the axis of its cut."""
+    made, slices = [], placed.slices
     for index, operator in enumerate(operators):
+        extent, layout = cut_extent(operator), placed.layouts[index] if placed.layouts else None
         gg, cg = (slices.gg[index], slices.cg[index]) if slices else (0, 0)
-        layout = placed.layouts[index] if placed.layouts else None
         hot = slices.hot[index] if slices and slices.hot else ()
-        if gg or cg:
-            extent = cut_extent(operator)
-            cc = extent - cg - gg
-            made.append(
-                OperatorPlacement(
-                    operator.name, gg / extent, cg / extent, cc / extent, layout if cc else None,
-                )
-            )  # fmt: skip
-        elif placed.on_device[index]:
-            made.append(OperatorPlacement(operator.name, 1.0, 0.0, 0.0))
-        else:
-            made.append(OperatorPlacement(operator.name, 0.0, 0.0, 1.0, layout, hot))
+        if placed.on_device[index] and not (gg or cg):
+            gg, hot = extent, ()
+        made.append(OperatorPlacement.of_cut(operator.name, (extent - cg - gg, cg, gg), layout, hot))
     return tuple(made)
 
 
@@ -183,11 +173,13 @@ def placed_as_named(
     return Placed(tuple(operator.name in chosen for operator in operators), first)
 
 
-def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord) -> Placed:
+def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> Placed:
+    """The placement of a plan. Raises PlanError for a cut that cannot be."""
     by_name = {placement.name: placement for placement in plan.operators}
     listed = [(operator, by_name[operator.name]) for operator in operators]
-    gg = tuple(round(p.gg * cut_extent(o)) if 0 < p.gg < 1 else 0 for o, p in listed)
-    cg = tuple(round(p.cg * cut_extent(o)) for o, p in listed)
+    cuts = [slice_counts(operator, placement) for operator, placement in listed]
+    gg = tuple(cut[2] if 0 < p.gg < 1 else 0 for cut, (_, p) in zip(cuts, listed, strict=True))
+    cg = tuple(cut[1] for cut in cuts)
     on_device = tuple(p.gg == 1 for _, p in listed)
     layouts = tuple(p.layout for _, p in listed)
     slices = None
@@ -205,7 +197,7 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
 
 def unmeasured_cpu_record(
     model: ModelInfo, operators: Sequence[Operator], workload: Workload, weights_host: int
-) -> PlanRecord:
+) -> Plan:
     """Everything on the CPU, without a profile."""
     nothing = nothing_there(len(operators), model.n_layer + 1)
     return unmeasured_record(model, operators, workload, nothing, ledger(0, 1.0, 0, weights_host, 0, 0), "cpu", "none")
@@ -219,9 +211,9 @@ def unmeasured_record(
     memory: MemoryLedger,
     policy: str,
     device: str,
-) -> PlanRecord:
+) -> Plan:
     """A placement without a profile: such a plan predicts nothing."""
-    return PlanRecord(
+    return Plan(
         model_path=model.path,
         model_fingerprint=model.fingerprint,
         machine_fingerprint="",
@@ -241,7 +233,7 @@ def plan_record(
     operators: Sequence[Operator],
     device: str,
     machine_fingerprint: str,
-) -> PlanRecord:
+) -> Plan:
     placed = decision.placed
     used = device if placed.uses_device(model.n_layer) else "none"
     slices, memory = placed.slices, decision.memory
@@ -256,10 +248,7 @@ def plan_record(
     )
 
 
-R = TypeVar("R", bound=PlanRecord)
-
-
-def with_used_experts(plan: R, operators: Sequence[Operator], routing: Routing | None) -> R:
+def with_used_experts(plan: Plan, operators: Sequence[Operator], routing: Routing | None) -> Plan:
     """The plan with as many hot experts, each layer's the most used in decode. A layer of which too little is known
     keeps its own."""
     use = {} if routing is None else expert_use(routing)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oallama.core.history import BlockRuns, SeenPasses
-from oallama.core.types import PlanRecord, Predicted, Workload
+from oallama.core.types import Predicted, Workload
 from oallama.cost.passes import passes
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
@@ -15,6 +15,7 @@ from oallama.place.cutting import CutBlocks, n_g_at
 from oallama.place.placement import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 from oallama.place.sharing import slicer_of
+from oallama.plan.plan import Plan
 
 
 def price(problem: Problem, workload: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Predicted:
@@ -54,9 +55,7 @@ def host_layouts(problem: Problem, workload: Workload, placed: Placed, llama_use
     )
 
 
-def seen_passes(
-    problem: Problem, plan: PlanRecord, placed: Placed, runs: Sequence[BlockRuns]
-) -> tuple[SeenPasses, ...]:
+def seen_passes(problem: Problem, plan: Plan, placed: Placed, runs: Sequence[BlockRuns]) -> tuple[SeenPasses, ...]:
     """The passes of these runs by class of batch sizes. placed: as the plan says. Blocks that are computed for
     outputs alone run for fewer tokens than a pass has, and are left out."""
     if placed.slices is None:

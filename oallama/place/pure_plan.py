@@ -16,7 +16,7 @@ from oallama.core.ggml_types import bytes_per_element
 from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import Attention, FlashAttention, ModelInfo, Operator, Phase, PlanRecord, Workload
+from oallama.core.types import Attention, FlashAttention, ModelInfo, Operator, Phase, Workload
 from oallama.core.units import KIB
 from oallama.cost.graph import Graph
 from oallama.cost.passes import Pass
@@ -29,6 +29,7 @@ from oallama.place.policies.registry import Policy, Rules
 from oallama.place.policies.stock import FIT, stock_decision
 from oallama.place.problem import LoadBytes, Probe, Problem
 from oallama.place.verify import on_cpu
+from oallama.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def pure_plan(
     rules: Rules = Rules(),  # noqa: B008 - frozen
     routing: Routing | None = None,
     larger_ubatches: Sequence[int] = (),
-) -> PlanRecord:
+) -> Plan:
     """The plan of a policy. FIT: as what-if predicts llama.cpp's --fit, with flash attention unless that is off.
     larger_ubatches: micro-batches above the workload's that may be taken instead.
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from oallama.core.affinity import Affinity, AffinityReport, Baseline, Measured, RunPlan
 from oallama.core.profile import Profile
-from oallama.core.types import Backend, ModelInfo, Operator, OperatorPlacement, Phase, PlanRecord, Predicted
+from oallama.core.types import Backend, ModelInfo, Operator, OperatorPlacement, Phase, Predicted
 from oallama.cost.whole import Costs
 from oallama.place.affinity import AffinityRule, Transfers, normalise, rank
 from oallama.place.affinity import affinity as b_of
 from oallama.place.placement import Decision, Placed, placed_by_plan, placements
 from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
+from oallama.plan.plan import Plan
 
 
 def search_report(
@@ -43,7 +44,7 @@ def search_report(
 
 
 def plan_report(
-    model: ModelInfo, problem: Problem, record: PlanRecord, phase: Phase, against: Sequence[Baseline] = ()
+    model: ModelInfo, problem: Problem, record: Plan, phase: Phase, against: Sequence[Baseline] = ()
 ) -> AffinityReport:
     """A plan's places, with the affinities of a phase as everything lies there."""
     load, placed = record.workload, placed_by_plan(model.n_layer, problem.operators, record)
@@ -60,7 +61,7 @@ def plan_report(
     )
 
 
-def run_plan(model: ModelInfo, problem: Problem, record: PlanRecord, measured: bool) -> RunPlan:
+def run_plan(model: ModelInfo, problem: Problem, record: Plan, measured: bool) -> RunPlan:
     """The plan that `oallama run` uses, for a report."""
     return RunPlan(
         record.policy,
@@ -74,7 +75,7 @@ def run_plan(model: ModelInfo, problem: Problem, record: PlanRecord, measured: b
     )
 
 
-def predicted_by(model: ModelInfo, problem: Problem, record: PlanRecord) -> Predicted:
+def predicted_by(model: ModelInfo, problem: Problem, record: Plan) -> Predicted:
     """Predicted seconds of a plan, priced where the plan has none."""
     placed = placed_by_plan(model.n_layer, problem.operators, record)
     return record.predicted or price(problem, record.workload, placed)

@@ -56,17 +56,15 @@ def plan_for(
 ) -> Plan:
     """As Placer.plan, for a machine that need not be here. policy None: auto; FIT: as what_if predicts it. Raises
     UsageError, DoesNotFit."""
-    return Plan.of(
-        pure_plan(
-            placer.header,
-            described_profile(placer, machine),
-            replace(placer.options, flash_attn="on"),
-            memory_on(placer, machine),
-            load,
-            policy or "auto",
-            Rules(prefetch=prefetch or "ahead"),
-            placer.routing,
-        )
+    return pure_plan(
+        placer.header,
+        described_profile(placer, machine),
+        replace(placer.options, flash_attn="on"),
+        memory_on(placer, machine),
+        load,
+        policy or "auto",
+        Rules(prefetch=prefetch or "ahead"),
+        placer.routing,
     )
 
 

@@ -247,7 +247,7 @@ class Placer(Measured):
         taken = self.dry_loads.taken(load, nothing, attention)
         self.dry_loads.check_host(load, nothing, attention)
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
-        return Plan.of(replace(record, attention=attention))
+        return replace(record, attention=attention)
 
     def plan_of(
         self,
@@ -282,7 +282,7 @@ class Placer(Measured):
             capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
         )
         record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
-        return Plan.of(replace(record, attention=attention))
+        return replace(record, attention=attention)
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
         """The affinity of each operator, best rank first: the rows of report(), which takes the same options."""
@@ -471,7 +471,7 @@ class Placer(Measured):
         bound = physical_bound(self.problem(flash_attn), record.workload, record.memory)
         attention = self.attention_rule.attention(flash_attn)
         self.dry_loads.check_host(record.workload, decision.placed, attention)
-        return Plan.of(replace(record, attention=attention, bound=bound, notes=self._with_doubt(record.notes)))
+        return replace(record, attention=attention, bound=bound, notes=self._with_doubt(record.notes))
 
     def _with_doubt(self, notes: tuple[str, ...]) -> tuple[str, ...]:
         """The notes with what makes times of the profile doubtful, once."""

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import PlanError
-from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, PlanRecord
+from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement
 from oallama.cost.blocks import takes_n_g
+from oallama.plan.plan import Plan
 
 Pattern = tuple[str, str | None]  # (regular expression, buffer type; None: plain host memory or llama.cpp's choice)
 
@@ -66,7 +67,7 @@ def is_split(operator: Operator, placement: OperatorPlacement, streams_tokens: b
     return streams_tokens and placement.cc > 0 and takes_n_g(operator)
 
 
-def split_names(record: PlanRecord, operators: Sequence[Operator]) -> frozenset[str]:
+def split_names(record: Plan, operators: Sequence[Operator]) -> frozenset[str]:
     """The operators that only the plugin can run."""
     by_name = {operator.name: operator for operator in operators}
     streams = bool(record.token_assignment)

@@ -1,4 +1,15 @@
-"""The plan: for every operator where it is stored and computed (gg + cg + cc = 1), as a file and as a record."""
+"""The plan: for every operator where it is stored and computed (gg + cg + cc = 1), as a record and as a file.
+
+History of the file (`"version"`), of which all versions are read:
+  1  first. `layout` and `hot_experts` of an operator and `n_ubatch` of the workload are left out where they are the
+     default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes) and
+     `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
+     where there are none, `bound` where it is not known, and `residents` where the device takes them. Operators of
+     older plans may have `alone`, which is ignored.
+  2  an operator has its cut in elements too, [cpu, streamed, device]. Where the fractions beside it are others, as in a
+     file that was edited, they count.
+Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +18,90 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from oallama.core.codec import CodecError, parse_json
+from oallama.core.codec import CodecError, Count, Line, Mark, from_json, parse_json, to_json
 from oallama.core.errors import PlanError, in_python
 from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
-from oallama.core.types import ModelInfo, Operator, PlanRecord, Predicted
+from oallama.core.types import (
+    Attention,
+    MemoryLedger,
+    ModelInfo,
+    Operator,
+    OperatorPlacement,
+    Predicted,
+    StreamSettings,
+    Workload,
+)
 from oallama.core.units import format_bytes, format_seconds
-from oallama.plan.document import plan_from_json, plan_to_json
 from oallama.plan.split import FRACTION_TOLERANCE, check_hot_experts, slice_counts
 
+VERSION = 2
+READABLE_VERSIONS = (1, 2)
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_SLOTS = 64  # of the ring that the split back end takes
 
+_UNPREDICTED = dict.fromkeys(field.name for field in fields(Predicted))
+"""What is written of a plan that was made without a profile."""
+
+_ALONE = "it is an older plan: that some operators are joined by themselves (`alone`) is ignored"
+_REMEDY = "make it again with `oallama plan`"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Plan(PlanRecord):
+class Plan:
     """Where each operator of a model is stored and computed. Placer.plan makes one, and it can be saved, read and
     edited as a file.
 
     It is checked: gg, cg and cc of an operator are in 0..1 and sum to 1, and no operator is placed twice."""
 
-    def __post_init__(self) -> None:
-        _check_record(self)
+    JSON_KEYS: ClassVar[tuple[str, ...]] = (
+        "version", "model", "machine", "device", "policy", "workload", "operators", "token_assignment", "streaming",
+        "attention", "notes", "n_gpu_layers", "memory", "predicted", "bound", "residents",
+    )  # fmt: skip
 
-    @classmethod
-    def of(cls, record: PlanRecord) -> Plan:
-        """The record, checked. Raises PlanError."""
-        return cls(**{field.name: getattr(record, field.name) for field in fields(PlanRecord)})
+    model_path: str
+    model_fingerprint: Line
+    machine_fingerprint: Line
+    device: Line  # a ggml device name or the --device spec that makes it; "none"
+    policy: Line
+    workload: Workload
+    operators: tuple[OperatorPlacement, ...]
+    n_gpu_layers: Annotated[int, Mark.BITS_32]
+    memory: MemoryLedger
+    predicted: Annotated[Predicted | None, Mark.REQUIRED]  # None: made without a profile
+    token_assignment: tuple[tuple[Count, Count], ...] = ()  # (n_tokens, n_g)
+    # None: nothing was said of it, the defaults hold
+    streaming: Annotated[StreamSettings | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
+    # that it was made for; None: nothing was said of it
+    attention: Annotated[Attention | None, Mark.OMIT_DEFAULT] = None
+    # of the planner: what was lowered or left out to make it fit, in sentences
+    notes: Annotated[tuple[str, ...], Mark.OMIT_DEFAULT] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+    # what no placement takes less than, with this memory; None: it is not known
+    bound: Annotated[Predicted | None, Mark.OMIT_DEFAULT] = None
+    # whether split blocks live on the device where their neighbours are there
+    residents: Annotated[bool, Mark.OMIT_DEFAULT] = True
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def version(self) -> int:
+        return VERSION
+
+    @property
+    def model(self) -> dict[str, str]:
+        """The model as the file has it."""
+        return {"path": self.model_path, "fingerprint": self.model_fingerprint}
+
+    @property
+    def machine(self) -> dict[str, str]:
+        """The machine as the file has it."""
+        return {"fingerprint": self.machine_fingerprint}
 
     def __repr__(self) -> str:
         model, held = Path(self.model_path).name, self.memory
@@ -82,12 +146,45 @@ class Plan(PlanRecord):
             check_hot_experts(operator, planned[operator.name])
 
     def to_json(self) -> dict[str, Any]:
-        return plan_to_json(self)
+        document = {**self.extra, **to_json(self)}
+        document["token_assignment"] = [{"n_tokens": n_tokens, "n_g": n_g} for n_tokens, n_g in self.token_assignment]
+        return document if self.predicted else {**document, "predicted": _UNPREDICTED}
 
     @classmethod
     def from_json(cls, document: Any, source: str = "the plan") -> Plan:
-        """A plan out of parsed JSON; `source` names it in errors. Raises PlanError on anything that is not a plan."""
-        return cls.of(plan_from_json(document, source))
+        """A plan out of parsed JSON; `source` names it in errors. Raises PlanError for what is missing, of a wrong type
+        or of another version."""
+        version = document.get("version") if isinstance(document, dict) else None
+        if type(version) is not int:
+            raise PlanError(
+                f"{source} is not a plan: an object with a whole number as its version is needed; {_REMEDY}"
+            )
+        if version not in READABLE_VERSIONS:
+            raise PlanError(
+                f"{source} has plan version {version}, but this oallama reads versions 1 to {VERSION}; "
+                "make it again with `oallama plan` or use the oallama that wrote it"
+            )
+        try:
+            nested = from_json(_Nested, document, "plan")
+            known = {
+                **document,
+                "model_path": nested.model.path,
+                "model_fingerprint": nested.model.fingerprint,
+                "machine_fingerprint": nested.machine.fingerprint,
+                "token_assignment": [[row.n_tokens, row.n_g] for row in nested.token_assignment],
+                "extra": {key: value for key, value in document.items() if key not in cls.JSON_KEYS},
+                **({"predicted": None} if document.get("predicted") == _UNPREDICTED else {}),
+            }
+            plan = from_json(cls, known, "plan")
+        except CodecError as error:
+            raise PlanError(f"{source}: {error}; {_REMEDY}") from None
+        edited = [one.name for one in plan.operators if one.cut is not None and not _agrees(one)]
+        gone = [_ALONE] if any(row.get("alone") for row in document["operators"]) else []
+        gone += [f"the cut of {_some(edited)} is not what its fractions say, which count"] if edited else []
+        if not gone:
+            return plan
+        operators = tuple(replace(one, cut=None) if one.name in edited else one for one in plan.operators)
+        return replace(plan, operators=operators, notes=tuple(dict.fromkeys((*plan.notes, *gone))))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan, whole or not at all. Raises PlanError where the file cannot be written."""
@@ -123,7 +220,42 @@ def _times(predicted: Predicted) -> str:
     return f"first token after {format_seconds(predicted.ttft_s)}{rate}"
 
 
-def _check_record(record: PlanRecord) -> None:
+@dataclass(frozen=True, slots=True)
+class _Model:
+    path: str
+    fingerprint: Line
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    fingerprint: Line
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    n_tokens: Count
+    n_g: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _Nested:
+    """The keys of the file that a Plan has flat."""
+
+    model: _Model
+    machine: _Machine
+    token_assignment: tuple[_Tokens, ...]
+
+
+def _agrees(placement: OperatorPlacement) -> bool:
+    """Whether the cut is what the fractions say."""
+    cut, total = placement.cut or (), sum(placement.cut or ())
+    fractions = (placement.cc, placement.cg, placement.gg)
+    return total > 0 and all(
+        abs(n / total - fraction) <= FRACTION_TOLERANCE for n, fraction in zip(cut, fractions, strict=True)
+    )
+
+
+def _check(record: Plan) -> None:
     """Raises PlanError for fractions outside 0..1 or of another sum than 1, operators placed twice, a ring that cannot
     be, a KV cache of a type that llama.cpp does not have, or a token assignment that does not ascend."""
     _check_tokens(record.token_assignment)

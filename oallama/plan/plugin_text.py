@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
+from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, StreamSettings
 from oallama.cost.blocks import SUM_BYTES, chunk_of, residents, takes_n_g
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import is_split, split_names
+from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 
 FORMAT = "oallama-plan 1"
@@ -22,7 +23,7 @@ _NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
 
 
 def plugin_text(
-    plan: PlanRecord,
+    plan: Plan,
     operators: Sequence[Operator],
     n_layer: int,
     device_name: str,
@@ -75,7 +76,7 @@ def split_text(
     return "\n".join([FORMAT, _SUM, *lines]) + "\n" if lines else ""
 
 
-def _stream_lines(record: PlanRecord) -> list[str]:
+def _stream_lines(record: Plan) -> list[str]:
     """What differs from the plugin's defaults: size of the ring, how copies run ahead, their pieces, the link's speed,
     a second copy of CC; and n_g by batch size. Nothing for a plan that streams nothing."""
     streaming, default = record.streaming or StreamSettings(), StreamSettings()

@@ -16,6 +16,8 @@ def slice_counts(operator: Operator, placement: OperatorPlacement) -> Counts:
     """(CC, CG, GG) of a placement. Raises PlanError for fractions that are no whole numbers of elements, that do not
     add up, or that cut off the granularity; the error names the nearest that could be."""
     extent, step, axis = cut_extent(operator), cut_granularity(operator), cut_axis(operator)
+    if (cut := placement.cut) is not None and sum(cut) == extent and not cut[0] % step and not (cut[0] + cut[1]) % step:
+        return cut
     fractions = {"cc": placement.cc, "cg": placement.cg, "gg": placement.gg}
     counts = {name: round(fraction * extent) for name, fraction in fractions.items()}
     inexact = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from oallama.core.types import Operator, PlanRecord, Predicted
+from oallama.core.types import Operator, Predicted
 from oallama.core.units import format_bytes, format_seconds
 from oallama.place.explain import planned_depth, slower_from
+from oallama.plan.plan import Plan
 from oallama.report.plan import weights_on_device
 from oallama.report.text import device_name, rate_text, three_digits
 
@@ -14,7 +15,7 @@ UNMEASURED = "no speed is expected yet, as nothing was measured"
 
 
 def expected_line(
-    record: PlanRecord,
+    record: Plan,
     operators: Sequence[Operator],
     n_layer: int,
     token_seconds: Callable[[int], float | None],
@@ -29,7 +30,7 @@ def expected_line(
     return f"{where}; {rates_text(record, token_seconds)}" if timed else where
 
 
-def fits_text(record: PlanRecord, operators: Sequence[Operator], n_layer: int) -> str:
+def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
     """What is on the device, and what stays on the CPU."""
     memory = record.memory
     on_device, total = weights_on_device(record, operators)
@@ -48,7 +49,7 @@ def fits_text(record: PlanRecord, operators: Sequence[Operator], n_layer: int) -
     return f"{held}; {' and '.join(left)} on the CPU" if left else held
 
 
-def rates_text(record: PlanRecord, token_seconds: Callable[[int], float | None]) -> str:
+def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> str:
     """Expected tokens/s, from which depth on they are a tenth less, and what they are where the context is full."""
     predicted, load = record.predicted, record.workload
     if predicted is None or predicted.tpot_s <= 0:

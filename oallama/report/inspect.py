@@ -8,6 +8,8 @@ from typing import Any
 
 from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import format_bytes
+from oallama.cost.blocks import can_split
+from oallama.model.cut import cut_extent, cut_step
 from oallama.model.projector import Projector
 from oallama.report.table import Table, table
 from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text
@@ -26,8 +28,13 @@ def model_document(model: ModelInfo) -> dict[str, Any]:
 
 def inspect_document(model: ModelInfo, operators: Iterable[Operator]) -> dict[str, Any]:
     """`oallama inspect --json`; operators in graph order, as given."""
-    rows = [{key: getattr(operator, key) for key in _OPERATOR_KEYS} for operator in operators]
+    rows = [{**{key: getattr(o, key) for key in _OPERATOR_KEYS}, "cut": _cut(o)} for o in operators]
     return {"model": model_document(model), "operators": rows}
+
+
+def _cut(operator: Operator) -> dict[str, int] | None:
+    """Elements along the axis that a cut runs over, and the multiple that cuts keep; None where none is possible."""
+    return {"extent": cut_extent(operator), "step": cut_step(operator)} if can_split(operator) else None
 
 
 def model_lines(model: ModelInfo) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from oallama.core.types import Operator, OperatorPlacement, PlanRecord
+from oallama.core.types import Operator, OperatorPlacement
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
+from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes
 from oallama.report.affinity import predicted_text, printable_sentence, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
@@ -15,7 +16,7 @@ from oallama.report.text import plural, policy_on, printable
 from oallama.report.words import PLAIN, Words
 
 
-def weights_on_device(record: PlanRecord, operators: Sequence[Operator]) -> tuple[int, int]:
+def weights_on_device(record: Plan, operators: Sequence[Operator]) -> tuple[int, int]:
     """(bytes of operators' weights stored on the device, bytes of all of them). Hot experts are on the host too."""
     by_name = {operator.name: operator for operator in operators}
     pairs = [(by_name[placement.name], placement) for placement in record.operators if placement.name in by_name]
@@ -23,7 +24,7 @@ def weights_on_device(record: PlanRecord, operators: Sequence[Operator]) -> tupl
     return round(on_device), sum(operator.bytes for operator in operators)
 
 
-def where_text(record: PlanRecord, operators: Sequence[Operator]) -> str:
+def where_text(record: Plan, operators: Sequence[Operator]) -> str:
     """Where the weights are: `38%/62% CPU/GPU`, or `100% CPU`, `100% GPU` where everything is in one place."""
     device_bytes, all_bytes = weights_on_device(record, operators)
     if device_bytes <= 0:
@@ -34,7 +35,7 @@ def where_text(record: PlanRecord, operators: Sequence[Operator]) -> str:
     return f"{100 - gpu}%/{gpu}% CPU/GPU"
 
 
-def plan_sentences(record: PlanRecord, operators: Sequence[Operator], words: Words = PLAIN) -> tuple[str, ...]:
+def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = PLAIN) -> tuple[str, ...]:
     """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
     whole = sum(placement.gg == 1 for placement in record.operators)
@@ -51,7 +52,7 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator], words: Wor
     return (place, *times, *slice_sentences(record, operators, words), *notes)
 
 
-def slice_sentences(record: PlanRecord, operators: Sequence[Operator], words: Words) -> tuple[str, ...]:
+def slice_sentences(record: Plan, operators: Sequence[Operator], words: Words) -> tuple[str, ...]:
     """Nothing for a plan that streams nothing."""
     by_name = {placement.name: placement for placement in record.operators}
     placed = [(operator, by_name[operator.name]) for operator in operators if operator.name in by_name]

@@ -12,7 +12,6 @@ from oallama.core.types import SPLIT_LAYOUT, MemoryLedger, Operator, OperatorPla
 from oallama.core.units import format_bytes
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import OpenDevice
-from oallama.model.cut import cut_extent
 from oallama.model.memory import BufferBytes
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
@@ -136,15 +135,8 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
 
 
 def _placement(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) -> OperatorPlacement:
-    extent = cut_extent(operator)
-    return OperatorPlacement(
-        slice.name,
-        slice.gg / extent,
-        slice.cg / extent,
-        slice.cc / extent,
-        slice.layout if slice.cc else None,
-        planned.hot_experts[: slice.n_hot],
-    )
+    cut = (slice.cc, slice.cg, slice.gg)
+    return OperatorPlacement.of_cut(slice.name, cut, slice.layout, planned.hot_experts[: slice.n_hot])
 
 
 def _same_or(planned: OperatorPlacement, loaded: OperatorPlacement) -> OperatorPlacement:

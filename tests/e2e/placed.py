@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
+from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, Predicted, Workload
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
@@ -65,7 +65,7 @@ def placed(
         staging=0,
         spare=0,
     )
-    record = PlanRecord(
+    record = Plan(
         model_path=model.path,
         model_fingerprint=model.fingerprint,
         machine_fingerprint="",
@@ -77,7 +77,7 @@ def placed(
         memory=ledger,
         predicted=Predicted(0.0, 0.0, 0.0),
     )
-    return Placed(model, ops, names, Plan.of(record), request, probed)
+    return Placed(model, ops, names, record, request, probed)
 
 
 def with_ledger(plan: Plan, **changes: int) -> Plan:

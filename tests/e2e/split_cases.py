@@ -16,7 +16,6 @@ from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import LoadSettings
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.plan.patterns import host_patterns, is_split
-from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import split_text
 
 
@@ -135,7 +134,7 @@ def with_ledger(
         n_gpu_layers=settings.n_gpu_layers,
         memory=memory,
     )
-    return replace(case, plan=Plan.of(record), request=settings, probed=probed)
+    return replace(case, plan=record, request=settings, probed=probed)
 
 
 def streaming_case(
@@ -161,4 +160,4 @@ def streaming_case(
     made = replace(case.plan, device=device, policy="scheinfer", n_gpu_layers=0, operators=tuple(placements), **record)
     patterns = host_patterns(case.operators, placements, case.tensor_names, bool(made.token_assignment))
     request = replace(case.request, device=device, n_gpu_layers=0, host_patterns=patterns)
-    return replace(case, plan=Plan.of(made), request=request)
+    return replace(case, plan=made, request=request)

@@ -15,7 +15,6 @@ from oallama.core.types import Operator
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.model.memory import probe_memory
-from oallama.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("prober")
 
@@ -70,7 +69,7 @@ def test_a_load_whose_device_takes_no_such_blocks_says_so(models: Path) -> None:
     case = split_case(path, f"{DEVICES[1]},buffers=address", ffn(0.5), whole=beside_the_ffns)
     wanted = stock_logits(path, TOKENS, n_ubatch=N_UBATCH)
     for residents in (True, False):
-        with engine_of(replace(case, plan=Plan.of(replace(case.plan, residents=residents)))) as engine:
+        with engine_of(replace(case, plan=replace(case.plan, residents=residents))) as engine:
             assert nmse(engine.logits(TOKENS), wanted) <= BOUNDS["F16"]
             said = [warning for warning in engine.warnings if warning.startswith("not as planned: blocks cannot live")]
             assert len(said) == residents, engine.warnings
@@ -101,5 +100,5 @@ def test_streamed_parts_and_tokens(device: str, arch: str, models: Path) -> None
         token_assignment=((32, 0), (64, 20)),
         memory=replace(whole.plan.memory, staging=16 << 20),
     )
-    with engine_of(replace(whole, plan=Plan.of(record))) as engine:
+    with engine_of(replace(whole, plan=record)) as engine:
         assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS, n_ubatch=N_UBATCH)) <= BOUNDS["F16"]

@@ -20,7 +20,7 @@ from processes import here
 
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.library import GGML_VERSION, find_plugin
-from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import MemoryLedger, OperatorPlacement, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
@@ -66,7 +66,7 @@ def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:
         ]
     )
     ledger = MemoryLedger(2**30, 0.9, 2**29, 0, 0, 0, 0, 0, 0)
-    record = PlanRecord(
+    record = Plan(
         str(MODEL),
         model.fingerprint,
         "cd" * 32,
@@ -78,7 +78,7 @@ def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:
         ledger,
         None,
     )
-    plan = Plan.of(record)
+    plan = record
     plan.check(model, ops)
     plan.save(path)
     return plan

@@ -25,7 +25,6 @@ from oallama.core.types import (
     ModelInfo,
     Operator,
     OperatorPlacement,
-    PlanRecord,
     Predicted,
     StreamSettings,
     Workload,
@@ -101,7 +100,7 @@ OPERATORS = (
 def plans() -> tuple[Any, ...]:
     """A plan that splits and streams, and one that does not."""
     placed = [(0.0, 0.0, 1.0), (0.25, 0.25, 0.5), (0.5, 0.25, 0.25), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5), (1.0, 0.0, 0.0)]
-    split = PlanRecord(
+    split = Plan(
         model_path="m.gguf",
         model_fingerprint=MODEL.fingerprint,
         machine_fingerprint="cd" * 32,
@@ -122,7 +121,7 @@ def plans() -> tuple[Any, ...]:
     whole = tuple(OperatorPlacement(o.name, float(i % 2), 0.0, float(1 - i % 2)) for i, o in enumerate(OPERATORS))
     plain = replace(split, operators=whole, token_assignment=(), streaming=None, attention=None, notes=())
     plain = replace(plain, device="CUDA0", predicted=None, extra={"comment": "by hand", "more": [1, {"x": 2.5}]})
-    return (Plan.of(split).to_json(), Plan.of(plain).to_json())
+    return (split.to_json(), plain.to_json())
 
 
 def check_plan(raw: bytes, folder: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import report_records
 
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Predicted, Workload
 from oallama.place.placement import unmeasured_cpu_record
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, WorkTime
@@ -31,12 +31,12 @@ def served(n_layer: int = 3) -> Served:
     )
     times += (WorkTime("layer 1: FFN", "slice", {"cpu": 30e-6, "gpu": 25e-6}, {"gpu": 2e-3}),)
     ledger = MemoryLedger(6_000_000, 0.9, 5_400_000, 300_000, 200_000, 512_000, 256_000, 0, 4_332_000)
-    record = PlanRecord(
+    record = Plan(
         "m.gguf", "ab" * 32, "cd" * 32, "rpc://127.0.0.1:9", "split", Workload(64, 32, 512), placements, n_layer,
         ledger, Predicted(0.05, 0.0004, 0.07),
     )  # fmt: skip
     model = report_records.model(n_layer=n_layer, name="Small")
-    return Served(model, operators, Plan.of(record), "this is the placement of policy split", times)
+    return Served(model, operators, record, "this is the placement of policy split", times)
 
 
 def _shares(layer: int | None, role: str) -> tuple[float, float, float]:
@@ -48,7 +48,7 @@ def _shares(layer: int | None, role: str) -> tuple[float, float, float]:
 def on_cpu(of: Served) -> Served:
     """The same model without a device and without times."""
     record = unmeasured_cpu_record(of.model, of.operators, of.plan.workload, 500_000)
-    return replace(of, plan=Plan.of(record), reason="everything is on the CPU", times=())
+    return replace(of, plan=record, reason="everything is on the CPU", times=())
 
 
 def hostile() -> Served:
@@ -64,4 +64,4 @@ def hostile() -> Served:
     )
     model = report_records.model(name=HOSTILE, arch=HOSTILE, path=HOSTILE, n_layer=1)
     times = (WorkTime(HOSTILE, "operator", {"gpu": 1e-6}, {}), WorkTime(f"layer {HOSTILE}", "rest", {"cpu": 1e-6}, {}))
-    return Served(model, operators, Plan.of(record), HOSTILE, times)
+    return Served(model, operators, record, HOSTILE, times)

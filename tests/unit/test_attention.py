@@ -225,14 +225,14 @@ RECORD = unmeasured_cpu_record(model(2), operators(2), LOAD, 0)
 
 def test_a_plan_says_it_and_keeps_saying_it() -> None:
     attention = Attention("off", "q8_0", "bf16")
-    plan = Plan.of(replace(RECORD, attention=attention))
+    plan = replace(RECORD, attention=attention)
     again = Plan.from_json(plan.to_json())
     assert again.attention == attention
     assert plan.to_json()["attention"] == {"flash_attn": "off", "type_k": "q8_0", "type_v": "bf16"}
 
 
 def test_an_older_plan_says_nothing() -> None:
-    document = Plan.of(RECORD).to_json()
+    document = RECORD.to_json()
     assert "attention" not in document
     assert Plan.from_json(document).attention is None
 
@@ -251,5 +251,5 @@ def test_an_older_plan_says_nothing() -> None:
 )
 def test_nonsense_in_a_plan_is_one_sentence(said: object, message: str) -> None:
     with pytest.raises(PlanError, match=message) as error:
-        Plan.from_json({**Plan.of(RECORD).to_json(), "attention": said})
+        Plan.from_json({**RECORD.to_json(), "attention": said})
     assert "\n" not in str(error.value)

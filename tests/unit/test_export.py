@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oallama.core.errors import PlanError
-from oallama.core.types import Attention, MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import Attention, MemoryLedger, Operator, OperatorPlacement, Workload
 from oallama.plan.export import TARGETS, Plugin, Target, export_command, splits, stock_device
 from oallama.plan.plan import Plan
 
@@ -44,7 +44,7 @@ def plan(gg_of_ffn: float = 0.5, gg_of_attention: float = 1.0, cg: float = 0.0, 
         "memory": MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 0, 1632),
         "predicted": None,
     }
-    return Plan.of(PlanRecord(**{**fields, **changes}))
+    return Plan(**{**fields, **changes})
 
 
 def words_of(made: Plan, target: Target = "llama-server", plugin: Plugin | None = PLUGIN) -> list[str]:

@@ -1,6 +1,6 @@
 """The rooms' import direction, read from the sources: arrows point right and never back.
 
-cli -> serve -> gate -> bench -> placer -> {run, report} -> {plan, place} -> {cost, stores} -> {profile, model} ->
+cli -> serve -> gate -> bench -> placer -> {run, report} -> place -> plan -> {cost, stores} -> {profile, model} ->
 {device, setup} -> core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
 """
 
@@ -19,7 +19,8 @@ ROOMS = (
     ("bench",),  # its arms are what users run: plans of the placer, in engines
     ("placer",),  # the front door for Python
     ("run", "report"),
-    ("plan", "place"),
+    ("place",),
+    ("plan",),  # the record that placements become
     ("cost", "stores"),
     ("profile", "model"),
     ("device", "setup"),

@@ -18,7 +18,6 @@ from oallama.core.types import (
     ModelInfo,
     Operator,
     OperatorPlacement,
-    PlanRecord,
     Predicted,
     StreamSettings,
     Workload,
@@ -26,6 +25,7 @@ from oallama.core.types import (
 from oallama.place.placement import unmeasured_cpu_record
 from oallama.plan.export import export_command
 from oallama.plan.plan import Plan
+from oallama.plan.split import slice_counts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -52,8 +52,8 @@ def placements(*fractions: tuple[float, float, float]) -> tuple[OperatorPlacemen
 HALF = placements((1, 0, 0), (0, 0, 1), (0, 0, 1), (1, 0, 0))
 
 
-def record(operators: tuple[OperatorPlacement, ...] = HALF, **changes: Any) -> PlanRecord:
-    plain = PlanRecord(
+def record(operators: tuple[OperatorPlacement, ...] = HALF, **changes: Any) -> Plan:
+    plain = Plan(
         model_path=MODEL.path, model_fingerprint=MODEL.fingerprint, machine_fingerprint="cd" * 32, device="CUDA0",
         policy="oato", workload=Workload(64, 32, 512), operators=operators, n_gpu_layers=999, memory=LEDGER,
         predicted=Predicted(0.25, 0.0125, 0.65),
@@ -90,12 +90,12 @@ def test_json_round_trip_keeps_every_field(
     workload = Workload(64, 32, 512, n_ubatch)
     table = ((1, 1), (512, 300))
     made = record(operators, workload=workload, token_assignment=table, streaming=streaming, extra={"note": ["x", 1]})
-    plan = Plan.of(made)
+    plan = made
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_save_and_load(tmp_path: Path) -> None:
-    plan = Plan.of(record())
+    plan = record()
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "no temporary file stays"
@@ -104,16 +104,16 @@ def test_save_and_load(tmp_path: Path) -> None:
 def test_saving_replaces_an_older_plan_whole(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("x" * 100_000)
-    Plan.of(record()).save(path)
-    assert Plan.load(path) == Plan.of(record())
+    record().save(path)
+    assert Plan.load(path) == record()
 
 
 def test_saving_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot write"):
-        Plan.of(record()).save(tmp_path / "missing" / "plan.json")
+        record().save(tmp_path / "missing" / "plan.json")
     for folder in (tmp_path, "", ".", "/"):
         with pytest.raises(PlanError, match="it is a folder"):
-            Plan.of(record()).save(folder)
+            record().save(folder)
 
 
 def test_the_stored_plan_of_version_1_stays_readable() -> None:
@@ -127,12 +127,12 @@ def test_the_stored_plan_of_version_1_stays_readable() -> None:
     assert plan.streaming is None
     written = json.loads((GOLDEN / "plan_v1.json").read_text())
     written["workload"]["n_ubatch"] = 512
-    assert plan.to_json() == written
+    assert plan.to_json() == written | {"version": 2}
     assert list(plan.to_json()) == list(written)
 
 
 def test_what_an_older_plan_says_of_joining_is_ignored_with_a_note() -> None:
-    plan = Plan.of(record())
+    plan = record()
     document = plan.to_json()
     document["operators"][0]["alone"] = True
     read = Plan.from_json(document)
@@ -141,8 +141,25 @@ def test_what_an_older_plan_says_of_joining_is_ignored_with_a_note() -> None:
     assert Plan.from_json(document | {"notes": list(read.notes)}).notes == read.notes, "once"
 
 
+def test_the_cut_in_elements_counts_unless_the_fractions_beside_it_were_edited() -> None:
+    third = tuple(OperatorPlacement.of_cut(op.name, (0, 0, 1)) for op in OPERATORS)
+    third = (*third[:2], OperatorPlacement.of_cut(OPERATORS[2].name, (1024, 0, 512), "CPU_REPACK"), third[3])
+    document = record(third).to_json()
+    assert document["operators"][2]["cut"] == [1024, 0, 512]
+    read = Plan.from_json(json.loads(json.dumps(document)))
+    assert read == record(third) and [p.cut for p in read.operators] == [p.cut for p in third]
+    assert slice_counts(OPERATORS[2], read.operators[2]) == (1024, 0, 512)
+    document["operators"][2] |= {"gg": 2 / 3, "cc": 1 / 3}
+    edited = Plan.from_json(document)
+    assert slice_counts(OPERATORS[2], edited.operators[2]) == (512, 0, 1024)
+    assert edited.notes == ("the cut of operator blk.0.ffn_down.weight is not what its fractions say, which count",)
+    other = record((*third[:2], OperatorPlacement.of_cut(OPERATORS[2].name, (1000, 0, 536)), third[3]))
+    with pytest.raises(PlanError, match=r"ffn_down.*256 of 1536 columns"):
+        other.check(MODEL, OPERATORS)
+
+
 def test_the_contract_keys_are_there() -> None:
-    document = Plan.of(record()).to_json()
+    document = record().to_json()
     assert set(document) == {
         "version", "model", "machine", "device", "policy", "workload", "operators", "token_assignment", "n_gpu_layers",
         "memory", "predicted",
@@ -152,15 +169,15 @@ def test_the_contract_keys_are_there() -> None:
     assert set(document["predicted"]) == {"ttft_s", "tpot_s", "total_s"}
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("version", [0, 3, 99])
 def test_other_versions_are_refused_by_name(version: int) -> None:
-    with pytest.raises(PlanError, match=rf"version {version}\b.*version 1"):
-        Plan.from_json({**Plan.of(record()).to_json(), "version": version})
+    with pytest.raises(PlanError, match=rf"version {version}\b.*versions 1 to 2"):
+        Plan.from_json({**record().to_json(), "version": version})
 
 
 def broken(path: str, value: Any) -> dict[str, Any]:
     """A plan's JSON with one value at `a/b/0/c` replaced; `...` removes it."""
-    document = json.loads(json.dumps(Plan.of(record()).to_json()))
+    document = json.loads(json.dumps(record().to_json()))
     *parents, last = [int(key) if key.isdigit() else key for key in path.split("/")]
     target = document
     for key in parents:
@@ -256,38 +273,38 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_this_model_passes() -> None:
-    Plan.of(record()).check(MODEL, OPERATORS)
+    record().check(MODEL, OPERATORS)
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
     with pytest.raises(PlanError, match="fingerprint"):
-        Plan.of(record(model_fingerprint="ef" * 32)).check(MODEL, OPERATORS)
+        record(model_fingerprint="ef" * 32).check(MODEL, OPERATORS)
 
 
 def test_missing_and_unknown_operators_are_named() -> None:
     with pytest.raises(PlanError, match=r"no place for operator output\.weight"):
-        Plan.of(record(HALF[:-1])).check(MODEL, OPERATORS)
+        record(HALF[:-1]).check(MODEL, OPERATORS)
     with pytest.raises(PlanError, match=r"output\.weight, which this model does not have"):
-        Plan.of(record()).check(MODEL, OPERATORS[:-1])
+        record().check(MODEL, OPERATORS[:-1])
     with pytest.raises(PlanError, match=r"no place for operator blk\.0\.attn_q\.weight and 1 more"):
-        Plan.of(record(HALF[1:-1])).check(MODEL, OPERATORS)
+        record(HALF[1:-1]).check(MODEL, OPERATORS)
 
 
 def test_fractions_are_multiples_of_the_split_granularity() -> None:
     sliced = placements((1, 0, 0), (1 / 3, 0, 2 / 3), (1 / 3, 0, 2 / 3), (0, 1, 0))
-    Plan.of(record(sliced)).check(MODEL, OPERATORS)
+    record(sliced).check(MODEL, OPERATORS)
     between = placements((1, 0, 0), (1 / 3, 0, 2 / 3), (0.25, 0, 0.75), (0, 1, 0))
     with pytest.raises(PlanError, match=r"ffn_down.*256 of 1536 columns; the nearest is 0\.6666"):
-        Plan.of(record(between)).check(MODEL, OPERATORS)
+        record(between).check(MODEL, OPERATORS)
 
 
 def test_the_fingerprint_follows_the_content() -> None:
-    assert Plan.of(record()).fingerprint == Plan.of(record()).fingerprint
-    assert Plan.of(record()).fingerprint != Plan.of(record(n_gpu_layers=1)).fingerprint
+    assert record().fingerprint == record().fingerprint
+    assert record().fingerprint != record(n_gpu_layers=1).fingerprint
 
 
 def test_export_quotes_for_the_shell() -> None:
-    plan = Plan.of(record(model_path="my models/it's.gguf"))
+    plan = record(model_path="my models/it's.gguf")
     command = export_command(plan, OPERATORS, [op.name for op in OPERATORS])
     words = shlex.split(command)
     assert words[0] == "llama-server"
@@ -299,19 +316,19 @@ def test_export_quotes_for_the_shell() -> None:
 
 def test_export_of_remote_and_host_only_plans() -> None:
     names = [op.name for op in OPERATORS]
-    remote = shlex.split(export_command(Plan.of(record(device="rpc://10.0.0.2:50052")), OPERATORS, names, "llama-cli"))
+    remote = shlex.split(export_command(record(device="rpc://10.0.0.2:50052"), OPERATORS, names, "llama-cli"))
     assert remote[0] == "llama-cli"
     assert remote[remote.index("--rpc") + 1] == "10.0.0.2:50052" and remote[remote.index("--device") + 1] == "RPC0"
-    host_only = shlex.split(export_command(Plan.of(record(device="none")), OPERATORS, names))
+    host_only = shlex.split(export_command(record(device="none"), OPERATORS, names))
     assert host_only[-4:] == ["--device", "none", "-ngl", "0"]
     with pytest.raises(PlanError, match="rpc-server"):
-        export_command(Plan.of(record(device="rpc-worker:1")), OPERATORS, names)
+        export_command(record(device="rpc-worker:1"), OPERATORS, names)
 
 
 def test_a_plan_without_a_profile_predicts_nothing_and_survives_a_round_trip(tmp_path: Path) -> None:
     operator = Operator("output.weight", None, "output", "MUL_MAT", "F16", (256, 1000, 1), 512_000, 1.0)
     model = ModelInfo("m.gguf", "llama", "m", 2, 256, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, "f" * 64)
-    plan = Plan.of(unmeasured_cpu_record(model, [operator], Workload(8, 8, 256), 512_000))
+    plan = unmeasured_cpu_record(model, [operator], Workload(8, 8, 256), 512_000)
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again.predicted is None

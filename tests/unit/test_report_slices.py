@@ -7,7 +7,8 @@ import dataclasses
 from split_cases import llama
 
 from oallama.core.affinity import Affinity
-from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, StreamSettings, Workload
+from oallama.core.types import MemoryLedger, OperatorPlacement, StreamSettings, Workload
+from oallama.plan.plan import Plan
 from oallama.report.plan import plan_sentences, slice_sentences
 from oallama.report.slices import slices_table
 from oallama.report.table import plain
@@ -17,7 +18,7 @@ OPERATORS = llama(4)
 CUTS = {0: (0.5, 0.25, 0.25), 1: (0.5, 0.25, 0.25), 2: (0.5, 0.25, 0.25), 3: (1.0, 0.0, 0.0), None: (0.0, 0.5, 0.5)}
 
 
-def record() -> PlanRecord:
+def record() -> Plan:
     placements = [
         OperatorPlacement(op.name, gg, cg, cc)
         for op in OPERATORS
@@ -25,7 +26,7 @@ def record() -> PlanRecord:
     ]
     ledger = MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 0, 1632)
     load = Workload(512, 32, 1024)
-    return PlanRecord("m.gguf", "", "", "RPC0", "scheinfer", load, tuple(placements), 5, ledger, None)
+    return Plan("m.gguf", "", "", "RPC0", "scheinfer", load, tuple(placements), 5, ledger, None)
 
 
 def test_layers_that_are_cut_alike_are_named_together() -> None:

@@ -6,7 +6,7 @@ import pytest
 from split_cases import ffn, operator
 
 from oallama.core.errors import PlanError
-from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import MemoryLedger, OperatorPlacement, Workload
 from oallama.plan.plan import Plan
 from oallama.run.setup import check_layers
 
@@ -21,9 +21,7 @@ def plan(n_gpu_layers: int, *whole: int | None) -> Plan:
         for op in OPERATORS
     )
     memory = MemoryLedger(0, 0.9, 0, 0, 0, 0, 0, 0, 0)
-    return Plan.of(
-        PlanRecord("m.gguf", "f" * 64, "", "CUDA0", "oato", Workload(1, 1, 64), placements, n_gpu_layers, memory, None)
-    )
+    return Plan("m.gguf", "f" * 64, "", "CUDA0", "oato", Workload(1, 1, 64), placements, n_gpu_layers, memory, None)
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def placer(profile: Profile | None = None) -> Placer:
 def plan_on(machine: str) -> Plan:
     problem = described_problem(machine, 0.5)
     decision = decide(problem, "layers", Workload(64, 8, 256), "mixed")
-    return Plan.of(plan_record(decision, model(), problem.operators, "a card", ""))
+    return plan_record(decision, model(), problem.operators, "a card", "")
 
 
 def test_a_plan_is_simulated_on_any_machine_without_a_load() -> None:
@@ -249,7 +249,7 @@ def test_a_plan_is_simulated_on_any_machine_without_a_load() -> None:
 
 
 def test_a_plan_of_another_model_is_refused() -> None:
-    other = Plan.of(replace(plan_on("pc-12gb"), model_fingerprint="e" * 64))
+    other = replace(plan_on("pc-12gb"), model_fingerprint="e" * 64)
     with pytest.raises(PlanError, match="made for"):
         placer().simulate(other, machine=MACHINES["pc-12gb"])
 

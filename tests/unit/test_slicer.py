@@ -13,7 +13,7 @@ from slicing_cases import SHARED_MACHINES, STREAMED, gemm, machine, streamed
 from split_cases import FF, World, ffn, llama, model
 
 from oallama.core.profile import LinearFit, RestCase, Sharing
-from oallama.core.types import Operator, PlanRecord, StreamSettings, Workload
+from oallama.core.types import Operator, StreamSettings, Workload
 from oallama.cost.blocks import residents
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import interpolate
@@ -178,12 +178,12 @@ def test_a_solved_plan_is_a_record_that_can_be_written_and_run() -> None:
         assert cc % 32 == cg % 32 == 0 and cc + cg + gg > 0
     assert len({(p.cc, p.cg, p.gg) for p in placements if "ffn" in p.name and "blk.0." in p.name}) == 1
     memory = ledger(10**9, 0.9, plan.weights_bytes, 0, 0, 0, plan.staging_bytes)
-    record = PlanRecord(
+    record = Plan(
         "m.gguf", "f" * 64, "", "RPC0", "scheinfer", LOAD, placements, 3, memory, None, plan.token_assignment,
         placed.slices.settings,
     )  # fmt: skip
-    assert Plan.from_json(Plan.of(record).to_json()) == Plan.of(record)
-    Plan.of(record).check(replace(model(2), fingerprint="f" * 64), ops)
+    assert Plan.from_json(record.to_json()) == record
+    record.check(replace(model(2), fingerprint="f" * 64), ops)
     again = placed_by_plan(2, ops, record)
     assert (again.on_device, again.slices) == (placed.on_device, placed.slices)
 

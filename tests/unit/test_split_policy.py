@@ -69,7 +69,7 @@ def problem(world: World, free: int, ops: list[Operator] | None = None, **more: 
 
 
 def plan_of(made: Problem, decision: Decision) -> Plan:
-    return Plan.of(plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", ""))
+    return plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", "")
 
 
 #

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ggml_bridge.split import SliceInfo, SplitStats
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Predicted, Workload
 from oallama.plan.plan import Plan
 from oallama.run.split import SplitMeter, corrected_plan
 from oallama.run.weight_places import host_shape
@@ -19,19 +19,17 @@ OPERATORS = (GATE, DOWN, OUTPUT)
 
 def plan(layout=None):
     half = [OperatorPlacement(operator.name, 0.5, 0.0, 0.5, layout) for operator in (GATE, DOWN)]
-    return Plan.of(
-        PlanRecord(
-            model_path="model.gguf",
-            model_fingerprint="ab",
-            machine_fingerprint="",
-            device="RPC0",
-            policy="split",
-            workload=Workload(8, 8, 256),
-            operators=(*half, OperatorPlacement(OUTPUT.name, 0.0, 0.0, 1.0)),
-            n_gpu_layers=0,
-            memory=MemoryLedger(1 << 20, 0.9, 900_000, 73_728, 227_328, 0, 0, 1000, 825_272),
-            predicted=Predicted(1.0, 0.1, 2.0),
-        )
+    return Plan(
+        model_path="model.gguf",
+        model_fingerprint="ab",
+        machine_fingerprint="",
+        device="RPC0",
+        policy="split",
+        workload=Workload(8, 8, 256),
+        operators=(*half, OperatorPlacement(OUTPUT.name, 0.0, 0.0, 1.0)),
+        n_gpu_layers=0,
+        memory=MemoryLedger(1 << 20, 0.9, 900_000, 73_728, 227_328, 0, 0, 1000, 825_272),
+        predicted=Predicted(1.0, 0.1, 2.0),
     )
 
 

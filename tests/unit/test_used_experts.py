@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oallama.core.routing import Tally
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Workload
 from oallama.place.placement import with_used_experts
+from oallama.plan.plan import Plan
 from oallama.profile.routing import ENOUGH_TOKENS, tallied, unknown_routing
 
 N_EXPERT, N_USED = 8, 2
@@ -17,7 +18,7 @@ OPERATORS = [
     for role in ("ffn_up_exps", "ffn_down_exps")
 ]
 LEDGER = MemoryLedger(0, 0.9, 0, 0, 0, 0, 0, 0, 0)
-PLAN = PlanRecord(
+PLAN = Plan(
     "m.gguf", "f" * 64, "", "CUDA0", "experts", Workload(1, 1, 64),
     tuple(OperatorPlacement(o.name, 0.0, 0.0, 1.0, None, (0, 1)) for o in OPERATORS), 0, LEDGER, None,
 )  # fmt: skip
