@@ -149,7 +149,7 @@ def _lines_of(name: str, text: str) -> str:
 def main(root: Path, arguments: Sequence[str]) -> int:
     """The command. Returns its exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="setup_env.py", description="Set up .venv: see docs/install.md.")
-    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml (test, plots, train)")
+    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml (test, docs, train)")
     parser.add_argument("--refresh", action="store_true", help="look, install and test again even if nothing changed")
     parser.add_argument("--vulkan", action="store_true", help="set up .venv-vulkan, with Vulkan on any device")
     parser.add_argument("--llama-cpp", metavar="WHAT", help="a folder, an archive or its address: do not compile")

@@ -55,7 +55,6 @@ class Bench:
     n_layer: int
     n_blocks: int = 3
     resident: bool | None = None
-    delay_s: float = 0.0  # before each turn
     deadline: Deadline | None = None
     done: Done = lambda series: ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -222,8 +221,6 @@ class _Session:
         if not self._resident:
             self._load(arm)
             arm.warm_up(tests)
-        if self._bench.delay_s:
-            time.sleep(self._bench.delay_s)
         others = [(o, o.process, o.process.cpu_seconds()) for o in self._arms if o.process and o is not arm]
         assert arm.process is not None
         start = time.perf_counter()

@@ -114,7 +114,6 @@ def command(
             arms or default_arms(placer),
             stock_args,
             n_blocks=-(-repetitions // 2),
-            delay_s=float(turns.delay),
             resident=False if turns.reload else None,
         )
         result = run_bench(bench, shown, results.save)

@@ -27,7 +27,7 @@ from oallama.core.files import lock_file
 BESIDE = ("matrix", "output", "as_json", "progress")
 """Parameters of `oallama bench` that go with --matrix."""
 
-NOT_OF_CELLS = (*BESIDE, "chart", "output_err")
+NOT_OF_CELLS = (*BESIDE, "chart")
 GRACE_S = 15.0  # for a comparison that is told to end, to end its arms
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from oallama.bench.formats import FORMATS
 from oallama.cli.help import Group, option
 from oallama.cli.options import as_record, chart_option, count, parsed
@@ -98,11 +96,10 @@ timed_options = as_record(
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """Where a comparison goes. output: (format, file or None for stdout); output_err: a format, on stderr as well."""
+    """Where a comparison goes. output: (format, file or None for stdout)."""
 
     output: tuple[str, str | None]
     chart: str | None
-    output_err: str | None
     as_json: bool
 
     def check(self) -> None:
@@ -123,8 +120,6 @@ class ResultOptions:
             talk(f"wrote {file}")
         if self.as_json or file is None:
             emit(text_of(result, "json" if self.as_json else form))
-        if self.output_err is not None:
-            talk(text_of(result, self.output_err))
         if self.as_json or form != "md" or file is not None:
             for warning in result.warnings:
                 talk(f"warning: {warning}")
@@ -140,8 +135,6 @@ result_options = as_record(
         help="md, csv, json, jsonl, sql, or a file that ends so.",
     ),
     chart_option,
-    option("-oe", "--output-err", type=click.Choice(FORMATS), metavar="FORMAT", advanced=True,
-           help="The same on stderr as well."),
     option("--json", "as_json", is_flag=True, help="Print one JSON document."),
 )  # fmt: skip
 """The command gets `results`, a ResultOptions."""
@@ -153,7 +146,6 @@ class TurnOptions:
 
     cpus: tuple[int, ...] | None
     seed: int
-    delay: int
     reload: bool
 
 
@@ -166,8 +158,6 @@ turn_options = as_record(
     ),
     option("--seed", type=count(0), default=0, show_default=True, metavar="N", group=Group.TIMED,
            advanced=True, help="Seed of the random tokens."),
-    option("--delay", type=count(0, 3600), default=0, metavar="SECONDS", group=Group.TIMED, advanced=True,
-           help="Pause before each turn, to cool off."),
     option("--reload", "reload", is_flag=True, group=Group.TIMED, advanced=True,
            help="Load an arm anew for each turn, as where not all fit at once."),
 )  # fmt: skip

@@ -246,19 +246,17 @@ profile_option = option(
     help="Use this profile (from `oallama profile --json`) instead of measuring.",
 )  # fmt: skip
 
-PICTURES = (".svg", ".png")
-
 
 def parse_chart(text: str) -> str:
-    """A file's name that ends in one of PICTURES. Raises ValueError."""
-    if not text.lower().endswith(PICTURES):
-        raise ValueError(f"{text!r} is no picture; name a file that ends in .svg or .png")
+    """The name of an SVG file. Raises ValueError."""
+    if not text.lower().endswith(".svg"):
+        raise ValueError(f"{text!r} is no picture; name a file that ends in .svg")
     return text
 
 
 chart_option = option(
     "--chart", type=parsed(parse_chart), metavar="FILE", shell_complete=complete_file,
-    help="Draw the times as well, as .svg or .png.\f A .png needs matplotlib.",
+    help="Draw the times as well, as SVG.",
 )  # fmt: skip
 
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import json
 import os
 import sys
@@ -115,10 +114,6 @@ def check_result(path: str | None) -> None:
     folder = Path(path).parent
     if not folder.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {folder}")
-    if path.lower().endswith(".png") and importlib.util.find_spec("matplotlib") is None:
-        from oallama.report.chart import NEEDS_MATPLOTLIB
-
-        raise UsageError(NEEDS_MATPLOTLIB)
 
 
 def deliver(text: str, path: str | None) -> None:
@@ -131,8 +126,8 @@ def deliver(text: str, path: str | None) -> None:
 
 
 def write_chart(path: str, chart: Picture) -> None:
-    """Write a chart, as PNG where the name says so, else as SVG. Raises UsageError where that cannot be done."""
-    _write(path, chart.png() if path.lower().endswith(".png") else chart.svg().encode())
+    """Write a chart as SVG. Raises UsageError where that cannot be done."""
+    _write(path, chart.svg().encode())
     talk(f"wrote {path}")
 
 

@@ -84,8 +84,8 @@ def command(
             raise UsageError("--export writes measured times; leave it or --routing out")
         show_routing(placer, routing, refresh, as_json)
         return
-    if any(file is not None for file in (routing.prompts, routing.imatrix, routing.chart)):
-        raise UsageError("--prompts, --imatrix and --chart go with --routing")
+    if routing.prompts is not None:
+        raise UsageError("--prompts goes with --routing")
     profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
         write_file(export, json.dumps(exported(profile, personal_words()), indent=1) + "\n")

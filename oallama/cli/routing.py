@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +14,7 @@ import click
 from oallama.cli.gate import at_once
 from oallama.cli.help import Group, option
 from oallama.cli.options import as_record, count
-from oallama.cli.output import emit_json, is_terminal, show, talk, write_chart
+from oallama.cli.output import emit_json, is_terminal, show, talk
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import ProfileError, UsageError
 from oallama.run.template import prompt_of
@@ -43,14 +42,11 @@ count_experts_option = option(
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
     """wanted: whether experts are to be counted. prompts: a file of them, separated by empty lines; None: those that
-    come with oallama. n_gen: tokens that the model goes on with behind each. imatrix: a file to begin with instead.
-    chart: a file for the picture."""
+    come with oallama. n_gen: tokens that the model goes on with behind each."""
 
     wanted: bool
     prompts: str | None
     n_gen: int
-    imatrix: str | None
-    chart: str | None
 
 
 routing_options = as_record(
@@ -66,27 +62,15 @@ routing_options = as_record(
         "-n", "--predict", "n_gen", type=count(1), default=DEFAULT_N_GEN, show_default=True, metavar="N", advanced=True,
         help="--routing: tokens to generate behind each prompt.",
     ),
-    option(
-        "--imatrix", type=click.Path(), metavar="FILE", advanced=True,
-        help="--routing: begin with the counts of an importance matrix of llama.cpp (GGUF); the model runs for "
-        "--prompts only.",
-    ),
-    option(
-        "--chart", type=click.Path(), metavar="FILE", advanced=True,
-        help="--routing: a picture of it as well, SVG, or PNG with matplotlib.",
-    ),
 )  # fmt: skip
 """The command gets `routing`, a RoutingOptions."""
 
 
 def show_routing(placer: Placer, asked: RoutingOptions, refresh: bool, as_json: bool) -> None:
-    """The report, and as a picture where that is asked for. Nothing is run where nothing new is to be counted. refresh:
-    what is known does not count. Raises UsageError for a model without experts, ModelFileError for an imatrix that is
-    none."""
+    """Show the report. Nothing is run where nothing new is to be counted. refresh: what is known does not count. Raises
+    UsageError for a model without experts."""
     from oallama.core.codec import to_json
     from oallama.report.routing import routing_report, routing_tables
-    from oallama.report.routing_chart import routing_chart
-    from oallama.report.text import printable
 
     routing = known_routing(placer, asked, refresh)
     report = routing_report(routing)
@@ -94,26 +78,20 @@ def show_routing(placer: Placer, asked: RoutingOptions, refresh: bool, as_json: 
         emit_json({"report": to_json(report), "routing": to_json(routing)})
     else:
         show(routing_tables(report))
-    if asked.chart is not None:
-        write_chart(asked.chart, routing_chart(printable(Path(placer.model.path).name), report))
 
 
 def known_routing(placer: Placer, asked: RoutingOptions, refresh: bool) -> Routing:
     """What is known of the model's routing once what was asked for is counted and kept."""
-    from oallama.model.imatrix import read_imatrix
-    from oallama.profile.routing import begun_with, counted, halves, unknown_routing
+    from oallama.profile.routing import counted, halves, unknown_routing
     from oallama.profile.routing_store import read_routing, write_routing
 
     shape = experts_of(placer.model, "--routing")
-    known = None if refresh or asked.imatrix else read_routing(*shape)
+    known = None if refresh else read_routing(*shape)
     if known is not None and asked.prompts is None:
         return known
     routing = known or unknown_routing(*shape)
-    if asked.imatrix is not None:
-        routing = begun_with(routing, read_imatrix(asked.imatrix, routing.n_expert), "imatrix")
-    if asked.imatrix is None or asked.prompts is not None:
-        for half in halves(_recorded(placer, _prompts(asked.prompts), asked.n_gen)):
-            routing = counted(routing, half)
+    for half in halves(_recorded(placer, _prompts(asked.prompts), asked.n_gen)):
+        routing = counted(routing, half)
     write_routing(routing)
     return routing
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from oallama.core.codec import Count, Line, Mark, NotNegative, Positive, Size
+from oallama.core.codec import Count, Line, NotNegative, Positive, Size
 
 RoutingPhase = Literal["decode", "prompt"]
 
@@ -27,8 +27,6 @@ class LayerRouting:
     uses: Uses  # of the window: a use counts 2^(-tokens since / half-life)
     before: Uses  # the window before the last recording
     latest: Uses  # of the last recording alone, undecayed: what `before` can be judged on
-    n_pairs: Count = 0  # consecutive tokens, ever
-    n_shared: Count = 0  # experts that both of a pair used, over all pairs
 
     @property
     def window(self) -> float:
@@ -55,7 +53,6 @@ class Routing:
     half_life_tokens: Positive
     decode: tuple[LayerRouting, ...]
     prompt: tuple[LayerRouting, ...]
-    prior: Annotated[Line, Mark.OMIT_DEFAULT] = ""  # what both phases began with: "imatrix"
 
     def layers(self, phase: RoutingPhase) -> tuple[LayerRouting, ...]:
         return self.decode if phase == "decode" else self.prompt

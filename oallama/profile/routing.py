@@ -1,8 +1,7 @@
 """Counting which experts are used: recorded ids in, counts out. Pure.
 
 A window decays exponentially: after n tokens of a phase what was counted before them is worth 2^(-n / half-life), and
-so within a recording. An imatrix knows only text that was read, and not in which order: it begins both phases, with the
-weight of one half-life at most.
+so within a recording.
 """
 
 from __future__ import annotations
@@ -57,19 +56,6 @@ def _halves(
 def unknown_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing:
     """Of a model that nothing is known of."""
     return Routing(VERSION, model_fingerprint, n_expert, n_expert_used, HALF_LIFE_TOKENS, (), ())
-
-
-def begun_with(routing: Routing, counts: Mapping[int, Sequence[float]], prior: str) -> Routing:
-    """The routing as `counts` (uses by layer and expert) has it, instead of what was known."""
-    layers = []
-    for layer, uses in sorted(counts.items()):
-        tokens = sum(uses) / routing.n_expert_used
-        if tokens > 0:
-            weight = min(1.0, routing.half_life_tokens / tokens)
-            window = tuple(round(weight * each, _DIGITS) for each in uses)
-            nothing = (0.0,) * routing.n_expert
-            layers.append(LayerRouting(layer, 0, window, nothing, nothing))
-    return replace(routing, decode=tuple(layers), prompt=tuple(layers), prior=prior)
 
 
 def counted(routing: Routing, recording: Traffic) -> Routing:
@@ -138,16 +124,12 @@ def _with_tokens(old: LayerRouting, runs: Sequence[npt.NDArray[np.int32]], half_
     flat = ids.ravel()
     window = np.asarray(old.uses) * 2.0 ** (-n_tokens / half_life)
     window = window + np.bincount(flat, weights=weights, minlength=n_expert)
-    # of all pairs of one expert of a token and one of the next, those that are the same expert
-    shared = sum(int((run[1:, :, None] == run[:-1, None, :]).sum()) for run in runs)
     return LayerRouting(
         old.layer,
         old.n_tokens + n_tokens,
         _uses(window.round(_DIGITS)),
         before=old.uses,
         latest=_uses(np.bincount(flat, minlength=n_expert)),
-        n_pairs=old.n_pairs + sum(max(len(run) - 1, 0) for run in runs),
-        n_shared=old.n_shared + shared,
     )
 
 

@@ -1,15 +1,11 @@
-"""Pictures as SVG that needs nothing else, or PNG with matplotlib; bar charts of times: to the first token, and for
-each one more."""
+"""Pictures as SVG that needs nothing else; bar charts of times: to the first token, and for each one more."""
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-
-from oallama.core.errors import UsageError
 
 INK, GREY = "#1c2733", "#5b6875"
 STOCK, OURS = "#9aa7b4", "#0b5cad"  # of bars
@@ -22,7 +18,6 @@ FIGURE = 120  # behind the longest bar
 TOP, GAP = 106, 46  # above the first group, between groups
 BAR, BAR_STEP, LINE_GAP = 15, 17, 9
 PANELS = ("time to the first token", "time for each one more")
-NEEDS_MATPLOTLIB = "a chart in PNG needs matplotlib: pip install matplotlib, or name an .svg file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class Text:
 
 
 class Picture(ABC):
-    """Rectangles and text on white, WIDTH pixels wide: as SVG, or as PNG with matplotlib."""
+    """Rectangles and text on white, WIDTH pixels wide."""
 
     __slots__ = ()
 
@@ -83,33 +78,6 @@ class Picture(ABC):
                     f"{anchor}>{escape(shape.text)}</text>"
                 )
         return "\n".join([*lines, "</svg>"]) + "\n"
-
-    def png(self) -> bytes:
-        """The same in pixels. Raises UsageError without matplotlib."""
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-            from matplotlib.patches import Rectangle
-        except ImportError:
-            raise UsageError(NEEDS_MATPLOTLIB) from None
-        dots_per_inch = 100
-        figure = Figure(figsize=(WIDTH / dots_per_inch, self.height / dots_per_inch), dpi=dots_per_inch)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, WIDTH)
-        axes.set_ylim(self.height, 0)
-        axes.set_axis_off()
-        for shape in self.shapes():
-            if isinstance(shape, Bar):
-                bar = Rectangle((shape.x, shape.y), shape.width, shape.height, color=shape.colour, linewidth=0)
-                axes.add_patch(bar)
-            else:
-                axes.text(
-                    shape.x, shape.y, shape.text.replace("$", r"\$"), fontsize=shape.size * 72 / dots_per_inch,
-                    color=shape.colour, ha="right" if shape.ends_at_x else "left", va="baseline",
-                )  # fmt: skip
-        file = io.BytesIO()
-        FigureCanvasAgg(figure).print_png(file)
-        return file.getvalue()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The report of `oallama profile --routing`: how much of the traffic the most used experts serve, whether consecutive
-tokens share theirs, and whether a hot set that was chosen on some traffic serves other traffic as well."""
+"""The report of `oallama profile --routing`: how much of the traffic the most used experts serve, and whether a hot set
+that was chosen on some traffic serves other traffic as well."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from oallama.core.routing import LayerRouting, Routing, RoutingPhase, Uses
+from oallama.cost.experts import most_used
 from oallama.report.table import Table, table
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
@@ -25,8 +26,6 @@ class LayerFigures:
     n_tokens: int
     coverage: tuple[float, ...]  # chosen and judged on the same window: no promise
     held_out: tuple[float, ...] | None  # chosen on what was known before the last recording, judged on that
-    shared: float | None  # of a token's experts, that the token before it used too
-    shared_if_independent: float  # were each token drawn anew from the layer's uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,6 @@ class PhaseFigures:
     n_tokens: int  # of the layer that has seen the most
     coverage: tuple[float, ...]
     held_out: tuple[float, ...] | None
-    shared: float | None
-    shared_if_independent: float
     layers: tuple[LayerFigures, ...]
 
 
@@ -45,32 +42,19 @@ class PhaseFigures:
 class RoutingReport:
     n_expert: int
     n_expert_used: int
-    prior: str
     shares: tuple[float, ...]
-    shared_by_chance: float  # were all experts used alike, and each token on its own
     decode: PhaseFigures | None  # None: nothing was counted
     prompt: PhaseFigures | None
 
-    def phase(self, phase: RoutingPhase) -> PhaseFigures | None:
-        return self.decode if phase == "decode" else self.prompt
+
+def routing_report(routing: Routing) -> RoutingReport:
+    phases = (_phase(routing, phase) for phase in PHASES)
+    return RoutingReport(routing.n_expert, routing.n_expert_used, SHARES, *phases)
 
 
 def coverage(chosen_on: Uses, judged_on: Uses, n_hot: int) -> float:
     """Share of the uses `judged_on` that the n_hot experts most used in `chosen_on` serve; of equals the first ones."""
-    hot = sorted(range(len(chosen_on)), key=lambda expert: (-chosen_on[expert], expert))[:n_hot]
-    return sum(judged_on[expert] for expert in hot) / sum(judged_on)
-
-
-def routing_report(routing: Routing) -> RoutingReport:
-    return RoutingReport(
-        routing.n_expert,
-        routing.n_expert_used,
-        routing.prior,
-        SHARES,
-        routing.n_expert_used / routing.n_expert,
-        _phase(routing, "decode"),
-        _phase(routing, "prompt"),
-    )
+    return sum(judged_on[expert] for expert in most_used(chosen_on)[:n_hot]) / sum(judged_on)
 
 
 def _phase(routing: Routing, phase: RoutingPhase) -> PhaseFigures | None:
@@ -78,29 +62,22 @@ def _phase(routing: Routing, phase: RoutingPhase) -> PhaseFigures | None:
     if not layers:
         return None
     held_out = [layer.held_out for layer in layers if layer.held_out is not None]
-    shared = [layer.shared for layer in layers if layer.shared is not None]
     return PhaseFigures(
         max(layer.n_tokens for layer in layers),
         _medians([layer.coverage for layer in layers]),
         _medians(held_out) if held_out else None,
-        median(shared) if shared else None,
-        median(layer.shared_if_independent for layer in layers),
         tuple(layers),
     )
 
 
 def _layer(routing: Routing, layer: LayerRouting) -> LayerFigures:
-    n_expert, n_used = routing.n_expert, routing.n_expert_used
-    counts = [int(share * n_expert) for share in SHARES]
+    counts = [int(share * routing.n_expert) for share in SHARES]
     judged = sum(layer.before) > 0 and sum(layer.latest) > 0
-    use = [min(1.0, n_used * uses / layer.window) for uses in layer.uses]
     return LayerFigures(
         layer.layer,
         layer.n_tokens,
         tuple(coverage(layer.uses, layer.uses, n) for n in counts),
         tuple(coverage(layer.before, layer.latest, n) for n in counts) if judged else None,
-        layer.n_shared / (layer.n_pairs * n_used) if layer.n_pairs else None,
-        sum(share * share for share in use) / n_used,
     )
 
 
@@ -110,38 +87,27 @@ def _medians(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
 
 def routing_tables(report: RoutingReport) -> tuple[Table, ...]:
     """Both phases with the medians of their layers; the layers of decode."""
-    rows, sentences = [], []
-    for phase in PHASES:
-        figures = report.phase(phase)
-        if figures is None:
-            continue
-        rows.append((phase, "itself", f"{figures.n_tokens}", *_percent(figures.coverage)))
-        if figures.held_out is not None:
-            rows.append((phase, "later traffic", "", *_percent(figures.held_out)))
-        if figures.shared is not None:
-            sentences.append(
-                f"Consecutive tokens of {phase} share {figures.shared:.1%} of their experts; each drawn anew from the "
-                f"same uses would share {figures.shared_if_independent:.1%}, from experts used alike "
-                f"{report.shared_by_chance:.1%}."
-            )
-    if report.prior:
-        sentences.append(f"The counts began with an {report.prior}.")
+    rows = []
+    for phase, figures in zip(PHASES, (report.decode, report.prompt), strict=True):
+        if figures is not None:
+            rows.append((phase, "itself", f"{figures.n_tokens}", *_percent(figures.coverage)))
+            if figures.held_out is not None:
+                rows.append((phase, "later traffic", "", *_percent(figures.held_out)))
     title = (
         f"Share of the traffic that the most used of {report.n_expert} experts serve, {report.n_expert_used} a token; "
         "median of the layers"
     )
     headings = " |".join(f">{name}" for name in SHARE_NAMES)
-    tables = [table(title, f"phase |judged on |>tokens |{headings}", rows, sentences, width=80)]
+    tables = [table(title, f"phase |judged on |>tokens |{headings}", rows, width=80)]
     if report.decode is not None:
-        tables.append(table("Layers, decode", f"layer |>tokens |{headings} |>1/4 later |>shared", _rows(report.decode)))
+        tables.append(table("Layers, decode", f"layer |>tokens |{headings} |>1/4 later", _rows(report.decode)))
     return tuple(tables)
 
 
 def _rows(figures: PhaseFigures) -> Iterable[tuple[str, ...]]:
     for layer in figures.layers:
         later = "-" if layer.held_out is None else f"{layer.held_out[1]:.1%}"
-        shared = "-" if layer.shared is None else f"{layer.shared:.1%}"
-        yield str(layer.layer), str(layer.n_tokens), *_percent(layer.coverage), later, shared
+        yield str(layer.layer), str(layer.n_tokens), *_percent(layer.coverage), later
 
 
 def _percent(shares: Iterable[float]) -> tuple[str, ...]:

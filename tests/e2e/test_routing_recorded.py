@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -217,23 +216,6 @@ def test_the_command_counts_once_and_then_more(models: Path, cache: Path, tmp_pa
     assert profile(path, "-n", "3", "--refresh") == first
 
 
-def test_the_command_begins_with_an_imatrix(models: Path, cache: Path, tmp_path: Path) -> None:
-    path = written(models, "llama-moe", n_expert_used=2)
-    writer = gguf.GGUFWriter(tmp_path / "imatrix.gguf", "none")
-    writer.add_type("imatrix")
-    counts = np.array([8, 4, 2, 1, 1, 0, 0, 0], dtype=np.float32)
-    writer.add_tensor("blk.1.ffn_up_exps.weight.counts", counts.reshape(-1, 1))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    document = profile(path, "--imatrix", str(tmp_path / "imatrix.gguf"))
-    assert document["report"]["prior"] == "imatrix"
-    assert document["report"]["decode"]["coverage"] == [0.5, 0.75, 15 / 16, 1.0]
-    (layer,) = document["routing"]["decode"]
-    assert (layer["layer"], layer["n_tokens"], layer["uses"]) == (1, 0, counts.tolist())
-
-
 def counted_in(path: Path) -> tuple[int, int]:
     """Tokens of decode and of prompts in the cache, of the first layer."""
     model = model_info(read_gguf(path))
@@ -285,9 +267,7 @@ def dense(models: Path) -> Path:
     [
         (("--routing",), "has no experts"),
         (("--routing", "--export", "x.json"), "--export"),
-        (("--imatrix", "x.gguf"), "go with --routing"),
-        (("--prompts", "x.txt"), "go with --routing"),
-        (("--routing", "--chart", "x.svg"), "has no experts"),
+        (("--prompts", "x.txt"), "goes with --routing"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(

@@ -8,7 +8,6 @@ import os
 import struct
 import tempfile
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 from random import Random
 
@@ -22,10 +21,8 @@ from oallama.model.gguf_header import read_header
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.gguf_types import VALUE_TYPES
 from oallama.model.hyperparameters import model_info
-from oallama.model.imatrix import read_imatrix
 from oallama.model.operators import operators
 from oallama.model.roles import MUL_MAT_ROLES
-from oallama.profile.routing import begun_with, unknown_routing
 from oallama.report.inspect import inspect_document, model_lines, operator_table
 
 SPLIT = b"\n-- next part of a split model --\n"
@@ -352,36 +349,3 @@ def check(raw: bytes, folder: Path) -> None:
     inspect_document(model, ops)
     model_lines(model)
     operator_table(ops)
-
-
-#
-# importance matrices
-#
-
-
-def make_imatrix(random: Random) -> bytes:
-    """The counts of 8 experts in three layers, changed as models are, and in their values."""
-    file = RawGguf()
-    file.set("general.type", "imatrix", "string")
-    for layer in range(3):
-        for role in ("gate", "down"):
-            name = f"blk.{layer}.ffn_{role}_exps.weight"
-            counts = [random.choice((0.0, 1.0, 250.0)) for _ in range(8)]
-            if random.random() < 0.1:
-                counts[random.randrange(8)] = random.choice((-1.0, float("nan"), float("inf"), 1e30))
-            file.tensors.append(RawTensor(f"{name}.in_sum2".encode(), [4, 8], 0, bytes(128)))
-            file.tensors.append(RawTensor(f"{name}.counts".encode(), [1, 8], 0, struct.pack("<8f", *counts)))
-    for _ in range(random.randrange(4)):
-        random.choice(CHANGES)(random, file)
-    data = (file.pad(t.data if isinstance(t.data, bytes) else bytes(min(len(t.data), 1 << 16))) for t in file.tensors)
-    raw = file.head() + b"".join(data)
-    return damaged(random, raw) if random.random() < 0.2 else raw
-
-
-def check_imatrix(raw: bytes, folder: Path) -> None:
-    """Read it, and begin a routing with it."""
-    path = folder / "imatrix.gguf"
-    path.write_bytes(raw)
-    counts = read_imatrix(str(path), 8)
-    for layer in begun_with(unknown_routing("ab" * 32, 8, 2), counts, "imatrix").decode:
-        assert isfinite(layer.window), "the uses of a layer do not add up"

@@ -30,7 +30,6 @@ Check = Callable[[bytes, Path], None]
 
 TARGETS: dict[str, tuple[Make, Check]] = {
     "gguf": (gguf_files.make, gguf_files.check),
-    "imatrix": (gguf_files.make_imatrix, gguf_files.check_imatrix),
     "plan": (documents.maker(documents.plans), documents.check_plan),
     "profile": (documents.maker(documents.profiles), documents.check_profile),
     "verdict": (documents.maker(documents.verdicts), documents.check_verdict),

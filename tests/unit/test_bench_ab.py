@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from bench_cases import N_LAYER, NAMES, OPERATORS, SETTING, World, report, stock
+from bench_cases import N_LAYER, NAMES, OPERATORS, World, report, stock
 
 from oallama.bench.ab import Bench, run_bench
 from oallama.bench.deadline import Deadline
@@ -151,14 +151,6 @@ def test_progress_counts_to_what_it_announced() -> None:
 
     run(BENCH, world(), progress=told)
     assert done == expected == 2 * 2 + 2 * 2 * 2
-
-
-def test_turns_wait_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    run(replace(BENCH, delay_s=2.5), world())
-    assert slept == [2.5] * 8
-    assert SETTING.cpus == ()
 
 
 @dataclass

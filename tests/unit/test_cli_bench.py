@@ -30,9 +30,6 @@ class Picture:
     def svg(self) -> str:
         return "<svg/>"
 
-    def png(self) -> bytes:
-        return b"\x89PNG and more"
-
 
 def test_a_chart_that_cannot_be_drawn_costs_no_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -42,27 +39,22 @@ def test_a_chart_that_cannot_be_drawn_costs_no_result(
 
     monkeypatch.setattr(bench_options, "draw", fails)
     with pytest.raises(UsageError):
-        ResultOptions(("jsonl", None), "times.svg", None, False).tell(FOUND)
+        ResultOptions(("jsonl", None), "times.svg", False).tell(FOUND)
     assert [json.loads(line)["arm"] for line in capsys.readouterr().out.splitlines()] == ["stock-cpu", "stock-ngl"]
 
 
-@pytest.mark.parametrize("chart", ["no/such/folder/times.svg", "no/such/folder/times.png"])
 def test_a_result_that_cannot_be_written_is_known_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, chart: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("oallama.placer.Placer.of_file", lambda *_: pytest.fail("a model was read"))
     monkeypatch.chdir(tmp_path)
-    for options in (["--chart", chart], ["-o", "no/such/folder/result.json"]):
+    for options in (["--chart", "no/such/folder/times.svg"], ["-o", "no/such/folder/result.json"]):
         assert exit_code(["bench", "a.gguf", *options]) == 2
         assert "there is no folder no" in capsys.readouterr().err
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert exit_code(["bench", "a.gguf", "--chart", "times.png"]) == 2
-    assert "needs matplotlib" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["times.png", "times.svg"])
-def test_a_chart_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    target = tmp_path / name
+def test_a_chart_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = tmp_path / "times.svg"
     target.write_text("old")
     picture: Any = Picture()
 
@@ -75,14 +67,14 @@ def test_a_chart_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch,
             output.write_chart(str(target), picture)
     assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
     output.write_chart(str(target), picture)
-    assert target.read_bytes() == (picture.png() if name.endswith("png") else picture.svg().encode())
+    assert target.read_text() == picture.svg()
 
 
 def test_json_goes_to_stdout_whatever_a_file_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "result.csv"
     file.write_text(bench_options.text_of(FOUND, "csv"))  # as `save` has done by then
-    ResultOptions(("csv", str(file)), None, None, True).tell(FOUND)
+    ResultOptions(("csv", str(file)), None, True).tell(FOUND)
     assert [row["arm"] for row in json.loads(capsys.readouterr().out)] == ["stock-cpu", "stock-ngl"]
     assert [row["arm"] for row in csv.DictReader(file.read_text().splitlines())] == ["stock-cpu", "stock-ngl"]
-    ResultOptions(("csv", str(file)), None, None, False).tell(FOUND)
+    ResultOptions(("csv", str(file)), None, False).tell(FOUND)
     assert capsys.readouterr().out == ""

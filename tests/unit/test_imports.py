@@ -192,7 +192,6 @@ def test_importing_costs_nothing_heavy(module):
         "cffi",
         "psutil",
         "tqdm",
-        "matplotlib",
         "torch",
         "platformdirs",
         "huggingface_hub",

@@ -1,12 +1,10 @@
-"""Counts of experts: windows, halves, files, an imatrix, and the figures of the report."""
+"""Counts of experts: windows, halves, files, and the figures of the report."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -14,15 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import examples
 
-from oallama.core.errors import ModelFileError, ProfileError
+from oallama.core.errors import ProfileError
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally
 from oallama.cost.experts import expert_use
-from oallama.model.imatrix import read_imatrix
-from oallama.profile.routing import ENOUGH_TOKENS, Traffic, begun_with, counted, halves, tallied, unknown_routing
+from oallama.profile.routing import ENOUGH_TOKENS, Traffic, counted, halves, tallied, unknown_routing
 from oallama.profile.routing_store import read_routing, routing_path, write_routing
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.routing import routing_report, routing_tables
-from oallama.report.routing_chart import routing_chart
 from oallama.report.table import plain
 
 MODEL = "f" * 64
@@ -67,18 +63,13 @@ def test_counts_are_those_of_a_count_by_hand(
         assert routing.decode == ()
         return
     (layer,) = routing.decode
-    uses, n_pairs, n_shared = [0.0] * N_EXPERT, 0, 0
+    uses = [0.0] * N_EXPERT
     for since, token in enumerate(reversed(tokens)):
         for expert in token:
             uses[expert] += 2 ** (-since / HALF_LIFE_TOKENS)
-    for run in (*first, *second):
-        for before, after in itertools.pairwise(run):
-            n_pairs += 1
-            n_shared += len(set(before) & set(after))
     last = [token for run in second for token in run] or tokens  # an empty recording is none
     assert layer.n_tokens == len(tokens)
     assert layer.uses == pytest.approx(uses, abs=1e-3)
-    assert (layer.n_pairs, layer.n_shared) == (n_pairs, n_shared)
     assert layer.latest == tuple(sum(expert in token for token in last) for expert in range(N_EXPERT))
 
 
@@ -136,7 +127,6 @@ def _without_a_count(document: dict[str, object]) -> None:
         lambda document: document.update(model_fingerprint="another"),
         lambda document: document.update(n_expert=9),
         lambda document: document.update(half_life_tokens=1e-300),
-        lambda document: document["decode"][0].update(n_shared=1000),
         lambda document: document["decode"][0].update(latest=[1e300] * 8),
         lambda document: document.update(decode=document["decode"] * 2),
         lambda document: document["decode"][0].update(n_tokens=-1),
@@ -167,83 +157,13 @@ def test_a_cache_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch,
 
 
 #
-# importance matrices
-#
-
-
-def imatrix(path: Path, counts: dict[str, list[float]], kind: str = "imatrix") -> Path:
-    """As llama-imatrix writes one: sums of squared activations and counts of each weight."""
-    writer = gguf.GGUFWriter(path, "none")
-    writer.add_type(kind)
-    for weight, of_experts in counts.items():
-        writer.add_tensor(f"{weight}.in_sum2", np.ones((len(of_experts), 4), dtype=np.float32))
-        writer.add_tensor(f"{weight}.counts", np.array(of_experts, dtype=np.float32).reshape(-1, 1))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def test_an_imatrix_gives_the_uses_of_each_expert(tmp_path: Path) -> None:
-    of_layer_0, of_layer_3 = [float(i) for i in range(N_EXPERT)], [5.0] * N_EXPERT
-    counts = {
-        "blk.0.attn_q.weight": [512.0],
-        "blk.0.ffn_gate_exps.weight": of_layer_0,
-        "blk.0.ffn_down_exps.weight": of_layer_0,
-        "blk.3.ffn_down_exps.weight": of_layer_3,
-    }
-    found = read_imatrix(str(imatrix(tmp_path / "i.gguf", counts)), N_EXPERT)
-    assert found == {0: tuple(of_layer_0), 3: tuple(of_layer_3)}
-    routing = begun_with(unknown(), found, "imatrix")
-    assert routing.prior == "imatrix"
-    assert routing.decode == routing.prompt
-    assert routing.decode[0].n_tokens == 0
-    uses = routing.decode[0].uses
-    assert [each / sum(uses) for each in uses] == pytest.approx([n / 28 for n in of_layer_0])
-
-
-def test_a_layer_of_which_nothing_was_counted_is_not_begun_with() -> None:
-    begun = begun_with(unknown_routing("f" * 64, 2, 1), {0: (0.0, 0.0), 1: (3.0, 1.0)}, "a file")
-    assert [layer.layer for layer in begun.decode] == [layer.layer for layer in begun.prompt] == [1]
-
-
-def test_an_imatrix_weighs_no_more_than_a_half_life() -> None:
-    (layer,) = begun_with(unknown(), {0: [1e9, 1e9, 0, 0, 0, 0, 0, 0]}, "imatrix").decode
-    assert layer.window == N_USED * HALF_LIFE_TOKENS
-
-
-@pytest.mark.parametrize(
-    ("counts", "kind", "phrase"),
-    [
-        ({"blk.0.attn_q.weight": [1.0]}, "imatrix", "no counts of experts"),
-        ({"blk.0.ffn_up_exps.weight": [1.0] * 3}, "imatrix", "counts 3 experts"),
-        ({"blk.0.ffn_up_exps.weight": [1.0] * 7 + [-1.0]}, "imatrix", "none"),
-        ({"blk.0.ffn_up_exps.weight": [1.0] * 7 + [float("nan")]}, "imatrix", "none"),
-        ({"blk.0.ffn_up_exps.weight": [1.0] * 8}, "model", "no importance matrix"),
-    ],
-)
-def test_what_is_no_imatrix_of_this_model_is_refused(
-    counts: dict[str, list[float]], kind: str, phrase: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ModelFileError, match=phrase):
-        read_imatrix(str(imatrix(tmp_path / "i.gguf", counts, kind)), N_EXPERT)
-
-
-def test_an_imatrix_of_the_old_form_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "imatrix.dat").write_bytes(b"\x02\x00\x00\x00" + b"\x00" * 64)
-    with pytest.raises(ModelFileError, match="importance matrix cannot be read"):
-        read_imatrix(str(tmp_path / "imatrix.dat"), N_EXPERT)
-
-
-#
 # the report
 #
 
 
 def layer(uses: list[float], before: list[float] | None = None, latest: list[float] | None = None) -> LayerRouting:
     nothing = [0.0] * len(uses)
-    return LayerRouting(0, 10, tuple(uses), tuple(before or nothing), tuple(latest or nothing), n_pairs=4, n_shared=2)
+    return LayerRouting(0, 10, tuple(uses), tuple(before or nothing), tuple(latest or nothing))
 
 
 def test_the_report_of_uses_that_are_known() -> None:
@@ -255,17 +175,9 @@ def test_the_report_of_uses_that_are_known() -> None:
     assert report.decode is not None
     assert report.decode.coverage == pytest.approx((0.4, 0.6, 0.8, 1.0))
     assert report.decode.held_out == pytest.approx((0.1, 0.3, 1.0, 1.0))
-    assert report.decode.shared == pytest.approx(2 / (4 * N_USED))
-    assert report.shared_by_chance == 0.25
-    per_token = [N_USED * each / 100 for each in uses]
-    assert report.decode.shared_if_independent == pytest.approx(sum(each**2 for each in per_token) / N_USED)
-    drawn_as = routing_chart("a model", report).svg()
-    assert drawn_as.count("<rect") == 1 + 3 + 4 * 3
-    assert ">40%<" in drawn_as
     text = "\n".join(map(plain, routing_tables(report)))
     assert "40.0%" in text
     assert "later traffic" in text
-    assert "25.0%" in text
 
 
 def test_traffic_that_changes_is_seen_in_what_is_held_out() -> None:
@@ -284,12 +196,10 @@ def test_traffic_that_changes_is_seen_in_what_is_held_out() -> None:
     assert moves.held_out[1] < 0.2
 
 
-def test_uses_alike_cover_their_share_and_are_shared_by_chance() -> None:
+def test_uses_alike_cover_their_share() -> None:
     report = routing_report(counted(unknown(), of_decode(drawn(5, 4000)))).decode
     assert report is not None
     assert report.coverage == pytest.approx((1 / 8, 1 / 4, 1 / 2, 3 / 4), abs=0.03)
-    assert report.shared == pytest.approx(0.25, abs=0.03)
-    assert report.shared_if_independent == pytest.approx(0.25, abs=0.01)
     assert report.held_out is None
 
 

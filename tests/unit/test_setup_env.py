@@ -639,7 +639,7 @@ def test_finished_environment_is_up_to_date_until_something_changes(root: Path, 
     checkout(root, console, "test").install()
     assert checkout(root, console, "test").up_to_date()
     assert checkout(root, console).up_to_date(), "more than asked for is fine"
-    assert not checkout(root, console, "plots").up_to_date()
+    assert not checkout(root, console, "docs").up_to_date()
     (root / "ggml_bridge" / "native" / "a.cpp").write_text("int b;", encoding="utf-8")
     assert not checkout(root, console).up_to_date()
 
