@@ -76,7 +76,7 @@ except OallamaError as error:
 """
 
 MEMBERS = {
-    "Placer": "load profile affinity report plan run engine simulate",
+    "Placer": "load profile affinity plan price run engine simulate",
     "Plan": "summary save load check fingerprint",
     "Engine": "generate stream chat logits tokenize llama close",
     "Stream": "rest close",

@@ -119,9 +119,11 @@ class ArmMaker:
             self.progress("ask llama.cpp's --fit for its plan")
             return fit_plan(self.placer, self.workload, self.setting)
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
-            return self.placer.cpu_plan(self.workload, attention_passes=self.attention_passes)
+            return self.placer.plan(
+                "cpu", workload=self.workload, attention_passes=self.attention_passes, measure=False
+            )
         rules = self.rules if policy == "oato" else Rules()
-        return self.placer.place(policy, self.workload, rules, self.attention_passes)
+        return self.placer.plan(policy, workload=self.workload, attention_passes=self.attention_passes, **asdict(rules))
 
     def _predicted(self, plan: Plan, test: BenchTest) -> dict[str, float] | None:
         """What a plan is predicted to take for a test: 0 for what it has none of. None where nothing is known: a plan

@@ -10,6 +10,7 @@ from oallama.bench.fit import FitStep, fit_under
 from oallama.bench.stock import expected_places
 from oallama.core.errors import UsageError
 from oallama.place.policies.stock import FIT
+from oallama.placer import Given
 from oallama.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def fit_plan(placer: Placer, load: Workload, setting: Setting) -> Plan:
     if placer.device.is_pair:
         raise UsageError("policy fit cannot be on cpu-pair: llama.cpp has no second CPU; use split or scheinfer")
     if not placer.has_device:
-        return placer.cpu_plan(load, stock_attention=True)
+        return placer.plan("cpu", workload=load, stock_attention=True, measure=False)
     placement, steps = fit_under(setting.cap, placer.operators, setting.load)
     plan = stock_plan(placer, load, placement)
     return replace(plan, notes=(*plan.notes, fit_sentence(placement, steps)))
@@ -46,14 +47,11 @@ def stock_plan(placer: Placer, load: Workload, placement: StockPlacement, priced
     very configuration that the stock arm has, which is why the device stays open even with nothing on it (llama.cpp
     computes large batches there). priced False: without a profile; such a plan predicts nothing."""
     if placer.device.is_pair:  # stock llama.cpp has no such device
-        return placer.cpu_plan(load, stock_attention=True)
+        return placer.plan("cpu", workload=load, stock_attention=True, measure=False)
     n_layer = placer.model.n_layer
     places = expected_places(placer.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    if priced:
-        plan = placer.plan_of(on_device, gpu_layers, load, FIT, stock_attention=True)
-    else:
-        plan = placer.unpriced_plan(on_device, gpu_layers, load, FIT)
+    plan = placer.plan(Given(on_device, gpu_layers, FIT), workload=load, stock_attention=True, measure=priced)
     operators = tuple(replace(operator, layout=None) for operator in plan.operators)
     return replace(plan, device=str(placer.device), operators=operators)

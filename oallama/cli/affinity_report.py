@@ -92,6 +92,7 @@ def command(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
     from oallama.placer import Placer
+    from oallama.placer.affinity import plan_report, search_report, with_run
     from oallama.report.words import PAPERS, PLAIN
 
     chosen = form or format_of(output)
@@ -101,10 +102,10 @@ def command(
     note_unused(placer, policy)
     load = placer.workload(n_prompt, n_gen)
     if policy.policy is None:
-        report = placer.report(phase, n_prompt, n_gen, policy.affinity, policy.fill)
+        report = search_report(placer, phase, n_prompt, n_gen, policy.affinity, policy.fill)
     else:
-        report = placer.plan_report(policy.plan(placer, load), load, phase)
-    report = placer.with_run(report, *plan_of_run(placer, load))
+        report = plan_report(placer, policy.plan(placer, load), load, phase)
+    report = with_run(placer, report, *plan_of_run(placer, load))
     words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
         emit(render(report, "json", every_row, words))
@@ -122,9 +123,9 @@ def plan_of_run(placer: Placer, load: Workload) -> tuple[Plan, bool]:
     from oallama.gate.run import remembered
 
     if not placer.has_device:
-        return placer.place("cpu", load), False
+        return placer.plan("cpu", workload=load), False
     found = remembered(placer, load)
-    return (placer.place("auto", load), False) if found is None else (found.plan, True)
+    return (placer.plan(workload=load), False) if found is None else (found.plan, True)
 
 
 def format_of(output: str | None) -> str:

@@ -94,7 +94,7 @@ class PlacementOptions:
         """The plan that the policy makes; `auto` passes the gate. And whether that is stock llama.cpp's own placement,
         as nothing was measured that could tell of a faster one."""
         if self.policy.keeps_to_cpu(placer):
-            return placer.cpu_plan(load), False
+            return placer.plan("cpu", workload=load, measure=False), False
         unknown = False
         if not self.gate or not self.policy.is_auto:
             plan = self.policy.plan(placer, load)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -85,7 +85,7 @@ class PolicyOptions:
         if self.n_gpu_layers is None:
             if self.policy == "fit":
                 return _fit(placer, load)
-            return placer.place(self.policy or "auto", load, self.rules)
+            return placer.plan(self.policy or "auto", workload=load, **asdict(self.rules))
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
             raise UsageError("-ngl needs a device, and there is none; name one with --device, such as emulated:rtx3060")
         return whole_layers(placer, self.n_gpu_layers, load)
@@ -129,10 +129,12 @@ def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
 
     Raises DoesNotFit.
     """
+    from oallama.placer import Given
+
     n_layer = placer.model.n_layer
     n = min(n_gpu_layers, n_layer + 1)
     names = [o.name for o in placer.operators if o.layer_in(n_layer) > n_layer - n]
-    plan = placer.plan_of(names, n, load, "layers")
+    plan = placer.plan(Given(names, n, "layers"), workload=load)
     memory = plan.memory
     if memory.spare < 0:
         needed = memory.limit - memory.spare

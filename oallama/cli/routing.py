@@ -150,7 +150,7 @@ def _recorded(placer: Placer, prompts: Sequence[str], n_gen: int) -> list[Traffi
 
     load = placer.workload(1, n_gen)
     on_device = placer.has_device and placer.device.emulated is None  # which may compute noise, and slowly
-    plan = at_once(placer, load)[0] if on_device else placer.cpu_plan(load)
+    plan = at_once(placer, load)[0] if on_device else placer.plan("cpu", workload=load, measure=False)
     recorded: list[Traffic] = []
     with placer.engine(plan, on_traffic=recorded.append) as engine:
         room = engine.n_ctx - n_gen

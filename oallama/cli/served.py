@@ -19,6 +19,8 @@ from oallama.core.history import BlockRuns
 from oallama.core.types import Workload
 from oallama.place.placement import unmeasured_cpu_record
 from oallama.placer import Placer
+from oallama.placer.measured import host_free_beside
+from oallama.placer.placer import load_as_asked
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, work_times
 from oallama.serve.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib
@@ -111,7 +113,7 @@ class ServedModel:
         is_lost = served is self.on_cpu
         plan = self.wanted.plan if is_lost else served.plan
         try:
-            mib = prompt_cache_mib(max(0, self.placer.host_left(plan, is_lost) - n_beside))
+            mib = prompt_cache_mib(max(0, host_left(self.placer, plan, is_lost) - n_beside))
         except OallamaError:  # llama-server is about to say it better
             return None
         if mib < STOCK_CACHE_MIB and not is_lost:
@@ -127,7 +129,7 @@ def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
     placer, plan = planned
     _check_device(placer)
     plan.check(placer.model, placer.operators)
-    plan = placer.as_asked(plan)
+    plan = as_asked(placer, plan)
     reason = f"this is the plan of {asked.placement.plan_file}, by policy {plan.policy}"
     return placer, _timed(placer, plan, reason)
 
@@ -189,3 +191,17 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
     record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
     plan = replace(record, attention=wanted.plan.attention)
     return replace(wanted, plan=plan, reason="everything is on the CPU, as the device was lost", times=())
+
+
+def as_asked(placer: Placer, plan: Plan) -> Plan:
+    """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as
+    Placer.engine loads it. What it says of memory and times stays."""
+    return replace(plan, workload=load_as_asked(plan, placer.options), attention=placer.attention_for(plan))
+
+
+def host_left(placer: Placer, plan: Plan, device_lost: bool = False) -> int:
+    """Bytes of host memory that may be used beside the model as a plan places it; device_lost: as the CPU alone would
+    then hold it. Raises PlanError for a plan of another model, and what a dry load raises."""
+    placed = placer.placed(plan)
+    on_host, on_device = placer.dry_loads.sides(plan.workload, placed, placer.attention_for(plan))
+    return host_free_beside(on_host + on_device if device_lost else on_host)

@@ -49,7 +49,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredOn:
     """What a report's times were measured on, and when; empty where the profile does not say."""
 
     cpu: str
@@ -87,7 +87,7 @@ class AffinityReport:
     notes: tuple[str, ...] = ()  # what was lowered or left out to make it fit, in sentences
     workload: Workload | None = None  # of predicted and baselines
     baselines: tuple[Baseline, ...] = ()
-    measured: Measured | None = None
+    measured: MeasuredOn | None = None
     policy: str = "oato"  # that says where operators are
     of_plan: bool = False  # as a plan has them; else as OATO's search for the phase
     token_assignment: tuple[tuple[int, int], ...] = ()  # as in Plan

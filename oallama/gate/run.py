@@ -245,9 +245,9 @@ class Gate:
         if policy not in self._plans:
             placer, load = self._placer, self._load
             if policy == STOCK_CPU:
-                self._plans[policy] = placer.cpu_plan(load, stock_attention=True)
+                self._plans[policy] = placer.plan("cpu", workload=load, stock_attention=True, measure=False)
             else:
-                self._plans[policy] = placer.place(policy, load, attention_passes=self._passes)
+                self._plans[policy] = placer.plan(policy, workload=load, attention_passes=self._passes)
         return self._plans[policy]
 
 

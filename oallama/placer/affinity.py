@@ -1,90 +1,135 @@
-"""The affinity report of OATO's search, or of any plan, beside the plan that `oallama run` uses. Pure."""
+"""The affinity report of OATO's search, or of any plan, beside the plan that `oallama run` uses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
-from oallama.core.affinity import Affinity, AffinityReport, Baseline, Measured, RunPlan
+from oallama.core.affinity import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
+from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
-from oallama.core.types import Backend, ModelInfo, Operator, OperatorPlacement, Phase, Predicted
+from oallama.core.types import Backend, FlashAttention, MemoryLedger, Operator, OperatorPlacement, Phase, Workload
 from oallama.cost.whole import Costs
-from oallama.place.affinity import AffinityRule, Transfers, normalise, rank
+from oallama.place.affinity import AffinityRule, FillRule, Transfers, normalise, rank
 from oallama.place.affinity import affinity as b_of
-from oallama.place.placement import Decision, Placed, placed_by_plan, placements
+from oallama.place.decide import larger_ubatches
+from oallama.place.explain import STOCK, baselines
+from oallama.place.placement import Placed, placed_by_plan, placements, plan_record
+from oallama.place.policies.registry import Rules
+from oallama.place.policies.stock import stock_decision
 from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
+from oallama.place.verify import on_cpu
+from oallama.placer.measured import Measured
+from oallama.placer.plans import decided, with_doubt
 from oallama.plan.plan import Plan
 
 
 def search_report(
-    model: ModelInfo,
-    problem: Problem,
-    decision: Decision,
-    phase: Phase,
+    on: Measured,
+    phase: Phase = "decode",
+    n_prompt: int = 512,
+    n_gen: int = 128,
     affinity: AffinityRule = "default",
-    against: Sequence[Baseline] = (),
+    fill: FillRule = "continue",
+    n_ctx: int | None = None,
 ) -> AffinityReport:
-    """Report of OATO's decision for a phase. against: baselines that it is compared with."""
+    """Report where OATO's search puts each operator for one phase ("decode", "prefill" or "mixed"), and why.
+
+    affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
+    fill that there is not, DoesNotFit, ProfileError, DeviceError.
+    """
+    if phase not in get_args(Phase):
+        raise UsageError(f"phase is {phase!r}; give one of {', '.join(get_args(Phase))}")
+    load = on.workload(n_prompt, n_gen, n_ctx)
+    larger = larger_ubatches(load, on.options)
+    decision, _ = decided(on, "oato", load, phase, Rules(affinity, fill), larger_ubatches=larger)
     placed = decision.placed
     return AffinityReport(
-        model,
+        on.model,
+        on.profile().device,
+        phase,
+        placed.iterations,
+        placed.converged,
+        affinities(decision.costs, on.operators, placed, affinity),
+        decision.memory,
+        decision.predicted,
+        with_doubt(on, decision.notes),
+        decision.workload,
+        _baselines(on, load, decision.memory),
+        measured_on(on.profile()),
+    )
+
+
+def plan_report(on: Measured, plan: Plan, load: Workload, phase: Phase = "decode") -> AffinityReport:
+    """Report where a plan puts each operator, with the affinities of a phase as everything lies there. load: the
+    workload that it was asked for."""
+    problem = on.problem_for(plan)
+    placed = placed_by_plan(on.model.n_layer, on.operators, plan)
+    return AffinityReport(
+        on.model,
         problem.profile.device,
         phase,
         placed.iterations,
         placed.converged,
-        affinities(decision.costs, problem.operators, placed, affinity),
-        decision.memory,
-        decision.predicted,
-        decision.notes,
-        decision.workload,
-        tuple(against),
+        affinities(costs_of(problem, plan.workload, phase), on.operators, placed),
+        plan.memory,
+        plan.predicted or price(problem, plan.workload, placed),
+        plan.notes,
+        plan.workload,
+        _baselines(on, load, plan.memory),
         measured_on(problem.profile),
-    )
-
-
-def plan_report(
-    model: ModelInfo, problem: Problem, record: Plan, phase: Phase, against: Sequence[Baseline] = ()
-) -> AffinityReport:
-    """A plan's places, with the affinities of a phase as everything lies there."""
-    load, placed = record.workload, placed_by_plan(model.n_layer, problem.operators, record)
-    costs = costs_of(problem, load, phase)
-    decision = Decision(
-        record.policy, load, costs, placed, record.memory, predicted_by(model, problem, record), record.notes
-    )
-    return replace(
-        search_report(model, problem, decision, phase, against=against),
-        policy=record.policy,
+        policy=plan.policy,
         of_plan=True,
-        token_assignment=record.token_assignment,
-        streaming=record.streaming,
+        token_assignment=plan.token_assignment,
+        streaming=plan.streaming,
     )
 
 
-def run_plan(model: ModelInfo, problem: Problem, record: Plan, measured: bool) -> RunPlan:
-    """The plan that `oallama run` uses, for a report."""
+def with_run(on: Measured, report: AffinityReport, plan: Plan, measured: bool) -> AffinityReport:
+    """The report beside the plan that `oallama run` uses. measured: that plan won against stock llama.cpp here.
+    Stock's own placement, where that is predicted to be faster than a plan that was not measured."""
+    run = _run_plan(on, on.problem_for(plan), plan, measured)
+    stock = next((one.predicted for one in report.baselines if one.name == STOCK), None)
+    if stock is not None and not measured and stock.total_s < run.predicted.total_s:
+        load = on.workload(plan.workload.n_prompt, plan.workload.n_gen, plan.workload.n_ctx)
+        problem = on.problem(_stock_attention(on))
+        stocks = plan_record(stock_decision(problem, load), on.model, on.operators, str(on.device), "")
+        run = _run_plan(on, problem, stocks, False)
+    return replace(report, run=run)
+
+
+def _run_plan(on: Measured, problem: Problem, plan: Plan, measured: bool) -> RunPlan:
     return RunPlan(
-        record.policy,
+        plan.policy,
         measured,
-        predicted_by(model, problem, record),
-        record.memory,
-        record.operators,
-        record.token_assignment,
-        record.streaming,
-        record.notes,
+        plan.predicted or price(problem, plan.workload, placed_by_plan(on.model.n_layer, on.operators, plan)),
+        plan.memory,
+        plan.operators,
+        plan.token_assignment,
+        plan.streaming,
+        plan.notes,
     )
 
 
-def predicted_by(model: ModelInfo, problem: Problem, record: Plan) -> Predicted:
-    """Predicted seconds of a plan, priced where the plan has none."""
-    placed = placed_by_plan(model.n_layer, problem.operators, record)
-    return record.predicted or price(problem, record.workload, placed)
+def _stock_attention(on: Measured) -> FlashAttention:
+    """Stock llama.cpp's way of attention: what was asked for, else flash attention, as wherever a device has it."""
+    return "on" if on.options.flash_attn == "auto" else on.options.flash_attn
 
 
-def measured_on(profile: Profile) -> Measured:
+def _baselines(on: Measured, load: Workload, held: MemoryLedger) -> tuple[Baseline, ...]:
+    """Baselines that every plan for a workload is compared with. held: memory of the plan; the bound has the KV cache
+    and compute buffers on the host, as some plans do."""
+    alone, _ = on.attention_rule.decide(lambda way: on_cpu(on.problem(way), load, "mixed"), on.profile(), load)
+    held = replace(held, kv=0, compute=0)
+    return baselines(on.problem(_stock_attention(on)), load, held, alone.predicted)
+
+
+def measured_on(profile: Profile) -> MeasuredOn:
     """On what the profile was measured, and when."""
     machine = profile.fingerprint
-    return Measured(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at")))
+    return MeasuredOn(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at")))
 
 
 def affinities(

@@ -1,30 +1,53 @@
-"""One model on one device of this machine: what the device is, what was measured, and what runs added to that."""
+"""One model on one device of this machine: what the device is, what was measured, and what decisions are made from."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oallama.core.history import History, SeenPasses
-from oallama.core.options import Options
+from oallama.core.errors import DeviceError, PlanError, UsageError
+from oallama.core.history import BlockRuns, History
+from oallama.core.keywords import check_type
+from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import ModelInfo, Operator
+from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Operator, Workload
+from oallama.cost.graph import Graph, build_graph
+from oallama.cost.passes import Pass
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
+from oallama.place.attention import AttentionRule, with_attention
+from oallama.place.placement import Placed, placed_by_plan
+from oallama.place.price import seen_passes
+from oallama.place.problem import Problem
+from oallama.place.pure_plan import Header
+from oallama.plan.plan import Plan
 from oallama.profile.emulate import resolved, this_host
 from oallama.profile.history import adopted, corrected, rates_text, with_seen
 from oallama.profile.progress import Progress
 from oallama.profile.threads import usual_threads
+from oallama.run.dry_loads import DryLoads
+
+if TYPE_CHECKING:
+    from oallama.model.memory import Prober
+
+HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
 
 class Measured:
     """Measuring is put off until something needs it."""
 
     def __init__(
-        self, model: ModelInfo, operators: Sequence[Operator], options: Options, profile: Profile | None = None
+        self,
+        model: ModelInfo,
+        operators: Sequence[Operator],
+        tensor_names: Sequence[str],
+        options: Options,
+        profile: Profile | None = None,
+        prober: Prober | None = None,
     ) -> None:
         self.model = model
         self.operators = tuple(operators)
@@ -33,6 +56,12 @@ class Measured:
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self._profile = profile
         self._measured: Profile | None = None  # before it was corrected; None of one that was given
+        self.tensor_names = tuple(tensor_names)
+        self.attention_rule = AttentionRule(model, options)
+        self.graph: Graph = build_graph(model, self.operators, tensor_names)
+        self.dry_loads = DryLoads(
+            model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, prober
+        )
 
     @cached_property
     def threads(self) -> int:
@@ -113,12 +142,91 @@ class Measured:
             self._profile = None if stored is None else corrected(stored, self._history(stored))
         return self._profile
 
-    def keep_seen(self, seen: Sequence[SeenPasses]) -> None:
-        """Add what runs took to the history of this model and machine, from which adopt_history corrects the profile.
-        Raises ProfileError where the cache cannot be written."""
+    @property
+    def header(self) -> Header:
+        return Header(self.model, self.operators, self.graph)
+
+    def workload(
+        self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None, n_past: int = 0
+    ) -> Workload:
+        """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
+        prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
+        llama.cpp's. n_past: tokens in the KV cache before the prompt."""
+        for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past)):
+            check_type(name, n, int)
+        for name, maybe in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch)):
+            check_type(name, maybe, int, type(None))
+        if n_prompt < 1 or n_gen < 0 or n_past < 0:
+            raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
+        n_tokens = n_past + n_prompt + n_gen
+        needed = -(-n_tokens // 256) * 256
+        trained = self.model.n_ctx_train or needed
+        context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
+        if context < n_tokens:
+            past = f"{n_past} earlier, " if n_past else ""
+            tokens = f"{past}{n_prompt} prompt and {n_gen} generated tokens"
+            raise UsageError(f"a context of {context} tokens cannot hold {tokens}; raise -c")
+        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH, n_past)
+
+    def problem(self, flash_attn: FlashAttention) -> Problem:
+        """What decisions are made from, for one way of attention. Raises as profile."""
+        return Problem(
+            self.operators,
+            self.graph,
+            with_attention(self.profile(), flash_attn),
+            partial(self.dry_loads.taken, attention=self.attention_rule.attention(flash_attn)),
+            self.options.vram,
+            self.options.vram_fill,
+            self.options.gpu_weights,
+            slices_only=self.device.is_pair,  # llama.cpp has no second CPU
+            host_room=host_free_beside(self.model.file_bytes),
+            routing=self.routing,
+        )
+
+    def problem_for(self, plan: Plan) -> Problem:
+        """With the attention that this plan is loaded with."""
+        return self.problem(self.attention_for(plan).flash_attn)
+
+    def placed(self, plan: Plan) -> Placed:
+        """The placement of a plan. Raises PlanError for a plan of another model."""
+        if not isinstance(plan, Plan):
+            raise UsageError(f"{plan!r:.40} is no Plan; make one with `oallama plan`")
+        plan.check(self.model, self.operators)
+        return placed_by_plan(self.model.n_layer, self.operators, plan)
+
+    def placed_on(self, plan: Plan, problem: Problem) -> Placed:
+        """The placement of a plan. Raises PlanError for a plan of another model, or for a device that is not there."""
+        placed = self.placed(plan)
+        if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
+            raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
+        return placed
+
+    def attention_for(self, plan: Plan) -> Attention:
+        """What was asked for, else what the plan says, else as for a new plan."""
+        planned = plan.attention
+        if planned is None:
+            way: FlashAttention = "auto" if plan.n_gpu_layers else self.unmeasured_attention(plan.workload)
+            planned = self.attention_rule.attention(way)
+        return self.options.attention(planned)
+
+    def unmeasured_attention(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
+        """The way of attention on the CPU alone, without measuring."""
+
+        def known() -> Profile | None:
+            with contextlib.suppress(DeviceError):  # what the CPU does alone needs no device
+                return self.known_profile
+            return None
+
+        return self.attention_rule.unmeasured_on_cpu(load, known, attention_passes)
+
+    def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
+        """Add what runs of a plan's blocks took to the history of this model and machine, where one is kept, from which
+        adopt_history corrects the profile. Raises ProfileError where the cache cannot be written, and as problem."""
+        if not runs or not self.keeps_history or self._measured is None:
+            return
         from oallama.profile.history_store import write_history
 
-        if seen and self._measured is not None:
+        if seen := seen_passes(self.problem_for(plan), plan, self.placed(plan), runs):
             write_history(with_seen(self._history(self._measured), seen), self.machine_key)
 
     @property
@@ -146,3 +254,10 @@ class Measured:
         from oallama.profile.history_store import read_history, timings_of
 
         return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
+
+
+def host_free_beside(n_bytes: int) -> int:
+    """Bytes of host memory that may be used beside so many."""
+    from oallama.device.host_memory import host_free_bytes
+
+    return max(0, int(HOST_FILL * host_free_bytes()) - n_bytes)

@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(model: Path) -> Plan:
-    return Placer.load(model, device="none", threads=1).cpu_plan(Workload(16, 4, N_CTX, 64))
+    return Placer.load(model, device="none", threads=1).plan("cpu", workload=Workload(16, 4, N_CTX, 64), measure=False)
 
 
 def saying(plan: Plan, flash_attn: str, type_k: str = "f16") -> Plan:
@@ -67,10 +67,12 @@ def test_a_plan_that_says_nothing_is_run_as_a_new_one_would_be(model: Path, plan
 def test_the_depth_of_the_workload_chooses_without_a_profile(model: Path) -> None:
     placer = Placer.load(model, device="none", threads=1)
     for n_prompt, n_gen, way in ((16, 64, "on"), (64, 900, "off")):
-        said = placer.cpu_plan(Workload(n_prompt, n_gen, N_CTX, 64)).attention
+        said = placer.plan("cpu", workload=Workload(n_prompt, n_gen, N_CTX, 64), measure=False).attention
         assert said == Attention(way, "f16", "f16")  # type: ignore[arg-type]
     quantised = Placer.load(model, device="none", threads=1, type_v="q8_0")
-    assert quantised.cpu_plan(Workload(64, 900, N_CTX, 64)).attention == Attention("on", "f16", "q8_0")
+    assert quantised.plan("cpu", workload=Workload(64, 900, N_CTX, 64), measure=False).attention == Attention(
+        "on", "f16", "q8_0"
+    )
     with pytest.raises(UsageError, match="needs flash attention"):
         Placer.load(model, device="none", type_v="q8_0", flash_attn="off")
 

@@ -239,7 +239,7 @@ def test_the_best_ncmoe_keeps_to_the_cap_and_shows_what_was_tried(moe: Path) -> 
 def test_stock_and_plan_are_compared_and_the_same_is_told_from_another(model: Path, tmp_path: Path) -> None:
     plan = tmp_path / "mine.json"
     placer = Placer.load(model, device="none", threads=1)
-    placer.cpu_plan(placer.workload(16, 4)).save(plan)
+    placer.plan("cpu", workload=placer.workload(16, 4), measure=False).save(plan)
     done = here(
         "bench", model, "--device", "none", "--threads", 1, "--arms", f"stock-cpu,cpu,{plan}",
         "--stock-args", "-fa off", "-p", 0, "-n", 0, "-pg", "8,4", "-r", 6, "--json",

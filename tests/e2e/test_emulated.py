@@ -25,7 +25,7 @@ from oallama.core.errors import DeviceError, DoesNotFit
 from oallama.core.units import MIB
 from oallama.device.opening import device_pointer, list_devices, open_device
 from oallama.device.spec import parse_device
-from oallama.placer import Placer
+from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
 
 pytestmark = pytest.mark.timed
@@ -117,7 +117,7 @@ def test_a_model_that_does_not_fit_is_said_to(model: Path) -> None:
     placer = Placer.load(model, device=small, threads=1, profile=slow_cpu_fast_card(model, 1e9))
     names = [operator.name for operator in placer.operators]
     with pytest.raises((DoesNotFit, DeviceError), match=r"Emulated0|memory"):
-        placer.engine(placer.plan_of(names, placer.model.n_layer + 1, placer.workload(512, 128)), progress=False)
+        placer.engine(placer.plan(Given(names, placer.model.n_layer + 1), 512, 128), progress=False)
 
 
 def test_a_lost_device_is_an_error_of_ours(model: Path) -> None:
@@ -148,7 +148,7 @@ def test_drawn_values_are_finite_and_experts_distinct(tmp_path: Path) -> None:
     placer = Placer.load(path, device=spec, threads=1, profile=slow_cpu_fast_card(path, 1e9))
     for names in ([], [o.name for o in placer.operators if "exps" in o.name]):
         whole = [o.name for o in placer.operators if o.name not in names]
-        plan = placer.plan_of(whole, placer.model.n_layer + 1, placer.workload(512, 128))
+        plan = placer.plan(Given(whole, placer.model.n_layer + 1), 512, 128)
         with placer.engine(plan, progress=False) as engine:
             assert np.isfinite(engine.logits(TOKENS)).all()
 

@@ -28,7 +28,7 @@ def nmse(found, wanted):
 def test_what_the_cache_holds_is_not_evaluated_again_and_changes_no_answer(arch, tmp_path):
     placer = Placer.load(write_gguf(tmp_path / "m.gguf", arch), device="none", threads=1)
     recurrent = arch in ("lfm2", "mamba2")  # their state cannot go back
-    with placer.engine(placer.cpu_plan(placer.workload(512, 128)), progress=False) as engine:
+    with placer.engine(placer.plan("cpu", workload=placer.workload(512, 128), measure=False), progress=False) as engine:
         llama = engine.llama
         first = reused(engine, STORY)
         assert first.n_cached == 0
@@ -55,7 +55,7 @@ def test_what_the_cache_holds_is_not_evaluated_again_and_changes_no_answer(arch,
 
 def test_nothing_is_reused_of_what_others_left_in_the_cache(tmp_path):
     placer = Placer.load(write_gguf(tmp_path / "m.gguf", "llama"), device="none", threads=1, n_ctx=768)
-    with placer.engine(placer.cpu_plan(placer.workload(512, 128)), progress=False) as engine:
+    with placer.engine(placer.plan("cpu", workload=placer.workload(512, 128), measure=False), progress=False) as engine:
         tokens, llama = engine.tokenize(STORY), engine.llama
         wanted = reused(engine, STORY).tokens
         others = {

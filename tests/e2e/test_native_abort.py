@@ -53,7 +53,7 @@ def test_a_model_without_a_vocabulary_takes_no_text(without_vocabulary: Path, tm
 
 def test_a_model_without_a_vocabulary_takes_tokens(without_vocabulary: Path) -> None:
     placer = Placer.load(without_vocabulary, device="none", threads=1)
-    with placer.engine(placer.cpu_plan(placer.workload(8, 8)), progress=False) as engine:
+    with placer.engine(placer.plan("cpu", workload=placer.workload(8, 8), measure=False), progress=False) as engine:
         generation = engine.generate([1, 2, 3], max_tokens=3, temperature=0)
         assert (len(generation.tokens), generation.text) == (3, "")
         assert engine.logits([1, 2]).shape[0] == 2

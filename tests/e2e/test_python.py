@@ -34,7 +34,7 @@ def placer() -> Placer:
 
 @pytest.fixture(scope="module")
 def plan(placer: Placer) -> Plan:
-    return placer.cpu_plan(placer.workload(64, 16))
+    return placer.plan("cpu", workload=placer.workload(64, 16), measure=False)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_chat_comes_in_pieces(engine: Engine) -> None:
 
 def test_a_model_without_a_template_continues(tmp_path: Path) -> None:
     plain = Placer.load(write_gguf(tmp_path / "plain.gguf", "llama"), device="none", threads=1)
-    with plain.engine(plain.cpu_plan(plain.workload(8, 8))) as engine:
+    with plain.engine(plain.plan("cpu", workload=plain.workload(8, 8), measure=False)) as engine:
         said = engine.chat([{"role": "user", "content": "once"}], max_tokens=4, temperature=0)
         assert said.tokens == engine.generate("once", 4, temperature=0).tokens
         with pytest.raises(UsageError, match="this model has no chat template, so it cannot be given a system prompt"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oallama.core.affinity import Affinity, AffinityReport, Baseline, Measured, RunPlan
+from oallama.core.affinity import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
 from oallama.core.types import MemoryLedger, ModelInfo, OperatorPlacement, Predicted, StreamSettings, Workload
 from oallama.core.units import GIB, MIB
 
@@ -178,5 +178,5 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
             Baseline("stock --fit", Predicted(0.5, 0.04, 5.34)),
             Baseline("all CPU", Predicted(9.1, 0.000826, 8.9)),
         ),
-        measured=Measured("Example CPU 1000", "Example GPU", "2026-11-21T01:49:11Z"),
+        measured=MeasuredOn("Example CPU 1000", "Example GPU", "2026-11-21T01:49:11Z"),
     )

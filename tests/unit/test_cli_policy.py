@@ -12,7 +12,7 @@ from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Workload
-from oallama.place.policies.registry import Rules
+from oallama.placer import Given
 
 LOAD = Workload(64, 16, 512, n_ubatch=128)
 
@@ -28,8 +28,8 @@ class Known:
     def profile(self) -> Any:
         return SimpleNamespace(device=self.device)
 
-    def plan_of(self, names: list[str], n_layers: int, load: Workload, policy: str) -> Any:
-        self.asked = {"names": names, "n_layers": n_layers, "load": load, "policy": policy}
+    def plan(self, given: Given, *, workload: Workload) -> Any:
+        self.asked = {"names": given.on_device, "n_layers": given.gpu_layers, "load": workload, "policy": given.name}
         return self
 
 
@@ -61,8 +61,8 @@ def test_fit_asks_llama_cpp_under_the_setting_of_the_workload(monkeypatch: pytes
 )
 def test_prefetch_is_for_policies_that_stream(policy: str, allowed: bool) -> None:
     class Planning(Known):
-        def place(self, name: str, load: Workload, rules: Rules) -> Any:
-            return name, rules.prefetch
+        def plan(self, name: str, *, workload: Workload, **rules: Any) -> Any:  # type: ignore[override]
+            return name, rules["prefetch"]
 
     placer: Any = Planning()
     if allowed:

@@ -13,6 +13,7 @@ import pytest
 from gguf_factory import write_gguf
 from gguf_factory.raw import RawTensor, tiny_llama
 
+from oallama.cli.served import host_left
 from oallama.core.errors import DoesNotFit
 from oallama.device.host_memory import host_free_bytes, host_memory_bytes
 from oallama.model.gguf_reader import read_gguf
@@ -68,7 +69,7 @@ def test_a_model_beyond_the_host_s_memory_is_refused(tmp_path: Path) -> None:
 def test_an_engine_for_a_plan_of_a_file_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama")
     placer = Placer.load(path, device="none", threads=1)
-    plan = placer.cpu_plan(placer.workload(8, 8))
+    plan = placer.plan("cpu", workload=placer.workload(8, 8), measure=False)
     other = Placer.load(path, device="none", threads=1)
     with other.engine(plan, progress=False) as engine:
         needed = engine.memory.host_bytes
@@ -83,13 +84,13 @@ def test_experts_that_a_token_does_not_use_may_stay_on_disk(tmp_path: Path, monk
     placer = Placer.load(path, device="none", threads=1)
     idle = sum(round((1 - op.active_fraction) * op.bytes) for op in placer.operators)
     assert idle > 1 << 20
-    with placer.engine(placer.cpu_plan(placer.workload(8, 8)), progress=False) as engine:
+    with placer.engine(placer.plan("cpu", workload=placer.workload(8, 8), measure=False), progress=False) as engine:
         needed = engine.memory.host_bytes
     monkeypatch.setattr("oallama.device.host_memory.host_memory_bytes", lambda: needed - idle // 2)
-    placer.cpu_plan(placer.workload(8, 8))
+    placer.plan("cpu", workload=placer.workload(8, 8), measure=False)
     monkeypatch.setattr("oallama.device.host_memory.host_memory_bytes", lambda: needed - 2 * idle)
     with pytest.raises(DoesNotFit):
-        placer.cpu_plan(placer.workload(8, 8))
+        placer.plan("cpu", workload=placer.workload(8, 8), measure=False)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("4096\n", 4096), ("max\n", None), (None, None), ("", None)])
@@ -115,11 +116,11 @@ def test_what_a_container_has_left_is_its_limit_less_what_is_used_and_no_page_of
 
 def test_what_the_host_has_left_beside_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     placer = Placer.load(write_gguf(tmp_path / "model.gguf", "llama"), device="none", threads=1)
-    plan = placer.cpu_plan(placer.workload(8, 8))
+    plan = placer.plan("cpu", workload=placer.workload(8, 8), measure=False)
     with placer.engine(plan, progress=False) as engine:
         needed = engine.memory.host_bytes
     free = 100 * needed
     monkeypatch.setattr("oallama.device.host_memory.host_free_bytes", lambda: free)
-    assert placer.host_left(plan) == int(0.9 * free) - needed
+    assert host_left(placer, plan) == int(0.9 * free) - needed
     free = needed
-    assert placer.host_left(plan) == 0
+    assert host_left(placer, plan) == 0

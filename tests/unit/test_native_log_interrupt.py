@@ -66,7 +66,7 @@ def test_a_ctrl_c_in_the_progress_callback_stops_the_load(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(LoadProgress, "_on_progress", interrupted)
     placer = Placer.load(MODEL, device="none", threads=1)
-    plan = placer.cpu_plan(placer.workload(8, 8))
+    plan = placer.plan("cpu", workload=placer.workload(8, 8), measure=False)
     with pytest.raises(KeyboardInterrupt):
         placer.engine(plan)
     assert len(shares) == 1
@@ -134,7 +134,7 @@ def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(_internals.LlamaBatch, "__del__", interrupted)
     placer = Placer.load(MODEL, device="none", threads=1)
-    engine = placer.engine(placer.cpu_plan(placer.workload(8, 8)), progress=False)
+    engine = placer.engine(placer.plan("cpu", workload=placer.workload(8, 8), measure=False), progress=False)
     with pytest.raises(KeyboardInterrupt):
         engine.close()
     assert n_freed == 1

@@ -64,7 +64,7 @@ def placer(tmp_path):
 @pytest.mark.parametrize("wrong", [{"phase": "deco"}, {"fill": "all"}, {"affinity": "papr"}])
 def test_a_wrong_word_is_refused(placer, wrong):
     with pytest.raises(UsageError, match=f"{next(iter(wrong))} is '{next(iter(wrong.values()))}'; give one of"):
-        placer.report(**wrong)
+        placer.affinity(**wrong)
 
 
 def test_a_wrong_prefetch_is_refused(placer):

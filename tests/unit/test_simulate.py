@@ -19,6 +19,7 @@ from test_split_policy import LOAD, PAIR
 from test_split_policy import problem as small_problem
 
 from oallama.cli.main import exit_code
+from oallama.cli.served import as_asked as as_asked_for
 from oallama.core.errors import PlanError, UsageError
 from oallama.core.options import Options
 from oallama.core.profile import LinearFit, Profile
@@ -276,7 +277,7 @@ def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() ->
 
     def as_asked(**options: object) -> Plan:
         asked = Options.given(device="none", **options)
-        return Placer(model(), operators(model(), "Q4_0"), (), asked).as_asked(planned)
+        return as_asked_for(Placer(model(), operators(model(), "Q4_0"), (), asked), planned)
 
     assert as_asked() == planned
     asked = as_asked(n_ctx=16384, n_ubatch=64, type_k="q8_0", flash_attn="on")

@@ -21,9 +21,9 @@ from oallama.model.cut import cut_extent, cut_granularity
 from oallama.place.decide import decide
 from oallama.place.memory import staging_bytes
 from oallama.place.placement import Decision, Placed, cpu, n_gpu_layers, placed_by_plan, plan_record
+from oallama.place.price import price
 from oallama.place.problem import LoadBytes, Problem, costs_of
 from oallama.place.sharing import SlicePlan, Slicer
-from oallama.placer.affinity import plan_report
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 
@@ -355,12 +355,12 @@ def test_where_whole_operators_never_fit_slices_are_what_is_left() -> None:
     assert decision.memory.spare >= 0
 
 
-def test_the_report_of_a_plan_that_lost_its_prediction_predicts_it_anew() -> None:
+def test_a_plan_that_lost_its_prediction_is_priced_anew() -> None:
     """As the engine leaves it where a cut moved."""
     made = problem(PAIR, 10**8)
     decision = decide(made, "split", LOAD, "mixed")
     assert sliced(decision.placed)
     plan = replace(plan_of(made, decision), predicted=None)
-    found = plan_report(model(N_LAYER), made, plan, "decode").predicted
+    found = price(made, plan.workload, placed_by_plan(N_LAYER, made.operators, plan))
     assert found.ttft_s == pytest.approx(decision.predicted.ttft_s)
     assert found.tpot_s == pytest.approx(decision.predicted.tpot_s)

@@ -125,5 +125,5 @@ def test_a_placer_uses_what_is_fastest_unless_the_user_says_a_count(
     assert not asked  # looking at a model measures nothing
     assert placer.threads == 1 and asked == [1, 2]
     assert placer.threads == 1 and asked == [1, 2]
-    with placer.engine(placer.cpu_plan(placer.workload(8, 8)), progress=False) as engine:
+    with placer.engine(placer.plan("cpu", workload=placer.workload(8, 8), measure=False), progress=False) as engine:
         assert engine.n_threads == 1

@@ -1,0 +1,115 @@
+"""How a plan is made: by a policy or of a placement of the caller's own, with a profile or without one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from oallama.core.errors import UsageError
+from oallama.core.types import FlashAttention, Phase, Workload
+from oallama.cost.passes import Pass
+from oallama.place.decide import decide_as_given, policy_named
+from oallama.place.explain import physical_bound
+from oallama.place.memory import ledger
+from oallama.place.placement import Decision, placed_as_named, plan_record, unmeasured_cpu_record, unmeasured_record
+from oallama.place.policies.registry import Policy, Rules
+from oallama.place.pure_plan import decide_with_attention
+from oallama.placer.measured import Measured
+from oallama.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A placement of the caller's own, in place of a policy: priced and probed, not changed. on_device: the names of
+    the operators that go to the device. gpu_layers: layers, counted from the end, the output first, that have their
+    norms and KV there. name: what the plan calls the policy."""
+
+    on_device: Collection[str]
+    gpu_layers: int
+    name: str = "manual"
+
+
+def measured_plan(
+    on: Measured,
+    policy: str | Policy | Given,
+    load: Workload,
+    rules: Rules,
+    attention_passes: Sequence[Pass] | None,
+    larger_ubatches: Sequence[int],
+    stock_attention: bool,
+) -> Plan:
+    """As Placer.plan."""
+    if not isinstance(policy, Given):
+        return plan_of(on, *decided(on, policy, load, "mixed", rules, attention_passes, larger_ubatches))
+    placed, name = placed_as_named(on.model, on.operators, policy.on_device, policy.gpu_layers), policy.name
+
+    def given(flash_attn: FlashAttention) -> Decision:
+        return decide_as_given(on.problem(flash_attn), placed, load, name)
+
+    if stock_attention:
+        return plan_of(on, given(on.options.flash_attn), on.options.flash_attn)
+    return plan_of(on, *on.attention_rule.decide(given, on.profile(), load, attention_passes))
+
+
+def unmeasured_plan(
+    on: Measured,
+    policy: str | Policy | Given,
+    load: Workload,
+    attention_passes: Sequence[Pass] | None,
+    stock_attention: bool,
+) -> Plan:
+    """As Placer.plan without measuring, which predicts nothing. Raises UsageError for a policy that needs times."""
+    given = policy if isinstance(policy, Given) else None
+    if given is None and policy != "cpu":
+        raise UsageError("without measuring only policy cpu and placements that are given can be planned")
+    on_device, gpu_layers = (given.on_device, given.gpu_layers) if given else ((), 0)
+    placed = placed_as_named(on.model, on.operators, on_device, gpu_layers)
+    way = on.options.flash_attn if stock_attention else on.unmeasured_attention(load, attention_passes)
+    attention = on.attention_rule.attention(way)
+    taken = on.dry_loads.taken(load, placed, attention)
+    if given is None:
+        on.dry_loads.check_host(load, placed, attention)
+        return replace(unmeasured_cpu_record(on.model, on.operators, load, taken.weights_host), attention=attention)
+    capacity = taken.device_free if on.options.vram is None else on.options.vram
+    memory = ledger(capacity, on.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute)
+    plan = unmeasured_record(on.model, on.operators, load, placed, memory, given.name, str(on.device))
+    return replace(plan, attention=attention)
+
+
+def decided(
+    on: Measured,
+    policy: str | Policy,
+    load: Workload,
+    phase: Phase,
+    rules: Rules,
+    attention_passes: Sequence[Pass] | None = None,
+    larger_ubatches: Sequence[int] = (),
+) -> tuple[Decision, FlashAttention]:
+    """The decision of a policy and its way of attention. larger_ubatches: micro-batches above the workload's that may
+    be taken instead."""
+    if policy != "auto":
+        policy_named(policy)  # before anything is measured
+    rule, profile = on.attention_rule, on.profile()
+    with on.dry_loads.together():
+        return decide_with_attention(
+            on.problem, rule, profile, policy, load, phase, rules, attention_passes, larger_ubatches
+        )
+
+
+def plan_of(on: Measured, decision: Decision, flash_attn: FlashAttention) -> Plan:
+    """The plan of a decision, with its bound. Raises DoesNotFit where the host's memory does not hold it."""
+    from oallama.profile.machine import fingerprint_key
+
+    machine = fingerprint_key(on.profile().fingerprint)
+    plan = plan_record(decision, on.model, on.operators, str(on.device), machine)
+    bound = physical_bound(on.problem(flash_attn), plan.workload, plan.memory)
+    attention = on.attention_rule.attention(flash_attn)
+    on.dry_loads.check_host(plan.workload, decision.placed, attention)
+    return replace(plan, attention=attention, bound=bound, notes=with_doubt(on, plan.notes))
+
+
+def with_doubt(on: Measured, notes: tuple[str, ...]) -> tuple[str, ...]:
+    """The notes with what makes times of the profile doubtful, once."""
+    from oallama.profile.busy import doubt
+
+    return tuple(dict.fromkeys((*notes, *filter(None, [doubt(on.profile())]))))
