@@ -31,7 +31,7 @@ from oallama.core.routing import Routing as Counts
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.profile.routing import Traffic, counted, halves, unknown_routing
-from oallama.profile.routing_store import write_routing as write_counts
+from oallama.profile.routing import write_routing as write_counts
 
 Row = tuple[int, ...]  # one token's experts
 Routing = Mapping[int, Sequence[Row]]  # layer -> rows

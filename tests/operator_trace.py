@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.ggml_tensor import check_tensor_layout, tensor_at, weight_of
+from oallama.bench.readback import check_tensor_layout, tensor_at, weight_of
 from oallama.core.errors import BridgeError, ModelFileError
 from oallama.core.types import Shape
 from oallama.model.gguf_reader import read_gguf

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from oallama.bench.deadline import Deadline
-from oallama.bench.process import ArmProcess
+from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import (
     ArmResult,
     ArmSpec,

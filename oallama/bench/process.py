@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ggml_bridge import BridgeError, ChildDied, ChildTimeout
 from ggml_bridge.child import Child, ChildError
 from oallama.bench.child import MODULE
-from oallama.bench.deadline import Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, OutOfTime, named_error
@@ -96,3 +96,21 @@ def _family(pid: int) -> list[Any]:
         return [process, *process.children(recursive=True)]
     except psutil.Error:
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point in time: `at` seconds of the clock."""
+
+    ends_at: float
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then; 0 afterwards."""
+        return max(0.0, self.ends_at - self.clock())
+
+    def check(self) -> None:
+        """Raises OutOfTime once it has passed."""
+        if not self.left_s:
+            raise OutOfTime("there is no time left to measure in")

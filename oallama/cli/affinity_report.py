@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-    from oallama.report.words import Words
+    from oallama.report.text import Words
 
 FORMATS = ("table", "json", "csv", "md", "html")
 
@@ -93,7 +93,7 @@ def command(
         raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
     from oallama.placer import Placer
     from oallama.placer.affinity import plan_report, search_report, with_run
-    from oallama.report.words import PAPERS, PLAIN
+    from oallama.report.text import PAPERS, PLAIN
 
     chosen = form or format_of(output)
     if as_json and chosen == "table":

@@ -21,7 +21,7 @@ def command(as_json: bool) -> None:
     A name in the first column can be given as --device. An `emulated` device is made on request and not listed.
     """
     from oallama.device.opening import list_devices
-    from oallama.report.devices import device_document, devices_table
+    from oallama.report.inspect import device_document, devices_table
 
     devices = list_devices()
     cpu, versions = cpu_document()

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from oallama.cli.bars import time_bar
-from oallama.cli.keys import ended_by_key
-from oallama.cli.output import talk
-from oallama.cli.signals import asked_to_end
+from oallama.cli.output import talk, time_bar
+from oallama.cli.signals import asked_to_end, ended_by_key
 from oallama.core.errors import ARGUMENTS, OallamaError
 from oallama.core.units import MIB
 

@@ -15,7 +15,7 @@ def command(as_json: bool) -> None:
     """List the GGUF models that have been downloaded: by huggingface_hub (`oallama pull`), by llama.cpp and by ollama.
     Any of these names can be given as MODEL. Nothing there is changed.
     """
-    from oallama.report.stored import models_document, models_table
+    from oallama.report.inspect import models_document, models_table
     from oallama.report.text import printable
     from oallama.stores.find import stored_models
     from oallama.stores.stored import described

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os.path
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oallama.cli.output import talk
@@ -32,7 +38,7 @@ def model_file(model: str) -> str:
         return str(found.path)
     if names_the_hub(model):
         return str(pulled(hub_name(model)).path)
-    from oallama.cli.near_models import near_text
+    from oallama.cli.model_file import near_text
 
     raise UsageError(f"{model}: there is no such file, nor a downloaded model of that name; {near_text(model)}")
 
@@ -53,3 +59,77 @@ def hub_name(text: str) -> HubName:
         return parse_hub_name(text)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+#
+# suggestions for a model that does not exist
+#
+
+
+FAMILIES = (
+    "llama", "mistral", "mixtral", "qwen", "gemma", "phi", "deepseek", "falcon", "granite", "olmo", "starcoder",
+    "codellama", "tinyllama", "smollm", "vicuna", "gpt-oss", "command-r", "nemotron",
+)  # fmt: skip
+
+MOST_FILES = 5  # that are named
+LEAST_LETTERS = 4  # of a word that a file's name tells to be a model
+MOST_ENTRIES = 10_000  # of a folder that are looked at
+
+_NAMED_LIKE_A_FILE = re.compile(r"[/\\]|\w[.:]\w|[a-z][-_]?\d|\d[-_]?b\b", re.IGNORECASE)
+_OF_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?::[\w.-]+)?", re.ASCII)
+_OF_A_FAMILY = re.compile(rf"(?:{'|'.join(map(re.escape, FAMILIES))})(?:[-_].*)?", re.IGNORECASE)
+
+
+def looks_like_model(word: str, folders: Sequence[Path] | None = None) -> bool:
+    """Whether a single word is rather the name of a model than a prompt: a path, a folder, a name with a dot, a colon
+    or a number in it, of a known family, or as a part of the name of a GGUF file near by begins."""
+    if not word or any(character.isspace() for character in word) or not any(c.isalpha() for c in word):
+        return False
+    if _NAMED_LIKE_A_FILE.search(word) or _OF_A_FAMILY.fullmatch(word) or os.path.isdir(word):  # noqa: PTH112 - Path.is_dir raises where a name is too long
+        return True
+    parts = (part for path in _ggufs(word, folders) for part in re.split(r"[-_.]", path.stem.lower()))
+    return len(word) >= LEAST_LETTERS and any(part.startswith(word.lower()) for part in parts)
+
+
+def near_models(word: str, folders: Sequence[Path] | None = None) -> tuple[str, ...]:
+    """GGUF files near by: those in the folder that the word names or is in, then those whose names are like it.
+    folders: where to look; None: these, this one, and `models` in it."""
+    named = Path(word)
+    own = {named} | ({named.parent} if len(named.parts) > 1 else set())
+
+    def order(path: Path) -> tuple[bool, float, str]:
+        return path.parent not in own, -_likeness(named.name.lower(), path.stem.lower()), str(path)
+
+    return tuple(str(path) for path in sorted(_ggufs(word, folders), key=order)[:MOST_FILES])
+
+
+def near_text(word: str) -> str:
+    """`GGUF files near by: a.gguf, b.gguf`, or that there are none; then downloaded models, and how one is."""
+    from oallama.stores.find import stored_models
+
+    found = near_models(word)
+    parts = [f"GGUF files near by: {', '.join(found)}" if found else "there is no GGUF file near by"]
+    names = {model.name for model in stored_models()[0]}
+    if names:
+        nearest = sorted(names, key=lambda name: (-_likeness(word.lower(), name.lower()), name))
+        parts.append(f"downloaded: {', '.join(nearest[:MOST_FILES])}")
+    if _OF_THE_HUB.fullmatch(word):
+        parts.append(f"-hf {word} downloads it from Hugging Face")
+    return "; ".join(parts)
+
+
+def _likeness(wanted: str, name: str) -> float:
+    return (wanted in name) + SequenceMatcher(None, wanted, name).ratio()
+
+
+def _ggufs(word: str, folders: Sequence[Path] | None) -> list[Path]:
+    if folders is None:
+        named = Path(word)
+        folders = (named, named.parent, Path(), Path("models"))
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError):  # not there, not ours to read, or no name of a folder
+            for path in itertools.islice(folder.iterdir(), MOST_ENTRIES):
+                if path.name.lower().endswith(".gguf") and path.is_file():
+                    found.setdefault(path.resolve(), path)
+    return list(found.values())

@@ -1,4 +1,4 @@
-"""Output of commands: results to stdout, messages to stderr, colours on terminals only."""
+"""Output of commands: results to stdout, messages and progress bars to stderr, colours on terminals only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from oallama.core.errors import UsageError
 from oallama.core.files import unwritten, write_whole
 
 if TYPE_CHECKING:
+    from oallama.bench.ab import ProgressCallback
     from oallama.report.chart import Picture
     from oallama.report.table import Table
 
@@ -157,3 +159,72 @@ def _show_rich(tables: Iterable[Table]) -> None:
         for sentence in t.footer:
             console.print(Text(sentence))
         console.print()
+
+
+#
+# progress bars
+#
+
+
+PREPARING = "{elapsed} {desc}"
+TURNS = "{percentage:3.0f}%|{bar:20}| turn {n_fmt} of {total_fmt}, {elapsed}: {desc}"
+TIME = "measuring {percentage:3.0f}%|{bar:20}| {elapsed}, at most {total_fmt} s: {desc}"
+
+
+def _quiet(doing: str, done: int = 0, expect: int = 0) -> None:
+    """Show nothing."""
+
+
+@contextlib.contextmanager
+def turn_bar(wanted: bool | None) -> Iterator[ProgressCallback]:
+    """A bar on stderr where wanted, or where that is a terminal and nobody said; else nothing is shown."""
+    if not (is_terminal(sys.stderr) if wanted is None else wanted):
+        yield _quiet
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=0, bar_format=PREPARING, leave=False, file=sys.stderr, dynamic_ncols=True) as bar:
+        yield _shown_on(bar)
+
+
+def _shown_on(bar: Any) -> ProgressCallback:
+    """Words alone before the number of turns is known. Then that is the total, whatever is measured again."""
+
+    def show(doing: str, done: int = 0, expect: int = 0) -> None:
+        if expect:
+            bar.total, bar.n, bar.bar_format = expect, 0, TURNS
+        if doing:
+            bar.set_description_str(doing, refresh=False)
+        bar.n = min(bar.n + done, bar.total)
+        bar.refresh()
+
+    return show
+
+
+@contextlib.contextmanager
+def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[ProgressCallback]:
+    """A bar of the time that has passed, from the first thing that is done on, where stderr is a terminal; it never
+    gets longer, whatever is measured again."""
+    if not is_terminal(sys.stderr):
+        yield _quiet
+        return
+    bars: list[Any] = []
+    started: list[float] = []
+
+    def show(doing: str, done: int = 0, expect: int = 0) -> None:
+        if not bars:
+            from tqdm import tqdm
+
+            started.append(clock())
+            bars.append(tqdm(total=round(total_s), bar_format=TIME, leave=False, file=sys.stderr, dynamic_ncols=True))
+        bar = bars[0]
+        if doing:
+            bar.set_description_str(doing, refresh=False)
+        bar.n = min(int(clock() - started[0]), bar.total)
+        bar.refresh()
+
+    try:
+        yield show
+    finally:
+        for bar in bars:
+            bar.close()

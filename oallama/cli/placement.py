@@ -12,7 +12,6 @@ import click
 
 from oallama.cli.gate import at_once, measured
 from oallama.cli.help import Group, option
-from oallama.cli.keys import somebody_watches
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -27,6 +26,7 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import talk
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_options
+from oallama.cli.signals import somebody_watches
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload

@@ -58,7 +58,7 @@ def command(
     """
     from oallama.placer import Placer
     from oallama.report.plan import plan_sentences
-    from oallama.report.words import PAPERS, PLAIN
+    from oallama.report.text import PAPERS, PLAIN
 
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)

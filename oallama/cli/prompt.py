@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from oallama.cli.model_file import is_file
-from oallama.cli.near_models import looks_like_model, near_text
+from oallama.cli.model_file import is_file, looks_like_model, near_text
 from oallama.cli.output import is_terminal
 from oallama.core.errors import UsageError
 from oallama.core.text import is_text

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.profile.routing import Traffic
 
+
 DEFAULT_N_GEN = 64
 
 COUNT_EVERY = 16
@@ -82,8 +83,7 @@ def show_routing(placer: Placer, asked: RoutingOptions, refresh: bool, as_json: 
 
 def known_routing(placer: Placer, asked: RoutingOptions, refresh: bool) -> Routing:
     """What is known of the model's routing once what was asked for is counted and kept."""
-    from oallama.profile.routing import counted, halves, unknown_routing
-    from oallama.profile.routing_store import read_routing, write_routing
+    from oallama.profile.routing import counted, halves, read_routing, unknown_routing, write_routing
 
     shape = experts_of(placer.model, "--routing")
     known = None if refresh else read_routing(*shape)
@@ -100,8 +100,7 @@ def known_routing(placer: Placer, asked: RoutingOptions, refresh: bool) -> Routi
 def counting(placer: Placer, wanted: bool) -> Iterator[dict[str, Any]]:
     """Keywords of Placer.engine with which answers are counted; at the end the counts are kept. Nothing where they are
     not wanted. Raises UsageError for a model without experts."""
-    from oallama.profile.routing import counted, unknown_routing
-    from oallama.profile.routing_store import read_routing, write_routing
+    from oallama.profile.routing import counted, read_routing, unknown_routing, write_routing
 
     if not wanted:
         yield {}
@@ -133,7 +132,7 @@ def experts_of(model: ModelInfo, option: str) -> tuple[str, int, int]:
 
 def _prompts(path: str | None) -> Sequence[str]:
     """Texts between empty lines. Raises UsageError."""
-    from oallama.profile.prompts import PROMPTS
+    from oallama.cli.routing import PROMPTS
 
     if path is None:
         return PROMPTS
@@ -159,3 +158,24 @@ def _recorded(placer: Placer, prompts: Sequence[str], n_gen: int) -> list[Traffi
         for part in tqdm(parts, desc="count experts", unit="prompt", leave=False, disable=not is_terminal(sys.stderr)):
             engine.generate(part, max_tokens=n_gen)
     return recorded
+
+
+PROMPTS = (
+    "Once upon a time there was a fox who lived at the edge of a small village.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain how fast it is.",
+    "Why is the sky blue, and why is the evening sky red?",
+    "Erkläre in einfachen Worten, wie eine Brücke so viele Autos tragen kann.",
+    "A train leaves at 9:40 and travels 210 km at 84 km/h. When does it arrive? Show each step.",
+    "Summarise the causes of the French Revolution in five sentences.",
+    "SELECT customer, SUM(price) FROM orders GROUP BY customer; -- what does this return, and which index would help?",
+    "Dear Ms Okafor, thank you for your letter of last week about the broken heating. We would like to",
+    "Traduis en anglais : Il pleuvait depuis trois jours et le fleuve montait encore.",
+    "List the ingredients and the steps for a vegetable soup for four people.",
+    '{"name": "Ada", "languages": ["en", "fr"], "address": {"city": "London"',
+    "A patient has had a fever and a stiff neck since yesterday. Which questions does a doctor ask first?",
+    "void swap(int * a, int * b) {",
+    "请用三句话介绍一下长城的历史。",
+    "Prove that the square root of two is irrational.",
+    "The quarterly report shows that revenue grew by 4 % while costs fell. What should the board ask?",
+)
+"""Of the same kinds in both halves, which are held against each other."""

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oallama.cli.answers import AnswerOptions, answer_options
 from oallama.cli.gate import tune_after, tuning_gain
 from oallama.cli.help import Command, Group, option
-from oallama.cli.keys import somebody_watches
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
@@ -27,7 +25,8 @@ from oallama.cli.placement import (
 )
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import counting
-from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, length_option
+from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, AnswerOptions, answer_options, length_option
+from oallama.cli.signals import somebody_watches
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
 from oallama.core.units import format_seconds

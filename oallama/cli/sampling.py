@@ -1,4 +1,4 @@
-"""Options of `oallama run` and `chat` that decide which token comes next, and where the text ends.
+"""Options of `oallama run` and `chat` on answers: which token comes next, where the text ends, what is counted.
 
 Spelled as in llama.cpp.
 """
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.help import Group, option
-from oallama.cli.options import as_record, count, parsed
+from oallama.cli.options import Decorator, as_record, count, parsed, system_option
 from oallama.cli.prompt import text_of_file
+from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
 
 if TYPE_CHECKING:
     from oallama.run.sampler import Sampling
+
 
 DEFAULT_N_GEN = 128
 """Tokens of an answer to plan for where nobody says; and that are written at most where text is continued."""
@@ -44,8 +46,8 @@ class SamplingOptions:
     def sampling(self) -> Sampling:
         """What decides the draw. Raises UsageError for values, or texts to stop at, that cannot be, or files that
         cannot be read."""
+        from oallama.run.generate import Stops
         from oallama.run.sampler import Sampling
-        from oallama.run.stops import Stops
 
         Stops(self.stop)
         grammar = self._grammar_text()
@@ -62,7 +64,7 @@ class SamplingOptions:
             schema = text_of_file(self.json_schema_file, "JSON schema")
         if schema is None:
             return self.grammar
-        from oallama.run.grammar import grammar_of_schema
+        from oallama.run.sampler import grammar_of_schema
 
         return grammar_of_schema(schema)
 
@@ -111,3 +113,26 @@ sampling_options = as_record(
            help="A JSON schema, from a file."),
 )  # fmt: skip
 """The command gets `sampling`, a SamplingOptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """system: the system prompt; chat: whether the model's chat template is used, None: where it has one."""
+
+    system: str | None
+    sampling: SamplingOptions
+    chat: bool | None
+    count_experts: bool
+
+
+def answer_options(precedes: str, chat_help: str, chat_default: str) -> Decorator:
+    """The command gets `answers`, an AnswerOptions. precedes: what the system prompt comes before."""
+    return as_record(
+        "answers",
+        AnswerOptions,
+        system_option(precedes),
+        sampling_options,
+        option("--chat/--no-chat", default=None, group=Group.SAMPLING, advanced=True, help=chat_help,
+               show_default=chat_default),
+        count_experts_option,
+    )  # fmt: skip

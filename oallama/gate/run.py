@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
-from oallama.bench.deadline import Deadline
 from oallama.bench.fit_plan import stock_plan
 from oallama.bench.prepare import setting_of
+from oallama.bench.process import Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Block, Series
 from oallama.bench.rows import refusal
 from oallama.bench.stats import LEAST_PAIRS

@@ -1,4 +1,4 @@
-"""What the gate has measured for one key, and what follows from it: pairs of turns, and the verdict. Pure.
+"""What the gate has measured for one key: pairs of turns, the test that may be looked at after each, the verdict. Pure.
 
 Candidates are raced against stock llama.cpp one after another, the best prediction first. One wins as soon as the whole
 interval of its pairs lies above stock's speed, and loses as soon as it cannot be worth it. Where none has won, stock's
@@ -8,13 +8,13 @@ own placement is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from oallama.bench.records import BenchTest, StockPlacement
 from oallama.bench.stats import Ratio
-from oallama.gate.sequential import speed_interval
 
 ERROR = 0.05
 """Chance that any candidate wins that is no faster than stock, or that an interval misses the truth; at most."""
@@ -133,3 +133,22 @@ def _measured(race: Race, who: str = "") -> str:
     ratio = race.ratio
     assert ratio is not None
     return f"{race.policy} {ratio.value:.2f}× stock (95 % {ratio.low:.2f}-{ratio.high:.2f})"
+
+
+SPREAD = 0.05
+"""Inverse variance of the effect sizes that are averaged over: a small one tells large effects from four pairs on."""
+
+
+def speed_interval(pairs: Sequence[tuple[float, float]], error: float) -> Ratio | None:
+    """How many times as fast the second side of the pairs of seconds is as the first; None: too few pairs to tell."""
+    n = len(pairs)
+    if n < 2:
+        return None
+    logs = [math.log(first / second) for first, second in pairs]
+    shrink = SPREAD / (n + SPREAD)
+    growth = (1 / (error * math.sqrt(shrink))) ** (2 / n)
+    if growth * shrink >= 1:
+        return None
+    half = stdev(logs) * math.sqrt((growth - 1) / (1 - growth * shrink) * (n - 1) / n)
+    mean = fmean(logs)
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)

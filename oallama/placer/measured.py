@@ -104,7 +104,7 @@ class Measured:
     @cached_property
     def routing(self) -> Routing | None:
         """What is known of which experts are used; None where nothing is."""
-        from oallama.profile.routing_store import read_routing
+        from oallama.profile.routing import read_routing
 
         model = self.model
         return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
@@ -224,7 +224,7 @@ class Measured:
         adopt_history corrects the profile. Raises ProfileError where the cache cannot be written, and as problem."""
         if not runs or not self.keeps_history or self._measured is None:
             return
-        from oallama.profile.history_store import write_history
+        from oallama.profile.history import write_history
 
         if seen := seen_passes(self.problem_for(plan), plan, self.placed(plan), runs):
             write_history(with_seen(self._history(self._measured), seen), self.machine_key)
@@ -239,7 +239,7 @@ class Measured:
         ProfileError."""
         if not self.keeps_history or self._measured is None:
             return ""
-        from oallama.profile.history_store import write_history
+        from oallama.profile.history import write_history
 
         before = self._history(self._measured)
         after = adopted(before)
@@ -251,7 +251,7 @@ class Measured:
 
     def _history(self, measured: Profile) -> History:
         """History of runs under this profile."""
-        from oallama.profile.history_store import read_history, timings_of
+        from oallama.profile.history import read_history, timings_of
 
         return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
 

@@ -183,8 +183,7 @@ class Placer(Measured):
 
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """
-        from oallama.run.behaviour import Behaviour
-        from oallama.run.engine import Engine
+        from oallama.run.engine import Behaviour, Engine
 
         placed = self.placed(plan)
         names, known = [field.name for field in fields(Behaviour)], [field.name for field in fields(Options)]

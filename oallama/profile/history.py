@@ -1,5 +1,5 @@
-"""A profile corrected by what runs took: the statistics of TwinPilots' tracker (section 3), from which it plans anew.
-Pure.
+"""A profile corrected by what runs took: the statistics of TwinPilots' tracker (section 3), from which it plans anew;
+and the files of the cache that keep them.
 
 The thread that computes CC tells how fast the CPU is. Where it waited for the device, the device's side took all of the
 time: its copies of weights, or its kernels, whichever were predicted to take longer.
@@ -7,12 +7,17 @@ time: its copies of weights, or its kernels, whichever were predicted to take lo
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.history import History, Rates, SeenPasses
 from oallama.core.profile import LinearFit, Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE
+from oallama.profile.store import cache_folder, write_in_cache
 
 MEMORY_PASSES = 1024
 """Older passes weigh no more than so many."""
@@ -119,3 +124,41 @@ def _believed(seen_s: float, predicted_s: float) -> float:
 
 def _times(one: Rates, other: Rates) -> Rates:
     return Rates(one.cpu * other.cpu, one.device * other.device)
+
+
+#
+# the cache
+#
+
+
+VERSION = 1
+
+
+def history_path(model_fingerprint: str, machine: str) -> Path:
+    """The file for a model; machine: the key of the profile's fingerprint."""
+    return cache_folder() / f"history-v{VERSION}-{machine}-{model_fingerprint[:16]}.json"
+
+
+def timings_of(profile: Profile) -> str:
+    """16 hex digits of what a history corrects: other ones were measured anew."""
+    cases = [(str(case.key), case.seconds) for case in profile.cases]
+    link = [(name, fit.alpha_s, fit.beta_s_per_byte) for name, fit in sorted(profile.link.items())]
+    return hashlib.sha256(repr((cases, link)).encode()).hexdigest()[:16]
+
+
+def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
+    """What is known beside a profile of these timings; an empty history where that is nothing, or no use."""
+    nothing = History(VERSION, model_fingerprint, timings)
+    try:
+        text = history_path(model_fingerprint, machine).read_text(encoding="utf-8")
+        history = from_json(History, parse_json(text), "history")
+    except (OSError, UnicodeDecodeError, CodecError):
+        return nothing
+    found = (history.version, history.model_fingerprint, history.profile)
+    return history if found == (VERSION, model_fingerprint, timings) else nothing
+
+
+def write_history(history: History, machine: str) -> None:
+    """Remember it, whole or not at all. Raises ProfileError where the cache cannot be written."""
+    path = history_path(history.model_fingerprint, machine)
+    write_in_cache(path, json.dumps(to_json(history), allow_nan=False) + "\n")

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
+from statistics import median
 from typing import Any
 
 from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.codec import to_json
-from oallama.core.types import CPU_DEVICE, Backend, MemoryLedger, OperatorPlacement, Predicted
+from oallama.core.types import CPU_DEVICE, Backend, MemoryLedger, OperatorPlacement, Predicted, Shape
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.compared import compared_table
-from oallama.report.fold import Fold, fold
 from oallama.report.inspect import model_document
 from oallama.report.slices import ring_text, slices_table, tokens_text
 from oallama.report.table import WIDTH, Table, comma_separated, markdown, table
 from oallama.report.text import (
+    PLAIN,
+    Words,
     model_title,
     percent,
     plural,
@@ -28,7 +29,6 @@ from oallama.report.text import (
     signed,
     three_digits,
 )
-from oallama.report.words import PLAIN, Words
 
 AFFINITY_KEYS = tuple(f.name for f in fields(Affinity))
 """Of one operator in the JSON, and the columns of the CSV."""
@@ -382,3 +382,104 @@ def affinity_csv(report: AffinityReport) -> str:
 def report_document(report: AffinityReport) -> dict[str, Any]:
     """`oallama affinity-report --format json`: bytes and seconds; operators in rank order."""
     return asdict(report) | {"model": model_document(report.model), "memory": to_json(report.memory)}
+
+
+def compared(report: AffinityReport) -> list[tuple[str, ...]]:
+    """(name, TTFT, TPOT, rate, whole run, its times that of the last row): baselines, the report's own plan, and last
+    what `oallama run` uses, where that was asked for."""
+    own = f"policy {report.policy}" if report.of_plan else "OATO's ranking alone"
+    rows = [*((one.name, one.predicted) for one in report.baselines), (own, report.predicted)]
+    if report.run is not None:
+        if report.run.predicted == report.predicted:
+            rows.pop()
+        rows.append((f"what run uses: {report.run.policy}", report.run.predicted))
+    last = rows[-1][1].total_s
+    return [
+        (
+            name,
+            format_seconds(one.ttft_s),
+            format_seconds(one.tpot_s),
+            rate_text(one.tpot_s),
+            format_seconds(one.total_s),
+            f"{one.total_s / last:.2f}" if last > 0 else "-",
+        )
+        for name, one in rows
+    ]
+
+
+def compared_title(report: AffinityReport) -> str:
+    """What the times are of."""
+    load = report.workload
+    return "Was it worth it? Predicted" + (f" for {load.n_prompt:,} + {load.n_gen:,} tokens" if load else "")
+
+
+def compared_table(report: AffinityReport) -> Table:
+    """The baselines beside the plans."""
+    headings = "placement |>TTFT |>TPOT |>rate |>whole run |>times the last"
+    return table(compared_title(report), headings, compared(report), width=WIDTH)
+
+
+#
+# operators that are alike, in one line
+#
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Operators of one role, type, shape and backend. Times are medians over them; spans are (least, greatest)."""
+
+    role: str
+    type: str
+    shape: Shape
+    backend: Backend
+    layers: tuple[int, ...]  # ascending; empty for an operator outside blocks
+    count: int
+    bytes: int  # together
+    t_cpu_s: float
+    t_gpu_s: float | None  # None: the device cannot compute it
+    t_transfer_s: float
+    benefit_s_per_byte: float | None
+    affinity: tuple[float, float]
+    ranked: Backend | None  # where the ranking by itself puts them; None: where they are
+    ranks: tuple[int, ...]  # ascending
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.ranks[0], self.ranks[-1]
+
+
+def fold(rows: Sequence[Affinity], ranked: Mapping[str, Backend] | None = None) -> tuple[Fold, ...]:
+    """One Fold per (role, type, shape, backend), in the order of their best rank. ranked: where the ranking by itself
+    puts operators, by name; those that it puts elsewhere are in another line."""
+    groups: dict[tuple[object, ...], list[Affinity]] = {}
+    for row in rows:
+        other = None if ranked is None else ranked[row.name]
+        groups.setdefault((row.role, row.type, row.shape, row.backend, row.layer is None, other), []).append(row)
+    folds = (_fold(group, None if ranked is None else ranked[group[0].name]) for group in groups.values())
+    return tuple(sorted(folds, key=lambda f: (f.rank, f.role)))
+
+
+def _fold(group: Sequence[Affinity], ranked: Backend | None) -> Fold:
+    first = group[0]
+    affinities = [row.affinity for row in group]
+    return Fold(
+        role=first.role,
+        type=first.type,
+        shape=first.shape,
+        backend=first.backend,
+        layers=tuple(sorted(row.layer for row in group if row.layer is not None)),
+        count=len(group),
+        bytes=sum(row.bytes for row in group),
+        t_cpu_s=median(row.t_cpu_s for row in group),
+        t_gpu_s=_median(row.t_gpu_s for row in group),
+        t_transfer_s=median(row.t_transfer_s for row in group),
+        benefit_s_per_byte=_median(row.benefit_s_per_byte for row in group),
+        affinity=(min(affinities), max(affinities)),
+        ranked=ranked,
+        ranks=tuple(sorted(row.rank for row in group)),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -8,7 +8,10 @@ from oallama.report import layout, page
 from oallama.report.affinity import (
     affinity_text,
     as_run,
+    compared,
+    compared_title,
     convergence_text,
+    fold,
     measured_text,
     printable_sentence,
     ranked_places,
@@ -19,8 +22,6 @@ from oallama.report.affinity import (
     weights_on_device,
     zero_text,
 )
-from oallama.report.compared import compared, compared_title
-from oallama.report.fold import fold
 from oallama.report.text import model_title, printable, ranges_text
 
 

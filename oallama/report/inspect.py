@@ -1,4 +1,5 @@
-"""The report of `oallama inspect`: a model's hyperparameters and operators."""
+"""The reports of `oallama inspect`, `devices` and `list`: a model's hyperparameters and operators, ggml's devices, and
+the models that were downloaded."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from oallama.core.types import ModelInfo, Operator
+from oallama.core.types import DeviceInfo, ModelInfo, Operator
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.model.cut import cut_extent, cut_step
 from oallama.model.projector import Projector
 from oallama.report.table import Table, table
 from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text
+from oallama.stores.stored import DescribedModel, Fault
 
 _MODEL_KEYS = (
     *("path", "arch", "name", "n_layer", "n_embd", "n_ff", "n_head", "n_head_kv", "n_expert", "n_expert_used"),
@@ -95,3 +97,57 @@ def operator_table(operators: Sequence[Operator], every_row: bool = False) -> Ta
 
 def _active(operator: Operator) -> str:
     return "1" if operator.active_fraction == 1 else f"{operator.active_fraction:.4g}"
+
+
+def device_document(device: DeviceInfo) -> dict[str, Any]:
+    """One entry of `devices` in `oallama devices --json`."""
+    return {"async" if key == "asynchronous" else key: value for key, value in asdict(device).items()}
+
+
+def devices_table(devices: Iterable[DeviceInfo], footer: Sequence[str] = ()) -> Table:
+    """ggml's devices, one a row; sentences about the rest of the machine below."""
+    rows = [
+        (
+            printable(d.name),
+            d.type,
+            d.backend,
+            format_bytes(d.memory_total),
+            format_bytes(d.memory_free),
+            *("yes" if flag else "no" for flag in (d.asynchronous, d.host_buffer, d.events)),
+            printable(d.description, 60),
+        )
+        for d in devices
+    ]
+    return table("", "name |type |backend |>memory |>free |async |host buffer |events |description", rows, footer)
+
+
+def models_document(models: Iterable[DescribedModel], faults: Iterable[Fault]) -> dict[str, Any]:
+    """`oallama list --json`."""
+    return {
+        "models": [
+            {
+                "name": found.model.name,
+                "store": found.model.store,
+                "bytes": found.n_bytes,
+                "quantisation": found.quantisation,
+                "path": str(found.model.path),
+                "files": [str(file) for file in found.model.files],
+            }
+            for found in models
+        ],
+        "unusable": [{"name": fault.name, "why": fault.why} for fault in faults],
+    }
+
+
+def models_table(models: Iterable[DescribedModel]) -> Table:
+    rows = [
+        (
+            printable(found.model.name),
+            found.model.store,
+            format_bytes(found.n_bytes),
+            found.quantisation,
+            printable(str(found.model.path), 1000),
+        )
+        for found in models
+    ]
+    return table("", "name |downloaded by |>size |quantisation |path", rows)

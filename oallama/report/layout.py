@@ -11,8 +11,7 @@ from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.affinity import ledger_items, operator_cells, saved_s, weights_on_device, zero_affinity
 from oallama.report.slices import cut_text
-from oallama.report.text import percent, plural, policy_on, printable, rate_text
-from oallama.report.words import PLAIN
+from oallama.report.text import PLAIN, percent, plural, policy_on, printable, rate_text
 
 N_STEPS = 21
 """Of the colour scale (templates/scale.css): affinity is shown to the nearest 0.05."""

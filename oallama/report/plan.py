@@ -12,8 +12,7 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes
 from oallama.report.affinity import predicted_text, printable_sentence, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
-from oallama.report.text import plural, policy_on, printable
-from oallama.report.words import PLAIN, Words
+from oallama.report.text import PLAIN, Words, plural, policy_on, printable
 
 
 def weights_on_device(record: Plan, operators: Sequence[Operator]) -> tuple[int, int]:

@@ -8,8 +8,7 @@ from oallama.core.affinity import Affinity
 from oallama.core.types import StreamSettings
 from oallama.core.units import format_bytes
 from oallama.report.table import WIDTH, Table, table
-from oallama.report.text import plural, printable, ranges_text
-from oallama.report.words import PLAIN, Words
+from oallama.report.text import PLAIN, Words, plural, printable, ranges_text
 
 MOST_LENGTHS = 6  # of the table of n_g that are shown
 

@@ -1,4 +1,4 @@
-"""Small pieces of text that every report uses: safe names, shapes, layer ranges, shares.
+"""Small pieces of text that every report uses: safe names, shapes, layer ranges, shares, words for places and times.
 
 Names and metadata come out of a model file, so whoever made the file chose them: `printable` is applied before they
 reach a terminal or a page.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from oallama.core.types import ModelInfo, Shape
 from oallama.core.units import format_ranges
@@ -89,3 +90,23 @@ def policy_on(policy: str, device: str) -> str:
 def model_title(model: ModelInfo) -> str:
     """The model's own name, or its file's, as it may be shown."""
     return printable(model.name or model.path.replace("\\", "/").rsplit("/", 1)[-1], 80)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """times: of an operator on the CPU, on the card, and of its transfers. cut: heading of shares of a weight; means:
+    sentence below it."""
+
+    times: tuple[str, str, str]
+    cut: str
+    means: str
+
+
+PLAIN = Words(
+    ("CPU", "card", "transfers"),
+    "CPU/copied/card",
+    "CPU/copied/card: how much of a weight is on the CPU, copied to the card when needed, and on the card.",
+)
+PAPERS = Words(
+    ("T_c", "T_g", "T'"), "CC/CG/GG", "CC: computed by the CPU; CG: streamed to the device; GG: on the device."
+)

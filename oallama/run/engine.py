@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -27,11 +28,12 @@ from oallama.device.native_abort import exit_at_abort
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
 from oallama.plan.plan import Plan
-from oallama.run.behaviour import Behaviour
 from oallama.run.conversation import Conversation
 from oallama.run.generate import (
     Generation,
+    KvCache,
     Piece,
+    Stops,
     check_tokens,
     generation_of,
     numbers_of,
@@ -39,7 +41,6 @@ from oallama.run.generate import (
     teacher_forced_logits,
     tokenize,
 )
-from oallama.run.kv_cache import KvCache
 from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning
 from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
@@ -53,10 +54,8 @@ from oallama.run.setup import (
     release,
 )
 from oallama.run.split import SplitMeter, SplitRun, open_split
-from oallama.run.stops import Stops
-from oallama.run.stream import Stream
+from oallama.run.stream import Stream, Turns
 from oallama.run.template import Template, prompt_for, template_for
-from oallama.run.turns import Turns
 from oallama.run.weight_places import weight_places
 
 if TYPE_CHECKING:
@@ -64,7 +63,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ggml_bridge.routing import RoutingRecorder
+    from oallama.profile.routing import Traffic
     from oallama.run.placed_llama import PlacedLlama
+
 
 T = TypeVar("T")
 
@@ -391,3 +392,17 @@ class Engine:
         if self._split is not None:
             buffers = (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *self._split.buffers())
         return compare_memory(buffers, self.device, self.plan.memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """Keywords of Engine and of Placer.engine.
+
+    progress: a bar on stderr where that is a terminal. on_traffic: gets which experts each generate and stream used, at
+    its end: the prompt, and one of every record_every tokens decoded behind it; None: nothing is recorded, and
+    computing is not held up for it.
+    """
+
+    progress: bool = True
+    on_traffic: Callable[[Traffic], None] | None = None
+    record_every: int = 1

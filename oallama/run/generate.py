@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.interrupt import held_interrupt
-from oallama.run.kv_cache import KvCache
-from oallama.run.stops import Stops
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from oallama.run.sampler import Sampler
+
 
 Wanted = Literal["none", "last", "all"]
 End = Literal["", "model", "stop", "limit", "context"]
@@ -264,3 +263,96 @@ def teacher_forced_logits(
     finally:
         batch.free()
     return logits
+
+
+#
+# prefix reuse
+#
+
+
+def common_length(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """Tokens of `held` that a prompt begins with, but never the whole prompt: its last token makes the logits."""
+    most = min(len(held), len(prompt) - 1)
+    return next((i for i in range(most) if held[i] != prompt[i]), max(most, 0))
+
+
+class KvCache:
+    """Sequence 0 of a context. tokens: what was decoded into it, in order; whoever decodes adds to them."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def forget(self) -> None:
+        """The cache may hold anything; nothing of it is used again."""
+        self.tokens.clear()
+
+    def begin(self, context: Any, prompt: Sequence[int]) -> int:
+        """Keep the tokens that `prompt` begins with, drop the others; how many were kept.
+
+        A sliding window or a recurrent state has lost what lay before the end of the sequence: where tokens would have
+        to be dropped from it nothing is kept. Raises UsageError for a model that keeps no context.
+        """
+        from llama_cpp import llama_cpp as api
+
+        memory = api.llama_get_memory(context)
+        if memory is None:
+            raise UsageError(
+                "this model keeps no context, so it cannot generate; use it for embeddings through engine.llama"
+            )
+        n_held, n_kept = len(self.tokens), common_length(self.tokens, prompt)
+        if n_kept and api.llama_memory_seq_pos_max(memory, 0) + 1 != n_held:  # somebody else decoded
+            n_kept = 0
+        if 0 < n_kept < n_held and api.llama_memory_seq_pos_min(memory, 0) > 0:
+            n_kept = 0
+        if 0 < n_kept < n_held and not api.llama_memory_seq_rm(memory, 0, n_kept, -1):
+            n_kept = 0
+        if n_kept == 0:
+            api.llama_memory_clear(memory, True)
+        del self.tokens[n_kept:]
+        return n_kept
+
+
+#
+# texts that end a generation
+#
+
+
+class Stops:
+    """Lets text through up to the first of the texts, and holds back what may be the beginning of one.
+
+    Raises UsageError for an empty text.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        if isinstance(texts, str):
+            texts = (texts,)
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise UsageError("--stop takes a text that ends the generation, or a list of them")
+        if not all(texts):
+            raise UsageError("--stop is empty; give a text that ends the generation")
+        self._texts = tuple(texts)
+        self._held = ""
+        self.reached = False
+
+    def shown(self, piece: str) -> str:
+        """What of the text so far may be shown now."""
+        if self.reached:
+            return ""
+        text = self._held + piece
+        found = [position for position in (text.find(stop) for stop in self._texts) if position >= 0]
+        if found:
+            self.reached, self._held = True, ""
+            return text[: min(found)]
+        n_held = max((_overlap(text, stop) for stop in self._texts), default=0)
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held]
+
+    def rest(self) -> str:
+        """What was held back, at the end of the generation."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of text that begin `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -8,15 +8,17 @@ fill in the rest, without touching anything that other users of llama_cpp see. I
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
+from llama_cpp import llama_chat_format
 from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import UsageError
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
-from oallama.run.chat_format import offer_templates, without_templates
-from oallama.run.turns import CLOSED
+from oallama.model.chat_template import render_chat
+from oallama.run.stream import CLOSED
 
 if TYPE_CHECKING:
     from ggml_bridge.routing import RoutingRecorder
@@ -129,3 +131,54 @@ class _Freed:
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(CLOSED)
+
+
+#
+# chat templates
+#
+
+
+_KEY = "tokenizer.chat_template"
+
+
+def without_templates(metadata: Mapping[str, str]) -> dict[str, str]:
+    """A GGUF's text metadata without its chat templates."""
+    return {key: value for key, value in metadata.items() if not key.startswith(_KEY)}
+
+
+def offer_templates(llama: Any, metadata: Mapping[str, str]) -> None:
+    """Give a Llama that was made without them the chat templates of its metadata, and choose as Llama does."""
+    for key, template in metadata.items():
+        if key == _KEY or key.startswith(f"{_KEY}."):
+            name = "chat_template.default" if key == _KEY else key.removeprefix("tokenizer.")
+            handler = llama_chat_format.chat_formatter_to_chat_completion_handler(ChatFormat(llama, template))
+            llama._chat_handlers[name] = handler
+    if _KEY in metadata:
+        known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
+        llama.chat_format = known or "chat_template.default"
+
+
+class ChatFormat:
+    """Makes prompts of messages by one template, in a child process. Raises ModelFileError, as render_chat."""
+
+    def __init__(self, llama: Any, template: str) -> None:
+        model = llama._model
+        self._template = template
+        self._eos = int(llama.token_eos())
+        self._marks = [
+            model.token_get_text(token) if token != -1 else "" for token in (int(llama.token_bos()), self._eos)
+        ]
+
+    def __call__(self, *, messages: Sequence[Mapping[str, Any]], **variables: Any) -> Any:
+        """llama_cpp's ChatFormatterResponse."""
+        bos, eos = self._marks
+
+        def at_end(tokens: Any, _logits: Any) -> bool:
+            return bool(tokens[-1] == self._eos)
+
+        return llama_chat_format.ChatFormatterResponse(
+            prompt=render_chat(self._template, messages, bos, eos, **variables),
+            stop=[eos],
+            stopping_criteria=llama_cpp.StoppingCriteriaList([at_end]),
+            added_special=True,
+        )

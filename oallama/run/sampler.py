@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,3 +118,20 @@ class Sampler:
 
 def _penalties(api: Any, n_vocab: int, repeat: float) -> Any:
     return api.llama_sampler_init_penalties(n_vocab, REPEAT_LAST_N, repeat, 0.0, 0.0)
+
+
+def grammar_of_schema(schema: str) -> str:
+    """GBNF, as llama-cpp-python makes it. Raises UsageError for what is no JSON, or a schema that it cannot express."""
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    try:
+        if not isinstance(json.loads(schema), dict):
+            raise UsageError('the JSON schema is no JSON object; give one such as {"type": "object"}')
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the JSON schema is not JSON: {error}") from None
+    try:
+        grammar: str = json_schema_to_gbnf(schema)
+    except Exception as error:  # it asserts, and raises what it likes
+        why = " ".join(str(error).split()).removesuffix(" (use --allow-fetch for force)")  # an option of its own tool
+        raise UsageError(f"the JSON schema cannot be made a grammar: {why or type(error).__name__}") from None
+    return grammar

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from oallama.stores.hub_cache import cached_models, find_cached, hub_cache
+from oallama.stores.hub_cache import cached_models, find_cached, hub_cache, llama_cache, llama_models
 from oallama.stores.hub_name import parse_hub_name
-from oallama.stores.llama_cache import llama_cache, llama_models
 from oallama.stores.ollama import find_in_ollama, ollama_models, ollama_stores
 from oallama.stores.stored import Fault, StoredModel
 

@@ -1,10 +1,12 @@
-"""Hugging Face's cache: models--USER--REPO/snapshots/COMMIT/FILE, as huggingface_hub and llama.cpp write it."""
+"""Hugging Face's cache: models--USER--REPO/snapshots/COMMIT/FILE, as huggingface_hub and llama.cpp write it; and
+llama.cpp's own, in which GGUF files lie side by side, called USER_REPO_FILE."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from oallama.core.errors import UsageError
 from oallama.stores.hub_name import HubName, choose, models, parse_hub_name, quant_of
 from oallama.stores.stored import StoredModel
 
-STORE = "Hugging Face"
+STORE, LLAMA_STORE = "Hugging Face", "llama.cpp"
 MAX_ENTRIES = 100_000  # of the cache that are looked at
 
 _FOLDER = "models--"
@@ -87,3 +89,26 @@ def _entries(folder: Path) -> list[Path]:
         return list(itertools.islice(folder.iterdir(), MAX_ENTRIES))
     except OSError:  # not there, or not ours to read
         return []
+
+
+#
+# llama.cpp's own cache
+#
+
+
+def llama_cache() -> Path:
+    """Where llama.cpp keeps what it downloads."""
+    if os.environ.get("LLAMA_CACHE"):
+        return Path(os.environ["LLAMA_CACHE"]).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "llama.cpp"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama.cpp"
+
+
+def llama_models(cache: Path) -> list[StoredModel]:
+    """Every whole model in that folder, by its file's name without the ending."""
+    try:
+        names = [path.name for path in itertools.islice(cache.iterdir(), MAX_ENTRIES) if path.is_file()]
+    except OSError:  # not there, or not ours to read
+        return []
+    return [StoredModel(parts[0][:-5], LLAMA_STORE, tuple(cache / part for part in parts)) for parts in models(names)]

@@ -43,8 +43,8 @@ def record(run: RecordedRun) -> dict[int, list[Row]]:
     from llama_cpp import llama_cpp as api
 
     from ggml_bridge.library import library_folder, soname
-    from oallama.bench.ggml_tensor import check_tensor_layout
     from oallama.bench.loaded import StockParams, context_params
+    from oallama.bench.readback import check_tensor_layout
     from oallama.bench.records import StockPlacement
     from oallama.core.errors import ModelFileError
     from oallama.device.load_params import LoadSettings
@@ -96,7 +96,7 @@ class _Reader:
 
     def on_node(self, node: int, ask: bool, _user_data: int) -> bool:
         """ggml_backend_sched_eval_callback: asks for those nodes, and reads them when they are computed."""
-        from oallama.bench.ggml_tensor import tensor_at
+        from oallama.bench.readback import tensor_at
 
         tensor = tensor_at(node)
         found = _NODE.fullmatch(tensor.name)

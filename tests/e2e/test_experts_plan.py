@@ -25,8 +25,7 @@ from oallama.cost.experts import expert_use
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
-from oallama.profile.routing import Traffic
-from oallama.profile.routing_store import write_routing
+from oallama.profile.routing import Traffic, write_routing
 from oallama.profile.store import profile_to_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))

@@ -16,9 +16,8 @@ from e2e.described_card import slow_cpu_fast_card
 from gguf_factory import write_gguf
 
 from oallama.bench.ab import Bench, ProgressCallback, run_bench
-from oallama.bench.deadline import Deadline
 from oallama.bench.fit_plan import stock_plan
-from oallama.bench.process import ArmProcess
+from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Sample
 from oallama.core.types import Workload
 from oallama.gate.run import Gated, gated_plan

@@ -5,7 +5,7 @@ import pytest
 from gguf_factory import write_gguf
 
 from oallama.placer import Placer
-from oallama.run.kv_cache import common_length
+from oallama.run.generate import common_length
 
 STORY = "the quick brown fox jumps over the lazy dog, and then it goes back to where it came from. " * 2
 

@@ -18,15 +18,13 @@ from e2e.placed import placed
 from e2e.split_cases import ffn, split_placements, written
 from gguf_factory import write_gguf
 
-from oallama.bench.ggml_tensor import check_tensor_layout, tensor_at, weight_of
+from oallama.bench.readback import check_tensor_layout, tensor_at, weight_of
 from oallama.cli.main import cli, exit_code
-from oallama.cli.routing import COUNT_EVERY
+from oallama.cli.routing import COUNT_EVERY, PROMPTS
 from oallama.core.options import Options
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.profile.prompts import PROMPTS
-from oallama.profile.routing import Traffic, counted, unknown_routing
-from oallama.profile.routing_store import read_routing
+from oallama.profile.routing import Traffic, counted, read_routing, unknown_routing
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.run.engine import Engine
 

@@ -12,7 +12,7 @@ from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE
 from oallama.placer import Placer
-from oallama.profile.history_store import read_history, timings_of
+from oallama.profile.history import read_history, timings_of
 from oallama.profile.store import FOLDER_VARIABLE
 
 WORKER = "rpc-worker:1"

@@ -39,8 +39,7 @@ from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.profile.emulate import host_of, profile_parameters
-from oallama.profile.routing import Traffic, counted
-from oallama.profile.routing_store import read_routing, routing_path, write_routing
+from oallama.profile.routing import Traffic, counted, read_routing, routing_path, write_routing
 from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
 from oallama.report.plan import plan_sentences
 from oallama.report.profile import profile_tables

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oallama.bench.deadline import Deadline
+from oallama.bench.process import Deadline
 from oallama.bench.records import (
     ArmResult,
     ArmSpec,

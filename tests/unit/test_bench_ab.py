@@ -8,8 +8,7 @@ import pytest
 from bench_cases import N_LAYER, NAMES, OPERATORS, World, report, stock
 
 from oallama.bench.ab import Bench, run_bench
-from oallama.bench.deadline import Deadline
-from oallama.bench.process import ArmProcess
+from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import BenchResult, BenchTest
 from oallama.core.errors import DeviceError, ModelFileError, OutOfTime
 

@@ -12,9 +12,8 @@ from dataclasses import replace
 import pytest
 from bench_cases import NAMES, SETTING, capped, planned, report, result, series, stock
 
-from oallama.bench.formats import FORMATS, formatted
 from oallama.bench.records import ArmResult, BenchTest, Cap
-from oallama.bench.rows import LLAMA_BENCH_FIELDS, OUR_FIELDS, rows
+from oallama.bench.rows import FORMATS, LLAMA_BENCH_FIELDS, OUR_FIELDS, formatted, rows
 
 PP, TG, PG = BenchTest(64, 0), BenchTest(0, 16), BenchTest(64, 16, 128)
 CPU = ArmResult(stock("stock-cpu", 0), report())

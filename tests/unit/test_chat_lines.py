@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from oallama.cli.chat.lines import PipedLines, message_of
+from oallama.cli.chat.commands import PipedLines, message_of
 from oallama.core.errors import UsageError
 
 

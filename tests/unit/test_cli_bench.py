@@ -12,8 +12,9 @@ import pytest
 from bench_cases import NAMES, report, result, series, stock
 
 from oallama.bench.records import ArmResult, BenchTest
-from oallama.cli import bench_options, output
-from oallama.cli.bench_options import ResultOptions
+from oallama.cli import bench as bench_options
+from oallama.cli import output
+from oallama.cli.bench import ResultOptions
 from oallama.cli.main import exit_code
 from oallama.core.errors import UsageError
 

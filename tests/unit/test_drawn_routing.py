@@ -13,7 +13,7 @@ from gguf_factory import write_gguf
 
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.profile.routing_store import read_routing as read_counts
+from oallama.profile.routing import read_routing as read_counts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 

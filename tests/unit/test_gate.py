@@ -14,8 +14,7 @@ from seeds import ALL
 
 from oallama.bench.records import BenchTest, StockPlacement
 from oallama.core.codec import from_json
-from oallama.gate.sequential import speed_interval
-from oallama.gate.verdict import ERROR, MOST_PAIRS, MOST_RACES, Race, Verdict, weighted_seconds
+from oallama.gate.verdict import ERROR, MOST_PAIRS, MOST_RACES, Race, Verdict, speed_interval, weighted_seconds
 
 KEY = {"model": "m" * 64, "n_threads": 2, "gpu_weights": None, "type_k": "f16"}
 Draw = Callable[[np.random.Generator], npt.NDArray[np.float64]]

@@ -16,8 +16,19 @@ from oallama.place.decide import decide
 from oallama.place.placement import Decision, plan_record
 from oallama.place.price import seen_passes
 from oallama.place.problem import Problem
-from oallama.profile.history import CHANGE, MEMORY_PASSES, SLOWEST, adopted, corrected, rates_text, with_seen
-from oallama.profile.history_store import history_path, read_history, timings_of, write_history
+from oallama.profile.history import (
+    CHANGE,
+    MEMORY_PASSES,
+    SLOWEST,
+    adopted,
+    corrected,
+    history_path,
+    rates_text,
+    read_history,
+    timings_of,
+    with_seen,
+    write_history,
+)
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.expected import ENOUGH_TOKENS, drift_text
 

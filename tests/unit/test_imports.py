@@ -44,8 +44,8 @@ TOUCH_NATIVE_TOO = {
 }
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
-    *(f"oallama.bench.{part}" for part in ("records", "rows", "schedule", "stats", "stock", "verify", "formats")),
-    *("oallama.gate.sequential", "oallama.gate.verdict", "oallama.core.options"),
+    *(f"oallama.bench.{part}" for part in ("records", "rows", "schedule", "stats", "stock", "verify")),
+    *("oallama.gate.verdict", "oallama.core.options"),
 )
 IMPURE_MODULES = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 

@@ -15,7 +15,9 @@ from oallama.report.affinity import (
     affinity_markdown,
     affinity_table,
     as_run,
+    compared_table,
     convergence_text,
+    fold,
     ledger_table,
     narrow_tables,
     ranked_places,
@@ -25,10 +27,8 @@ from oallama.report.affinity import (
     zero_affinity,
     zero_text,
 )
-from oallama.report.compared import compared_table
-from oallama.report.fold import fold
 from oallama.report.table import plain
-from oallama.report.words import PAPERS
+from oallama.report.text import PAPERS
 
 
 def test_every_row_shows_every_operator_in_rank_order():

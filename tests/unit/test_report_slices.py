@@ -12,7 +12,7 @@ from oallama.plan.plan import Plan
 from oallama.report.plan import plan_sentences, slice_sentences
 from oallama.report.slices import slices_table
 from oallama.report.table import plain
-from oallama.report.words import PAPERS, PLAIN
+from oallama.report.text import PAPERS, PLAIN
 
 OPERATORS = llama(4)
 CUTS = {0: (0.5, 0.25, 0.25), 1: (0.5, 0.25, 0.25), 2: (0.5, 0.25, 0.25), 3: (1.0, 0.0, 0.0), None: (0.0, 0.5, 0.5)}

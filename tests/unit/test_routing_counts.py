@@ -15,8 +15,17 @@ from seeds import examples
 from oallama.core.errors import ProfileError
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally
 from oallama.cost.experts import expert_use
-from oallama.profile.routing import ENOUGH_TOKENS, Traffic, counted, halves, tallied, unknown_routing
-from oallama.profile.routing_store import read_routing, routing_path, write_routing
+from oallama.profile.routing import (
+    ENOUGH_TOKENS,
+    Traffic,
+    counted,
+    halves,
+    read_routing,
+    routing_path,
+    tallied,
+    unknown_routing,
+    write_routing,
+)
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.routing import routing_report, routing_tables
 from oallama.report.table import plain

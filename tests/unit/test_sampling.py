@@ -4,8 +4,7 @@ import pytest
 
 from oallama.cli.main import exit_code
 from oallama.core.errors import UsageError
-from oallama.run.grammar import grammar_of_schema
-from oallama.run.sampler import Sampling
+from oallama.run.sampler import Sampling, grammar_of_schema
 
 
 def test_the_defaults_are_llama_cpps():

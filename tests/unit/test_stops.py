@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import UsageError
-from oallama.run.stops import Stops
+from oallama.run.generate import Stops
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())

@@ -11,8 +11,7 @@ from oallama.cli.main import exit_code
 from oallama.cli.prompt import model_and_prompt
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.stores.find import find_model
-from oallama.stores.hub_cache import hub_cache
-from oallama.stores.llama_cache import llama_cache
+from oallama.stores.hub_cache import hub_cache, llama_cache
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from oallama.core.errors import UsageError
-from oallama.run.turns import Turns
+from oallama.run.stream import Turns
 
 
 def stream(turns: Turns) -> Generator[None, None, None]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.answers import AnswerOptions, answer_options
 from oallama.cli.gate import tuning_gain
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
@@ -19,7 +18,7 @@ from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import counting
-from oallama.cli.sampling import DEFAULT_N_GEN, length_option
+from oallama.cli.sampling import DEFAULT_N_GEN, AnswerOptions, answer_options, length_option
 from oallama.core.errors import UsageError
 from oallama.report.text import printable
 from oallama.run.template import template_for

@@ -8,9 +8,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from oallama.cli.chat.lines import QUOTES
 from oallama.cli.chat.session import ChatSession, figures
 from oallama.cli.chat.settings import MEANINGS, changed, setting_name
 from oallama.cli.output import talk, write_file
@@ -23,6 +22,7 @@ from oallama.run.conversation import Conversation
 
 if TYPE_CHECKING:
     from oallama.cli.chat.model import ChatModel
+
 
 SECONDS = 20  # of /tune
 
@@ -255,3 +255,50 @@ COMMANDS = {
 }
 
 OTHER_NAMES = {"/help": "/?", "/": "/?", "/exit": "/bye", "/quit": "/bye", "/parameters": "/set"}
+
+
+QUOTES = '"""'
+
+
+def message_of(text: str, at_end: bool = False) -> str | None:
+    """The message that is typed so; None where another line belongs to it. at_end: none will come."""
+    opened = text.lstrip()
+    if opened.startswith("/") and QUOTES in opened:
+        closed = opened.count(QUOTES) > 1 and opened.rstrip().endswith(QUOTES)
+        return text if closed or at_end else None
+    if opened.startswith(QUOTES):
+        inside = opened[len(QUOTES) :]
+        if inside.rstrip().endswith(QUOTES):
+            return inside.rstrip()[: -len(QUOTES)].strip("\n")
+        return inside.strip("\n") if at_end else None
+    if text.endswith("\\"):
+        if not at_end:
+            return None
+        text = text[:-1]
+    return text.replace("\\\n", "\n")
+
+
+class PipedLines:
+    """Messages out of a stream that nobody types into."""
+
+    interactive = False
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def read(self) -> str | None:
+        """The next message, None at the end. Raises UsageError for what is not UTF-8 text."""
+        text = ""
+        while True:
+            try:
+                line = self._stream.readline()
+            except UnicodeDecodeError:
+                raise UsageError("what comes in on stdin is not UTF-8 text") from None
+            if not is_text(line):
+                raise UsageError("what comes in on stdin is not UTF-8 text; convert it, for example with iconv")
+            text += line
+            if not line:
+                return message_of(text.removesuffix("\n"), at_end=True) if text else None
+            message = message_of(text.removesuffix("\n"))
+            if message is not None:
+                return message

@@ -6,8 +6,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from oallama.cli.chat.commands import Leave, is_command, obey
-from oallama.cli.chat.lines import PipedLines
+from oallama.cli.chat.commands import Leave, PipedLines, is_command, obey
 from oallama.cli.chat.model import ChatModel
 from oallama.cli.chat.session import ChatSession, figures
 from oallama.cli.output import is_terminal, talk

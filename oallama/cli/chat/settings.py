@@ -9,9 +9,8 @@ from typing import Any
 
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, parse_seed
 from oallama.core.errors import UsageError
-from oallama.run.grammar import grammar_of_schema
-from oallama.run.sampler import Sampling
-from oallama.run.stops import Stops
+from oallama.run.generate import Stops
+from oallama.run.sampler import Sampling, grammar_of_schema
 
 ANY_JSON = "{}"
 

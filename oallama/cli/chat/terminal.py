@@ -14,8 +14,7 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-from oallama.cli.chat.commands import COMMANDS
-from oallama.cli.chat.lines import message_of
+from oallama.cli.chat.commands import COMMANDS, message_of
 
 PROMPT, CONTINUATION = ">>> ", "... "
 HISTORY = "chat-history"  # in the cache folder
