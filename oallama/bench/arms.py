@@ -17,7 +17,6 @@ from oallama.bench.fit import fit_under
 from oallama.bench.fit_plan import fit_plan, fit_sentence
 from oallama.bench.records import ArmSpec, BenchTest, Setting, StockPlacement
 from oallama.bench.search import StockSearch
-from oallama.bench.stock import parse_stock_args
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted, Workload
 from oallama.cost.passes import Pass, passes_at
@@ -29,7 +28,6 @@ from oallama.plan.plan import Plan
 
 STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE = "stock-cpu", "stock-ngl", "stock-fit", "stock-ncmoe"
 STOCK_ARMS = (STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE)
-STOCK_ARGS = "stock-args"  # arms of --stock-args are called so, the second stock-args-2
 
 _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
 
@@ -79,13 +77,6 @@ class ArmMaker:
         sizes = {int(spec.plan["workload"]["n_ubatch"]) for spec in specs if spec.plan is not None}
         larger = (n for n in sorted(sizes) if load.n_ubatch < n <= load.n_batch)
         return [self._with_ubatch(STOCK_FIT, n) for n in larger if f"{STOCK_FIT}-ub{n}" not in names]
-
-    def make_of_args(self, name: str, arguments: str) -> ArmSpec:
-        """The arm of a user's own llama.cpp flags, as they are. Raises UsageError."""
-        placement, setting = parse_stock_args(arguments, self.setting)
-        if placement.n_gpu_layers != 0 and not self.placer.has_device:
-            setting = setting.changed(device="none")
-        return ArmSpec(name, setting, placement, notes=(f"llama.cpp with {arguments}",))
 
     def of_plan(self, name: str, plan: Plan) -> ArmSpec:
         """The arm of a plan. Raises PlanError for one of another model."""

@@ -19,8 +19,8 @@ from oallama.core.files import unwritten, write_whole
 from oallama.report.matrix import Measured
 
 VERSION = 1
-JOINED, REPEATED = ("arms",), ("stock-args",)
-"""Options that take a list themselves: joined by commas, or given once for each value."""
+JOINED = ("arms",)
+"""Options that take a list themselves, joined by commas."""
 
 MAX_CELLS = 10_000
 
@@ -90,9 +90,7 @@ def _one_value_each(path: Path, table: Mapping[str, Any], flags: Mapping[str, st
             raise UsageError(f"{path}: {key} is neither a value nor a list of values")
     if "model" not in table:
         raise UsageError(f"{path}: a setting names no model")
-    alone = [
-        [value] if key in (*JOINED, *REPEATED) or not isinstance(value, list) else value for key, value in table.items()
-    ]
+    alone = [[value] if key in JOINED or not isinstance(value, list) else value for key, value in table.items()]
     return [dict(zip(table, values, strict=True)) for values in product(*alone)]
 
 
@@ -103,8 +101,7 @@ def _command(options: Mapping[str, Any], flags: Mapping[str, str]) -> tuple[str,
         if value is True:
             words.append(flag)
         elif value is not False:
-            texts = [_text(value)] if key in JOINED or not isinstance(value, list) else [str(each) for each in value]
-            words += [word for text in texts for word in (flag, text)]
+            words += [flag, _text(value)]
     return tuple(words)
 
 

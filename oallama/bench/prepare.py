@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from oallama.bench.ab import Bench
-from oallama.bench.arms import STOCK_ARGS, STOCK_CPU, STOCK_FIT, ArmMaker
+from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.records import BenchTest, Cap, Setting
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
@@ -83,15 +83,13 @@ def memory_cap(placer: Placer, load: LoadSettings) -> Cap:
     return Cap(int(options.vram_fill * capacity), None if share is None else int(share * total))
 
 
-def prepare(maker: ArmMaker, arms: Sequence[str], stock_args: Sequence[str] = (), **options: Any) -> Bench:
+def prepare(maker: ArmMaker, arms: Sequence[str], **options: Any) -> Bench:
     """Plan, search and fit: everything that is decided before arms are compared. options: fields of Bench.
 
     Raises UsageError, DoesNotFit, and what planning, searching and fitting raise.
     """
     specs = [maker.make(name) for name in arms]
     specs += maker.at_the_plans_ubatch(specs)
-    for index, text in enumerate(stock_args):
-        specs.append(maker.make_of_args(f"{STOCK_ARGS}-{index + 1}" if index else STOCK_ARGS, text))
     if len({spec.name for spec in specs}) < len(specs):
         raise UsageError("two arms have the same name; rename one of the plan files")
     placer, setting = maker.placer, maker.setting

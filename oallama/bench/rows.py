@@ -111,7 +111,6 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
     for name, value, present in (("ttft", ttft, test.n_prompt), ("tpot", tpot, test.n_gen)):
         row[f"{name}_s"] = mean(value(sample) for sample in samples) if present else None
         row |= _ratio_fields(f"{name}_", series, index, value, refused, seed)
-    outliers = ratio_of(series, index, seconds, seed)
     return row | {
         "device_bytes": arm.report.device_bytes,
         "host_bytes": arm.report.host_bytes,
@@ -131,7 +130,6 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
         "runs_per_sample": [sample.n_runs for sample in samples],
         "discarded_ns": [round(sample.seconds * 1e9) for sample in series.unused(index)],
         "drifts": [block.drift for block in series.kept],
-        "outliers": list(outliers.outliers) if outliers else [],
         "placement": _placement(arm),
         "same_as": arm.same_as,
         "problems": list(arm.problems),

@@ -1,4 +1,4 @@
-"""Statistics of a comparison: speed ratio of paired samples with its confidence interval, drift, trend. Pure; the seed
+"""Statistics of a comparison: speed ratio of paired samples with its confidence interval, and drift. Pure; the seed
 makes the bootstrap repeatable.
 
 Samples are compared in pairs taken right after each other, by the logarithm of their quotient, so that whatever made
@@ -24,35 +24,17 @@ RESAMPLES = 10_000
 LEAST_PAIRS = 6
 """Below this no interval is given: of four pairs it would hold the truth in 89 of 100 cases, not in 95."""
 
-OUTLIER_Z = 3.5
-"""Modified z-score beyond which a pair is called an outlier (Iglewicz and Hoaglin, 1993)."""
-
-OUTLIER_LEAST = 0.02  # and it must lie at least so far (relative) from the estimate
-_MAD_OF_NORMAL = 0.6744897501960817  # median absolute deviation of a normal distribution of deviation 1
-
 _CHUNK_VALUES = 4_000_000  # of pairwise means held at once
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times faster one arm is than another (above 1: faster), with its confidence interval.
-
-    outliers: positions of pairs far from the rest; they are in the estimate, which they hardly move.
-    """
+    """How many times faster one arm is than another (above 1: faster), with its confidence interval."""
 
     value: float
     low: float
     high: float
     n_pairs: int
-    outliers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """A slow change over a series: relative change from first to last sample, and how likely chance explains it."""
-
-    change: float
-    p_value: float
 
 
 def speed_ratio(
@@ -84,7 +66,7 @@ def speed_ratio(
     low, high = np.quantile(means, [tail, 1 - tail])
     value = math.exp(estimate)
     # the estimate of the sample itself lies inside whatever the resampling drew
-    return Ratio(value, min(math.exp(low), value), max(math.exp(high), value), n, _outliers(logs.tolist(), estimate))
+    return Ratio(value, min(math.exp(low), value), max(math.exp(high), value), n)
 
 
 def block_drift(pairs: Sequence[tuple[float, float]]) -> float:
@@ -94,25 +76,6 @@ def block_drift(pairs: Sequence[tuple[float, float]]) -> float:
     if not pairs:
         raise ValueError("a block needs at least one arm")
     return abs(math.expm1(abs(median(math.log(second / first) for first, second in pairs))))
-
-
-def trend(seconds: Sequence[float]) -> Trend:
-    """Whether a series of times grows or falls: Theil-Sen slope and Mann-Kendall test (normal approximation)."""
-    n = len(seconds)
-    if n < 3:
-        return Trend(0.0, 1.0)
-    score, slopes = 0, []
-    for i in range(n):
-        for j in range(i + 1, n):
-            difference = seconds[j] - seconds[i]
-            score += (difference > 0) - (difference < 0)
-            slopes.append(difference / (j - i))
-    ties = [list(seconds).count(value) for value in set(seconds)]
-    variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18
-    if variance <= 0:
-        return Trend(0.0, 1.0)
-    z = (abs(score) - (1 if score else 0)) / math.sqrt(variance)  # continuity corrected
-    return Trend(median(slopes) * (n - 1) / median(seconds), min(1.0, 2 * (1 - NormalDist().cdf(z))))
 
 
 def student_t(probability: float, freedom: int) -> float:
@@ -153,9 +116,3 @@ def _resampled(logs: npt.NDArray[np.float64], resamples: int, rng: Any) -> npt.N
         count = min(at_once, resamples - start)
         parts.append(_hodges_lehmann(logs[rng.integers(0, n, size=(count, n))]))
     return np.concatenate(parts)
-
-
-def _outliers(logs: Sequence[float], centre: float) -> tuple[int, ...]:
-    spread = median(abs(value - centre) for value in logs) / _MAD_OF_NORMAL
-    limit = max(OUTLIER_Z * spread, OUTLIER_LEAST)
-    return tuple(i for i, value in enumerate(logs) if abs(value - centre) > limit)

@@ -12,14 +12,12 @@ from typing import Any
 
 from oallama.bench.records import ArmResult, ArmSpec, Cap, LoadReport, Sample, Series
 from oallama.bench.schedule import MAX_DRIFT, unsteady
-from oallama.bench.stats import trend
 from oallama.bench.stock import bytes_at, expected_places
 from oallama.core.types import Operator
 from oallama.core.units import format_bytes, format_seconds
 
 TOLERANCE = 0.01  # of a cap, and of an operator's share on the device
 BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its turn
-TREND_P, TREND_CHANGE = 0.01, 0.05
 
 
 def problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int) -> tuple[str, ...]:
@@ -70,13 +68,6 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
             found.append(f"{label}: blocks discarded: {len(faults)}; {faults[-1]}")
         if again := sum(sum(map(bool, block.replaced)) for block in made.kept):
             found.append(f"{label}: arms that had a fault and were measured again at the end of their block: {again}")
-        if made.kept:
-            slow = trend([sample.seconds for sample in made.samples(0)])
-            if slow.p_value < TREND_P and abs(slow.change) > TREND_CHANGE:
-                how = "slower" if slow.change > 0 else "faster"
-                found.append(
-                    f"{label}: the machine got {abs(slow.change):.0%} {how} meanwhile; ratios hold, rates do not"
-                )
         late = [s for block in made.kept for pair in block.samples for s in pair if s.late_share is not None]
         if late:
             found.append(

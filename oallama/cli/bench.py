@@ -206,11 +206,6 @@ def text_of(result: BenchResult, form: str) -> str:
     help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios refer to the first. -ubN behind a name: "
     "with micro-batches of N tokens. Without a device the default is stock-cpu,auto.",
 )  # fmt: skip
-@option(
-    "--stock-args", "stock_args", multiple=True, metavar="FLAGS", group=Group.COMPARED,
-    help="One more arm: stock llama.cpp with your flags.\f These are -ngl, -ot, -ncmoe, -cmoe, -fa, -ctk, -ctv, -t, -b "
-    "and -ub.",
-)  # fmt: skip
 @timed_options
 @option(
     "-r", "--repetitions", type=count(2, 1000), default=DEFAULT_REPS, show_default=True, metavar="N",
@@ -229,7 +224,6 @@ def text_of(result: BenchResult, form: str) -> str:
 def command(
     model: str,
     arms: tuple[str, ...] | None,
-    stock_args: tuple[str, ...],
     timed: TimedOptions,
     repetitions: int,
     results: ResultOptions,
@@ -246,7 +240,7 @@ def command(
     \b
       oallama bench model.gguf
       oallama bench model.gguf --arms stock-fit,stock-ngl,oato,auto --vram 6GiB -r 10 -o result.json
-      oallama bench model.gguf --stock-args "-ngl 20 -fa on" --arms auto -pg 512,128 -d 4096
+      oallama bench model.gguf --arms stock-ngl,auto -pg 512,128 -d 4096
       oallama bench --matrix many.toml -o many.json
 
     \f
@@ -274,7 +268,6 @@ def command(
         bench = prepare(
             maker,
             arms or default_arms(placer),
-            stock_args,
             n_blocks=-(-repetitions // 2),
             resident=False if turns.reload else None,
         )

@@ -239,16 +239,18 @@ def test_the_best_ncmoe_keeps_to_the_cap_and_shows_what_was_tried(moe: Path) -> 
 def test_stock_and_plan_are_compared_and_the_same_is_told_from_another(model: Path, tmp_path: Path) -> None:
     plan = tmp_path / "mine.json"
     placer = Placer.load(model, device="none", threads=1)
-    placer.plan("cpu", workload=placer.workload(16, 4), measure=False).save(plan)
+    made = placer.plan("cpu", workload=placer.workload(16, 4), measure=False)
+    made.save(plan)
+    replace(made, attention=Attention("off")).save(tmp_path / "other.json")
     done = here(
-        "bench", model, "--device", "none", "--threads", 1, "--arms", f"stock-cpu,cpu,{plan}",
-        "--stock-args", "-fa off", "-p", 0, "-n", 0, "-pg", "8,4", "-r", 6, "--json",
+        "bench", model, "--device", "none", "--threads", 1, "--arms", f"stock-cpu,cpu,{plan},{tmp_path}/other.json",
+        "-p", 0, "-n", 0, "-pg", "8,4", "-r", 6, "--json",
     )  # fmt: skip
     rows = json.loads(done.stdout)
-    assert [row["arm"] for row in rows] == ["stock-cpu", "cpu", "mine", "stock-args"]
+    assert [row["arm"] for row in rows] == ["stock-cpu", "cpu", "mine", "other"]
     by_arm = {row["arm"]: row for row in rows}
     assert by_arm["stock-cpu"]["ratio_to_first"] == 1.0
-    assert by_arm["stock-cpu"]["flash_attn_used"] != by_arm["stock-args"]["flash_attn_used"]
+    assert by_arm["stock-cpu"]["flash_attn_used"] != by_arm["other"]["flash_attn_used"]
     assert all(len(row["samples_ns"]) == 6 for row in rows)
     for row in rows:
         assert set(row["placement"]["host"]) == set(names(tuple(operators(read_gguf(model)))))
@@ -319,7 +321,6 @@ def test_ctrl_c_leaves_a_valid_partial_file(model: Path, tmp_path: Path) -> None
         (["--arms", "stock-fast"], "there is no arm 'stock-fast'"),
         (["--arms", "auto,nonsense"], "there is no arm 'nonsense'"),
         (["--arms", "cpu,cpu"], "not a list of different arms"),
-        (["--stock-args", "--mlock"], "--mlock is not understood"),
         (["-p", "0", "-n", "0"], "there is nothing to time"),
         (["-p", "x"], "not a list of token counts"),
         (["-pg", "0,0"], "not a prompt and a generation"),

@@ -16,14 +16,11 @@ from typing import Any
 import click
 
 from fuzz.mutation import NUMBERS, TEXTS, damaged, number, text
-from oallama.bench.records import Setting
-from oallama.bench.stock import parse_stock_args
 from oallama.cli.main import cli
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.units import format_bytes, parse_bytes, parse_memory, parse_share
 from oallama.device.emulated import parameters_of, use_parameters
-from oallama.device.load_params import LoadSettings
 from oallama.device.spec import parse_device
 from oallama.report.text import printable
 
@@ -101,7 +98,7 @@ def check_device(raw: bytes, folder: Path) -> None:
 
 
 #
-# sizes, shares, llama.cpp's flags
+# sizes, shares
 #
 
 PARSERS: dict[str, Callable[[str], Any]] = {
@@ -111,17 +108,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "seconds": parse_share,
     "size": parse_memory,
     "type": lambda words: Options.given(type_k=words, type_v=words, flash_attn="off"),
-    "stock": lambda words: parse_stock_args(words, _setting()),
 }
-SAID = (
-    *("6GiB", "1.5GB", "6000MiB", "12", "50%", "0.5", "q8_0", "-ngl 20 -fa on -ctk q8_0", "-ncmoe 999999999"),
-    *("-ot 'blk.0=CPU,x=CUDA0' -ncmoe 3", "-ub 512 -b 2048 -t 4", "-ot '(a+)+$=CPU'"),
-)
-
-
-@functools.cache
-def _setting() -> Setting:
-    return Setting(LoadSettings("m.gguf"))
+SAID = (*("6GiB", "1.5GB", "6000MiB", "12", "50%", "0.5", "q8_0"),)
 
 
 def make_value(random: Random) -> bytes:

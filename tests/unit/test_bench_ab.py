@@ -131,12 +131,6 @@ def test_twins_and_liars_are_told_apart_after_the_load() -> None:
     assert any("same configuration" in warning for warning in result.warnings)
 
 
-def test_a_slow_down_over_the_whole_run_is_told() -> None:
-    made = World(dict(REPORTS), lambda name, turn: 1.0 + 0.01 * turn)
-    result = run(replace(BENCH, n_blocks=5), made)
-    assert any("slower meanwhile; ratios hold" in warning for warning in result.warnings)
-
-
 def test_progress_counts_to_what_it_announced() -> None:
     done = expected = 0
 

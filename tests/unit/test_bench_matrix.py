@@ -33,7 +33,7 @@ no-gate = true
 [[setting]]
 model = "models/a.gguf"
 vram = "3GiB"
-stock-args = ["-ngl 3", "-cmoe"]
+arms = ["stock-ngl", "auto"]
 pg = "64,16"
 """
 
@@ -61,12 +61,13 @@ def row(arm: str, ms: float, **changes: Any) -> dict[str, Any]:
 
 def test_a_list_is_a_comparison_for_each_value(matrix: Path) -> None:
     cells = cells_of(matrix)
+    both = "arms stock-fit,oato"
     assert [cell.name for cell in cells] == [
-        "model a, pg 64,16, no-gate True", "model a, pg 256,16, no-gate True", "model b, pg 64,16, no-gate True",
-        "model b, pg 256,16, no-gate True", "model a, stock-args -ngl 3,-cmoe, pg 64,16, vram 3GiB",
-    ]  # fmt: skip
+        *(f"model {name}, {both}, pg {pg},16, no-gate True" for name in "ab" for pg in (64, 256)),
+        "model a, arms stock-ngl,auto, pg 64,16, vram 3GiB",
+    ]
     words = " ".join(cells[4].command)
-    assert "--arms stock-fit,oato --stock-args -ngl 3 --stock-args -cmoe" in words
+    assert "--arms stock-ngl,auto" in words
     assert "--no-gate" in cells[0].command and "--no-gate" not in words
 
 

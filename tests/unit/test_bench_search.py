@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from bench_cases import N_LAYER, OPERATORS, SETTING
+from bench_cases import N_LAYER, OPERATORS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.bench.fit import shrink_until_fits
 from oallama.bench.records import Cap, StockPlacement
 from oallama.bench.search import best_value, largest_that_fits
-from oallama.bench.stock import operator_bytes_on_device, parse_stock_args
-from oallama.core.errors import UsageError
-from oallama.core.types import Attention
+from oallama.bench.stock import operator_bytes_on_device
 
 
 @given(st.integers(0, 100), st.integers(-1, 101))
@@ -60,43 +58,3 @@ def test_fit_is_offered_less_until_its_weights_keep_to_the_cap(limit: int, n_gpu
     assert operator_bytes_on_device(OPERATORS, N_LAYER, placement) <= limit
     assert steps[0].offered_bytes == 1 << 30
     assert len(steps) <= 8  # each is a dry load
-
-
-def test_a_users_flags_become_an_arm() -> None:
-    text = r"-ngl 20 -ot 'blk\.[0-3]\.ffn=CPU,output=CUDA0' -fa off -ctk q8_0 --cache-type-v q8_0 -t 4 -b 512 -ub 128"
-    placement, setting = parse_stock_args(text, SETTING)
-    assert placement == StockPlacement(20, ((r"blk\.[0-3]\.ffn", "CPU"), ("output", "device")))
-    attention = Attention("off", "q8_0", "q8_0")
-    assert setting == SETTING.changed(attention=attention, n_threads=4, n_batch=512, n_ubatch=128)
-
-
-def test_llama_cpps_default_is_every_layer_on_the_device() -> None:
-    assert parse_stock_args("", SETTING) == (StockPlacement(-1), SETTING)
-    assert parse_stock_args("-ngl all -fa", SETTING)[1].load.attention == Attention("on")
-
-
-def test_expert_flags() -> None:
-    two = parse_stock_args("-ncmoe 2", SETTING)[0]
-    assert two.n_cpu_moe == 2
-    assert [where for _, where in two.overrides] == ["CPU", "CPU"]
-    every = parse_stock_args("-cmoe -ngl 5", SETTING)[0]
-    assert (every.n_gpu_layers, len(every.overrides)) == (5, 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("--mlock", "--mlock is not understood"),
-        ("-ngl", "-ngl lacks its value"),
-        ("-ngl many", "-ngl takes a whole number from 0 on"),
-        ("-t 0", "-t takes a whole number from 1 on"),
-        ("-fa maybe", "maybe is not understood"),
-        ("-ot ffn", "is no pattern=buffer"),
-        ("-ot '(=CPU'", "is no regular expression"),
-        ("-ngl '3", "cannot be read"),
-    ],
-)
-def test_flags_that_cannot_be_honoured_are_refused_in_one_sentence(text: str, says: str) -> None:
-    with pytest.raises(UsageError, match="--stock-args") as caught:
-        parse_stock_args(text, SETTING)
-    assert says in str(caught.value)

@@ -16,7 +16,6 @@ from oallama.bench.stats import (
     block_drift,
     speed_ratio,
     student_t,
-    trend,
 )
 
 TIMES = st.floats(1e-6, 1e3)
@@ -32,7 +31,7 @@ def test_a_constant_ratio_is_found_exactly_whatever_the_machine_does() -> None:
     assert ratio is not None
     assert ratio.value == pytest.approx(1.2, rel=1e-12)
     assert (ratio.low, ratio.high) == (pytest.approx(1.2, rel=1e-12), pytest.approx(1.2, rel=1e-12))
-    assert (ratio.n_pairs, ratio.outliers) == (8, ())
+    assert ratio.n_pairs == 8
 
 
 def test_of_two_equal_arms_neither_is_faster() -> None:
@@ -77,7 +76,7 @@ def test_more_samples_make_the_interval_narrower() -> None:
     assert many.high / many.low < 0.6 * (few.high / few.low - 1) + 1
 
 
-def test_wild_samples_are_named_and_hardly_move_the_estimate() -> None:
+def test_wild_samples_hardly_move_the_estimate() -> None:
     reference, other = noisy(1.2, 12, 5, 0.01), noisy(1.0, 12, 6, 0.01)
     clean = speed_ratio(reference, other)
     other[3] *= 5
@@ -85,8 +84,6 @@ def test_wild_samples_are_named_and_hardly_move_the_estimate() -> None:
     ratio = speed_ratio(reference, other)
     assert ratio is not None
     assert clean is not None
-    assert clean.outliers == ()
-    assert ratio.outliers == (3, 9)
     assert ratio.value == pytest.approx(1.2, rel=0.02)
 
 
@@ -135,16 +132,6 @@ def test_a_block_that_the_machine_changed_in_shows_it() -> None:
     assert block_drift([(1.0, 9.0), (2.0, 2.0), (5.0, 5.0)]) == 0  # one arm's hiccup is not the machine's
     with pytest.raises(ValueError, match="arm"):
         block_drift([])
-
-
-def test_a_trend_is_told_from_noise() -> None:
-    rising = [s * (1 + 0.01 * i) for i, s in enumerate(noisy(1.0, 20, 11, 0.01))]
-    found = trend(rising)
-    assert found.p_value < 1e-3
-    assert found.change == pytest.approx(0.17, abs=0.05)
-    assert trend(noisy(1.0, 20, 12, 0.01)).p_value > 0.05
-    assert trend([1.0] * 10).p_value == 1.0
-    assert trend([1.0, 2.0]).p_value == 1.0
 
 
 @pytest.mark.parametrize(
