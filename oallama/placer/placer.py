@@ -169,7 +169,7 @@ class Placer(Measured):
         return self.price(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past))
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
-        """Predicted seconds of one token that sees `depth` others (place/depth.py). None as in expected."""
+        """Predicted seconds of one token that sees `depth` others (place/explain.py). None as in expected."""
         if plan.predicted is None or self._profile is None:
             return None
         flash_attn = self.attention_for(plan).flash_attn
