@@ -8,7 +8,6 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from oallama.cli.chat import model as chat_model
 from oallama.cli.chat.commands import COMMANDS, TOPICS, Leave, is_command, obey
 from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
 from oallama.cli.chat.model import ChatModel
@@ -360,40 +359,9 @@ class Placer:
         self.runs += runs
 
 
-def plan_with(operators):
-    return types.SimpleNamespace(operators=operators)
-
-
-def test_tune_frees_the_model_measures_and_places_anew(chat, capsys, monkeypatch):
-    first, best, asked = plan_with(("a",)), plan_with(("b",)), []
-    placer = Placer()
-    model = ChatModel(placer, first, None)
-
-    def measured(placer, load, seconds, **_):
-        asked.append((seconds, list(placer.opened)))
-        return types.SimpleNamespace(plan=best)
-
-    monkeypatch.setattr(chat_model, "measured", measured)
-    session, _, _ = chat()
-    session.begin(Conversation().with_message("user", "a").with_message("assistant", "one"))
-    assert model.engine is model.engine
-    obey(session, model, "/tune 7")
-    assert asked == [(7.0, [first, "closed"])]
-    assert placer.opened[2:] == [best]
-    said = capsys.readouterr().err
-    assert "another one now" in said and "evaluated anew" in said
-    obey(session, model, "/tune")
-    assert asked[1][0] == 20
-    assert "stays as it was" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="number of seconds"):
-        obey(session, model, "/tune soon")
-    with pytest.raises(UsageError, match="asked for"):
-        obey(session, ChatModel(placer, first, None, "it was asked for"), "/tune")
-
-
 def test_what_runs_took_is_kept_when_the_model_is_freed_unless_a_pipe_waits(capsys, monkeypatch):
     placer = Placer()
-    model = ChatModel(placer, "plan", None)
+    model = ChatModel(placer, "plan")
     assert model.engine
     model.close()
     assert placer.runs == []
@@ -409,20 +377,6 @@ def test_what_runs_took_is_kept_when_the_model_is_freed_unless_a_pipe_waits(caps
     model.close()
     assert placer.opened[2:] == ["plan", "closed"]
     assert "what this run took is not kept: no room" in capsys.readouterr().err
-
-
-def test_a_tune_that_fails_or_is_stopped_leaves_the_placement(chat, capsys, monkeypatch):
-    for stopped in (KeyboardInterrupt, DeviceError):
-        model = ChatModel(Placer(), plan_with(()), None)
-
-        def measured(*_, stopped=stopped, **__):
-            raise stopped("it was lost")
-
-        monkeypatch.setattr(chat_model, "measured", measured)
-        session, _, _ = chat()
-        converse(session, model, Typed("/tune"))
-        assert model.plan.operators == ()
-    assert capsys.readouterr().err.splitlines() == ["stopped", "it was lost"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
-from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN, AnswerOptions, answer_options, length_option
 from oallama.core.errors import UsageError
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from oallama.cli.chat.session import ChatSession
     from oallama.core.types import Workload
     from oallama.placer import Placer
-    from oallama.plan.plan import Plan
-    from oallama.run.engine import Engine
 
 CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was trained on
 PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned for
@@ -73,7 +70,7 @@ def command(
     \f
     In a pipe each line is a message, and stdout gets the answers alone. A line that begins with / is a command. Ctrl-C
     stops an answer. Without a measured placement that of stock llama.cpp is used; a line says what measuring is
-    predicted to gain, and /tune measures.
+    predicted to gain.
     """
     if position is not None and model_option is not None:
         raise UsageError("MODEL is given twice, by position and by -m")
@@ -103,20 +100,15 @@ def start(
     if (found := asked.planned(model)) is not None:
         placer, plan = found
         template = template_for(placer.model.path, chat, system)
-        load, unknown, fixed = plan.workload, False, "the placement is that of --plan; start without it to measure"
+        load, unknown = plan.workload, False
     else:
         placer = asked.placer(model)
         template = template_for(placer.model.path, chat, system)
         load = chat_workload(placer, n_past)
         plan, unknown = asked.made_plan(placer, load)
-        fixed = why_fixed(placer, asked.policy)
     settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
     with counting(placer, answers.count_experts) as recording:
-
-        def opened(placer: Placer, plan: Plan) -> Engine:
-            return placer.engine(plan, **recording)
-
-        session_model = ChatModel(placer, plan, load, fixed, opened, asked.plan_file is not None)
+        session_model = ChatModel(placer, plan, asked.plan_file is not None, **recording)
         reader = reader_of_stdin()
         session = ChatSession(session_model, template, Conversation(system or None), settings)
         try:
@@ -135,15 +127,6 @@ def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
     n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
     n_gen = max(1, min(DEFAULT_N_GEN, n_ctx // 4))
     return run_workload(placer, max(1, min(PROMPT_TOKENS, n_ctx - n_gen - n_past)), n_gen, n_past)
-
-
-def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
-    """Why /tune has nothing to choose from; empty where it has."""
-    if not policy.is_auto:
-        return "the placement is the one that was asked for; start without --policy and -ngl to measure"
-    if not placer.has_device:
-        return "there is nothing to tune without a device; start with --device, such as emulated:rtx3060"
-    return ""
 
 
 def welcome(session: ChatSession, model: ChatModel) -> str:

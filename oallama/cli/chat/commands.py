@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from oallama.cli.chat.model import ChatModel
 
 
-SECONDS = 20  # of /tune
-
 _NAME = re.compile(r"/(\?|[a-z]+)?(?:\s|$)")
 
 
@@ -230,17 +228,6 @@ def _retry(session: ChatSession, _model: ChatModel, _argument: str) -> None:
     session.retry()
 
 
-def _tune(session: ChatSession, model: ChatModel, argument: str) -> None:
-    if argument and not (argument.isdecimal() and 0 < int(argument) <= 86_400):
-        raise UsageError(f"/tune takes a number of seconds, not {argument}")
-    before = model.plan.operators
-    model.tune(float(argument or SECONDS))
-    same = "the placement stays as it was" if model.plan.operators == before else "the placement is another one now"
-    model.engine  # noqa: B018  # load it
-    n = len(session.conversation.messages)
-    talk(f"{same}{'; the next message has the whole conversation evaluated anew' if n else ''}")
-
-
 COMMANDS = {
     "/?": Command(_help, "", "this list; /? set and /? show say more", ("set", "show")),
     "/set": Command(_set, "NAME VALUE", "change a setting; without a name: show them", tuple(MEANINGS)),
@@ -250,7 +237,6 @@ COMMANDS = {
     "/clear": Command(_clear, "", "forget the conversation, but for the system prompt"),
     "/undo": Command(_undo, "", "take back the last question and its answer"),
     "/retry": Command(_retry, "", "answer the last question again"),
-    "/tune": Command(_tune, "[SECONDS]", "measure which placement is fastest, and use it from now on"),
     "/bye": Command(_leave, "", "leave"),
 }
 

@@ -1,17 +1,13 @@
-"""The model of a chat: loaded where a plan puts it, measured and loaded anew where the user asks for that."""
+"""The model of a chat, loaded where a plan puts it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from oallama.cli.gate import measured
 from oallama.cli.placement import keep_runs, say_warnings, tell_drift
-from oallama.core.errors import UsageError
 from oallama.report.expected import ENOUGH_TOKENS
 
 if TYPE_CHECKING:
-    from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
@@ -19,28 +15,17 @@ if TYPE_CHECKING:
 
 
 class ChatModel:
-    """fixed: why the placement is not to be measured, else empty. opened: loads a plan; None: as the placer does.
-    plan_given: the plan is one of the user's."""
+    """plan_given: the plan is one of the user's. keywords: of Placer.engine."""
 
-    def __init__(
-        self,
-        placer: Placer,
-        plan: Plan,
-        load: Workload,
-        fixed: str = "",
-        opened: Callable[[Placer, Plan], Engine] | None = None,
-        plan_given: bool = False,
-    ) -> None:
-        self.placer, self.plan, self.load, self._opened = placer, plan, load, opened
-        self._fixed, self._plan_given = fixed, plan_given
+    def __init__(self, placer: Placer, plan: Plan, plan_given: bool = False, **keywords: Any) -> None:
+        self.placer, self.plan, self._plan_given, self._keywords = placer, plan, plan_given, keywords
         self._engine: Engine | None = None
 
     @property
     def engine(self) -> Engine:
         """Loaded now if it is not. Raises what loading raises."""
         if self._engine is None:
-            opened = self._opened
-            self._engine = opened(self.placer, self.plan) if opened else self.placer.engine(self.plan)
+            self._engine = self.placer.engine(self.plan, **self._keywords)
             say_warnings(self._engine, self.placer, self._plan_given)
         return self._engine
 
@@ -67,12 +52,3 @@ class ChatModel:
                 keep_runs(self.placer, engine)
             finally:
                 engine.close()
-
-    def tune(self, seconds: float) -> None:
-        """Measure plans against stock llama.cpp for about so long, and place as the best of them. The model is freed
-        meanwhile, as what is measured needs its memory. Raises UsageError where the placement is fixed, and what
-        measuring raises; the placement stays then."""
-        if self._fixed:
-            raise UsageError(self._fixed)
-        self.close()
-        self.plan = measured(self.placer, self.load, seconds, ends="Ctrl-C ends it and keeps what is done").plan
