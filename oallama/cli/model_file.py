@@ -38,8 +38,6 @@ def model_file(model: str) -> str:
         return str(found.path)
     if names_the_hub(model):
         return str(pulled(hub_name(model)).path)
-    from oallama.cli.model_file import near_text
-
     raise UsageError(f"{model}: there is no such file, nor a downloaded model of that name; {near_text(model)}")
 
 

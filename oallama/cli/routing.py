@@ -132,8 +132,6 @@ def experts_of(model: ModelInfo, option: str) -> tuple[str, int, int]:
 
 def _prompts(path: str | None) -> Sequence[str]:
     """Texts between empty lines. Raises UsageError."""
-    from oallama.cli.routing import PROMPTS
-
     if path is None:
         return PROMPTS
     prompts = [block.strip("\n") for block in re.split(r"\n\s*\n", text_of_file(path, "prompts")) if block.strip()]
