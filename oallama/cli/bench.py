@@ -17,7 +17,6 @@ from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
     as_record,
-    chart_option,
     check_gate,
     count,
     gate_option,
@@ -27,7 +26,7 @@ from oallama.cli.options import (
     profile_option,
     refresh_gate_option,
 )
-from oallama.cli.output import check_result, emit, talk, turn_bar, write_chart, write_file
+from oallama.cli.output import check_result, emit, talk, turn_bar, write_file
 from oallama.cli.policy import PolicyOptions, note_unused, rules_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
@@ -120,13 +119,11 @@ class ResultOptions:
     """Where a comparison goes. output: (format, file or None for stdout)."""
 
     output: tuple[str, str | None]
-    chart: str | None
     as_json: bool
 
     def check(self) -> None:
-        """Raises UsageError where it is known beforehand that a file cannot be written."""
+        """Raises UsageError where it is known beforehand that the file cannot be written."""
         check_result(self.output[1])
-        check_result(self.chart)
 
     def save(self, result: BenchResult) -> None:
         """What there is so far, to the file, so that it is valid whenever measuring ends."""
@@ -135,7 +132,7 @@ class ResultOptions:
             write_file(file, text_of(result, form))
 
     def tell(self, result: BenchResult) -> None:
-        """What was measured, to where it was asked for; the picture last, as that alone may still fail."""
+        """What was measured, to where it was asked for."""
         form, file = self.output
         if file is not None:
             talk(f"wrote {file}")
@@ -144,8 +141,6 @@ class ResultOptions:
         if self.as_json or form != "md" or file is not None:
             for warning in result.warnings:
                 talk(f"warning: {warning}")
-        if self.chart is not None and any(series.kept for series in result.series):
-            draw(result, self.chart)
 
 
 result_options = as_record(
@@ -155,7 +150,6 @@ result_options = as_record(
         "-o", "--output", type=parsed(parse_output), default="md", show_default=True, metavar="FORMAT|FILE",
         help="md, csv, json, jsonl, sql, or a file that ends so.",
     ),
-    chart_option,
     option("--json", "as_json", is_flag=True, help="Print one JSON document."),
 )  # fmt: skip
 """The command gets `results`, a ResultOptions."""
@@ -183,13 +177,6 @@ turn_options = as_record(
            help="Load an arm anew for each turn, as where not all fit at once."),
 )  # fmt: skip
 """The command gets `turns`, a TurnOptions."""
-
-
-def draw(result: BenchResult, chart: str) -> None:
-    from oallama.bench.rows import rows
-    from oallama.report.matrix import bench_chart
-
-    write_chart(chart, bench_chart(rows(result)))
 
 
 def text_of(result: BenchResult, form: str) -> str:

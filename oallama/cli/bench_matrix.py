@@ -27,7 +27,6 @@ from oallama.core.files import lock_file
 BESIDE = ("matrix", "output", "as_json", "progress")
 """Parameters of `oallama bench` that go with --matrix."""
 
-NOT_OF_CELLS = (*BESIDE, "chart")
 GRACE_S = 15.0  # for a comparison that is told to end, to end its arms
 
 
@@ -94,7 +93,7 @@ def _run(about: str, cells: Sequence[Cell], target: Path, as_json: bool, progres
 
 def flags_of(command: click.Command) -> dict[str, str]:
     """The keys of a setting: options by their longest spelling, without its dashes."""
-    options = [p for p in command.params if isinstance(p, click.Option) and p.name not in NOT_OF_CELLS]
+    options = [p for p in command.params if isinstance(p, click.Option) and p.name not in BESIDE]
     spelled = [flag for option in options for flag in (max(option.opts, key=len), *option.secondary_opts)]
     return {flag.lstrip("-"): flag for flag in spelled}
 

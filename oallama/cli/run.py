@@ -29,14 +29,12 @@ from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, AnswerOptions, answ
 from oallama.cli.signals import somebody_watches
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
-from oallama.core.units import format_seconds
 from oallama.run.template import Prompt, prompt_of
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.run.engine import Engine
     from oallama.run.generate import Generation
-    from oallama.run.split import SplitRun
     from oallama.run.stream import Stream
 
 BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
@@ -55,7 +53,6 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     "chat where the model has a template, except with the default model",
 )
 @json_option
-@option("--verbose", is_flag=True, advanced=True, help="Show where the time of divided operators went.")
 def command(
     words: tuple[str, ...],
     model_option: str | None,
@@ -65,7 +62,6 @@ def command(
     asked: PlacementOptions,
     answers: AnswerOptions,
     as_json: bool,
-    verbose: bool,
 ) -> None:
     """Answer a prompt, or begin a chat where there is none. Without MODEL it is the small one that comes with oallama.
 
@@ -126,8 +122,6 @@ def command(
             predicted = expected_of(placer, loaded, generation)
             talk(statistics(generation, loaded, predicted, placer.operators))
             tell_drift(placer, generation, None if predicted is None else predicted.tpot_s)
-            if verbose and loaded.split_stats is not None and loaded.split_stats.n_decoded:
-                talk(split_statistics(loaded.split_stats, loaded.device))
         keep_runs(placer, loaded)
     if unknown and asked.tune == "after" and not as_json:
         if somebody_watches():
@@ -246,11 +240,3 @@ def statistics(
     ]
     where = where_text(engine.plan, operators)
     return " · ".join([*parts, policy_on(engine.plan.policy, engine.device), where])
-
-
-def split_statistics(done: SplitRun, device: str) -> str:
-    """The line below that: where the time of split operators went, per token."""
-    spent = done.per_token()
-    parts = {"launch": "launch_s", "CPU": "host_s", f"waiting for {device}": "wait_s", "join": "join_s"}
-    times = " · ".join(f"{name} {format_seconds(spent[key])}" for name, key in parts.items())
-    return f"divided operators, per token: {times}"

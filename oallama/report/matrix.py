@@ -1,4 +1,4 @@
-"""A measured comparison as a chart, with a bar for each arm of each test, and a matrix of them as table and chart."""
+"""A matrix of measured comparisons as a table, and as a chart with a bar for each arm of each test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from oallama.core.units import format_bytes, format_seconds
+from oallama.core.units import format_seconds
 from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, TimesChart
 from oallama.report.table import Table, table
 
@@ -44,7 +44,7 @@ def matrix_chart(about: str, measured: Sequence[Measured]) -> TimesChart:
     groups = tuple(
         Group(
             ", ".join(each.label.values()),
-            tuple(Line(str(row["arm"]), ((bar_of(row, "ttft"),), (bar_of(row, "tpot"),))) for row in each.rows),
+            tuple(Line(str(row["arm"]), ((_bar(row, "ttft"),), (_bar(row, "tpot"),))) for row in each.rows),
         )
         for each in measured
     )
@@ -75,31 +75,9 @@ def _predicted(row: Row) -> str:
     return ", ".join(format_seconds(found[key]) for key in ("ttft_s", "tpot_s") if found.get(key))
 
 
-def bench_chart(rows: Sequence[Row]) -> TimesChart:
-    """rows: of bench/rows.py, tests in order. Each test has a scale of its own."""
-    first = rows[0]
-    groups: dict[str, list[Line]] = {}
-    for row in rows:
-        depth = f" at depth {row['n_depth']}" if row["n_depth"] else ""
-        line = Line(str(row["arm"]), ((bar_of(row, "ttft"),), (bar_of(row, "tpot"),)))
-        groups.setdefault(f"{row['n_prompt']} + {row['n_gen']}{depth}", []).append(line)
-    return TimesChart(
-        title=f"{first['model_type']}, {first['devices']}",
-        subtitle=f"{first['gpu_info']}; {_cap(first)}; seconds, so shorter is better",
-        groups=tuple(Group(test, tuple(lines)) for test, lines in groups.items()),
-        label="; ".join(f"{row['arm']} {format_seconds(row['avg_ns'] * 1e-9)}" for row in rows),
-    )
-
-
-def bar_of(row: Row, name: str) -> TimeBar:
+def _bar(row: Row, name: str) -> TimeBar:
     """The bar of `ttft` or `tpot`, with its ratio to the first arm."""
     seconds, ratio = row[f"{name}_s"], row[f"{name}_ratio_to_first"]
     times = f" ({ratio:.2f}×)" if ratio else ""
     colour = STOCK if str(row["arm"]).startswith("stock") else OURS
     return TimeBar(seconds, colour, f"{format_seconds(seconds or 0)}{times}")
-
-
-def _cap(row: Row) -> str:
-    if row["cap_operator_bytes"]:
-        return f"at most {format_bytes(row['cap_operator_bytes'])} of weights on the device"
-    return f"at most {format_bytes(row['cap_device_bytes'])} on the device" if row["cap_device_bytes"] else "no device"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -54,26 +52,6 @@ def test_run_reports_what_the_split_backend_did(device: str, tmp_path: Path) -> 
 def test_a_plan_that_splits_nothing_says_nothing_of_it(tmp_path: Path) -> None:
     plan = saved(tmp_path, "none", lambda operator: None)
     assert json.loads(run(plan, "--json").stdout)["split"] is None
-
-
-def test_a_terminal_is_told_where_the_time_went(tmp_path: Path) -> None:
-    plan = saved(tmp_path, "cpu-pair", ffn(0.5))
-    ours, theirs = pty.openpty()
-    command = [*COMMAND, "run", "once upon", "--plan", str(plan), "-n", "4", "-t", "1", "--verbose"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, stdin=subprocess.DEVNULL, cwd=ROOT
-    ) as process:
-        os.close(theirs)
-        process.wait(120)
-        said = os.read(ours, 1 << 16).decode()
-    os.close(ours)
-    assert process.returncode == 0, said
-    last = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said).split("\r\n")[-2].split("\r")[-1]
-    seconds = r"[\d.]+ (?:ns|µs|ms|s)"
-    parts = ("launch", "CPU", "waiting for cpu-pair", "join")
-    assert re.fullmatch("divided operators, per token: " + " · ".join(f"{part} {seconds}" for part in parts), last), (
-        said
-    )
 
 
 def test_a_plan_for_another_model_is_exit_code_2(tmp_path: Path) -> None:
