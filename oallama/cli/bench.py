@@ -17,7 +17,6 @@ from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
     as_record,
-    check_gate,
     count,
     gate_option,
     gathered,
@@ -241,7 +240,8 @@ def command(
     from oallama.gate.run import gated_arm
     from oallama.placer import Placer
 
-    check_gate(gate, refresh_gate)
+    if refresh_gate and not gate:
+        raise UsageError("--no-gate and --refresh-gate exclude each other")
     if policy.tells_oato and "oato" not in (arms or ()):
         raise UsageError("--affinity and --fill say how oato places, and no arm is oato; name it in --arms")
     results.check()

@@ -13,7 +13,6 @@ from click.shell_completion import CompletionItem
 
 from oallama.cli.help import Group, option
 from oallama.cli.model_file import model_file
-from oallama.core.errors import UsageError
 from oallama.core.options import CACHE_TYPES, Options
 from oallama.core.units import parse_memory, parse_share
 from oallama.stores.hub_name import HubName, parse_hub_name
@@ -224,12 +223,6 @@ refresh_gate_option = option(
     "--refresh-gate", is_flag=True, group=Group.PLACEMENT, advanced=True,
     help="Policy auto: measure although the verdict of an earlier time still holds.",
 )  # fmt: skip
-
-
-def check_gate(gate: bool, refresh_gate: bool) -> None:
-    """Raises UsageError where the gate is to be left out and to measure anew."""
-    if refresh_gate and not gate:
-        raise UsageError("--no-gate and --refresh-gate exclude each other")
 
 
 tune_option = option(

@@ -17,11 +17,9 @@ from oallama.cli.options import (
     PLACEMENT,
     Decorator,
     as_record,
-    check_gate,
     gate_option,
     gathered,
     profile_option,
-    refresh_gate_option,
     tune_option,
 )
 from oallama.cli.output import talk
@@ -50,11 +48,9 @@ class PlacementOptions:
     options: Options
     profile: str | None
     gate: bool
-    refresh_gate: bool
     tune: str
 
     def __post_init__(self) -> None:
-        check_gate(self.gate, self.refresh_gate)
         if self.plan_file is not None and (self.policy.given or self.policy.tells_oato):
             raise UsageError("--plan goes without --policy, -ngl, --affinity and --fill: the plan says what is where")
 
@@ -98,8 +94,8 @@ class PlacementOptions:
         unknown = False
         if not self.gate or not self.policy.is_auto:
             plan = self.policy.plan(placer, load)
-        elif self.tune == "before" or self.refresh_gate:
-            plan = measured(placer, load, refresh=self.refresh_gate).plan
+        elif self.tune == "before":
+            plan = measured(placer, load).plan
         else:
             plan, unknown = at_once(placer, load)
         for note in plan.notes:
@@ -121,7 +117,6 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
         gathered(*PLACEMENT, *workload, *CONTEXT),
         profile_option,
         gate_option,
-        refresh_gate_option,
         tune,
     )  # fmt: skip
 

@@ -143,7 +143,6 @@ def test_debug_shows_the_traceback(failing, capsys, monkeypatch):
         (["plan", "a.gguf", "-ngl", "3", "--fill", "full"], "do not go with it"),
         (["run", "a.gguf", "hi", "-ngl", "0", "--prefetch", "layer"], "do not go with it"),
         (["run", "a.gguf", "hi", "--policy", "cpu", "--affinity", "paper"], "--policy cpu does not use them"),
-        (["run", "a.gguf", "hi", "--no-gate", "--refresh-gate"], "--no-gate and --refresh-gate exclude each other"),
         (["bench", "a.gguf", "--no-gate", "--refresh-gate"], "--no-gate and --refresh-gate exclude each other"),
         (["bench", "a.gguf", "--fill", "full"], "no arm is oato"),
         (["bench", "a.gguf", "--affinity", "paper", "--arms", "stock-cpu,split"], "no arm is oato"),
