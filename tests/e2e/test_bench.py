@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -281,14 +280,11 @@ def test_a_worker_cap_and_fit_from_the_command_line(model: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_arms_may_be_pinned_loaded_anew_and_given_time_to_cool(model: Path) -> None:
+def test_arms_may_be_pinned_and_loaded_anew(model: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
     asked = ("--device", "none", "-t", 1, "--arms", "stock-cpu,cpu", "-p", 8, "-n", 0, "-r", 2, "-o", "json")
-    began = time.monotonic()
-    done = here("bench", model, *asked, "--cpus", cpu, "--reload", "--delay", 1, "-oe", "csv")
-    assert time.monotonic() - began >= 4, "a second before each of four turns"
+    done = here("bench", model, *asked, "--cpus", cpu, "--reload")
     assert [row["cpu_mask"] for row in json.loads(done.stdout)] == [hex(1 << cpu)] * 2
-    assert "n_threads" in done.stderr
 
 
 def test_ctrl_c_leaves_a_valid_partial_file(model: Path, tmp_path: Path) -> None:

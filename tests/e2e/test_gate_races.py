@@ -18,8 +18,7 @@ from e2e.described_card import slow_cpu_worker
 from gguf_factory import write_llama_shape
 
 from oallama.bench.ab import Bench, ProgressCallback, run_bench
-from oallama.bench.deadline import Deadline
-from oallama.bench.process import ArmProcess
+from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, LoadReport, Sample
 from oallama.core.profile import Profile
 from oallama.core.types import Attention, Predicted, Workload
@@ -293,7 +292,7 @@ def test_another_setting_is_another_verdict_and_a_similar_one_is_not(
 
 
 def test_turns_are_as_short_as_predicted_and_the_same_for_all_prompts_of_a_class(placer: Placer) -> None:
-    made = placer.cpu_plan(Workload(64, 32, 4096))
+    made = placer.plan("cpu", workload=Workload(64, 32, 4096), measure=False)
 
     def plan(load: Workload, total_s: float, flash_attn: Any = "on") -> Plan:
         predicted = Predicted(total_s / 2, total_s / 64, total_s)

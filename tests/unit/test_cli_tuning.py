@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oallama.cli import gate as cli_gate
-from oallama.cli.bars import _shown_on, time_bar
+from oallama.cli.output import _shown_on, time_bar
 from oallama.core.options import Options
 from oallama.core.types import Workload
 from oallama.core.units import MIB
@@ -35,7 +35,7 @@ def test_the_bar_shows_the_time_and_never_gets_longer(monkeypatch: pytest.Monkey
         return bars[0]
 
     monkeypatch.setattr("tqdm.tqdm", bar)
-    monkeypatch.setattr("oallama.cli.bars.is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: stream is sys.stderr)
     times = iter([100.0, 100.0, 107.5, 130.0])
     with time_bar(20.0, lambda: next(times)) as show:
         show("plan")
