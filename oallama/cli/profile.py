@@ -69,8 +69,8 @@ def command(
     \f
     The CPU is timed in each weight layout. Interrupted, it goes on where it stopped.
 
-    With --routing the model runs over some prompts, and which experts it used is counted and reported: how much of the
-    traffic few experts serve, and whether they still do later. Counts are kept, no text.
+    With --routing the model runs over some prompts, and which experts it used is counted and reported: how much of
+    later traffic few experts serve. Counts are kept, no text.
     """
     from oallama.placer import Placer
     from oallama.profile.export import exported

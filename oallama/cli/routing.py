@@ -68,17 +68,16 @@ routing_options = as_record(
 
 
 def show_routing(placer: Placer, asked: RoutingOptions, refresh: bool, as_json: bool) -> None:
-    """Show the report. Nothing is run where nothing new is to be counted. refresh: what is known does not count. Raises
-    UsageError for a model without experts."""
+    """Show what is known. Nothing is run where nothing new is to be counted. refresh: what is known does not count.
+    Raises UsageError for a model without experts."""
     from oallama.core.codec import to_json
-    from oallama.report.routing import routing_report, routing_tables
+    from oallama.report.routing import routing_table
 
     routing = known_routing(placer, asked, refresh)
-    report = routing_report(routing)
     if as_json:
-        emit_json({"report": to_json(report), "routing": to_json(routing)})
+        emit_json({"routing": to_json(routing)})
     else:
-        show(routing_tables(report))
+        show([routing_table(routing)])
 
 
 def known_routing(placer: Placer, asked: RoutingOptions, refresh: bool) -> Routing:

@@ -28,11 +28,6 @@ class LayerRouting:
     before: Uses  # the window before the last recording
     latest: Uses  # of the last recording alone, undecayed: what `before` can be judged on
 
-    @property
-    def window(self) -> float:
-        """All uses of the window."""
-        return sum(self.uses)
-
 
 @dataclass(frozen=True, slots=True)
 class Tally:

@@ -43,7 +43,7 @@ from oallama.profile.routing import Traffic, counted, read_routing, routing_path
 from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
 from oallama.report.plan import plan_sentences
 from oallama.report.profile import profile_tables
-from oallama.report.routing import routing_report, routing_tables
+from oallama.report.routing import routing_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -249,7 +249,7 @@ def check_routing(raw: bytes, folder: Path) -> None:
         if routing is None:
             raise OallamaError("no routing that can be used")
         for known in (routing, counted(routing, traffic)):
-            routing_tables(routing_report(known))
+            routing_table(known)
         write_routing(routing)
         assert read_routing(MODEL.fingerprint, 4, 2) == routing, "a routing that was written is read back otherwise"
 
