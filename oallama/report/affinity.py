@@ -25,7 +25,6 @@ from oallama.report.text import (
     printable,
     ranges_text,
     rate_text,
-    shape_text,
     signed,
     three_digits,
 )
@@ -37,26 +36,17 @@ FOLD_ABOVE = 40
 """Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
 
 
-def legend(words: Words, wide: bool) -> str:
+def legend(words: Words) -> str:
     """What the columns of times mean."""
     cpu, card, transfers = words.times
-    if wide:
-        benefit = f"({cpu} - {card} - {transfers}) / bytes"
-        return f"µs/MiB: what a MiB of device memory saves, {benefit}; affinity: that, scaled to 0..1."
     return (
         f"{cpu}, {card}, {transfers}, saved: µs of one operator; saved: {cpu} - {card} - {transfers}; affinity: saved "
         "for each byte of the card's memory, scaled to 0..1."
     )
 
 
-def headings(words: Words) -> str:
-    """Headings of a table with all columns."""
-    times = "".join(f">{name} µs |" for name in words.times)
-    return f"operator |type |>shape |>bytes |{times}>saved µs |>µs/MiB |>affinity |backend"
-
-
 def times_headings(words: Words) -> str:
-    """Headings of the times in a table for a terminal."""
+    """Headings of the columns of times."""
     return "".join(f">{name} |" for name in words.times) + ">saved |>affinity"
 
 
@@ -144,21 +134,9 @@ def zero_text(rows: Sequence[Affinity]) -> str:
     return "No operator saves time on the device."
 
 
-def affinity_table(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> Table:
-    """Operators in rank order; folded by role and backend when there are many and `every_row` is false."""
-    shown, ranked = as_run(report), ranked_places(report)
-    also = " |oato" if ranked else ""
-    if every_row or len(report.operators) <= FOLD_ABOVE:
-        rows = [(*operator_cells(row), *([ranked[row.name]] if ranked else [])) for row in shown.operators]
-        return table(_title(report), f">rank |{headings(words)}{also}", rows)
-    folded = fold(shown.operators, ranked)
-    all_headings = f"ranks |>count |layers |{headings(words)}{also}"
-    return table(_title(report), all_headings, map(_fold_row, folded), (_folded_text(report, folded),))
-
-
-def narrow_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
-    """The same for WIDTH characters, with fewer columns; where operators are folded a second table says which they
-    are."""
+def affinity_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
+    """Operators in rank order; folded by role and backend when there are many and `every_row` is false. A second table
+    says then which they are."""
     shown, ranked = as_run(report), ranked_places(report)
     places = ("run", "oato") if ranked else ("on",)
     on = " |".join(places)
@@ -216,42 +194,6 @@ def _folded_text(report: AffinityReport, folded: Sequence[Fold]) -> str:
 
 def _title(report: AffinityReport) -> str:
     return f"GPU affinity of {model_title(report.model)} for {printable(report.device)}, {report.phase}"
-
-
-def operator_cells(row: Affinity) -> tuple[str, ...]:
-    """An operator as a row of text, in every table that lists operators one by one."""
-    return (
-        str(row.rank),
-        printable(row.name),
-        printable(row.type),
-        *_numbers(row),
-        affinity_text(row, *2 * (f"{row.affinity:.3f}",)),
-        row.backend,
-    )
-
-
-def _numbers(row: Affinity | Fold) -> tuple[str, ...]:
-    return (
-        shape_text(row.shape),
-        format_bytes(row.bytes),
-        *("-" if t is None else f"{t * 1e6:,.1f}" for t in (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)),
-        saved_text(saved_s(row)),
-        "-" if row.benefit_s_per_byte is None else three_digits(row.benefit_s_per_byte * 1e6 * MIB),
-    )
-
-
-def _fold_row(line: Fold) -> tuple[str, ...]:
-    return (
-        ranges_text(line.ranks),
-        str(line.count),
-        ranges_text(line.layers) or "-",
-        printable(line.role),
-        printable(line.type),
-        *_numbers(line),
-        affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
-        line.backend,
-        *([line.ranked] if line.ranked else []),
-    )
 
 
 def span_text(low: str, high: str) -> str:
@@ -328,14 +270,12 @@ def ledger_table(report: AffinityReport) -> Table:
     return table(f"Memory of {printable(report.device)}", "item |>MiB |>bytes", rows, footer, WIDTH)
 
 
-def report_tables(
-    report: AffinityReport, every_row: bool = False, wide: bool = False, words: Words = PLAIN
-) -> tuple[Table, ...]:
+def report_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
     """The whole report: ranked operators, the ledger where there is a device, and whether it was worth it, with the
-    sentences below the last. wide: with all columns, for what is not read in a terminal."""
+    sentences below the last."""
     shown = as_run(report)
     sentences = (
-        legend(words, wide),
+        legend(words),
         zero_text(report.operators),
         convergence_text(report),
         *filter(None, [run_text(report)]),
@@ -344,8 +284,7 @@ def report_tables(
         *streaming_sentences(shown, words),
         *map(printable_sentence, shown.notes),
     )
-    ranked = (affinity_table(report, every_row, words),) if wide else narrow_tables(report, every_row, words)
-    ranked = (*ranked, *filter(None, [slices_table(shown.operators, words)]))
+    ranked = (*affinity_tables(report, every_row, words), *filter(None, [slices_table(shown.operators, words)]))
     ledger = (ledger_table(shown),) if shown.memory.capacity > 0 else ()
     tables = (*ranked, *ledger, *([compared_table(report)] if report.baselines else []))
     return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
@@ -365,7 +304,7 @@ def printable_sentence(note: str) -> str:
 
 
 def affinity_markdown(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> str:
-    return "\n".join(markdown(t) for t in report_tables(report, every_row, wide=True, words=words))
+    return "\n".join(markdown(t) for t in report_tables(report, every_row, words))
 
 
 def affinity_csv(report: AffinityReport) -> str:

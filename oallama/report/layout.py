@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.affinity import ledger_items, operator_cells, saved_s, weights_on_device, zero_affinity
+from oallama.report.affinity import affinity_text, ledger_items, saved_s, saved_text, weights_on_device, zero_affinity
 from oallama.report.slices import cut_text
-from oallama.report.text import PLAIN, percent, plural, policy_on, printable, rate_text
+from oallama.report.text import PLAIN, percent, plural, policy_on, printable, rate_text, shape_text, three_digits
 
 N_STEPS = 21
 """Of the colour scale (templates/scale.css): affinity is shown to the nearest 0.05."""
@@ -131,14 +131,20 @@ def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
     """Every operator in rank order, cells as in OPERATOR_HEADINGS."""
     made = []
     for row in rows:
-        *texts, backend = operator_cells(row)
-        keys = (
-            *(backend, row.rank, texts[1], texts[2], row.shape[0] * row.shape[1] * row.shape[2], row.bytes),
-            *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved_s(row))),
-            *(_or_last(row.benefit_s_per_byte), row.affinity),
+        saved, benefit = saved_s(row), row.benefit_s_per_byte
+        cells = (
+            *(row.backend, str(row.rank), printable(row.name), printable(row.type)),
+            *(shape_text(row.shape), format_bytes(row.bytes)),
+            *("-" if t is None else f"{t * 1e6:,.1f}" for t in (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)),
+            *(saved_text(saved), "-" if benefit is None else three_digits(benefit * 1e6 * MIB)),
+            affinity_text(row, *2 * (f"{row.affinity:.3f}",)),
         )
-        cells = (backend, *texts)
-        made.append(OperatorRow(f"op-{row.rank}", backend, step(row.affinity), cells, tuple(map(str, keys))))
+        keys = (
+            *(row.backend, row.rank, *cells[2:4], row.shape[0] * row.shape[1] * row.shape[2], row.bytes),
+            *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved)),
+            *(_or_last(benefit), row.affinity),
+        )
+        made.append(OperatorRow(f"op-{row.rank}", row.backend, step(row.affinity), cells, tuple(map(str, keys))))
     return tuple(made)
 
 

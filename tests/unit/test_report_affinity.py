@@ -13,13 +13,12 @@ from oallama.report.affinity import (
     AFFINITY_KEYS,
     affinity_csv,
     affinity_markdown,
-    affinity_table,
+    affinity_tables,
     as_run,
     compared_table,
     convergence_text,
     fold,
     ledger_table,
-    narrow_tables,
     ranked_places,
     report_document,
     report_tables,
@@ -33,16 +32,16 @@ from oallama.report.text import PAPERS
 
 def test_every_row_shows_every_operator_in_rank_order():
     report = records.dense()
-    rows = affinity_table(report, every_row=True).rows
+    rows = affinity_tables(report, every_row=True)[0].rows
     assert [row[0] for row in rows] == [str(rank) for rank in range(1, 226)]
     assert {row[1] for row in rows} == {operator.name for operator in report.operators}
 
 
 def test_a_many_layer_report_folds_to_one_line_per_kind_and_a_small_one_does_not():
-    folded = affinity_table(records.dense())
+    folded, _ = affinity_tables(records.dense())
     assert len(folded.rows) < 20
     assert "--all shows every operator" in folded.footer[0]
-    assert len(affinity_table(records.dense(n_layer=4)).rows) == 29
+    assert len(affinity_tables(records.dense(n_layer=4))[0].rows) == 29
 
 
 def test_folding_loses_no_operator_layer_or_byte():
@@ -66,8 +65,7 @@ def test_an_operator_that_the_device_cannot_compute_shows_no_device_time():
     report = records.dense(n_layer=1)
     first = replace(report.operators[0], t_gpu_s=None, benefit_s_per_byte=None, backend="CPU")
     report = replace(report, operators=(first, *report.operators[1:]))
-    row = affinity_table(report).rows[0]
-    assert (row[6], row[8]) == ("-", "-")
+    assert affinity_tables(report)[0].rows[0][4:7:2] == ("-", "-"), "device, saved"
     assert fold(report.operators)[0].t_gpu_s is None
     assert report_document(report)["operators"][0]["t_gpu_s"] is None
 
@@ -246,6 +244,6 @@ def test_an_operator_that_loses_time_has_no_affinity_in_words():
     report = records.dense(n_layer=1)
     slow = replace(report.operators[0], t_gpu_s=1.0)
     report = replace(report, operators=(slow, *report.operators[1:]))
-    row = next(row for row in narrow_tables(report)[0].rows if row[1] == slow.name)
+    row = next(row for row in affinity_tables(report)[0].rows if row[1] == slow.name)
     assert row[-1] == "-"
     assert report_document(report)["operators"][0]["affinity"] == 1.0
