@@ -13,7 +13,7 @@ from typing import Any
 
 from oallama.core.errors import ProfileError
 from oallama.core.ggml_types import bytes_per_element
-from oallama.core.options import STOCK_ATTENTION
+from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
 from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape, Sharing
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, Operator
 from oallama.device.card import FLOAT_TYPES, Card, Host
@@ -56,15 +56,28 @@ class Kernel:
 
 
 def described(
-    host: Host, card: Card, model: ModelInfo, operators: Sequence[Operator], tokens: Sequence[int]
+    host: Host,
+    card: Card,
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    tokens: Sequence[int],
+    kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
     """A profile of which nothing was measured, at these batch sizes."""
-    return with_card(host_profile(host, model, operators, tokens), card, model, operators, host.dram_bytes_per_s)
+    return with_card(
+        host_profile(host, model, operators, tokens, kv), card, model, operators, host.dram_bytes_per_s, kv
+    )
 
 
-def host_profile(host: Host, model: ModelInfo, operators: Sequence[Operator], tokens: Sequence[int]) -> Profile:
+def host_profile(
+    host: Host,
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    tokens: Sequence[int],
+    kv: Attention = STOCK_ATTENTION,
+) -> Profile:
     """The CPU's half: the plain layout, which is what a host beside a GPU computes in stock llama.cpp."""
-    want = wanted(model, operators, tokens, llc_bytes=0)
+    want = wanted(model, operators, tokens, llc_bytes=0, kv=kv)
     fingerprint = {"cpu": host.name, "device_spec": "none", "device_name": CPU_DEVICE, "described": True}
     return replace(
         empty(fingerprint),
@@ -179,8 +192,9 @@ def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int, device
     yield from (moves(2 * shape.n_embd), moves(2 * shape.n_embd))  # norms
     yield from (moves(2 * q), moves(2 * k))  # rope
     yield from (moves(2 * k), moves(2 * v))  # KV write
-    cached = device == CPU_DEVICE and keys_and_values(shape, n_kv) <= IN_CACHE_BYTES
-    flop_share, byte_share = IN_CACHE if cached else 1.0, ATTENTION if device != CPU_DEVICE and n_tokens == 1 else 1.0
+    on_card = device != CPU_DEVICE
+    cached = not on_card and keys_and_values(shape, n_kv) <= IN_CACHE_BYTES
+    flop_share, byte_share = IN_CACHE if cached else 1.0, one_token_share(shape) if on_card and n_tokens == 1 else 1.0
     for kernel in attention_kernels(shape, n_tokens, n_kv):
         yield Kernel(kernel.flop / flop_share, kernel.n_bytes / byte_share)
     yield moves(3 * shape.n_ff)  # GLU
@@ -189,6 +203,13 @@ def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int, device
         yield from (moves(2 * routed) for _ in range(5))  # softmax, top k, gather, sum, divide
         yield moves(2 * routed * shape.n_embd)  # experts' outputs by their weights
         yield from (moves(3 * shape.n_embd) for _ in range(routed - 1))  # and added
+
+
+def one_token_share(shape: RestShape) -> float:
+    """Share of a card's memory rate that attention of one token reaches. CUDA's kernel for a quantised cache reads keys
+    and values again for each query head that shares them; the one for f16 reads them once."""
+    plain = {shape.type_k, shape.type_v} <= set(PLAIN_V_TYPES)
+    return ATTENTION if plain else min(ATTENTION, shape.n_head_kv / shape.n_head)
 
 
 def keys_and_values(shape: RestShape, n_kv: int) -> float:

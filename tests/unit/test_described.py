@@ -10,7 +10,7 @@ from described_cases import CARD, HOST, model, operators
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import Profile, RestShape
-from oallama.core.types import CPU_DEVICE, MulMat, Workload
+from oallama.core.types import CPU_DEVICE, Attention, MulMat, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import Pass
@@ -29,6 +29,7 @@ from oallama.profile.described import (
     attention_kernels,
     described,
     host_profile,
+    one_token_share,
     rest_kernels,
     with_card,
 )
@@ -195,6 +196,16 @@ def test_attention_of_one_token_on_a_card_and_from_a_cpu_s_cache() -> None:
     assert read.flop == pytest.approx(IN_CACHE * cached.flop, rel=1e-3)
     assert attention(1, 256, "card").n_bytes == attention(1, 256, CPU_DEVICE).n_bytes / ATTENTION
     assert attention(2, 256, "card").n_bytes == attention(2, 256, CPU_DEVICE).n_bytes
+
+
+def test_a_quantised_cache_is_read_for_each_query_head() -> None:
+    f16 = RestShape(n_embd=64, n_ff=160, n_head=8, n_head_kv=2, n_embd_head_k=64, n_embd_head_v=64, flash_attn=True)
+    assert one_token_share(f16) == ATTENTION
+    assert one_token_share(replace(f16, type_v="q8_0")) == 2 / 8
+    assert one_token_share(replace(f16, type_k="q8_0", n_head_kv=8)) == ATTENTION
+    of = model()
+    profile = described(HOST, CARD, of, tuple(operators(of, "Q4_0")), (1, 32), Attention("on", "q8_0", "q8_0"))
+    assert {case.shape.type_k for case in profile.rest if case.shape} == {"q8_0"}
 
 
 def test_a_card_s_experts_take_longer_than_one_matrix() -> None:
