@@ -1,5 +1,5 @@
-"""Runs of stock llama.cpp that others published, the models and the machine that they were made with as the product's
-cost model sees them, and what it predicts."""
+"""Runs of stock llama.cpp that others published, the models and machines they were made with, and the speed that the
+product's cost model predicts of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_shapes import attention_and_ffn, gated_ffn
 from shared import InputError, read_toml, record, write_document
 
 from oallama.core.codec import Count32, Size32
-from oallama.core.types import ModelInfo, Operator
+from oallama.core.types import Attention, ModelInfo, Operator
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass, passes_at
 from oallama.cost.whole import Costs, placement_seconds
@@ -31,16 +31,18 @@ from oallama.profile.described import described
 # models
 #
 
+MORE = ("attn_v", "ffn_down", "ffn_down_exps")
+"""Weights that llama-quantize gives more bits to, in half of the layers."""
+
 
 @dataclass(frozen=True)
 class Types:
-    """What a file's name says of its weights, as Q4_K_M. more: of attn_v and ffn_down in the half of the layers that
-    llama-quantize gives more bits to."""
+    """Types of a file's weights, by its name: Q4_K_M. An empty one is as `type`."""
 
     type: str
-    output_type: str = ""  # each "": as `type`
+    output_type: str = ""
     attention: str = ""
-    more: str = ""
+    more: str = ""  # of MORE, in half of the layers
 
     def of(self, role: str, layer: int, n_layer: int) -> str:
         if role == "ffn_gate_inp":
@@ -53,12 +55,9 @@ class Types:
         return (self.attention if role.startswith("attn_") else "") or self.type
 
 
-MORE = ("attn_v", "ffn_down", "ffn_down_exps")
-
-
 @dataclass(frozen=True)
 class Sizes:
-    """Of a described model, as TOML names them. source: where they are from."""
+    """Sizes of a model, as TOML names them."""
 
     n_layer: Size32
     n_embd: Size32
@@ -75,12 +74,12 @@ class Sizes:
     attention_every: Size32 = 1  # layers; the others have a window or a state of one size, which cost next to nothing
     linear: tuple[int, ...] = ()  # widths of q, k, v and output in the other layers, where these have a state
     gated: bool = False  # q has a gate as wide beside it
-    source: str = ""
+    source: str = ""  # where the sizes are from
 
 
 @dataclass(frozen=True)
 class CardModel:
-    """What a described model is to the product."""
+    """A described model as the product sees it."""
 
     name: str
     info: ModelInfo
@@ -88,7 +87,7 @@ class CardModel:
 
 
 def read_models(path: Path) -> dict[str, CardModel]:
-    """By the names that the tables use; `name types` for those whose types a table says. Raises InputError."""
+    """Models by the names that tables use: `name`, or `name types` where a table says the types. Raises InputError."""
     document = read_toml(path)
     mixes = {name: record(Types, each, f"{path}: types.{name}") for name, each in document.pop("types", {}).items()}
     sizes: dict[str, Sizes] = {}
@@ -122,7 +121,8 @@ def _checked(sizes: Sizes, where: str) -> Sizes:
 
 
 def model_of(name: str, sizes: Sizes, types: Types) -> CardModel:
-    """Llama's graph, or with experts Qwen's. Where few layers have attention over all tokens, each has a share."""
+    """A model with Llama's graph, or Qwen's with experts. Where few layers have attention over all tokens, every layer
+    has its share of that."""
     operators = tuple(_operators(sizes, types))
     width = max(1, sizes.head_dim // sizes.attention_every)
     arch = "llama" if not sizes.n_expert else "qwen2moe" if sizes.n_ff_shared else "qwen3moe"
@@ -137,10 +137,8 @@ def model_of(name: str, sizes: Sizes, types: Types) -> CardModel:
 
 
 def _operators(sizes: Sizes, types: Types) -> Iterator[Operator]:
-    n_embd = sizes.n_embd
-    full = attention_and_ffn(
-        n_embd, sizes.n_ff, sizes.n_head, sizes.n_head_kv, sizes.head_dim, sizes.n_expert, sizes.n_ff
-    )
+    n_embd, n_ff = sizes.n_embd, sizes.n_ff
+    full = attention_and_ffn(n_embd, n_ff, sizes.n_head, sizes.n_head_kv, sizes.head_dim, sizes.n_expert, n_ff)
     if sizes.n_ff_shared:
         full |= gated_ffn(n_embd, sizes.n_ff_shared, "_shexp")
     if sizes.gated:
@@ -153,14 +151,12 @@ def _operators(sizes: Sizes, types: Types) -> Iterator[Operator]:
     for layer in range(sizes.n_layer):
         attends = layer % sizes.attention_every == sizes.attention_every - 1
         for role, ne in (full if attends else of_state).items():
-            routed = len(ne) > 2
-            shape = (ne[0], ne[1], ne[2] if routed else 1)
-            kind = types.of(role, layer, sizes.n_layer)
+            used = sizes.n_expert_used if len(ne) > 2 else 0
+            shape = (ne[0], ne[1], ne[2] if used else 1)
             yield _operator(
-                f"blk.{layer}.{role}.weight", layer, role, kind, shape, sizes.n_expert_used if routed else 0
+                f"blk.{layer}.{role}.weight", layer, role, types.of(role, layer, sizes.n_layer), shape, used
             )
-    output_type = types.output_type or types.type
-    yield _operator("output.weight", None, "output", output_type, (n_embd, sizes.n_vocab, 1))
+    yield _operator("output.weight", None, "output", types.output_type or types.type, (n_embd, sizes.n_vocab, 1))
 
 
 def _operator(
@@ -173,14 +169,19 @@ def _operator(
                     used / e if used else 1.0, used or 1)  # fmt: skip
 
 
+@cache
+def graph_of(model: CardModel) -> Graph:
+    return build_graph(model.info, model.operators)
+
+
 #
 # machines
 #
 
 
 @dataclass(frozen=True)
-class FittedMachine:
-    """What every prediction is made from."""
+class Machine:
+    """A described host and card."""
 
     host: Host
     card: Card
@@ -188,21 +189,7 @@ class FittedMachine:
     notes: dict[str, Any] = field(default_factory=dict)  # how it was found
 
 
-FITTED = (
-    "host.bytes_per_s",
-    "host.flops_attention_per_s",
-    "host.flops_by_type.Q6_K",
-    "card.bytes_per_s",
-    "card.flops_per_s",
-    "card.flops_float_per_s",
-    "card.kernel_s",
-    "card.pageable_bytes_per_s",
-    "first_prompt_s",
-)
-"""The rates that many runs of stock llama.cpp at several depths tell. The others are constants of START: nothing in
-such runs depends on the pinned link, and the small latencies cannot be told from card.kernel_s and card.copy_s."""
-
-START = FittedMachine(
+START = Machine(
     host=Host("host", bytes_per_s=60e9, flops_per_s=1e12, source="fitted", flops_attention_per_s=50e9,
               flops_by_type=(("Q6_K", 100e9),), kernel_s=5e-6),
     card=Card(
@@ -212,50 +199,49 @@ START = FittedMachine(
     ),
     first_prompt_s=0.03,
 )  # fmt: skip
-"""Of no machine: where the fit begins."""
+"""No real machine: where the fit of a table begins."""
 
 
-def rates(machine: FittedMachine, names: Sequence[str] = FITTED) -> dict[str, float]:
-    """Its rates by name."""
-    record = _record(machine)
-    return {name: _part(record, name)[_last(name)] for name in names}
+def rates(machine: Machine, names: Iterable[str]) -> dict[str, float]:
+    """A machine's rates by name, as `card.bytes_per_s`."""
+    document = _document(machine)
+    return {name: _part(document, name)[_last(name)] for name in names}
 
 
-def with_rates(machine: FittedMachine, values: Mapping[str, float]) -> FittedMachine:
-    """The same with other rates."""
-    record = _record(machine)
+def with_rates(machine: Machine, values: Mapping[str, float]) -> Machine:
+    """The machine with other rates."""
+    document = _document(machine)
     for name, value in values.items():
-        _part(record, name)[_last(name)] = value
-    return _machine(record)
+        _part(document, name)[_last(name)] = value
+    return _machine(document)
 
 
-def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
-    """The part of a record in which the rate of that name is."""
+def _part(document: dict[str, Any], name: str) -> dict[str, Any]:
     for key in name.split(".")[:-1]:
-        record = record[key]
-    return record
+        document = document[key]
+    return document
 
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _record(machine: FittedMachine) -> dict[str, Any]:
-    record = asdict(machine)
-    record["host"]["flops_by_type"] = dict(machine.host.flops_by_type)
-    return record
+def _document(machine: Machine) -> dict[str, Any]:
+    document = asdict(machine)
+    document["host"]["flops_by_type"] = dict(machine.host.flops_by_type)
+    return document
 
 
-def _machine(record: Mapping[str, Any]) -> FittedMachine:
-    host = {**record["host"], "flops_by_type": tuple(sorted(record["host"]["flops_by_type"].items()))}
-    return FittedMachine(Host(**host), Card(**record["card"]), record["first_prompt_s"], record.get("notes", {}))
+def _machine(document: Mapping[str, Any]) -> Machine:
+    host = {**document["host"], "flops_by_type": tuple(sorted(document["host"]["flops_by_type"].items()))}
+    return Machine(Host(**host), Card(**document["card"]), document["first_prompt_s"], document.get("notes", {}))
 
 
-def write_machine(machine: FittedMachine, path: Path) -> None:
-    write_document(_record(machine), path)
+def write_machine(machine: Machine, path: Path) -> None:
+    write_document(_document(machine), path)
 
 
-def read_machine(path: Path) -> FittedMachine:
+def read_machine(path: Path) -> Machine:
     """Raises InputError."""
     try:
         made = _machine(json.loads(path.read_text(encoding="utf-8")))
@@ -273,54 +259,53 @@ def read_machine(path: Path) -> FittedMachine:
     return made
 
 
+CARD_BYTES, CARD_INT8, CARD_FP16, DRAM_BYTES = 0.8, 0.3, 0.8, 0.67
+"""Shares of peak rates that the cards of `what-if` and its usual PC reach in llama.cpp."""
+
+
 @dataclass(frozen=True)
 class DataSheet:
-    """What a buyer knows of a machine: peaks. What is 0 or "" nobody said."""
+    """Peaks of a machine, as a buyer knows them. 0 or "": nobody said."""
 
     name: str
-    preset: str = ""  # a card of `what-if`, instead of the next five
+    preset: str = ""  # a card of `what-if`, instead of the next six
     memory_gib: float = 0.0
     gb_per_s: float = 0.0  # of the card's memory
+    memory_share: float = CARD_BYTES  # of that, which mul-mats of one token reach
     tflops: float = 0.0  # FP16, with FP32 sums
     tops: float = 0.0  # INT8
     link_gb_per_s: float = 25.0  # that copies from pinned memory reach
     dram_gb_per_s: float = 0.0
     cores_ghz: float = 0.0  # cores times GHz
-    context_is_depth: bool = False  # the table's context is what lies in the KV cache, not what it could hold
+    context_is_depth: bool = False  # the table's context lies in the KV cache before the prompt
 
     @property
-    def has_card(self) -> bool:
+    def names_card(self) -> bool:
         return bool(self.preset or self.gb_per_s)
 
-    @property
-    def known(self) -> bool:
-        """Whether both halves are."""
-        return self.has_card and self.dram_gb_per_s > 0
+
+STAGING_GB_PER_S = 13.6  # of the driver's copy from pageable to pinned memory
+USUAL_CORES_GHZ = 40
 
 
-CARD_BYTES, CARD_INT8, CARD_FP16, DRAM_BYTES = 0.8, 0.3, 0.8, 0.67
-"""Shares of peak rates that the cards of `what-if` and its usual PC reach in llama.cpp."""
-
-
-def by_data_sheet(sheet: DataSheet) -> FittedMachine:
-    """A machine by its peaks and the shares of them that others reach; what is not known is as START has it."""
+def by_data_sheet(sheet: DataSheet) -> Machine:
+    """A machine at the usual shares of its peaks; a part that is not named is the usual PC's, or an RTX 4060 Ti."""
     card = preset(sheet.preset) if sheet.preset else replace(preset("rtx4060ti-16"), name=sheet.name)
     if sheet.gb_per_s:
         card = replace(
-            card, memory_bytes=int(sheet.memory_gib * 2**30), bytes_per_s=CARD_BYTES * sheet.gb_per_s * 1e9,
+            card, memory_bytes=int(sheet.memory_gib * 2**30), bytes_per_s=sheet.memory_share * sheet.gb_per_s * 1e9,
             flops_per_s=CARD_INT8 * sheet.tops * 1e12, flops_float_per_s=CARD_FP16 * sheet.tflops * 1e12,
             pinned_bytes_per_s=sheet.link_gb_per_s * 1e9,
-            pageable_bytes_per_s=1e9 / (1 / sheet.link_gb_per_s + 1 / 13.6),
+            pageable_bytes_per_s=1e9 / (1 / sheet.link_gb_per_s + 1 / STAGING_GB_PER_S),
         )  # fmt: skip
     dram = DRAM_BYTES * sheet.dram_gb_per_s * 1e9 or USUAL_PC.bytes_per_s
-    flops = USUAL_PC.flops_per_s * (sheet.cores_ghz / 40 or 1)
-    return FittedMachine(replace(USUAL_PC, bytes_per_s=dram, flops_per_s=flops), card, first_prompt_s=1e-3)
+    flops = USUAL_PC.flops_per_s * (sheet.cores_ghz / USUAL_CORES_GHZ or 1)
+    return Machine(replace(USUAL_PC, bytes_per_s=dram, flops_per_s=flops), card, first_prompt_s=1e-3)
 
 
 #
-# tables of runs
+# runs
 #
-
 
 COLUMNS = ("Model", "Context", "NGL", "Ubatch", "PromptTokens", "PromptTPS", "EvalTokens", "EvalTPS")
 
@@ -351,16 +336,16 @@ class PublishedRun:
 
     @property
     def config(self) -> tuple[str, int, int, int, int, int]:
-        """Runs with the same one are repetitions."""
+        """Equal for repetitions of one run."""
         return (self.model, self.context, self.ngl, self.ubatch, self.n_prompt, self.n_gen)
 
     def told(self) -> dict[str, Any]:
-        """Its fields but those that are as usual."""
+        """The fields that are not as usual."""
         values = ((each, getattr(self, each.name)) for each in fields(self))
         return {each.name: value for each, value in values if each.default is MISSING or value != each.default}
 
     def first_layer(self, n_layer: int) -> int:
-        """The first one on the device."""
+        """The first layer on the device."""
         return max(0, n_layer + self.today - self.ngl)
 
     def on_device(self, operator: Operator, n_layer: int) -> bool:
@@ -372,9 +357,16 @@ class PublishedRun:
             return False
         return operator.layer >= self.first_layer(n_layer)
 
+    def passes(self, phase: str) -> tuple[Pass, ...]:
+        """The prompt's micro-batches; of the tokens one, in the middle."""
+        if phase == "prompt":
+            return passes_at(self.depth, self.n_prompt, 0, self.ubatch) if self.n_prompt else ()
+        before = self.depth + (self.n_prompt if self.after_prompt else 0)
+        return (Pass(1, before + max(1, self.n_gen // 2), 1),)
 
-def read_tables(paths: list[Path]) -> list[PublishedRun]:
-    """The runs of all tables that came to an end. Raises InputError for what is no such table."""
+
+def read_tables(paths: Iterable[Path]) -> list[PublishedRun]:
+    """The runs of all tables that came to an end. Raises InputError."""
     return [run for path in paths for run in _read(path)]
 
 
@@ -402,16 +394,13 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, st
 
 
 def _run(row: dict[str, str], where: str) -> PublishedRun:
+    context, ubatch, n_prompt, n_gen = (
+        int(_number(row, name, where)) for name in ("Context", "Ubatch", "PromptTokens", "EvalTokens")
+    )
+    prompt_tps, eval_tps = (_number(row, name, where, 0.001) for name in ("PromptTPS", "EvalTPS"))
+    budget = int(_number(row, "MVA", where)) if row.get("MVA") else None
     return PublishedRun(
-        model=row["Model"],
-        context=int(_number(row, "Context", where)),
-        ngl=int(_number(row, "NGL", where, least=0)),
-        ubatch=int(_number(row, "Ubatch", where)),
-        budget_mb=int(_number(row, "MVA", where)) if row.get("MVA") else None,
-        n_prompt=int(_number(row, "PromptTokens", where)),
-        n_gen=int(_number(row, "EvalTokens", where)),
-        prompt_tps=_number(row, "PromptTPS", where, least=0.001),
-        eval_tps=_number(row, "EvalTPS", where, least=0.001),
+        row["Model"], context, int(_number(row, "NGL", where, 0)), ubatch, budget, n_prompt, n_gen, prompt_tps, eval_tps
     )
 
 
@@ -430,54 +419,40 @@ def _number(row: dict[str, str], name: str, where: str, least: float = 1) -> flo
 #
 
 
-@dataclass(frozen=True)
-class PredictedRates:
-    """Of one run, tokens per second."""
-
-    prompt_tps: float
-    eval_tps: float
-
-
 class Predictor:
-    """Predicts runs of these models on one machine; what runs have in common is priced once."""
+    """Predicts runs of these models on one machine. Passes that runs have in common are priced once."""
 
-    def __init__(self, machine: FittedMachine, models: Mapping[str, CardModel], runs: Iterable[PublishedRun]) -> None:
+    def __init__(self, machine: Machine, models: Mapping[str, CardModel], runs: Iterable[PublishedRun]) -> None:
         self.machine, self.models = machine, models
         sizes: dict[str, set[int]] = {}
         for run in runs:
-            sizes.setdefault(run.model, {1}).update(p.n_tokens for p in prompt_passes(run))
+            sizes.setdefault(run.model, {1}).update(p.n_tokens for p in run.passes("prompt"))
         self.sizes = sizes
-        self.problems: dict[str, Problem] = {}
-        self.costs: dict[tuple[str, tuple[Pass, ...], bool], Costs] = {}
+        self.problem = cache(self._problem)
+        self.costs = cache(self._costs)
 
-    def __call__(self, run: PublishedRun) -> PredictedRates:
-        model = self.models[run.model]
-        n_layer = model.info.n_layer
-        placed = tuple(run.on_device(operator, n_layer) for operator in model.operators)
+    def __call__(self, run: PublishedRun, phase: str) -> float:
+        """Tokens per second of a phase; 0 for a prompt of no tokens."""
+        passes = run.passes(phase)
+        if not passes:
+            return 0.0
+        n_layer = self.models[run.model].info.n_layer
+        placed = tuple(run.on_device(operator, n_layer) for operator in self.models[run.model].operators)
         first = run.first_layer(n_layer) if run.ngl else n_layer + 1
-        prompt_s, token_s = (
-            placement_seconds(self._costs(run.model, passes, run.today), placed, first) if passes else 0.0
-            for passes in (prompt_passes(run), decode_pass(run))
-        )
-        return PredictedRates(run.n_prompt / (prompt_s + self.machine.first_prompt_s or 1.0), 1 / token_s)
+        seconds = placement_seconds(self.costs(run.model, run.kv, passes, run.today), placed, first)
+        return run.n_prompt / (seconds + self.machine.first_prompt_s) if phase == "prompt" else 1 / seconds
 
-    def problem(self, name: str) -> Problem:
-        if name not in self.problems:
-            model = self.models[name]
-            profile = described(
-                self.machine.host, self.machine.card, model.info, model.operators, sorted(self.sizes[name])
-            )
-            self.problems[name] = Problem(
-                model.operators, graph_of(model), with_attention(profile, "on"), _nothing, None, 0.9, None
-            )
-        return self.problems[name]
+    def _problem(self, name: str, kv: str) -> Problem:
+        model, machine = self.models[name], self.machine
+        cached = Attention("on", kv, kv)
+        tokens = sorted(self.sizes[name])
+        profile = described(machine.host, machine.card, model.info, model.operators, tokens, cached)
+        flash = with_attention(profile, "on")
+        return Problem(model.operators, graph_of(model), flash, _nothing, None, 0.9, None)
 
-    def _costs(self, name: str, passes: tuple[Pass, ...], today: bool) -> Costs:
-        key = (name, passes, today)
-        if key not in self.costs:
-            costs = costs_over(self.problem(name), passes)
-            self.costs[key] = costs if today else self._all_copied(costs, self.models[name].operators, passes)
-        return self.costs[key]
+    def _costs(self, name: str, kv: str, passes: tuple[Pass, ...], today: bool) -> Costs:
+        costs = costs_over(self.problem(name, kv), passes)
+        return costs if today else self._all_copied(costs, self.models[name].operators, passes)
 
     def _all_copied(self, costs: Costs, operators: Sequence[Operator], passes: Sequence[Pass]) -> Costs:
         """Add the time of copying the experts that no token uses."""
@@ -487,21 +462,6 @@ class Predictor:
             more_s = idle * operator.bytes / self.machine.card.pageable_bytes_per_s if cost.streamed_s else 0.0
             made.append(replace(cost, t_cpu_s=cost.t_cpu_s + more_s, streamed_s=cost.streamed_s + more_s))
         return replace(costs, operators=tuple(made))
-
-
-def prompt_passes(run: PublishedRun) -> tuple[Pass, ...]:
-    return passes_at(run.depth, run.n_prompt, 0, run.ubatch) if run.n_prompt else ()
-
-
-def decode_pass(run: PublishedRun) -> tuple[Pass, ...]:
-    """One token in the middle of those that were generated."""
-    before = run.depth + (run.n_prompt if run.after_prompt else 0)
-    return (Pass(1, before + max(1, run.n_gen // 2), 1),)
-
-
-@cache
-def graph_of(model: CardModel) -> Graph:
-    return build_graph(model.info, model.operators)
 
 
 def _nothing(load: Any, placed: Placed) -> LoadBytes:

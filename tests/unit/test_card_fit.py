@@ -18,7 +18,7 @@ from card_fit import document, error, main
 from card_model import (
     START,
     CardModel,
-    FittedMachine,
+    Machine,
     Predictor,
     PublishedRun,
     read_models,
@@ -74,7 +74,7 @@ def models(tmp_path: Path) -> dict[str, CardModel]:
     return read_models(path)
 
 
-def runs_on(machine: FittedMachine, models: dict[str, CardModel]) -> list[PublishedRun]:
+def runs_on(machine: Machine, models: dict[str, CardModel]) -> list[PublishedRun]:
     """What this machine would measure."""
     asked = [
         PublishedRun(model, context, ngl, ubatch, 1000, context - 100, 100, 1.0, 1.0)
@@ -84,7 +84,7 @@ def runs_on(machine: FittedMachine, models: dict[str, CardModel]) -> list[Publis
         for ngl in (0, 2, 4, 5)
     ]
     predictor = Predictor(machine, models, asked)
-    return [replace(r, prompt_tps=predictor(r).prompt_tps, eval_tps=predictor(r).eval_tps) for r in asked]
+    return [replace(r, prompt_tps=predictor(r, "prompt"), eval_tps=predictor(r, "eval")) for r in asked]
 
 
 def write_table(path: Path, runs: list[PublishedRun]) -> Path:
