@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,18 +50,24 @@ def build_native(target: str, lib_dir: Path, sanitizers: str = "") -> Path:
 
     sanitizers: as -fsanitize takes them. Skips where the program cannot be built.
     """
-    cmake = shutil.which("cmake")
+    programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    cmake = shutil.which("cmake", path=programs)  # set-up's: another one orders flags otherwise, and ccache minds that
     if cmake is None:
         pytest.skip("cmake is not installed: the native code was not tested")
     if not _links(sanitizers):
         pytest.skip(f"no C++ compiler with -fsanitize={sanitizers}: the native code was not tested under it")
     folder = ROOT / "build" / f"native-{sanitizers.partition(',')[0] or 'test'}"
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=programs) else []
     options = ["-DOALLAMA_WERROR=ON", "-DOALLAMA_NATIVE_TESTS=ON", f"-DOALLAMA_SANITIZE={sanitizers}"]
     if shutil.which("ccache"):
         options.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     configure = [cmake, "-S", str(ROOT), "-B", str(folder), *generator, *options, f"-DLLAMA_CPP_LIB_DIR={lib_dir}"]
-    environment = {**os.environ, "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}  # one cache for all checkouts
+    environment = {
+        **os.environ,
+        "PATH": programs,
+        "CCACHE_BASEDIR": str(ROOT),
+        "CCACHE_NOHASHDIR": "1",
+    }  # one cache for all checkouts
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "building.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
