@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.cores import needs_a_core
 from e2e.described_card import slow_cpu_fast_card
 from e2e.logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, TOKENS, nmse, stock_logits
 from e2e.plugin_runs import loaded, logits_of
@@ -31,13 +32,6 @@ from oallama.plan.plan import Plan
 pytestmark = pytest.mark.timed
 
 REAL = "emulated:vram=1GiB,scale=1,values=real"
-
-
-def has_two_cores() -> bool:
-    return len(os.sched_getaffinity(0)) > 1
-
-
-needs_a_core = pytest.mark.skipif(not has_two_cores(), reason="one core: a device that keeps time needs one of its own")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from e2e.test_emulated import needs_a_core
+from e2e.cores import needs_a_core
 from gguf_factory import write_gguf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))

@@ -26,8 +26,8 @@ import psutil
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.stock import NO_PROGRAMS, PROGRAMS, free_port, needs_programs, program
+from e2e.stock_plans import plugin_is_built, split_plan
 from e2e.stub import stub_program
-from e2e.test_stock_programs import plugin_is_built, split_plan
 from gguf_factory import write_llama_shape
 from gguf_factory.projector import write_projector
 from processes import PATIENCE_S, here, must_end, until

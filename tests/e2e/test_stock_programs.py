@@ -16,28 +16,15 @@ from typing import Any
 
 import pytest
 from e2e.stock import RpcServer, environment, free_port, needs_programs, program, rpc_server, wait_for
+from e2e.stock_plans import MODEL, plugin_is_built, split_plan
 from processes import here
 
-from ggml_bridge.errors import BridgeError
 from ggml_bridge.library import GGML_VERSION, find_plugin
-from oallama.core.types import MemoryLedger, OperatorPlacement, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.model.gguf_reader import read_gguf
-from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
-from oallama.plan.plan import Plan
-from oallama.stores.default_model import FILE
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "models" / FILE
 PROMPT = "Once upon a time"
-
-
-def plugin_is_built() -> bool:
-    try:
-        return find_plugin().is_file()
-    except BridgeError:
-        return False
 
 
 pytestmark = [
@@ -51,37 +38,6 @@ pytestmark = [
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RpcServer]:
     with rpc_server(tmp_path_factory.mktemp("rpc")) as made:
         yield made
-
-
-def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:
-    """Half of every FFN on the device and half in plain host memory; the attention of half of the layers on either side
-    whole, the output on the device. slices_only: nothing but the halves of FFNs is there."""
-    gguf = read_gguf(MODEL)
-    model, ops = model_info(gguf), operators(gguf)
-    placements = tuple(
-        OperatorPlacement(op.name, gg, 0.0, 1.0 - gg, "CPU" if gg == 0.5 else None)
-        for op in ops
-        for gg in [
-            0.5 if is_ffn(op) else float(not slices_only and (op.layer is None or op.layer >= model.n_layer // 2))
-        ]
-    )
-    ledger = MemoryLedger(2**30, 0.9, 2**29, 0, 0, 0, 0, 0, 0)
-    record = Plan(
-        str(MODEL),
-        model.fingerprint,
-        "cd" * 32,
-        device,
-        "split",
-        Workload(32, 8, 256),
-        placements,
-        0 if slices_only else 999,
-        ledger,
-        None,
-    )
-    plan = record
-    plan.check(model, ops)
-    plan.save(path)
-    return plan
 
 
 @pytest.fixture(scope="module")

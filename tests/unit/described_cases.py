@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from oallama.core.types import ModelInfo, Operator
+from oallama.core.units import MIB
+from oallama.cost.graph import build_graph
 from oallama.device.card import Card, Host
+from oallama.device.machines import machine_of
+from oallama.place.attention import with_attention
+from oallama.place.problem import LoadBytes, Problem
+from oallama.place.pure_plan import probe_of
+from oallama.profile.described import described
 
 CARD = Card(
     name="card", description="a card", memory_bytes=8 * 2**30, bytes_per_s=500e9, flops_per_s=50e12,
@@ -13,6 +20,7 @@ CARD = Card(
 HOST = Host("host", bytes_per_s=40e9, flops_per_s=1e12, source="nobody", flops_float_per_s=0.5e12)
 
 EMBD, HEADS, KV_HEADS, FF, VOCAB = 1024, 8, 2, 2048, 4096
+TOKENS = (1, 8, 32, 128, 512)  # of described_problem
 BYTES = {"F32": 4.0, "F16": 2.0, "Q4_0": 18 / 32}
 
 
@@ -44,3 +52,14 @@ def operators(of: ModelInfo, type_name: str = "Q4_0") -> list[Operator]:
             add(layer, role + tail, k, n, of.n_expert)
     add(None, "output", EMBD, VOCAB)
     return made
+
+
+def described_problem(machine: str, share: float, n_expert: int = 0) -> Problem:
+    """Of a small model, on a card that has room for a share of it."""
+    of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
+    ops = tuple(operators(of, "Q4_0"))
+    weights = sum(op.bytes for op in ops)
+    on = machine_of(machine)
+    profile = with_attention(described(on.host, on.card, of, ops, TOKENS), "on")
+    probe = probe_of(LoadBytes(0, weights, 4 * MIB, MIB, 0), ops, of.n_layer, int(share * weights) + 6 * MIB)
+    return Problem(ops, build_graph(of, ops), profile, probe, None, 0.9, None, host_room=2**40)

@@ -9,9 +9,9 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_cases import problem
 from seeds import examples
 from split_cases import EMBD, VOCAB, World, ffn, operator
-from test_split_policy import problem
 
 from oallama.core.types import Workload
 from oallama.cost.slices import Cut

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import placement_records
 import pytest
+from attention_cases import CPU, profile, rest
+from described_cases import described_problem
 from report_records import model
-from test_attention import CPU, profile, rest
-from test_simulate import described_problem
 
 from oallama.core.errors import DeviceError, ModelFileError
 from oallama.core.types import DeviceInfo, Predicted, Workload

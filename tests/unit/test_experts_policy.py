@@ -11,10 +11,9 @@ from math import comb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_cases import GPU, LOAD, N_LAYER, PAIR, block_of, experts, plan_of, problem
 from seeds import crossed, examples
 from split_cases import EMBD, FF, VOCAB, World, attention, llama, operator
-from test_slices import block_of, experts
-from test_split_policy import GPU, LOAD, N_LAYER, PAIR, plan_of, problem
 
 from oallama.core.errors import UsageError
 from oallama.core.profile import LinearFit

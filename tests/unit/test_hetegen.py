@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_cases import LOAD, N_LAYER, plan_of, problem
 from seeds import examples
 from slicing_cases import GEMMS, SHARED_DRAM, gemm, machine, streamed
 from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator, where
-from test_split_policy import LOAD, N_LAYER, plan_of, problem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from policy_cases import LOAD, N_LAYER, STREAMS, problem
 from split_cases import model
-from test_scheinfer_policy import STREAMS
-from test_split_policy import LOAD, N_LAYER, problem
 
 from oallama.core.history import BlockRuns, History, Rates, SeenPasses
 from oallama.core.types import CPU_DEVICE

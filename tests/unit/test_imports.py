@@ -5,6 +5,7 @@ cli -> serve -> gate -> bench -> placer -> {run, report} -> place -> plan -> {co
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -200,3 +201,11 @@ def test_importing_costs_nothing_heavy(module):
     code = f"import sys, {module}; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == []
+
+
+def test_no_test_imports_another() -> None:
+    """What several of them need is in a file beside them."""
+    tests = Path(__file__).parents[1]
+    found = re.compile(r"^(?:from|import) (?:\w+\.)?(test_\w+)", re.MULTILINE)
+    for path in tests.rglob("*.py"):
+        assert {*found.findall(path.read_text(encoding="utf-8"))} <= {path.stem}, path

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_cases import GPU, PAIR, problem
 from seeds import examples
 from split_cases import EMBD, VOCAB, World, ffn, operator
-from test_split_policy import GPU, PAIR, problem
 
 from oallama.core.options import Options
 from oallama.core.profile import LinearFit

@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_cases import LOAD, N_LAYER, SLOW, plan_of, problem, with_experts
 from seeds import examples
-from split_cases import EMBD, VOCAB, World, attention, model, operator
-from test_slices import experts
-from test_split_policy import LOAD, N_LAYER, Table, plan_of, problem
+from split_cases import World
 
 from oallama.core.errors import UsageError
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
-from oallama.cost.graph import build_graph
 from oallama.cost.slices import Cut
 from oallama.place.decide import decide
 from oallama.place.policies.fiddler import token_table
@@ -25,21 +23,9 @@ from oallama.place.policies.registry import POLICIES
 from oallama.place.problem import Problem
 from oallama.plan.split import slice_counts
 
-SLOW = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=LinearFit(1e-6, 2e-9, 1.0))
 FAST_CPU = World(cpu_rate=1e10, device_rate=8e9, link=LinearFit(1e-4, 1e-8, 1.0))
 PUBLISHED = {one.name: one.published for one in POLICIES.values() if one.published}
 DENSE = tuple(policy for policy in PUBLISHED if policy != "fiddler")
-
-
-def with_experts(world: World, free: int) -> Problem:
-    layers = [
-        replace(op, layer=layer, name=op.name.replace("blk.0", f"blk.{layer}"))
-        for layer in range(N_LAYER)
-        for op in (*attention(0), *experts())
-    ]
-    ops = [*layers, operator("output", EMBD, VOCAB, None)]
-    graph = build_graph(model(N_LAYER), ops)
-    return Problem(tuple(ops), graph, world.profile(ops), Table(ops, free), None, 0.9, None)
 
 
 #

@@ -7,7 +7,7 @@ import re
 
 import placement_records as records
 import pytest
-from test_report_html import Page
+from pages import Page
 
 from oallama.core.history import BlockRuns
 from oallama.core.types import OperatorPlacement, Predicted, Workload

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_cases import problem
 from split_cases import World, ffn
-from test_split_policy import problem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import StreamSettings, Workload

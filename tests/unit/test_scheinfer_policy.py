@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_cases import GPU, LOAD, N_LAYER, PAIR, STREAMS, Table, plan_of, problem
 from seeds import examples
 from split_cases import World, model
-from test_split_policy import GPU, LOAD, N_LAYER, PAIR, Table, plan_of, problem
 
 from oallama.core.profile import LinearFit, Sharing
 from oallama.core.types import Phase, Workload
@@ -25,10 +25,6 @@ from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import slice_counts
-
-FAST_LINK = LinearFit(1e-6, 2e-10, 1.0)
-STREAMS = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=FAST_LINK)
-"""A CPU so slow that most of a block is better streamed."""
 
 
 def cg_of(decision: Decision) -> int:

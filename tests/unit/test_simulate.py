@@ -11,12 +11,10 @@ from xml.etree import ElementTree
 
 import placement_records as records
 import pytest
-from described_cases import model, operators
+from described_cases import TOKENS, described_problem, model, operators
+from policy_cases import LOAD, PAIR, SLOW, STREAMS, with_experts
+from policy_cases import problem as small_problem
 from seeds import crossed
-from test_published import SLOW, with_experts
-from test_scheinfer_policy import STREAMS
-from test_split_policy import LOAD, PAIR
-from test_split_policy import problem as small_problem
 
 from oallama.cli.main import exit_code
 from oallama.cli.served import as_asked as as_asked_for
@@ -26,40 +24,26 @@ from oallama.core.profile import LinearFit, Profile
 from oallama.core.routing import LayerRouting, Routing
 from oallama.core.types import Attention, Operator, PrefetchMode, Workload
 from oallama.core.units import MIB
-from oallama.cost.graph import build_graph
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
-from oallama.place.attention import with_attention
 from oallama.place.decide import POLICIES, decide
 from oallama.place.placement import Decision, placed_by_plan, plan_record
 from oallama.place.policies.registry import Rules
-from oallama.place.problem import LoadBytes, Problem
-from oallama.place.pure_plan import probe_of, stock_decision
+from oallama.place.problem import Problem
+from oallama.place.pure_plan import stock_decision
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate
 from oallama.placer import Placer
 from oallama.placer.described import plan_for
 from oallama.plan.plan import Plan
-from oallama.profile.described import described, host_profile
+from oallama.profile.described import host_profile
 from oallama.report.simulate import LOOKS, SimulationSetting, simulate_chart, simulate_document, simulate_tables
 from oallama.report.table import plain
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
-TOKENS = (1, 8, 32, 128, 512)
 TESTBEDS = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "testbeds"
 ROUNDING = 1e-9
-
-
-def described_problem(machine: str, share: float, n_expert: int = 0) -> Problem:
-    """Of a small model, on a card that has room for a share of it."""
-    of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
-    ops = tuple(operators(of, "Q4_0"))
-    weights = sum(op.bytes for op in ops)
-    on = machine_of(machine)
-    profile = with_attention(described(on.host, on.card, of, ops, TOKENS), "on")
-    probe = probe_of(LoadBytes(0, weights, 4 * MIB, MIB, 0), ops, of.n_layer, int(share * weights) + 6 * MIB)
-    return Problem(ops, build_graph(of, ops), profile, probe, None, 0.9, None, host_room=2**40)
 
 
 def simulated(problem: Problem, decision: Decision) -> Simulation:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_cases import block_of, experts
 from seeds import examples
 from slicing_cases import MACHINES, SHARED_MACHINES, STREAMED
 from split_cases import EMBD, FF, World, ffn, llama, operator
@@ -35,20 +36,8 @@ from oallama.cost.timeline import Step, cycle_seconds
 SIZE = 147456  # bytes of one of an FFN's weights
 
 
-def experts(biased: bool = False) -> list[Operator]:
-    shapes = (("ffn_gate_exps", EMBD, FF), ("ffn_up_exps", EMBD, FF), ("ffn_down_exps", FF, EMBD))
-    return [operator(role, k, n, e=8, used=2, biased=biased) for role, k, n in shapes]
-
-
 def groups(ops: list[Operator], gg: list[int] | None = None) -> list[tuple[str, ...]]:
     return [tuple(ops[i].role for i in block.operators) for block in split_blocks(ops, gg or [32] * len(ops))]
-
-
-def block_of(ops: list[Operator], profile: Profile, layout: str = "CPU") -> BlockCost:
-    """The FFN among these operators."""
-    chosen = [FF * ("ffn" in op.role) for op in ops]
-    (block,) = split_blocks(ops, chosen)
-    return block_costs(Kernels(profile), ops, block)[layout]
 
 
 def one_ffn(world: World) -> tuple[BlockCost, SliceRates, SplitBlock]:

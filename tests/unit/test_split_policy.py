@@ -9,31 +9,23 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_cases import GPU, LOAD, N_LAYER, PAIR, plan_of, problem
 from seeds import examples
 from split_cases import EMBD, FF, World, ffn, llama, model, operator
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
 from oallama.cost.blocks import split_blocks
-from oallama.cost.graph import build_graph
 from oallama.cost.slices import Cut
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.place.decide import decide
 from oallama.place.memory import staging_bytes
-from oallama.place.placement import Decision, Placed, cpu, n_gpu_layers, placed_by_plan, plan_record
+from oallama.place.placement import Placed, cpu, n_gpu_layers, placed_by_plan
 from oallama.place.price import price
-from oallama.place.problem import LoadBytes, Problem, costs_of
+from oallama.place.problem import LoadBytes, costs_of
 from oallama.place.sharing import SlicePlan, Slicer
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
-
-N_LAYER = 2
-LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256, n_ubatch=64)
-
-PAIR = World(cpu_rate=1e9, device_rate=5e8)
-"""A device half as fast as the CPU: no operator gains as a whole, all of them as slices."""
-
-GPU = World(cpu_rate=1e9, device_rate=8e9)
 
 
 def gg_of(placed: Placed) -> tuple[int, ...]:
@@ -42,34 +34,6 @@ def gg_of(placed: Placed) -> tuple[int, ...]:
 
 def sliced(placed: Placed) -> bool:
     return any(gg_of(placed))
-
-
-class Table:
-    """A probe: KV 1000 bytes a layer, norms 100, compute buffers only where llama.cpp has the device."""
-
-    def __init__(self, ops: list[Operator], free: int, compute_per_token: int = 0) -> None:
-        self.ops, self.free, self.compute_per_token = ops, free, compute_per_token
-
-    def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
-        total = sum(op.bytes for op in self.ops)
-        layers = max(0, N_LAYER - placed.first_device_layer)
-        if placed.first_device_layer > N_LAYER:
-            return LoadBytes(0, total, 0, 0, self.free)
-        there = sum(op.bytes for op, on_device in zip(self.ops, placed.on_device, strict=True) if on_device)
-        compute = self.compute_per_token * load.n_ubatch
-        return LoadBytes(there + 100 * layers, total - there, 1000 * layers, compute, self.free)
-
-
-def problem(world: World, free: int, ops: list[Operator] | None = None, **more: float) -> Problem:
-    listed = ops or llama(N_LAYER)
-    gpu_weights = more.pop("gpu_weights", None)
-    probe = Table(listed, free, **more)  # type: ignore[arg-type]
-    graph = build_graph(model(N_LAYER), listed)
-    return Problem(tuple(listed), graph, world.profile(listed), probe, None, 0.9, gpu_weights)
-
-
-def plan_of(made: Problem, decision: Decision) -> Plan:
-    return plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", "")
 
 
 #

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from policy_cases import LOAD, problem
 from seeds import examples
 from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator, where
-from test_split_policy import LOAD, problem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Phase, Workload
