@@ -149,15 +149,10 @@ def loss(off: Vector) -> float:
 #
 
 
-def rows_of(
-    predictor: Predictor, runs: Sequence[PublishedRun], fitted: Callable[[PublishedRun], bool] | None = None
-) -> list[Row]:
-    """Every run with its prediction. fitted: whether the machine's rates are from it."""
-    made = []
-    for run in runs:
-        row = {**run.told(), **{f"{phase}_tps_predicted": predictor(run, phase) for phase in PHASES}}
-        made.append(row if fitted is None else {**row, "fitted": fitted(run)})
-    return made
+def rows_of(machine: Machine, runs: Sequence[PublishedRun], models: Mapping[str, CardModel]) -> list[Row]:
+    """Every run with its prediction."""
+    predictor = Predictor(machine, models, runs)
+    return [{**run.told(), **{f"{phase}_tps_predicted": predictor(run, phase) for phase in PHASES}} for run in runs]
 
 
 def error(row: Row, phase: str) -> float:
@@ -249,20 +244,16 @@ def _run(row: Mapping[str, str], sheet: DataSheet) -> PublishedRun:
     )  # fmt: skip
 
 
-def thirds(n_rows: int, least: int) -> list[int]:
-    """A third of the rows, but not fewer than `least`: evenly from the first to the last."""
-    n_used = max(ceil(n_rows / 3), least)
-    return sorted({round(i * (n_rows - 1) / max(1, n_used - 1)) for i in range(n_used)})
-
-
 def fitted(
     runs: Sequence[PublishedRun], models: Mapping[str, CardModel], start: Machine, phase: str, named: bool
 ) -> tuple[Machine, list[str], list[PublishedRun]]:
     """A machine with levers of a phase moved, one after another, each time the one that leaves the least error; the
-    rates it moved; the rows that it was fitted to. named: whether the report names the card; if not, it is the card of
-    `what-if` that leaves the least."""
+    rates it moved; the rows that it was fitted to: a third, evenly from the first to the last.
+
+    named: whether the report names the card; if not, it is the card of `what-if` that leaves the least error."""
     n_levers = 3 if len(runs) >= MANY else 1
-    used = [runs[i] for i in thirds(len(runs), n_levers)]
+    n_used = max(ceil(len(runs) / 3), n_levers)
+    used = [runs[i] for i in sorted({round(i * (len(runs) - 1) / max(1, n_used - 1)) for i in range(n_used)})]
     levers = LEVERS[phase] if n_levers > 1 or phase == "eval" else LEVERS[phase][:2]  # a delay alone explains nothing
     choose = not named and phase == "prompt" and len(runs) >= SIX
     found = []
@@ -384,13 +375,10 @@ def write_machines(path: Path | None) -> int:
     return 0
 
 
-def _short(value: Any) -> Any:
+def _short(row: Row) -> Row:
     """Numbers to five digits."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, Mapping):
-        return {key: _short(one) for key, one in value.items()}
-    return [_short(one) for one in value] if isinstance(value, list | tuple) else value
+    short: Row = json.loads(json.dumps(row), parse_float=lambda digits: float(f"{float(digits):.5g}"))
+    return short
 
 
 PHASE_NAMES = {"eval": "tokens", "prompt": "prompts"}
@@ -577,7 +565,7 @@ def _fit(options: argparse.Namespace) -> int:
     notes = {"contexts": list(options.contexts), "every": options.every, "rows": len(used), "of": len(runs)}
     machine = fit(used, models, replace(START, card=card, notes=notes))
     write_machine(machine, options.output)
-    rows = rows_of(Predictor(machine, models, runs), used)
+    rows = rows_of(machine, used, models)
     if options.json:
         write_document(document(rows), None)
         return 0
@@ -591,7 +579,8 @@ def _fit(options: argparse.Namespace) -> int:
 def _predict(options: argparse.Namespace) -> int:
     runs, models = _read(options)
     machine = read_machine(options.machine)
-    rows = rows_of(Predictor(machine, models, runs), runs, _was_fitted(machine, runs))
+    used = set(chosen(runs, machine.notes.get("contexts", ()), machine.notes.get("every", 1)))
+    rows = [{**row, "fitted": run in used} for run, row in zip(runs, rows_of(machine, runs, models), strict=True)]
     if options.picture:
         groups: dict[str, Row] = {}
         for row in rows:
@@ -611,9 +600,3 @@ def _predict(options: argparse.Namespace) -> int:
     if others and len(others) < len(rows):
         print(f"\nThe {len(others)} rows that nothing was fitted to:\n{text(others)}")
     return 0
-
-
-def _was_fitted(machine: Machine, runs: Sequence[PublishedRun]) -> Callable[[PublishedRun], bool]:
-    notes = machine.notes
-    used = {run.config for run in chosen(runs, notes.get("contexts", ()), notes.get("every", 1))}
-    return lambda run: run.config in used

@@ -15,13 +15,14 @@ import gguf
 from model_shapes import attention_and_ffn, gated_ffn
 from shared import InputError, read_toml, record, write_document
 
-from oallama.core.codec import Count32, Size32
+from oallama.core.codec import Count32, Size32, to_json
 from oallama.core.types import Attention, ModelInfo, Operator
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass, passes_at
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
 from oallama.device.cards import USUAL_PC, preset
+from oallama.device.machines import machine_of
 from oallama.place.attention import with_attention
 from oallama.place.placement import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
@@ -234,29 +235,19 @@ def _document(machine: Machine) -> dict[str, Any]:
 
 def _machine(document: Mapping[str, Any]) -> Machine:
     host = {**document["host"], "flops_by_type": tuple(sorted(document["host"]["flops_by_type"].items()))}
-    return Machine(Host(**host), Card(**document["card"]), document["first_prompt_s"], document.get("notes", {}))
+    return Machine(Host(**host), Card(**document["card"]), document["first_prompt_s"], document["notes"])
 
 
 def write_machine(machine: Machine, path: Path) -> None:
-    write_document(_document(machine), path)
+    """Write a machine as `oallama simulate --machine` takes it, with what only the fit knows beside."""
+    write_document({"name": machine.card.name, **to_json(machine)}, path)
 
 
 def read_machine(path: Path) -> Machine:
-    """Raises InputError."""
-    try:
-        made = _machine(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{path} is no machine: make one with `scripts/real_card fit`") from None
-    for part in (made.host, made.card):
-        for each in fields(part):
-            value = getattr(part, each.name)
-            if not each.name.endswith("_s") or value is None:
-                continue
-            if not isinstance(value, int | float) or value < 0 or (value == 0 and each.name.endswith("_per_s")):
-                raise InputError(f"{path}: {each.name} is {value!r}, not above 0")
-    return made
+    """Raises UsageError."""
+    found = machine_of(str(path))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return Machine(found.host, found.card, document.get("first_prompt_s", 0.0), document.get("notes", {}))
 
 
 CARD_BYTES, CARD_INT8, CARD_FP16, DRAM_BYTES = 0.8, 0.3, 0.8, 0.67
@@ -334,11 +325,6 @@ class PublishedRun:
     source: str = ""
     kv: str = "f16"  # type of the cache
 
-    @property
-    def config(self) -> tuple[str, int, int, int, int, int]:
-        """Equal for repetitions of one run."""
-        return (self.model, self.context, self.ngl, self.ubatch, self.n_prompt, self.n_gen)
-
     def told(self) -> dict[str, Any]:
         """The fields that are not as usual."""
         values = ((each, getattr(self, each.name)) for each in fields(self))
@@ -367,14 +353,12 @@ class PublishedRun:
 
 def read_tables(paths: Iterable[Path]) -> list[PublishedRun]:
     """The runs of all tables that came to an end. Raises InputError."""
-    return [run for path in paths for run in _read(path)]
-
-
-def _read(path: Path) -> list[PublishedRun]:
-    rows = read_csv(path, COLUMNS)
-    runs = [_run(row, where) for where, row in rows if row.get("Status") in (None, "SUCCESS")]
-    if not runs:
-        raise InputError(f"{path} has no run that came to an end")
+    runs = []
+    for path in paths:
+        rows = [pair for pair in read_csv(path, COLUMNS) if pair[1].get("Status") in (None, "SUCCESS")]
+        if not rows:
+            raise InputError(f"{path} has no run that came to an end")
+        runs += [_run(row, where) for where, row in rows]
     return runs
 
 

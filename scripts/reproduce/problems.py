@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from card_model import read_machine, read_models
+from card_model import read_models
 from model_shapes import KNOWN
 from shared import ROOT, InputError, planned
 
@@ -61,12 +61,9 @@ def model(name: str, type_name: str) -> tuple[ModelInfo, tuple[Operator, ...], G
 
 def machine(cell: FigureCell) -> tuple[Host, Card]:
     """The cell's CPU and card. Raises InputError."""
-    if cell.machine in FITTED:
-        fitted = read_machine(FITTED[cell.machine])
-        return fitted.host, fitted.card
-    testbed = TESTBEDS / f"{cell.machine}.json"
+    file = FITTED.get(cell.machine, TESTBEDS / f"{cell.machine}.json")
     try:
-        machine = machine_of(str(testbed) if testbed.is_file() else cell.machine)
+        machine = machine_of(str(file) if file.is_file() else cell.machine)
     except UsageError as error:
         raise InputError(str(error)) from None
     return machine.host if cell.threads is None else _with_threads(machine.host, cell.threads), machine.card
