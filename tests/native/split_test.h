@@ -242,8 +242,6 @@ class Session {
     // The backends that computed the last graph, by the node's name.
     const std::map<std::string, std::string> & ran_on() const { return ran_on_; }
 
-    int n_splits() const { return ggml_backend_sched_get_n_splits(sched_.get()); }
-
   private:
     static bool on_node(ggml_tensor * tensor, bool ask, void * self);
 

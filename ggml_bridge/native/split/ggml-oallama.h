@@ -8,7 +8,7 @@
 // ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
 // tensors. When the model is freed, how often tokens used each expert of a tensor with hot ones is added to the file
 // that OALLAMA_USES names, in lines `TENSOR single|several TOKENS USES...`: batches of one token, and larger ones.
-// While blocks are computed, how long they took is in the file that OALLAMA_TIMES names (times_file.h).
+// While blocks are computed, how long they took is in the file that OALLAMA_TIMES names (times.h).
 //
 // Of a large batch, the device may also compute CC for the last n_g of the tokens (CG', ScheInfer IV-B), to which it is
 // streamed like CG.

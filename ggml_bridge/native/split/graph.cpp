@@ -18,12 +18,7 @@ bool is_mul_mat(ggml_op op) {
 }
 
 const SliceSpec * planned(const ggml_tensor * weight) {
-    LoadedPlan * plan = plan_of(weight);
-    if (plan == nullptr) {
-        return nullptr;
-    }
-    const auto found = plan->spec().by_name.find(weight->name);
-    return found == plan->spec().by_name.end() ? nullptr : &plan->spec().slices[found->second];
+    return plan_of(weight) == nullptr ? nullptr : plan_of(weight)->spec().find(weight->name);
 }
 
 bool are_many(const ggml_tensor * experts, const ggml_tensor * weight) {

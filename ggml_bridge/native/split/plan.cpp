@@ -368,8 +368,8 @@ LoadedPlan::~LoadedPlan() {
 }
 
 SliceSpec LoadedPlan::slice_of(const ggml_tensor * tensor) const {
-    const auto found = spec_.by_name.find(tensor->name);
-    if (found == spec_.by_name.end()) {
+    const SliceSpec * found = spec_.find(tensor->name);
+    if (found == nullptr) {
         SliceSpec whole;
         whole.name   = tensor->name;
         whole.type   = tensor->type;
@@ -380,7 +380,7 @@ SliceSpec LoadedPlan::slice_of(const ggml_tensor * tensor) const {
         whole.layout = plain_layout;
         return whole;
     }
-    const SliceSpec & slice = spec_.slices[found->second];
+    const SliceSpec & slice = *found;
     require(tensor->type == slice.type && tensor->ne[0] == slice.k && tensor->ne[1] == slice.n &&
                 tensor->ne[2] == slice.e && tensor->ne[3] == 1,
             std::string("the plan is for another model: ") + tensor->name + " is " + ggml_type_name(tensor->type) +
@@ -405,12 +405,12 @@ void LoadedPlan::end_load(uint64_t load) {
 }
 
 void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
-    const auto found = spec_.by_name.find(weight.slice().name);
-    if (found == spec_.by_name.end()) {
+    const SliceSpec * slice = spec_.find(weight.slice().name);
+    if (slice == nullptr) {
         return;
     }
     const std::lock_guard<std::mutex>  lock(mutex_);
-    std::vector<const SplitWeight *> & held = held_[found->second];
+    std::vector<const SplitWeight *> & held = held_[static_cast<size_t>(slice - spec_.slices.data())];
     held.erase(std::remove(held.begin(), held.end(), &weight), held.end());
     if (loaded) {
         held.push_back(&weight);

@@ -68,8 +68,14 @@ struct PlanSpec {
     int64_t                 sum_bytes = INT64_MAX; // of experts' results: added up if that many need not come back
     std::vector<TokenSplit> tokens;                // ascending; empty: n_g is 0
     std::vector<SliceSpec>  slices;
-    // name -> position in slices
-    std::unordered_map<std::string, size_t> by_name;
+
+    std::unordered_map<std::string, size_t> by_name; // positions in slices
+
+    // What is said of a tensor; NULL: nothing.
+    const SliceSpec * find(const std::string & name) const {
+        const auto found = by_name.find(name);
+        return found == by_name.end() ? nullptr : &slices[found->second];
+    }
 };
 
 // Elements along the axis that a cut must be a multiple of: whole quantisation blocks of a row, and whole groups of

@@ -156,12 +156,19 @@ SplitWeight::Segment SplitWeight::segment(int64_t offset, int64_t size) const {
     return {side, (n_run * part.count + in_run - part.begin) * row_bytes_ + col, std::min(size, left)};
 }
 
+// Calls with each run of bytes [offset, offset + size) that lies in one part, and with how many lie before it.
+template <typename F> void SplitWeight::for_segments(size_t offset, size_t size, const F & f) const {
+    const auto end = static_cast<int64_t>(size);
+    for (int64_t done = 0; done < end;) {
+        const Segment piece = segment(static_cast<int64_t>(offset) + done, end - done);
+        f(piece, done);
+        done += piece.size;
+    }
+}
+
 void SplitWeight::set(const void * data, size_t offset, size_t size) {
-    const char * bytes = static_cast<const char *>(data);
-    int64_t      at    = static_cast<int64_t>(offset);
-    int64_t      left  = static_cast<int64_t>(size);
-    while (left > 0) {
-        const Segment piece = segment(at, left);
+    for_segments(offset, size, [&](const Segment & piece, int64_t done) {
+        const char * bytes = static_cast<const char *>(data) + done;
         write(piece.side, bytes, piece.offset, piece.size);
         if (piece.side == side_host && prime_is_copy()) {
             write(side_prime, bytes, piece.offset, piece.size);
@@ -169,15 +176,24 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
         if (!slot_of_.empty()) {
             write_hot(bytes, piece.offset, piece.size);
         }
-        bytes += piece.size;
-        at += piece.size;
-        left -= piece.size;
-    }
+    });
     for (const Side side : {side_host, side_stream, side_device, side_prime}) {
         if (parts_[side].pieces) {
             flush(side);
         }
     }
+}
+
+void SplitWeight::get(void * data, size_t offset, size_t size) const {
+    for_segments(offset, size, [&](const Segment & piece, int64_t done) {
+        const Part & part = parts_[piece.side];
+        if (!part.pieces) {
+            throw Error(OALLAMA_UNSUPPORTED,
+                        slice_.name + " is kept in the layout " + slice_.layout + ", which cannot be read back");
+        }
+        ggml_backend_tensor_get(part.tensor, static_cast<char *>(data) + done, static_cast<size_t>(piece.offset),
+                                static_cast<size_t>(piece.size));
+    });
 }
 
 // Bytes of whole experts, which are on the host, once more for those that are hot.
@@ -249,24 +265,6 @@ void SplitWeight::flush(Side side) {
                                 static_cast<size_t>(pending.filled));
     }
     pending = Pending{};
-}
-
-void SplitWeight::get(void * data, size_t offset, size_t size) const {
-    char *  bytes = static_cast<char *>(data);
-    int64_t at    = static_cast<int64_t>(offset);
-    int64_t left  = static_cast<int64_t>(size);
-    while (left > 0) {
-        const Segment piece = segment(at, left);
-        const Part &  part  = parts_[piece.side];
-        if (!part.pieces) {
-            throw Error(OALLAMA_UNSUPPORTED,
-                        slice_.name + " is kept in the layout " + slice_.layout + ", which cannot be read back");
-        }
-        ggml_backend_tensor_get(part.tensor, bytes, static_cast<size_t>(piece.offset), static_cast<size_t>(piece.size));
-        bytes += piece.size;
-        at += piece.size;
-        left -= piece.size;
-    }
 }
 
 //

@@ -127,6 +127,8 @@ class SplitWeight {
     // Where the whole tensor's byte at offset is, and how many bytes follow it there; at most size.
     Segment segment(int64_t offset, int64_t size) const;
 
+    template <typename F> void for_segments(size_t offset, size_t size, const F & f) const;
+
     int64_t expert_bytes() const { return row_bytes_ * slice_.n; }
 
     bool prime_is_copy() const;
