@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 
 from oallama.core.types import Operator
 from oallama.cost.graph import first_within
@@ -147,9 +146,6 @@ def _searches(
 
 
 MAX_ROUNDS = 64
-TRIES = 8  # of the swaps that look best, how many are priced as a whole
-SEVERAL = 4  # moves against one
-PLACES = 4  # layers in which the same move is looked at
 LEAST_GAIN = 1e-9  # of the seconds before
 
 
@@ -164,7 +160,11 @@ class _Move:
 
 def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled: Placed) -> Placed:
     """The placement after the last swap that saves time; `filled` itself where none does. filled: within the budget,
-    without slices."""
+    without slices.
+
+    Without swaps 10 of 107 plans are slower, by up to 4 %; swaps of one against four, and looks at more than the best
+    one, gave 42 plans no more than 0.3 %.
+    """
     first = filled.first_device_layer
     if not filled.llama_uses_device(costs.graph.n_layer):
         return filled
@@ -172,45 +172,36 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
     sides, seconds = list(filled.on_device), filled.seconds
     left = budget(first) - whole_bytes(costs.operators, sides)
     for _ in range(MAX_ROUNDS):
-        for swap in nsmallest(TRIES, _swaps(moves.at(sides), left), key=lambda swap: sum(m.added_s for m in swap)):
-            made = list(sides)
-            for i in (i for move in swap for i in move.operators):
-                made[i] = not made[i]
-            made_s = placement_seconds(costs, made, first)
-            if made_s < seconds * (1 - LEAST_GAIN):
-                sides, seconds = made, made_s
-                left -= sum(move.added_bytes for move in swap)
-                break
-        else:
+        swap = min(_swaps(moves.at(sides), left), key=lambda swap: sum(m.added_s for m in swap), default=())
+        made = list(sides)
+        for i in (i for move in swap for i in move.operators):
+            made[i] = not made[i]
+        made_s = placement_seconds(costs, made, first)
+        if made_s >= seconds * (1 - LEAST_GAIN):
             break
+        sides, seconds = made, made_s
+        left -= sum(move.added_bytes for move in swap)
     if seconds >= filled.seconds * (1 - LEAST_GAIN):
         return filled
     return _noted(replace(filled, on_device=tuple(sides), seconds=seconds), filled)
 
 
 def _swaps(moves: Sequence[_Move], left: int) -> Iterator[tuple[_Move, ...]]:
-    """Each move with up to SEVERAL against it, those with the most seconds for each byte first: what goes out until it
-    fits, or what comes in while it does. Only what looks as if it saved time."""
+    """Each move that fits by itself; and each with the one against it that has the most seconds for each byte: what
+    makes room for it, or what comes into the room that it leaves. Only what looks as if it saved time."""
     by_worth = sorted(moves, key=lambda move: move.added_s / max(1, abs(move.added_bytes)))
-    into, out = ([move for move in by_worth if (move.added_bytes > 0) is comes_in] for comes_in in (True, False))
     for move in moves:
-        swap, taken, room = [move], set(move.operators), left - move.added_bytes
-        short = room < 0
-        for other in out if short else into:
-            if len(swap) > SEVERAL or (short and room >= 0):
-                break
-            if (
-                (short or other.added_bytes <= room)
-                and (short or other.added_s < 0)
-                and taken.isdisjoint(other.operators)
-            ):
-                swap.append(other)
-                taken.update(other.operators)
-                room -= other.added_bytes
-        if room >= 0 and sum(move.added_s for move in swap) < 0:
-            yield tuple(swap)
-        if move.added_s < 0 <= left - move.added_bytes and len(swap) > 1:
+        room = left - move.added_bytes
+        if room >= 0 and move.added_s < 0:
             yield (move,)
+        for other in by_worth:
+            if (
+                move.added_s + other.added_s < 0
+                and other.added_bytes <= room
+                and ((other.added_bytes > 0) is (room >= 0) and not set(move.operators).intersection(other.operators))
+            ):
+                yield move, other
+                break
 
 
 class _Moves:
@@ -232,18 +223,19 @@ class _Moves:
         self._known: dict[Hashable, list[_Move]] = {}
 
     def at(self, sides: Sequence[bool]) -> list[_Move]:
-        """Moves of up to PLACES layers of each kind in each state."""
-        graph, seen, found = self._costs.graph, dict[Hashable, int](), list[_Move]()
+        """Moves of the first layer of each kind in each state."""
+        graph, seen, found = self._costs.graph, set[Hashable](), list[_Move]()
         for layer in range(self._first, graph.n_layer + 1):
             low, high = window = graph.around(layer, layer + 1)
             begin, end = graph.operators_of(window)
             state = (layer - low, *self._kinds[low:high], first_within(self._first, window), bytes(sides[begin:end]))
-            seen[state] = seen.get(state, 0) + 1
-            if seen[state] <= PLACES:
-                if state not in self._known:
-                    self._known[state] = list(self._of(layer, window, sides))
-                start = self._spans[layer][0]
-                found += (replace(m, operators=tuple(start + i for i in m.operators)) for m in self._known[state])
+            if state in seen:
+                continue
+            seen.add(state)
+            if state not in self._known:
+                self._known[state] = list(self._of(layer, window, sides))
+            start = self._spans[layer][0]
+            found += (replace(m, operators=tuple(start + i for i in m.operators)) for m in self._known[state])
         return found
 
     def _of(self, layer: int, window: tuple[int, int], sides: Sequence[bool]) -> Iterator[_Move]:

@@ -82,6 +82,13 @@ def test_two_that_gain_more_take_the_place_of_the_one_that_gains_most_for_each_b
     assert "OATO's fill" in note and "3 operators" in note
 
 
+def test_one_of_another_layer_takes_the_place_of_one() -> None:
+    ops = [replace(o, bytes=size) for o, size in zip(operators(3, ("ffn_up",), False), (6, 10, 5), strict=True)]
+    problem = costs(ops, 3, [(8.0, 1.0), (15.0, 1.0), (2.0, 1.0)])
+    filled = Placed((True, False, False), 0, placement_seconds(problem, (True, False, False), 0))
+    assert exchange(problem, ops, lambda first: 10 if first == 0 else -1, filled).on_device == (False, True, False)
+
+
 def test_what_the_device_cannot_compute_stays_on_the_host() -> None:
     ops = operators(1)
     times: list[tuple[float, float | None]] = [(9.0, None), *[(1.0, 0.5)] * (len(ops) - 1)]
