@@ -172,17 +172,15 @@ def algorithm_1(
     """
     transfers = transfers or Transfers(costs)
     times = [transfers.times(unit) for unit in units]
-    sizes = [n_bytes for _, _, n_bytes in times]
+    t_cpu, t_gpu = [time[0] for time in times], [time[1] for time in times]
+    sizes = [time[2] for time in times]
     nothing = [0.0] * len(units)
 
     def ranked_and_filled(t_transfer: Sequence[float]) -> tuple[bool, ...]:
-        benefits = [
-            affinity(t_cpu_s, t_gpu_s, t_s, n_bytes)
-            for (t_cpu_s, t_gpu_s, n_bytes), t_s in zip(times, t_transfer, strict=True)
-        ]
+        benefits = list(map(affinity, t_cpu, t_gpu, t_transfer, sizes))
         useful = [u for u in rank(benefits) if rule != "continue" or benefits[u] > 0]
         there = {i for u in fill(useful, sizes, budget, rule) for i in units[u]}
-        return tuple(i in there for i in range(len(costs.operators)))  # lines 25-30
+        return tuple(map(there.__contains__, range(len(costs.operators))))  # lines 25-30
 
     def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placed:
         """last: the placement that the loop came to, or came back to."""

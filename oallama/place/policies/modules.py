@@ -21,7 +21,7 @@ from oallama.place.memory import staging_bytes
 from oallama.place.placement import Placed, nothing_there
 from oallama.place.policies.registry import Room
 from oallama.place.problem import Problem, costs_of
-from oallama.place.sharing import STAGING_ROUNDS, Slicer
+from oallama.place.sharing import Slicer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +90,13 @@ def place_modules(
     ranked = [i for i in order if may_be_there(found[i])]
     sizes = [module.bytes for module in found]
 
-    def filled(staging: int) -> tuple[frozenset[int], int]:
-        """(modules on the device with so many bytes taken off the room, the staging that the others then need)."""
+    staging, needed = -1, 0
+    while needed > staging:  # what the modules that stay need of the device is taken off the room for the others
+        staging = needed
         there = fill(ranked, sizes, min(room - staging, weights_room))
-        return there, staging_of(slicer, [module for i, module in enumerate(found) if i not in there])
-
-    staging = staging_of(slicer, found)
-    there, needed = filled(0)
-    if sum(sizes[i] for i in there) + needed > room:
-        there, needed = filled(staging)
-        for _ in range(STAGING_ROUNDS):  # what went to the device needs no ring
-            more, then = filled(needed)
-            if sum(sizes[i] for i in more) + then > room or more == there:
-                break
-            there, needed = more, then
+        needed = staging_of(slicer, [module for i, module in enumerate(found) if i not in there])
+        if sum(sizes[i] for i in there) + needed <= room:
+            break
     placed = placed_modules(slicer, found, there, base, costs, phase, needed)
     left = [m.operators for i, m in enumerate(found) if i not in there and m.cut is not None and m.cut[1].is_whole]
     n_left = sum(map(len, left))
