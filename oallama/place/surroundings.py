@@ -54,7 +54,7 @@ class Surroundings:
         self._alike: dict[Hashable, _Alike] = {}
 
     def _ask(self, workload: Workload) -> None:
-        self._load = workload
+        self._workload = workload
         self._over: dict[int, tuple[Pass, ...]] = {
             n_tokens: (Pass(n_tokens, mean_depth(workload), 1),)
             for n_tokens in {case.n_tokens for case in self._problem.profile.cases}
@@ -65,11 +65,11 @@ class Surroundings:
             asked[one.n_tokens].append(replace(one, count=workload.n_gen or 1) if one.n_tokens == 1 else one)
         self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
         self._costs: dict[tuple[int, bool], Costs] = {}
-        self._held: dict[bool, tuple[str, ...]] = {}
+        self._layouts_of: dict[bool, tuple[str, ...]] = {}
 
     def varied(self, workload: Workload) -> Surroundings:
         """Of another workload. What operators form is the same."""
-        if workload == self._load:
+        if workload == self._workload:
             return self
         other = copy(self)
         other._ask(workload)
@@ -110,7 +110,7 @@ class Surroundings:
         for block, _ in found:
             if is_resident[block.operators[0]]:
                 parts[_part(operators[block.operators[0]])].append(block)
-        crossings_if_whole = self._away(at[0], first_layer, parts, inside)
+        crossings_if_whole = self._crossings_if_whole(at[0], first_layer, parts, inside)
         made: dict[Hashable, ByLayout] = {}
 
         def one_of(alike: _Alike, resident: bool, crossings: Curve) -> ByLayout:
@@ -180,7 +180,7 @@ class Surroundings:
             self._alike[key] = _Alike(block.operators, here)
         return self._alike[key]
 
-    def _away(
+    def _crossings_if_whole(
         self,
         resident: Sequence[bool],
         first_layer: int,
@@ -231,9 +231,11 @@ class Surroundings:
 
     def _layouts(self, llama_uses_device: bool) -> tuple[str, ...]:
         """In which the host holds what is not sliced."""
-        if llama_uses_device not in self._held:
-            self._held[llama_uses_device] = costs_of(self._problem, self._load, "mixed", llama_uses_device).layouts
-        return self._held[llama_uses_device]
+        if llama_uses_device not in self._layouts_of:
+            self._layouts_of[llama_uses_device] = costs_of(
+                self._problem, self._workload, "mixed", llama_uses_device
+            ).layouts
+        return self._layouts_of[llama_uses_device]
 
 
 def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> dict[int, tuple[int, ...]]:
