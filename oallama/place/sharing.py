@@ -176,7 +176,6 @@ N_VALUES = 16
 """n_G of the paper: how many values of r_GG above 0 are looked at. With eight, five of 29 plans of the corpus are
 slower, by up to 15.6 %."""
 
-STAGING_ROUNDS = 5
 MODEL_ROUNDS = 10  # tokens that the exact timeline of decode may take to settle
 
 
@@ -366,8 +365,9 @@ class Slicer:
         prompt, n_batch = passes(self.workload, "prefill"), self.workload.largest_batch
         lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
 
-        staging = 0
-        for _ in range(STAGING_ROUNDS):
+        staging, needed = -1, 0
+        while needed > staging:  # once the slices need no more than was taken off the room, they fit
+            staging = needed
             assigned = assign(menus, max(0, min(room - staging, weights_room)), kind_of)
             counts = Counter(zip(kind_of, assigned.chosen, strict=True))
             one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
@@ -385,10 +385,10 @@ class Slicer:
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
             layers = tuple(one_of[at] for at in zip(kind_of, assigned.chosen, strict=True))
-            staging = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
-            if assigned.bytes + staging <= max(room, 0):
+            needed = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
+            if assigned.bytes + needed <= max(room, 0):
                 seconds = self._phases(counted, table)
-                return SlicePlan(layers, table, mode.twice, assigned.bytes, staging, *seconds, assigned.short)
+                return SlicePlan(layers, table, mode.twice, assigned.bytes, needed, *seconds, assigned.short)
         return None
 
     #
