@@ -1,2 +1,1 @@
-"""Placement policies: costs and a byte budget in, a place for every operator out. Pure, except placer.py which ties
-the rooms."""
+"""Placement policies: costs and a byte budget in, a place for every operator out. Pure."""
