@@ -21,6 +21,7 @@ from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of, measured, own_bytes, with_layouts
 
 ROUNDS = 6
+"""Most dry loads of a search, each of which costs seconds for a large model."""
 
 
 def verified(

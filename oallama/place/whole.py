@@ -146,6 +146,8 @@ def _searches(
 
 
 MAX_ROUNDS = 64
+"""Most looks for a swap. Of 50 plans of the corpus one takes nine, most take one."""
+
 LEAST_GAIN = 1e-9  # of the seconds before
 
 
