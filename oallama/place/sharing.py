@@ -135,7 +135,6 @@ class SlicePlan:
     layers: tuple[tuple[BlockCost, Cut], ...]
     token_assignment: TokenTable
     kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
-    weights_bytes: int  # of GG
     staging_bytes: int  # the ring of slots for streamed weights, and activations
     prefill_s: float  # blocks, and what lies between them, over the workload's prompt
     decode_s: float  # of one token
@@ -147,6 +146,11 @@ class SlicePlan:
     def seconds(self, workload: Workload, phase: Phase) -> float:
         """Over the passes of a phase."""
         return {"decode": self.decode_s, "prefill": self.prefill_s, "mixed": self.total_s(workload)}[phase]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of GG and of hot experts."""
+        return sum(cost.weight_bytes(cut) for cost, cut in self.layers)
 
     @property
     def streams(self) -> bool:
@@ -258,7 +262,7 @@ class Slicer:
         menus = Menus(self.on, workload, self._streams, n_values)
         modes = self._modes(kinds)
         nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in kind_of]
-        best, best_mode, best_objective = self.priced(nothing, (), False, 0, 0), modes[0], _objectives(workload)[0]
+        best, best_mode, best_objective = self.priced(nothing), modes[0], _objectives(workload)[0]
         short = False
         tables: dict[Hashable, TokenTable] = {}
 
@@ -310,7 +314,7 @@ class Slicer:
         )
         if plan.weights_bytes + staging > room:  # other batches get no more n_g than there is room for
             return plan
-        return self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
+        return self.priced(plan.layers, table, plan.kept_twice, staging)
 
     def fastest(self, blocks: Sequence[ByLayout]) -> tuple[BlockCost, ...]:
         """Each block in the layout in which the CPU takes the least time over the workload."""
@@ -388,7 +392,7 @@ class Slicer:
             needed = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
             if assigned.bytes + needed <= max(room, 0):
                 seconds = self._phases(counted, table)
-                return SlicePlan(layers, table, mode.twice, assigned.bytes, needed, *seconds, assigned.short)
+                return SlicePlan(layers, table, mode.twice, needed, *seconds, assigned.short)
         return None
 
     #
@@ -431,10 +435,10 @@ class Slicer:
         holds = slices.token_assignment and cost.takes_n_g
         return cost.in_split() if holds else cost, Cut(cost.block.extent - cg - gg, cg, gg, n_hot)
 
-    def priced(self, layers: CutBlocks, table: TokenTable, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
+    def priced(self, layers: CutBlocks, table: TokenTable = (), twice: bool = False, staging: int = 0) -> SlicePlan:
         """Cuts with the times of their timeline."""
         seconds = self._phases(count_blocks(layers), table)
-        return self._exact(SlicePlan(tuple(layers), table, twice, weights_bytes, staging, *seconds))
+        return self._exact(SlicePlan(tuple(layers), table, twice, staging, *seconds))
 
     def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
         """(seconds of the prompt, of a token), each block as one among others like it."""

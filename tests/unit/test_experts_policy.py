@@ -164,7 +164,7 @@ def test_choices_are_close_to_brute_force(rate: float, launch_s: float, room: in
     assert plan is not None and plan.weights_bytes + plan.staging_bytes <= room
 
     def total_s(cuts: Sequence[Cut]) -> float:
-        return slicer.priced(list(zip(blocks, cuts, strict=True)), (), False, 0, 0).total_s(load)
+        return slicer.priced(list(zip(blocks, cuts, strict=True))).total_s(load)
 
     choices = [
         [Cut(FF, 0, 0), *(Cut(FF, 0, 0, n) for n in range(1, 9)), *(Cut(FF - gg, 0, gg) for gg in range(64, FF, 64))]

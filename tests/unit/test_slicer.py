@@ -227,7 +227,7 @@ def test_with_nothing_streamed_the_price_is_the_sum_of_blocks_and_all_else(
         first = ops[of.block.operators[0]]
         there = gg[first.layer] if "ffn" in first.role and first.layer is not None else 0
         layers.append((of, Cut(of.block.extent - there, 0, there)))
-    plan = slicer.priced(layers, (), False, 0, 0)
+    plan = slicer.priced(layers)
     inside = frozenset(i for of, cut in layers if not cut.is_whole for i in of.block.operators)
     there = [on or i in inside for i, on in enumerate(whole.on_device)]  # slices live with norms and KV
     for phase, found in (("prefill", plan.prefill_s), ("decode", plan.decode_s)):

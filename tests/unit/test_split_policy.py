@@ -78,7 +78,7 @@ def test_cuts_are_close_to_brute_force(rate: float, launch_s: float, token_s: fl
     assert plan.weights_bytes + plan.staging_bytes <= max(room, 0)
 
     def total_s(cuts: list[Cut]) -> float:
-        return slicer.priced(list(zip(blocks, cuts, strict=True)), (), False, 0, 0).total_s(load)
+        return slicer.priced(list(zip(blocks, cuts, strict=True))).total_s(load)
 
     best, most = start_s, 0.0
     for choice in itertools.product(*((0, *of.block.cuts()) for of in blocks)):

@@ -83,7 +83,7 @@ def with_split(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: b
     staging = staging_bytes(layers, slicer.on.streaming, most, most_n_g(table, most))
     if staging > room:
         return None
-    return slicer.placed(whole, slicer.priced(layers, table, False, 0, staging), phase)
+    return slicer.placed(whole, slicer.priced(layers, table, staging=staging), phase)
 
 
 @policy(

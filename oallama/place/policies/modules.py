@@ -126,7 +126,7 @@ def placed_modules(
     by_operator = {i: cut for members, cut in cuts.items() for i in members}
     blocks = slicer.blocks(whole, cuts=[by_operator.get(i) for i in range(len(on_device))])
     layers = [(cost, cuts.get(cost.block.operators, Cut(cost.block.extent, 0, 0))) for cost in slicer.fastest(blocks)]
-    return slicer.placed(whole, slicer.priced(layers, (), False, 0, staging), phase)
+    return slicer.placed(whole, slicer.priced(layers, staging=staging), phase)
 
 
 def _with_slots(slicer: Slicer, found: Sequence[Module], room: int) -> Sequence[Module]:
