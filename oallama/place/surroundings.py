@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
 from oallama.cost.blocks import SplitBlock, family_blocks, ffn_of, is_biased_ffn, is_ffn, residents, takes_n_g
@@ -28,14 +28,6 @@ Part = tuple[int | None, bool]
 """Of which layer, and whether of its FFN."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Alike:
-    """Blocks of the same mul-mats, wherever they are: one of them, by layout."""
-
-    operators: tuple[int, ...]
-    by_layout: ByLayout
-
-
 class Surroundings:
     """Of a problem, at the batch sizes of a workload and of its profile."""
 
@@ -50,8 +42,8 @@ class Surroundings:
         n_layer = problem.graph.n_layer
         self._parts = [2 * one.layer_in(n_layer) + (is_ffn(one) or one.is_last) for one in problem.operators]
         self._biased = _biased_ffns(problem.operators, problem.splittable)
-        self._blocks: dict[Hashable, tuple[tuple[SplitBlock, _Alike], ...]] = {}
-        self._alike: dict[Hashable, _Alike] = {}
+        self._blocks: dict[Hashable, list[tuple[SplitBlock, ByLayout]]] = {}  # without what surrounds them
+        self._types: dict[Hashable, ByLayout] = {}
 
     def _ask(self, workload: Workload) -> None:
         self._workload = workload
@@ -111,27 +103,27 @@ class Surroundings:
             if is_resident[block.operators[0]]:
                 parts[_part(operators[block.operators[0]])].append(block)
         crossings_if_whole = self._crossings_if_whole(at[0], first_layer, parts, inside)
-        made: dict[Hashable, ByLayout] = {}
-
-        def one_of(alike: _Alike, resident: bool, crossings: Curve) -> ByLayout:
-            """One block of those that are alike here, too."""
-            operators, here = alike.operators, (alike, resident, crossings)
-            if here not in made:
-                whole = self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in operators))
-                offload = self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in operators))
-                curves = (gap, gap_cpu, whole, offload, resident, crossings)
-                around = self._arounds.setdefault(curves, Around(*curves))
-                made[here] = {layout: replace(cost, around=around) for layout, cost in alike.by_layout.items()}
-            return made[here]
-
-        blocks: list[ByLayout] = []
         shares = self._gap_shares([block for block, _ in found], *at, inside)
-        for (block, alike), share in zip(found, shares, strict=True):
-            resident = is_resident[block.operators[0]]
-            crossings = crossings_if_whole.get(_part(operators[block.operators[0]]), NO_TIME) if resident else NO_TIME
-            by_layout = one_of(alike, resident, crossings)
-            blocks.append({name: replace(cost, block=block, gap_share=share) for name, cost in by_layout.items()})
+        made: dict[Hashable, ByLayout] = {}  # one of each type in each surroundings
+        blocks: list[ByLayout] = []
+        for (block, by_layout), share in zip(found, shares, strict=True):
+            resident, part = is_resident[block.operators[0]], _part(operators[block.operators[0]])
+            crossings = crossings_if_whole.get(part, NO_TIME) if resident else NO_TIME
+            key = id(by_layout), resident, crossings
+            if key not in made:
+                whole_s, offload_s = self._whole_curves(uses, block.operators)
+                curves = (gap, gap_cpu, whole_s, offload_s, resident, crossings)
+                around = self._arounds.setdefault(curves, Around(*curves))
+                made[key] = {layout: replace(cost, around=around) for layout, cost in by_layout.items()}
+            blocks.append({name: replace(cost, block=block, gap_share=share) for name, cost in made[key].items()})
         return blocks
+
+    def _whole_curves(self, uses: bool, members: Sequence[int]) -> tuple[Curve, Curve]:
+        """Seconds of a block that llama.cpp runs on the host, and of these what it copies to the device."""
+        return (
+            self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in members)),
+            self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in members)),
+        )
 
     def _gap_shares(
         self, blocks: Sequence[SplitBlock], on_device: Sequence[bool], first_layer: int, inside: frozenset[int]
@@ -154,31 +146,28 @@ class Surroundings:
         before[0] += sum(between[begin:])
         return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
-    def _blocks_of(self, members: tuple[int, ...], cuts: Sequence[Hashable]) -> tuple[tuple[SplitBlock, _Alike], ...]:
+    def _blocks_of(self, members: tuple[int, ...], cuts: Sequence[Hashable]) -> list[tuple[SplitBlock, ByLayout]]:
         """What these operators of one family form."""
         together = len({cuts[i] for i in members}) == 1
-        key = (members, together)
-        if key not in self._blocks:
+        if (members, together) not in self._blocks:
             blocks = family_blocks(self._problem.operators, members, together)
-            self._blocks[key] = tuple((block, self._alike_of(block)) for block in blocks)
-        return self._blocks[key]
+            self._blocks[members, together] = [(block, self._type_of(block)) for block in blocks]
+        return self._blocks[members, together]
 
-    def _alike_of(self, block: SplitBlock) -> _Alike:
+    def _type_of(self, block: SplitBlock) -> ByLayout:
+        """One object for all blocks of the same mul-mats."""
         operators = self._problem.operators
         first = operators[block.operators[0]]
         outputs_only = computes_outputs_only(first, self._problem.graph.n_run)
         mul_mats = tuple(operators[i].mul_mat for i in block.operators)
         key = (mul_mats, replace(block, operators=()), outputs_only, takes_n_g(first))
-        if key not in self._alike:
-            by_layout = block_costs(self._problem.kernels, operators, block)
-            read_by_device = PLAIN_LAYOUT in by_layout
-            streamable = takes_n_g(first) and not block.biases and read_by_device
-            here = {
-                layout: replace(cost, outputs_only=outputs_only, takes_n_g=streamable)
-                for layout, cost in by_layout.items()
+        if key not in self._types:
+            made = block_costs(self._problem.kernels, operators, block)
+            streamable = takes_n_g(first) and not block.biases and PLAIN_LAYOUT in made  # which the device reads
+            self._types[key] = {
+                layout: replace(cost, outputs_only=outputs_only, takes_n_g=streamable) for layout, cost in made.items()
             }
-            self._alike[key] = _Alike(block.operators, here)
-        return self._alike[key]
+        return self._types[key]
 
     def _crossings_if_whole(
         self,
