@@ -10,8 +10,9 @@ placement is never slower.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nsmallest
 
 from oallama.core.types import Operator
@@ -59,7 +60,7 @@ def search(
     layers are on the device, or of as many as fit. rule "full" takes the least predicted time among placements that
     leave no room there.
     """
-    n_layer = costs.graph.n_layer
+    n_layer, layer_of = costs.graph.n_layer, costs.graph.operator_layer
     if first_layers is None:
         first_layers = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
     transfers = transfers or Transfers(costs, affinity == "paper")
@@ -70,11 +71,26 @@ def search(
     if rule == "continue" and affinity == "default":
         ranked = _by_worth(costs)
         least_s = {first: _bound(costs, ranked, room, first) for first, room in rooms}
+
+    def placements(first: int, room: int) -> Iterator[Placed]:
+        """With units whose layer has its norms and KV on the device: an operator without them would be there alone."""
+        own = {size: tuple(u for u in grouped[size] if layer_of[u[0]] >= first) for size in grouped}
+        run = partial(algorithm_1, costs, budget=room, first_device_layer=first, transfers=transfers, rule=rule)
+        if affinity == "paper":
+            yield run(own["operator"], published=True)
+            return
+        for size in granularities:
+            placed = run(own[size])
+            yield placed
+            if size != "operator":  # let single operators use what the groups left over
+                yield run(own["operator"], start=placed.on_device)
+        yield run(own["operator"], start=layers(costs, lambda at: room, first).on_device)
+
     best: Placed | None = None
     for first, room in sorted(rooms, key=lambda one: least_s[one[0]]):
         if best is not None and least_s[first] > best.seconds:
             break
-        for placed in _searches(costs, grouped, room, first, transfers, affinity, rule, granularities):
+        for placed in placements(first, room):
             if rule == "full" and best is not None and not _is_full(costs, placed, room):
                 continue
             if best is None or (placed.seconds, first) < (best.seconds, best.first_device_layer):
@@ -116,34 +132,6 @@ def _is_full(costs: Costs, placed: Placed, room: int) -> bool:
         there or cost.t_gpu_s is None or used + cost.bytes > room
         for cost, there in zip(costs.operators, placed.on_device, strict=True)
     )
-
-
-def _searches(
-    costs: Costs,
-    grouped: Mapping[Granularity, tuple[Unit, ...]],
-    room: int,
-    first: int,
-    transfers: Transfers,
-    affinity: AffinityRule,
-    rule: FillRule,
-    granularities: Sequence[Granularity],
-) -> Iterable[Placed]:
-    def groups(granularity: Granularity) -> tuple[Unit, ...]:
-        """Units whose layer has its norms and KV on the device: an operator without them would be there alone."""
-        layer_of = costs.graph.operator_layer
-        return tuple(unit for unit in grouped[granularity] if layer_of[unit[0]] >= first)
-
-    singles = groups("operator")
-    if affinity == "paper":
-        yield algorithm_1(costs, singles, room, first, transfers=transfers, rule=rule, published=True)
-        return
-    for granularity in granularities:
-        found = algorithm_1(costs, groups(granularity), room, first, transfers=transfers, rule=rule)
-        yield found
-        if granularity != "operator":  # let single operators use what the groups left over
-            yield algorithm_1(costs, singles, room, first, transfers=transfers, rule=rule, start=found.on_device)
-    whole = layers(costs, lambda at: room, first).on_device
-    yield algorithm_1(costs, singles, room, first, transfers=transfers, rule=rule, start=whole)
 
 
 MAX_ROUNDS = 64
