@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from oallama.core.profile import LinearFit
@@ -293,14 +293,15 @@ def slice_times(
 ) -> BlockTimes:
     """The tasks of a block in a pass over n_tokens tokens, of which n_g use the CC slice on the device (CG'), and
     n_outputs give logits."""
-    gap_s, gap_cpu_s = (cost.gap_share * seconds for seconds in gap_times(cost, n_tokens))
+    gap_s, gap_cpu_s = (cost.gap_share * seconds for seconds in gap_times(cost.around, n_tokens))
     return own_times(cost, rates, cut, n_tokens, n_g, n_outputs).behind(gap_s, gap_cpu_s)
 
 
-def gap_times(cost: BlockCost, n_tokens: int) -> tuple[float, float]:
+@lru_cache(maxsize=2**12)
+def gap_times(around: Around, n_tokens: int) -> tuple[float, float]:
     """Seconds between two blocks, in the mean, and of these those in which the CPU works."""
-    gap_s = interpolate(cost.around.gap, n_tokens)
-    return gap_s, min(gap_s, interpolate(cost.around.gap_cpu, n_tokens))
+    gap_s = interpolate(around.gap, n_tokens)
+    return gap_s, min(gap_s, interpolate(around.gap_cpu, n_tokens))
 
 
 def own_times(cost: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> BlockTimes:
@@ -390,7 +391,7 @@ class Pricing:
         key = (cost.gemms, cost.around, cost.use, cut, n_tokens, n_g, n_outputs)
         seconds = self._known.get(key)
         if seconds is None:
-            gap_s, gap_cpu_s = gap_times(cost, n_tokens)
+            gap_s, gap_cpu_s = gap_times(cost.around, n_tokens)
             own, own_s = self._own(cost, cut, n_tokens, n_g, n_outputs)
             if own_s is None:
                 seconds = own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)

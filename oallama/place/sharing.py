@@ -378,7 +378,8 @@ class Slicer:
             counted = [(*one_of[at], count) for at, count in counts.items()]
             if lengths and lengths[0] > 1:
                 least_s = self.workload.n_gen * counted_seconds(counted, self.on, 1, 0)
-                least_s += sum(p.count * n * gap_times(kind, p.n_tokens)[0] for kind, _, n in counted for p in prompt)
+                gaps = (gap_times(kind.around, p.n_tokens)[0] * p.count * n for kind, _, n in counted for p in prompt)
+                least_s += sum(gaps)
                 if least_s >= to_beat:
                     return None
             key = mode.with_n_g, frozenset((kind.price_key, cut, n) for kind, cut, n in counted)
