@@ -237,7 +237,7 @@ def _run(row: Mapping[str, str], sheet: DataSheet) -> PublishedRun:
     n_gen = re.search(r"tg(\d+)", row["tg_test"])
     return PublishedRun(
         f"{row['model']} {row['quant']}", int(row["context"] or 0), int(row["ngl"] or 99),
-        int(ubatch[1]) if ubatch else 512, None, n_prompt, int(n_gen[1]) if n_gen else 128,
+        int(ubatch[1]) if ubatch else 512, n_prompt, int(n_gen[1]) if n_gen else 128,
         float(row["pp_tps"] or 0), float(row["tg_tps"] or 0), row["machine"],
         int(row["context"] or 0) if sheet.context_is_depth else 0, int(row["ncmoe"] or 0), int(row["ncffn"] or 0),
         True, served, row["flag"], row["source"], row["kv"],
@@ -307,7 +307,7 @@ def errors(machine: Machine, runs: Sequence[PublishedRun], models: Mapping[str, 
 
 
 def _asked(run: PublishedRun) -> Row:
-    left_out = ("machine", "prompt_tps", "eval_tps", "today", "budget_mb")
+    left_out = ("machine", "prompt_tps", "eval_tps", "today")
     return {key: value for key, value in run.told().items() if value and key not in left_out}
 
 

@@ -6,16 +6,18 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
+from math import prod
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import gguf
 from model_shapes import attention_and_ffn, gated_ffn
 from shared import InputError, read_toml, record, write_document
 
 from oallama.core.codec import Count32, Size32, to_json
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import Attention, ModelInfo, Operator
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass, passes_at
@@ -116,7 +118,7 @@ def _checked(sizes: Sizes, where: str) -> Sizes:
     if sizes.n_expert_used > sizes.n_expert or (sizes.n_expert > 0) != (sizes.n_expert_used > 0):
         raise InputError(f"{where}: n_expert_used must be some of n_expert")
     for name in (sizes.type, sizes.output_type):
-        if name and name not in gguf.GGMLQuantizationType.__members__:
+        if name and name not in GGML_TYPES_BY_NAME:
             raise InputError(f"{where}: {name!r} is not a ggml type")
     return sizes
 
@@ -154,20 +156,14 @@ def _operators(sizes: Sizes, types: Types) -> Iterator[Operator]:
         for role, ne in (full if attends else of_state).items():
             used = sizes.n_expert_used if len(ne) > 2 else 0
             shape = (ne[0], ne[1], ne[2] if used else 1)
-            yield _operator(
-                f"blk.{layer}.{role}.weight", layer, role, types.of(role, layer, sizes.n_layer), shape, used
-            )
-    yield _operator("output.weight", None, "output", types.output_type or types.type, (n_embd, sizes.n_vocab, 1))
-
-
-def _operator(
-    name: str, layer: int | None, role: str, type_name: str, shape: tuple[int, int, int], used: int = 0
-) -> Operator:
-    block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
-    k, n, e = shape
-    op: Literal["MUL_MAT", "MUL_MAT_ID"] = "MUL_MAT_ID" if used else "MUL_MAT"
-    return Operator(name, layer, role, op, type_name, shape, k * n * e // block * block_bytes,
-                    used / e if used else 1.0, used or 1)  # fmt: skip
+            kind = types.of(role, layer, sizes.n_layer)
+            yield Operator(
+                f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT_ID" if used else "MUL_MAT", kind, shape,
+                GGML_TYPES_BY_NAME[kind].n_bytes(prod(shape)), used / shape[2] if used else 1.0, used or 1,
+            )  # fmt: skip
+    kind, shape = types.output_type or types.type, (n_embd, sizes.n_vocab, 1)
+    n_bytes = GGML_TYPES_BY_NAME[kind].n_bytes(prod(shape))
+    yield Operator("output.weight", None, "output", "MUL_MAT", kind, shape, n_bytes, 1.0, 1)
 
 
 @cache
@@ -204,38 +200,27 @@ START = Machine(
 
 
 def rates(machine: Machine, names: Iterable[str]) -> dict[str, float]:
-    """A machine's rates by name, as `card.bytes_per_s`."""
-    document = _document(machine)
-    return {name: _part(document, name)[_last(name)] for name in names}
+    """A machine's rates by name: `card.bytes_per_s`, `host.flops_by_type.Q6_K`, `first_prompt_s`."""
+    by_type = dict(machine.host.flops_by_type)
+    return {name: by_type[name[len(BY_TYPE) :]] if name.startswith(BY_TYPE) else attrgetter(name)(machine)
+            for name in names}  # fmt: skip
 
 
 def with_rates(machine: Machine, values: Mapping[str, float]) -> Machine:
     """The machine with other rates."""
-    document = _document(machine)
+    by_type = dict(machine.host.flops_by_type)
+    parts: dict[str, dict[str, Any]] = {"host": {}, "card": {}, "": {}}
     for name, value in values.items():
-        _part(document, name)[_last(name)] = value
-    return _machine(document)
+        if name.startswith(BY_TYPE):
+            by_type[name[len(BY_TYPE) :]] = value
+        else:
+            part, _, rate = name.rpartition(".")
+            parts[part][rate] = value
+    host = replace(machine.host, flops_by_type=tuple(sorted(by_type.items())), **parts["host"])
+    return replace(machine, host=host, card=replace(machine.card, **parts["card"]), **parts[""])
 
 
-def _part(document: dict[str, Any], name: str) -> dict[str, Any]:
-    for key in name.split(".")[:-1]:
-        document = document[key]
-    return document
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _document(machine: Machine) -> dict[str, Any]:
-    document = asdict(machine)
-    document["host"]["flops_by_type"] = dict(machine.host.flops_by_type)
-    return document
-
-
-def _machine(document: Mapping[str, Any]) -> Machine:
-    host = {**document["host"], "flops_by_type": tuple(sorted(document["host"]["flops_by_type"].items()))}
-    return Machine(Host(**host), Card(**document["card"]), document["first_prompt_s"], document["notes"])
+BY_TYPE = "host.flops_by_type."
 
 
 def write_machine(machine: Machine, path: Path) -> None:
@@ -309,7 +294,6 @@ class PublishedRun:
     context: int  # -c
     ngl: int  # -ngl
     ubatch: int  # -ub
-    budget_mb: int | None  # VRAM that NGL was chosen for
     n_prompt: int
     n_gen: int
     prompt_tps: float
@@ -382,10 +366,8 @@ def _run(row: dict[str, str], where: str) -> PublishedRun:
         int(_number(row, name, where)) for name in ("Context", "Ubatch", "PromptTokens", "EvalTokens")
     )
     prompt_tps, eval_tps = (_number(row, name, where, 0.001) for name in ("PromptTPS", "EvalTPS"))
-    budget = int(_number(row, "MVA", where)) if row.get("MVA") else None
-    return PublishedRun(
-        row["Model"], context, int(_number(row, "NGL", where, 0)), ubatch, budget, n_prompt, n_gen, prompt_tps, eval_tps
-    )
+    ngl = int(_number(row, "NGL", where, 0))
+    return PublishedRun(row["Model"], context, ngl, ubatch, n_prompt, n_gen, prompt_tps, eval_tps)
 
 
 def _number(row: dict[str, str], name: str, where: str, least: float = 1) -> float:

@@ -69,7 +69,7 @@ def test_rows_of_m09_overflow_its_card() -> None:
     over = {}
     for row in of("M09", "prompt"):
         served = "context" in row
-        run = PublishedRun(row["model"], row.get("context", 0), 99, 512, None, row["n_prompt"], 128, 1, 1,
+        run = PublishedRun(row["model"], row.get("context", 0), 99, 512, row["n_prompt"], 128, 1, 1,
                            ncmoe=row["ncmoe"], today=True, after_prompt=served, kv=row.get("kv", "f16"))  # fmt: skip
         over[row["ncmoe"], served] = excess_bytes(run, models, by_data_sheet(sheet)) / 2**30
     assert {key for key, gib in over.items() if gib > 0} == {(8, False), (8, True), (12, True)}
