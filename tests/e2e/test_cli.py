@@ -88,7 +88,7 @@ def test_inspect():
     assert found["model"]["file_bytes"] == MODEL.stat().st_size
     assert len(found["operators"]) == 7 * found["model"]["n_layer"] + 1
     first, last = found["operators"][0], found["operators"][-1]
-    assert set(first) == {"name", "layer", "role", "op", "type", "shape", "bytes", "active_fraction"}
+    assert set(first) == {"name", "layer", "role", "op", "type", "shape", "bytes", "active_fraction", "cut"}
     assert (first["layer"], first["op"], len(first["shape"])) == (0, "MUL_MAT", 3)
     assert (last["role"], last["layer"]) == ("output", None)
     lines = here("inspect", "-m", MODEL).stdout.splitlines()
