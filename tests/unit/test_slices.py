@@ -17,8 +17,12 @@ from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
 from oallama.core.types import Operator
 from oallama.cost.blocks import (
+    LOGITS_CHUNK,
+    SUM_BYTES,
     SplitBlock,
     can_split,
+    ffn_block,
+    slice_weights,
     split_blocks,
 )
 from oallama.cost.kernels import Kernels
@@ -85,6 +89,43 @@ def test_what_cannot_run_as_one_is_split_operator_by_operator() -> None:
 )
 def test_what_can_be_split(op: Operator, possible: bool) -> None:
     assert can_split(op) is possible
+
+
+def test_activations_and_weights_of_a_block() -> None:
+    (block,) = split_blocks(ffn(0), [32] * 3)
+    assert (block.extent, block.step, block.bytes) == (FF, 32, 3 * EMBD * FF // 32 * 18)
+    assert (block.upload_bytes(256, 7), block.download_bytes(256, 7)) == (7 * EMBD * 4, 7 * EMBD * 4)
+    assert block.weight_bytes(256) * 4 == block.bytes
+    assert block.staging_bytes(256, 7) == (EMBD + 3 * 256) * 7 * 4, "the result takes the place of gate and up"
+    assert block.staging_bytes(32, 7) == (2 * EMBD + 3 * 32) * 7 * 4, "where it fits there: what was sent stays"
+    assert block.staging_bytes(0, 7, 256) == block.staging_bytes(256, 7)
+    assert block.staging_bytes(256, 7, 512) == (2 * EMBD + 3 * 512) * 7 * 4, "GG's result is kept"
+    assert block.staging_bytes(512, 7, 32) == (EMBD + 3 * 512) * 7 * 4
+    (routed,) = split_blocks(experts(), [32] * 3)
+    assert (routed.upload_bytes(256, 7), routed.download_bytes(256, 7)) == (7 * (EMBD + 2) * 4, 7 * 2 * EMBD * 4)
+    assert routed.n_summed(7) == 1, "too few bytes would be saved"
+    large = SUM_BYTES // (EMBD * 4)  # one of two results of each token need not come back
+    assert (routed.n_summed(large - 1), routed.n_summed(large)) == (1, 2)
+    assert routed.upload_bytes(256, large) == large * (EMBD + 2 + 2) * 4, "ids and routing weights"
+    assert routed.download_bytes(256, large) == large * EMBD * 4
+    assert routed.download_bytes(256, 3, large) == 3 * EMBD * 4, "of a large batch a few tokens (n_g)"
+    assert routed.staging_bytes(1, large) == routed.upload_bytes(1, large) + large * 3 * EMBD * 4, "the sum lies beside"
+    assert routed.staging_bytes(FF, large) == routed.upload_bytes(1, large) + large * 3 * 2 * FF * 4
+    (down,) = split_blocks(experts()[2:], [32])
+    assert down.download_bytes(256, large) == large * EMBD * 4
+    (biased,) = split_blocks(experts(biased=True)[2:], [32])
+    assert biased.download_bytes(32, large) == large * 2 * 32 * 4, "biases are added first"
+    assert ffn_block(experts(biased=True), range(3)).n_summed(large) == 2, "and by themselves where they are hot"
+    (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
+    assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
+    assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
+    assert rows.staging_bytes(320, 512) == rows.staging_bytes(320, LOGITS_CHUNK), "of a few tokens' logits at once"
+    (cols,) = split_blocks([ffn(0)[2]], [32])
+    assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
+    (halves,) = split_blocks([operator("ffn_up", EMBD, 2 * FF, gate_up=True)], [32])
+    assert (halves.extent, halves.download_bytes(256, 7)) == (FF, 7 * 2 * 256 * 4)
+    assert slice_weights(ffn(0) + ffn(1), [256] * 3 + [64] * 3) == block.weight_bytes(256) + block.weight_bytes(64)
+    assert slice_weights(ffn(0), []) == 0
 
 
 def test_a_block_that_is_split_by_hand() -> None:
