@@ -9,7 +9,7 @@ on the device the CPU has one less; for the first, CC must be streamed. The rate
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from math import ceil
@@ -22,15 +22,14 @@ from oallama.cost.slices import BlockCost, Cut, Pricing
 GRID = 8
 
 
-def least(
-    seconds: Callable[[int], float], low: int, high: int, also: Iterable[int] = (), near: int | None = None
-) -> tuple[int, float]:
-    """(x, seconds(x)) of the least over low..high; of equals the lowest x.
+def least(seconds: Callable[[int], float], low: int, high: int, near: int | None = None) -> tuple[int, float]:
+    """(x, seconds(x)) of the least over low..high of a function that is convex but for its ends, a few kinks and a few
+    valleys; of equals the lowest x.
 
     Of few numbers all are looked at. Of many the ends by themselves, as the function may jump there; between them GRID
-    points and those in `also` (kinks), and then downhill, by ever smaller steps, from each of these that is lower than
-    its neighbours: streams that slow each other down may make more than one valley. near: where the least of a function
-    much like this one is; then only the ends are looked at, and downhill from there.
+    points, and then downhill, by ever smaller steps, from each of these that is lower than its neighbours: streams that
+    slow each other down may make more than one valley. near: where the least of a function much like this one is; then
+    only the ends are looked at, and downhill from there.
     """
     known: dict[int, float] = {}
 
@@ -57,8 +56,7 @@ def least(
     elif near is not None:
         downhill(min(max(near, first), last), 1, widens=True)
     else:
-        grid = {first + (last - first) * i // GRID for i in range(GRID + 1)}
-        points = sorted(grid | {x for x in also if first <= x <= last})
+        points = [first + (last - first) * i // GRID for i in range(GRID + 1)]
         levels = [float("inf"), *map(at, points), float("inf")]
         for i, x in enumerate(points, start=1):
             if levels[i - 1] > levels[i] <= levels[i + 1]:
@@ -127,17 +125,15 @@ def solve_n_g(layers: CutBlocks, on: Pricing, n_tokens: int) -> tuple[int, float
 
 def least_n_g(layers: Counted, on: Pricing, n_tokens: int, near: int | None = None) -> tuple[int, float]:
     """As solve_n_g. near: n_g of cuts much like these."""
-    on_cpu = [cost for cost, cut, _ in layers if cut.cc and not cut.n_hot and cost.takes_n_g and not cost.outputs_only]
+    streamable = any(cut.cc and not cut.n_hot and cost.takes_n_g and not cost.outputs_only for cost, cut, _ in layers)
 
     @cache
     def seconds(n_g: int) -> float:
         return counted_seconds(layers, on, n_tokens, n_g)
 
-    if not on_cpu:
+    if not streamable:
         return 0, seconds(0)
-    # durations have kinks where the tokens of the device or of the CPU pass a batch size that was profiled
-    sizes = {n for cost in on_cpu for gemm in cost.gemms for n, _ in (*gemm.cpu.whole, *gemm.gpu.whole) if n < n_tokens}
-    n_g, _ = least(seconds, 0, n_tokens, sizes | {n_tokens - n for n in sizes}, near)
+    n_g, _ = least(seconds, 0, n_tokens, near)
     grouped = {n_tokens - n for n in in_groups(n_tokens - n_g, n_tokens)}
     n_g = min(sorted(grouped | {0, n_tokens}), key=seconds)
     return n_g, seconds(n_g)
