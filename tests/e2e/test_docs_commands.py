@@ -94,7 +94,7 @@ def commands(folder: Path) -> Path:
     """Write what the pages call by a short name, and .venv/bin/oallama, whose `serve` ends by itself."""
     made = folder / "bin"
     oallama = shlex.quote(str(Path(sys.executable).parent / "oallama"))
-    serve = f'timeout --preserve-status -s INT 15 {oallama} "$@"\n[ $? = 130 ]'
+    serve = f'timeout --preserve-status -s INT 15 {oallama} "$@" --port 0\n[ $? = 130 ]'
     call = shlex.join([sys.executable, str(ROOT / "scripts/make_model.py")])
     scripts = {
         made / "make_model.py": f'exec {call} "$@"',
