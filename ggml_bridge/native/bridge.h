@@ -1,9 +1,10 @@
 // The C interface of libggml_bridge: the one ABI between Python and the native code.
 //
 // Python's cffi reads the part between the two "cdef" lines of this very file, so it holds plain C declarations only.
-// Every function returns GB_OK or another gb_status; on failure gb_last_error() of the same thread says in one sentence
-// what went wrong. No exception crosses this boundary. Sizes are bytes, times are seconds. A gb_timer belongs to one
-// thread at a time. Strings that a function fills are NUL-terminated; lists are joined by '\n'.
+// Every function returns an oallama_status of split/ggml-oallama.h, 0 being success; on failure gb_last_error() of the
+// same thread says in one sentence what went wrong. No exception crosses this boundary. Sizes are bytes, times are
+// seconds. A gb_timer belongs to one thread at a time. Strings that a function fills are NUL-terminated; lists are
+// joined by '\n'.
 
 #pragma once
 
@@ -21,15 +22,6 @@ extern "C" {
 
 #define GB_ABI 11
 #define GB_NAME_BYTES 128
-
-typedef enum gb_status {
-    GB_OK          = 0,
-    GB_INVALID     = 1, // an argument is out of range or names nothing
-    GB_UNSUPPORTED = 2, // this device or layout cannot do that
-    GB_NO_MEMORY   = 3, // an allocation failed
-    GB_MISMATCH    = 4, // the loaded ggml is not the one this library was written for
-    GB_FAILED      = 5  // anything else
-} gb_status;
 
 //
 // library
@@ -235,7 +227,8 @@ int gb_copy_beside(const char * device, int32_t pinned, int64_t large_bytes, int
                    int64_t n, gb_copy_beside_sample * samples);
 
 // The same from pinned memory, where `small` ends when a kernel has computed with the small copy. in_place != 0:
-// nothing small is copied, the kernel reads the host's memory. GB_UNSUPPORTED where kernels are not known to do that.
+// nothing small is copied, the kernel reads the host's memory. OALLAMA_UNSUPPORTED where kernels are not known to do
+// that.
 int gb_input_beside(const char * device, int32_t in_place, int64_t large_bytes, int64_t piece_bytes,
                     int64_t small_bytes, int64_t n, gb_copy_beside_sample * samples);
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "ggml-rpc.h"
 #include "mul_mat.h"
 #include "split/resident_buft.h"
 #include "support.h"
@@ -30,7 +31,7 @@ std::string shortened(const char * text, size_t capacity) {
 std::string backend_load(const char * path) {
     require(path != nullptr && *path != '\0', "a back end is the path of a library");
     ggml_backend_reg_t reg = ggml_backend_load(path);
-    require(reg != nullptr, std::string(path) + " is no back end of ggml " + GGML_ABI_VERSION_STRING + ggml_reason());
+    require(reg != nullptr, std::string(path) + " is no back end of this ggml" + ggml_reason());
     return ggml_backend_reg_name(reg);
 }
 
@@ -38,7 +39,7 @@ template <typename F> F rpc_function(const char * name) {
     ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
     F                  fn  = reg == nullptr ? nullptr : proc_address<F>(reg, name);
     if (fn == nullptr) {
-        throw Error(GB_UNSUPPORTED,
+        throw Error(OALLAMA_UNSUPPORTED,
                     "this llama-cpp-python was built without RPC; build it with CMAKE_ARGS=-DGGML_RPC=ON");
     }
     return fn;
@@ -46,11 +47,11 @@ template <typename F> F rpc_function(const char * name) {
 
 std::vector<std::string> rpc_add(const char * endpoint) {
     require(endpoint != nullptr && std::strchr(endpoint, ':') != nullptr, "an RPC endpoint is host:port");
-    const auto add_server = rpc_function<ggml_backend_rpc_add_server_t>("ggml_backend_rpc_add_server");
+    const auto add_server = rpc_function<decltype(&ggml_backend_rpc_add_server)>("ggml_backend_rpc_add_server");
 
     ggml_backend_reg_t reg = add_server(endpoint);
     if (reg == nullptr) {
-        throw Error(GB_FAILED, std::string("the RPC server at ") + endpoint + " offers no device" + ggml_reason());
+        throw Error(OALLAMA_FAILED, std::string("the RPC server at ") + endpoint + " offers no device" + ggml_reason());
     }
     ggml_backend_register(reg);
     std::vector<std::string> names;
@@ -185,9 +186,9 @@ int gb_rpc_add(const char * endpoint, char * names, int64_t capacity) {
 int gb_rpc_serve(const char * endpoint, int32_t n_threads) {
     return guarded([&] {
         require(endpoint != nullptr && n_threads > 0, "an RPC server needs host:port and at least one thread");
-        const auto         serve  = rpc_function<ggml_backend_rpc_start_server_t>("ggml_backend_rpc_start_server");
+        const auto serve = rpc_function<decltype(&ggml_backend_rpc_start_server)>("ggml_backend_rpc_start_server");
         ggml_backend_dev_t device = cpu_device();
         serve(endpoint, nullptr, static_cast<size_t>(n_threads), 1, &device);
-        throw Error(GB_FAILED, std::string("the RPC server could not listen at ") + endpoint + ggml_reason());
+        throw Error(OALLAMA_FAILED, std::string("the RPC server could not listen at ") + endpoint + ggml_reason());
     });
 }

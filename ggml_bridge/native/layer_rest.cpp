@@ -295,8 +295,8 @@ void LayerRest::check_supported() {
     for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
         if (!ggml_backend_dev_supports_op(device_, node)) {
-            throw Error(GB_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device_) + " cannot compute " +
-                                            ggml_op_name(node->op) + " of this block");
+            throw Error(OALLAMA_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device_) +
+                                                 " cannot compute " + ggml_op_name(node->op) + " of this block");
         }
     }
 }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <mutex>
 
+#include "split/abi_check.h"
 #include "support.h"
 
 namespace bridge {
@@ -61,99 +62,6 @@ void on_abort(const char * message) {
     std::fflush(stderr);
 }
 
-//
-// check
-//
-
-struct NamedOp {
-    ggml_op      op;
-    const char * name;
-};
-
-constexpr NamedOp ops_used[] = {
-    {GGML_OP_NONE, "NONE"},
-    {GGML_OP_ADD, "ADD"},
-    {GGML_OP_RMS_NORM, "RMS_NORM"},
-    {GGML_OP_MUL_MAT, "MUL_MAT"},
-    {GGML_OP_MUL_MAT_ID, "MUL_MAT_ID"},
-    {GGML_OP_SCALE, "SCALE"},
-    {GGML_OP_RESHAPE, "RESHAPE"},
-    {GGML_OP_VIEW, "VIEW"},
-    {GGML_OP_PERMUTE, "PERMUTE"},
-    {GGML_OP_SET_ROWS, "SET_ROWS"},
-    {GGML_OP_SOFT_MAX, "SOFT_MAX"},
-    {GGML_OP_ROPE, "ROPE"},
-    {GGML_OP_FLASH_ATTN_EXT, "FLASH_ATTN_EXT"},
-    {GGML_OP_GLU, "GLU"},
-};
-
-struct NamedType {
-    ggml_type    type;
-    const char * name;
-};
-
-constexpr NamedType types_used[] = {
-    {GGML_TYPE_F32, "f32"},       {GGML_TYPE_F16, "f16"},     {GGML_TYPE_IQ2_XXS, "iq2_xxs"},
-    {GGML_TYPE_IQ2_XS, "iq2_xs"}, {GGML_TYPE_IQ1_S, "iq1_s"}, {GGML_TYPE_IQ2_S, "iq2_s"},
-    {GGML_TYPE_I8, "i8"},         {GGML_TYPE_I32, "i32"},     {GGML_TYPE_I64, "i64"},
-    {GGML_TYPE_IQ1_M, "iq1_m"},   {GGML_TYPE_BF16, "bf16"},
-};
-
-void expect(bool condition, const char * what) {
-    if (!condition) {
-        throw Error(GB_MISMATCH, std::string("the loaded ggml ") + ggml_version() + " differs from " +
-                                     GGML_ABI_VERSION_STRING + " in " + what);
-    }
-}
-
-void check_tensor_layout() {
-    // struct ggml_object, which precedes each tensor in a context, is 32 bytes
-    expect(ggml_tensor_overhead() == sizeof(ggml_tensor) + 32, "the size of a tensor");
-
-    ContextPtr    ctx = new_context(4);
-    ggml_tensor * a   = ggml_set_name(ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, 6, 5, 3), "probe");
-    ggml_tensor * b   = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 6, 5);
-    ggml_tensor * c   = ggml_mul_mat(ctx.get(), a, ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 6, 7, 3));
-
-    expect(a->type == GGML_TYPE_F16 && a->op == GGML_OP_NONE && std::strcmp(a->name, "probe") == 0,
-           "struct ggml_tensor");
-    expect(a->ne[0] == 6 && a->ne[1] == 5 && a->ne[2] == 3 && a->ne[3] == 1, "the shape of a tensor");
-    expect(a->nb[0] == 2 && a->nb[1] == 12 && a->nb[2] == 60, "the strides of a tensor");
-    expect(a->buffer == nullptr && a->data == nullptr && a->view_src == nullptr && a->extra == nullptr,
-           "the pointers of a tensor");
-    expect(b->ne[1] == 5 && c->op == GGML_OP_MUL_MAT && c->src[0] == a && c->ne[0] == 5 && c->ne[1] == 7,
-           "the sources of a tensor");
-}
-
-void check_device_layout() {
-    ggml_backend_dev_t     device = cpu_device();
-    ggml_backend_dev_props props  = {};
-    ggml_backend_dev_get_props(device, &props);
-    expect(props.name != nullptr && std::strcmp(props.name, ggml_backend_dev_name(device)) == 0 &&
-               props.type == GGML_BACKEND_DEVICE_TYPE_CPU && props.memory_total > 0 && !props.caps.async &&
-               props.caps.buffer_from_host_ptr && props.caps.mmap_support,
-           "struct ggml_backend_dev_props");
-}
-
-void check_library() {
-    if (std::strcmp(ggml_version(), GGML_ABI_VERSION_STRING) != 0) {
-        throw Error(GB_MISMATCH, std::string("ggml ") + ggml_version() +
-                                     " is loaded, but this program works only with ggml " + GGML_ABI_VERSION_STRING +
-                                     "; install llama-cpp-python==0.3.36");
-    }
-    for (const NamedOp & used : ops_used) {
-        expect(std::strcmp(ggml_op_name(used.op), used.name) == 0, "the number of an operation");
-    }
-    for (const NamedType & used : types_used) {
-        expect(std::strcmp(ggml_type_name(used.type), used.name) == 0, "the number of a type");
-    }
-    check_tensor_layout();
-    const ggml_type_traits * f16 = ggml_get_type_traits(GGML_TYPE_F16);
-    expect(f16->type_size == 2 && f16->blck_size == 1 && !f16->is_quantized && f16->to_float != nullptr,
-           "struct ggml_type_traits");
-    check_device_layout();
-}
-
 } // namespace
 
 std::string ggml_reason() {
@@ -188,7 +96,7 @@ const char * gb_ggml_commit(void) {
 }
 
 int gb_check(void) {
-    return guarded(check_library);
+    return guarded(oallama::check_ggml);
 }
 
 int gb_log_capture(int to_stderr) {

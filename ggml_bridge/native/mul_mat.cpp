@@ -90,7 +90,7 @@ void check_shape(const MulMatShape & shape) {
     mul(mul(mul(shape.k, shape.n), shape.e), static_cast<int64_t>(ggml_type_size(shape.type)));
     mul(mul(mul(std::max(shape.k, shape.n), shape.n_tokens), shape.e), static_cast<int64_t>(sizeof(float)));
     if (!has_cpu_kernel(shape.type)) {
-        throw Error(GB_UNSUPPORTED,
+        throw Error(OALLAMA_UNSUPPORTED,
                     std::string("ggml cannot multiply by a weight of type ") + ggml_type_name(shape.type));
     }
 }
@@ -153,8 +153,8 @@ void MulMat::make_weights(ggml_backend_buffer_type_t buft) {
     ContextPtr    probe_ctx = new_context(3);
     ggml_tensor * probe     = build_mul_mat(probe_ctx.get(), weights_[0], shape_);
     if (!ggml_backend_dev_supports_op(device_, probe)) {
-        throw Error(GB_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device_) + " cannot compute " +
-                                        describe(shape_) + " with the weight in " + ggml_backend_buft_name(buft));
+        throw Error(OALLAMA_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device_) + " cannot compute " +
+                                             describe(shape_) + " with the weight in " + ggml_backend_buft_name(buft));
     }
 
     tile_ = make_tile(shape_.type, shape_.k, n_rows);
@@ -218,7 +218,7 @@ void MulMat::make_graph(int64_t n_nodes) {
         }
         if (ggml_backend_tensor_alloc(dst_buffer_.get(), node, ggml_backend_buffer_get_base(dst_buffer_.get())) !=
             GGML_STATUS_SUCCESS) {
-            throw Error(GB_FAILED, "ggml could not place the result of a mul-mat" + ggml_reason());
+            throw Error(OALLAMA_FAILED, "ggml could not place the result of a mul-mat" + ggml_reason());
         }
         ggml_build_forward_expand(graph, node);
         nodes_.push_back(node);
@@ -253,7 +253,7 @@ void MulMat::read(gb_mul_mat_part part, void * data, int64_t n_bytes) {
         case GB_MUL_MAT_IDS: read_tensor(nodes_.back()->src[2]); return;
         case GB_MUL_MAT_DST: read_tensor(nodes_.back()); return;
     }
-    throw Error(GB_INVALID, "a mul-mat has no such part");
+    throw Error(OALLAMA_INVALID, "a mul-mat has no such part");
 }
 
 } // namespace bridge

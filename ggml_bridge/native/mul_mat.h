@@ -19,7 +19,7 @@ struct MulMatShape {
     bool routed() const { return n_expert_used > 0; }
 };
 
-// Throws GB_INVALID unless ggml can build this mul-mat, GB_UNSUPPORTED if the CPU has no kernel for the type.
+// Throws OALLAMA_INVALID unless ggml can build this mul-mat, OALLAMA_UNSUPPORTED if the CPU has no kernel for the type.
 void check_shape(const MulMatShape & shape);
 
 // Adds the mul-mat with fresh inputs to the context: at most 3 tensors.

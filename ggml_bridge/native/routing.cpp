@@ -17,7 +17,7 @@ struct gb_routing {
     std::mutex           mutex; // of what follows
     std::vector<int32_t> numbers;
     std::vector<char>    rows; // of one node, as they lie in its buffer
-    gb_status            status = GB_OK;
+    oallama_status       status = OALLAMA_OK;
 };
 
 namespace {
@@ -42,7 +42,7 @@ int32_t layer_of(const ggml_tensor & node) noexcept {
 void record(gb_routing & routing, const ggml_tensor & ids, int32_t layer) {
     const int64_t n_used = ids.ne[0], n_tokens = ids.ne[1];
     if (ids.type != GGML_TYPE_I32 || ids.nb[0] != sizeof(int32_t) || ids.ne[2] != 1 || ids.ne[3] != 1 || n_used < 1) {
-        throw Error(GB_UNSUPPORTED, "this llama.cpp keeps the experts that a router chose in another form");
+        throw Error(OALLAMA_UNSUPPORTED, "this llama.cpp keeps the experts that a router chose in another form");
     }
     if (n_tokens == 0) {
         return;
@@ -77,8 +77,8 @@ bool on_node(ggml_tensor * node, bool ask, void * user_data) noexcept {
         return !ask || layer >= 0;
     }
     const std::lock_guard<std::mutex> lock(routing.mutex);
-    if (routing.status == GB_OK) {
-        routing.status = static_cast<gb_status>(guarded([&] { record(routing, *node, layer); }));
+    if (routing.status == OALLAMA_OK) {
+        routing.status = static_cast<oallama_status>(guarded([&] { record(routing, *node, layer); }));
     }
     return true;
 }
@@ -115,9 +115,9 @@ int gb_routing_size(gb_routing * routing, int64_t * n_numbers) {
     return guarded([&] {
         require(routing != nullptr && n_numbers != nullptr, "what records and room for the result are needed");
         const std::lock_guard<std::mutex> lock(routing->mutex);
-        if (routing->status != GB_OK) {
-            const gb_status status = routing->status;
-            routing->status        = GB_OK;
+        if (routing->status != OALLAMA_OK) {
+            const oallama_status status = routing->status;
+            routing->status             = OALLAMA_OK;
             throw Error(status, "the experts that routers chose could not be recorded");
         }
         *n_numbers = static_cast<int64_t>(routing->numbers.size());

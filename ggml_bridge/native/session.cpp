@@ -25,8 +25,8 @@ bool openmp(ggml_backend_reg_t cpu_reg) {
 BackendPtr init_backend(ggml_backend_dev_t device) {
     BackendPtr backend(ggml_backend_dev_init(device, nullptr));
     if (!backend) {
-        throw Error(GB_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " could not be initialised" +
-                                   ggml_reason());
+        throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) +
+                                        " could not be initialised" + ggml_reason());
     }
     return backend;
 }
@@ -41,7 +41,7 @@ CpuBackend::CpuBackend(int32_t n_threads) : backend_(init_backend(cpu_device()))
 
     const auto set_n_threads = proc_address<ggml_backend_set_n_threads_t>(reg, "ggml_backend_set_n_threads");
     if (set_n_threads == nullptr) {
-        throw Error(GB_FAILED, "the CPU backend does not let its threads be set");
+        throw Error(OALLAMA_FAILED, "the CPU backend does not let its threads be set");
     }
     set_n_threads(backend_.get(), n_threads);
 
@@ -91,14 +91,14 @@ void Session::new_sched(ggml_cgraph * graph) {
     sched_.reset(ggml_backend_sched_new(backends, bufts, n_backends, graph_capacity(n_nodes), /*parallel=*/false,
                                         /*op_offload=*/false));
     if (!sched_) {
-        throw Error(GB_NO_MEMORY, "ggml could not create a scheduler");
+        throw Error(OALLAMA_NO_MEMORY, "ggml could not create a scheduler");
     }
 }
 
 void Session::alloc(ggml_cgraph * graph) {
     if (!ggml_backend_sched_alloc_graph(sched_.get(), graph)) {
-        throw Error(GB_NO_MEMORY, std::string("not enough memory on ") + ggml_backend_dev_name(device_) +
-                                      " for the graph" + ggml_reason());
+        throw Error(OALLAMA_NO_MEMORY, std::string("not enough memory on ") + ggml_backend_dev_name(device_) +
+                                           " for the graph" + ggml_reason());
     }
     graph_ = graph;
 
@@ -110,7 +110,7 @@ void Session::alloc(ggml_cgraph * graph) {
 void Session::begin() {
     const ggml_status status = ggml_backend_sched_graph_compute_async(sched_.get(), graph_);
     if (status != GGML_STATUS_SUCCESS) {
-        throw Error(GB_FAILED,
+        throw Error(OALLAMA_FAILED,
                     std::string("ggml could not compute a graph on ") + ggml_backend_dev_name(device_) + ggml_reason());
     }
 }
@@ -240,7 +240,7 @@ double LaunchIssue::run_once() {
     work();
     const double both = seconds_now() - start;
     if (begun() != GGML_STATUS_SUCCESS) {
-        throw Error(GB_FAILED, "ggml could not compute a graph on " + device_ + ggml_reason());
+        throw Error(OALLAMA_FAILED, "ggml could not compute a graph on " + device_ + ggml_reason());
     }
     float close = 0.0F; // over RPC only an answer says that the device is idle again
     ggml_backend_tensor_get_async(backend_.get(), ffn.result, &close, 0, sizeof close);

@@ -12,7 +12,7 @@
 
 namespace bridge {
 
-// A backend instance of the device; throws GB_FAILED.
+// A backend instance of the device; throws OALLAMA_FAILED.
 BackendPtr init_backend(ggml_backend_dev_t device);
 
 // The CPU backend with its threads.

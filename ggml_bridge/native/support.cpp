@@ -5,30 +5,6 @@
 
 namespace bridge {
 
-namespace {
-
-thread_local std::string last_error;
-
-} // namespace
-
-//
-// errors
-//
-
-void set_last_error(const char * message) noexcept {
-    try {
-        last_error = message;
-    } catch (...) {
-        last_error.clear();
-    }
-}
-
-void require(bool condition, const std::string & message) {
-    if (!condition) {
-        throw Error(GB_INVALID, message);
-    }
-}
-
 //
 // sizes and strings
 //
@@ -70,20 +46,12 @@ std::string join_lines(const std::vector<std::string> & lines) {
 }
 
 //
-// owners
+// tensors and graphs
 //
 
 ContextPtr new_context(int64_t n_tensors, int64_t n_nodes) {
-    const int64_t overhead = static_cast<int64_t>(ggml_tensor_overhead());
-    int64_t       n_bytes  = mul(n_tensors, overhead);
-    if (n_nodes > 0) {
-        n_bytes = add(n_bytes, static_cast<int64_t>(ggml_graph_overhead_custom(graph_capacity(n_nodes), false)));
-    }
-    ContextPtr ctx(ggml_init({static_cast<size_t>(n_bytes), nullptr, /*no_alloc=*/true}));
-    if (!ctx) {
-        throw Error(GB_NO_MEMORY, "ggml could not create a context of " + std::to_string(n_bytes) + " bytes");
-    }
-    return ctx;
+    mul(n_tensors, static_cast<int64_t>(ggml_tensor_overhead())); // must fit
+    return oallama::new_context(n_tensors, n_nodes > 0 ? 1 : 0, static_cast<int64_t>(graph_capacity(n_nodes)));
 }
 
 size_t graph_capacity(int64_t n_nodes) {
@@ -97,7 +65,7 @@ ggml_cgraph * new_graph(ggml_context * ctx, int64_t n_nodes) {
 BufferPtr alloc_tensors(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
     if (!buffer) {
-        throw Error(GB_NO_MEMORY,
+        throw Error(OALLAMA_NO_MEMORY,
                     std::string("not enough memory of type ") + ggml_backend_buft_name(buft) + ggml_reason());
     }
     return buffer;
@@ -106,8 +74,8 @@ BufferPtr alloc_tensors(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
 BufferPtr alloc_buffer(ggml_backend_buffer_type_t buft, int64_t n_bytes) {
     BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, static_cast<size_t>(n_bytes)));
     if (!buffer) {
-        throw Error(GB_NO_MEMORY, "could not allocate " + std::to_string(n_bytes) + " bytes of type " +
-                                      ggml_backend_buft_name(buft) + ggml_reason());
+        throw Error(OALLAMA_NO_MEMORY, "could not allocate " + std::to_string(n_bytes) + " bytes of type " +
+                                           ggml_backend_buft_name(buft) + ggml_reason());
     }
     return buffer;
 }
@@ -124,7 +92,7 @@ ggml_backend_dev_t find_device(const char * name) {
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             known += (i == 0 ? "" : ", ") + std::string(ggml_backend_dev_name(ggml_backend_dev_get(i)));
         }
-        throw Error(GB_INVALID, "no ggml device is called " + std::string(name) + "; there are: " + known);
+        throw Error(OALLAMA_INVALID, "no ggml device is called " + std::string(name) + "; there are: " + known);
     }
     return device;
 }
@@ -132,7 +100,7 @@ ggml_backend_dev_t find_device(const char * name) {
 ggml_backend_dev_t cpu_device() {
     ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (device == nullptr) {
-        throw Error(GB_FAILED, "this ggml has no CPU device");
+        throw Error(OALLAMA_FAILED, "this ggml has no CPU device");
     }
     return device;
 }
@@ -173,7 +141,7 @@ ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * l
         }
         known += (known.empty() ? "" : ", ") + std::string(ggml_backend_buft_name(buft));
     }
-    throw Error(GB_INVALID, "the CPU has no layout " + std::string(layout) + "; it has: " + known);
+    throw Error(OALLAMA_INVALID, "the CPU has no layout " + std::string(layout) + "; it has: " + known);
 }
 
 //
@@ -218,7 +186,7 @@ std::vector<float> random_normal(int64_t n, float scale, uint64_t seed) {
 //
 
 const char * gb_last_error(void) {
-    return bridge::last_error.c_str();
+    return oallama::last_error();
 }
 
 int gb_timer_run(gb_timer * timer, int64_t n, double * seconds) {

@@ -1,56 +1,23 @@
-// Errors, owners of ggml objects, and checked sizes: what every part of the bridge needs.
+// Checked sizes, devices by name, and valid random values: what every part of the bridge needs beside split/util.h.
 
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "bridge.h"
-#include "ggml_abi.h"
+#include "split/util.h"
 
 namespace bridge {
 
-//
-// errors
-//
-
-class Error : public std::runtime_error {
-  public:
-    Error(gb_status status, const std::string & message) : std::runtime_error(message), status_(status) {}
-
-    gb_status status() const noexcept { return status_; }
-
-  private:
-    gb_status status_;
-};
-
-void set_last_error(const char * message) noexcept;
-
-// Runs f and turns every exception into a status and a message.
-template <typename F> int guarded(F && f) noexcept {
-    try {
-        f();
-        return GB_OK;
-    } catch (const Error & error) {
-        set_last_error(error.what());
-        return error.status();
-    } catch (const std::bad_alloc &) {
-        set_last_error("out of host memory");
-        return GB_NO_MEMORY;
-    } catch (const std::exception & error) {
-        set_last_error(error.what());
-        return GB_FAILED;
-    } catch (...) {
-        set_last_error("unknown C++ exception");
-        return GB_FAILED;
-    }
-}
-
-// Throws GB_INVALID unless condition holds.
-void require(bool condition, const std::string & message);
+using oallama::BackendPtr;
+using oallama::BufferPtr;
+using oallama::ContextPtr;
+using oallama::Error;
+using oallama::guarded;
+using oallama::require;
+using oallama::SchedPtr;
 
 // The last error line that ggml logged, as " (ggml: ...)", or nothing; forgets it.
 std::string ggml_reason();
@@ -59,7 +26,7 @@ std::string ggml_reason();
 // sizes and strings
 //
 
-// Products and sums of sizes in bytes or elements; throw GB_INVALID on overflow.
+// Products and sums of sizes in bytes or elements; throw OALLAMA_INVALID on overflow.
 int64_t mul(int64_t a, int64_t b);
 int64_t add(int64_t a, int64_t b);
 
@@ -67,23 +34,14 @@ int64_t ceil_div(int64_t a, int64_t b);
 
 double seconds_now() noexcept; // steady clock
 
-// Copies text into a caller's array; throws GB_INVALID when it does not fit.
+// Copies text into a caller's array; throws OALLAMA_INVALID when it does not fit.
 void copy_text(const std::string & text, char * out, int64_t capacity);
 
 std::string join_lines(const std::vector<std::string> & lines);
 
 //
-// owners
+// tensors and graphs
 //
-
-template <auto Free> struct Deleter {
-    template <typename T> void operator()(T * object) const noexcept { Free(object); }
-};
-
-using ContextPtr = std::unique_ptr<ggml_context, Deleter<ggml_free>>;
-using BufferPtr  = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buffer_free>>;
-using BackendPtr = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
-using SchedPtr   = std::unique_ptr<ggml_backend_sched, Deleter<ggml_backend_sched_free>>;
 
 // A context for the headers of n_tensors tensors, and of a graph of n_nodes nodes.
 ContextPtr new_context(int64_t n_tensors, int64_t n_nodes = 0);
@@ -94,7 +52,7 @@ ggml_cgraph * new_graph(ggml_context * ctx, int64_t n_nodes);
 // What ggml must reserve for a graph of n_nodes: it counts the leafs too, for which three a node is plenty here.
 size_t graph_capacity(int64_t n_nodes);
 
-// Allocates every tensor of the context in buffers of this type; throws GB_NO_MEMORY.
+// Allocates every tensor of the context in buffers of this type; throws OALLAMA_NO_MEMORY.
 BufferPtr alloc_tensors(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
 BufferPtr alloc_buffer(ggml_backend_buffer_type_t buft, int64_t n_bytes);
@@ -103,7 +61,7 @@ BufferPtr alloc_buffer(ggml_backend_buffer_type_t buft, int64_t n_bytes);
 // devices
 //
 
-ggml_backend_dev_t find_device(const char * name); // throws GB_INVALID
+ggml_backend_dev_t find_device(const char * name); // throws OALLAMA_INVALID
 ggml_backend_dev_t cpu_device();
 bool               is_cpu(ggml_backend_dev_t device);
 
@@ -111,7 +69,7 @@ bool               is_cpu(ggml_backend_dev_t device);
 // Its own table is in libggml-cpu, which need not be linked with.
 bool has_cpu_kernel(ggml_type type);
 
-// The buffer type of a layout name, of the device's default when the name is NULL; throws GB_INVALID.
+// The buffer type of a layout name, of the device's default when the name is NULL; throws OALLAMA_INVALID.
 ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * layout);
 
 std::vector<ggml_backend_buffer_type_t> cpu_layouts();

@@ -40,13 +40,14 @@ HostMemory::HostMemory(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) 
     }
     ggml_backend_buffer_type_t buft = ggml_backend_dev_host_buffer_type(device);
     if (buft == nullptr) {
-        throw Error(GB_UNSUPPORTED,
+        throw Error(OALLAMA_UNSUPPORTED,
                     std::string("device ") + ggml_backend_dev_name(device) + " has no pinned host memory");
     }
     buffer_ = alloc_buffer(buft, n_bytes);
     if (ggml_backend_buffer_get_type(buffer_.get()) != buft) { // CUDA's and Vulkan's give plain memory then
-        throw Error(GB_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device) +
-                                        " has no pinned host memory left for " + std::to_string(n_bytes) + " bytes");
+        throw Error(OALLAMA_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device) +
+                                             " has no pinned host memory left for " + std::to_string(n_bytes) +
+                                             " bytes");
     }
     base_ = static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer_.get()));
     std::memset(base_, 1, static_cast<size_t>(n_bytes));
@@ -193,7 +194,7 @@ double Input::run_once() {
     ggml_backend_synchronize(backend_.get());
     const double seconds = seconds_now() - start;
     if (status != GGML_STATUS_SUCCESS || (in_place_ && found != last_)) {
-        throw Error(GB_FAILED, "a kernel did not read what the host had written" + ggml_reason());
+        throw Error(OALLAMA_FAILED, "a kernel did not read what the host had written" + ggml_reason());
     }
     return seconds;
 }
@@ -231,7 +232,7 @@ std::vector<gb_copy_beside_sample> input_beside(ggml_backend_dev_t device, bool 
     require(small_bytes > 0 && small_bytes % int64_t{sizeof(float)} == 0, "an input is made of whole floats");
     const char * reg = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
     if (in_place && std::strcmp(reg, "CUDA") != 0) {
-        throw Error(GB_UNSUPPORTED, std::string("kernels of ") + reg + " are not known to read host memory");
+        throw Error(OALLAMA_UNSUPPORTED, std::string("kernels of ") + reg + " are not known to read host memory");
     }
     Input small(device, in_place, small_bytes);
     return beside(device, /*pinned=*/true, large_bytes, piece_bytes, small, n);

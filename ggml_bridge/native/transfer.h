@@ -9,7 +9,7 @@ namespace bridge {
 // Host memory to copy from or to: pageable, or the device's pinned kind.
 class HostMemory {
   public:
-    HostMemory(ggml_backend_dev_t device, bool pinned, int64_t n_bytes); // throws GB_UNSUPPORTED: no pinned memory
+    HostMemory(ggml_backend_dev_t device, bool pinned, int64_t n_bytes); // throws OALLAMA_UNSUPPORTED: no pinned memory
 
     uint8_t *             base() const { return base_; }
     ggml_backend_buffer_t buffer() const { return buffer_.get(); }

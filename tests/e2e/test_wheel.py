@@ -39,6 +39,8 @@ def test_the_wheel_needs_nothing_but_glibc_and_has_the_default_model(made: tuple
         assert LIBRARIES | {f"oallama/models/{FILE}", "oallama/setup/locked.txt"} <= set(archive.namelist())
         metadata = next(name for name in archive.namelist() if name.endswith("/METADATA"))
         assert "Requires-Dist: llama" not in archive.read(metadata).decode()
+        licences = [name for name in archive.namelist() if name.endswith("third_party/ggml/LICENSE")]
+        assert "The ggml authors" in archive.read(licences[0]).decode()
         archive.extractall(tmp_path)
     readelf = shutil.which("readelf")
     if readelf is None:
@@ -53,4 +55,5 @@ def test_the_source_package_has_what_it_is_built_from(made: tuple[Path, Path]) -
     with tarfile.open(made[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "CMakeLists.txt", "LICENSE", f"models/{FILE}", "oallama/setup/locked.txt"} <= names
+    assert {"third_party/ggml/LICENSE", "third_party/ggml/ggml-backend-impl.h"} <= names
     assert not any(name.startswith(("tests/", "docs/", "scripts/")) for name in names)

@@ -17,7 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ggml_test_abi.h"
+#include "split/ggml_backend_abi.h"
 
 namespace async_device {
 

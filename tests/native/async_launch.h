@@ -6,7 +6,7 @@
 #include <memory>
 #include <unordered_map>
 
-#include "ggml_test_abi.h"
+#include "split/ggml_backend_abi.h"
 
 namespace async_device {
 

@@ -43,10 +43,10 @@ void check(bool condition, const std::string & what) {
 
 // Runs a timer that has just been made twice, and frees it.
 void check_timer(const std::string & what, int status, gb_timer *& timer) {
-    check(status == GB_OK, what + " is made");
-    if (status == GB_OK) {
+    check(status == OALLAMA_OK, what + " is made");
+    if (status == OALLAMA_OK) {
         double seconds[2] = {};
-        check(gb_timer_run(timer, 2, seconds) == GB_OK && seconds[0] > 0.0 && seconds[1] > 0.0, what + " runs");
+        check(gb_timer_run(timer, 2, seconds) == OALLAMA_OK && seconds[0] > 0.0 && seconds[1] > 0.0, what + " runs");
         gb_timer_free(timer);
         timer = nullptr;
     }
@@ -89,41 +89,41 @@ gb_layer_rest_params layer_rest_params(const char * device, bool flash_attn) {
 
 void test_library() {
     check(gb_abi() == GB_ABI, "the header belongs to the library");
-    check(gb_log_capture(0) == GB_OK, "the log is captured");
-    check(gb_check() == GB_OK, "this ggml is the expected one");
+    check(gb_log_capture(0) == OALLAMA_OK, "the log is captured");
+    check(gb_check() == OALLAMA_OK, "this ggml is the expected one");
     char tail[8];
-    check(gb_log_tail(tail, sizeof tail) == GB_OK, "the log's tail fits into a small array");
+    check(gb_log_tail(tail, sizeof tail) == OALLAMA_OK, "the log's tail fits into a small array");
     check(std::strlen(gb_ggml_version()) > 0 && gb_ggml_commit() != nullptr, "ggml tells its version");
 }
 
 void test_types_and_devices() {
     gb_type_info type = {};
     for (int number = 0; number < gb_type_count(); number++) {
-        check(gb_get_type_info(number, &type) == GB_OK, "type " + std::to_string(number) + " " + type.name);
+        check(gb_get_type_info(number, &type) == OALLAMA_OK, "type " + std::to_string(number) + " " + type.name);
     }
-    check(gb_get_type_info(-1, &type) == GB_INVALID && gb_get_type_info(1 << 20, &type) == GB_INVALID,
+    check(gb_get_type_info(-1, &type) == OALLAMA_INVALID && gb_get_type_info(1 << 20, &type) == OALLAMA_INVALID,
           "numbers of no type are refused");
 
     gb_device_info device = {};
     for (int index = 0; index < gb_device_count(); index++) {
-        check(gb_get_device_info(index, 1, &device) == GB_OK, std::string("device ") + device.name);
+        check(gb_get_device_info(index, 1, &device) == OALLAMA_OK, std::string("device ") + device.name);
     }
-    check(gb_get_device_info(1000, 1, &device) == GB_INVALID, "an index of no device is refused");
+    check(gb_get_device_info(1000, 1, &device) == OALLAMA_INVALID, "an index of no device is refused");
 
     char text[4096];
-    check(gb_cpu_features(text, sizeof text) == GB_OK, "the CPU has features");
-    check(gb_cpu_features(text, 1) == GB_INVALID, "an array that is too small is refused");
+    check(gb_cpu_features(text, sizeof text) == OALLAMA_OK, "the CPU has features");
+    check(gb_cpu_features(text, 1) == OALLAMA_INVALID, "an array that is too small is refused");
     void * buft = nullptr;
-    check(gb_device_buft("CPU", &buft) == GB_OK && buft != nullptr, "the CPU has a buffer type");
-    check(gb_host_buft("CPU", &buft) == GB_OK && buft == nullptr, "the CPU has no pinned memory");
-    check(gb_device_buft("NOBODY", &buft) == GB_INVALID, "an unknown device is refused");
-    check(gb_memory_breakdown(nullptr, nullptr, 0, nullptr, 0, nullptr, 0, nullptr) == GB_INVALID,
+    check(gb_device_buft("CPU", &buft) == OALLAMA_OK && buft != nullptr, "the CPU has a buffer type");
+    check(gb_host_buft("CPU", &buft) == OALLAMA_OK && buft == nullptr, "the CPU has no pinned memory");
+    check(gb_device_buft("NOBODY", &buft) == OALLAMA_INVALID, "an unknown device is refused");
+    check(gb_memory_breakdown(nullptr, nullptr, 0, nullptr, 0, nullptr, 0, nullptr) == OALLAMA_INVALID,
           "no context, no memory breakdown");
 }
 
 std::vector<std::string> layouts() {
     char text[4096];
-    check(gb_cpu_layouts(text, sizeof text) == GB_OK, "the CPU has layouts");
+    check(gb_cpu_layouts(text, sizeof text) == OALLAMA_OK, "the CPU has layouts");
     std::vector<std::string> names;
     const std::string        joined = text;
     for (size_t start = 0; start <= joined.size();) {
@@ -145,7 +145,7 @@ void test_mul_mat(const char * device, const char * layout) {
             int32_t supported        = 0;
             if (type.mul_mat == 0 ||
                 (layout != nullptr && (gb_layout_supports(layout, number, params.k, params.n, params.e, n_expert_used,
-                                                          &supported) != GB_OK ||
+                                                          &supported) != OALLAMA_OK ||
                                        supported == 0))) {
                 continue;
             }
@@ -153,14 +153,14 @@ void test_mul_mat(const char * device, const char * layout) {
             const int   status = gb_mul_mat_new(&params, &timer);
             std::string what   = std::string(device) + " " + (layout == nullptr ? "-" : layout) + " " + type.name +
                                  (n_expert_used > 0 ? " MUL_MAT_ID" : " MUL_MAT");
-            if (status == GB_OK) {
+            if (status == OALLAMA_OK) {
                 gb_mul_mat_info info = {};
-                check(gb_mul_mat_get_info(timer, &info) == GB_OK && info.n_copies >= 1, what + " has a set");
+                check(gb_mul_mat_get_info(timer, &info) == OALLAMA_OK && info.n_copies >= 1, what + " has a set");
                 std::vector<float> tile(static_cast<size_t>(info.tile_rows * params.k));
                 check(gb_mul_mat_read(timer, GB_MUL_MAT_TILE, tile.data(),
-                                      static_cast<int64_t>(tile.size() * sizeof(float))) == GB_OK,
+                                      static_cast<int64_t>(tile.size() * sizeof(float))) == OALLAMA_OK,
                       what + " shows its tile");
-                check(gb_mul_mat_read(timer, GB_MUL_MAT_DST, tile.data(), 1) == GB_INVALID,
+                check(gb_mul_mat_read(timer, GB_MUL_MAT_DST, tile.data(), 1) == OALLAMA_INVALID,
                       what + " refuses a wrong size");
             }
             check_timer(what, status, timer);
@@ -172,20 +172,20 @@ void test_refusals() {
     gb_timer *        timer  = nullptr;
     gb_mul_mat_params params = mul_mat_params("CPU", nullptr, 2);
     params.k                 = 100;
-    check(gb_mul_mat_new(&params, &timer) == GB_INVALID, "a row of broken blocks is refused");
+    check(gb_mul_mat_new(&params, &timer) == OALLAMA_INVALID, "a row of broken blocks is refused");
     params   = mul_mat_params("CPU", nullptr, 0);
     params.k = params.n = int64_t{1} << 40;
-    check(gb_mul_mat_new(&params, &timer) == GB_INVALID, "a size beyond 64 bits is refused");
+    check(gb_mul_mat_new(&params, &timer) == OALLAMA_INVALID, "a size beyond 64 bits is refused");
     params = mul_mat_params("CPU", nullptr, 24);
-    check(gb_mul_mat_new(&params, &timer) == GB_UNSUPPORTED, "a type without a kernel is refused");
-    check(gb_mul_mat_new(nullptr, &timer) == GB_INVALID, "no parameters are refused");
-    check(gb_timer_run(nullptr, 1, nullptr) == GB_INVALID, "no timer is refused");
+    check(gb_mul_mat_new(&params, &timer) == OALLAMA_UNSUPPORTED, "a type without a kernel is refused");
+    check(gb_mul_mat_new(nullptr, &timer) == OALLAMA_INVALID, "no parameters are refused");
+    check(gb_timer_run(nullptr, 1, nullptr) == OALLAMA_INVALID, "no timer is refused");
     gb_layer_rest_params rest = layer_rest_params("CPU", true);
     rest.n_kv                 = 1;
-    check(gb_layer_rest_new(&rest, &timer) == GB_INVALID, "a cache that is too small is refused");
-    check(gb_boundary_new("CPU", 64, 1, 0, 1, &timer) == GB_INVALID, "the CPU has no boundary with itself");
-    check(gb_transfer_new("CPU", 1, 1, 64, &timer) == GB_UNSUPPORTED, "no pinned memory on the CPU");
-    check(gb_rpc_add("nowhere", nullptr, 0) == GB_INVALID, "an endpoint without a port is refused");
+    check(gb_layer_rest_new(&rest, &timer) == OALLAMA_INVALID, "a cache that is too small is refused");
+    check(gb_boundary_new("CPU", 64, 1, 0, 1, &timer) == OALLAMA_INVALID, "the CPU has no boundary with itself");
+    check(gb_transfer_new("CPU", 1, 1, 64, &timer) == OALLAMA_UNSUPPORTED, "no pinned memory on the CPU");
+    check(gb_rpc_add("nowhere", nullptr, 0) == OALLAMA_INVALID, "an endpoint without a port is refused");
     gb_timer_free(nullptr);
 }
 
@@ -217,22 +217,22 @@ void test_two_devices(const char * device) {
         return result.first_alone > 0.0 && result.second_alone > 0.0 && result.first_with_second > 0.0 &&
                result.second_with_first >= 0.0; // none is left to the second where others take the cores
     };
-    check(gb_share_link(&host, device, 1 << 16, 0.1, &result) == GB_OK && all(), "the CPU and copies");
+    check(gb_share_link(&host, device, 1 << 16, 0.1, &result) == OALLAMA_OK && all(), "the CPU and copies");
     result = none;
-    check(gb_share_link(&there, device, 1 << 16, 0.1, &result) == GB_OK && all(), "a device and its copies");
+    check(gb_share_link(&there, device, 1 << 16, 0.1, &result) == OALLAMA_OK && all(), "a device and its copies");
     result = none;
-    check(gb_share_compute(&host, &there, 0.1, &result) == GB_OK && all(), "the CPU and a device");
-    check(gb_share_link(&host, "CPU", 1 << 16, 0.1, &result) == GB_INVALID, "the CPU has no link to itself");
+    check(gb_share_compute(&host, &there, 0.1, &result) == OALLAMA_OK && all(), "the CPU and a device");
+    check(gb_share_link(&host, "CPU", 1 << 16, 0.1, &result) == OALLAMA_INVALID, "the CPU has no link to itself");
     double share = -1.0;
-    check(gb_copy_wait(device, 0, 1 << 20, &share) == GB_OK && share >= 0.0 && share <= 1.0, "waiting for a copy");
+    check(gb_copy_wait(device, 0, 1 << 20, &share) == OALLAMA_OK && share >= 0.0 && share <= 1.0, "waiting for a copy");
     gb_copy_beside_sample samples[2] = {};
-    check(gb_copy_beside(device, 0, 1 << 20, 300000, 8192, 2, samples) == GB_OK, "a copy beside pieces of another");
+    check(gb_copy_beside(device, 0, 1 << 20, 300000, 8192, 2, samples) == OALLAMA_OK, "a copy beside pieces of another");
     check(samples[1].queue > 0.0 && samples[1].small > 0.0 && samples[1].rest > 0.0, "each takes time");
-    check(gb_copy_beside(device, 0, 0, 0, 8192, 2, samples) == GB_OK && samples[1].small > 0.0, "a copy alone");
+    check(gb_copy_beside(device, 0, 0, 0, 8192, 2, samples) == OALLAMA_OK && samples[1].small > 0.0, "a copy alone");
     check(samples[1].queue == 0.0 && samples[1].rest == 0.0, "nothing is queued beside it");
-    check(gb_copy_beside(device, 0, 1 << 20, 0, 8192, 1, samples) == GB_INVALID, "pieces of no bytes are refused");
-    check(gb_copy_beside(device, 0, 1 << 20, 4096, 8192, -1, samples) == GB_INVALID, "so is a negative count");
-    check(gb_copy_beside("CPU", 0, 0, 0, 8192, 1, samples) == GB_INVALID, "and the CPU");
+    check(gb_copy_beside(device, 0, 1 << 20, 0, 8192, 1, samples) == OALLAMA_INVALID, "pieces of no bytes are refused");
+    check(gb_copy_beside(device, 0, 1 << 20, 4096, 8192, -1, samples) == OALLAMA_INVALID, "so is a negative count");
+    check(gb_copy_beside("CPU", 0, 0, 0, 8192, 1, samples) == OALLAMA_INVALID, "and the CPU");
 }
 
 //
@@ -280,7 +280,7 @@ void test_routing() {
 
     gb_routing * routing = nullptr;
     void *       address = nullptr;
-    check(gb_routing_new(&routing) == GB_OK && gb_routing_callback(&address) == GB_OK, "a recorder of routers is made");
+    check(gb_routing_new(&routing) == OALLAMA_OK && gb_routing_callback(&address) == OALLAMA_OK, "a recorder of routers is made");
     const auto callback = reinterpret_cast<bool (*)(ggml_tensor *, bool, void *)>(address);
     check(!callback(ids, true, routing) && callback(ids, false, routing), "it asks for nothing unasked");
     gb_routing_listen(routing, 1);
@@ -289,17 +289,17 @@ void test_routing() {
     check(callback(ids, false, routing) && callback(other, false, routing), "computing goes on");
     int64_t size        = 0;
     int32_t numbers[16] = {};
-    check(gb_routing_size(routing, &size) == GB_OK && size == 9, "one router was recorded");
-    check(gb_routing_take(routing, numbers, 8) == GB_INVALID, "too little room is refused");
+    check(gb_routing_size(routing, &size) == OALLAMA_OK && size == 9, "one router was recorded");
+    check(gb_routing_take(routing, numbers, 8) == OALLAMA_INVALID, "too little room is refused");
     const int32_t expected[9] = {17, 2, 3, 3, 0, 2, 1, 0, 3};
-    check(gb_routing_take(routing, numbers, size) == GB_OK && std::memcmp(numbers, expected, sizeof expected) == 0,
+    check(gb_routing_take(routing, numbers, size) == OALLAMA_OK && std::memcmp(numbers, expected, sizeof expected) == 0,
           "layer, counts and ids are as computed");
-    check(gb_routing_size(routing, &size) == GB_OK && size == 0, "what was taken is gone");
+    check(gb_routing_size(routing, &size) == OALLAMA_OK && size == 0, "what was taken is gone");
     check(callback(floats, true, routing) && callback(floats, false, routing), "ids of another type stop nothing");
-    check(gb_routing_size(routing, &size) == GB_UNSUPPORTED, "they are told of");
-    check(gb_routing_size(routing, &size) == GB_OK && size == 0, "once");
+    check(gb_routing_size(routing, &size) == OALLAMA_UNSUPPORTED, "they are told of");
+    check(gb_routing_size(routing, &size) == OALLAMA_OK && size == 0, "once");
     gb_routing_free(routing);
-    check(gb_routing_new(nullptr) == GB_INVALID && gb_routing_callback(nullptr) == GB_INVALID,
+    check(gb_routing_new(nullptr) == OALLAMA_INVALID && gb_routing_callback(nullptr) == OALLAMA_INVALID,
           "a recorder needs room for its address");
 }
 
@@ -329,7 +329,7 @@ int main() {
         usleep(10000);
     }
     char names[256];
-    check(gb_rpc_add(endpoint.c_str(), names, sizeof names) == GB_OK, "an RPC server is added");
+    check(gb_rpc_add(endpoint.c_str(), names, sizeof names) == OALLAMA_OK, "an RPC server is added");
     test_mul_mat(names, nullptr);
     test_timers(names);
     test_two_devices(names);

@@ -12,8 +12,8 @@
 
 #include "async_device.h"
 #include "ggml-oallama.h"
-#include "ggml_test_abi.h"
 #include "refused_memory.h"
+#include "split/ggml_backend_abi.h"
 
 namespace split_test {
 

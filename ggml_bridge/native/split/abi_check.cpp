@@ -1,5 +1,7 @@
 #include "abi_check.h"
 
+#include <dlfcn.h>
+
 #include <cstring>
 
 #include "util.h"
@@ -8,44 +10,62 @@ namespace oallama {
 
 namespace {
 
-struct NamedOp {
-    ggml_op      op;
+struct Named {
+    int          number;
     const char * name;
 };
 
-constexpr NamedOp ops_used[] = {
-    {GGML_OP_NONE, "NONE"},       {GGML_OP_ADD, "ADD"},         {GGML_OP_ADD_ID, "ADD_ID"},
-    {GGML_OP_SUB, "SUB"},         {GGML_OP_MUL, "MUL"},         {GGML_OP_DIV, "DIV"},
-    {GGML_OP_SQR, "SQR"},         {GGML_OP_MUL_MAT, "MUL_MAT"}, {GGML_OP_MUL_MAT_ID, "MUL_MAT_ID"},
-    {GGML_OP_CLAMP, "CLAMP"},     {GGML_OP_RESHAPE, "RESHAPE"}, {GGML_OP_VIEW, "VIEW"},
-    {GGML_OP_PERMUTE, "PERMUTE"}, {GGML_OP_UNARY, "UNARY"},     {GGML_OP_TRANSPOSE, "TRANSPOSE"},
-    {GGML_OP_GLU, "GLU"},
+#define OP(name) {GGML_OP_##name, #name}
+
+constexpr Named ops_used[] = {
+    OP(NONE),     OP(ADD),        OP(ADD_ID),         OP(SUB),      OP(MUL),
+    OP(DIV),      OP(SQR),        OP(RMS_NORM),       OP(SCALE),    OP(MUL_MAT),
+    OP(SET_ROWS), OP(MUL_MAT_ID), OP(FLASH_ATTN_EXT), OP(SOFT_MAX), OP(ROPE),
+    OP(CLAMP),    OP(RESHAPE),    OP(VIEW),           OP(PERMUTE),  OP(TRANSPOSE),
+    OP(UNARY),    OP(GLU),
 };
 
-struct NamedType {
-    ggml_type    type;
-    const char * name;
+#undef OP
+
+constexpr Named types_used[] = {
+    {GGML_TYPE_F32, "f32"},         {GGML_TYPE_F16, "f16"},       {GGML_TYPE_BF16, "bf16"},
+    {GGML_TYPE_IQ2_XXS, "iq2_xxs"}, {GGML_TYPE_IQ2_XS, "iq2_xs"}, {GGML_TYPE_IQ1_S, "iq1_s"},
+    {GGML_TYPE_IQ2_S, "iq2_s"},     {GGML_TYPE_IQ1_M, "iq1_m"},   {GGML_TYPE_I8, "i8"},
+    {GGML_TYPE_I32, "i32"},         {GGML_TYPE_I64, "i64"},
 };
 
-constexpr NamedType types_used[] = {{GGML_TYPE_F32, "f32"}, {GGML_TYPE_F16, "f16"}, {GGML_TYPE_I32, "i32"}};
-
-void expect(bool condition, const char * what) {
+void expect(bool condition, const std::string & what) {
     if (!condition) {
-        throw Error(OALLAMA_MISMATCH, std::string("the loaded ggml ") + ggml_version() + " differs from " +
-                                          GGML_ABI_VERSION_STRING + " in " + what);
+        throw Error(OALLAMA_MISMATCH, std::string("the loaded ggml ") + ggml_version() + " (" + ggml_commit() +
+                                          ") differs in " + what + " from the llama.cpp that this was built for, " +
+                                          "release b11312");
     }
 }
 
+void check_numbers() {
+    for (const Named & op : ops_used) {
+        expect(std::strcmp(ggml_op_name(static_cast<ggml_op>(op.number)), op.name) == 0, "the number of an operation");
+    }
+    for (const Named & type : types_used) {
+        expect(std::strcmp(ggml_type_name(static_cast<ggml_type>(type.number)), type.name) == 0,
+               "the number of a type");
+    }
+    const ggml_type_traits * f16 = ggml_get_type_traits(GGML_TYPE_F16);
+    expect(f16->type_size == 2 && f16->blck_size == 1 && !f16->is_quantized && f16->to_float != nullptr,
+           "struct ggml_type_traits");
+}
+
 void check_tensors_and_graphs() {
+    // struct ggml_object, which precedes each tensor in a context, is 32 bytes
     expect(ggml_tensor_overhead() == sizeof(ggml_tensor) + 32, "the size of a tensor");
     const ContextPtr ctx = new_context(8, 1, 8);
     ggml_tensor *    a   = ggml_set_name(ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, 6, 5, 3), "probe");
     ggml_tensor *    x   = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 6, 7, 3);
     ggml_tensor *    y   = ggml_mul_mat(ctx.get(), a, x);
     ggml_tensor *    z   = ggml_add(ctx.get(), y, y);
-    expect(a->type == GGML_TYPE_F16 && std::strcmp(a->name, "probe") == 0 && a->ne[1] == 5 && a->nb[2] == 60 &&
-               a->buffer == nullptr && a->data == nullptr && a->extra == nullptr && y->op == GGML_OP_MUL_MAT &&
-               y->src[0] == a && y->src[1] == x,
+    expect(a->type == GGML_TYPE_F16 && std::strcmp(a->name, "probe") == 0 && a->ne[1] == 5 && a->ne[3] == 1 &&
+               a->nb[2] == 60 && a->buffer == nullptr && a->data == nullptr && a->view_src == nullptr &&
+               a->extra == nullptr && y->op == GGML_OP_MUL_MAT && y->src[0] == a && y->src[1] == x,
            "struct ggml_tensor");
     ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 8, false);
     ggml_build_forward_expand(graph, z);
@@ -60,48 +80,84 @@ void check_tensors_and_graphs() {
            "struct ggml_cgraph");
 }
 
-void check_backend_interface() {
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    expect(cpu != nullptr, "having a CPU device");
-    ggml_backend_reg_t         reg  = ggml_backend_dev_backend_reg(cpu);
-    ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type();
-    expect(reg->api_version == GGML_BACKEND_API_VERSION && cpu->reg == reg &&
-               std::strcmp(reg->iface.get_name(reg), ggml_backend_reg_name(reg)) == 0 &&
-               std::strcmp(cpu->iface.get_name(cpu), ggml_backend_dev_name(cpu)) == 0 &&
+// What follows a vtable in a structure tells how many slots the vtable has.
+void check_vtables(ggml_backend_dev_t cpu) {
+    ggml_backend_reg_t         reg   = ggml_backend_dev_backend_reg(cpu);
+    ggml_backend_buffer_type_t buft  = ggml_backend_dev_buffer_type(cpu);
+    ggml_backend_dev_props     props = {};
+    ggml_backend_dev_get_props(cpu, &props);
+    expect(props.name != nullptr && std::strcmp(props.name, ggml_backend_dev_name(cpu)) == 0 &&
+               props.type == GGML_BACKEND_DEVICE_TYPE_CPU && props.memory_total > 0 && !props.caps.async &&
+               props.caps.buffer_from_host_ptr && props.caps.mmap_support,
+           "struct ggml_backend_dev_props");
+    expect(std::strcmp(reg->iface.get_name(reg), ggml_backend_reg_name(reg)) == 0 &&
+               reg->iface.get_proc_address(reg, "ggml_backend_set_n_threads") != nullptr,
+           "struct ggml_backend_reg");
+    expect(cpu->reg == reg && std::strcmp(cpu->iface.get_name(cpu), ggml_backend_dev_name(cpu)) == 0 &&
                cpu->iface.get_type(cpu) == GGML_BACKEND_DEVICE_TYPE_CPU && cpu->iface.supports_buft(cpu, buft) &&
-               cpu->iface.get_buffer_type(cpu) == buft,
-           "the device interface");
-    expect(std::strcmp(buft->iface.get_name(buft), ggml_backend_buft_name(buft)) == 0 && buft->iface.is_host(buft) &&
-               buft->iface.get_alignment(buft) > 0,
-           "the buffer type interface");
+               cpu->iface.get_buffer_type(cpu) == buft && cpu->iface.event_synchronize == nullptr,
+           "struct ggml_backend_device");
+    expect(buft->device == cpu && std::strcmp(buft->iface.get_name(buft), ggml_backend_buft_name(buft)) == 0 &&
+               buft->iface.get_alignment(buft) == ggml_backend_buft_get_alignment(buft) && buft->iface.is_host(buft),
+           "struct ggml_backend_buffer_type");
     const BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, 256));
-    expect(buffer != nullptr && buffer->buft == buft && buffer->size >= 256 &&
+    expect(buffer != nullptr && buffer->buft == buft && buffer->size >= 256 && buffer->iface.reset == nullptr &&
                buffer->iface.get_base(buffer.get()) == ggml_backend_buffer_get_base(buffer.get()),
-           "the buffer interface");
-    const BackendPtr backend(ggml_backend_dev_init(cpu, nullptr));
+           "struct ggml_backend_buffer");
+}
+
+thread_local const ggml_backend_graph_optimize_params * told;
+
+void on_graph_optimize(ggml_backend_t /*backend*/, ggml_cgraph * /*graph*/,
+                       ggml_backend_graph_optimize_params * params) {
+    told = params;
+}
+
+// Before ggml 0.25, under the same API version, graph_optimize had no third argument: any address may be there then.
+// ggml keeps its parameters in the frame of a function that was called from `frame`, and its functions in one library.
+bool is_params(const ggml_backend_graph_optimize_params * params, const void * frame) {
+    constexpr uintptr_t most_bytes = 64 << 10;
+    Dl_info             base       = {};
+    Dl_info             found      = {};
+    return reinterpret_cast<uintptr_t>(frame) - reinterpret_cast<uintptr_t>(params) < most_bytes &&
+           ::dladdr(reinterpret_cast<void *>(ggml_backend_cpu_buffer_type()->iface.get_name), &base) != 0 &&
+           ::dladdr(reinterpret_cast<void *>(params->add_alloc_dep), &found) != 0 && found.dli_fbase == base.dli_fbase;
+}
+
+void check_backends(ggml_backend_dev_t cpu) {
+    const BackendPtr owner(ggml_backend_dev_init(cpu, nullptr));
+    ggml_backend_t   backend = owner.get();
     expect(backend != nullptr && backend->device == cpu && backend->iface.set_tensor_async == nullptr &&
                backend->iface.graph_compute != nullptr && backend->iface.graph_plan_compute != nullptr &&
-               backend->iface.event_record == nullptr &&
-               std::strcmp(backend->iface.get_name(backend.get()), "CPU") == 0,
-           "the backend interface");
+               backend->iface.event_record == nullptr && backend->iface.graph_optimize == nullptr &&
+               std::strcmp(backend->iface.get_name(backend), "CPU") == 0,
+           "struct ggml_backend");
+
+    backend->iface.graph_optimize = on_graph_optimize; // the last slot; this instance is ours
+    told                          = nullptr;
+    const ContextPtr ctx          = new_context(2, 1, 8);
+    ggml_cgraph *    graph        = ggml_new_graph_custom(ctx.get(), 8, false);
+    ggml_build_forward_expand(graph, ggml_sqr(ctx.get(), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 8)));
+    const SchedPtr sched(ggml_backend_sched_new(&backend, nullptr, 1, 8, /*parallel=*/false, /*op_offload=*/false));
+    expect(ggml_backend_sched_alloc_graph(sched.get(), graph) && is_params(told, &ctx),
+           "what graph_optimize is called with");
 }
 
 } // namespace
 
 void check_ggml() {
-    if (std::strcmp(ggml_version(), GGML_ABI_VERSION_STRING) != 0) {
-        throw Error(OALLAMA_MISMATCH, std::string("ggml ") + ggml_version() +
-                                          " is loaded, but the split backend works only with ggml " +
-                                          GGML_ABI_VERSION_STRING + "; use llama.cpp as in llama-cpp-python 0.3.36");
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    expect(cpu != nullptr, "having a CPU device");
+    const int found = ggml_backend_dev_backend_reg(cpu)->api_version; // first of its structure in every version
+    if (found != GGML_BACKEND_API_VERSION) {
+        throw Error(OALLAMA_MISMATCH, std::string("the loaded ggml ") + ggml_version() + " has version " +
+                                          std::to_string(found) + " of the API of back ends, and this is for version " +
+                                          std::to_string(GGML_BACKEND_API_VERSION) + "; use llama.cpp b11312");
     }
-    for (const NamedOp & used : ops_used) {
-        expect(std::strcmp(ggml_op_name(used.op), used.name) == 0, "the number of an operation");
-    }
-    for (const NamedType & used : types_used) {
-        expect(std::strcmp(ggml_type_name(used.type), used.name) == 0, "the number of a type");
-    }
+    check_numbers();
     check_tensors_and_graphs();
-    check_backend_interface();
+    check_vtables(cpu);
+    check_backends(cpu);
 }
 
 } // namespace oallama

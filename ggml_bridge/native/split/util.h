@@ -80,6 +80,7 @@ using ContextPtr = std::unique_ptr<ggml_context, Deleter<ggml_free>>;
 using BufferPtr  = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buffer_free>>;
 using GallocrPtr = std::unique_ptr<ggml_gallocr, Deleter<ggml_gallocr_free>>;
 using BackendPtr = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
+using SchedPtr   = std::unique_ptr<ggml_backend_sched, Deleter<ggml_backend_sched_free>>;
 using EventPtr   = std::unique_ptr<ggml_backend_event, Deleter<ggml_backend_event_free>>;
 
 // A context for the headers of n_tensors tensors, and of graphs of n_nodes nodes together in n_graphs.
