@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bridge.h"
+#include "native_test.h"
 #include "support.h"
 
 // ggml keeps what it registers, and its uninstrumented threads and futures are unknown to the thread sanitizer; what is
@@ -32,7 +33,9 @@ namespace {
 
 int n_failed = 0;
 
-void check(bool condition, const std::string & what) {
+} // namespace
+
+void native_test::check(bool condition, const std::string & what) {
     if (!condition) {
         n_failed++;
     }
@@ -40,6 +43,10 @@ void check(bool condition, const std::string & what) {
                 condition ? "" : gb_last_error());
     std::fflush(stdout);
 }
+
+namespace {
+
+using native_test::check;
 
 // Runs a timer that has just been made twice, and frees it.
 void check_timer(const std::string & what, int status, gb_timer *& timer) {
@@ -226,7 +233,8 @@ void test_two_devices(const char * device) {
     double share = -1.0;
     check(gb_copy_wait(device, 0, 1 << 20, &share) == OALLAMA_OK && share >= 0.0 && share <= 1.0, "waiting for a copy");
     gb_copy_beside_sample samples[2] = {};
-    check(gb_copy_beside(device, 0, 1 << 20, 300000, 8192, 2, samples) == OALLAMA_OK, "a copy beside pieces of another");
+    check(gb_copy_beside(device, 0, 1 << 20, 300000, 8192, 2, samples) == OALLAMA_OK,
+          "a copy beside pieces of another");
     check(samples[1].queue > 0.0 && samples[1].small > 0.0 && samples[1].rest > 0.0, "each takes time");
     check(gb_copy_beside(device, 0, 0, 0, 8192, 2, samples) == OALLAMA_OK && samples[1].small > 0.0, "a copy alone");
     check(samples[1].queue == 0.0 && samples[1].rest == 0.0, "nothing is queued beside it");
@@ -280,7 +288,8 @@ void test_routing() {
 
     gb_routing * routing = nullptr;
     void *       address = nullptr;
-    check(gb_routing_new(&routing) == OALLAMA_OK && gb_routing_callback(&address) == OALLAMA_OK, "a recorder of routers is made");
+    check(gb_routing_new(&routing) == OALLAMA_OK && gb_routing_callback(&address) == OALLAMA_OK,
+          "a recorder of routers is made");
     const auto callback = reinterpret_cast<bool (*)(ggml_tensor *, bool, void *)>(address);
     check(!callback(ids, true, routing) && callback(ids, false, routing), "it asks for nothing unasked");
     gb_routing_listen(routing, 1);
@@ -317,6 +326,7 @@ int main() {
     }
 
     test_library();
+    native_test::test_vtables();
     test_types_and_devices();
     test_refusals();
     for (const std::string & layout : layouts()) {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "../split/abi_check.h"
 #include "the_device.h"
 
 namespace emulated {
@@ -155,30 +156,36 @@ bool emulated_host_buft_is_host(ggml_backend_buffer_type_t /*buft*/) {
 
 } // namespace
 
-ggml_backend_buffer_type device_buft = {
-    {
-        /* .get_name       = */ emulated_buft_get_name,
-        /* .alloc_buffer   = */ emulated_buft_alloc_buffer,
-        /* .get_alignment  = */ emulated_buft_get_alignment,
-        /* .get_max_size   = */ nullptr,
-        /* .get_alloc_size = */ emulated_buft_get_alloc_size,
-        /* .is_host        = */ nullptr,
-    },
-    &the_device,
-    nullptr,
-};
+ggml_backend_buffer_type_t device_buft() {
+    static oallama::BufferType buft({
+        {
+            /* .get_name       = */ emulated_buft_get_name,
+            /* .alloc_buffer   = */ emulated_buft_alloc_buffer,
+            /* .get_alignment  = */ emulated_buft_get_alignment,
+            /* .get_max_size   = */ nullptr,
+            /* .get_alloc_size = */ emulated_buft_get_alloc_size,
+            /* .is_host        = */ nullptr,
+        },
+        &the_device,
+        nullptr,
+    });
+    return buft.get();
+}
 
-ggml_backend_buffer_type host_buft = {
-    {
-        /* .get_name       = */ emulated_host_buft_get_name,
-        /* .alloc_buffer   = */ emulated_host_buft_alloc_buffer,
-        /* .get_alignment  = */ emulated_buft_get_alignment,
-        /* .get_max_size   = */ nullptr,
-        /* .get_alloc_size = */ nullptr,
-        /* .is_host        = */ emulated_host_buft_is_host,
-    },
-    &the_device,
-    nullptr,
-};
+ggml_backend_buffer_type_t host_buft() {
+    static oallama::BufferType buft({
+        {
+            /* .get_name       = */ emulated_host_buft_get_name,
+            /* .alloc_buffer   = */ emulated_host_buft_alloc_buffer,
+            /* .get_alignment  = */ emulated_buft_get_alignment,
+            /* .get_max_size   = */ nullptr,
+            /* .get_alloc_size = */ nullptr,
+            /* .is_host        = */ emulated_host_buft_is_host,
+        },
+        &the_device,
+        nullptr,
+    });
+    return buft.get();
+}
 
 } // namespace emulated

@@ -75,8 +75,10 @@ Device::Device(Parameters given)
 
 bool is_on_device(const ggml_tensor * tensor) {
     const ggml_backend_buffer_t buffer = buffer_of(tensor);
-    return buffer != nullptr && buffer->buft->device != nullptr && !ggml_backend_buft_is_host(buffer->buft) &&
-           std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(buffer->buft->device)), "Emulated") == 0;
+    return buffer != nullptr && ggml_backend_buft_get_device(buffer->buft) != nullptr &&
+           !ggml_backend_buft_is_host(buffer->buft) &&
+           std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(ggml_backend_buft_get_device(buffer->buft))),
+                       "Emulated") == 0;
 }
 
 char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size) {

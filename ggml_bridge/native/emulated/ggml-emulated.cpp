@@ -193,11 +193,11 @@ ggml_backend_t emulated_device_init_backend(ggml_backend_dev_t dev, const char *
 }
 
 ggml_backend_buffer_type_t emulated_device_get_buffer_type(ggml_backend_dev_t /*dev*/) {
-    return &device_buft;
+    return device_buft();
 }
 
 ggml_backend_buffer_type_t emulated_device_get_host_buffer_type(ggml_backend_dev_t /*dev*/) {
-    return &host_buft;
+    return host_buft();
 }
 
 bool emulated_device_supports_op(ggml_backend_dev_t /*dev*/, const ggml_tensor * op) {
@@ -206,8 +206,8 @@ bool emulated_device_supports_op(ggml_backend_dev_t /*dev*/, const ggml_tensor *
 
 bool emulated_device_supports_buft(ggml_backend_dev_t /*dev*/, ggml_backend_buffer_type_t buft) {
     return emulated_device().parameters.by_address
-               ? buft == &device_buft
-               : buft->iface.get_name == device_buft.iface.get_name; // as ggml's own devices know theirs
+               ? buft == device_buft()
+               : buft->iface.get_name == device_buft()->iface.get_name; // as ggml's own devices know theirs
 }
 
 // As ggml-cuda: large batches are worth copying a weight for.
@@ -333,6 +333,7 @@ int emulated_register(const char * text) {
         require(text != nullptr, "parameters are needed");
         const std::lock_guard<std::mutex> lock(registering);
         oallama::check_ggml();
+        the_reg.api_version   = oallama::api_version;
         Parameters parameters = parse_parameters(text);
         if (the_emulated() && emulated_device().in_use()) {
             throw oallama::Error(OALLAMA_UNSUPPORTED,

@@ -21,8 +21,8 @@ template <typename F> void attempt(F && f) noexcept {
     }
 }
 
-extern ggml_backend_device      the_device;
-extern ggml_backend_buffer_type device_buft; // its memory
-extern ggml_backend_buffer_type host_buft;   // pinned host memory
+extern ggml_backend_device the_device;
+ggml_backend_buffer_type_t device_buft(); // its memory
+ggml_backend_buffer_type_t host_buft();   // pinned host memory
 
 } // namespace emulated

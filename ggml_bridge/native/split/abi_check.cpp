@@ -8,6 +8,30 @@
 
 namespace oallama {
 
+int api_version = GGML_BACKEND_API_VERSION;
+
+BufferType::BufferType(const ggml_backend_buffer_type & as_api2) {
+    if (api_version == GGML_BACKEND_API_VERSION) {
+        std::memcpy(&api3_, &as_api2, sizeof as_api2);
+        return;
+    }
+    const ggml_backend_buffer_type_i & iface = as_api2.iface;
+    api3_                                    = {iface.get_name,     iface.alloc_buffer,   nullptr, iface.get_alignment,
+                                                iface.get_max_size, iface.get_alloc_size, nullptr, iface.is_host,
+                                                as_api2.device,     as_api2.context};
+}
+
+ggml_backend_buffer_type as_api2(ggml_backend_buffer_type_t buft) {
+    if (api_version == GGML_BACKEND_API_VERSION) {
+        return *buft;
+    }
+    const auto & found = *reinterpret_cast<const BufferTypeApi3 *>(buft);
+    return {{found.get_name, found.alloc_buffer, found.get_alignment, found.get_max_size, found.get_alloc_size,
+             found.is_host},
+            found.device,
+            found.context};
+}
+
 namespace {
 
 struct Named {
@@ -97,8 +121,13 @@ void check_vtables(ggml_backend_dev_t cpu) {
                cpu->iface.get_type(cpu) == GGML_BACKEND_DEVICE_TYPE_CPU && cpu->iface.supports_buft(cpu, buft) &&
                cpu->iface.get_buffer_type(cpu) == buft && cpu->iface.event_synchronize == nullptr,
            "struct ggml_backend_device");
-    expect(buft->device == cpu && std::strcmp(buft->iface.get_name(buft), ggml_backend_buft_name(buft)) == 0 &&
-               buft->iface.get_alignment(buft) == ggml_backend_buft_get_alignment(buft) && buft->iface.is_host(buft),
+    const ggml_backend_buffer_type plain = as_api2(buft);
+    // the CPU's has neither get_max_size nor get_alloc_size, and names no device
+    expect(plain.device == ggml_backend_buft_get_device(buft) && plain.iface.get_max_size == nullptr &&
+               plain.iface.get_alloc_size == nullptr && plain.iface.get_alignment != nullptr &&
+               plain.iface.is_host != nullptr &&
+               std::strcmp(plain.iface.get_name(buft), ggml_backend_buft_name(buft)) == 0 &&
+               plain.iface.get_alignment(buft) == ggml_backend_buft_get_alignment(buft) && plain.iface.is_host(buft),
            "struct ggml_backend_buffer_type");
     const BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, 256));
     expect(buffer != nullptr && buffer->buft == buft && buffer->size >= 256 && buffer->iface.reset == nullptr &&
@@ -106,22 +135,20 @@ void check_vtables(ggml_backend_dev_t cpu) {
            "struct ggml_backend_buffer");
 }
 
-thread_local const ggml_backend_graph_optimize_params * told;
-
-void on_graph_optimize(ggml_backend_t /*backend*/, ggml_cgraph * /*graph*/,
-                       ggml_backend_graph_optimize_params * params) {
-    told = params;
-}
+thread_local const void * frame;         // of what has ggml call on_graph_optimize
+thread_local bool         told_as_meant; // by that call
 
 // Before ggml 0.25, under the same API version, graph_optimize had no third argument: any address may be there then.
 // ggml keeps its parameters in the frame of a function that was called from `frame`, and its functions in one library.
-bool is_params(const ggml_backend_graph_optimize_params * params, const void * frame) {
+void on_graph_optimize(ggml_backend_t /*backend*/, ggml_cgraph * /*graph*/,
+                       ggml_backend_graph_optimize_params * params) {
     constexpr uintptr_t most_bytes = 64 << 10;
     Dl_info             base       = {};
     Dl_info             found      = {};
-    return reinterpret_cast<uintptr_t>(frame) - reinterpret_cast<uintptr_t>(params) < most_bytes &&
-           ::dladdr(reinterpret_cast<void *>(ggml_backend_cpu_buffer_type()->iface.get_name), &base) != 0 &&
-           ::dladdr(reinterpret_cast<void *>(params->add_alloc_dep), &found) != 0 && found.dli_fbase == base.dli_fbase;
+    told_as_meant = reinterpret_cast<uintptr_t>(frame) - reinterpret_cast<uintptr_t>(params) < most_bytes &&
+                    ::dladdr(reinterpret_cast<void *>(ggml_backend_cpu_buffer_type()->iface.get_name), &base) != 0 &&
+                    ::dladdr(reinterpret_cast<void *>(params->add_alloc_dep), &found) != 0 &&
+                    found.dli_fbase == base.dli_fbase;
 }
 
 void check_backends(ggml_backend_dev_t cpu) {
@@ -134,13 +161,13 @@ void check_backends(ggml_backend_dev_t cpu) {
            "struct ggml_backend");
 
     backend->iface.graph_optimize = on_graph_optimize; // the last slot; this instance is ours
-    told                          = nullptr;
+    frame                         = __builtin_frame_address(0);
+    told_as_meant                 = false;
     const ContextPtr ctx          = new_context(2, 1, 8);
     ggml_cgraph *    graph        = ggml_new_graph_custom(ctx.get(), 8, false);
     ggml_build_forward_expand(graph, ggml_sqr(ctx.get(), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 8)));
     const SchedPtr sched(ggml_backend_sched_new(&backend, nullptr, 1, 8, /*parallel=*/false, /*op_offload=*/false));
-    expect(ggml_backend_sched_alloc_graph(sched.get(), graph) && is_params(told, &ctx),
-           "what graph_optimize is called with");
+    expect(ggml_backend_sched_alloc_graph(sched.get(), graph) && told_as_meant, "what graph_optimize is called with");
 }
 
 } // namespace
@@ -149,11 +176,12 @@ void check_ggml() {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     expect(cpu != nullptr, "having a CPU device");
     const int found = ggml_backend_dev_backend_reg(cpu)->api_version; // first of its structure in every version
-    if (found != GGML_BACKEND_API_VERSION) {
+    if (found != GGML_BACKEND_API_VERSION && found != GGML_BACKEND_API_VERSION + 1) {
         throw Error(OALLAMA_MISMATCH, std::string("the loaded ggml ") + ggml_version() + " has version " +
-                                          std::to_string(found) + " of the API of back ends, and this is for version " +
-                                          std::to_string(GGML_BACKEND_API_VERSION) + "; use llama.cpp b11312");
+                                          std::to_string(found) +
+                                          " of the API of back ends, and only 2 and 3 are known; use llama.cpp b11312");
     }
+    api_version = found;
     check_numbers();
     check_tensors_and_graphs();
     check_vtables(cpu);

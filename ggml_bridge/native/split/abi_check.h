@@ -1,11 +1,50 @@
-// Proves that the loaded ggml is laid out as the headers that this library was compiled with say.
+// Which API of back ends the loaded ggml has, the proof that it is laid out so, and buffer types in its layout.
+//
+// API 2 is that of ggml's headers in third_party/. API 3 (October 2026) has two optional slots more in the middle of
+// the vtable of buffer types, and is API 2 in all else. The version that ggml calls itself decides nothing: its API
+// changed twice under one version.
 
 #pragma once
 
+#include "ggml_backend_abi.h"
+
 namespace oallama {
 
-// Throws OALLAMA_MISMATCH: the loaded ggml has another API version, other numbers of operations or types, or other
-// structures. The version that ggml calls itself decides nothing: its API changed twice under one version.
+extern int api_version; // of the loaded ggml: 2 or 3, once check_ggml has found it
+
+// Throws OALLAMA_MISMATCH: the loaded ggml has an API that is not known, other numbers of operations or types, or other
+// structures.
 void check_ggml();
+
+struct BufferTypeApi3 {
+    decltype(ggml_backend_buffer_type_i::get_name)     get_name;
+    decltype(ggml_backend_buffer_type_i::alloc_buffer) alloc_buffer;
+    ggml_backend_buffer_t (*alloc_buffer_n)(ggml_backend_buffer_type_t buft, ggml_tensor ** tensors, int n_tensors);
+    decltype(ggml_backend_buffer_type_i::get_alignment)  get_alignment;
+    decltype(ggml_backend_buffer_type_i::get_max_size)   get_max_size;
+    decltype(ggml_backend_buffer_type_i::get_alloc_size) get_alloc_size;
+    size_t (*get_alloc_size_n)(ggml_backend_buffer_type_t buft, ggml_tensor ** tensors, int n_tensors);
+    decltype(ggml_backend_buffer_type_i::is_host) is_host;
+    ggml_backend_dev_t                            device;
+    void *                                        context;
+};
+
+// A buffer type of ours, as the loaded ggml reads it. get_name and alloc_buffer are in the same place in both APIs.
+class BufferType {
+  public:
+    explicit BufferType(const ggml_backend_buffer_type & as_api2);
+
+    ggml_backend_buffer_type_t get() { return reinterpret_cast<ggml_backend_buffer_type_t>(&api3_); }
+
+  private:
+    BufferTypeApi3 api3_ = {}; // or API 2 in its place
+};
+
+// What the loaded ggml has at this address, as API 2 has it: what API 3 adds is left out.
+ggml_backend_buffer_type as_api2(ggml_backend_buffer_type_t buft);
+
+inline void * buffer_type_context(ggml_backend_buffer_type_t buft) {
+    return api_version == GGML_BACKEND_API_VERSION ? buft->context : reinterpret_cast<BufferTypeApi3 *>(buft)->context;
+}
 
 } // namespace oallama

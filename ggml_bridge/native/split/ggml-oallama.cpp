@@ -226,7 +226,7 @@ ggml_backend_buffer_t ggml_backend_oallama_split_buffer_type_alloc_buffer(ggml_b
                                                                           size_t                     size) {
     ggml_backend_buffer_t buffer = nullptr;
     logged([&] {
-        auto plan = static_cast<LoadedPlan *>(buft->context)->shared_from_this();
+        auto plan = static_cast<LoadedPlan *>(buffer_type_context(buft))->shared_from_this();
         plan->device(); // where it is missing, the load fails here
         auto context = std::make_unique<SplitBuffer>(std::move(plan));
         buffer       = ggml_backend_buffer_init(buft, ggml_backend_oallama_split_buffer_i, context.release(), size);
@@ -262,7 +262,7 @@ LoadedPlan * plan_of(const ggml_tensor * tensor) {
         !is_split_buft(tensor->buffer->buft)) {
         return nullptr;
     }
-    return static_cast<LoadedPlan *>(tensor->buffer->buft->context);
+    return static_cast<LoadedPlan *>(buffer_type_context(tensor->buffer->buft));
 }
 
 SplitWeight * weight_of(const ggml_tensor * tensor) {
@@ -632,6 +632,7 @@ std::string read_file(const char * path) {
 // What both ways in do first.
 void start(const char * plan_path) {
     check_ggml();
+    the_reg.api_version = api_version;
     if (default_plan() == nullptr) {
         PlanSpec spec  = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
         default_plan() = LoadedPlan::make(std::move(spec), &devices[device_split]);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -338,7 +339,7 @@ ggml_backend_dev_t LoadedPlan::device() const {
             }
             throw Error(OALLAMA_INVALID, "the plan's device " + spec_.device + " is not here; devices are " + known);
         }
-        require(device->iface.get_name != buft_.device->iface.get_name,
+        require(std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "OALLAMA") != 0,
                 "the plan's device " + spec_.device + " is the split backend itself; name a GPU");
         device_   = device;
         resident_ = add_device(device, has_residents(spec_)) ? device : nullptr;
@@ -357,7 +358,7 @@ bool LoadedPlan::lacks_residents() const {
 
 LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
     : spec_(std::move(spec)), times_(std::make_shared<BlockTimes>()),
-      buft_{ggml_backend_oallama_split_buffer_type_i, owner, this} {
+      buft_({ggml_backend_oallama_split_buffer_type_i, owner, this}) {
     held_.resize(spec_.slices.size());
 }
 

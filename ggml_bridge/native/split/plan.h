@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "abi_check.h"
 #include "util.h"
 
 namespace oallama {
@@ -112,7 +113,7 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     const PlanSpec & spec() const { return spec_; }
 
-    ggml_backend_buffer_type_t buft() { return &buft_; }
+    ggml_backend_buffer_type_t buft() { return buft_.get(); }
 
     // The device that holds GG; NULL without any. Looked up when it is first needed: stock programs load their plugins
     // before they connect to RPC servers. Throws OALLAMA_INVALID where it is missing.
@@ -157,7 +158,7 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     const PlanSpec                    spec_;
     const std::shared_ptr<BlockTimes> times_;
     std::string                       uses_path_;
-    ggml_backend_buffer_type          buft_;
+    BufferType                        buft_;
     mutable std::mutex                mutex_;
     mutable ggml_backend_dev_t        device_   = nullptr;
     mutable ggml_backend_dev_t        resident_ = nullptr; // the device where blocks can live there

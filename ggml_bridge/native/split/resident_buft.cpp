@@ -3,12 +3,14 @@
 #include <map>
 #include <mutex>
 
+#include "abi_check.h"
+
 namespace oallama {
 
 namespace {
 
 struct ResidentBuft {
-    ggml_backend_buffer_type   buft; // first: ggml is given its address
+    BufferType                 buft; // first: ggml is given its address
     ggml_backend_buffer_type_t original;
 };
 
@@ -27,11 +29,10 @@ ggml_backend_buffer_type_t resident_buft(ggml_backend_dev_t device) {
         return nullptr;
     }
     const std::lock_guard<std::mutex> lock(mutex);
-    const auto [found, made] = known.try_emplace(original, ResidentBuft{*original, original});
-    if (made) {
-        found->second.buft.iface.alloc_buffer = alloc_original;
-    }
-    ggml_backend_buffer_type_t ours = &found->second.buft;
+    ggml_backend_buffer_type          copy = as_api2(original);
+    copy.iface.alloc_buffer                = alloc_original;
+    ggml_backend_buffer_type_t ours =
+        known.try_emplace(original, ResidentBuft{BufferType(copy), original}).first->second.buft.get();
     return device->iface.supports_buft(device, ours) ? ours : nullptr;
 }
 
