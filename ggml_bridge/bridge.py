@@ -239,11 +239,10 @@ class Bridge:
         """A timer for an empty launch: a graph of one tiny operation, until its result is on the host."""
         return Timer(self.native, "gb_launch_new", encode(device), n_threads)
 
-    def launch_issue(self, device: str, own_thread: bool = False) -> Timer:
+    def launch_issue(self, device: str) -> Timer:
         """A timer for what queueing a graph of an FFN's operations, of no size, takes of its thread's time: how much
-        later fixed work is done that begins with the call. own_thread: that thread only wakes another one, which makes
-        the call."""
-        return Timer(self.native, "gb_launch_issue_new", encode(device), int(own_thread))
+        later fixed work is done that begins with the call."""
+        return Timer(self.native, "gb_launch_issue_new", encode(device))
 
     def boundary(
         self, device: str, n_bytes: int, n_excursions: int, n_threads: int = 1, on_cpu: bool = False
@@ -322,19 +321,19 @@ class Bridge:
         """n samples of a copy of small_bytes to the device while one of large_bytes, queued in pieces of piece_bytes,
         is under way on another stream; large_bytes 0: alone. The closing read is taken off, as of `transfer`. Raises
         Unsupported where there is no pinned memory."""
-        return self._beside("gb_copy_beside", device, pinned, large_bytes, piece_bytes, small_bytes, n)
+        return self._beside(device, int(pinned), large_bytes, piece_bytes, small_bytes, n)
 
     def input_beside(
         self, device: str, in_place: bool, large_bytes: int, piece_bytes: int, small_bytes: int, n: int
     ) -> list[CopyBeside]:
         """Time small copies from pinned memory as copy_beside does, each until a kernel has computed with it. in_place:
         the kernel reads the host's memory, without a copy. Raises Unsupported where kernels are not known to do so."""
-        return self._beside("gb_input_beside", device, in_place, large_bytes, piece_bytes, small_bytes, n)
+        return self._beside(device, 3 if in_place else 2, large_bytes, piece_bytes, small_bytes, n)
 
-    def _beside(self, function: str, device: str, flag: bool, *sizes: int) -> list[CopyBeside]:
+    def _beside(self, device: str, kind: int, *sizes: int) -> list[CopyBeside]:  # gb_small_copy
         n = sizes[-1]
         samples = ffi.new("gb_copy_beside_sample[]", max(n, 1))
-        self.native.call(function, encode(device), int(flag), *sizes, samples)
+        self.native.call("gb_copy_beside", encode(device), kind, *sizes, samples)
         return [CopyBeside(samples[i].queue, samples[i].small, samples[i].rest) for i in range(n)]
 
     #

@@ -214,14 +214,13 @@ def slices(bridge: Any, device: str) -> Rows:
 
 def launch(bridge: Any, device: str) -> Rows:
     """A graph of one mul-mat that computes next to nothing: what remains is launching and waiting for it. caller_s:
-    what launching an FFN takes of the time of the thread that wants it; own_thread: another one launches."""
+    what launching an FFN takes of the time of the thread that does it."""
     seconds, samples = _timed(bridge, device, "F16", 256, 32, 1, SAMPLES)
     yield {"launch_s": seconds, "samples": samples}
-    for own_thread in (False, True):
-        with bridge.launch_issue(device, own_thread) as timer:
-            timer.run(3)
-            samples = list(timer.run(SAMPLES))
-        yield {"own_thread": own_thread, "caller_s": statistics.median(samples), "samples": samples}
+    with bridge.launch_issue(device) as timer:
+        timer.run(3)
+        samples = list(timer.run(SAMPLES))
+    yield {"caller_s": statistics.median(samples), "samples": samples}
 
 
 def pinned(bridge: Any, device: str) -> Rows:

@@ -79,10 +79,8 @@ using namespace bridge;
 
 int gb_boundary_new(const char * device, int64_t n_bytes, int64_t n_excursions, int32_t on_cpu, int32_t n_threads,
                     gb_timer ** timer) {
-    return guarded([&] {
-        require(timer != nullptr, "no room for the result");
-        *timer = new Boundary(find_device(device), n_bytes, n_excursions, on_cpu != 0, n_threads);
-    });
+    return new_timer(timer,
+                     [&] { return new Boundary(find_device(device), n_bytes, n_excursions, on_cpu != 0, n_threads); });
 }
 
 int gb_boundary_n_splits(const gb_timer * timer, int64_t * n_splits) {

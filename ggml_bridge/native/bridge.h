@@ -20,7 +20,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 11
+#define GB_ABI 12
 #define GB_NAME_BYTES 128
 
 //
@@ -161,9 +161,8 @@ int gb_issue_new(const char * device, int32_t pinned, int64_t n_bytes, gb_timer 
 int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer);
 
 // One value: seconds that queueing a graph of as many operations as an FFN has, none of any size, takes of the time of
-// the thread that does it: how much later fixed work is done that begins with the call. own_thread != 0: that thread
-// only wakes another one, which makes the call.
-int gb_launch_issue_new(const char * device, int32_t own_thread, gb_timer ** timer);
+// the thread that does it: how much later fixed work is done that begins with the call.
+int gb_launch_issue_new(const char * device, gb_timer ** timer);
 
 // One value: seconds of a graph that a real scheduler runs over [device, CPU], whose activation of n_bytes makes
 // n_excursions trips CPU -> device -> CPU, with work for the CPU in between. The CPU's side of it is in the device's
@@ -221,16 +220,17 @@ typedef struct gb_copy_beside_sample {
     double rest;  // seconds from then until the large copy was done; 0 without one
 } gb_copy_beside_sample;
 
+typedef enum gb_small_copy {
+    GB_COPY_PAGEABLE  = 0,
+    GB_COPY_PINNED    = 1,
+    GB_INPUT_COPIED   = 2, // from pinned memory; done when a kernel has computed with it
+    GB_INPUT_IN_PLACE = 3  // nothing is copied, the kernel reads pinned memory; OALLAMA_UNSUPPORTED but on CUDA
+} gb_small_copy;
+
 // n times: queues a copy of large_bytes to the device in pieces of piece_bytes on one stream, then times a copy of
 // small_bytes on another. large_bytes 0: the small copy alone.
-int gb_copy_beside(const char * device, int32_t pinned, int64_t large_bytes, int64_t piece_bytes, int64_t small_bytes,
-                   int64_t n, gb_copy_beside_sample * samples);
-
-// The same from pinned memory, where `small` ends when a kernel has computed with the small copy. in_place != 0:
-// nothing small is copied, the kernel reads the host's memory. OALLAMA_UNSUPPORTED where kernels are not known to do
-// that.
-int gb_input_beside(const char * device, int32_t in_place, int64_t large_bytes, int64_t piece_bytes,
-                    int64_t small_bytes, int64_t n, gb_copy_beside_sample * samples);
+int gb_copy_beside(const char * device, gb_small_copy kind, int64_t large_bytes, int64_t piece_bytes,
+                   int64_t small_bytes, int64_t n, gb_copy_beside_sample * samples);
 
 //
 // memory

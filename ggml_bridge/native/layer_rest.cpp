@@ -312,10 +312,7 @@ using namespace bridge;
 //
 
 int gb_layer_rest_new(const gb_layer_rest_params * params, gb_timer ** timer) {
-    return guarded([&] {
-        require(params != nullptr && timer != nullptr, "no room for the result");
-        *timer = new LayerRest(*params);
-    });
+    return new_timer(timer, [&] { return new LayerRest(*params); });
 }
 
 int gb_layer_rest_ops(const gb_timer * timer, char * text, int64_t capacity) {

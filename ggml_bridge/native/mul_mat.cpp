@@ -275,10 +275,7 @@ const MulMat & as_mul_mat(const gb_timer * timer) {
 } // namespace
 
 int gb_mul_mat_new(const gb_mul_mat_params * params, gb_timer ** timer) {
-    return guarded([&] {
-        require(params != nullptr && timer != nullptr, "no room for the result");
-        *timer = new MulMat(*params);
-    });
+    return new_timer(timer, [&] { return new MulMat(*params); });
 }
 
 int gb_mul_mat_get_info(const gb_timer * timer, gb_mul_mat_info * info) {

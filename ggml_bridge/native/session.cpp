@@ -163,7 +163,7 @@ double Launch::median_seconds() {
 // LaunchIssue
 //
 
-LaunchIssue::LaunchIssue(ggml_backend_dev_t device, bool own_thread)
+LaunchIssue::LaunchIssue(ggml_backend_dev_t device)
     : device_(ggml_backend_dev_name(device)), backend_(init_backend(device)) {
     constexpr int     n_nodes   = 4; // gate, up, GLU, down
     constexpr int     n_tensors = n_nodes + 2;
@@ -181,65 +181,17 @@ LaunchIssue::LaunchIssue(ggml_backend_dev_t device, bool own_thread)
         ffn.buffer = alloc_tensors(ctx, ggml_backend_dev_buffer_type(device));
         ggml_backend_buffer_clear(ffn.buffer.get(), 0);
     }
-    if (own_thread) {
-        launcher_ = std::thread([this] { launch_when_woken(); });
-    }
-}
-
-LaunchIssue::~LaunchIssue() {
-    if (launcher_.joinable()) {
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            ends_ = true;
-        }
-        woken_.notify_all();
-        launcher_.join();
-    }
-}
-
-void LaunchIssue::launch_when_woken() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (true) {
-        woken_.wait(lock, [this] { return asked_ != nullptr || ends_; });
-        if (ends_) {
-            return;
-        }
-        lock.unlock();
-        const ggml_status status = ggml_backend_graph_compute_async(backend_.get(), asked_);
-        lock.lock();
-        status_ = status;
-        asked_  = nullptr;
-        woken_.notify_all();
-    }
-}
-
-void LaunchIssue::begin(ggml_cgraph * graph) {
-    if (!launcher_.joinable()) {
-        status_ = ggml_backend_graph_compute_async(backend_.get(), graph);
-        return;
-    }
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        asked_ = graph;
-    }
-    woken_.notify_all();
-}
-
-ggml_status LaunchIssue::begun() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    woken_.wait(lock, [this] { return asked_ == nullptr; });
-    return status_;
 }
 
 double LaunchIssue::run_once() {
-    const double alone = work();
-    const Ffn &  ffn   = ffns_[next_];
-    next_              = (next_ + 1) % n_graphs;
-    const double start = seconds_now();
-    begin(ffn.graph);
+    const double alone       = work();
+    const Ffn &  ffn         = ffns_[next_];
+    next_                    = (next_ + 1) % n_graphs;
+    const double      start  = seconds_now();
+    const ggml_status status = ggml_backend_graph_compute_async(backend_.get(), ffn.graph);
     work();
     const double both = seconds_now() - start;
-    if (begun() != GGML_STATUS_SUCCESS) {
+    if (status != GGML_STATUS_SUCCESS) {
         throw Error(OALLAMA_FAILED, "ggml could not compute a graph on " + device_ + ggml_reason());
     }
     float close = 0.0F; // over RPC only an answer says that the device is idle again
@@ -266,15 +218,9 @@ using namespace bridge;
 //
 
 int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer) {
-    return guarded([&] {
-        require(timer != nullptr, "no room for the result");
-        *timer = new Launch(find_device(device), n_threads);
-    });
+    return new_timer(timer, [&] { return new Launch(find_device(device), n_threads); });
 }
 
-int gb_launch_issue_new(const char * device, int32_t own_thread, gb_timer ** timer) {
-    return guarded([&] {
-        require(timer != nullptr, "no room for the result");
-        *timer = new LaunchIssue(find_device(device), own_thread != 0);
-    });
+int gb_launch_issue_new(const char * device, gb_timer ** timer) {
+    return new_timer(timer, [&] { return new LaunchIssue(find_device(device)); });
 }

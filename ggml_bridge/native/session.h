@@ -4,10 +4,6 @@
 
 #pragma once
 
-#include <condition_variable>
-#include <mutex>
-#include <thread>
-
 #include "support.h"
 
 namespace bridge {
@@ -96,12 +92,10 @@ class Launch : public gb_timer {
 
 // What queueing a graph takes of the time of the thread that does it: in the call, and after it, where a thread of the
 // driver takes its core. That is how much later fixed work is done that begins with the call. Two graphs take turns:
-// what is only for a graph that a backend has just computed does not count. own_thread: the thread only wakes another
-// one, which queues the graph.
+// what is only for a graph that a backend has just computed does not count.
 class LaunchIssue : public gb_timer {
   public:
-    LaunchIssue(ggml_backend_dev_t device, bool own_thread);
-    ~LaunchIssue() override;
+    explicit LaunchIssue(ggml_backend_dev_t device);
 
     double run_once() override;
 
@@ -115,23 +109,13 @@ class LaunchIssue : public gb_timer {
         ggml_tensor * result = nullptr;
     };
 
-    double      work(); // seconds
-    void        begin(ggml_cgraph * graph);
-    ggml_status begun();
-    void        launch_when_woken();
+    double work(); // seconds
 
     std::string       device_;
     Ffn               ffns_[n_graphs];
     BackendPtr        backend_;
-    int               next_   = 0;
-    volatile uint64_t state_  = 1;
-    ggml_status       status_ = GGML_STATUS_SUCCESS; // of the last graph
-
-    std::thread             launcher_; // none: the graph is queued by the thread that runs this
-    std::mutex              mutex_;
-    std::condition_variable woken_;
-    ggml_cgraph *           asked_ = nullptr; // to be queued; under the mutex
-    bool                    ends_  = false;   // under the mutex
+    int               next_  = 0;
+    volatile uint64_t state_ = 1;
 };
 
 } // namespace bridge

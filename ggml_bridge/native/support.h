@@ -112,3 +112,15 @@ struct gb_timer {
 
     virtual double run_once() = 0; // seconds
 };
+
+namespace bridge {
+
+// A constructor of the C interface: what make returns is the timer.
+template <typename Make> int new_timer(gb_timer ** timer, Make && make) noexcept {
+    return guarded([&] {
+        require(timer != nullptr, "no room for the result");
+        *timer = make();
+    });
+}
+
+} // namespace bridge

@@ -193,8 +193,8 @@ def test_a_kernel_waits_for_its_copied_input(bridge: ggml_bridge.Bridge, timed: 
         bridge.input_beside(NAME, False, 0, 0, 6, 1)
 
 
-def test_another_thread_can_launch(bridge: ggml_bridge.Bridge, timed: EmulatedDevice) -> None:
-    with bridge.launch_issue(NAME, own_thread=True) as timer:
+def test_a_launch_issue_is_one_graph(bridge: ggml_bridge.Bridge, timed: EmulatedDevice) -> None:
+    with bridge.launch_issue(NAME) as timer:
         before = timed.stats().n_graphs
         assert len(timer.run(5)) == 5 and timed.stats().n_graphs == before + 5
 
