@@ -11,8 +11,8 @@ from ggml_bridge.errors import BridgeError, OutOfMemory, Unsupported, VersionMis
 
 _FOLDER = Path(__file__).parent / "native"
 
-_INVALID, _UNSUPPORTED, _NO_MEMORY, _MISMATCH = 1, 2, 3, 4  # gb_status and oallama_status
-_TEXT_BYTES = 1 << 16
+_INVALID, _UNSUPPORTED, _NO_MEMORY, _MISMATCH = 1, 2, 3, 4  # oallama_status
+TEXT_BYTES = 1 << 16
 
 
 def declared(header: str) -> Any:
@@ -57,8 +57,8 @@ class Native:
 
     def lines(self, function: str, *arguments: Any) -> list[str]:
         """Calls a function whose last two parameters are a text of lines to fill and its capacity."""
-        text = self._ffi.new("char[]", _TEXT_BYTES)
-        self.call(function, *arguments, text, _TEXT_BYTES)
+        text = self._ffi.new("char[]", TEXT_BYTES)
+        self.call(function, *arguments, text, TEXT_BYTES)
         return [line for line in decode(text).split("\n") if line]
 
     def pointer(self, function: str, *arguments: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ggml_bridge.ffi import Native, encode, ffi
+from ggml_bridge.ffi import TEXT_BYTES, Native, decode, encode, ffi
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,9 +64,9 @@ class BoundaryTimer(Timer):
     def __init__(
         self, native: Native, device: str, n_bytes: int, n_excursions: int, on_cpu: bool, n_threads: int
     ) -> None:
-        super().__init__(native, "gb_boundary_new", encode(device), n_bytes, n_excursions, int(on_cpu), n_threads)
         n_splits = ffi.new("int64_t *")
-        native.call("gb_boundary_n_splits", self.handle, n_splits)
+        case = (encode(device), n_bytes, n_excursions, int(on_cpu), n_threads)
+        super().__init__(native, "gb_boundary_new", *case, n_splits)
         self.n_splits: int = n_splits[0]
 
 
@@ -79,8 +79,10 @@ class LayerRestTimer(Timer):
     def __init__(self, native: Native, device: str, **fields: int) -> None:
         """`fields` are those of gb_layer_rest_params but the device."""
         name = ffi.new("char[]", encode(device))
-        super().__init__(native, "gb_layer_rest_new", ffi.new("gb_layer_rest_params *", {"device": name, **fields}))
-        self.ops: list[str] = native.lines("gb_layer_rest_ops", self.handle)
+        params = ffi.new("gb_layer_rest_params *", {"device": name, **fields})
+        ops = ffi.new("char[]", TEXT_BYTES)
+        super().__init__(native, "gb_layer_rest_new", params, ops, TEXT_BYTES)
+        self.ops = decode(ops).split("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,9 @@ class MulMatTimer(Timer):
 
     def __init__(self, native: Native, case: MulMatCase) -> None:
         params, _strings = case.params()
-        super().__init__(native, "gb_mul_mat_new", params)
-        self.case = case
         info = ffi.new("gb_mul_mat_info *")
-        native.call("gb_mul_mat_get_info", self.handle, info)
+        super().__init__(native, "gb_mul_mat_new", params, info)
+        self.case = case
         self.n_copies: int = info.n_copies
         self.n_nodes: int = info.n_nodes
         self.copy_bytes: int = info.copy_bytes

@@ -78,15 +78,10 @@ using namespace bridge;
 //
 
 int gb_boundary_new(const char * device, int64_t n_bytes, int64_t n_excursions, int32_t on_cpu, int32_t n_threads,
-                    gb_timer ** timer) {
-    return new_timer(timer,
-                     [&] { return new Boundary(find_device(device), n_bytes, n_excursions, on_cpu != 0, n_threads); });
-}
-
-int gb_boundary_n_splits(const gb_timer * timer, int64_t * n_splits) {
-    return guarded([&] {
-        const auto * boundary = dynamic_cast<const Boundary *>(timer);
-        require(boundary != nullptr && n_splits != nullptr, "this timer does not time boundaries");
-        *n_splits = boundary->n_splits();
+                    int64_t * n_splits, gb_timer ** timer) {
+    return new_timer(timer, [&] {
+        auto made = std::make_unique<Boundary>(find_device(device), n_bytes, n_excursions, on_cpu != 0, n_threads);
+        *n_splits = made->n_splits();
+        return made.release();
     });
 }

@@ -138,8 +138,7 @@ typedef struct gb_mul_mat_info {
 } gb_mul_mat_info;
 
 // One value: seconds of a single mul-mat (MUL_MAT or MUL_MAT_ID).
-int gb_mul_mat_new(const gb_mul_mat_params * params, gb_timer ** timer);
-int gb_mul_mat_get_info(const gb_timer * timer, gb_mul_mat_info * info);
+int gb_mul_mat_new(const gb_mul_mat_params * params, gb_mul_mat_info * info, gb_timer ** timer);
 
 typedef enum gb_mul_mat_part {
     GB_MUL_MAT_TILE = 0, // F32 [K, tile_rows]: the weight's values after quantisation
@@ -166,10 +165,10 @@ int gb_launch_issue_new(const char * device, gb_timer ** timer);
 
 // One value: seconds of a graph that a real scheduler runs over [device, CPU], whose activation of n_bytes makes
 // n_excursions trips CPU -> device -> CPU, with work for the CPU in between. The CPU's side of it is in the device's
-// pinned memory where it has any, as llama.cpp's is. on_cpu != 0: the same graph, all on the CPU.
+// pinned memory where it has any, as llama.cpp's is. on_cpu != 0: the same graph, all on the CPU. n_splits: parts that
+// the scheduler cut it into.
 int gb_boundary_new(const char * device, int64_t n_bytes, int64_t n_excursions, int32_t on_cpu, int32_t n_threads,
-                    gb_timer ** timer);
-int gb_boundary_n_splits(const gb_timer * timer, int64_t * n_splits);
+                    int64_t * n_splits, gb_timer ** timer);
 
 typedef struct gb_layer_rest_params {
     const char * device;
@@ -188,11 +187,9 @@ typedef struct gb_layer_rest_params {
     int32_t      n_threads;
 } gb_layer_rest_params;
 
-// One value: seconds per layer of a Llama block without its weight mul-mats.
-int gb_layer_rest_new(const gb_layer_rest_params * params, gb_timer ** timer);
-
-// Names of the graph's operations in order, all layers, views left out.
-int gb_layer_rest_ops(const gb_timer * timer, char * text, int64_t capacity);
+// One value: seconds per layer of a Llama block without its weight mul-mats. ops: names of the graph's operations in
+// order, all layers, views left out.
+int gb_layer_rest_new(const gb_layer_rest_params * params, char * ops, int64_t capacity, gb_timer ** timer);
 
 typedef struct gb_sharing_result {
     double first_alone; // bytes per second: of weights multiplied, or copied from host memory to a device

@@ -311,14 +311,10 @@ using namespace bridge;
 // C interface
 //
 
-int gb_layer_rest_new(const gb_layer_rest_params * params, gb_timer ** timer) {
-    return new_timer(timer, [&] { return new LayerRest(*params); });
-}
-
-int gb_layer_rest_ops(const gb_timer * timer, char * text, int64_t capacity) {
-    return guarded([&] {
-        const auto * rest = dynamic_cast<const LayerRest *>(timer);
-        require(rest != nullptr, "this timer does not time the rest of a layer");
-        copy_text(join_lines(rest->ops()), text, capacity);
+int gb_layer_rest_new(const gb_layer_rest_params * params, char * ops, int64_t capacity, gb_timer ** timer) {
+    return new_timer(timer, [&] {
+        auto made = std::make_unique<LayerRest>(*params);
+        copy_text(join_lines(made->ops()), ops, capacity);
+        return made.release();
     });
 }

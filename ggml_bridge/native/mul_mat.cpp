@@ -264,24 +264,18 @@ using namespace bridge;
 // C interface
 //
 
-namespace {
-
-const MulMat & as_mul_mat(const gb_timer * timer) {
-    const auto * mul_mat = dynamic_cast<const MulMat *>(timer);
-    require(mul_mat != nullptr, "this timer does not time mul-mats");
-    return *mul_mat;
-}
-
-} // namespace
-
-int gb_mul_mat_new(const gb_mul_mat_params * params, gb_timer ** timer) {
-    return new_timer(timer, [&] { return new MulMat(*params); });
-}
-
-int gb_mul_mat_get_info(const gb_timer * timer, gb_mul_mat_info * info) {
-    return guarded([&] { *info = as_mul_mat(timer).info(); });
+int gb_mul_mat_new(const gb_mul_mat_params * params, gb_mul_mat_info * info, gb_timer ** timer) {
+    return new_timer(timer, [&] {
+        auto made = std::make_unique<MulMat>(*params);
+        *info     = made->info();
+        return made.release();
+    });
 }
 
 int gb_mul_mat_read(gb_timer * timer, gb_mul_mat_part part, void * data, int64_t n_bytes) {
-    return guarded([&] { const_cast<MulMat &>(as_mul_mat(timer)).read(part, data, n_bytes); });
+    return guarded([&] {
+        auto * mul_mat = dynamic_cast<MulMat *>(timer);
+        require(mul_mat != nullptr, "this timer does not time mul-mats");
+        mul_mat->read(part, data, n_bytes);
+    });
 }

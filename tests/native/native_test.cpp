@@ -156,13 +156,13 @@ void test_mul_mat(const char * device, const char * layout) {
                                        supported == 0))) {
                 continue;
             }
-            gb_timer *  timer  = nullptr;
-            const int   status = gb_mul_mat_new(&params, &timer);
-            std::string what   = std::string(device) + " " + (layout == nullptr ? "-" : layout) + " " + type.name +
-                                 (n_expert_used > 0 ? " MUL_MAT_ID" : " MUL_MAT");
+            gb_timer *      timer  = nullptr;
+            gb_mul_mat_info info   = {};
+            const int       status = gb_mul_mat_new(&params, &info, &timer);
+            std::string     what   = std::string(device) + " " + (layout == nullptr ? "-" : layout) + " " + type.name +
+                                     (n_expert_used > 0 ? " MUL_MAT_ID" : " MUL_MAT");
             if (status == OALLAMA_OK) {
-                gb_mul_mat_info info = {};
-                check(gb_mul_mat_get_info(timer, &info) == OALLAMA_OK && info.n_copies >= 1, what + " has a set");
+                check(info.n_copies >= 1, what + " has a set");
                 std::vector<float> tile(static_cast<size_t>(info.tile_rows * params.k));
                 check(gb_mul_mat_read(timer, GB_MUL_MAT_TILE, tile.data(),
                                       static_cast<int64_t>(tile.size() * sizeof(float))) == OALLAMA_OK,
@@ -176,21 +176,24 @@ void test_mul_mat(const char * device, const char * layout) {
 }
 
 void test_refusals() {
-    gb_timer *        timer  = nullptr;
-    gb_mul_mat_params params = mul_mat_params("CPU", nullptr, 2);
-    params.k                 = 100;
-    check(gb_mul_mat_new(&params, &timer) == OALLAMA_INVALID, "a row of broken blocks is refused");
+    gb_timer *        timer    = nullptr;
+    gb_mul_mat_info   info     = {};
+    char              ops[512] = "";
+    int64_t           n_splits = 0;
+    gb_mul_mat_params params   = mul_mat_params("CPU", nullptr, 2);
+    params.k                   = 100;
+    check(gb_mul_mat_new(&params, &info, &timer) == OALLAMA_INVALID, "a row of broken blocks is refused");
     params   = mul_mat_params("CPU", nullptr, 0);
     params.k = params.n = int64_t{1} << 40;
-    check(gb_mul_mat_new(&params, &timer) == OALLAMA_INVALID, "a size beyond 64 bits is refused");
+    check(gb_mul_mat_new(&params, &info, &timer) == OALLAMA_INVALID, "a size beyond 64 bits is refused");
     params = mul_mat_params("CPU", nullptr, 24);
-    check(gb_mul_mat_new(&params, &timer) == OALLAMA_UNSUPPORTED, "a type without a kernel is refused");
-    check(gb_mul_mat_new(nullptr, &timer) == OALLAMA_INVALID, "no parameters are refused");
+    check(gb_mul_mat_new(&params, &info, &timer) == OALLAMA_UNSUPPORTED, "a type without a kernel is refused");
     check(gb_timer_run(nullptr, 1, nullptr) == OALLAMA_INVALID, "no timer is refused");
     gb_layer_rest_params rest = layer_rest_params("CPU", true);
     rest.n_kv                 = 1;
-    check(gb_layer_rest_new(&rest, &timer) == OALLAMA_INVALID, "a cache that is too small is refused");
-    check(gb_boundary_new("CPU", 64, 1, 0, 1, &timer) == OALLAMA_INVALID, "the CPU has no boundary with itself");
+    check(gb_layer_rest_new(&rest, ops, sizeof ops, &timer) == OALLAMA_INVALID, "a cache that is too small is refused");
+    check(gb_boundary_new("CPU", 64, 1, 0, 1, &n_splits, &timer) == OALLAMA_INVALID,
+          "the CPU has no boundary with itself");
     check(gb_transfer_new("CPU", 1, 1, 64, &timer) == OALLAMA_UNSUPPORTED, "no pinned memory on the CPU");
     check(gb_rpc_add("nowhere", nullptr, 0) == OALLAMA_INVALID, "an endpoint without a port is refused");
     gb_timer_free(nullptr);
@@ -204,16 +207,18 @@ void test_timers(const char * device) {
     check_timer(name + " device to host", gb_transfer_new(device, 0, 0, 5000, &timer), timer);
     check_timer(name + " host to device", gb_transfer_new(device, 1, 0, 5000, &timer), timer);
     check_timer(name + " issue of a copy", gb_issue_new(device, 0, 5000, &timer), timer);
+    char ops[4096] = "";
     for (bool flash_attn : {true, false}) {
         const gb_layer_rest_params params = layer_rest_params(device, flash_attn);
-        check_timer(name + " rest of a layer", gb_layer_rest_new(&params, &timer), timer);
+        check_timer(name + " rest of a layer", gb_layer_rest_new(&params, ops, sizeof ops, &timer), timer);
     }
 }
 
 void test_two_devices(const char * device) {
-    gb_timer * timer = nullptr;
+    gb_timer * timer    = nullptr;
+    int64_t    n_splits = 0;
     for (int32_t on_cpu : {0, 1}) {
-        check_timer("boundary", gb_boundary_new(device, 4096, 3, on_cpu, 1, &timer), timer);
+        check_timer("boundary", gb_boundary_new(device, 4096, 3, on_cpu, 1, &n_splits, &timer), timer);
     }
     gb_mul_mat_params       host   = mul_mat_params("CPU", nullptr, 2);
     gb_mul_mat_params       there  = mul_mat_params(device, nullptr, 2);

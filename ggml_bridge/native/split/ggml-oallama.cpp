@@ -632,7 +632,7 @@ std::string read_file(const char * path) {
 // What both ways in do first.
 void start(const char * plan_path) {
     check_ggml();
-    the_reg.api_version = api_version;
+    ggml_backend_oallama_reg.api_version = api_version;
     if (default_plan() == nullptr) {
         PlanSpec spec  = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
         default_plan() = LoadedPlan::make(std::move(spec), &devices[device_split]);
