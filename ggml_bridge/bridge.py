@@ -9,7 +9,7 @@ from typing import Literal
 
 from ggml_bridge.devices import Device, TypeInfo, device_at, list_devices, list_types
 from ggml_bridge.emulated import EmulatedDevice
-from ggml_bridge.ffi import Native, decode, encode, ffi
+from ggml_bridge.ffi import Native, decode, encode, ffi, record
 from ggml_bridge.library import Libraries, find_emulated, find_plugin, open_libraries
 from ggml_bridge.memory import MemoryRow, memory_breakdown
 from ggml_bridge.routing import RoutingRecorder
@@ -334,7 +334,7 @@ class Bridge:
         n = sizes[-1]
         samples = ffi.new("gb_copy_beside_sample[]", max(n, 1))
         self.native.call("gb_copy_beside", encode(device), kind, *sizes, samples)
-        return [CopyBeside(samples[i].queue, samples[i].small, samples[i].rest) for i in range(n)]
+        return [record(CopyBeside, samples[i]) for i in range(n)]
 
     #
     # memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ggml_bridge.errors import BridgeError
-from ggml_bridge.ffi import Native, decode, ffi
+from ggml_bridge.ffi import Native, decode, ffi, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,7 @@ def device_at(native: Native, index: int, ask_server: bool) -> Device:
     """The device at that place of ggml's order."""
     info = ffi.new("gb_device_info *")
     native.call("gb_get_device_info", index, int(ask_server), info)
-    return Device(
-        name=decode(info.name),
-        description=decode(info.description),
-        backend=decode(info.backend),
-        type=decode(info.type),
-        memory_total=info.memory_total,
-        memory_free=info.memory_free,
-        asynchronous=bool(info.asynchronous),
-        host_buffer=bool(info.host_buffer),
-        events=bool(info.events),
-        pointer=int(ffi.cast("uintptr_t", info.device)),
-    )
+    return record(Device, info)
 
 
 def list_types(native: Native) -> dict[str, TypeInfo]:
@@ -65,11 +54,8 @@ def list_types(native: Native) -> dict[str, TypeInfo]:
     for number in range(native.lib.gb_type_count()):
         info = ffi.new("gb_type_info *")
         native.call("gb_get_type_info", number, info)
-        name = decode(info.name)
-        if name:
-            types[name] = TypeInfo(
-                name, number, info.block_elements, info.block_bytes, bool(info.quantized), bool(info.mul_mat)
-            )
+        if decode(info.name):
+            types[decode(info.name)] = record(TypeInfo, info)
     if not types:
         raise BridgeError("the loaded ggml names no tensor type; run `oallama setup --refresh`")
     return types

@@ -7,11 +7,11 @@ The library is loaded when it is first asked for. The device is in ggml's regist
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ggml_bridge.ffi import Native, declared, encode
+from ggml_bridge.ffi import Native, declared, encode, record
 
 _ffi: Any = declared("emulated/ggml-emulated.h")
 
@@ -63,7 +63,7 @@ class EmulatedDevice:
         """What was done since the last reset."""
         found = _ffi.new("emulated_stats *")
         self._native.call("emulated_get_stats", found)
-        return EmulatedStats(**{field.name: getattr(found, field.name) for field in fields(EmulatedStats)})
+        return record(EmulatedStats, found)
 
     def reset_stats(self) -> None:
         self._native.call("emulated_reset_stats")

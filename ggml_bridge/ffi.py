@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cffi
 
@@ -24,6 +25,8 @@ def declared(header: str) -> Any:
 
 
 ffi: Any = declared("bridge.h")
+
+Record = TypeVar("Record")
 
 
 class Native:
@@ -66,6 +69,13 @@ class Native:
         out = self._ffi.new("void **")
         self.call(function, *arguments, out)
         return int(self._ffi.cast("uintptr_t", out[0]))
+
+
+def record(kind: type[Record], struct: Any) -> Record:
+    """The dataclass whose fields are those of a C struct, read as their annotations say."""
+    values = {field.name: (field.type, getattr(struct, field.name)) for field in fields(kind)}  # type: ignore[arg-type]
+    readers = {"str": decode, "bool": bool}
+    return kind(**{name: readers[type](value) if type in readers else value for name, (type, value) in values.items()})
 
 
 def decode(text: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ggml_bridge.errors import BridgeError
-from ggml_bridge.ffi import Native, decode, encode, ffi
+from ggml_bridge.ffi import Native, encode, ffi, record
 
 _MANGLED = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MAX_ROWS = 64
@@ -56,7 +56,4 @@ def memory_breakdown(
         _MAX_ROWS,
         n_rows,
     )
-    return [
-        MemoryRow(decode(row.buft), decode(row.device), bool(row.is_host), row.model, row.context, row.compute)
-        for row in rows[0 : n_rows[0]]
-    ]
+    return [record(MemoryRow, rows[i]) for i in range(n_rows[0])]

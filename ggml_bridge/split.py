@@ -8,13 +8,13 @@ process knows it, and gives it the operators whose weights are in its buffer typ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from struct import Struct
 from typing import Any, Literal
 
 from ggml_bridge.errors import BridgeError
-from ggml_bridge.ffi import Native, declared, decode, encode
+from ggml_bridge.ffi import Native, declared, decode, encode, record
 
 Axis = Literal["rows", "cols", "halves"]
 
@@ -128,11 +128,15 @@ class SplitBackend:
 
     def memory(self) -> SplitMemory:
         """What is held now."""
-        return SplitMemory(**_record(self._native, "oallama_get_memory", "oallama_memory *", SplitMemory))
+        found = _ffi.new("oallama_memory *")
+        self._native.call("oallama_get_memory", found)
+        return record(SplitMemory, found)
 
     def stats(self) -> SplitStats:
         """What was done since the last reset. Two threads that compute at once are counted together."""
-        return SplitStats(**_record(self._native, "oallama_get_stats", "oallama_stats *", SplitStats))
+        found = _ffi.new("oallama_stats *")
+        self._native.call("oallama_get_stats", found)
+        return record(SplitStats, found)
 
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
@@ -173,22 +177,7 @@ class SplitPlan:
         for index in range(count[0]):
             slice = _ffi.new("oallama_slice *")
             self._native.call("oallama_plan_slice", plan, index, slice)
-            out.append(
-                SliceInfo(
-                    name=decode(slice.name),
-                    axis=_AXES[slice.axis],
-                    loaded=bool(slice.loaded),
-                    cc=slice.cc,
-                    cg=slice.cg,
-                    gg=slice.gg,
-                    cc_planned=slice.cc_planned,
-                    gg_planned=slice.gg_planned,
-                    n_hot=slice.n_hot,
-                    host_bytes=slice.host_bytes,
-                    device_bytes=slice.device_bytes,
-                    layout=decode(slice.layout),
-                )
-            )
+            out.append(replace(record(SliceInfo, slice), axis=_AXES[slice.axis]))
         return out
 
     def take_times(self) -> list[BlockTimes]:
@@ -211,10 +200,3 @@ class SplitPlan:
         if self._handle is None:
             raise BridgeError("this plan is closed")
         return self._handle
-
-
-def _record(native: Native, function: str, struct: str, kind: type[SplitMemory] | type[SplitStats]) -> dict[str, Any]:
-    """The fields of a C struct that has those of `kind`."""
-    found = _ffi.new(struct)
-    native.call(function, found)
-    return {field.name: getattr(found, field.name) for field in fields(kind)}

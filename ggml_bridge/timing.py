@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ggml_bridge.ffi import TEXT_BYTES, Native, decode, encode, ffi
+from ggml_bridge.ffi import TEXT_BYTES, Native, decode, encode, ffi, record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,7 +185,7 @@ def share_link(native: Native, first: MulMatCase, device: str, chunk_bytes: int,
     params, _strings = first.params()
     result = ffi.new("gb_sharing_result *")
     native.call("gb_share_link", params, encode(device), chunk_bytes, seconds, result)
-    return _sharing(result)
+    return record(Sharing, result)
 
 
 def share_compute(native: Native, first: MulMatCase, second: MulMatCase, seconds: float) -> Sharing:
@@ -194,8 +194,4 @@ def share_compute(native: Native, first: MulMatCase, second: MulMatCase, seconds
     other, _other_strings = second.params()
     result = ffi.new("gb_sharing_result *")
     native.call("gb_share_compute", params, other, seconds, result)
-    return _sharing(result)
-
-
-def _sharing(result: Any) -> Sharing:
-    return Sharing(result.first_alone, result.second_alone, result.first_with_second, result.second_with_first)
+    return record(Sharing, result)

@@ -126,7 +126,8 @@ class Checkout:
 
 def native_sources(root: Path) -> list[Path]:
     """The files that the native part is compiled from."""
-    return [root / "CMakeLists.txt", *(path for path in (root / "ggml_bridge").rglob("*") if path.suffix in NATIVE)]
+    files = (path for folder in ("ggml_bridge", "third_party") for path in (root / folder).rglob("*"))
+    return [root / "CMakeLists.txt", *(path for path in files if path.suffix in NATIVE)]
 
 
 def digest_files(root: Path, files: Iterable[Path]) -> str:

@@ -61,16 +61,16 @@ int gb_get_type_info(int number, gb_type_info * info);
 //
 
 typedef struct gb_device_info {
-    char    name[GB_NAME_BYTES];
-    char    description[2 * GB_NAME_BYTES];
-    char    backend[GB_NAME_BYTES]; // name of the registry: CPU, CUDA, Vulkan, RPC
-    char    type[8];                // CPU, GPU, IGPU, ACCEL, META
-    int64_t memory_total;           // bytes
-    int64_t memory_free;            // bytes
-    int32_t asynchronous;
-    int32_t host_buffer;
-    int32_t events;
-    void *  device; // ggml_backend_dev_t
+    char      name[GB_NAME_BYTES];
+    char      description[2 * GB_NAME_BYTES];
+    char      backend[GB_NAME_BYTES]; // name of the registry: CPU, CUDA, Vulkan, RPC
+    char      type[8];                // CPU, GPU, IGPU, ACCEL, META
+    int64_t   memory_total;           // bytes
+    int64_t   memory_free;            // bytes
+    int32_t   asynchronous;
+    int32_t   host_buffer;
+    int32_t   events;
+    uintptr_t pointer; // ggml_backend_dev_t
 } gb_device_info;
 
 int gb_device_count(void);
@@ -212,9 +212,9 @@ int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * 
 int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * share);
 
 typedef struct gb_copy_beside_sample {
-    double queue; // seconds until the large copy was queued, all its pieces
-    double small; // seconds of the small copy, begun then, until it was done
-    double rest;  // seconds from then until the large copy was done; 0 without one
+    double queue_s; // seconds until the large copy was queued, all its pieces
+    double small_s; // seconds of the small copy, begun then, until it was done
+    double rest_s;  // seconds from then until the large copy was done; 0 without one
 } gb_copy_beside_sample;
 
 typedef enum gb_small_copy {

@@ -92,16 +92,176 @@ class LayerRest : public gb_timer {
         return std::max(seconds - launch_seconds_, 0.5 * seconds) / static_cast<double>(p_.n_layers);
     }
 
-    std::vector<std::string> ops() const;
+    std::vector<std::string> ops() const {
+        std::vector<std::string> names;
+        for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
+            const ggml_op op = ggml_graph_node(graph_, i)->op;
+            if (op != GGML_OP_RESHAPE && op != GGML_OP_VIEW && op != GGML_OP_PERMUTE) {
+                names.emplace_back(ggml_op_name(op));
+            }
+        }
+        return names;
+    }
 
   private:
-    void          make_leafs();
-    void          fill_leafs();
-    ggml_tensor * build_layer(ggml_tensor * hidden, const Cache & cache);
-    ggml_tensor * build_norm(ggml_tensor * x);
-    void          build_kv_write(ggml_tensor * k, const Cache & cache);
-    void          build_attention(ggml_tensor * q, const Cache & cache);
-    void          check_supported();
+    void make_leafs() {
+        leaf_ctx_          = new_context(13 + 2 * p_.n_layers);
+        ggml_context * ctx = leaf_ctx_.get();
+
+        const auto f32_2d = [&](int64_t ne0, int64_t ne1) { return ggml_new_tensor_2d(ctx, GGML_TYPE_F32, ne0, ne1); };
+        const auto f32_3d = [&](int64_t ne0, int64_t ne1) {
+            return ggml_new_tensor_3d(ctx, GGML_TYPE_F32, ne0, ne1, p_.n_tokens);
+        };
+        in_.hidden   = f32_2d(p_.n_embd, p_.n_tokens);
+        in_.norm     = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, p_.n_embd);
+        in_.q        = f32_3d(p_.head_dim_k, p_.n_head);
+        in_.k        = f32_3d(p_.head_dim_k, p_.n_head_kv);
+        in_.v        = f32_3d(p_.head_dim_v, p_.n_head_kv);
+        in_.attn_out = f32_2d(p_.n_embd, p_.n_tokens);
+        in_.ffn_out  = f32_2d(p_.n_embd, p_.n_tokens);
+        if (p_.n_ff > 0) {
+            in_.gate = f32_2d(p_.n_ff, p_.n_tokens);
+            in_.up   = f32_2d(p_.n_ff, p_.n_tokens);
+        }
+        in_.pos    = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, p_.n_tokens);
+        in_.k_idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, p_.n_tokens);
+        in_.v_idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64,
+                                        p_.flash_attn != 0 ? p_.n_tokens : p_.n_tokens * p_.n_head_kv * p_.head_dim_v);
+        in_.mask   = ggml_new_tensor_2d(ctx, p_.flash_attn != 0 ? GGML_TYPE_F16 : GGML_TYPE_F32, n_cells_, p_.n_tokens);
+        for (int64_t i = 0; i < p_.n_layers; i++) {
+            caches_.push_back({ggml_new_tensor_2d(ctx, type_k(), p_.head_dim_k * p_.n_head_kv, n_cells_),
+                               ggml_new_tensor_2d(ctx, type_v(), p_.head_dim_v * p_.n_head_kv, n_cells_)});
+        }
+        leaf_buffer_ = alloc_tensors(ctx, ggml_backend_dev_buffer_type(device_));
+        ggml_backend_buffer_clear(leaf_buffer_.get(), 0); // the cache: zeros cost as much as any other values
+    }
+
+    void fill_leafs() {
+        uint64_t seed = 10;
+        for (ggml_tensor * tensor :
+             {in_.hidden, in_.norm, in_.q, in_.k, in_.v, in_.attn_out, in_.gate, in_.up, in_.ffn_out}) {
+            if (tensor != nullptr) {
+                set_normal(tensor, seed);
+            }
+            seed++;
+        }
+
+        // the batch is the last n_tokens of the n_kv positions
+        const int64_t        first = p_.n_kv - p_.n_tokens;
+        std::vector<int32_t> pos;
+        std::vector<int64_t> k_idxs;
+        std::vector<int64_t> v_idxs;
+        for (int64_t token = 0; token < p_.n_tokens; token++) {
+            pos.push_back(static_cast<int32_t>(first + token));
+            k_idxs.push_back(first + token);
+            if (p_.flash_attn != 0) {
+                v_idxs.push_back(first + token);
+            } else {
+                for (int64_t row = 0; row < p_.n_head_kv * p_.head_dim_v; row++) {
+                    v_idxs.push_back(row * n_cells_ + first + token);
+                }
+            }
+        }
+        set_values(in_.pos, pos);
+        set_values(in_.k_idxs, k_idxs);
+        set_values(in_.v_idxs, v_idxs);
+
+        // causal: a token sees itself and what is before it
+        const auto fill_mask = [&](auto seen, auto hidden) {
+            std::vector<decltype(seen)> mask(static_cast<size_t>(n_cells_ * p_.n_tokens), seen);
+            for (int64_t token = 0; token < p_.n_tokens; token++) {
+                for (int64_t position = first + token + 1; position < n_cells_; position++) {
+                    mask[static_cast<size_t>(token * n_cells_ + position)] = hidden;
+                }
+            }
+            set_values(in_.mask, mask);
+        };
+        if (p_.flash_attn != 0) {
+            fill_mask(uint16_t{0}, uint16_t{0xFC00}); // F16 minus infinity
+        } else {
+            fill_mask(0.0F, -INFINITY);
+        }
+    }
+
+    ggml_tensor * add(ggml_tensor * node) {
+        ggml_build_forward_expand(graph_, node);
+        return node;
+    }
+
+    ggml_tensor * build_norm(ggml_tensor * x) {
+        return ggml_mul(graph_ctx_.get(), ggml_rms_norm(graph_ctx_.get(), x, 1e-5F), in_.norm);
+    }
+
+    ggml_tensor * build_layer(ggml_tensor * hidden, const Cache & cache) {
+        ggml_context * ctx = graph_ctx_.get();
+
+        add(build_norm(hidden));
+        ggml_tensor * q = add(rope(in_.q));
+        ggml_tensor * k = add(rope(in_.k));
+        build_kv_write(k, cache);
+        build_attention(q, cache);
+
+        ggml_tensor * ffn_in = ggml_add(ctx, in_.attn_out, hidden);
+        add(build_norm(ffn_in));
+        if (p_.n_ff > 0) {
+            add(ggml_swiglu_split(ctx, in_.gate, in_.up));
+        }
+        return add(ggml_add(ctx, in_.ffn_out, ffn_in));
+    }
+
+    void build_kv_write(ggml_tensor * k, const Cache & cache) {
+        ggml_context * ctx = graph_ctx_.get();
+        add(ggml_set_rows(ctx, cache.k, ggml_view_2d(ctx, k, p_.head_dim_k * p_.n_head_kv, p_.n_tokens, k->nb[2], 0),
+                          in_.k_idxs));
+        if (p_.flash_attn != 0) {
+            ggml_tensor * v = ggml_view_2d(ctx, in_.v, p_.head_dim_v * p_.n_head_kv, p_.n_tokens, in_.v->nb[2], 0);
+            add(ggml_set_rows(ctx, cache.v, v, in_.v_idxs));
+        } else {
+            // each row of the transposed cache holds one element of all positions, so that each element is a row to set
+            const int64_t n_written = p_.head_dim_v * p_.n_head_kv * p_.n_tokens;
+            ggml_tensor * to        = ggml_reshape_2d(ctx, cache.v, 1, p_.head_dim_v * p_.n_head_kv * n_cells_);
+            add(ggml_set_rows(ctx, to, ggml_reshape_2d(ctx, in_.v, 1, n_written), in_.v_idxs));
+        }
+    }
+
+    void build_attention(ggml_tensor * q, const Cache & cache) {
+        ggml_context * ctx   = graph_ctx_.get();
+        const float    scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_k));
+        const auto     row_k = [&](int64_t n) { return ggml_row_size(type_k(), n); };
+        const auto     row_v = [&](int64_t n) { return ggml_row_size(type_v(), n); };
+
+        q               = ggml_permute(ctx, q, 0, 2, 1, 3);
+        ggml_tensor * k = ggml_view_3d(ctx, cache.k, p_.head_dim_k, p_.n_head_kv, n_cells_, row_k(p_.head_dim_k),
+                                       row_k(p_.head_dim_k * p_.n_head_kv), 0);
+        k               = ggml_permute(ctx, k, 0, 2, 1, 3);
+        if (p_.flash_attn != 0) {
+            ggml_tensor * v   = ggml_view_3d(ctx, cache.v, p_.head_dim_v, p_.n_head_kv, n_cells_, row_v(p_.head_dim_v),
+                                             row_v(p_.head_dim_v * p_.n_head_kv), 0);
+            v                 = ggml_permute(ctx, v, 0, 2, 1, 3);
+            ggml_tensor * out = ggml_flash_attn_ext(ctx, q, k, v, in_.mask, scale, 0.0F, 0.0F);
+            ggml_prec_set_acc(out, GGML_PREC_F32);
+            add(out);
+            return;
+        }
+        ggml_tensor * kq = ggml_mul_mat(ctx, k, q);
+        ggml_prec_set_acc(kq, GGML_PREC_F32);
+        kq                = ggml_soft_max_ext(ctx, kq, in_.mask, scale, 0.0F);
+        ggml_tensor * v   = ggml_view_3d(ctx, cache.v, n_cells_, p_.n_head_kv, p_.head_dim_v,
+                                         row_v(n_cells_ * p_.head_dim_v), row_v(n_cells_), 0);
+        v                 = ggml_permute(ctx, v, 0, 2, 1, 3);
+        ggml_tensor * kqv = ggml_permute(ctx, ggml_mul_mat(ctx, v, kq), 0, 2, 1, 3);
+        add(ggml_cont_2d(ctx, kqv, p_.head_dim_v * p_.n_head, p_.n_tokens));
+    }
+
+    void check_supported() {
+        for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
+            const ggml_tensor * node = ggml_graph_node(graph_, i);
+            if (!ggml_backend_dev_supports_op(device_, node)) {
+                throw Error(OALLAMA_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device_) +
+                                                     " cannot compute " + ggml_op_name(node->op) + " of this block");
+            }
+        }
+    }
 
     ggml_tensor * rope(ggml_tensor * x) {
         return ggml_rope_ext(graph_ctx_.get(), x, in_.pos, nullptr, static_cast<int>(p_.head_dim_k), /*mode=*/0,
@@ -124,182 +284,6 @@ class LayerRest : public gb_timer {
     ggml_cgraph *        graph_ = nullptr;
     Session              session_;
 };
-
-std::vector<std::string> LayerRest::ops() const {
-    std::vector<std::string> names;
-    for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
-        const ggml_op op = ggml_graph_node(graph_, i)->op;
-        if (op != GGML_OP_RESHAPE && op != GGML_OP_VIEW && op != GGML_OP_PERMUTE) {
-            names.emplace_back(ggml_op_name(op));
-        }
-    }
-    return names;
-}
-
-void LayerRest::make_leafs() {
-    leaf_ctx_          = new_context(13 + 2 * p_.n_layers);
-    ggml_context * ctx = leaf_ctx_.get();
-
-    const auto f32_2d = [&](int64_t ne0, int64_t ne1) { return ggml_new_tensor_2d(ctx, GGML_TYPE_F32, ne0, ne1); };
-    const auto f32_3d = [&](int64_t ne0, int64_t ne1) {
-        return ggml_new_tensor_3d(ctx, GGML_TYPE_F32, ne0, ne1, p_.n_tokens);
-    };
-    in_.hidden   = f32_2d(p_.n_embd, p_.n_tokens);
-    in_.norm     = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, p_.n_embd);
-    in_.q        = f32_3d(p_.head_dim_k, p_.n_head);
-    in_.k        = f32_3d(p_.head_dim_k, p_.n_head_kv);
-    in_.v        = f32_3d(p_.head_dim_v, p_.n_head_kv);
-    in_.attn_out = f32_2d(p_.n_embd, p_.n_tokens);
-    in_.ffn_out  = f32_2d(p_.n_embd, p_.n_tokens);
-    if (p_.n_ff > 0) {
-        in_.gate = f32_2d(p_.n_ff, p_.n_tokens);
-        in_.up   = f32_2d(p_.n_ff, p_.n_tokens);
-    }
-    in_.pos    = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, p_.n_tokens);
-    in_.k_idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, p_.n_tokens);
-    in_.v_idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64,
-                                    p_.flash_attn != 0 ? p_.n_tokens : p_.n_tokens * p_.n_head_kv * p_.head_dim_v);
-    in_.mask   = ggml_new_tensor_2d(ctx, p_.flash_attn != 0 ? GGML_TYPE_F16 : GGML_TYPE_F32, n_cells_, p_.n_tokens);
-    for (int64_t i = 0; i < p_.n_layers; i++) {
-        caches_.push_back({ggml_new_tensor_2d(ctx, type_k(), p_.head_dim_k * p_.n_head_kv, n_cells_),
-                           ggml_new_tensor_2d(ctx, type_v(), p_.head_dim_v * p_.n_head_kv, n_cells_)});
-    }
-    leaf_buffer_ = alloc_tensors(ctx, ggml_backend_dev_buffer_type(device_));
-    ggml_backend_buffer_clear(leaf_buffer_.get(), 0); // the cache: zeros cost as much as any other values
-}
-
-void LayerRest::fill_leafs() {
-    const auto fill = [](ggml_tensor * tensor, uint64_t seed) {
-        if (tensor != nullptr) {
-            const size_t             n_bytes = ggml_nbytes(tensor);
-            const std::vector<float> values  = random_normal(static_cast<int64_t>(n_bytes / sizeof(float)), 1.0F, seed);
-            ggml_backend_tensor_set(tensor, values.data(), 0, n_bytes);
-        }
-    };
-    uint64_t seed = 10;
-    for (ggml_tensor * tensor :
-         {in_.hidden, in_.norm, in_.q, in_.k, in_.v, in_.attn_out, in_.gate, in_.up, in_.ffn_out}) {
-        fill(tensor, seed++);
-    }
-
-    // the batch is the last n_tokens of the n_kv positions
-    const int64_t        first = p_.n_kv - p_.n_tokens;
-    std::vector<int32_t> pos;
-    std::vector<int64_t> k_idxs;
-    std::vector<int64_t> v_idxs;
-    for (int64_t token = 0; token < p_.n_tokens; token++) {
-        pos.push_back(static_cast<int32_t>(first + token));
-        k_idxs.push_back(first + token);
-        if (p_.flash_attn != 0) {
-            v_idxs.push_back(first + token);
-        } else {
-            for (int64_t row = 0; row < p_.n_head_kv * p_.head_dim_v; row++) {
-                v_idxs.push_back(row * n_cells_ + first + token);
-            }
-        }
-    }
-    ggml_backend_tensor_set(in_.pos, pos.data(), 0, ggml_nbytes(in_.pos));
-    ggml_backend_tensor_set(in_.k_idxs, k_idxs.data(), 0, ggml_nbytes(in_.k_idxs));
-    ggml_backend_tensor_set(in_.v_idxs, v_idxs.data(), 0, ggml_nbytes(in_.v_idxs));
-
-    // causal: a token sees itself and what is before it
-    const auto fill_mask = [&](auto seen, auto hidden) {
-        std::vector<decltype(seen)> mask(static_cast<size_t>(n_cells_ * p_.n_tokens), seen);
-        for (int64_t token = 0; token < p_.n_tokens; token++) {
-            for (int64_t position = first + token + 1; position < n_cells_; position++) {
-                mask[static_cast<size_t>(token * n_cells_ + position)] = hidden;
-            }
-        }
-        ggml_backend_tensor_set(in_.mask, mask.data(), 0, ggml_nbytes(in_.mask));
-    };
-    if (p_.flash_attn != 0) {
-        fill_mask(uint16_t{0}, uint16_t{0xFC00}); // F16 minus infinity
-    } else {
-        fill_mask(0.0F, -INFINITY);
-    }
-}
-
-ggml_tensor * LayerRest::build_norm(ggml_tensor * x) {
-    return ggml_mul(graph_ctx_.get(), ggml_rms_norm(graph_ctx_.get(), x, 1e-5F), in_.norm);
-}
-
-ggml_tensor * LayerRest::build_layer(ggml_tensor * hidden, const Cache & cache) {
-    ggml_context * ctx = graph_ctx_.get();
-
-    ggml_build_forward_expand(graph_, build_norm(hidden));
-    ggml_tensor * q = rope(in_.q);
-    ggml_tensor * k = rope(in_.k);
-    ggml_build_forward_expand(graph_, q);
-    ggml_build_forward_expand(graph_, k);
-    build_kv_write(k, cache);
-    build_attention(q, cache);
-
-    ggml_tensor * ffn_in = ggml_add(ctx, in_.attn_out, hidden);
-    ggml_build_forward_expand(graph_, build_norm(ffn_in));
-    if (p_.n_ff > 0) {
-        ggml_build_forward_expand(graph_, ggml_swiglu_split(ctx, in_.gate, in_.up));
-    }
-    ggml_tensor * out = ggml_add(ctx, in_.ffn_out, ffn_in);
-    ggml_build_forward_expand(graph_, out);
-    return out;
-}
-
-void LayerRest::build_kv_write(ggml_tensor * k, const Cache & cache) {
-    ggml_context * ctx = graph_ctx_.get();
-    ggml_build_forward_expand(
-        graph_,
-        ggml_set_rows(ctx, cache.k, ggml_view_2d(ctx, k, p_.head_dim_k * p_.n_head_kv, p_.n_tokens, k->nb[2], 0),
-                      in_.k_idxs));
-    if (p_.flash_attn != 0) {
-        ggml_tensor * v = ggml_view_2d(ctx, in_.v, p_.head_dim_v * p_.n_head_kv, p_.n_tokens, in_.v->nb[2], 0);
-        ggml_build_forward_expand(graph_, ggml_set_rows(ctx, cache.v, v, in_.v_idxs));
-    } else {
-        // each row of the transposed cache holds one element of all positions, so that each element is a row to set
-        const int64_t n_written = p_.head_dim_v * p_.n_head_kv * p_.n_tokens;
-        ggml_tensor * to        = ggml_reshape_2d(ctx, cache.v, 1, p_.head_dim_v * p_.n_head_kv * n_cells_);
-        ggml_build_forward_expand(graph_,
-                                  ggml_set_rows(ctx, to, ggml_reshape_2d(ctx, in_.v, 1, n_written), in_.v_idxs));
-    }
-}
-
-void LayerRest::build_attention(ggml_tensor * q, const Cache & cache) {
-    ggml_context * ctx   = graph_ctx_.get();
-    const float    scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_k));
-    const auto     row_k = [&](int64_t n) { return ggml_row_size(type_k(), n); };
-    const auto     row_v = [&](int64_t n) { return ggml_row_size(type_v(), n); };
-
-    q               = ggml_permute(ctx, q, 0, 2, 1, 3);
-    ggml_tensor * k = ggml_view_3d(ctx, cache.k, p_.head_dim_k, p_.n_head_kv, n_cells_, row_k(p_.head_dim_k),
-                                   row_k(p_.head_dim_k * p_.n_head_kv), 0);
-    k               = ggml_permute(ctx, k, 0, 2, 1, 3);
-    if (p_.flash_attn != 0) {
-        ggml_tensor * v   = ggml_view_3d(ctx, cache.v, p_.head_dim_v, p_.n_head_kv, n_cells_, row_v(p_.head_dim_v),
-                                         row_v(p_.head_dim_v * p_.n_head_kv), 0);
-        v                 = ggml_permute(ctx, v, 0, 2, 1, 3);
-        ggml_tensor * out = ggml_flash_attn_ext(ctx, q, k, v, in_.mask, scale, 0.0F, 0.0F);
-        ggml_prec_set_acc(out, GGML_PREC_F32);
-        ggml_build_forward_expand(graph_, out);
-        return;
-    }
-    ggml_tensor * kq = ggml_mul_mat(ctx, k, q);
-    ggml_prec_set_acc(kq, GGML_PREC_F32);
-    kq              = ggml_soft_max_ext(ctx, kq, in_.mask, scale, 0.0F);
-    ggml_tensor * v = ggml_view_3d(ctx, cache.v, n_cells_, p_.n_head_kv, p_.head_dim_v, row_v(n_cells_ * p_.head_dim_v),
-                                   row_v(n_cells_), 0);
-    v               = ggml_permute(ctx, v, 0, 2, 1, 3);
-    ggml_tensor * kqv = ggml_permute(ctx, ggml_mul_mat(ctx, v, kq), 0, 2, 1, 3);
-    ggml_build_forward_expand(graph_, ggml_cont_2d(ctx, kqv, p_.head_dim_v * p_.n_head, p_.n_tokens));
-}
-
-void LayerRest::check_supported() {
-    for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
-        const ggml_tensor * node = ggml_graph_node(graph_, i);
-        if (!ggml_backend_dev_supports_op(device_, node)) {
-            throw Error(OALLAMA_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device_) +
-                                                 " cannot compute " + ggml_op_name(node->op) + " of this block");
-        }
-    }
-}
 
 } // namespace
 

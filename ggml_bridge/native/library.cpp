@@ -1,4 +1,4 @@
-// The loaded ggml library: is it the one this bridge was written for, what are its types, and what does it log.
+// The loaded ggml: what it logs, its types, devices, buffer types and the layouts of the CPU; RPC servers and clients.
 
 #include <algorithm>
 #include <cctype>
@@ -7,7 +7,10 @@
 #include <deque>
 #include <mutex>
 
+#include "ggml-rpc.h"
+#include "mul_mat.h"
 #include "split/abi_check.h"
+#include "split/resident_buft.h"
 #include "support.h"
 
 namespace bridge {
@@ -60,6 +63,75 @@ void on_log(ggml_log_level level, const char * text, void * /*user_data*/) {
 void on_abort(const char * message) {
     std::fprintf(stderr, "ggml aborted: %s\n", message);
     std::fflush(stderr);
+}
+
+//
+// devices and layouts
+//
+
+const char * type_name(ggml_backend_dev_t device) {
+    switch (ggml_backend_dev_type(device)) {
+        case GGML_BACKEND_DEVICE_TYPE_CPU: return "CPU";
+        case GGML_BACKEND_DEVICE_TYPE_GPU: return "GPU";
+        case GGML_BACKEND_DEVICE_TYPE_IGPU: return "IGPU";
+        case GGML_BACKEND_DEVICE_TYPE_ACCEL: return "ACCEL";
+        case GGML_BACKEND_DEVICE_TYPE_META: return "META";
+    }
+    return "UNKNOWN";
+}
+
+// Descriptions may be longer than our array; a cut description still describes.
+std::string shortened(const char * text, size_t capacity) {
+    return text == nullptr ? std::string() : std::string(text).substr(0, capacity - 1);
+}
+
+// ggml checks the file's ggml_backend_init and its API version, and logs what is wrong.
+std::string backend_load(const char * path) {
+    require(path != nullptr && *path != '\0', "a back end is the path of a library");
+    ggml_backend_reg_t reg = ggml_backend_load(path);
+    require(reg != nullptr, std::string(path) + " is no back end of this ggml" + ggml_reason());
+    return ggml_backend_reg_name(reg);
+}
+
+template <typename F> F rpc_function(const char * name) {
+    ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
+    F                  fn  = reg == nullptr ? nullptr : proc_address<F>(reg, name);
+    if (fn == nullptr) {
+        throw Error(OALLAMA_UNSUPPORTED,
+                    "this llama-cpp-python was built without RPC; build it with CMAKE_ARGS=-DGGML_RPC=ON");
+    }
+    return fn;
+}
+
+std::vector<std::string> rpc_add(const char * endpoint) {
+    require(endpoint != nullptr && std::strchr(endpoint, ':') != nullptr, "an RPC endpoint is host:port");
+    const auto add_server = rpc_function<decltype(&ggml_backend_rpc_add_server)>("ggml_backend_rpc_add_server");
+
+    ggml_backend_reg_t reg = add_server(endpoint);
+    if (reg == nullptr) {
+        throw Error(OALLAMA_FAILED, std::string("the RPC server at ") + endpoint + " offers no device" + ggml_reason());
+    }
+    ggml_backend_register(reg);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < ggml_backend_reg_dev_count(reg); i++) {
+        names.emplace_back(ggml_backend_dev_name(ggml_backend_reg_dev_get(reg, i)));
+    }
+    return names;
+}
+
+// As llama.cpp asks when it chooses a buffer type for a weight: an empty buffer of that type, and a batch of 512.
+bool layout_supports(const char * layout, ggml_type type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used) {
+    constexpr int64_t n_tokens = 512;
+
+    ggml_backend_dev_t device = cpu_device();
+    const MulMatShape  shape  = {type, k, n, e, n_expert_used, n_tokens};
+    check_shape(shape);
+
+    ContextPtr    ctx    = new_context(4);
+    ggml_tensor * weight = ggml_new_tensor_3d(ctx.get(), type, k, n, e);
+    BufferPtr     buffer = alloc_buffer(find_layout(device, layout), 0);
+    weight->buffer       = buffer.get();
+    return ggml_backend_dev_supports_op(device, build_mul_mat(ctx.get(), weight, shape));
 }
 
 } // namespace
@@ -140,5 +212,112 @@ int gb_get_type_info(int number, gb_type_info * info) {
         info->block_bytes    = static_cast<int64_t>(ggml_type_size(type));
         info->quantized      = ggml_is_quantized(type) ? 1 : 0;
         info->mul_mat        = has_cpu_kernel(type) ? 1 : 0;
+    });
+}
+
+int gb_device_count(void) {
+    return static_cast<int>(ggml_backend_dev_count());
+}
+
+int gb_get_device_info(int index, int32_t ask_server, gb_device_info * info) {
+    return guarded([&] {
+        require(info != nullptr && index >= 0 && index < gb_device_count(), "there is no device of this index");
+        ggml_backend_dev_t device  = ggml_backend_dev_get(static_cast<size_t>(index));
+        const char *       backend = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
+
+        ggml_backend_dev_props props = {};
+        if (ask_server != 0 || std::strcmp(backend, "RPC") != 0) {
+            ggml_backend_dev_get_props(device, &props);
+        }
+        *info = {};
+        copy_text(ggml_backend_dev_name(device), info->name, sizeof info->name);
+        copy_text(shortened(props.description, sizeof info->description), info->description, sizeof info->description);
+        copy_text(backend, info->backend, sizeof info->backend);
+        copy_text(type_name(device), info->type, sizeof info->type);
+        info->memory_total = static_cast<int64_t>(props.memory_total);
+        info->memory_free  = static_cast<int64_t>(props.memory_free);
+        info->asynchronous = props.caps.async ? 1 : 0;
+        info->host_buffer  = props.caps.host_buffer ? 1 : 0;
+        info->events       = props.caps.events ? 1 : 0;
+        info->pointer      = reinterpret_cast<uintptr_t>(device);
+    });
+}
+
+int gb_cpu_features(char * text, int64_t capacity) {
+    return guarded([&] {
+        const auto get_features = proc_address<ggml_backend_get_features_t>(ggml_backend_dev_backend_reg(cpu_device()),
+                                                                            "ggml_backend_get_features");
+        std::vector<std::string> features;
+        if (get_features != nullptr) {
+            for (const ggml_backend_feature * f = get_features(ggml_backend_dev_backend_reg(cpu_device()));
+                 f->name != nullptr; f++) {
+                features.push_back(std::strcmp(f->value, "1") == 0 ? f->name : std::string(f->name) + "=" + f->value);
+            }
+        }
+        copy_text(join_lines(features), text, capacity);
+    });
+}
+
+int gb_device_buft(const char * device, void ** buft) {
+    return guarded([&] {
+        require(buft != nullptr, "no room for the result");
+        *buft = ggml_backend_dev_buffer_type(find_device(device));
+    });
+}
+
+int gb_host_buft(const char * device, void ** buft) {
+    return guarded([&] {
+        require(buft != nullptr, "no room for the result");
+        *buft = ggml_backend_dev_host_buffer_type(find_device(device));
+    });
+}
+
+int gb_takes_residents(const char * device, int32_t * taken) {
+    return guarded([&] {
+        require(taken != nullptr, "no room for the result");
+        *taken = oallama::resident_buft(find_device(device)) != nullptr ? 1 : 0;
+    });
+}
+
+int gb_cpu_layouts(char * text, int64_t capacity) {
+    return guarded([&] {
+        std::vector<std::string> names;
+        for (ggml_backend_buffer_type_t buft : cpu_layouts()) {
+            names.emplace_back(ggml_backend_buft_name(buft));
+        }
+        copy_text(join_lines(names), text, capacity);
+    });
+}
+
+int gb_layout_buft(const char * layout, void ** buft) {
+    return guarded([&] {
+        require(buft != nullptr, "no room for the result");
+        *buft = find_layout(cpu_device(), layout);
+    });
+}
+
+int gb_layout_supports(const char * layout, int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used,
+                       int32_t * supported) {
+    return guarded([&] {
+        require(supported != nullptr, "no room for the result");
+        *supported = layout_supports(layout, static_cast<ggml_type>(type), k, n, e, n_expert_used) ? 1 : 0;
+    });
+}
+
+int gb_backend_load(const char * path, char * name, int64_t capacity) {
+    return guarded([&] { copy_text(backend_load(path), name, capacity); });
+}
+
+int gb_rpc_add(const char * endpoint, char * names, int64_t capacity) {
+    return guarded([&] { copy_text(join_lines(rpc_add(endpoint)), names, capacity); });
+}
+
+int gb_rpc_serve(const char * endpoint, int32_t n_threads) {
+    return guarded([&] {
+        require(endpoint != nullptr && n_threads > 0, "an RPC server needs host:port and at least one thread");
+        const auto serve = rpc_function<decltype(&ggml_backend_rpc_start_server)>("ggml_backend_rpc_start_server");
+        ggml_backend_dev_t device = cpu_device();
+        serve(endpoint, nullptr, static_cast<size_t>(n_threads), 1, &device);
+        throw Error(OALLAMA_FAILED, std::string("the RPC server could not listen at ") + endpoint + ggml_reason());
     });
 }

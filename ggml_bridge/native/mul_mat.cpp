@@ -183,9 +183,7 @@ void MulMat::make_inputs() {
                 : ggml_new_tensor_3d(input_ctx_.get(), GGML_TYPE_F32, shape_.k, shape_.n_tokens, shape_.e);
     input_buffer_ = alloc_tensors(input_ctx_.get(), ggml_backend_dev_buffer_type(device_));
 
-    const size_t             n_bytes = ggml_nbytes(src1_);
-    const std::vector<float> values  = random_normal(static_cast<int64_t>(n_bytes / sizeof(float)), 1.0F, /*seed=*/3);
-    ggml_backend_tensor_set(src1_, values.data(), 0, n_bytes);
+    set_normal(src1_, /*seed=*/3);
 }
 
 void MulMat::make_graph(int64_t n_nodes) {
@@ -200,8 +198,7 @@ void MulMat::make_graph(int64_t n_nodes) {
         ids_buffer_ = alloc_tensors(ids_ctx_.get(), buft);
         Router router(shape_.e, shape_.n_expert_used);
         for (ggml_tensor * tensor : ids) {
-            const std::vector<int32_t> chosen = router.route(shape_.n_tokens);
-            ggml_backend_tensor_set(tensor, chosen.data(), 0, chosen.size() * sizeof(int32_t));
+            set_values(tensor, router.route(shape_.n_tokens));
         }
     }
 

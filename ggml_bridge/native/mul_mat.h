@@ -3,7 +3,6 @@
 #pragma once
 
 #include "session.h"
-#include "tile.h"
 
 namespace bridge {
 

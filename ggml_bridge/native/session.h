@@ -90,32 +90,4 @@ class Launch : public gb_timer {
     Session    session_;
 };
 
-// What queueing a graph takes of the time of the thread that does it: in the call, and after it, where a thread of the
-// driver takes its core. That is how much later fixed work is done that begins with the call. Two graphs take turns:
-// what is only for a graph that a backend has just computed does not count.
-class LaunchIssue : public gb_timer {
-  public:
-    explicit LaunchIssue(ggml_backend_dev_t device);
-
-    double run_once() override;
-
-  private:
-    static constexpr int n_graphs = 2;
-
-    struct Ffn {
-        ContextPtr    ctx;
-        BufferPtr     buffer;
-        ggml_cgraph * graph  = nullptr;
-        ggml_tensor * result = nullptr;
-    };
-
-    double work(); // seconds
-
-    std::string       device_;
-    Ffn               ffns_[n_graphs];
-    BackendPtr        backend_;
-    int               next_  = 0;
-    volatile uint64_t state_ = 1;
-};
-
 } // namespace bridge

@@ -97,6 +97,22 @@ class Random {
 
 std::vector<float> random_normal(int64_t n, float scale, uint64_t seed);
 
+// Writes all of a tensor.
+template <typename T> void set_values(ggml_tensor * tensor, const std::vector<T> & values) {
+    ggml_backend_tensor_set(tensor, values.data(), 0, ggml_nbytes(tensor));
+}
+void set_normal(ggml_tensor * tensor, uint64_t seed); // F32, variance 1
+
+// Valid weight data of any type, quickly: some rows with random values, to be repeated as often as needed.
+struct Tile {
+    int64_t              rows = 0;
+    std::vector<uint8_t> blocks; // `rows` rows of K elements in the weight's type
+    std::vector<float>   values; // F32 [K, rows]: what the blocks stand for
+};
+
+// At most max_rows rows of k elements, about normal with variance 1/k, so that products with variance 1 keep it.
+Tile make_tile(ggml_type type, int64_t k, int64_t max_rows);
+
 } // namespace bridge
 
 //

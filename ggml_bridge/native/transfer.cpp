@@ -50,9 +50,10 @@ struct HostMemory {
         }
         buffer = alloc_pinned(device, n_bytes);
         if (!buffer) {
+            const bool used_up = ggml_backend_dev_host_buffer_type(device) != nullptr;
             throw Error(OALLAMA_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device) +
-                                                 " has no pinned host memory for " + std::to_string(n_bytes) +
-                                                 " bytes");
+                                                 " has no pinned host memory" +
+                                                 (used_up ? " left for " + std::to_string(n_bytes) + " bytes" : ""));
         }
         base = static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer.get()));
         std::memset(base, 1, static_cast<size_t>(n_bytes));
@@ -470,9 +471,9 @@ int gb_copy_beside(const char * device, gb_small_copy kind, int64_t large_bytes,
             large = std::make_unique<Transfer>(to, /*to_device=*/true, pinned, large_bytes, piece_bytes);
         }
         for (int64_t i = 0; i < n; i++) {
-            samples[i].queue = large ? large->begin() : 0.0;
-            samples[i].small = small->run_once();
-            samples[i].rest  = large ? large->finish() : 0.0;
+            samples[i].queue_s = large ? large->begin() : 0.0;
+            samples[i].small_s = small->run_once();
+            samples[i].rest_s  = large ? large->finish() : 0.0;
         }
     });
 }

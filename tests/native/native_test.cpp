@@ -239,10 +239,10 @@ void test_two_devices(const char * device) {
     gb_copy_beside_sample samples[2] = {};
     check(gb_copy_beside(device, GB_COPY_PAGEABLE, 1 << 20, 300000, 8192, 2, samples) == OALLAMA_OK,
           "a copy beside pieces of another");
-    check(samples[1].queue > 0.0 && samples[1].small > 0.0 && samples[1].rest > 0.0, "each takes time");
-    check(gb_copy_beside(device, GB_COPY_PAGEABLE, 0, 0, 8192, 2, samples) == OALLAMA_OK && samples[1].small > 0.0,
+    check(samples[1].queue_s > 0.0 && samples[1].small_s > 0.0 && samples[1].rest_s > 0.0, "each takes time");
+    check(gb_copy_beside(device, GB_COPY_PAGEABLE, 0, 0, 8192, 2, samples) == OALLAMA_OK && samples[1].small_s > 0.0,
           "a copy alone");
-    check(samples[1].queue == 0.0 && samples[1].rest == 0.0, "nothing is queued beside it");
+    check(samples[1].queue_s == 0.0 && samples[1].rest_s == 0.0, "nothing is queued beside it");
     check(gb_copy_beside(device, GB_COPY_PAGEABLE, 1 << 20, 0, 8192, 1, samples) == OALLAMA_INVALID,
           "pieces of no bytes are refused");
     check(gb_copy_beside(device, GB_COPY_PAGEABLE, 1 << 20, 4096, 8192, -1, samples) == OALLAMA_INVALID,

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "split_test.h"
-#include "tile.h"
+#include "support.h"
 
 namespace split_test {
 
