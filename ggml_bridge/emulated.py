@@ -23,13 +23,9 @@ class EmulatedStats:
     n_ends: int = 0  # copies and graphs whose end was told
     late_median_s: float = 0.0  # how late
     late_p99_s: float = 0.0
-    late_max_s: float = 0.0
     late_s: float = 0.0  # time in which at least one was late
     n_overruns: int = 0  # whose real work took longer than their modelled time
     n_shared: int = 0  # times that another emulated device wanted the same core at the same time
-    busy_in_s: float = 0.0  # modelled time of the engines: copies in, copies out, compute
-    busy_out_s: float = 0.0
-    busy_compute_s: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
     n_graphs: int = 0

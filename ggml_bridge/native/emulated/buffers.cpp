@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "../split/abi_check.h"
-#include "the_device.h"
+#include "device.h"
 
 namespace emulated {
 

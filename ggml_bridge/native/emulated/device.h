@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels.h"
-#include "launch.h"
+#include "../split/util.h"
+#include "graph.h"
 #include "memory.h"
 #include "timekeeper.h"
 
@@ -76,5 +76,27 @@ char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size);
 
 // Whether the tensor is in device memory.
 bool is_on_device(const ggml_tensor * tensor);
+
+//
+// the device of this process, as ggml's callbacks and the C interface find it
+//
+
+// NULL before it is registered for the first time.
+std::unique_ptr<Device> & the_emulated();
+
+inline Device & emulated_device() {
+    return *the_emulated();
+}
+
+// Runs what a callback without a result asks for. Where that fails, for want of host memory, graphs fail from then on.
+template <typename F> void attempt(F && f) noexcept {
+    if (oallama::logged(f) != OALLAMA_OK) {
+        emulated_device().failed = true;
+    }
+}
+
+extern ggml_backend_device the_device;
+ggml_backend_buffer_type_t device_buft(); // its memory
+ggml_backend_buffer_type_t host_buft();   // pinned host memory
 
 } // namespace emulated

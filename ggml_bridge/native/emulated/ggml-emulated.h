@@ -49,7 +49,7 @@ extern "C" {
 
 // cdef begin
 
-#define EMULATED_ABI 3
+#define EMULATED_ABI 4
 
 int          emulated_abi(void);
 const char * emulated_last_error(void);
@@ -65,14 +65,10 @@ typedef struct emulated_stats {
     int64_t n_ends;        // items whose end was told
     double  late_median_s; // how late
     double  late_p99_s;
-    double  late_max_s;
     double  late_s;     // time in which at least one was late
     int64_t n_overruns; // items whose real work took longer than their modelled time
     int64_t n_shared;   // times that another emulated device wanted the same core at the same time
-    double  busy_in_s;  // modelled time of the three engines
-    double  busy_out_s;
-    double  busy_compute_s;
-    int64_t bytes_in; // copied
+    int64_t bytes_in;   // copied
     int64_t bytes_out;
     int64_t n_graphs;
     int64_t n_captured;   // of these: launched as CUDA launches a graph that it has captured

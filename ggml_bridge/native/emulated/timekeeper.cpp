@@ -343,10 +343,6 @@ void Timekeeper::work_on(Stream & stream, Nanoseconds at) {
     if (item.run) {
         note_overrun(at - flight.end);
     }
-    {
-        const std::lock_guard<std::mutex> lock(ends_mutex_);
-        ends_.busy_s[item.engine] += 1e-9 * static_cast<double>(item.duration);
-    }
     stream.ready_  = flight.end;
     stream.queued_ = flight.engine_end;
     stream.engine_ = item.engine;
@@ -368,7 +364,6 @@ void Timekeeper::note_late(Nanoseconds since, Nanoseconds at) {
 void Timekeeper::note_end(Nanoseconds late) {
     const std::lock_guard<std::mutex> lock(ends_mutex_);
     ends_.n++;
-    ends_.max_s = std::max(ends_.max_s, 1e-9 * static_cast<double>(late));
     late_[bucket_of(late, n_buckets)]++;
 }
 

@@ -86,11 +86,9 @@ class Stream {
 using StreamPtr = std::shared_ptr<Stream>;
 
 struct Ends {
-    int64_t                       n = 0, n_overruns = 0;
-    double                        median_s = 0.0, p99_s = 0.0, max_s = 0.0;
-    double                        late_s = 0.0; // time in which something was late, however much of it
-    std::array<double, n_engines> busy_s{};
-    int64_t                       n_shared = 0;
+    int64_t n = 0, n_overruns = 0, n_shared = 0;
+    double  median_s = 0.0, p99_s = 0.0;
+    double  late_s = 0.0; // time in which something was late, however much of it
 };
 
 class Timekeeper {

@@ -42,11 +42,12 @@ struct Named {
 #define OP(name) {GGML_OP_##name, #name}
 
 constexpr Named ops_used[] = {
-    OP(NONE),     OP(ADD),        OP(ADD_ID),         OP(SUB),      OP(MUL),
-    OP(DIV),      OP(SQR),        OP(RMS_NORM),       OP(SCALE),    OP(MUL_MAT),
-    OP(SET_ROWS), OP(MUL_MAT_ID), OP(FLASH_ATTN_EXT), OP(SOFT_MAX), OP(ROPE),
-    OP(CLAMP),    OP(RESHAPE),    OP(VIEW),           OP(PERMUTE),  OP(TRANSPOSE),
-    OP(UNARY),    OP(GLU),
+    OP(NONE),     OP(ADD),        OP(ADD_ID),         OP(SUB),       OP(MUL),
+    OP(DIV),      OP(SQR),        OP(RMS_NORM),       OP(SCALE),     OP(MUL_MAT),
+    OP(SET_ROWS), OP(MUL_MAT_ID), OP(FLASH_ATTN_EXT), OP(SOFT_MAX),  OP(ROPE),
+    OP(CLAMP),    OP(RESHAPE),    OP(VIEW),           OP(PERMUTE),   OP(TRANSPOSE),
+    OP(UNARY),    OP(GLU),        OP(GET_ROWS),       OP(ROPE_BACK), OP(ARGSORT),
+    OP(TOP_K),
 };
 
 #undef OP

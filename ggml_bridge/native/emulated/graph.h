@@ -1,4 +1,5 @@
-// A graph as it was when it was launched: a device reads it at once, and its owner may change it after the call.
+// A graph on the device that parameters describe: what its kernels take, whether CUDA would have captured it, and
+// computing it as it was when it was launched.
 
 #pragma once
 
@@ -7,8 +8,23 @@
 #include <unordered_map>
 
 #include "../split/util.h"
+#include "parameters.h"
 
 namespace emulated {
+
+// Whether the node computes anything; views do not.
+bool has_kernel(const ggml_tensor * node);
+
+// True for a sort: its result says which experts a token is routed to.
+bool is_routing(const ggml_tensor * node);
+
+double kernel_seconds(const Parameters & parameters, const ggml_tensor * node);
+
+double mul_mat_seconds(const Parameters & parameters, ggml_type type, int64_t k, int64_t n, int64_t e,
+                       int64_t n_expert_used, int64_t n_tokens);
+
+// Tokens that an operation works on at once, as ggml-cuda counts them before it takes an operation from the host.
+int64_t offload_batch(const ggml_tensor * op);
 
 // Graphs that ggml-cuda would have captured on one stream, known by their first node: those that were launched twice
 // with every node and source in the same place and of the same shape. The second launch captures; later ones are of
@@ -27,6 +43,7 @@ class Captures {
     std::unordered_map<const ggml_tensor *, Known> known_;
 };
 
+// A copy of a graph: a device reads a graph at once when it is launched, and its owner may change it after the call.
 class Launch {
   public:
     // memory_of: where the host finds a tensor's bytes.

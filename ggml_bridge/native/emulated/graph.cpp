@@ -1,44 +1,12 @@
-#include "kernels.h"
+#include "graph.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <unordered_map>
 
 namespace emulated {
 
 namespace {
-
-enum class Kind { none, mul_mat, mul_mat_id, flash_attention, get_rows, set_rows, routing, other };
-
-// ggml's numbers of operations by name: what is not named moves its operands and its result once.
-Kind kind_of(ggml_op op) {
-    static const std::unordered_map<std::string, Kind> names = {
-        {"NONE", Kind::none},
-        {"RESHAPE", Kind::none},
-        {"VIEW", Kind::none},
-        {"PERMUTE", Kind::none},
-        {"TRANSPOSE", Kind::none},
-        {"MUL_MAT", Kind::mul_mat},
-        {"MUL_MAT_ID", Kind::mul_mat_id},
-        {"FLASH_ATTN_EXT", Kind::flash_attention},
-        {"GET_ROWS", Kind::get_rows},
-        {"SET_ROWS", Kind::set_rows},
-        {"ARGSORT", Kind::routing},
-        {"TOP_K", Kind::routing},
-    };
-    static const std::vector<Kind> kinds = [] {
-        std::vector<Kind> made;
-        for (int i = 0; i < 256; i++) {
-            const char * name  = i <= GGML_OP_GLU ? ggml_op_name(static_cast<ggml_op>(i)) : nullptr;
-            const auto   found = name == nullptr ? names.end() : names.find(name);
-            made.push_back(found == names.end() ? Kind::other : found->second);
-        }
-        return made;
-    }();
-    const auto index = static_cast<size_t>(op);
-    return index < kinds.size() ? kinds[index] : Kind::other;
-}
 
 double n_bytes(const ggml_tensor * tensor) {
     return tensor == nullptr ? 0.0 : static_cast<double>(ggml_nbytes(tensor));
@@ -91,7 +59,22 @@ double distinct_experts(double n, double n_used, double n_tokens) {
     return n * (1.0 - std::pow(1.0 - n_used / n, n_tokens));
 }
 
+// One number for a tensor's place and shape.
+uint64_t mixed(uint64_t hash, const ggml_tensor * tensor) {
+    const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15U; };
+    add(reinterpret_cast<uintptr_t>(tensor->data));
+    for (int d = 0; d < GGML_MAX_DIMS; d++) {
+        add(static_cast<uint64_t>(tensor->ne[d]));
+        add(tensor->nb[d]);
+    }
+    return hash ^ (hash >> 32U);
+}
+
 } // namespace
+
+//
+// kernels
+//
 
 double mul_mat_seconds(const Parameters & parameters, ggml_type type, int64_t k, int64_t n, int64_t e,
                        int64_t n_expert_used, int64_t n_tokens) {
@@ -114,28 +97,34 @@ double mul_mat_seconds(const Parameters & parameters, ggml_type type, int64_t k,
 }
 
 bool has_kernel(const ggml_tensor * node) {
-    return kind_of(node->op) != Kind::none && n_elements(node) > 0.0;
+    switch (node->op) {
+        case GGML_OP_NONE:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_VIEW:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE: return false;
+        default: return n_elements(node) > 0.0;
+    }
 }
 
 bool is_routing(const ggml_tensor * node) {
-    return kind_of(node->op) == Kind::routing;
+    return node->op == GGML_OP_ARGSORT || node->op == GGML_OP_TOP_K;
 }
 
 double kernel_seconds(const Parameters & parameters, const ggml_tensor * node) {
     const ggml_tensor * a = node->src[0];
     const ggml_tensor * b = node->src[1];
-    switch (kind_of(node->op)) {
-        case Kind::none: return 0.0;
-        case Kind::mul_mat:
+    switch (node->op) {
+        case GGML_OP_MUL_MAT:
             if (a->ne[3] == 1 && a->ne[2] == b->ne[2] && b->ne[3] == 1) { // a weight, or one for each head
                 return mul_mat_seconds(parameters, a->type, a->ne[0], a->ne[1], a->ne[2], 0, b->ne[1]);
             }
             // attention without flash: one matrix serves several heads
             return roofline(parameters, 2.0 * static_cast<double>(a->ne[0]) * n_elements(node),
                             shown_bytes(a) + shown_bytes(b) + shown_bytes(node), in_float(a->type));
-        case Kind::mul_mat_id:
+        case GGML_OP_MUL_MAT_ID:
             return mul_mat_seconds(parameters, a->type, a->ne[0], a->ne[1], a->ne[2], node->ne[1], node->ne[2]);
-        case Kind::flash_attention: { // q [d, tokens, heads], k [d, positions, kv heads]
+        case GGML_OP_FLASH_ATTN_EXT: { // q [d, tokens, heads], k [d, positions, kv heads]
             const double pairs =
                 static_cast<double>(a->ne[1]) * static_cast<double>(a->ne[2]) * static_cast<double>(b->ne[1]);
             double bytes = shown_bytes(node);
@@ -144,10 +133,9 @@ double kernel_seconds(const Parameters & parameters, const ggml_tensor * node) {
             }
             return roofline(parameters, 4.0 * static_cast<double>(a->ne[0]) * pairs, bytes, true);
         }
-        case Kind::get_rows: return roofline(parameters, 0.0, 2.0 * n_bytes(node), true);
-        case Kind::set_rows: return roofline(parameters, 0.0, 2.0 * shown_bytes(a), true);
-        case Kind::routing:
-        case Kind::other: break;
+        case GGML_OP_GET_ROWS: return roofline(parameters, 0.0, 2.0 * n_bytes(node), true);
+        case GGML_OP_SET_ROWS: return roofline(parameters, 0.0, 2.0 * shown_bytes(a), true);
+        default: break; // moves its operands and its result once
     }
     double bytes = shown_bytes(node);
     for (const ggml_tensor * src : node->src) {
@@ -157,17 +145,80 @@ double kernel_seconds(const Parameters & parameters, const ggml_tensor * node) {
 }
 
 int64_t offload_batch(const ggml_tensor * op) {
-    const char * name = ggml_op_name(op->op);
-    if (std::strcmp(name, "GET_ROWS") == 0) {
-        return 0;
+    switch (op->op) {
+        case GGML_OP_GET_ROWS: return 0;
+        case GGML_OP_MUL_MAT: return op->ne[1];
+        case GGML_OP_MUL_MAT_ID:
+        case GGML_OP_ROPE:
+        case GGML_OP_ROPE_BACK: return op->ne[2];
+        default: return op->ne[1] * op->ne[2] * op->ne[3];
     }
-    if (std::strcmp(name, "MUL_MAT") == 0) {
-        return op->ne[1];
+}
+
+//
+// launches
+//
+
+bool Captures::launch(const ggml_cgraph * graph) {
+    if (graph->n_nodes == 0) {
+        return false;
     }
-    if (std::strcmp(name, "MUL_MAT_ID") == 0 || std::strcmp(name, "ROPE") == 0 || std::strcmp(name, "ROPE_BACK") == 0) {
-        return op->ne[2];
+    uint64_t places = static_cast<uint64_t>(graph->n_nodes);
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        places                   = mixed(places ^ reinterpret_cast<uintptr_t>(node), node);
+        for (const ggml_tensor * src : node->src) {
+            places = src == nullptr ? places : mixed(places, src);
+        }
     }
-    return op->ne[1] * op->ne[2] * op->ne[3];
+    Known & known = known_[graph->nodes[0]];
+    known.n_same  = known.places == places ? known.n_same + 1 : 1;
+    known.places  = places;
+    return known.n_same > 2;
+}
+
+Launch::Launch(const ggml_cgraph * original, const std::function<void *(const ggml_tensor *)> & memory_of)
+    : ctx_(oallama::new_context(int64_t{original->n_nodes} * (1 + GGML_MAX_SRC), 1,
+                                int64_t{original->n_nodes} * (1 + GGML_MAX_SRC))) {
+    const auto n_nodes = static_cast<size_t>(original->n_nodes);
+    graph_             = ggml_new_graph_custom(ctx_.get(), n_nodes * (1 + GGML_MAX_SRC), false);
+    for (size_t i = 0; i < n_nodes; i++) {
+        const ggml_tensor * node = original->nodes[i];
+        if (!has_kernel(node)) { // a view: of whatever, maybe of memory that is not the device's
+            continue;
+        }
+        ggml_tensor * own = copy(node, memory_of(node));
+        for (int j = 0; j < GGML_MAX_SRC; j++) {
+            const ggml_tensor * src = node->src[j];
+            if (src == nullptr) {
+                continue;
+            }
+            const auto known = copies_.find(src);
+            if (known != copies_.end()) {
+                own->src[j] = known->second;
+            } else { // a view, or no node of this graph: what computed it did so before
+                own->src[j]     = copy(src, memory_of(src));
+                own->src[j]->op = GGML_OP_NONE;
+            }
+        }
+        ggml_build_forward_expand(graph_, own);
+        own->flags = node->flags; // ggml has set the flag that says whether a node is to be computed
+    }
+}
+
+ggml_tensor * Launch::copy(const ggml_tensor * original, void * memory) {
+    ggml_tensor * own = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, 1);
+    *own              = *original;
+    own->data         = memory;
+    own->buffer       = nullptr;
+    own->view_src     = nullptr;
+    std::memset(own->src, 0, sizeof own->src);
+    copies_[original] = own;
+    return own;
+}
+
+ggml_status Launch::run(ggml_backend_t cpu) {
+    return ggml_backend_graph_compute(cpu, graph_);
 }
 
 } // namespace emulated
