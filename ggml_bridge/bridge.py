@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from ggml_bridge.devices import Device, TypeInfo, device_at, list_devices, list_types
 from ggml_bridge.emulated import EmulatedDevice
 from ggml_bridge.ffi import Native, decode, encode, ffi, record
 from ggml_bridge.library import Libraries, find_emulated, find_plugin, open_libraries
-from ggml_bridge.memory import MemoryRow, memory_breakdown
-from ggml_bridge.routing import RoutingRecorder
+from ggml_bridge.llama_context import MemoryRow, RoutingRecorder, memory_breakdown
 from ggml_bridge.rpc import probe
 from ggml_bridge.split import SplitBackend
 from ggml_bridge.timing import (
@@ -23,8 +22,6 @@ from ggml_bridge.timing import (
     MulMatTimer,
     Sharing,
     Timer,
-    share_compute,
-    share_link,
 )
 
 NAME_BYTES = 128
@@ -302,11 +299,19 @@ class Bridge:
     def share_link(self, first: MulMatCase, device: str, chunk_bytes: int = 4 << 20, seconds: float = 0.5) -> Sharing:
         """How mul-mats (of the CPU or of the device: `mul_mat_case`) and copies of chunk_bytes to the device (from
         pinned memory if it has any) slow each other down; takes three times `seconds`."""
-        return share_link(self.native, first, device, chunk_bytes, seconds)
+        params, _strings = first.params()
+        return self._sharing("gb_share_link", params, encode(device), chunk_bytes, seconds)
 
     def share_compute(self, first: MulMatCase, second: MulMatCase, seconds: float = 0.5) -> Sharing:
         """How mul-mats in two places slow each other down; takes three times `seconds`."""
-        return share_compute(self.native, first, second, seconds)
+        params, _strings = first.params()
+        other, _other_strings = second.params()
+        return self._sharing("gb_share_compute", params, other, seconds)
+
+    def _sharing(self, function: str, *arguments: Any) -> Sharing:
+        result = ffi.new("gb_sharing_result *")
+        self.native.call(function, *arguments, result)
+        return record(Sharing, result)
 
     def copy_wait(self, device: str, pinned: bool, n_bytes: int) -> float:
         """Share of a copy of n_bytes under way on one stream of the device that a result of another stream waits for,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ggml_bridge.ffi import TEXT_BYTES, Native, decode, encode, ffi, record
+from ggml_bridge.ffi import TEXT_BYTES, Native, decode, encode, ffi
 
 if TYPE_CHECKING:
     import numpy as np
@@ -178,20 +178,3 @@ class MulMatTimer(Timer):
         data = ffi.from_buffer(array, require_writable=True)
         self._native.call("gb_mul_mat_read", self.handle, part, data, array.nbytes)
         return array
-
-
-def share_link(native: Native, first: MulMatCase, device: str, chunk_bytes: int, seconds: float) -> Sharing:
-    """gb_share_link: takes about three times `seconds`."""
-    params, _strings = first.params()
-    result = ffi.new("gb_sharing_result *")
-    native.call("gb_share_link", params, encode(device), chunk_bytes, seconds, result)
-    return record(Sharing, result)
-
-
-def share_compute(native: Native, first: MulMatCase, second: MulMatCase, seconds: float) -> Sharing:
-    """gb_share_compute: takes about three times `seconds`."""
-    params, _strings = first.params()
-    other, _other_strings = second.params()
-    result = ffi.new("gb_sharing_result *")
-    native.call("gb_share_compute", params, other, seconds, result)
-    return record(Sharing, result)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ggml_bridge.routing import RoutingRecorder
+    from ggml_bridge.llama_context import RoutingRecorder
     from oallama.profile.routing import Traffic
     from oallama.run.placed_llama import PlacedLlama
 

@@ -21,7 +21,7 @@ from oallama.run.setup import Held
 from oallama.run.split import LoadedSplit
 
 if TYPE_CHECKING:
-    from ggml_bridge.routing import RoutingRecorder
+    from ggml_bridge.llama_context import RoutingRecorder
     from oallama.run.placed_llama import PlacedLlama
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may differ by the larger of the two

@@ -21,7 +21,7 @@ from oallama.model.chat_template import render_chat
 from oallama.run.stream import CLOSED
 
 if TYPE_CHECKING:
-    from ggml_bridge.routing import RoutingRecorder
+    from ggml_bridge.llama_context import RoutingRecorder
 
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base

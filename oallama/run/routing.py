@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ggml_bridge.routing import RoutingRecorder
+    from ggml_bridge.llama_context import RoutingRecorder
 
 Runs = dict[int, list["npt.NDArray[np.int32]"]]
 

@@ -1,17 +1,68 @@
-"""Which experts the routers of a llama_context choose, as they choose."""
+"""What a llama_context has allocated, exactly, by buffer type; and which experts its routers choose, as they choose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ggml_bridge.ffi import Native, ffi
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.ffi import Native, encode, ffi, record
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_HEADER = 3  # layer, n_used, n_tokens
+_MANGLED = "_Z26llama_get_memory_breakdownPK13llama_context"
+_MAX_ROWS = 64
+_HEADER = 3  # of what a router chose: layer, n_used, n_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """Bytes of one buffer type: weights, KV cache and other context memory, compute buffers."""
+
+    buft: str  # name of the buffer type: CPU, CPU_REPACK, CUDA0, RPC0[host:port], ...
+    device: str  # name of its device; CPU for plain host memory
+    is_host: bool  # the CPU can read it in ggml's plain layout
+    model: int
+    context: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.model + self.context + self.compute
+
+
+def memory_breakdown(
+    native: Native, llama_cpp: ModuleType, context: int, no_alloc_on: Sequence[str] | None = None
+) -> list[MemoryRow]:
+    """The rows of llama_get_memory_breakdown for the llama_context at that address; no_alloc_on: see Bridge. Raises
+    BridgeError, ValueError."""
+    try:
+        function = getattr(llama_cpp.llama_cpp._lib, _MANGLED)
+    except AttributeError:
+        raise BridgeError(
+            "this libllama does not export llama_get_memory_breakdown; run `oallama setup --refresh`"
+        ) from None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    rows = ffi.new("gb_memory_row[]", _MAX_ROWS)
+    n_rows = ffi.new("int64_t *")
+    names = [ffi.new("char[]", encode(name)) for name in no_alloc_on or ()]
+    native.call(
+        "gb_memory_breakdown",
+        ffi.cast("void *", address),
+        ffi.cast("void *", context),
+        int(no_alloc_on is not None),
+        ffi.new("char *[]", names),
+        len(names),
+        rows,
+        _MAX_ROWS,
+        n_rows,
+    )
+    return [record(MemoryRow, rows[i]) for i in range(n_rows[0])]
 
 
 class RoutingRecorder:
