@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "mul_mat.h"
@@ -121,8 +122,6 @@ class Transfer : public gb_timer {
         close_seconds_ = std::min(close_seconds_, seconds);
         return seconds;
     }
-
-    int64_t n_bytes() const { return n_bytes_; }
 
     double close_seconds() const { return close_seconds_; } // least yet of a closing read; 0 from the device
 
@@ -251,20 +250,18 @@ constexpr int64_t most_units = 4096;
 constexpr size_t  min_rounds = 3;
 
 // One kind of work, in units that are all alike.
-class Work {
-  public:
-    virtual ~Work()              = default;
-    virtual void   begin()       = 0; // one unit; a device that works by itself is not done with it on return
-    virtual void   finish()      = 0; // waits for all that was begun
-    virtual double bytes() const = 0; // of one unit: multiplied or copied
+struct Work {
+    std::function<void()> begin_unit; // a device that works by itself is not done with it on return
+    std::function<void()> finish;     // waits for all that was begun
+    double                bytes;      // of one unit: multiplied or copied
 
-    void begin(int64_t n) {
+    void begin(int64_t n) const {
         for (int64_t i = 0; i < n; i++) {
-            begin();
+            begin_unit();
         }
     }
 
-    double seconds(int64_t n) {
+    double seconds(int64_t n) const {
         const double start = seconds_now();
         begin(n);
         finish();
@@ -272,33 +269,9 @@ class Work {
     }
 };
 
-class MulMatWork : public Work {
-  public:
-    explicit MulMatWork(const gb_mul_mat_params & params) : mul_mat_(params) {}
-
-    using Work::begin;
-    void   begin() override { mul_mat_.begin_pass(); }
-    void   finish() override { mul_mat_.finish_passes(); }
-    double bytes() const override { return mul_mat_.pass_bytes(); }
-
-  private:
-    MulMat mul_mat_;
-};
-
-class CopyWork : public Work {
-  public:
-    CopyWork(ggml_backend_dev_t device, int64_t chunk_bytes)
-        : transfer_(device, /*to_device=*/true, alloc_pinned(device, chunk_bytes * slots_for(chunk_bytes)) != nullptr,
-                    chunk_bytes) {}
-
-    using Work::begin;
-    void   begin() override { transfer_.begin(); }
-    void   finish() override { transfer_.finish(); }
-    double bytes() const override { return static_cast<double>(transfer_.n_bytes()); }
-
-  private:
-    Transfer transfer_;
-};
+Work work_of(MulMat & mul_mat) {
+    return {[&] { mul_mat.begin_pass(); }, [&] { mul_mat.finish_passes(); }, mul_mat.pass_bytes()};
+}
 
 double median(std::vector<double> values) {
     const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -331,7 +304,8 @@ struct Round {
 class Pair {
   public:
     // on_device: the first works by itself, so that it can be queued before the second.
-    Pair(Work & first, Work & second, bool on_device) : first_(first), second_(second), on_device_(on_device) {}
+    Pair(Work first, Work second, bool on_device)
+        : first_(std::move(first)), second_(std::move(second)), on_device_(on_device) {}
 
     gb_sharing_result measure(double seconds) {
         require(seconds > 0.0 && seconds <= 60.0, "the time to measure must be up to a minute");
@@ -350,10 +324,9 @@ class Pair {
             return median(std::move(values));
         };
         gb_sharing_result result = {};
-        result.first_alone =
-            first_.bytes() * static_cast<double>(n_first_) / median_of([](auto & r) { return r.first; });
+        result.first_alone = first_.bytes * static_cast<double>(n_first_) / median_of([](auto & r) { return r.first; });
         result.second_alone =
-            second_.bytes() * static_cast<double>(n_second_) / median_of([](auto & r) { return r.second; });
+            second_.bytes * static_cast<double>(n_second_) / median_of([](auto & r) { return r.second; });
         result.first_with_second = result.first_alone * median_of([](auto & r) { return r.first_share(); });
         result.second_with_first = result.second_alone * median_of([](auto & r) { return r.second_share(); });
         return result;
@@ -384,7 +357,7 @@ class Pair {
 
     // least: seconds of the first in a round.
     void choose_amounts(double least) {
-        const auto unit  = [](Work & work) { return std::min(work.seconds(1), work.seconds(1)); };
+        const auto unit  = [](const Work & work) { return std::min(work.seconds(1), work.seconds(1)); };
         const auto units = [](double wanted, double each) {
             return static_cast<int64_t>(std::clamp(std::ceil(wanted / each), 1.0, static_cast<double>(most_units)));
         };
@@ -409,8 +382,8 @@ class Pair {
         }
     }
 
-    Work &  first_;
-    Work &  second_;
+    Work    first_;
+    Work    second_;
     bool    on_device_;
     int64_t n_first_  = 1;
     int64_t n_second_ = 1;
@@ -483,9 +456,11 @@ int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t 
     return guarded([&] {
         require(first != nullptr && result != nullptr, "no room for the result");
         ggml_backend_dev_t to = find_link(device);
-        MulMatWork         mul_mats(*first);
-        CopyWork           copies(to, chunk_bytes);
-        *result = Pair(mul_mats, copies, !is_cpu(find_device(first->device))).measure(seconds);
+        MulMat             mul_mats(*first);
+        const bool         pinned = alloc_pinned(to, chunk_bytes * slots_for(chunk_bytes)) != nullptr;
+        Transfer           copies(to, /*to_device=*/true, pinned, chunk_bytes);
+        const Work copying = {[&] { copies.begin(); }, [&] { copies.finish(); }, static_cast<double>(chunk_bytes)};
+        *result            = Pair(work_of(mul_mats), copying, !is_cpu(find_device(first->device))).measure(seconds);
     });
 }
 
@@ -493,8 +468,8 @@ int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * 
                      gb_sharing_result * result) {
     return guarded([&] {
         require(first != nullptr && second != nullptr && result != nullptr, "no room for the result");
-        MulMatWork one(*first);
-        MulMatWork other(*second);
-        *result = Pair(one, other, !is_cpu(find_device(first->device))).measure(seconds);
+        MulMat one(*first);
+        MulMat other(*second);
+        *result = Pair(work_of(one), work_of(other), !is_cpu(find_device(first->device))).measure(seconds);
     });
 }
