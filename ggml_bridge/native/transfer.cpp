@@ -34,13 +34,6 @@ ggml_backend_dev_t find_link(const char * name) {
 // copies
 //
 
-// Pinned host memory of the device; NULL where there is none left, for which CUDA's and Vulkan's give plain memory.
-BufferPtr alloc_pinned(ggml_backend_dev_t device, int64_t n_bytes) {
-    ggml_backend_buffer_type_t buft = ggml_backend_dev_host_buffer_type(device);
-    BufferPtr buffer(buft == nullptr ? nullptr : ggml_backend_buft_alloc_buffer(buft, static_cast<size_t>(n_bytes)));
-    return buffer && ggml_backend_buffer_get_type(buffer.get()) == buft ? std::move(buffer) : nullptr;
-}
-
 // Host memory to copy from or to: pageable, or the device's pinned kind.
 struct HostMemory {
     HostMemory(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) {
@@ -49,7 +42,7 @@ struct HostMemory {
             base = pageable.data();
             return;
         }
-        buffer = alloc_pinned(device, n_bytes);
+        buffer = oallama::new_pinned(device, static_cast<size_t>(n_bytes));
         if (!buffer) {
             const bool used_up = ggml_backend_dev_host_buffer_type(device) != nullptr;
             throw Error(OALLAMA_UNSUPPORTED, std::string("device ") + ggml_backend_dev_name(device) +
@@ -402,7 +395,7 @@ using namespace bridge;
 int gb_pins(const char * device, int64_t n_bytes, int32_t * pinned) {
     return guarded([&] {
         require(pinned != nullptr && n_bytes > 0, "a number of bytes and room for the result are needed");
-        *pinned = alloc_pinned(find_device(device), n_bytes) != nullptr ? 1 : 0;
+        *pinned = oallama::new_pinned(find_device(device), static_cast<size_t>(n_bytes)) != nullptr ? 1 : 0;
     });
 }
 
@@ -457,8 +450,9 @@ int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t 
         require(first != nullptr && result != nullptr, "no room for the result");
         ggml_backend_dev_t to = find_link(device);
         MulMat             mul_mats(*first);
-        const bool         pinned = alloc_pinned(to, chunk_bytes * slots_for(chunk_bytes)) != nullptr;
-        Transfer           copies(to, /*to_device=*/true, pinned, chunk_bytes);
+        const bool         pinned =
+            oallama::new_pinned(to, static_cast<size_t>(chunk_bytes * slots_for(chunk_bytes))) != nullptr;
+        Transfer   copies(to, /*to_device=*/true, pinned, chunk_bytes);
         const Work copying = {[&] { copies.begin(); }, [&] { copies.finish(); }, static_cast<double>(chunk_bytes)};
         *result            = Pair(work_of(mul_mats), copying, !is_cpu(find_device(first->device))).measure(seconds);
     });
