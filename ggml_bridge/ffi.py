@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,9 +74,9 @@ class Native:
 
 def record(kind: type[Record], struct: Any) -> Record:
     """The dataclass whose fields are those of a C struct, read as their annotations say."""
-    values = {field.name: (field.type, getattr(struct, field.name)) for field in fields(kind)}  # type: ignore[arg-type]
-    readers = {"str": decode, "bool": bool}
-    return kind(**{name: readers[type](value) if type in readers else value for name, (type, value) in values.items()})
+    readers: dict[Any, Callable[[Any], Any]] = {"str": decode, "bool": bool}
+    values = {field.name: (readers.get(field.type), getattr(struct, field.name)) for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value if read is None else read(value) for name, (read, value) in values.items()})
 
 
 def decode(text: Any) -> str:
