@@ -112,7 +112,7 @@ def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
 
 @pytest.mark.parametrize("name", TESTS)
 def test_split_backend(bridge: ggml_bridge.Bridge, name: str) -> None:
-    fewer = "" if ALL or name != "random" else "--cases 150"
+    fewer = "" if ALL or name != "random" else "--cases 80"
     run_tests(build_native("split_test", bridge.libraries.folder), [name], options=fewer)
 
 
