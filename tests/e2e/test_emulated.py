@@ -170,6 +170,7 @@ def test_threads_leave_it_a_core(model: Path) -> None:
     assert f"--threads {n}" in done.stderr
 
 
+@pytest.mark.thorough
 @needs_a_core
 def test_a_profile_says_that_it_is_of_an_emulated_device(tmp_path: Path) -> None:
     path = write_llama_shape(tmp_path / "model.gguf", 1, 256, 256, 2, 2, 300)
