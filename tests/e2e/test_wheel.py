@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 import shutil
 import struct
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import threading
+import venv
 import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -57,3 +64,39 @@ def test_the_source_package_has_what_it_is_built_from(made: tuple[Path, Path]) -
     assert {"pyproject.toml", "CMakeLists.txt", "LICENSE", f"models/{FILE}", "oallama/setup/locked.txt"} <= names
     assert {"third_party/ggml/LICENSE", "third_party/ggml/ggml-backend-impl.h"} <= names
     assert not any(name.startswith(("tests/", "docs/", "scripts/")) for name in names)
+
+
+def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """In a new environment, whose PATH has no compiler, with the llama.cpp of this one as an archive on loopback."""
+    libraries = Path(sysconfig.get_path("purelib"), "llama_cpp", "lib")
+    archive = tmp_path / "llama.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(libraries, "build/bin")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sh", "env", "uname"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    environment = {**os.environ, "PATH": str(programs), "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
+    place = tmp_path / "new"
+    venv.create(place, with_pip=True)
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    oallama = place / "bin" / "oallama"
+    assert run(place / "bin" / "pip", "install", "--quiet", made[1]).returncode == 0
+    refused = run(oallama, "run", "Once", "-n", "4")
+    assert refused.returncode == 1 and "oallama setup" in refused.stderr and "Traceback" not in refused.stderr
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        given = (oallama, "setup", "--llama-cpp", f"http://127.0.0.1:{server.server_port}/{archive.name}", "--sha256")
+        wrong = run(*given, "0" * 64)
+        assert wrong.returncode == 1 and "do not trust it" in wrong.stderr
+        done = run(*given, hashlib.sha256(archive.read_bytes()).hexdigest())
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    story = run(oallama, "run", "Once upon a time", "-n", "16", "--tune", "never")
+    assert story.returncode == 0 and len(story.stdout.split()) > 5, story.stderr
+    checked = run(oallama, "doctor")
+    assert checked.returncode == 0, checked.stdout
