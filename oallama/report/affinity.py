@@ -188,7 +188,7 @@ def _times(row: Affinity | Fold) -> tuple[str, ...]:
 def _folded_text(report: AffinityReport, folded: Sequence[Fold]) -> str:
     return (
         f"{plural(len(report.operators), 'operator')} in {plural(len(folded), 'line')}: bytes are sums, "
-        "times medians of one operator; --all shows every operator."
+        "times medians of one operator in µs; --all shows every operator."
     )
 
 
