@@ -66,8 +66,8 @@ def test_every_arm_of_a_comparison_may_use_it(library: Path, tmp_path: Path) -> 
     [
         (lambda folder: folder / "missing.so", "there is no such file"),
         (lambda folder: folder, "there is no such file"),
-        (lambda folder: write(folder / "text.so"), "is no back end of ggml"),
-        (lambda folder: find_bridge(), "is no back end of ggml"),
+        (lambda folder: write(folder / "text.so"), "is no back end of this ggml"),
+        (lambda folder: find_bridge(), "is no back end of this ggml"),
     ],
     ids=["missing", "a folder", "no library", "another library"],
 )
