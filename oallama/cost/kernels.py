@@ -16,7 +16,7 @@ from oallama.core.errors import ProfileError
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, MulMat, Operator
 from oallama.cost.passes import Pass
-from oallama.profile.link import fit_linear
+from oallama.profile.fit import fit_linear
 from oallama.profile.wanted import in_steps
 
 MIN_SIZE_RATIO = 4.0

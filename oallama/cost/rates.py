@@ -24,7 +24,7 @@ from oallama.core.units import KIB, MIB
 from oallama.cost.blocks import F32
 from oallama.cost.graph import Crossings
 from oallama.cost.passes import Pass
-from oallama.profile.link import fit_linear
+from oallama.profile.fit import fit_linear
 
 
 @dataclass(frozen=True, slots=True)

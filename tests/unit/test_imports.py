@@ -46,7 +46,7 @@ TOUCH_NATIVE_TOO = {
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
     *(f"oallama.bench.{part}" for part in ("records", "rows", "schedule", "stats", "stock", "verify")),
-    *("oallama.gate.verdict", "oallama.core.options"),
+    *("oallama.gate.verdict", "oallama.core.options", "oallama.profile.fit"),
 )
 IMPURE_MODULES = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.profile.link import LINK_SIZES, fit_linear, line_over
+from oallama.profile.fit import fit_linear
+from oallama.profile.link import LINK_SIZES, line_over
 
 SIZES = [4096 * 4**i for i in range(7)]
 
