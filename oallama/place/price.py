@@ -28,7 +28,7 @@ def price(problem: Problem, workload: Workload, placed: Placed, llama_uses_devic
     if placed.slices is not None:
         slicer = slicer_of(problem, workload, placed.slices)
         plan = slicer.priced(slicer.cuts_of(placed), placed.slices.token_assignment)
-        return Predicted.of(plan.prefill_s, plan.decode_s, workload.n_gen)
+        return plan.predicted(workload)
     if llama_uses_device is None:
         llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
     layouts = host_layouts(problem, workload, placed, llama_uses_device)

@@ -23,7 +23,7 @@ from functools import cache
 from itertools import product
 
 from oallama.core.errors import PlanError
-from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, StreamSettings, Workload
+from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamSettings, Workload
 from oallama.cost.experts import expert_use, experts_alike
 from oallama.cost.passes import Pass, passes
 from oallama.cost.rates import slice_rates
@@ -140,12 +140,11 @@ class SlicePlan:
     decode_s: float  # of one token
     short: bool = False  # more device memory would have changed it
 
-    def total_s(self, workload: Workload) -> float:
-        return self.prefill_s + workload.n_gen * self.decode_s
+    def predicted(self, workload: Workload) -> Predicted:
+        return Predicted.of(self.prefill_s, self.decode_s, workload.n_gen)
 
-    def seconds(self, workload: Workload, phase: Phase) -> float:
-        """Over the passes of a phase."""
-        return {"decode": self.decode_s, "prefill": self.prefill_s, "mixed": self.total_s(workload)}[phase]
+    def total_s(self, workload: Workload) -> float:
+        return self.predicted(workload).total_s
 
     @property
     def weights_bytes(self) -> int:
@@ -494,7 +493,7 @@ class Slicer:
             plan.token_assignment, plan.twice_bytes, tuple(hot) if hot_bytes else (), hot_bytes,
             self._problem.profile.takes_residents,
         )  # fmt: skip
-        return replace(placed, slices=slices, seconds=plan.seconds(self.workload, phase))
+        return replace(placed, slices=slices, seconds=plan.predicted(self.workload).over(phase))
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""

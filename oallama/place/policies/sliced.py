@@ -252,7 +252,7 @@ class SliceSearch:
         trial = replace(_uncut(trial), n_slots=n_slots, short=plan is not None and plan.short)
         if plan is None or plan.is_empty:
             return trial
-        return replace(trial, plan=plan, seconds=plan.seconds(trial.workload, self._phase))
+        return replace(trial, plan=plan, seconds=plan.predicted(trial.workload).over(self._phase))
 
     def _slicer(self, workload: Workload, n_slots: int) -> Slicer:
         if (workload, n_slots) not in self._slicers:
