@@ -19,6 +19,9 @@ from oallama.bench.stats import Ratio
 ERROR = 0.05
 """Chance that any candidate wins that is no faster than stock, or that an interval misses the truth; at most."""
 
+SPREAD = 0.05
+"""Inverse variance of the effect sizes that are averaged over: a small one tells large effects from four pairs on."""
+
 MOST_RACES = 3  # candidates for one key, among which ERROR is shared out
 MOST_PAIRS = 40  # that a candidate gets; an interval around 1 says then that there is no difference to speak of
 WORTH = 1.02  # as many times as fast as stock is worth another plan
@@ -135,12 +138,15 @@ def _measured(race: Race, who: str = "") -> str:
     return f"{race.policy} {ratio.value:.2f}× stock (95 % {ratio.low:.2f}-{ratio.high:.2f})"
 
 
-SPREAD = 0.05
-"""Inverse variance of the effect sizes that are averaged over: a small one tells large effects from four pairs on."""
-
-
 def speed_interval(pairs: Sequence[tuple[float, float]], error: float) -> Ratio | None:
-    """How many times as fast the second side of the pairs of seconds is as the first; None: too few pairs to tell."""
+    """How many times as fast the second side of the pairs of seconds is as the first; None: too few pairs to tell.
+
+    The logarithms of the pairs' ratios are taken for draws from one normal distribution. The interval inverts a mixture
+    of t-tests (Lai 1976; Wang and Ramdas 2024, "Anytime-valid t-tests"): the e-value of each mean m is a likelihood
+    ratio of "another mean" against "m", averaged over effect sizes and over all deviations. Its chance ever to reach
+    1/error is at most `error` where m is the truth. So the interval holds at all numbers of pairs together, in one run
+    or over several, and measuring may end as soon as it excludes 1.
+    """
     n = len(pairs)
     if n < 2:
         return None

@@ -33,7 +33,7 @@ def verified(
     notes: Sequence[str] = (),
     capacity: int | None = None,
 ) -> Decision:
-    """A placement with the ledger of a dry workload: `spare` may be negative. costs: over the phase that was asked for.
+    """A placement with the ledger of a dry load: `spare` may be negative. costs: over the phase that was asked for.
     notes: on what was changed before it was searched for. capacity: bytes of the device; None: as that load found it.
     """
     placed = with_layouts(problem, costs, placed)
