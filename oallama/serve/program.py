@@ -7,14 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import ggml_bridge
-from ggml_bridge.library import GGML_VERSION, find_plugin, library_folder, soname
+from ggml_bridge.library import GGML_VERSION, asking_version, find_plugin, library_folder, soname
 from oallama.core.errors import BridgeError, PlanError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
@@ -41,10 +40,6 @@ KEY_VARIABLE = "LLAMA_API_KEY"
 PLAN_FILE = "plan.oallama"
 TIMES_FILE = "times"
 BUILD = "`oallama setup` builds it with llama.cpp"
-_ASK_VERSION = (
-    "import ctypes, sys; base = ctypes.CDLL(sys.argv[1]); base.ggml_version.restype = ctypes.c_char_p; "
-    "print(base.ggml_version().decode())"
-)
 _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 
 
@@ -95,7 +90,7 @@ def ggml_version(program: Path) -> str | None:
     library = _ggml_base(program)
     if library is None:
         return None
-    done = _output([sys.executable, "-I", "-c", _ASK_VERSION, str(library)])
+    done = _output(asking_version(library))
     return done.strip() if done else None
 
 

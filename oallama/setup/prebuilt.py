@@ -13,15 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from ggml_bridge.library import asking_version
 from oallama.core.errors import UsageError
 from oallama.setup.console import SetupError, Step, capture
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 40: "armv7l", 243: "riscv64"}
 """ELF's numbers of processors."""
-_ASK_VERSION = (
-    "import ctypes, sys; base = ctypes.CDLL(sys.argv[1]); base.ggml_version.restype = ctypes.c_char_p; "
-    "print(base.ggml_version().decode())"
-)
 _TIMEOUT_S = 60.0
 _CHUNK = 1 << 20
 
@@ -64,7 +61,7 @@ def check(folder: Path, wanted: str, python: Path, env: Mapping[str, str]) -> No
     machine = _MACHINES.get(int.from_bytes(header[18:20], "little"), "another processor")
     if header[:4] != b"\x7fELF" or machine != platform.machine():
         raise SetupError(f"the libraries in {folder} are for {machine} and this is {platform.machine()}")
-    found = capture([str(python), "-I", "-c", _ASK_VERSION, str(folder / "libggml-base.so.0")], env)
+    found = capture(asking_version(folder / "libggml-base.so.0", python), env)
     if found is None or found.strip() != wanted:
         what = f"ggml {found.strip()}" if found else "a ggml that does not tell its version"
         raise SetupError(f"the libraries in {folder} are of {what} and only {wanted} works: take llama.cpp b11312")

@@ -19,7 +19,7 @@ from e2e.stock import RpcServer, environment, free_port, needs_programs, program
 from e2e.stock_plans import MODEL, plugin_is_built, split_plan
 from processes import here
 
-from ggml_bridge.library import GGML_VERSION, find_plugin
+from ggml_bridge.library import GGML_VERSION, asking_version, find_plugin
 from oallama.cost.blocks import is_ffn
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
@@ -59,11 +59,7 @@ def shell(line: str, *more: str, timeout: float = 120) -> subprocess.CompletedPr
 
 def test_the_programs_are_of_the_version_the_plugin_was_written_for() -> None:
     library = Path(program("libggml-base.so.0" if sys.platform != "darwin" else "libggml-base.0.dylib"))
-    code = (
-        f"import ctypes; base = ctypes.CDLL({str(library)!r}); base.ggml_version.restype = ctypes.c_char_p; "
-        "print(base.ggml_version().decode())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(asking_version(library), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == GGML_VERSION
 
 
