@@ -3,10 +3,8 @@
 #pragma once
 
 #include <functional>
-#include <memory>
-#include <unordered_map>
 
-#include "split/ggml_backend_abi.h"
+#include "emulated/graph.h"
 
 namespace async_device {
 
@@ -18,15 +16,7 @@ class Launch {
     void run(ggml_backend_t cpu);
 
   private:
-    struct FreeContext {
-        void operator()(ggml_context * ctx) const noexcept { ggml_free(ctx); }
-    };
-
-    ggml_tensor * copy(const ggml_tensor * original, void * memory);
-
-    std::unique_ptr<ggml_context, FreeContext>             ctx_;
-    ggml_cgraph *                                          graph_ = nullptr;
-    std::unordered_map<const ggml_tensor *, ggml_tensor *> copies_;
+    emulated::Launch launch_;
 };
 
 } // namespace async_device

@@ -13,7 +13,7 @@
 #include "async_device.h"
 #include "ggml-oallama.h"
 #include "refused_memory.h"
-#include "split/ggml_backend_abi.h"
+#include "split/util.h"
 
 namespace split_test {
 
@@ -32,15 +32,11 @@ int  failures();
 // owners
 //
 
-template <auto Free> struct Deleter {
-    template <typename T> void operator()(T * object) const noexcept { Free(object); }
-};
-
-using ContextPtr = std::unique_ptr<ggml_context, Deleter<ggml_free>>;
-using BufferPtr  = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buffer_free>>;
-using BackendPtr = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
-using SchedPtr   = std::unique_ptr<ggml_backend_sched, Deleter<ggml_backend_sched_free>>;
-using PlanPtr    = std::unique_ptr<oallama_plan, Deleter<oallama_plan_free>>;
+using oallama::BackendPtr;
+using oallama::BufferPtr;
+using oallama::ContextPtr;
+using oallama::SchedPtr;
+using PlanPtr = std::unique_ptr<oallama_plan, oallama::Deleter<oallama_plan_free>>;
 
 //
 // blocks
