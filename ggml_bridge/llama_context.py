@@ -1,4 +1,4 @@
-"""What a llama_context has allocated, exactly, by buffer type; and which experts its routers choose, as they choose."""
+"""Bytes that a llama_context has allocated, by buffer type; and the experts that its routers choose, as they choose."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ LEVERS: dict[str, tuple[Lever, ...]] = {
     "eval": (("host.bytes_per_s", "host.flops_per_s"), ("card.bytes_per_s",), ("card.kernel_s",),
              ("card.synchronize_s",)),
 }  # fmt: skip
-"""What may be fitted of a phase."""
+"""Rates that may be fitted of a phase."""
 FEWEST, MANY = 4, 12  # rows of a phase from which on one lever is fitted, and three
 SIX = 6  # rows of a phase from which on a card that nobody named is chosen, too
 
@@ -270,7 +270,7 @@ def fitted(
 
 
 def study(sheet: DataSheet, runs: Sequence[PublishedRun], models: Mapping[str, CardModel]) -> Row:
-    """What the page says of a machine."""
+    """Figures of a machine for the page."""
     known = [run for run in runs if run.model in models]
     spilled = [run for run in known if any(word in run.flag for word in SPILLED)]
     usual = [run for run in known if run not in spilled]

@@ -1,4 +1,4 @@
-// What it costs to launch a graph, to queue one, and to leave the CPU for a device and come back.
+// Seconds to launch a graph, to queue one, and to leave the CPU for a device and come back.
 
 #include <algorithm>
 #include <set>

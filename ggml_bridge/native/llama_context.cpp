@@ -1,5 +1,5 @@
-// What a llama_context has allocated, by buffer type, from libllama's exported C++ function; and which experts its
-// routers choose, read as ggml's scheduler computes them.
+// Bytes that a llama_context has allocated, by buffer type, from libllama's exported C++ function; and the experts that
+// its routers choose, read as ggml's scheduler computes them.
 
 #include <algorithm>
 #include <atomic>

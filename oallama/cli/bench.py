@@ -73,7 +73,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class TimedOptions:
-    """What is timed: lists of token counts, each with each; pairs: a prompt and the generation behind it."""
+    """Tests to time: lists of token counts, each with each; pairs: a prompt and the generation behind it."""
 
     n_prompt: tuple[int, ...]
     n_gen: tuple[int, ...]
@@ -125,13 +125,13 @@ class ResultOptions:
         check_result(self.output[1])
 
     def save(self, result: BenchResult) -> None:
-        """What there is so far, to the file, so that it is valid whenever measuring ends."""
+        """Write the result so far to the file, so that it is valid whenever measuring ends."""
         form, file = self.output
         if file is not None and any(series.kept for series in result.series):
             write_file(file, text_of(result, form))
 
     def tell(self, result: BenchResult) -> None:
-        """What was measured, to where it was asked for."""
+        """Print the result, or write it to the file that was asked for."""
         form, file = self.output
         if file is not None:
             talk(f"wrote {file}")

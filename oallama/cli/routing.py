@@ -175,4 +175,4 @@ PROMPTS = (
     "Prove that the square root of two is irrational.",
     "The quarterly report shows that revenue grew by 4 % while costs fell. What should the board ask?",
 )
-"""Of the same kinds in both halves, which are held against each other."""
+"""Prompts of the same kinds in both halves, which are held against each other."""

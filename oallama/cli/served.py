@@ -224,7 +224,7 @@ class Needs:
     uses_file: Path | None
 
     def named(self, served: Served) -> Served:
-        """With the device's name where the plan uses it, `none` where it does not."""
+        """Put the device's name into the plan where it uses it, `none` where it does not."""
         plan = served.plan
         uses = plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
         return replace(served, plan=replace(plan, device=self.device if uses and plan.device != "none" else "none"))

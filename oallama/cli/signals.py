@@ -1,4 +1,4 @@
-"""What ends a command early: SIGTERM, and SIGHUP where its terminal is closed, taken for Ctrl-C; and a key."""
+"""Early ends of a command: SIGTERM, and SIGHUP where its terminal is closed, taken for Ctrl-C; and a key."""
 
 from __future__ import annotations
 

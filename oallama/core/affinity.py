@@ -59,8 +59,7 @@ class MeasuredOn:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What `oallama run` uses, of its plan. measured: it won against stock llama.cpp here; else the prediction says
-    so."""
+    """The plan that `oallama run` uses. measured: it won against stock llama.cpp here; else it was predicted to."""
 
     policy: str
     measured: bool

@@ -1,4 +1,4 @@
-"""What the split backend computes as one: a whole FFN, or a single mul-mat.
+"""Blocks, which the split backend computes as one: a whole FFN, or a single mul-mat.
 
 Gate, up and down of an FFN that are cut at the same element form one block: each side computes its slice of all of it,
 inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). Anything else is a block alone,
@@ -30,8 +30,8 @@ LOGITS_CHUNK = 64
 if all were."""
 
 SUM_BYTES = 256 * KIB
-"""Of results that need not come back: from here on the split backend weights and adds up what each side has of a
-token's experts before it is joined."""
+"""Bytes of results that need not come back, from which on the split backend weights and adds up each side's results
+of a token's experts before it joins them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class SplitBlock:
         return (self.sent + (n_summed if n_summed > 1 else 0) + self.sent_each * gg) * n_tokens * F32
 
     def download_bytes(self, gg: int, n_tokens: int, n_batch: int | None = None) -> int:
-        """Of n_tokens tokens of a batch of n_batch (None: of as many)."""
+        """Bytes that come back for n_tokens tokens of a batch of n_batch (None: of as many)."""
         n_summed = self.n_summed(n_batch or n_tokens)
         return (self.returned // n_summed + self.returned_each * gg) * n_tokens * F32
 
@@ -178,8 +178,8 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
 
 
 def family_blocks(operators: Sequence[Operator], members: Sequence[int], together: bool) -> list[SplitBlock]:
-    """What mul-mats of one FFN, or one by itself, form. together: whether they are cut at the same element and joined
-    as one."""
+    """Blocks that mul-mats of one FFN, or one by itself, form. together: whether they are cut at the same element and
+    joined as one."""
     own = [operators[i] for i in members]
     if is_biased_ffn(own) or (together and _are_one_ffn(own)):
         return [ffn_block(operators, members)]
@@ -193,7 +193,7 @@ def is_biased_ffn(members: Sequence[Operator]) -> bool:
 
 
 def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
-    """What all mul-mats of one FFN form. Where they have biases it has no cuts."""
+    """Block of all mul-mats of one FFN. Where they have biases it has no cuts."""
     *first, down = sorted((operators[i] for i in members), key=_reads_hidden)
     hidden, n_embd, _ = down.shape
     used, biased = down.n_expert_used, runs_alone(down)

@@ -36,8 +36,8 @@ def experts_alike(n_expert: int) -> ExpertUse:
 
 
 def expert_use(routing: Routing) -> dict[int, ExpertUse]:
-    """By layer, of those whose decode was recorded at least twice. Prompts that were not are taken to use all experts
-    alike."""
+    """Use of experts by layer, for layers whose decode was recorded at least twice. Prompts that were not recorded are
+    taken to use all experts alike."""
     prompts = {layer.layer: layer for layer in routing.prompt}
     return {
         layer.layer: ExpertUse(
@@ -51,7 +51,7 @@ def expert_use(routing: Routing) -> dict[int, ExpertUse]:
 
 
 def most_used(uses: Sequence[float]) -> tuple[int, ...]:
-    """Of equals the first one first."""
+    """Experts by falling use; ties in order."""
     return tuple(sorted(range(len(uses)), key=lambda expert: (-uses[expert], expert)))
 
 

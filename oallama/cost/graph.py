@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Crossings:
-    """What a placement makes the scheduler move in one forward pass."""
+    """Tensors that a placement makes the scheduler move in one forward pass."""
 
     splits: int  # all of them, as llama.cpp logs "graph splits"
     device_splits: int
@@ -304,7 +304,7 @@ def first_within(first_device_layer: int, window: tuple[int, int]) -> int:
 
 @lru_cache(maxsize=2**14)
 def _crossings(layers: tuple[Layer, ...], on_device: bytes, first_device_layer: int) -> Crossings:
-    """Of layers that follow one another, counted from the first.
+    """Count crossings of layers that follow one another, from the first.
 
     Layer by layer: all that one knows of the others is on which side the one before ends and the next one begins. Most
     layers of a model are alike, so few are counted.

@@ -20,7 +20,7 @@ from oallama.profile.fit import fit_linear
 from oallama.profile.wanted import in_steps
 
 MIN_SIZE_RATIO = 4.0
-"""Of the largest to the smallest weight below which a profile says nothing of α."""
+"""Ratio of the largest to the smallest weight below which a profile says nothing of α."""
 
 Curve = tuple[tuple[int, float], ...]
 """((n_tokens, seconds), ...) with ascending n_tokens."""
@@ -75,7 +75,8 @@ class Kernels:
                 self._on_device[what] = kernel
 
     def on_host(self, operator: Operator) -> Mapping[str, Kernel]:
-        """By CPU layout, in alphabetical order. Raises ProfileError if the CPU never measured this operator's shape."""
+        """Kernels by CPU layout, in alphabetical order. Raises ProfileError if the CPU never measured this operator's
+        shape."""
         found = self._on_host.get(operator.mul_mat)
         if found is None:
             raise ProfileError(
@@ -110,7 +111,7 @@ def _alpha(measured: Sequence[tuple[int, float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RestCurves:
-    """What a layer takes beside its operators on one device."""
+    """Seconds of a layer's rest on one device."""
 
     by_tokens: Mapping[int, Curve]  # n_tokens -> ((positions in the KV cache, seconds per layer), ...)
     stepped: bool  # the time is that of whole steps of KV_STEP, masked or not
@@ -124,11 +125,12 @@ class RestCurves:
 
 
 RestIndex = Mapping[str, RestCurves]
-"""By device."""
+"""Curves of the rest by device."""
 
 
 def index_rest(profile: Profile) -> RestIndex:
-    """With flash attention on each device that has it, else without; attention.with_attention leaves one of them.
+    """Index the rest with flash attention on each device that has it, else without (attention.with_attention leaves
+    one).
 
     Flash attention takes time for what a token sees, without it attention goes through all that it is shown.
     """

@@ -1,4 +1,4 @@
-"""What copies, crossings and work at the same time cost, read off a profile.
+"""Costs of copies, of crossings and of work at the same time, read off a profile.
 
 One crossing of activations costs what the profiled link says for its bytes (ScheInfer Eq. 3: t = α + β·bytes); each
 split on the device adds what ggml's scheduler needs beside the two copies, taken from the profiled boundary (one
@@ -92,7 +92,7 @@ def weight_stream(profile: Profile, mapped: bool = True) -> LinearFit | None:
 
 
 ONE_QUEUE = 0.5
-"""Of a copy under way on another stream that a result waits for: from here on all streams are taken as one queue."""
+"""Share of a copy on another stream that a result waits for, from which on all streams are taken as one queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Interference:
 NO_INTERFERENCE = Interference()
 
 InterferenceCurve = tuple[tuple[int, Interference], ...]
-"""By batch size, ascending; empty: nothing was measured, nobody slows anybody down."""
+"""Interference by batch size, ascending; empty: nothing was measured, nobody slows anybody down."""
 
 _FIELDS: Mapping[tuple[Worker, Worker], tuple[str, str]] = {
     ("cpu", "device"): ("cpu_with_device", "device_with_cpu"),
@@ -140,7 +140,7 @@ _NAMES = tuple(name for pair in _FIELDS.values() for name in pair)
 
 
 def interference_curve(profile: Profile) -> InterferenceCurve:
-    """What a profile says of work at the same time. A side that was found faster together than alone lost nothing."""
+    """Read the interference off a profile. A side that was found faster together than alone lost nothing."""
     one_queue = profile.copy_wait is not None and profile.copy_wait >= ONE_QUEUE
     measured: dict[int, dict[str, float]] = {}
     for sharing in profile.sharing:
@@ -173,7 +173,7 @@ def interference_at(curve: InterferenceCurve, n_tokens: int) -> Interference:
 
 
 JOIN_BYTES = 3 * F32
-"""Of memory that the join moves for each element: it reads both sides' results and writes one."""
+"""Bytes of memory that the join moves for each element: it reads both sides' results and writes one."""
 
 WEIGHT_COPY_BYTES = 256 * KIB
 """Copies of weights are from here on as large as that. What a line over all sizes makes of them is off by as much as
@@ -182,12 +182,12 @@ caches are faster than memory: on a local RPC worker 64 KiB pass at 20 GB/s, 4 M
 
 MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 * KIB, 8 * MIB
 BYTES_PER_WAIT = 32 * MIB
-"""Of weights that are copied for each activation that waits for a piece; pieces grow with its root only."""
+"""Bytes of weights copied for each activation that waits for a piece; pieces grow with its root only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What a block's inputs and results take, seconds."""
+    """Seconds that a block's inputs and results take."""
 
     send_s: float = 0.0  # of the thread that computes CC
     join_s: float = 0.0
@@ -203,7 +203,7 @@ NO_CROSSING = Crossing()
 
 @dataclass(frozen=True, slots=True)
 class SliceRates:
-    """What work on the device costs beside computing."""
+    """Costs of work on the device, computing left out."""
 
     weights: LinearFit  # the link that CG is streamed over
     transfer: TransferRates  # of activations; a launch takes split_s, one for each step
@@ -218,11 +218,11 @@ class SliceRates:
         object.__setattr__(self, "piece_bytes", self._best_piece())
 
     def beside(self, n_tokens: int) -> Interference:
-        """What work at the same time leaves, in batches of so many tokens."""
+        """Interference in batches of so many tokens."""
         return interference_at(self.interference, n_tokens)
 
     def _best_piece(self) -> int:
-        """Of weights that are asked for at once.
+        """Bytes of weights that are asked for at once.
 
         A device copies one thing at a time. An activation that comes meanwhile waits for half a piece on average, P/2r
         at r bytes a second; asking takes the thread a seconds a piece, a B/P for B bytes. P = sqrt(2 a r B) makes the
@@ -234,7 +234,7 @@ class SliceRates:
         return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
 
     def crossing(self, n_up: int, n_down: int, joined: float, n_steps: int) -> Crossing:
-        """Of so many bytes, joined elements and launches."""
+        """Seconds of a crossing with so many bytes up and down, joined elements and launches."""
         link = self.transfer
         send_s = self.staging_s(n_up) + n_steps * link.launch_issue_s
         join_s = joined * JOIN_BYTES * self.join_s_per_byte
@@ -244,8 +244,8 @@ class SliceRates:
         return Crossing(send_s + in_s, join_s + out_s, link.launch_s, in_s=in_s, out_s=out_s)
 
     def staging_s(self, n_bytes: float) -> float:
-        """Of the thread, until activations are on their way from pinned memory: moved there, and asked for piece by
-        piece; 0 where they are sent from where they are."""
+        """Seconds of the thread until activations are on their way from pinned memory: it moves them there and asks for
+        them piece by piece. 0 where they are sent from where they are."""
         if not self.staged:
             return 0.0
         issue_s = self.issue.alpha_s if self.issue else 0.0

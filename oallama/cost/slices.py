@@ -56,8 +56,8 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What a share of mul-mats takes with one number of tokens: α whatever the share, and its part of the rest (Eq. 4);
-    bytes and copies of it where it is streamed."""
+    """Seconds of a share of mul-mats with one number of tokens: α whatever the share, and its part of the rest (Eq. 4).
+    Bytes and copies of the share where it is streamed."""
 
     cpu_alpha_s: float
     cpu_rest_s: float
@@ -108,15 +108,15 @@ class Gemms(tuple[Gemm, ...]):
         return lines.gpu_alpha_s + share * lines.gpu_rest_s
 
     def read_bytes(self, share: float, n_tokens: int) -> float:
-        """Of the share of the weights, what n_tokens tokens need."""
+        """Bytes of the share of the weights that n_tokens tokens read."""
         return share * self._lines(share, n_tokens).bytes
 
     def n_copies(self, share: float, n_tokens: int) -> float:
-        """In which that is copied."""
+        """Number of copies that read_bytes needs."""
         return self._lines(share, n_tokens).n_copies
 
     def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
-        """Of these copies, one after the other."""
+        """Seconds of these copies, one after the other."""
         return self.n_copies(share, n_tokens) * line.alpha_s + self.read_bytes(share, n_tokens) * line.beta_s_per_byte
 
     def _lines(self, share: float, n_tokens: int) -> Lines:
@@ -125,8 +125,8 @@ class Gemms(tuple[Gemm, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Around:
-    """What surrounds blocks: curves of seconds by batch size. Compared by identity: blocks in equal surroundings share
-    an object."""
+    """Surroundings of a block, as curves of seconds by batch size. Compared by identity: blocks in equal surroundings
+    share an object."""
 
     gap: Curve = NO_TIME  # from the join before to this block's inputs: attention, norms, crossings; the mean of all
     gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
@@ -172,7 +172,7 @@ class BlockCost:
         return self.gemms[0].mul_mat.shape[2]
 
     def weight_bytes(self, cut: Cut) -> int:
-        """Of GG, or of whole experts, on the device."""
+        """Bytes of GG, or of whole experts, on the device."""
         if cut.n_hot:
             return sum(gemm.bytes // self.n_expert for gemm in self.gemms) * cut.n_hot
         return self.block.weight_bytes(cut.gg)
@@ -305,7 +305,7 @@ def gap_times(around: Around, n_tokens: int) -> tuple[float, float]:
 
 
 def own_times(cost: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> BlockTimes:
-    """As slice_times, without the gap before the block.
+    """Times of a block as slice_times has them, without the gap before it.
 
     Where nothing is on the device llama.cpp runs the block where it is, and there is nothing to send or to join; nor
     is there where all is GG. A block that it offloads takes the link from what is streamed. Hot experts take no part in
@@ -387,7 +387,7 @@ class Pricing:
         return slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
 
     def seconds(self, cost: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
-        """Of one block among others like it, round after round."""
+        """Seconds of one block among others like it, round after round."""
         key = (cost.gemms, cost.around, cost.use, cut, n_tokens, n_g, n_outputs)
         seconds = self._known.get(key)
         if seconds is None:

@@ -24,8 +24,8 @@ from oallama.core.types import StreamSettings
 from oallama.cost.rates import NO_INTERFERENCE, Interference
 
 Stream = Literal["gap", "gap cpu", "send", "cpu", "gpu", "copy", "in", "out", "ask", "join"]
-"""Of spans. gap and gap cpu are the parts of gap_s; send, ask and join the thread's, before and behind CC; in and out
-are activations, which a send, a join or the end of a gpu span holds."""
+"""Streams of spans. gap and gap cpu are the parts of gap_s; send, ask and join the thread's, before and behind CC; in
+and out are activations, which a send, a join or the end of a gpu span holds."""
 
 DONE_S = 1e-12
 """Less work than this is none: what rounding leaves."""
@@ -171,13 +171,13 @@ def run_block(
 
 
 def alone_seconds(block: BlockTimes) -> float:
-    """Of one block without its gap, nothing being copied but for itself."""
+    """Seconds of one block without its gap, while nothing is copied for other blocks."""
     copy_s = block.copy_s
     return run_block(block, copy_s, not copy_s, 0.0, 0.0, 0.0)[0] + block.join_s
 
 
 def left(seconds: float) -> float:
-    """Of work: what rounding leaves of none is none."""
+    """Treat work below rounding error as zero."""
     return seconds if seconds > DONE_S else 0.0
 
 
@@ -312,7 +312,7 @@ def runs_ahead(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> bool:
 def own_cycle_seconds(
     block: BlockTimes, gap_s: float, gap_cpu_s: float, streaming: StreamSettings, max_rounds: int = MAX_ROUNDS
 ) -> float:
-    """As cycle_seconds, of one block that follows itself behind this gap, and runs ahead. Most rounds begin with what
+    """Seconds of a cycle of one block that follows itself behind this gap, and runs ahead. Most rounds begin with what
     the one before asked for at its end, all else having arrived; so does the first."""
     copy_s, after_s = block.copy_s, block.issue_s + block.join_s
     later_s = (streaming.n_slots - 1) * copy_s

@@ -116,11 +116,11 @@ class HostCache:
     bytes_per_position: float
 
     def upload_seconds(self, n_kv: int) -> float:
-        """Of one layer's cache to the device."""
+        """Seconds to copy one layer's cache to the device."""
         return KEYS_AND_VALUES * self.upload.alpha_s + n_kv * self.bytes_per_position * self.upload.beta_s_per_byte
 
     def seconds(self, n_tokens: int, n_kv: int) -> float:
-        """Of one layer in one pass: the cache to the device, new positions back."""
+        """Seconds of copies of one layer in one pass: the cache to the device, new positions back."""
         to_device = self.upload_seconds(n_kv)
         back = KEYS_AND_VALUES * self.download.alpha_s
         return to_device + back + n_tokens * self.bytes_per_position * self.download.beta_s_per_byte
@@ -136,7 +136,7 @@ def host_cache(profile: Profile) -> HostCache | None:
 
 
 def cache_bytes(shape: RestShape) -> float:
-    """Of one position of the KV cache in one layer."""
+    """Bytes of one position of the KV cache in one layer."""
     keys = shape.n_embd_head_k * bytes_per_element(shape.type_k)
     values = shape.n_embd_head_v * bytes_per_element(shape.type_v)
     return shape.n_head_kv * (keys + values)
@@ -172,7 +172,7 @@ def rest_with_offload(
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a search needs to price a placement over a fixed list of forward passes."""
+    """Prices of operators and crossings over a fixed list of forward passes."""
 
     operators: tuple[OperatorCost, ...]
     graph: Graph
@@ -194,13 +194,13 @@ class Costs:
         object.__setattr__(self, "small", tuple(p for p in self.passes if p not in large))
 
     def rest_seconds(self, first_device_layer: int) -> float:
-        """Of what is no operator in the layers that run, those from first_device_layer on being on the device."""
+        """Seconds of the rest of all layers that run. Layers from first_device_layer on are on the device."""
         n_device_layers = max(0, self.graph.n_run - first_device_layer)
         return n_device_layers * self.rest_device_s + (self.graph.n_run - n_device_layers) * self.rest_cpu_s
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """In which the host holds each operator."""
+        """Layout in which the host holds each operator."""
         return tuple(cost.layout for cost in self.operators)
 
 
@@ -229,8 +229,8 @@ def transfer_seconds(
     window: tuple[int, int] | None = None,
     sliced: Collection[int] = (),
 ) -> float:
-    """Of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large batch
-    is on the device there, and takes norms and attention along; slices are the split backend's, which nobody
+    """Seconds of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large
+    batch is on the device there, and takes norms and attention along; slices are the split backend's, which nobody
     offloads."""
     offloaded: Sequence[bool] = costs.offloaded if costs.large else ()
     if sliced:
@@ -247,7 +247,7 @@ def transfer_seconds(
 
 
 def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
-    """Of placement_seconds, in which the CPU works."""
+    """Seconds of placement_seconds in which the CPU works."""
     n_layers = min(costs.graph.n_run, first_device_layer)
     own = (
         cost.t_cpu_s

@@ -1,4 +1,4 @@
-"""What the gate has measured for one key: pairs of turns, the test that may be looked at after each, the verdict. Pure.
+"""Measurements of the gate for one key: pairs of turns, a test that may be looked at after each, the verdict. Pure.
 
 Candidates are raced against stock llama.cpp one after another, the best prediction first. One wins as soon as the whole
 interval of its pairs lies above stock's speed, and loses as soon as it cannot be worth it. Where none has won, stock's

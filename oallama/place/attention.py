@@ -121,7 +121,7 @@ class AttentionRule:
     asked: Options
 
     def attention(self, flash_attn: FlashAttention) -> Attention:
-        """With the KV cache that was asked for, F16 where none was."""
+        """Attention with the KV cache that was asked for, F16 where none was."""
         return self.asked.attention(Attention(flash_attn))
 
     def decide(

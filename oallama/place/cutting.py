@@ -88,7 +88,7 @@ def best_cg(cost: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int
     n_steps = ceil(rest / step)
 
     def cut(n_streamed: int) -> Cut:
-        """With so many steps of CG; the last step may be a part of one."""
+        """Cut with so many steps of CG; the last step may be a part of one."""
         cc = (n_steps - n_streamed) * step if n_streamed else rest
         return Cut(cc, rest - cc, gg)
 
@@ -98,7 +98,7 @@ def best_cg(cost: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int
 
 
 def pass_seconds(layers: CutBlocks, on: Pricing, n_tokens: int, n_g: int) -> float:
-    """Of all layers in a pass over n_tokens tokens, one of which gives logits; each among others like it."""
+    """Seconds of all layers in a pass over n_tokens tokens, one of which gives logits; each among others like it."""
     return counted_seconds(count_blocks(layers), on, n_tokens, n_g)
 
 
@@ -114,7 +114,7 @@ def count_blocks(layers: CutBlocks) -> Counted:
 
 
 def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
-    """As pass_seconds."""
+    """Seconds of one pass over counted blocks."""
     return sum(count * on.seconds(cost, cut, n_tokens, n_g, n_outputs) for cost, cut, count in layers)
 
 
@@ -125,7 +125,7 @@ def solve_n_g(layers: CutBlocks, on: Pricing, n_tokens: int) -> tuple[int, float
 
 
 def least_n_g(layers: Counted, on: Pricing, n_tokens: int, near: int | None = None) -> tuple[int, float]:
-    """As solve_n_g. near: n_g of cuts much like these."""
+    """Solve n_g for counted blocks. near: n_g of cuts much like these."""
     streamable = any(cut.cc and not cut.n_hot and cost.takes_n_g and not cost.outputs_only for cost, cut, _ in layers)
 
     @cache
@@ -205,8 +205,8 @@ class Menus:
         self._made: dict[tuple[Hashable, Objective, int | None], tuple[Choice, ...]] = {}
 
     def choices(self, kind: BlockCost, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
-        """By bytes on the device, the fastest of as many; of what may be streamed beside them the best for the
-        objective. most_cg: so many elements at most; None: as many as are best."""
+        """Fastest choice for each number of bytes on the device, ascending, with the CG that is best for the objective.
+        most_cg: most elements of CG; None: as many as are best."""
         key = (kind.gemms, kind.around.resident, kind.use)
         if key not in self._cuts_of:
             self._cuts_of[key] = self._cuts(kind)
@@ -229,7 +229,7 @@ class Menus:
         n_steps = ceil(extent / step)
 
         def resident(n: int) -> Cut:
-            """With so many steps of CC, and the rest GG."""
+            """Cut with so many steps of CC, and the rest GG."""
             cc = min(n * step, extent)
             return Cut(cc, 0, extent - cc)
 
@@ -251,12 +251,12 @@ class Menus:
         return tuple(found)
 
     def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
-        """Of these cuts, without n_g; of equals the one that streams the least."""
+        """Fastest cut, ignoring n_g; ties stream least."""
         over = self._over[objective]
         return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
 
     def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
-        """Of one block over these passes, without n_g."""
+        """Seconds of one block over these passes, ignoring n_g."""
         return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
 
@@ -287,7 +287,7 @@ def _hot_cuts(cost: BlockCost, n_values: int) -> tuple[Cut, ...]:
 
 
 def _ascending(cost: BlockCost, choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """By bytes; of those with as many bytes the fastest, of equals the first."""
+    """Choices by ascending bytes; for equal bytes the fastest, ties in order."""
     fastest: dict[int, Choice] = {}
     for choice in choices:
         n_bytes = cost.weight_bytes(choice[0])

@@ -27,8 +27,8 @@ from oallama.place.sharing import slicer_of
 from oallama.place.verify import on_cpu, verified
 
 LEAST_GAIN = 0.03
-"""Of the predicted time: by less the micro-batch is not raised. Profiles have no batch as large, so its time is
-extrapolated from theirs."""
+"""Least gain, as a share of the predicted time, for which the micro-batch is raised. Profiles have no batch as large,
+so its time is extrapolated from theirs."""
 
 PROMPT_STEP = 256
 """Tokens that a prompt is rounded up to: those of `oallama run` are estimated from its bytes."""

@@ -127,8 +127,7 @@ def least_seconds(works: Sequence[Work], room: int, dram: float = 2.0) -> float:
 
 
 def _dual(works: Counter[Work], room: int) -> Callable[[float, float, float], float]:
-    """What all works cost at prices of CPU, device and link, the best of them resident: those that save the most a
-    byte."""
+    """Cost of all works at prices of CPU, device and link. Works that save the most for each byte are resident."""
     import numpy as np
 
     n, size = np.array(list(works.values()), dtype=float), np.array([work.bytes for work in works], dtype=float)

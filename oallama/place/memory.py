@@ -1,4 +1,4 @@
-"""What a device may hold, what slices need beside their weights, and what is left for operators."""
+"""Memory of a device: its limit, what slices need beside their weights, and the room for operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oallama.cost.slices import BlockCost, Cut
 from oallama.place.cutting import CutBlocks, TokenTable, linear_n_g
 
 RUNTIME_BYTES = {"CUDA": 64 * MIB}
-"""By back end: what one instance that computes takes of its device beside buffers, which no load says before it does.
+"""Bytes of its device that one instance of a back end takes beside buffers, which no load says before it computes.
 CUDA: a cuBLAS workspace (4 MiB; 32 MiB on Hopper, as cuBLAS documents it), and ggml's pool of temporary memory, which
 keeps the activations of the largest mul-mat once more (512 tokens of 14,336 as Q8_1: 8 MiB; as F16: 14 MiB) and what
 attention takes. Both belong to the instance and abort where there is no room (ggml 0.25.3, ggml-cuda.cu); 30-60 MB
@@ -74,20 +74,20 @@ class DeviceMemory:
 
 
 def for_weights(room: int, limit: int | None, used: int = 0) -> int:
-    """Of `room` bytes those that weights may take. limit: of all weights on the device, of which there are so many used
-    already (--gpu-weights)."""
+    """Bytes of the room that weights may take. limit: bytes of all weights on the device (--gpu-weights); used: bytes
+    of these that are taken already."""
     return room if limit is None else min(room, limit - used)
 
 
 ENOUGH_USED = 0.99
-"""Of the limit: where a placement leaves less than the rest, no better one is looked for."""
+"""Share of the limit from which on a placement is full enough: no better one is looked for."""
 
 SHRINK = 0.01
-"""Of the limit: taken off the room, and twice as much each time, where a placement that was made smaller is still too
-large. What is moved to the host may need as much on the device again, to be streamed to."""
+"""Share of the limit that is taken off the room, and doubled each time, where a placement that was made smaller is
+still too large. What is moved to the host may need as much on the device again, to be streamed to."""
 
 STEP = 0.003
-"""Of the limit: by less than that the room is not changed for another look, unless what was proposed does not fit."""
+"""Least change of the room, as a share of the limit, that is worth another look where the proposal fits."""
 
 
 class CorrectedRoom:
@@ -104,7 +104,7 @@ class CorrectedRoom:
 
     @property
     def memory(self) -> DeviceMemory:
-        """What to propose with."""
+        """Memory to propose a placement for."""
         return replace(self._first, compute=self._first.compute + self._extra)
 
     def learn(self, first_device_layer: int, own_bytes: int, real: MemoryLedger) -> bool:
@@ -164,13 +164,13 @@ SLOT_PADDING = 512  # bytes that one weight may take in a slot beyond its own: a
 
 
 def most_n_g(table: TokenTable, n_ubatch: int) -> int:
-    """Of any batch. Not less than of one with rows that are left over, which n_g_at takes off."""
+    """Largest n_g of any batch, before n_g_at takes off rows that are left over."""
     return max((linear_n_g(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
 
 
 def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_g: int) -> int:
-    """Of the ring for what is streamed of these blocks, which are in the order in which they run. n_g: the most tokens
-    of a batch that CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
+    """Bytes of the ring for streamed weights. layers: in the order in which they run. n_g: most tokens of a batch that
+    CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
     blocks that follow one another, of which the last is followed by the first; any other number of slots as if each
     held the largest block."""
     size_of = {id(layer): slot_bytes(*layer, n_g) for layer in _distinct(layers)}
@@ -183,8 +183,8 @@ def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_g: int) -> int:
 
 
 def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
-    """Of the ring, and of activations for the largest part of a block that the device computes. layers, n_g: as
-    ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the FFN behind the last
+    """Bytes of the ring, and of activations for the largest part of a block that the device computes. layers, n_g: as
+    in ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the FFN behind the last
     attention counts like the others; of the logits themselves a few tokens' are computed at once."""
     activations = hot = beside = 0
     for cost, cut in _distinct(layers):
@@ -218,7 +218,7 @@ def _streamed(cost: BlockCost, cut: Cut, n_g: int) -> int:
 
 
 def slot_bytes(cost: BlockCost, cut: Cut, n_g: int) -> int:
-    """Of a slot of the ring for what this block streams."""
+    """Bytes of a slot of the ring for what this block streams."""
     streamed = _streamed(cost, cut, n_g)
     if not streamed:
         return 0

@@ -31,7 +31,7 @@ layers are there; negative: that choice does not fit."""
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """What the split backend holds, and what comes with that. Tuples have one entry for each operator."""
+    """Slices that the split backend holds, with n_g and the ring. Tuples have one entry for each operator."""
 
     gg: tuple[int, ...]  # elements on the device
     cg: tuple[int, ...]  # elements that are streamed
@@ -112,7 +112,7 @@ def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: in
 
 
 def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[bool]) -> int:
-    """Of those that are on the device."""
+    """Total bytes of weights on the device."""
     return sum(each.bytes for each, there in zip(weights, on_device, strict=True) if there)
 
 

@@ -85,7 +85,7 @@ def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
 
 
 def _beside(seen: SeenPasses, blocks: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
-    """With what is predicted of a pass."""
+    """Add the predicted seconds of a pass."""
     times = [on.block_times(cost, cut, n_tokens, n_g) for cost, cut in blocks]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for one in times:

@@ -1,4 +1,4 @@
-"""What a decision is made from, and what comes out: costs, a probe of what a placement really takes, the ledger."""
+"""A placement problem: costs, a dry load that says what a placement takes, and the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALLEST_UBATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class LoadBytes:
-    """What a placement takes, bytes: weights, KV and compute buffers on the device, weights on the host, and the
+    """Bytes that a placement takes: weights, KV and compute buffers on the device, weights on the host, and the
     device's free memory before the load."""
 
     weights_gpu: int
@@ -163,7 +163,7 @@ def operators_on_host(problem: Problem, workload: Workload) -> Placed:
 def device_memory(
     problem: Problem, workload: Workload, required: bool
 ) -> tuple[DeviceMemory | None, Workload, tuple[str, ...]]:
-    """What the device holds before any operator, from a probe with every operator on the host.
+    """Memory of the device before any operator is placed, from a dry load with every operator on the host.
 
     Halves the micro-batch while KV and compute buffers leave no room. If they never do, lets layers keep their KV on
     the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit where

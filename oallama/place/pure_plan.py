@@ -34,7 +34,7 @@ from oallama.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What is predicted for one card."""
+    """Prediction for one card."""
 
     card: Card
     stock: Decision  # policy FIT
@@ -51,7 +51,7 @@ class WhatIf:
 
 
 def probe_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> Probe:
-    """What a load on a card with so much free memory would say. Norms and biases are taken to weigh nothing there."""
+    """Probe of a card with so much free memory. Norms and biases are taken to weigh nothing there."""
 
     def probe(workload: Workload, placed: Placed) -> LoadBytes:
         on_card = whole_bytes(operators, placed.on_device)
@@ -83,7 +83,7 @@ def what_if(problem: Problem, card: Card, workload: Workload, policy: str = "aut
 
 
 COMPUTE_BYTES_PER_TOKEN = 512 * KIB
-"""Of a context's buffers, for each token of a micro-batch, where no load says it."""
+"""Bytes of a context's buffers for each token of a micro-batch, where no load says it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def _path(menu: Menu) -> Iterator[tuple[float, int, int]]:
 
 
 TIE = 1e-9
-"""Of what a byte is worth: by less two choices do not differ, but for rounding."""
+"""Relative difference of what a byte is worth below which two choices are equal, but for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class SlicePlan:
 
     @property
     def weights_bytes(self) -> int:
-        """Of GG and of hot experts."""
+        """Bytes of GG and of hot experts."""
         return sum(cost.weight_bytes(cut) for cost, cut in self.layers)
 
     @property
@@ -167,7 +167,7 @@ class SlicePlan:
 
     @property
     def cc_bytes(self) -> int:
-        """Of what the CPU has and may be streamed for n_g."""
+        """Bytes of CC that may be streamed for n_g."""
         return sum(
             cost.block.bytes * cut.cc // cost.block.extent
             for cost, cut in self.layers
@@ -249,7 +249,7 @@ class Slicer:
     def plan_blocks(
         self, blocks: Sequence[ByLayout], room: int, weights_room: int, n_values: int = N_VALUES
     ) -> SlicePlan | None:
-        """As `plan`, of these blocks."""
+        """Plan these blocks."""
         if not blocks:
             return None
         workload = self.workload
@@ -462,7 +462,7 @@ class Slicer:
         return replace(plan, prefill_s=timeline(prompt, self.on.streaming, draws=False).end_s, decode_s=decode_s)
 
     def pass_times(self, layers: CutBlocks, table: TokenTable, p: Pass) -> list[BlockTimes]:
-        """Of the blocks in order, each behind what lies before it."""
+        """Times of the blocks in order, each with the gap before it."""
         n_g = n_g_at(table, p.n_tokens)
         made: dict[tuple[Hashable, Cut, float], BlockTimes] = {}
         found = []
@@ -531,5 +531,5 @@ def _hot_layers(operators: Sequence[Operator], placed: Placed) -> frozenset[int]
 
 
 def _objectives(workload: Workload) -> tuple[Objective, ...]:
-    """What cuts are solved for."""
+    """Objectives that cuts are solved for."""
     return ("decode",) if workload.n_prompt <= 1 else ("decode", "workload")

@@ -1,4 +1,4 @@
-"""What the four streams of a machine (CPU, GPU, copies in and out) do while a placement runs, as the cost model has it.
+"""Draws the four streams of a machine (CPU, GPU, copies in and out) while a placement runs, as the cost model has it.
 
 Whole operators follow one another in graph order (cost/whole.py). Sliced blocks run as cost/timeline.py says; what lies
 between them, which it knows as so many seconds before each block, is drawn as whole operators in graph order again, as
@@ -32,7 +32,7 @@ thread sends inputs and asks for copies; join: it adds partial sums."""
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one stream does for a while."""
+    """Work of one stream for a while."""
 
     stream: Engine
     kind: str
@@ -143,7 +143,7 @@ def _block_name(members: Sequence[Operator]) -> str:
 
 
 class _Gaps:
-    """What lies between blocks, by the tokens of a pass: (tasks of the others, tasks of the host), and which share of
+    """Gaps between blocks, by the tokens of a pass: (tasks of the others, tasks of the host), and which share of
     them lies before each block."""
 
     def __init__(
@@ -243,7 +243,7 @@ def _apart(drawn: Iterator[Work]) -> Iterator[Work]:
 
 
 def _around(work: Work, others: Sequence[Work]) -> Iterator[Work]:
-    """What of it is left beside others, which are sorted and apart."""
+    """Parts of the work outside of the others, which are sorted and do not overlap."""
     start_s = work.start_s
     for other in others:
         if other.end_s <= start_s:

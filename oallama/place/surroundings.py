@@ -25,11 +25,11 @@ ByLayout = Mapping[str, BlockCost]
 """A block by the host layout of its CC."""
 
 Part = tuple[int | None, bool]
-"""Of which layer, and whether of its FFN."""
+"""(layer, whether it is the layer's FFN)."""
 
 
 class Surroundings:
-    """Of a problem, at the batch sizes of a workload and of its profile."""
+    """Blocks of a problem with their surroundings, at the batch sizes of a workload and of its profile."""
 
     def __init__(self, problem: Problem, workload: Workload) -> None:
         self._problem = problem
@@ -60,7 +60,7 @@ class Surroundings:
         self._layouts_of: dict[bool, tuple[str, ...]] = {}
 
     def varied(self, workload: Workload) -> Surroundings:
-        """Of another workload. What operators form is the same."""
+        """The same blocks for another workload."""
         if workload == self._workload:
             return self
         other = copy(self)
@@ -128,8 +128,8 @@ class Surroundings:
     def _gap_shares(
         self, blocks: Sequence[SplitBlock], on_device: Sequence[bool], first_layer: int, inside: frozenset[int]
     ) -> list[float]:
-        """What lies before each block, in decode, against the mean of all; what lies behind the last is before the
-        first of the next token. Crossings are taken to be spread alike."""
+        """Share of the gap before each block, in decode, against the mean of all. The gap behind the last block lies
+        before the first of the next token. Crossings are taken to be spread alike."""
         n_layer = self._problem.graph.n_layer
         costs = self.costs_at(min(self._over), first_layer <= n_layer)
         between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output is behind all
@@ -147,7 +147,7 @@ class Surroundings:
         return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
     def _blocks_of(self, members: tuple[int, ...], cuts: Sequence[Hashable]) -> list[tuple[SplitBlock, ByLayout]]:
-        """What these operators of one family form."""
+        """Blocks that these operators of one family form."""
         together = len({cuts[i] for i in members}) == 1
         if (members, together) not in self._blocks:
             blocks = family_blocks(self._problem.operators, members, together)
@@ -176,8 +176,8 @@ class Surroundings:
         parts: Mapping[Part, Sequence[SplitBlock]],
         inside: frozenset[int],
     ) -> dict[Part, Curve]:
-        """By the part of a layer, attention or FFN: what crossings take, for each of its blocks, where these stay whole
-        on the host between neighbours on the device."""
+        """Seconds of crossings for each block of a part of a layer (attention or FFN) that stays whole on the host
+        between neighbours on the device."""
         graph = self._problem.graph
         uses = first_layer <= graph.n_layer
         found: dict[Part, Curve] = {}
@@ -210,7 +210,7 @@ class Surroundings:
         )
 
     def costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
-        """Of the workload's passes over so many tokens together."""
+        """Costs of the workload's passes over so many tokens, together."""
         key = (n_tokens, llama_uses_device)
         if key not in self._costs:
             layouts = self._layouts(llama_uses_device)
@@ -219,7 +219,7 @@ class Surroundings:
         return self._costs[key]
 
     def _layouts(self, llama_uses_device: bool) -> tuple[str, ...]:
-        """In which the host holds what is not sliced."""
+        """Layout in which the host holds each operator that is not cut."""
         if llama_uses_device not in self._layouts_of:
             self._layouts_of[llama_uses_device] = costs_of(
                 self._problem, self._workload, "mixed", llama_uses_device
@@ -228,7 +228,7 @@ class Surroundings:
 
 
 def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> dict[int, tuple[int, ...]]:
-    """By layer, the operators of its FFN of experts with biases."""
+    """Operators of FFNs of experts with biases, by layer."""
     found: dict[int, list[int]] = defaultdict(list)
     for i, (operator, can) in enumerate(zip(operators, splittable, strict=True)):
         if can and operator.layer is not None and runs_alone(operator):

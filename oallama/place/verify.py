@@ -93,7 +93,7 @@ def verified_in_rounds(
 
 
 def _streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
-    """What streaming from pageable memory costs, where the device has no other."""
+    """A note with the cost of streaming from pageable memory, where the device has no other."""
     profile = problem.profile
     if placed.slices is None or not placed.slices.streams or profile.is_pinned:
         return ()

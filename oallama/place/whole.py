@@ -73,7 +73,8 @@ def search(
         least_s = {first: _bound(costs, ranked, room, first) for first, room in rooms}
 
     def placements(first: int, room: int) -> Iterator[Placed]:
-        """With units whose layer has its norms and KV on the device: an operator without them would be there alone."""
+        """Placements of units whose layer has its norms and KV on the device: an operator without them would be there
+        alone."""
         own = {size: tuple(u for u in grouped[size] if layer_of[u[0]] >= first) for size in grouped}
         run = partial(algorithm_1, costs, budget=room, first_device_layer=first, transfers=transfers, rule=rule)
         if affinity == "paper":

@@ -54,8 +54,8 @@ def plan_for(
     policy: str | None = None,
     prefetch: PrefetchMode | None = None,
 ) -> Plan:
-    """As Placer.plan, for a machine that need not be here. policy None: auto; FIT: as what_if predicts it. Raises
-    UsageError, DoesNotFit."""
+    """Make a plan for a machine that need not be here; see Placer.plan. policy None: auto; FIT: as what_if predicts
+    it. Raises UsageError, DoesNotFit."""
     return pure_plan(
         placer.header,
         described_profile(placer, machine),
@@ -71,7 +71,7 @@ def plan_for(
 def alone_and_beside(
     placer: Placer, cards: Sequence[Card], load: Workload, policy: str = "auto"
 ) -> tuple[Decision, Iterator[WhatIf]]:
-    """What this machine is predicted to do by itself, and beside each of these cards, one after the other. policy:
+    """Predict this machine by itself, and with each of these cards, one after the other. policy:
     whose plans are compared with stock llama.cpp's. The placer must be one without a device.
 
     Raises UsageError, ProfileError, and what a dry load raises.

@@ -84,7 +84,7 @@ class Measured:
 
     @cached_property
     def known_device(self) -> KnownDevice:
-        """What the device is, asked once. Raises DeviceError, BridgeError."""
+        """The device, asked once. Raises DeviceError, BridgeError."""
         return known_device(self.device)
 
     @property
@@ -169,7 +169,7 @@ class Measured:
         return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH, n_past)
 
     def problem(self, flash_attn: FlashAttention) -> Problem:
-        """What decisions are made from, for one way of attention. Raises as profile."""
+        """The problem that decisions are made from, for one way of attention. Raises as profile."""
         return Problem(
             self.operators,
             self.graph,

@@ -38,7 +38,7 @@ def measured_plan(
     larger_ubatches: Sequence[int],
     stock_attention: bool,
 ) -> Plan:
-    """As Placer.plan."""
+    """Make a plan with a profile; see Placer.plan."""
     if not isinstance(policy, Given):
         return plan_of(on, *decided(on, policy, load, "mixed", rules, attention_passes, larger_ubatches))
     placed, name = placed_as_named(on.model, on.operators, policy.on_device, policy.gpu_layers), policy.name
@@ -58,7 +58,8 @@ def unmeasured_plan(
     attention_passes: Sequence[Pass] | None,
     stock_attention: bool,
 ) -> Plan:
-    """As Placer.plan without measuring, which predicts nothing. Raises UsageError for a policy that needs times."""
+    """Make a plan without a profile, which predicts nothing; see Placer.plan. Raises UsageError for a policy that
+    needs times."""
     given = policy if isinstance(policy, Given) else None
     if given is None and policy != "cpu":
         raise UsageError("without measuring only policy cpu and placements that are given can be planned")

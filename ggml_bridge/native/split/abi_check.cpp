@@ -105,7 +105,7 @@ void check_tensors_and_graphs() {
            "struct ggml_cgraph");
 }
 
-// What follows a vtable in a structure tells how many slots the vtable has.
+// Proves the number of slots of each vtable by the member that follows it in its structure.
 void check_vtables(ggml_backend_dev_t cpu) {
     ggml_backend_reg_t         reg   = ggml_backend_dev_backend_reg(cpu);
     ggml_backend_buffer_type_t buft  = ggml_backend_dev_buffer_type(cpu);

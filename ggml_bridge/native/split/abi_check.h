@@ -40,7 +40,7 @@ class BufferType {
     BufferTypeApi3 api3_ = {}; // or API 2 in its place
 };
 
-// What the loaded ggml has at this address, as API 2 has it: what API 3 adds is left out.
+// The buffer type at this address in the layout of API 2. Slots that API 3 adds are left out.
 ggml_backend_buffer_type as_api2(ggml_backend_buffer_type_t buft);
 
 inline void * buffer_type_context(ggml_backend_buffer_type_t buft) {

@@ -1,4 +1,4 @@
-// What ggml sees: the split buffer type, backends, devices and their registration; and the C interface.
+// The interface to ggml: the split buffer type, backends, devices and their registration; and the C interface.
 //
 // Three devices are registered, once and for good, as ggml's registry has no lock:
 //

@@ -1,5 +1,4 @@
-// What a back end needs of ggml: its headers (third_party/ggml), and the one structure of ggml-impl.h that back ends
-// read.
+// ggml's headers for a back end (third_party/ggml), and the one structure of ggml-impl.h that back ends read.
 
 #pragma once
 

@@ -45,7 +45,7 @@ bool claims(const ggml_tensor * op, ggml_backend_dev_t memory);
 bool is_view(ggml_op op); // computes nothing
 bool is_mul_mat(ggml_op op);
 
-// What a weight's plan says of it; NULL: it has none, or is not in it.
+// The slice that a weight's plan names; NULL: the weight has no plan, or is not in it.
 const SliceSpec * planned(const ggml_tensor * weight);
 
 // Whether so many bytes of experts' results, [n, n_used, n_tokens], need not come back where they are added up before,

@@ -72,7 +72,7 @@ struct PlanSpec {
 
     std::unordered_map<std::string, size_t> by_name; // positions in slices
 
-    // What is said of a tensor; NULL: nothing.
+    // The slice of a tensor; NULL: the plan does not name it.
     const SliceSpec * find(const std::string & name) const {
         const auto found = by_name.find(name);
         return found == by_name.end() ? nullptr : &slices[found->second];

@@ -30,7 +30,7 @@ DEGREE = 2
 HALVINGS = 60
 
 Seconds = Callable[[float], float]
-"""By α."""
+"""Seconds as a function of α."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Policy:
 
 
 POLICIES: dict[str, Policy] = {}
-"""By name, in the order in which help lists them."""
+"""Policies by name, in the order in which help lists them."""
 
 
 def register(made: Policy) -> Policy:

@@ -37,7 +37,7 @@ Sides = tuple[tuple[bool, ...], int]
 """Which operators are on the device, and from which layer on norms and KV are."""
 
 EXPERTS = "experts"
-"""As scheinfer, with hot sets of experts; for models whose routing is known."""
+"""Policy scheinfer with hot sets of experts, for models whose routing is known."""
 
 SHARES, QUICK_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125), (1.0, 0.5)
 """Shares of the room for whole operators that OATO may fill."""

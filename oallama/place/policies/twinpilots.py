@@ -65,7 +65,7 @@ class Operation:
 
     @property
     def seconds(self) -> tuple[float, float, float]:
-        """By where it is; infinite where it cannot be."""
+        """Seconds on each side; infinite where it cannot run there."""
         return self.cpu_s, _or_inf(self.streamed_s), _or_inf(self.resident_s)
 
 
