@@ -15,9 +15,9 @@ constexpr int64_t max_excursions = 256;
 constexpr int64_t work_columns = 1024;
 constexpr int64_t work_rows    = 4096;
 
-// What queueing a graph takes of the time of the thread that does it: in the call, and after it, where a thread of the
-// driver takes its core. That is how much later fixed work is done that begins with the call. Two graphs take turns:
-// what is only for a graph that a backend has just computed does not count.
+// Seconds that queueing a graph takes from the thread that does it: in the call, and after it, where a thread of the
+// driver takes its core. Measured as how much later fixed work is done that begins with the call. Two graphs take
+// turns, so that a backend's cache of its last graph does not count.
 class LaunchIssue : public gb_timer {
   public:
     explicit LaunchIssue(ggml_backend_dev_t device)

@@ -119,7 +119,8 @@ std::vector<std::string> rpc_add(const char * endpoint) {
     return names;
 }
 
-// As llama.cpp asks when it chooses a buffer type for a weight: an empty buffer of that type, and a batch of 512.
+// Whether the layout takes a weight. Asks as llama.cpp does when it chooses a buffer type: with an empty buffer of that
+// type, and a batch of 512.
 bool layout_supports(const char * layout, ggml_type type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used) {
     constexpr int64_t n_tokens = 512;
 

@@ -36,7 +36,7 @@ ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
 }
 
-// Of a tensor in device memory.
+// The range of device memory that a tensor's buffer has.
 const DeviceRange & range_of(const ggml_tensor * tensor) {
     return *static_cast<const DeviceRange *>(buffer_of(tensor)->context);
 }

@@ -24,7 +24,7 @@ pid_t thread_id() {
     return static_cast<pid_t>(::syscall(SYS_gettid));
 }
 
-// Of every thread of this process but those that are pinned to the core.
+// Changes the affinity of every thread of this process but those that are pinned to the core.
 template <typename Change> void change_affinities(int cpu, Change && change) {
     for (const auto & entry : std::filesystem::directory_iterator("/proc/self/task")) {
         const auto task = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));

@@ -34,7 +34,7 @@ void pin_this_thread(int cpu);
 // Every other thread of this process, and so what they will start, leaves the core.
 void keep_others_off(int cpu);
 
-// What keep_others_off took from a thread that still runs, it has again.
+// Gives threads that still run the cores back that keep_others_off took from them.
 void let_others_on();
 
 } // namespace emulated

@@ -23,12 +23,12 @@ struct Routing {
     int64_t n_tokens = 0;
     int64_t n_device = 0; // rows that the device computes for each token: as many as can be hits
 
-    // Of the device, [n_device, n_tokens]: hits come first. What is left over computes with some slot, to be thrown
-    // away, so that shapes stay as they are.
+    // Slots of the device's rows, [n_device, n_tokens]: hits come first. Rows left over compute with some slot and are
+    // thrown away, so that shapes stay as they are.
     std::vector<int32_t> slots;
     std::vector<int32_t> device_rows; // -1: none
 
-    // Of the host, only the misses: it reads the weights of experts that are not hot, and of no other.
+    // The host's rows, which are the misses: it reads no weights of hot experts.
     std::vector<int32_t> host_ids;
     std::vector<int32_t> host_rows; // ascending
 
@@ -54,7 +54,7 @@ struct RoutedBatch {
 // block have come to other hot experts.
 void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches);
 
-// What a phase's device side is sent of a routing, packed.
+// Packs an upload of a routing into out.
 void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const Upload & upload,
           const ggml_cgraph * graph, char * out);
 

@@ -615,7 +615,7 @@ namespace {
 std::mutex registering;
 bool       registered = false;
 
-// What `-ot` finds by name: the plan of OALLAMA_PLAN, or an empty one.
+// The plan of OALLAMA_PLAN, or an empty one: `-ot` finds its buffer type by name.
 std::shared_ptr<LoadedPlan> & default_plan() {
     static std::shared_ptr<LoadedPlan> plan;
     return plan;
@@ -629,7 +629,7 @@ std::string read_file(const char * path) {
     return text.str();
 }
 
-// What both ways in do first.
+// Checks ggml and makes the default plan: the first step of ggml_backend_init and of oallama_register.
 void start(const char * plan_path) {
     check_ggml();
     ggml_backend_oallama_reg.api_version = api_version;

@@ -16,8 +16,8 @@
 // there is a graph (`claims`, by what the plan says); find_values, which a program is built from, asks for each node of
 // a sub-graph, by where weights have come to lie.
 //
-// Of a shard's or partial's last n_g tokens the host computes nothing: the device has all of it, in CG' what the host
-// has of the others.
+// The device computes all of a shard's or partial's last n_g tokens: in CG' it has the elements that the host has of
+// the other tokens.
 //
 // The host side of a shard lies in the memory that llama.cpp gave the original: packed at its front, or, where the
 // whole is wanted, at its final places if every kernel that touches it takes rows with gaps. ggml lets element-wise
@@ -161,7 +161,7 @@ bool computes_nothing(const ggml_cgraph & graph);
 // Nodes [begin, end) as a graph.
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
 
-// What distinguishes one sub-graph from another: shapes, operations, how values depend on each other, which weights,
+// Key of equal sub-graphs: shapes, operations, how values depend on each other, which weights,
 // and which of the tensors from outside are the same one.
 using Signature = std::vector<uint64_t>;
 

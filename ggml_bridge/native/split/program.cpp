@@ -10,7 +10,7 @@ namespace {
 constexpr std::array<Side, n_sides> all_sides    = {side_host, side_stream, side_device, side_prime};
 constexpr std::array<Side, 3>       device_sides = {side_stream, side_device, side_prime};
 
-// What a program's context has room for.
+// Room of a program's context.
 struct Room {
     int64_t n_tensors;
     int64_t n_nodes; // of each graph, and as many leaves
@@ -197,8 +197,8 @@ class Builder {
         return out;
     }
 
-    // What the host's kernel takes: those of repacked layouts columns without gaps between rows, and F32 only, the
-    // others that or the weight's own type.
+    // x as the host's kernel takes it. Kernels of repacked layouts take columns without gaps between rows, and F32
+    // only; the others take F32 or the weight's own type.
     ggml_tensor * for_kernel_of(const SliceSpec & slice, ggml_tensor * x, bool sharded) {
         const bool plain = slice.layout == plain_layout;
         if (slice.axis == Axis::cols && !sharded && !plain && !ggml_is_contiguous(x)) {
@@ -596,8 +596,8 @@ class Builder {
     // results become whole when a phase ends: fetched and joined on the host, or made whole in the device's memory
     //
 
-    // Of the first tokens of a partial value the host has a part too, unless there is no CC; of the last n_g the device
-    // has all of it.
+    // Joins both sides' parts of a value. The device has all of a partial value's last n_g tokens; the host has a part
+    // of the first tokens too, unless there is no CC.
     void join(int i) {
         const Value & v = value(i);
         if (v.state == State::shard) {
@@ -861,13 +861,13 @@ std::unique_ptr<Program> new_program(const ggml_cgraph * graph, const Values & v
     return program;
 }
 
-// What a sub-graph takes at most: each node, its weight and each of its sources on every side, and a slice of it.
+// The most room that a sub-graph takes: each node, its weight and each of its sources on every side, and a slice of it.
 Room most_of(const ggml_cgraph * graph) {
     const int64_t n_tensors = graph->n_nodes * int64_t{n_sides * (3 + GGML_MAX_SRC)} + 8;
     return {n_tensors, n_tensors};
 }
 
-// What it took of that.
+// The room that a program took.
 Room taken_by(const Program & program) {
     Room                 room = {0, 1};
     const ggml_context * ctx  = program.ctx.get();

@@ -436,8 +436,8 @@ void SplitBackend::end(Phase & phase) {
     slot_                   = no_slot;
 }
 
-// As far as the link comes before the next small copy is due. Not while a batch of another size is computed than that
-// which streamed last: decode may stream nothing, and needs no weights of a prompt.
+// Asks for streamed weights until the next small copy is due. Does nothing while the batch has another size than the
+// one that streamed last: decode may stream nothing, and needs no weights of a prompt.
 void SplitBackend::ask_ahead() {
     if (partner_->streams() && n_tokens_ == streamed_) {
         partner_->stream().prefetch(slot_, turns_.due());

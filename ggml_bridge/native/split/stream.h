@@ -139,7 +139,7 @@ constexpr size_t no_slot = SIZE_MAX;
 
 class Stream {
   public:
-    // What the plan says of streaming: slots, pieces, the link's speed, copies ahead of a block's turn or not. Throws
+    // spec: slots, pieces, the link's speed, copies ahead of a block's turn or not. Throws
     // OALLAMA_FAILED where the device has no second stream.
     Stream(ggml_backend_dev_t device, const StreamSpec & spec);
     ~Stream();

@@ -17,10 +17,10 @@
 
 namespace oallama {
 
-// Of one run, in nanoseconds on the caller's thread: launching, the host's work, waiting, joining.
+// Nanoseconds of one run on the caller's thread: launching, the host's work, waiting, joining.
 using PhaseTimes = std::array<int64_t, 4>;
 
-// Of several runs: how many, their tokens, and their PhaseTimes.
+// Number of runs, their tokens, and the sums of their PhaseTimes.
 using BlockTotals = std::array<int64_t, 2 + std::tuple_size<PhaseTimes>::value>;
 
 class BlockTime {

@@ -358,7 +358,7 @@ std::vector<SplitWeight *> with_part(const Weights & weights, Side side) {
     return chosen;
 }
 
-// What was planned for the device: elements of GG, and hot experts.
+// The device's planned part of a weight: elements of GG, and hot experts.
 struct Planned {
     int64_t              gg;
     std::vector<int32_t> hot;

@@ -44,7 +44,7 @@ class SplitWeight {
     // tensor: llama.cpp's; slice: what the plan says of it.
     SplitWeight(const ggml_tensor * tensor, SliceSpec slice);
 
-    // Of this weight alone, even when it is gone: an address is soon another's.
+    // A number that no other weight ever has, as an address is soon another's.
     uint64_t id() const { return id_; }
 
     const SliceSpec & slice() const { return slice_; }
