@@ -24,7 +24,7 @@ from oallama.place.policies.stock import FIT
 from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
 from oallama.place.sharing import slicer_of
-from oallama.place.verify import on_cpu, verified
+from oallama.place.verify import on_cpu, verify
 
 LEAST_GAIN = 0.03
 """Least gain, as a share of the predicted time, for which the micro-batch is raised. Profiles have no batch as large,
@@ -81,7 +81,7 @@ def with_larger_ubatch(
     for promised_s, n_ubatch, i in sorted(promises):
         if promised_s >= to_beat:
             break
-        larger = replace(asked, workload=replace(asked.workload, n_ubatch=n_ubatch), lowers_ubatch=False)
+        larger = replace(asked, workload=replace(asked.workload, n_ubatch=n_ubatch))
         try:
             made = grow[i].decide(problem, larger)
         except DoesNotFit:
@@ -154,4 +154,4 @@ def decide(
 
 def decide_as_given(problem: Problem, placed: Placed, workload: Workload, policy: str) -> Decision:
     """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
-    return verified(problem, policy, workload, costs_of(problem, workload, "mixed"), placed)
+    return verify(problem, policy, workload, costs_of(problem, workload, "mixed"), placed)

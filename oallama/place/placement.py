@@ -77,6 +77,7 @@ class Placed:
     # host layout of each operator's part in host memory; None, and of no operator: llama.cpp's choice
     layouts: tuple[str | None, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
+    n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
 
     def llama_uses_device(self, n_layer: int) -> bool:
         """Whether llama.cpp has anything on the device, and so streams host weights to it in large batches."""

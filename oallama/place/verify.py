@@ -1,13 +1,9 @@
-"""Propose a placement, verify it by what it really takes, and propose again with what was learned. Pure but for the
-problem's probe.
-
-What llama.cpp takes beside operators is only known from a dry load. So a placement is proposed again, with less room
-while it does not fit, with more where it leaves some.
-"""
+"""A placement with the memory that it really takes, its price, and what is to be said of it. Pure but for the problem's
+probe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from oallama.core.types import Phase, Workload
@@ -15,16 +11,13 @@ from oallama.core.units import format_bytes, format_seconds
 from oallama.cost.blocks import residents, split_blocks
 from oallama.cost.rates import transfer_rates
 from oallama.cost.whole import Costs
-from oallama.place.memory import CorrectedRoom, DeviceMemory, ledger
+from oallama.place.memory import ledger
 from oallama.place.placement import Decision, Placed, cpu
 from oallama.place.price import price
-from oallama.place.problem import Problem, costs_of, measured, own_bytes, with_layouts
-
-ROUNDS = 6
-"""Most dry loads of a search, each of which costs seconds for a large model."""
+from oallama.place.problem import Problem, costs_of, measured, with_layouts
 
 
-def verified(
+def verify(
     problem: Problem,
     policy: str,
     workload: Workload,
@@ -62,34 +55,6 @@ def nothing_placed(
     empty = ledger(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
     note = f"nothing is placed on {problem.profile.device}: {reason}"
     return replace(decision, policy=policy, memory=empty, notes=(note,))
-
-
-def verified_in_rounds(
-    problem: Problem,
-    policy: str,
-    workload: Workload,
-    costs: Costs,
-    memory: DeviceMemory,
-    propose: Callable[[DeviceMemory], Placed | None],
-    notes: Sequence[str] = (),
-    key: Callable[[Decision], float] = lambda decision: decision.placed.seconds,
-) -> tuple[Decision | None, Decision | None]:
-    """(the one with the least key of those that fit, the last that was tried).
-
-    memory: as it is before any operator. propose: for what the device has room for; None: it had better stay empty,
-    which ends the rounds, as does a last try that another would not better.
-    """
-    room, best = CorrectedRoom(memory), None
-    for _ in range(ROUNDS):
-        placed = propose(room.memory)
-        if placed is None:
-            return best, None
-        last = verified(problem, policy, workload, costs, placed, notes, memory.capacity)
-        if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
-            best = last
-        if not room.learn(last.placed.first_device_layer, own_bytes(problem, last.placed), last.memory):
-            break
-    return best, last
 
 
 def _streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def fiddler(problem: Problem, room: Room) -> Iterable[Placed]:
     operators, costs, phase = problem.operators, room.costs, room.asked.phase
     if all(operator.op != "MUL_MAT_ID" for operator in operators):
         raise UsageError("policy fiddler is for models with experts, and this one has none; use layers or oato")
-    slicer, first, (all_bytes, weights_bytes) = room.slicer(room.workload), room.first_device_layer, room.cut_bytes
+    slicer, first, (all_bytes, weights_bytes) = room.slicer(room.workload), room.first_device_layer, room.cut_bytes()
     whole = experts_last(costs, operators, first, min(all_bytes, weights_bytes))
     yield from (placed for placed in (with_split(slicer, whole, phase, all_bytes, False), whole) if placed is not None)
     left = all_bytes

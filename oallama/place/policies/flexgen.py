@@ -54,4 +54,4 @@ def _reversed_bits(number: int, n_bits: int) -> int:
 )  # fmt: skip
 def flexgen(problem: Problem, room: Room) -> Iterable[Placed]:
     slicer, base, found = modules_in(problem, room, streamed)
-    yield place_modules(slicer, found, order(found), base, room.costs, room.asked.phase, *room.cut_bytes)
+    yield place_modules(slicer, found, order(found), base, room.costs, room.asked.phase, *room.cut_bytes())

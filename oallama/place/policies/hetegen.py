@@ -133,4 +133,4 @@ def order(found: Sequence[Module], on: Pricing) -> list[int]:
 def hetegen(problem: Problem, room: Room) -> Iterable[Placed]:
     on = room.slicer(room.workload).on
     slicer, base, found = modules_in(problem, room, partial(cut, on=on))
-    yield place_modules(slicer, found, order(found, on), base, room.costs, room.asked.phase, *room.cut_bytes)
+    yield place_modules(slicer, found, order(found, on), base, room.costs, room.asked.phase, *room.cut_bytes())

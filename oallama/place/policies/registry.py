@@ -1,7 +1,7 @@
 """Policies: each says where operators go, for the prices of a workload and the memory that a device has.
 
 A policy is a function from a problem and a room to placements. The fastest one that fits is taken, after dry loads
-(place/verify.py). `@policy(name, help)` makes one; it is then known by that name, and `Placer.plan` takes it as it is.
+(best_verified). `@policy(name, help)` makes one; it is then known by that name, and `Placer.plan` takes it as it is.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from math import inf
 from typing import get_args
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import Phase, PrefetchMode, StreamSettings, Workload
 from oallama.cost.whole import Costs
 from oallama.place.affinity import AffinityRule, FillRule
-from oallama.place.memory import DeviceMemory, for_weights
+from oallama.place.memory import CorrectedRoom, DeviceMemory, for_weights
 from oallama.place.placement import Decision, Placed
-from oallama.place.problem import Problem, costs_of, device_memory
+from oallama.place.problem import Problem, capacity_of, costs_of, device_memory, operators_limit, own_bytes
 from oallama.place.sharing import Slicer
-from oallama.place.verify import nothing_placed, on_cpu, verified_in_rounds
+from oallama.place.verify import nothing_placed, on_cpu, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,6 @@ class Asked:
     rules: Rules = Rules()
     quick: bool = False  # look at less, as many devices are asked about at once
     required: bool = True  # raise DoesNotFit where the device has no room, else leave everything on the CPU
-    lowers_ubatch: bool = True  # whether a smaller micro-batch may be taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,11 @@ class Room:
     workload: Workload  # its micro-batch may be smaller than the one that was asked for
     costs: Costs  # over the phase
     memory: DeviceMemory  # before any operator
-    slicer: Callable[[Workload], Slicer]  # prices of blocks that are cut
+    slicer: Callable[..., Slicer]  # prices of blocks that are cut, for a workload
+    has_llama: bool = True  # False: llama.cpp is on the CPU alone, so that only slices may be on the device
+    notes: tuple[str, ...] = ()  # on what was lowered to make this room
+    last: Placed | None = None  # what was proposed for this room before it was corrected
+    to_beat_s: float = inf  # of what is proposed for another room
 
     def operator_bytes(self, first_device_layer: int) -> int:
         """For whole operators, with norms and KV of the layers from this one on; negative: these do not fit."""
@@ -74,11 +78,12 @@ class Room:
         n_layer = self.memory.n_layer
         return next((first for first in range(n_layer) if self.memory.beside_split.room(first) >= 0), n_layer)
 
-    @property
-    def cut_bytes(self) -> tuple[int, int]:
-        """(for operators and what slices need beside them, for weights alone), with as many layers there as fit."""
-        room = self.memory.beside_split.room(self.first_device_layer)
-        return room, for_weights(room, self.memory.operators_limit)
+    def cut_bytes(self, first_device_layer: int | None = None, used: int = 0) -> tuple[int, int]:
+        """(bytes for operators and what slices need beside them, bytes for weights alone), with norms and KV of the
+        layers from this one on, and so many bytes of operators, on the device. None: of as many layers as fit."""
+        memory = self.memory.beside_split if self.has_llama else self.memory
+        room = memory.room(self.first_device_layer if first_device_layer is None else first_device_layer) - used
+        return room, for_weights(room, memory.operators_limit, used)
 
 
 Propose = Callable[[Problem, Room], Iterable[Placed]]
@@ -106,10 +111,10 @@ def register(made: Policy) -> Policy:
 
 
 def policy(
-    name: str, help: str, *, streams: bool = False, published: str = "", reason: str = ""
+    name: str, help: str, *, streams: bool = False, published: str = "", reason: str = "", slices_alone: bool = False
 ) -> Callable[[Propose], Policy]:
     """Make a policy of a function, and register it. reason: why the device stays empty where the function yields
-    nothing that uses it."""
+    nothing that uses it. slices_alone: it may leave llama.cpp on the CPU, and put nothing but slices on the device."""
     reason = reason or f"{name} finds nothing that fits it"
 
     def made(propose: Propose) -> Policy:
@@ -119,7 +124,7 @@ def policy(
                     f"policy {name} keeps whole operators on the device, and llama.cpp can keep none on "
                     f"{problem.profile.device}; use split or scheinfer"
                 )
-            decision = best_verified(problem, name, asked, propose, reason)
+            decision = best_verified(problem, name, asked, propose, reason, slices_alone)
             return replace(decision, notes=(*decision.notes, published)) if published else decision
 
         return register(Policy(name, help, decide, streams, published))
@@ -127,29 +132,80 @@ def policy(
     return made
 
 
-def best_verified(problem: Problem, name: str, asked: Asked, propose: Propose, reason: str) -> Decision:
-    """The best that `propose` finds in rounds of verification (place/verify.py): the fastest; of OATO as published the
-    one that uses the device best. A placement that leaves the device empty is for the workload as it was asked for."""
-    memory, workload, notes = device_memory(problem, asked.workload, asked.required)
-    if memory is None:
-        return replace(on_cpu(problem, asked.workload, asked.phase), notes=notes)
-    costs = costs_of(problem, workload, asked.phase)
-    streaming = StreamSettings(prefetch=asked.rules.prefetch)
-    slicer = cache(partial(Slicer, problem, streaming=streaming))
+ROUNDS = 6
+"""Most dry loads of a search, each of which costs seconds for a large model."""
 
-    def proposed(memory: DeviceMemory) -> Placed | None:
-        found = propose(problem, Room(asked, workload, costs, memory, slicer))
-        placed = min(found, key=lambda one: one.seconds, default=None)
-        return placed if placed is not None and placed.uses_device(problem.graph.n_layer) else None
+
+def best_verified(
+    problem: Problem, name: str, asked: Asked, propose: Propose, reason: str, slices_alone: bool = False
+) -> Decision:
+    """The best of what `propose` yields: the fastest; of OATO as published the one that uses the device best.
+
+    What llama.cpp takes beside operators is only known from a dry load. So the fastest proposal is verified by one, and
+    its room is then proposed for again: with less of it where the placement does not fit, with more where it leaves
+    some. Where nothing is better on the device, everything is on the CPU, for the workload as it was asked for.
+    """
+    rooms, notes = _rooms(problem, asked, slices_alone)
+    if not rooms:
+        return replace(on_cpu(problem, asked.workload, asked.phase), notes=notes)
+    capacity, corrected = rooms[0].memory.capacity, [CorrectedRoom(room.memory) for room in rooms]
+    proposed: dict[int, Placed] = {}  # by room
+    best: Decision | None = None
+    last: Decision | None = None
+    open_rooms = list(range(len(rooms)))
 
     def key(decision: Decision) -> float:
         return decision.memory.spare if asked.rules.affinity == "paper" else decision.placed.seconds
 
-    best, last = verified_in_rounds(problem, name, workload, costs, memory, proposed, notes, key)
+    for _ in range(ROUNDS):
+        for i in open_rooms:
+            to_beat_s = min((one.seconds for one in proposed.values()), default=inf)
+            room = replace(rooms[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
+            if (placed := min(propose(problem, room), key=lambda one: one.seconds, default=None)) is not None:
+                proposed[i], rooms[i] = placed, replace(rooms[i], last=placed)
+        i = min(proposed, key=lambda i: proposed[i].seconds, default=-1)
+        if i < 0 or not proposed[i].uses_device(problem.graph.n_layer):
+            last = None
+            break
+        last = verified(problem, name, rooms[i], proposed.pop(i))
+        if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
+            best = last
+            proposed = {i: placed for i, placed in proposed.items() if placed.seconds < last.placed.seconds}
+        learned = corrected[i].learn(last.placed.first_device_layer, own_bytes(problem, last.placed), last.memory)
+        open_rooms = [i] if learned else []
     if best is not None:
         return best
     if last is not None and asked.required:
         real = last.memory
         raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {name} placement")
     why = reason if last is None else "no placement that was tried fits it"
-    return nothing_placed(problem, name, asked.workload, asked.phase, memory.capacity, why)
+    return nothing_placed(problem, name, asked.workload, asked.phase, capacity, why)
+
+
+def _rooms(problem: Problem, asked: Asked, slices_alone: bool) -> tuple[list[Room], tuple[str, ...]]:
+    """The rooms that are proposed for: beside llama.cpp on the device, and without it there; and what was lowered, or
+    why there is none."""
+    slicer = cache(partial(Slicer, problem, streaming=StreamSettings(prefetch=asked.rules.prefetch)))
+    made: list[Room] = []
+    notes: tuple[str, ...] = ()
+    if not (slices_alone and problem.slices_only):
+        memory, workload, notes = device_memory(problem, asked.workload, asked.required and not slices_alone)
+        if memory is not None:
+            made.append(Room(asked, workload, costs_of(problem, workload, asked.phase), memory, slicer, notes=notes))
+    if slices_alone:
+        memory = DeviceMemory(
+            capacity_of(problem, asked.workload), problem.vram_fill, 0, 0, 0, problem.graph.n_layer,
+            operators_limit(problem), problem.runtime_bytes,
+        )  # fmt: skip
+        costs = costs_of(problem, asked.workload, asked.phase, llama_uses_device=False)
+        made.append(Room(asked, asked.workload, costs, memory, slicer, has_llama=False))
+    return made, notes
+
+
+def verified(problem: Problem, policy: str, room: Room, placed: Placed) -> Decision:
+    """A proposal with the ledger of a dry load."""
+    workload, costs = room.workload, room.costs
+    if placed.n_ubatch is not None and placed.n_ubatch != workload.n_ubatch:
+        workload = replace(workload, n_ubatch=placed.n_ubatch)
+        costs = costs_of(problem, workload, room.asked.phase, room.has_llama)
+    return verify(problem, policy, workload, costs, placed, room.notes, room.memory.capacity)

@@ -1,36 +1,28 @@
-"""Slices beside whole operators: OATO decides what lies whole on the device, slices take what it leaves.
-
-Pure but for the problem's probe.
+"""The `split`, `scheinfer` and `experts` policies: OATO decides what lies whole on the device, slices take what it
+leaves. They are one search with two switches: whether weights may be streamed, so that blocks are cut three ways and
+the device computes some of a prompt's tokens (`scheinfer`), and whether the device may have the most used experts of a
+layer instead of a slice through all of them (`experts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import inf
 from typing import Any
 
 from oallama.core.errors import UsageError
 from oallama.core.routing import Routing
-from oallama.core.types import Operator, StreamSettings, Workload
+from oallama.core.types import Operator, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
 from oallama.cost.whole import Costs
 from oallama.place.affinity import Transfers
-from oallama.place.memory import DeviceMemory, for_weights, usable
-from oallama.place.placement import Budget, Decision, Placed, cpu, placed_whole
-from oallama.place.policies.registry import Asked, Policy, register
-from oallama.place.problem import (
-    SMALLEST_UBATCH,
-    Problem,
-    capacity_of,
-    costs_of,
-    device_memory,
-    operators_limit,
-    own_bytes,
-)
-from oallama.place.sharing import N_VALUES, SlicePlan, Slicer
-from oallama.place.verify import nothing_placed, verified, verified_in_rounds
+from oallama.place.placement import Budget, Decision, Placed, cpu, placed_whole, whole_bytes
+from oallama.place.policies.registry import Room, policy
+from oallama.place.problem import SMALLEST_UBATCH, Problem, costs_of
+from oallama.place.sharing import N_VALUES, SlicePlan
 from oallama.place.whole import exchange, search
 
 Sides = tuple[tuple[bool, ...], int]
@@ -69,171 +61,143 @@ class Trial:
 
     workload: Workload  # its micro-batch may be lowered
     whole: Placed
+    room: tuple[int, int]  # bytes of the device: for cuts and their staging, and for cuts alone
     seconds: float  # of the phase, cuts included
-    room: tuple[int, int] = (0, 0)  # bytes of the device: for cuts and their staging, and for cuts alone
-    share: float | None = None  # of the room that OATO was asked to fill; None: llama.cpp has nothing on the device
     n_slots: int = N_SLOTS[0]  # of the ring that cuts are streamed through
     plan: SlicePlan | None = None  # None: nothing is cut
     short: bool = False  # with more of the device's memory there would be other cuts
 
 
 class SliceSearch:
-    """The `split`, `scheinfer` and `experts` policies: OATO decides what lies whole on the device; what is left on the
-    host is sliced, by `scheinfer` three ways and with a share of a prompt's tokens, by `split` into CC and GG. By
-    `experts` the device may have the most used experts of a layer instead of a slice through all of them.
+    """OATO decides what lies whole on the device; what is left on the host is sliced.
 
     A slice needs nothing of llama.cpp on the device: no KV, no compute buffers, no layers. So OATO is asked for less
-    and less of the device's memory, down to none, and what it leaves goes to slices; around the best share it is asked
-    whether a little more or less would buy more as slices. OATO's own placement is among the trials.
+    and less of the device's memory, and what it leaves goes to slices; around the best share it is asked whether a
+    little more or less would buy more as slices. OATO's own placement is among the trials. In the room without
+    llama.cpp on the device all of it goes to slices.
     """
 
-    def __init__(self, problem: Problem, asked: Asked, policy: str, streams: bool, hot: bool) -> None:
+    def __init__(self, problem: Problem, room: Room, streams: bool, hot: bool) -> None:
         """streams: whether weights may be streamed; hot: whether the device may have the most used experts."""
-        self._problem, self._asked, self._phase = problem, asked.workload, asked.phase
-        self._policy, self._hot = policy, hot
-        self._quick, self._lowers_ubatch = asked.quick, asked.lowers_ubatch and not asked.quick
-        self._fine_values = COARSE_VALUES if asked.quick else N_VALUES
-        prefetch = asked.rules.prefetch
-        self._first_slicer = Slicer(problem, asked.workload, StreamSettings(prefetch=prefetch), streams, hot)
-        self._slicers: dict[tuple[Workload, int], Slicer] = {}
-        ahead = streams and prefetch == "ahead" and not problem.profile.is_blocking
+        self._problem, self._room, self._hot, self._quick = problem, room, hot, room.asked.quick
+        self._fine_values = COARSE_VALUES if self._quick else N_VALUES
+        self._slicer = cache(room.slicer(room.asked.workload, streams=streams, hot=hot).varied)
+        ahead = streams and room.asked.rules.prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
 
-    def decide(self) -> Decision:
-        """The verified placement with the least predicted time."""
-        problem, asked = self._problem, self._asked
-        capacity = capacity_of(problem, asked)
-        alone = list(self._alone(usable(capacity, problem.vram_fill, problem.runtime_bytes)))
-        made: Decision | None = None
-        if not problem.slices_only:
-            memory, workload, notes = device_memory(problem, asked, required=False)
-            if memory is not None:
-                costs = costs_of(problem, workload, self._phase)
-                propose = self._faster_than(alone, workload, costs)
-                made, _ = verified_in_rounds(problem, self._policy, workload, costs, memory, propose, notes)
-        least = min(alone, key=_seconds)
-        if made is None or least.seconds <= self._near(made.placed.seconds):
-            least = self._finely([least])
-        if least.plan is not None and (made is None or least.seconds < made.placed.seconds):
-            workload, notes = least.workload, ()
-            if workload != asked:
-                change = f"lowered from {asked.n_ubatch} to {workload.n_ubatch} tokens"
-                notes = (f"micro-batch {change}, which leaves room for slices",)
-            costs = costs_of(problem, workload, self._phase, llama_uses_device=False)
-            made = verified(problem, self._policy, workload, costs, self._placed(least), notes, capacity)
-        if made is not None:
-            return made
-        reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
-        return nothing_placed(problem, self._policy, asked, self._phase, capacity, reason)
-
-    def _faster_than(
-        self, alone: Sequence[Trial], workload: Workload, costs: Costs
-    ) -> Callable[[DeviceMemory], Placed | None]:
-        """Proposes the best with whole operators for what the device has room for; None where one of `alone` is better.
-        Once all shares of the room were looked at, only the best one and the whole are."""
-        shares: tuple[float, ...] = QUICK_SHARES if self._quick else SHARES
-        steps: tuple[float, ...] = () if self._quick else SHARE_STEPS
-
-        def propose(memory: DeviceMemory) -> Placed | None:
-            nonlocal shares, steps
-            best = min([*self._beside(workload, costs, memory, shares, steps), *alone], key=_seconds)
-            shares, steps = tuple({1.0: None, best.share or 1.0: None}), ()
-            return None if best.share is None else self._placed(best)
-
-        return propose
-
-    def _placed(self, trial: Trial) -> Placed:
-        """The trial as a placement, with n_g for batches of any size, and what is to be said of hot experts."""
-        plan = trial.plan
+    def best(self) -> Iterator[Placed]:
+        """Yield the placement with the least predicted time in the room, if anything fits it."""
+        found = self._beside() if self._room.has_llama else list(self._alone())
+        if not found:
+            return
+        best = min(found, key=_seconds)
+        if best.seconds <= self._near(self._room.to_beat_s):
+            near_s = self._near(best.seconds)
+            near = {one.whole: one for one in found if one.seconds <= near_s}
+            best = min(best, self._finely(list(near.values())), key=_seconds)
+        plan = best.plan
         if plan is None:
-            return trial.whole
-        slicer = self._slicer(trial.workload, trial.n_slots)
+            yield best.whole
+            return
+        slicer = self._slicer(best.workload, best.n_slots)
         if plan.token_assignment:
-            plan = slicer.with_table(plan, trial.room[0])
-        placed = slicer.placed(trial.whole, plan, self._phase)
-        return replace(placed, notes=(*placed.notes, *hot_notes(plan))) if self._hot else placed
+            plan = slicer.with_table(plan, best.room[0])
+        placed, notes = slicer.placed(best.whole, plan, self._room.asked.phase), best.whole.notes
+        asked, n_ubatch = self._room.workload.n_ubatch, best.workload.n_ubatch
+        if n_ubatch != asked:
+            change = f"lowered from {asked} to {n_ubatch} tokens"
+            notes = (*notes, f"micro-batch {change}, which leaves room for slices")
+        yield replace(placed, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
 
-    def _alone(self, limit: int) -> Iterator[Trial]:
+    def _alone(self) -> Iterator[Trial]:
         """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
         more of it for weights."""
-        problem, workload, least_s = self._problem, self._asked, inf
-        room = (limit, for_weights(limit, operators_limit(problem)))
+        costs, asked, least_s = self._room.costs, self._room.workload, inf
+        workload = asked
         while True:
-            whole = cpu(costs_of(problem, workload, self._phase, llama_uses_device=False))
-            made = self._cut(Trial(workload, whole, whole.seconds, room), COARSE_VALUES)
-            if workload == self._asked or made.plan is not None:
+            made = self._cut(self._trial(workload, cpu(costs)), COARSE_VALUES)
+            if workload == asked or made.plan is not None:
                 yield made
-            hindered = made.short and (made.plan is None or made.plan.staging_bytes > MUCH_STAGING * limit)
-            if not (hindered and self._lowers_ubatch) or workload.n_ubatch // 2 < SMALLEST_UBATCH:
+            hindered = made.short and (made.plan is None or made.plan.staging_bytes > MUCH_STAGING * made.room[0])
+            if not hindered or self._quick or workload.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
             if made.plan is not None:
                 if made.seconds > least_s:
                     return  # to halve it again frees half as much memory, and adds twice as many passes
                 least_s = made.seconds
             workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
+            costs = costs_of(self._problem, workload, self._room.asked.phase, llama_uses_device=False)
 
-    def _beside(
-        self, workload: Workload, costs: Costs, memory: DeviceMemory, shares: Sequence[float], steps: Sequence[float]
-    ) -> list[Trial]:
-        """OATO's placements in shares of the room, and attention whole, with slices in what they leave. steps: from the
-        best share to others that are looked at."""
+    def _beside(self) -> list[Trial]:
+        """OATO's placements in shares of the room, and attention whole, with slices in what they leave; and without
+        any. Once a placement for this room was verified, only its share and the whole are looked at."""
+        room, costs, operators = self._room, self._room.costs, self._problem.operators
         looked: dict[Sides, Trial] = {}
         transfers, found = Transfers(costs), dict[float, Trial]()
 
-        def look(whole: Placed, share: float) -> Trial:
+        def look(whole: Placed) -> Trial:
             sides = whole.on_device, whole.first_device_layer
             if sides not in looked:
-                used, split = own_bytes(self._problem, whole), memory.beside_split
-                room = split.room(whole.first_device_layer) - used
-                rooms = (room, for_weights(room, split.operators_limit, used))
-                made = self._cut(Trial(workload, whole, whole.seconds, rooms, share), COARSE_VALUES)
+                made = self._cut(self._trial(room.workload, whole), COARSE_VALUES)
                 plan = made.plan
-                if made.short and (plan is None or not plan.streams or plan.staging_bytes > MUCH_STAGING * room):
+                if made.short and (
+                    plan is None or not plan.streams or plan.staging_bytes > MUCH_STAGING * made.room[0]
+                ):
                     made = min([made, *(self._cut(made, COARSE_VALUES, n) for n in self._n_slots[1:])], key=_seconds)
                 looked[sides] = made
             return looked[sides]
 
-        for share in shares:
-            placed = self._filled(costs, memory, share, transfers)
+        def filled(share: float) -> Placed:
+            """OATO's placement in a share of the room."""
+            quick: dict[str, Any] = {"granularities": ("block",), "first_layers": (0,)} if self._quick else {}
+            return search(costs, operators, self._budget(share), transfers=transfers, **quick)
+
+        def best_share() -> float:
+            return min(found, key=lambda share: found[share].seconds)
+
+        for share in self._shares():
+            placed = filled(share)
             if not placed.llama_uses_device(self._problem.graph.n_layer):
                 break  # nothing gains as a whole
-            found[share] = look(placed, share)
-        for step in steps if found else ():
-            best_share = min(found, key=lambda share: found[share].seconds)
-            for share in (best_share - step, best_share + step):
-                if 0 < share <= 1:
-                    found[share] = look(self._filled(costs, memory, share, transfers), share)
+            found[share] = look(placed)
         if found and not self._quick:
-            best_share = min(found, key=lambda share: found[share].seconds)
-            for share in {1.0, best_share}:  # all of the room: as `oato` has it
-                budget = self._budget(memory, share)
-                look(exchange(costs, self._problem.operators, budget, found[share].whole), share)
+            for step in SHARE_STEPS if room.last is None else ():
+                middle = best_share()
+                for share in (middle - step, middle + step):
+                    if 0 < share <= 1:
+                        found[share] = look(filled(share))
+            for share in {1.0, best_share()}:  # all of the room: as `oato` has it
+                look(exchange(costs, operators, self._budget(share), found[share].whole))
         whole = [_uncut(one) for one in looked.values()]
-        for placed in self._attention(costs, memory):
-            look(placed, 0.0)
-        near_s = self._near(min(map(_seconds, looked.values()), default=inf))
-        best = [one for one in looked.values() if one.seconds <= near_s]
-        return [*whole, *best, *([self._finely(best)] if best else ())]
+        for placed in self._attention():
+            look(placed)
+        return [*whole, *looked.values()]
 
-    def _filled(self, costs: Costs, memory: DeviceMemory, share: float, transfers: Transfers) -> Placed:
-        """OATO's placement in a share of the room."""
-        quick: dict[str, Any] = {"granularities": ("block",), "first_layers": (0,)} if self._quick else {}
-        return search(costs, self._problem.operators, self._budget(memory, share), transfers=transfers, **quick)
+    def _shares(self) -> Sequence[float]:
+        """Shares of the room that OATO may fill, the whole first."""
+        last = self._room.last
+        if last is None:
+            return QUICK_SHARES if self._quick else SHARES
+        used = whole_bytes(self._problem.operators, last.on_device)
+        return 1.0, min(1.0, used / max(1, self._room.operator_bytes(last.first_device_layer)))
 
-    def _budget(self, memory: DeviceMemory, share: float) -> Budget:
+    def _budget(self, share: float) -> Budget:
         def budget(first_device_layer: int) -> int:
-            room = memory.operator_room(first_device_layer)
+            room = self._room.operator_bytes(first_device_layer)
             return int(share * room) if room > 0 else room
 
         return budget
 
-    def _attention(self, costs: Costs, memory: DeviceMemory) -> list[Placed]:
+    def _attention(self) -> list[Placed]:
         """Attention whole on the device, of all layers and of the last ones, where it fits."""
-        n_layer = self._problem.graph.n_layer
+        room, operators, n_layer = self._room, self._problem.operators, self._problem.graph.n_layer
         parts = QUICK_ATTENTION if self._quick else ATTENTION
         firsts = sorted({n_layer - round(part * n_layer) for part in parts})
-        whole = (attention(costs, self._problem.operators, first) for first in firsts)
-        return [one for one in whole if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer)]
+        whole = (attention(room.costs, operators, first) for first in firsts)
+        return [
+            one for one in whole
+            if whole_bytes(operators, one.on_device) <= room.operator_bytes(one.first_device_layer)
+        ]  # fmt: skip
 
     def _near(self, seconds: float) -> float:
         """Within a block's share of it a trial that was cut coarsely may be the best one."""
@@ -245,6 +209,10 @@ class SliceSearch:
         others = (self._cut(best, self._fine_values, n) for n in self._n_slots if n != best.n_slots)
         return min([best, *others], key=_seconds)
 
+    def _trial(self, workload: Workload, whole: Placed) -> Trial:
+        used = whole_bytes(self._problem.operators, whole.on_device)
+        return Trial(workload, whole, self._room.cut_bytes(whole.first_device_layer, used), whole.seconds)
+
     def _cut(self, trial: Trial, n_values: int, n_slots: int | None = None) -> Trial:
         """Cut what the trial leaves on the host anew, in its room, with a ring of so many slots; None: of the most."""
         n_slots = n_slots or self._n_slots[0]
@@ -252,12 +220,7 @@ class SliceSearch:
         trial = replace(_uncut(trial), n_slots=n_slots, short=plan is not None and plan.short)
         if plan is None or plan.is_empty:
             return trial
-        return replace(trial, plan=plan, seconds=plan.predicted(trial.workload).over(self._phase))
-
-    def _slicer(self, workload: Workload, n_slots: int) -> Slicer:
-        if (workload, n_slots) not in self._slicers:
-            self._slicers[workload, n_slots] = self._first_slicer.varied(workload, n_slots)
-        return self._slicers[workload, n_slots]
+        return replace(trial, plan=plan, seconds=plan.predicted(trial.workload).over(self._room.asked.phase))
 
 
 def _seconds(trial: Trial) -> float:
@@ -320,24 +283,26 @@ def hot_fault(operators: Sequence[Operator], routing: Routing | None) -> str:
     return ""
 
 
-def _split(problem: Problem, asked: Asked) -> Decision:
-    return SliceSearch(problem, asked, "split", streams=False, hot=False).decide()
+NOTHING = "no operator, and no part of one, is predicted to make it faster there"
 
 
-def _scheinfer(problem: Problem, asked: Asked) -> Decision:
-    return SliceSearch(problem, asked, "scheinfer", streams=True, hot=False).decide()
+@policy("scheinfer", "besides, weights streamed to the device", streams=True, slices_alone=True, reason=NOTHING)
+def scheinfer(problem: Problem, room: Room) -> Iterable[Placed]:
+    yield from SliceSearch(problem, room, streams=True, hot=False).best()
 
 
-def _experts(problem: Problem, asked: Asked) -> Decision:
+@policy("split", "besides, operators computed by CPU and device at the same time", slices_alone=True, reason=NOTHING)
+def split(problem: Problem, room: Room) -> Iterable[Placed]:
+    yield from SliceSearch(problem, room, streams=False, hot=False).best()
+
+
+@policy(EXPERTS, "besides, the experts that are used most", streams=True, slices_alone=True, reason=NOTHING)
+def experts(problem: Problem, room: Room) -> Iterable[Placed]:
     if fault := hot_fault(problem.operators, problem.routing):
         raise UsageError(fault)
-    made = SliceSearch(problem, asked, EXPERTS, streams=True, hot=True).decide()
-    if has_hot(made):
-        return made
-    slices = replace(_scheinfer(problem, asked), policy=EXPERTS)  # the search without hot sets finds better slices
-    return min(made, slices, key=lambda decision: decision.placed.seconds)
-
-
-register(Policy("scheinfer", "besides, weights streamed to the device", _scheinfer, streams=True))
-register(Policy("split", "besides, operators computed by CPU and device at the same time", _split))
-register(Policy(EXPERTS, "besides, the experts that are used most", _experts, streams=True))
+    made = list(SliceSearch(problem, room, streams=True, hot=True).best())
+    yield from made
+    if not any(one.slices is not None and one.slices.hot_bytes for one in made):
+        yield from SliceSearch(
+            problem, room, streams=True, hot=False
+        ).best()  # the search without hot sets finds better slices

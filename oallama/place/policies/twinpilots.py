@@ -169,7 +169,7 @@ def _or_inf(seconds: float | None) -> float:
 def twinpilots(problem: Problem, room: Room) -> Iterable[Placed]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
     costs, (slicer, base, found) = room.costs, modules_in(problem, room, streamed)
-    made = module_makespan(slicer, found, costs, base.first_device_layer, *room.cut_bytes)
+    made = module_makespan(slicer, found, costs, base.first_device_layer, *room.cut_bytes())
     if made is None or set(made.sides) == {CPU}:
         yield cpu(costs)
         return
