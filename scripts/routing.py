@@ -5,7 +5,7 @@
     python scripts/routing.py keep ids.txt --model model.gguf -o later.txt
 
 A line is `LAYER ID ID …`: the experts of one token in one layer. `keep` counts the first half of a file as traffic of a
-model, as `oallama profile --routing` would have, and writes the second half: what a plan made from the former meets.
+model, as --count-experts would have, and writes the second half: what a plan made from the former meets.
 
 A token's experts are a set of fixed size with given inclusion probabilities: conditional Poisson sampling (Hájek 1964),
 whose odds follow from the probabilities by the fixed point of Chen, Dempster & Liu (1994). From one token to the next
@@ -28,9 +28,10 @@ import numpy.typing as npt
 
 from oallama.core.errors import OallamaError
 from oallama.core.routing import Routing as Counts
+from oallama.core.routing import Tally, Traffic
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.profile.routing import Traffic, counted, halves, unknown_routing
+from oallama.profile.routing import counted, unknown_routing
 from oallama.profile.routing import write_routing as write_counts
 
 Row = tuple[int, ...]  # one token's experts
@@ -220,11 +221,15 @@ def counts_of(routing: Routing, fingerprint: str, n_layer: int, n_expert: int, n
     own = {layer: rows for layer, rows in routing.items() if layer < n_layer}
     if not own or any(len(row) != n_used or max(row) >= n_expert for rows in own.values() for row in rows):
         raise ValueError(f"the file is not of a model of {n_expert} experts, {n_used} a token")
-    ids = {layer: [np.array(rows, np.int32)] for layer, rows in own.items()}
     counts = unknown_routing(fingerprint, n_expert, n_used)
-    for half in halves([Traffic(ids, ids)]):
-        counts = counted(counts, half)
+    for half in first_and_second(own):
+        tallies = {layer: _tally(rows, n_expert) for layer, rows in half.items()}
+        counts = counted(counts, Traffic(tallies, tallies))
     return counts
+
+
+def _tally(rows: Sequence[Row], n_expert: int) -> Tally:
+    return Tally(len(rows), tuple(np.bincount(np.array(rows).ravel(), minlength=n_expert).tolist()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,8 +12,6 @@ import click
 from oallama.cli.help import Command, option
 from oallama.cli.options import device_option, gathered, json_option, model_argument, parsed, threads_option
 from oallama.cli.output import emit_json, show, talk, write_file
-from oallama.cli.routing import RoutingOptions, routing_options, show_routing
-from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
 
@@ -52,7 +50,6 @@ def personal_words() -> list[str]:
     "--export", "export", type=click.Path(), metavar="FILE",
     help="Also write the profile without personal data.\f Without names, paths and addresses, to give it away.",
 )  # fmt: skip
-@routing_options
 @json_option
 def command(
     model: str,
@@ -60,7 +57,6 @@ def command(
     tokens: tuple[int, ...],
     refresh: bool,
     export: str | None,
-    routing: RoutingOptions,
     as_json: bool,
 ) -> None:
     """Time every distinct matrix multiplication of the model on the CPU and on the device, and the link between them.
@@ -68,9 +64,6 @@ def command(
 
     \f
     The CPU is timed in each weight layout. Interrupted, it goes on where it stopped.
-
-    With --routing the model runs over some prompts, and which experts it used is counted and reported: how much of
-    later traffic few experts serve. Counts are kept, no text.
     """
     from oallama.placer import Placer
     from oallama.profile.export import exported
@@ -79,13 +72,6 @@ def command(
     from oallama.report.text import printable
 
     placer = Placer.of_file(model, options)
-    if routing.wanted:
-        if export is not None:
-            raise UsageError("--export writes measured times; leave it or --routing out")
-        show_routing(placer, routing, refresh, as_json)
-        return
-    if routing.prompts is not None:
-        raise UsageError("--prompts goes with --routing")
     profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
         write_file(export, json.dumps(exported(profile, personal_words()), indent=1) + "\n")

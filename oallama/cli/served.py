@@ -244,7 +244,7 @@ def needs_of(placer: Placer, count_experts: bool) -> Iterator[Needs]:
             worker = stack.enter_context(start_worker(placer.device))
         device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
         if count_experts:
-            experts_of(placer.model, "--count-experts")
+            experts_of(placer.model)
             folder = stack.enter_context(temporary_folder("oallama-routing-", Path(tempfile.gettempdir())))
             uses_file = folder / "uses"
             stack.callback(_keep_uses, placer, uses_file)
@@ -253,7 +253,7 @@ def needs_of(placer: Placer, count_experts: bool) -> Iterator[Needs]:
 
 def _keep_uses(placer: Placer, file: Path) -> None:
     """Add what the plug-in has counted to what is known of the model's routing."""
-    shape = experts_of(placer.model, "--count-experts")
+    shape = experts_of(placer.model)
     known = read_routing(*shape) or unknown_routing(*shape)
     routing = with_uses(known, placer.operators, file)
     if routing != known:

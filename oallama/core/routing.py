@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,9 +19,8 @@ Uses = tuple[NotNegative, ...]
 
 @dataclass(frozen=True, slots=True)
 class LayerRouting:
-    """One layer's experts in one phase. A recording is traffic that was counted at once: half of the prompts of
-    `profile --routing`, one answer of `run --count-experts`, or so many answers of which the split back end counted the
-    uses that they have 1024 tokens."""
+    """Uses of one layer's experts in one phase. A recording is the traffic of one answer or of several, so many that
+    sets of experts can be judged on it (profile/routing.py)."""
 
     layer: Count
     n_tokens: Count  # counted, ever
@@ -35,6 +35,14 @@ class Tally:
 
     n_tokens: int
     uses: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Tallies of one answer by layer."""
+
+    decode: Mapping[int, Tally]
+    prompt: Mapping[int, Tally]
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,8 +178,7 @@ class Placer(Measured):
     def engine(self, plan: Plan, **keywords: Any) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
         plan's where they ask for nothing. keywords: changes of the options; progress=False shows no bar;
-        on_traffic is called with the experts that each answer used, of which record_every=n keeps every n-th token's.
-        Use it in a `with` statement.
+        on_traffic is called with how often each answer used each expert. Use it in a `with` statement.
 
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """

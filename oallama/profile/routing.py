@@ -1,83 +1,39 @@
-"""Counts of used experts: recorded ids in, counts out; and the file of the cache that keeps them.
+"""Counts of used experts: those of one answer added to what is known, and the file of the cache that keeps them.
 
-A window decays exponentially: after n tokens of a phase what was counted before them is worth 2^(-n / half-life), and
-so within a recording.
+A window decays exponentially: after n tokens of a phase what was counted before them is worth 2^(-n / half-life).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
-from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, RoutingPhase, Tally, Uses
+from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally, Traffic
 from oallama.profile.store import cache_folder, write_in_cache
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 
 VERSION = 1
 _DIGITS = 4  # of a decayed count
 
-ENOUGH_TOKENS = 1024
-"""Of a recording that answers are added to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Recorded ids by phase and layer: arrays [n_tokens, n_expert_used], each of tokens that follow each other."""
-
-    decode: Mapping[int, Sequence[npt.NDArray[np.int32]]]
-    prompt: Mapping[int, Sequence[npt.NDArray[np.int32]]]
-
-
-def halves(recordings: Sequence[Traffic]) -> tuple[Traffic, Traffic]:
-    """All of it as two recordings, the first half of each layer's tokens and the second."""
-    decode = [_halves([traffic.decode for traffic in recordings], side) for side in (0, 1)]
-    prompt = [_halves([traffic.prompt for traffic in recordings], side) for side in (0, 1)]
-    return Traffic(decode[0], prompt[0]), Traffic(decode[1], prompt[1])
-
-
-def _halves(
-    recordings: Sequence[Mapping[int, Sequence[npt.NDArray[np.int32]]]], side: int
-) -> dict[int, list[npt.NDArray[np.int32]]]:
-    found: dict[int, list[npt.NDArray[np.int32]]] = {}
-    for layer in sorted({layer for recording in recordings for layer in recording}):
-        runs = [run for recording in recordings for run in recording.get(layer, ())]
-        cut, behind = sum(map(len, runs)) // 2, 0
-        for run in runs:
-            at = min(max(cut - behind, 0), len(run))
-            found.setdefault(layer, []).append(run[at:] if side else run[:at])
-            behind += len(run)
-    return found
+LEAST_TOKENS, ENOUGH_TOKENS = 64, 1024
+"""A recording goes on over answers until it has as many tokens as all before it, but within these bounds."""
 
 
 def unknown_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing:
-    """Of a model that nothing is known of."""
+    """The routing of a model of which nothing was counted."""
     return Routing(VERSION, model_fingerprint, n_expert, n_expert_used, HALF_LIFE_TOKENS, (), ())
 
 
-def counted(routing: Routing, recording: Traffic) -> Routing:
-    """The routing with one recording more."""
+def counted(routing: Routing, traffic: Traffic) -> Routing:
+    """The routing with the uses of one answer more. They go into the last recording, on which sets of experts are
+    judged, or begin the next one where that has enough tokens."""
     return replace(
         routing,
-        decode=_counted(routing, "decode", recording.decode),
-        prompt=_counted(routing, "prompt", recording.prompt),
+        decode=_counted(routing, routing.decode, traffic.decode),
+        prompt=_counted(routing, routing.prompt, traffic.prompt),
     )
-
-
-def tallied(
-    routing: Routing, decode: Mapping[int, Tally], prompt: Mapping[int, Tally] = MappingProxyType({})
-) -> Routing:
-    """The routing with the uses of one answer more, by layer. The last recording goes on with them until it has
-    ENOUGH_TOKENS: sets of experts are judged on it."""
-    return replace(routing, decode=_tallied(routing, "decode", decode), prompt=_tallied(routing, "prompt", prompt))
 
 
 def window_after(uses: Sequence[float], tally: Tally, half_life: float) -> tuple[float, ...]:
@@ -88,58 +44,25 @@ def window_after(uses: Sequence[float], tally: Tally, half_life: float) -> tuple
     return tuple(round(fades * old + weight * new, _DIGITS) for old, new in zip(uses, tally.uses, strict=True))
 
 
-def _tallied(routing: Routing, phase: RoutingPhase, tallies: Mapping[int, Tally]) -> tuple[LayerRouting, ...]:
+def _counted(
+    routing: Routing, layers: Sequence[LayerRouting], tallies: Mapping[int, Tally]
+) -> tuple[LayerRouting, ...]:
     nothing = (0.0,) * routing.n_expert
-    known = {layer.layer: layer for layer in routing.layers(phase)}
+    known = {layer.layer: layer for layer in layers}
     for index, tally in tallies.items():
         if tally.n_tokens:
             old = known.get(index, LayerRouting(index, 0, nothing, nothing, nothing))
-            goes_on = 0 < sum(old.latest) < ENOUGH_TOKENS * routing.n_expert_used
+            n_latest = sum(old.latest) / routing.n_expert_used
+            goes_on = 0 < n_latest < min(max(old.n_tokens - n_latest, LEAST_TOKENS), ENOUGH_TOKENS)
             latest = zip(old.latest if goes_on else nothing, tally.uses, strict=True)
-            known[index] = replace(
-                old,
-                n_tokens=old.n_tokens + tally.n_tokens,
-                uses=window_after(old.uses, tally, routing.half_life_tokens),
+            known[index] = LayerRouting(
+                index,
+                old.n_tokens + tally.n_tokens,
+                window_after(old.uses, tally, routing.half_life_tokens),
                 before=old.before if goes_on else old.uses,
                 latest=tuple(float(first + more) for first, more in latest),
             )
     return tuple(known[index] for index in sorted(known))
-
-
-def _counted(
-    routing: Routing, phase: RoutingPhase, recording: Mapping[int, Sequence[npt.NDArray[np.int32]]]
-) -> tuple[LayerRouting, ...]:
-    nothing = (0.0,) * routing.n_expert
-    known = {layer.layer: layer for layer in routing.layers(phase)}
-    for index, runs in recording.items():
-        if any(len(ids) for ids in runs):
-            old = known.get(index, LayerRouting(index, 0, nothing, nothing, nothing))
-            known[index] = _with_tokens(old, runs, routing.half_life_tokens)
-    return tuple(known[index] for index in sorted(known))
-
-
-def _with_tokens(old: LayerRouting, runs: Sequence[npt.NDArray[np.int32]], half_life: float) -> LayerRouting:
-    import numpy as np
-
-    n_expert = len(old.uses)
-    ids = np.concatenate([run for run in runs if len(run)])
-    n_tokens, n_used = ids.shape
-    age = np.arange(n_tokens - 1, -1, -1)
-    weights = np.repeat(np.exp2(-age / half_life), n_used)
-    flat = ids.ravel()
-    window = np.asarray(old.uses) * 2.0 ** (-n_tokens / half_life)
-    window = window + np.bincount(flat, weights=weights, minlength=n_expert)
-    return LayerRouting(
-        old.layer,
-        old.n_tokens + n_tokens,
-        _uses(window.round(_DIGITS)),
-        before=old.uses,
-        latest=_uses(np.bincount(flat, minlength=n_expert)),
-    )
-
-
-def _uses(counts: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> Uses:
-    return tuple(float(count) for count in counts)
 
 
 #

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ggml_bridge.llama_context import RoutingRecorder
-    from oallama.profile.routing import Traffic
+    from oallama.core.routing import Traffic
     from oallama.run.placed_llama import PlacedLlama
 
 
@@ -313,8 +313,7 @@ class Engine:
             stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
             n_batches = -(-(len(tokens) - n_cached) // self._n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches) if self._split else None
-            every = self._behaviour.record_every
-            recorded = RoutingMeter(self._recorder, n_batches, every) if self._recorder else None
+            recorded = RoutingMeter(self._recorder, n_batches, self.model.n_expert) if self._recorder else None
 
             def decoded() -> None:
                 held.hand_on()
@@ -398,11 +397,9 @@ class Engine:
 class Behaviour:
     """Keywords of Engine and of Placer.engine.
 
-    progress: a bar on stderr where that is a terminal. on_traffic: gets which experts each generate and stream used, at
-    its end: the prompt, and one of every record_every tokens decoded behind it; None: nothing is recorded, and
-    computing is not held up for it.
+    progress: a bar on stderr where that is a terminal. on_traffic: gets how often each generate and stream used each
+    expert, at its end; None: nothing is recorded, and computing is not held up for it.
     """
 
     progress: bool = True
     on_traffic: Callable[[Traffic], None] | None = None
-    record_every: int = 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oallama.core.routing import Routing, Tally
+from oallama.core.routing import Routing, Tally, Traffic
 from oallama.core.types import Operator
-from oallama.profile.routing import tallied
+from oallama.profile.routing import counted
 
 
 def with_uses(routing: Routing, operators: Sequence[Operator], file: Path) -> Routing:
@@ -23,12 +23,12 @@ def with_uses(routing: Routing, operators: Sequence[Operator], file: Path) -> Ro
             first.setdefault(operator.layer, operator.name)
     layers = {name: layer for layer, name in first.items()}
     for line in lines:
-        name, _, counted = line.partition(" ")
-        kind, _, numbers = counted.partition(" ")
+        name, _, uses = line.partition(" ")
+        kind, _, numbers = uses.partition(" ")
         tally = _tally(numbers, routing.n_expert)
         if name in layers and tally is not None:
             found = {layers[name]: tally}
-            routing = tallied(routing, found) if kind == "single" else tallied(routing, {}, found)
+            routing = counted(routing, Traffic(found, {}) if kind == "single" else Traffic({}, found))
     return routing
 
 

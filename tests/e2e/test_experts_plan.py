@@ -20,12 +20,12 @@ from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import shared_setting
 from oallama.bench.records import BenchTest
 from oallama.bench.verify import expected_shares
-from oallama.core.routing import LayerRouting, Routing
+from oallama.core.routing import LayerRouting, Routing, Traffic
 from oallama.cost.experts import expert_use
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
-from oallama.profile.routing import Traffic, write_routing
+from oallama.profile.routing import write_routing
 from oallama.profile.store import profile_to_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -133,7 +133,7 @@ def test_the_command_line_and_bench_know_it(cache: Path) -> None:
 
 def engine_tokens(traffic: list[Traffic]) -> int:
     """Decoded ones that a layer has seen, and prompts, which go on to give one each."""
-    return sum(1 + sum(map(len, one.decode.get(0, ()))) for one in traffic)
+    return sum(1 + (one.decode[0].n_tokens if 0 in one.decode else 0) for one in traffic)
 
 
 def test_later_traffic_hits_as_often_as_promised(cache: Path) -> None:
@@ -159,8 +159,8 @@ def test_later_traffic_hits_as_often_as_promised(cache: Path) -> None:
         while engine_tokens(traffic) < 150:  # what is drawn may end an answer
             engine.generate(list(range(1, 17)), max_tokens=50, temperature=1.0)
     use = expert_use(counts)
-    used = {layer: [int(i) for t in traffic for ids in t.decode.get(layer, ()) for i in ids.ravel()] for layer in hot}
-    hits = sum(sum(i in hot[layer] for i in ids) for layer, ids in used.items())
-    promised = sum(use[layer].decode[len(hot[layer])] * len(ids) for layer, ids in used.items())
-    n_ids = sum(map(len, used.values()))
-    assert hits / n_ids == pytest.approx(promised / n_ids, abs=0.07)
+    counted_uses = [(layer, t.decode[layer].uses) for layer in hot for t in traffic if layer in t.decode]
+    hits = sum(uses[expert] for layer, uses in counted_uses for expert in hot[layer])
+    promised = sum(use[layer].decode[len(hot[layer])] * sum(uses) for layer, uses in counted_uses)
+    n_uses = sum(sum(uses) for _, uses in counted_uses)
+    assert hits / n_uses == pytest.approx(promised / n_uses, abs=0.07)

@@ -1,4 +1,4 @@
-"""Experts counted while a model runs, against what its mul-mats were given; and `oallama profile --routing`."""
+"""Experts counted while a model runs, against what its mul-mats were given; and --count-experts."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from click.testing import CliRunner, Result
 from e2e.placed import placed
 from e2e.split_cases import ffn, split_placements, written
 from gguf_factory import write_gguf
 
 from oallama.bench.readback import check_tensor_layout, tensor_at, weight_of
-from oallama.cli.main import cli, exit_code
-from oallama.cli.routing import COUNT_EVERY, PROMPTS
+from oallama.cli.main import exit_code
 from oallama.core.options import Options
+from oallama.core.routing import Traffic
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.profile.routing import Traffic, counted, read_routing, unknown_routing
+from oallama.profile.routing import read_routing
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.run.engine import Engine
 
@@ -95,9 +93,7 @@ def batches_of(tokens: Sequence[int]) -> list[Sequence[int]]:
     return [*prompt, *([token] for token in tokens[:-1])]
 
 
-def engine_of(
-    path: Path, take: Callable[[Traffic], None] | None, device: str = "none", every: int = 1, split: bool = False
-) -> Engine:
+def engine_of(path: Path, take: Callable[[Traffic], None] | None, device: str = "none", split: bool = False) -> Engine:
     case = placed(path) if split else placed(path, device)
     plan = case.plan
     if split:
@@ -113,7 +109,6 @@ def engine_of(
         probed=True,
         progress=False,
         on_traffic=take,
-        record_every=every,
     )
 
 
@@ -141,30 +136,12 @@ def test_what_is_recorded_is_what_the_experts_were_given(
     seen = given_ids(str(path), batches_of(answer.tokens))
     n_decoded = len(answer.tokens) - 1
     assert traffic.decode.keys() == traffic.prompt.keys() == seen.keys()
-    routing = counted(unknown_routing("", 8, n_used), traffic)
     for layer, parts in seen.items():
-        (prompt,), (decode,) = traffic.prompt[layer], traffic.decode[layer]
         together = np.concatenate(parts)
-        assert np.array_equal(np.concatenate([prompt, decode]), together)
-        assert len(decode) == n_decoded
-        (known,) = [each for each in routing.decode if each.layer == layer]
-        assert known.latest == tuple(np.bincount(together[-n_decoded:].ravel(), minlength=8))
-
-
-def test_every_third_token_is_one_of_three(models: Path) -> None:
-    path = written(models, "llama-moe", n_expert_used=2)
-    taken: list[Traffic] = []
-    for every in (1, 3):
-        with engine_of(path, taken.append, every=every) as engine:
-            for _ in range(2):
-                engine.generate(PROMPT, N_GEN, temperature=0)
-    full, full_again, sampled, sampled_again = ({0: t.decode[0], 1: t.decode[1]} for t in taken)
-    for layer in (0, 1):
-        every_third = [ids.tolist() for ids in full[layer][0][::3, None]]
-        assert [ids.tolist() for ids in sampled[layer]] == every_third
-        assert [ids.tolist() for ids in sampled_again[layer]] == every_third
-        assert np.array_equal(full[layer][0], full_again[layer][0])
-        assert np.array_equal(taken[0].prompt[layer][0], taken[2].prompt[layer][0])
+        halves = together[: len(together) - n_decoded], together[len(together) - n_decoded :]
+        for tally, ids in zip((traffic.prompt[layer], traffic.decode[layer]), halves, strict=True):
+            assert tally.n_tokens == len(ids)
+            assert tally.uses == tuple(np.bincount(ids.ravel(), minlength=8))
 
 
 def test_a_broken_off_answer_is_recorded_as_far_as_it_went(models: Path) -> None:
@@ -175,9 +152,7 @@ def test_a_broken_off_answer_is_recorded_as_far_as_it_went(models: Path) -> None
         stream.close()
         engine.generate(PROMPT[:20], 4, temperature=0)
     broken, whole = taken
-    assert [len(run) for run in whole.decode[0]] == [3]
-    assert [len(run) for run in whole.prompt[0]] == [20]
-    assert len(broken.prompt[0][0]) == 20
+    assert (whole.decode[0].n_tokens, whole.prompt[0].n_tokens, broken.prompt[0].n_tokens) == (3, 20, 20)
 
 
 #
@@ -189,29 +164,6 @@ def test_a_broken_off_answer_is_recorded_as_far_as_it_went(models: Path) -> None
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def profile(path: Path, *arguments: str) -> dict[str, Any]:
-    command = ["profile", str(path), "--device", "none", "-t", "1", "--routing", "--json", *arguments]
-    done: Result = CliRunner().invoke(cli, command, catch_exceptions=False)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
-
-
-def test_the_command_counts_once_and_then_more(models: Path, cache: Path, tmp_path: Path) -> None:
-    path = written(models, "llama-moe", n_expert_used=2)
-    first = profile(path, "-n", "3")
-    tokens = {layer["n_tokens"] for layer in first["routing"]["decode"]}
-    assert len(tokens) == 1
-    assert len(PROMPTS) < tokens.pop() <= 2 * len(PROMPTS)
-    assert all(sum(layer["before"]) and sum(layer["latest"]) for layer in first["routing"]["decode"]), "in halves"
-    assert profile(path) == first
-    (tmp_path / "prompts.txt").write_text("One prompt\nof two lines.\n\n\n  \nAnother one.\n")
-    more = profile(path, "-n", "3", "--prompts", str(tmp_path / "prompts.txt"))
-    before, after = (document["routing"]["prompt"][0]["n_tokens"] for document in (first, more))
-    assert before < after < before + 60
-    assert "of two lines" not in "".join(file.read_text() for file in cache.iterdir())
-    assert profile(path, "-n", "3", "--refresh") == first
 
 
 def counted_in(path: Path) -> tuple[int, int]:
@@ -236,10 +188,7 @@ def test_run_and_chat_count_what_they_answer(
         assert counted["tokens"] == answer["tokens"]
         n_decode, n_prompt = counted_in(path)
         assert n_prompt == times * answer["n_prompt"]
-        assert n_decode in (
-            times * -(-(answer["n_gen"] - 1) // COUNT_EVERY),
-            times * -(-answer["n_gen"] // COUNT_EVERY),
-        )
+        assert n_decode in (times * (answer["n_gen"] - 1), times * answer["n_gen"])
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
     assert exit_code(["chat", str(path), "--count-experts", *asked]) == 0
     assert counted_in(path)[0] > n_decode
@@ -258,19 +207,3 @@ def test_what_has_no_experts_is_not_counted(
 def dense(models: Path) -> Path:
     path = models / "dense.gguf"
     return path if path.is_file() else write_gguf(path, "llama")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "phrase"),
-    [
-        (("--routing",), "has no experts"),
-        (("--routing", "--export", "x.json"), "--export"),
-        (("--prompts", "x.txt"), "goes with --routing"),
-    ],
-)
-def test_what_cannot_be_counted_is_refused(
-    arguments: Sequence[str], phrase: str, models: Path, cache: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code(["profile", str(dense(models)), "--device", "none", *arguments]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert phrase in line

@@ -12,13 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
-
 from fuzz.mutation import damaged_json
 from oallama.bench.records import BenchTest, StockPlacement
 from oallama.core.codec import to_json
 from oallama.core.errors import OallamaError
-from oallama.core.routing import LayerRouting, Routing
+from oallama.core.routing import LayerRouting, Routing, Tally, Traffic
 from oallama.core.types import (
     Attention,
     MemoryLedger,
@@ -29,6 +27,7 @@ from oallama.core.types import (
     StreamSettings,
     Workload,
 )
+from oallama.cost.experts import expert_use
 from oallama.cost.kernels import Kernels
 from oallama.device.emulated import Emulated
 from oallama.device.machines import machine_of
@@ -39,11 +38,10 @@ from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.profile.emulate import host_of, profile_parameters
-from oallama.profile.routing import Traffic, counted, read_routing, routing_path, write_routing
+from oallama.profile.routing import counted, read_routing, routing_path, write_routing
 from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
 from oallama.report.plan import plan_sentences
 from oallama.report.profile import profile_tables
-from oallama.report.routing import routing_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -241,15 +239,15 @@ def routings() -> tuple[Any, ...]:
 
 
 def check_routing(raw: bytes, folder: Path) -> None:
-    """A file that is no use is as good as none; what is read is reported, counted on, and written again."""
-    traffic = Traffic({0: [np.array([[0, 3], [2, 1]], dtype=np.int32)]}, {})
+    """A file that is no use is as good as none; what is read is judged, counted on, and written again."""
+    traffic = Traffic({0: Tally(2, (1, 1, 1, 1))}, {})
     with _cache_in(folder):
         routing_path(MODEL.fingerprint).write_bytes(raw)
         routing = read_routing(MODEL.fingerprint, 4, 2)
         if routing is None:
             raise OallamaError("no routing that can be used")
         for known in (routing, counted(routing, traffic)):
-            routing_table(known)
+            expert_use(known)
         write_routing(routing)
         assert read_routing(MODEL.fingerprint, 4, 2) == routing, "a routing that was written is read back otherwise"
 

@@ -83,8 +83,8 @@ def test_a_file_is_kept_as_if_the_model_had_been_counted(
 ) -> None:
     monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "cache"))
     model = write_gguf(tmp_path / "model.gguf", "llama-moe")  # two layers, 2 of 8 experts
-    first = [(i % 4, 4 + i % 3) for i in range(20)]
-    later = [(i % 2, 7) for i in range(21)]
+    first = [(i % 4, 4 + i % 3) for i in range(200)]
+    later = [(i % 2, 7) for i in range(201)]
     ids, rest = tmp_path / "ids.txt", tmp_path / "later.txt"
     write_routing(ids, {layer: [*first, *later] for layer in (0, 1, 7)}, "a third layer that the model has not")
     assert main(["keep", str(ids), "--model", str(model), "-o", str(rest)]) == 0
@@ -92,9 +92,9 @@ def test_a_file_is_kept_as_if_the_model_had_been_counted(
     known = read_counts(info.fingerprint, info.n_expert, info.n_expert_used)
     assert known is not None and [layer.layer for layer in known.decode] == [0, 1]
     for layer in (*known.decode, *known.prompt):
-        chosen, judged = (Counter(e for row in rows for e in row) for rows in (first[:10], first[10:]))
-        assert layer.n_tokens == 20 and layer.latest == tuple(float(judged[e]) for e in range(8))
-        assert layer.before == pytest.approx(tuple(chosen[e] for e in range(8)), rel=0.01)
+        chosen, judged = (Counter(e for row in rows for e in row) for rows in (first[:100], first[100:]))
+        assert layer.n_tokens == 200 and layer.latest == tuple(float(judged[e]) for e in range(8))
+        assert layer.before == pytest.approx(tuple(chosen[e] for e in range(8)), rel=0.02)
     assert read_routing(rest)[1] == later
     write_routing(ids, {0: [(0, 1, 2), (3, 4, 5)]}, "of three experts a token")
     capsys.readouterr()

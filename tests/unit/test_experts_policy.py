@@ -353,7 +353,7 @@ def test_auto_takes_experts_where_their_use_is_known() -> None:
 
 
 def test_without_known_uses_it_says_how_to_come_by_them() -> None:
-    with pytest.raises(UsageError, match="profile MODEL --routing"):
+    with pytest.raises(UsageError, match="run MODEL --count-experts"):
         decide(known(SLOW_CPU, 10**6, None), "experts", LOAD, "mixed")
     once = replace(routing(SKEWED), decode=(replace(routing(SKEWED).decode[0], before=(0.0,) * N_EXPERT),))
     with pytest.raises(UsageError, match="nothing was recorded twice"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oallama.core.routing import Tally
+from oallama.core.routing import Routing, Tally, Traffic
 from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Workload
 from oallama.place.placement import with_used_experts
 from oallama.plan.plan import Plan
-from oallama.profile.routing import ENOUGH_TOKENS, tallied, unknown_routing
+from oallama.profile.routing import ENOUGH_TOKENS, counted, unknown_routing
 
 N_EXPERT, N_USED = 8, 2
 UNKNOWN = unknown_routing("f" * 64, N_EXPERT, N_USED)
@@ -25,15 +25,22 @@ PLAN = Plan(
 USES = Tally(2 * ENOUGH_TOKENS, (0, 96, 0, 1900, 0, 2100, 0, 0))
 
 
+def known(*answers: dict[int, Tally]) -> Routing:
+    routing = UNKNOWN
+    for tallies in answers:
+        routing = counted(routing, Traffic(tallies, {}))
+    return routing
+
+
 def test_the_most_used_are_taken_where_enough_is_known() -> None:
-    routing = tallied(tallied(UNKNOWN, {0: USES}), {0: USES, 1: USES})  # of layer 1 one recording alone
+    routing = known({0: USES}, {0: USES, 1: USES})  # of layer 1 one recording alone
     made = with_used_experts(PLAN, OPERATORS, routing)
     assert [p.hot_experts for p in made.operators] == [(3, 5), (3, 5), (0, 1), (0, 1)]
     assert replace(made, operators=PLAN.operators) == PLAN, "nothing else changes"
 
 
 def test_a_plan_stays_where_nothing_is_known_or_hot() -> None:
-    routing = tallied(tallied(UNKNOWN, {0: USES}), {0: USES})
+    routing = known({0: USES}, {0: USES})
     cold = replace(PLAN, operators=tuple(replace(p, hot_experts=()) for p in PLAN.operators))
-    for plan, known in ((PLAN, None), (PLAN, UNKNOWN), (cold, routing)):
-        assert with_used_experts(plan, OPERATORS, known) is plan
+    for plan, uses in ((PLAN, None), (PLAN, UNKNOWN), (cold, routing)):
+        assert with_used_experts(plan, OPERATORS, uses) is plan

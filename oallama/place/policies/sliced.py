@@ -272,7 +272,7 @@ def hot_fault(operators: Sequence[Operator], routing: Routing | None) -> str:
     """Why no experts can be placed by use; "" where some can."""
     if all(operator.op != "MUL_MAT_ID" for operator in operators):
         return f"policy {EXPERTS} is for models with experts, and this one has none; use scheinfer"
-    count = "count them with `oallama profile MODEL --routing`, with --prompts FILE for traffic like yours"
+    count = "count them with `oallama run MODEL --count-experts` over prompts like yours"
     if routing is None:
         return f"policy {EXPERTS} places experts by how often they are used, which is not known of this model; {count}"
     if not expert_use(routing):
