@@ -44,7 +44,7 @@ class ProfileCase(Case):
     seconds: Positive
     samples: Samples
 
-    JSON_KEYS: ClassVar = (
+    JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "device", "layout", "type", "shape", "n_expert_used", "n_tokens", "seconds", "samples", "gb_per_s", "gflops",
         "working_set_bytes", "op",
     )  # fmt: skip
@@ -65,7 +65,7 @@ class SkippedCase(Case):
 
     reason: str
 
-    JSON_KEYS: ClassVar = (
+    JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "device", "layout", "type", "shape", "n_expert_used", "n_tokens", "working_set_bytes", "reason", "op",
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ class RestCase:
     samples: Samples
     shape: Annotated[RestShape | None, Mark.FLAT] = None  # None: not stated
 
-    JSON_KEYS: ClassVar = (
+    JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "device", "n_tokens", "n_kv", "seconds", "n_embd", "n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v",
         "n_ff", "flash_attn", "type_k", "type_v", "samples",
     )  # fmt: skip
