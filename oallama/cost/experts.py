@@ -15,7 +15,7 @@ from math import comb
 from oallama.core.routing import LayerRouting, Routing, Uses
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class ExpertUse:
     """A layer's experts, the most used in decode first. Coverage: by the number of hot experts, from 0 to all, the
     share of later uses that these serve."""

@@ -8,9 +8,9 @@ tests/unit/scheinfer_testbed.py.) In place of slices the device may have the mos
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from oallama.core.profile import LinearFit
@@ -72,10 +72,14 @@ NOTHING = Lines(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 class Gemms(tuple[Gemm, ...]):
     """Mul-mats that are cut alike, one after the other. What they take is added up once for each number of tokens;
-    no share of them, or no token, takes nothing. Compared by identity: blocks of one type share an object."""
+    no share of them, or no token, takes nothing."""
 
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
 
     @cached_property
     def routed(self) -> bool:
@@ -123,10 +127,9 @@ class Gemms(tuple[Gemm, ...]):
         return self.at(n_tokens) if share > 0 and n_tokens > 0 else NOTHING
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Around:
-    """Surroundings of a block, as curves of seconds by batch size. Compared by identity: blocks in equal surroundings
-    share an object."""
+    """Surroundings of a block, as curves of seconds by batch size."""
 
     gap: Curve = NO_TIME  # from the join before to this block's inputs: attention, norms, crossings; the mean of all
     gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
@@ -135,21 +138,16 @@ class Around:
     resident: bool = False  # the block's inputs and results are in the device's memory
     crossings_if_whole: Curve = NO_TIME  # of such a block: what llama.cpp's crossings take where it stays whole
 
-    @cached_property
-    def in_split(self) -> Around:
-        """In the split back end even where nothing of the block is on the device."""
-        return self if self.whole is None else replace(self, whole=None)
 
-
-@dataclass(frozen=True, slots=True)
-class BlockCost:
-    """A block, what its mul-mats cost, and what surrounds it."""
+@dataclass(frozen=True)
+class BlockType:
+    """What blocks that cost the same have in common: mul-mats, layout and surroundings. A value, whose hash is computed
+    once."""
 
     block: SplitBlock
     gemms: Gemms
     layout: str = "CPU"  # host buffer type of CC, which the gemms' CPU times are of
     around: Around = Around()
-    gap_share: float = 1.0  # of the gap, what lies before this very block
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
     use: ExpertUse | None = None  # of the layer's experts, which the device may have some of; None: it may not
@@ -158,14 +156,27 @@ class BlockCost:
         if not isinstance(self.gemms, Gemms):
             object.__setattr__(self, "gemms", Gemms(self.gemms))
 
-    @property
-    def price_key(self) -> Hashable:
-        """Equal for blocks that cost the same."""
-        return self.gemms, self.around, self.use
+    def __hash__(self) -> int:
+        return self._hash
 
-    def in_split(self) -> BlockCost:
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.gemms, self.around, self.use, self.layout, self.outputs_only, self.takes_n_g))
+
+    @cached_property
+    def in_split(self) -> BlockType:
         """In the split back end even where nothing of it is on the device."""
-        return replace(self, around=self.around.in_split)
+        return replace(self, around=replace(self.around, whole=None))
+
+    @cached_property
+    def without_gap(self) -> BlockType:
+        """As its own tasks see it where it is sliced: of its surroundings only where its inputs are counts."""
+        return replace(self, around=Around(resident=self.around.resident))
+
+    @cached_property
+    def all_host(self) -> Cut:
+        """The cut that leaves all of it on the host."""
+        return Cut(self.block.extent, 0, 0)
 
     @property
     def n_expert(self) -> int:
@@ -188,30 +199,41 @@ class BlockCost:
         return self.gemms.routed
 
 
-def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> dict[str, BlockCost]:
-    """A block by CPU layout of CC, in alphabetical order: the layouts in which all its mul-mats were timed. Empty where
-    the device cannot compute one of them. Raises ProfileError where the CPU was not timed."""
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Operators that are sliced as one."""
+
+    operators: tuple[int, ...]
+    types: tuple[BlockType, ...]  # one for each host layout of CC
+    gap_share: float = 1.0  # of the mean gap between blocks, what lies before this one
+
+    def in_layout(self, layout: str | None) -> BlockType | None:
+        return next((one for one in self.types if one.layout == layout), None)
+
+
+def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> tuple[BlockType, ...]:
+    """A block in each CPU layout of CC in which all its mul-mats were timed, in alphabetical order. Empty where the
+    device cannot compute one of them. Raises ProfileError where the CPU was not timed."""
     members = [operators[i] for i in block.operators]
-    on_device = [kernels.on_device(operator) for operator in members]
+    on_device = [kernel for operator in members if (kernel := kernels.on_device(operator)) is not None]
     on_host = [kernels.on_host(operator) for operator in members]
-    layouts = sorted(set.intersection(*map(set, on_host)))
-    return {
-        layout: BlockCost(
-            block,
+    if len(on_device) < len(members):
+        return ()
+    return tuple(
+        BlockType(
+            replace(block, operators=()),
             Gemms(
                 Gemm(operator.mul_mat, operator.bytes, cpu[layout], gpu)
                 for operator, cpu, gpu in zip(members, on_host, on_device, strict=True)
-                if gpu is not None
             ),
             layout,
         )
-        for layout in layouts
-        if None not in on_device
-    }
+        for layout in sorted(set.intersection(*map(set, on_host)))
+    )
 
 
 def both_sides(
-    cost: BlockCost,
+    cost: BlockType,
     rates: SliceRates,
     crossing: Crossing,
     steps: tuple[Step, ...],
@@ -239,7 +261,7 @@ def both_sides(
     )
 
 
-def hot_times(cost: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
+def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
     """The tasks of a block of which the device has so many experts whole, without the gap before it.
 
     Of each token the device computes as many rows as may be hits, whether they are or not. The CPU computes misses, one
@@ -288,24 +310,17 @@ def hot_times(cost: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     return made(average.cpu_s, max(0.0, expected_s - alone_seconds(average)))
 
 
+def gap_times(cost: BlockType, n_tokens: int) -> tuple[float, float]:
+    """Seconds between two blocks, in the mean, and of these those in which the CPU works."""
+    gap_s = interpolate(cost.around.gap, n_tokens)
+    return gap_s, min(gap_s, interpolate(cost.around.gap_cpu, n_tokens))
+
+
 def slice_times(
-    cost: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
+    cost: BlockType, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
 ) -> BlockTimes:
     """The tasks of a block in a pass over n_tokens tokens, of which n_g use the CC slice on the device (CG'), and
-    n_outputs give logits."""
-    gap_s, gap_cpu_s = (cost.gap_share * seconds for seconds in gap_times(cost.around, n_tokens))
-    return own_times(cost, rates, cut, n_tokens, n_g, n_outputs).behind(gap_s, gap_cpu_s)
-
-
-@lru_cache(maxsize=2**12)
-def gap_times(around: Around, n_tokens: int) -> tuple[float, float]:
-    """Seconds between two blocks, in the mean, and of these those in which the CPU works."""
-    gap_s = interpolate(around.gap, n_tokens)
-    return gap_s, min(gap_s, interpolate(around.gap_cpu, n_tokens))
-
-
-def own_times(cost: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> BlockTimes:
-    """Times of a block as slice_times has them, without the gap before it.
+    n_outputs give logits, without the gap before it.
 
     Where nothing is on the device llama.cpp runs the block where it is, and there is nothing to send or to join; nor
     is there where all is GG. A block that it offloads takes the link from what is streamed. Hot experts take no part in
@@ -367,49 +382,41 @@ def own_times(cost: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: 
     return both_sides(cost, rates, crossing, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s)
 
 
-@dataclass(slots=True)
 class Pricing:
-    """How slices are run: what the device and the link cost, and how far copies run ahead. Remembers what blocks of a
-    kind take, and the tasks of those that are sliced, which do not depend on what lies between blocks."""
+    """How slices are run: what the device and the link cost, and how far copies run ahead."""
 
-    rates: SliceRates
-    streaming: StreamSettings = StreamSettings()  # noqa: RUF009 - frozen
-    _tasks: dict[Hashable, tuple[BlockTimes, float | None]] = field(default_factory=dict, init=False, repr=False)
-    _known: dict[Hashable, float] = field(default_factory=dict, init=False, repr=False)
+    def __init__(self, rates: SliceRates, streaming: StreamSettings = StreamSettings()) -> None:  # noqa: B008 - frozen
+        self.rates, self.streaming = rates, streaming
+        self.gap_times = cache(gap_times)
+        self.tasks = cache(self._tasks)
+        self.seconds = cache(self._seconds)
 
     def with_slots(self, n_slots: int) -> Pricing:
         """The same with a ring of so many slots; tasks are the same."""
-        other = replace(self, streaming=replace(self.streaming, n_slots=n_slots))
-        other._tasks = self._tasks
+        other = Pricing(self.rates, replace(self.streaming, n_slots=n_slots))
+        other.gap_times, other.tasks = self.gap_times, self.tasks
         return other
 
-    def block_times(self, cost: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
-        return slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
+    def block_times(
+        self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, gap_share: float = 1.0
+    ) -> BlockTimes:
+        """The tasks of a block behind its share of the gap."""
+        gap_s, gap_cpu_s = self.gap_times(cost, n_tokens)
+        own = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
+        return own.behind(gap_share * gap_s, gap_share * gap_cpu_s)
 
-    def seconds(self, cost: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
+    def _seconds(self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Seconds of one block among others like it, round after round."""
-        key = (cost.gemms, cost.around, cost.use, cut, n_tokens, n_g, n_outputs)
-        seconds = self._known.get(key)
-        if seconds is None:
-            gap_s, gap_cpu_s = gap_times(cost.around, n_tokens)
-            own, own_s = self._own(cost, cut, n_tokens, n_g, n_outputs)
-            if own_s is None:
-                seconds = own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)
-            else:
-                seconds = gap_s + own_s
-            self._known[key] = seconds
-        return seconds
+        gap_s, gap_cpu_s = self.gap_times(cost, n_tokens)
+        sliced = not cut.is_whole or (n_g > 0 and cost.takes_n_g and not cost.outputs_only)
+        own, own_s = self.tasks(cost.without_gap if sliced else cost, cut, n_tokens, n_g, n_outputs)
+        if own_s is None:
+            return own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)
+        return gap_s + own_s
 
-    def _own(
-        self, cost: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int
+    def _tasks(
+        self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int, n_outputs: int
     ) -> tuple[BlockTimes, float | None]:
         """(a block without a gap, its seconds; None: they depend on the gap, in which its copies go on)."""
-        sliced = not cut.is_whole or (n_g > 0 and cost.takes_n_g and not cost.outputs_only)
-        around: Hashable = cost.around.resident if sliced else cost.around
-        key = (cost.gemms, around, cost.use if cut.n_hot else None, cut, n_tokens, n_g, n_outputs)
-        found = self._tasks.get(key)
-        if found is None:
-            own = own_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
-            ahead = runs_ahead([own], self.streaming)
-            found = self._tasks[key] = own, None if ahead else cycle_seconds([own], self.streaming)
-        return found
+        own = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
+        return own, None if runs_ahead([own], self.streaming) else cycle_seconds([own], self.streaming)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from oallama.core.types import Workload
 from oallama.cost.passes import Pass, passes
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.slices import BlockType, Cut, Pricing
 
 GRID = 4
 """Points at which the search for the least begins. Eight change none of 32 plans of the corpus, and take longer."""
@@ -70,15 +70,15 @@ ROWS_AT_ONCE = 4
 """Rows that ggml's repacked kernels multiply at a time; what is left of a batch goes row by row, each nearly as long as
 a batch of one. Profiles hold times of few batch sizes, between which the price is linear and knows nothing of it."""
 
-CutBlocks = Sequence[tuple[BlockCost, Cut]]
-Counted = Sequence[tuple[BlockCost, Cut, int]]
+CutBlocks = Sequence[tuple[BlockType, Cut]]
+Counted = Sequence[tuple[BlockType, Cut, int]]
 """One of each kind of block with each cut, and how many there are."""
 
 TokenTable = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: Plan.token_assignment."""
 
 
-def best_cg(cost: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
+def best_cg(cost: BlockType, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
     """The best CC and CG beside gg elements on the device, and its seconds; of equals, the least CG. Eq. 13.
 
     gg: elements such that the rest is a multiple of the block's step, or all of the extent. near: elements of CG that
@@ -104,13 +104,7 @@ def pass_seconds(layers: CutBlocks, on: Pricing, n_tokens: int, n_g: int) -> flo
 
 def count_blocks(layers: CutBlocks) -> Counted:
     """One of each kind of block with each cut, and how many there are."""
-    first: dict[tuple[Hashable, Cut], tuple[BlockCost, Cut]] = {}
-    counts: Counter[tuple[Hashable, Cut]] = Counter()
-    for cost, cut in layers:
-        key = (cost.price_key, cut)
-        first.setdefault(key, (cost, cut))
-        counts[key] += 1
-    return [(*first[key], count) for key, count in counts.items()]
+    return [(*layer, count) for layer, count in Counter(layers).items()]
 
 
 def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
@@ -204,28 +198,28 @@ class Menus:
         self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
         self._made: dict[tuple[Hashable, Objective, int | None], tuple[Choice, ...]] = {}
 
-    def choices(self, kind: BlockCost, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
+    def choices(self, kind: BlockType, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
         """Fastest choice for each number of bytes on the device, ascending, with the CG that is best for the objective.
         most_cg: most elements of CG; None: as many as are best."""
         key = (kind.gemms, kind.around.resident, kind.use)
         if key not in self._cuts_of:
             self._cuts_of[key] = self._cuts(kind)
-        if (kind.price_key, objective, most_cg) not in self._made:
+        if (kind, objective, most_cg) not in self._made:
             sliced = (
                 self._best(kind, objective, [_streaming(kind, cut, most_cg) for cut in cuts])
                 for cuts in self._cuts_of[key]
             )
             hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, self._n_values))
-            self._made[kind.price_key, objective, most_cg] = _ascending(kind, (*sliced, *hot))
-        return self._made[kind.price_key, objective, most_cg]
+            self._made[kind, objective, most_cg] = _ascending(kind, (*sliced, *hot))
+        return self._made[kind, objective, most_cg]
 
-    def _cuts(self, kind: BlockCost) -> tuple[tuple[Cut, ...], ...]:
+    def _cuts(self, kind: BlockType) -> tuple[tuple[Cut, ...], ...]:
         """Cuts by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and the best of
         what is split in two. At least one step is left beside GG. Of each GG first nothing streamed, then, where
         weights may be streamed, the best r_CG in decode and over the workload."""
         extent, step = kind.block.extent, kind.block.step
         if kind.block.biases:
-            return ((Cut(extent, 0, 0),),)
+            return ((kind.all_host,),)
         n_steps = ceil(extent / step)
 
         def resident(n: int) -> Cut:
@@ -250,17 +244,17 @@ class Menus:
             found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
         return tuple(found)
 
-    def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
+    def _best(self, kind: BlockType, objective: Objective, cuts: Sequence[Cut]) -> Choice:
         """Fastest cut, ignoring n_g; ties stream least."""
         over = self._over[objective]
         return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
 
-    def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
+    def _seconds(self, kind: BlockType, cut: Cut, over: Sequence[Pass]) -> float:
         """Seconds of one block over these passes, ignoring n_g."""
         return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
 
-def _streaming(cost: BlockCost, cut: Cut, most_cg: int | None) -> Cut:
+def _streaming(cost: BlockType, cut: Cut, most_cg: int | None) -> Cut:
     """The cut with at most so many elements of CG; CC has the others."""
     if most_cg is None or cut.cg <= most_cg:
         return cut
@@ -278,15 +272,15 @@ def _in_line(cuts: Sequence[Cut], gg: int) -> int | None:
     return last.cg + (last.cg - first.cg) * (gg - last.gg) // (last.gg - first.gg)
 
 
-def _hot_cuts(cost: BlockCost, n_values: int) -> tuple[Cut, ...]:
+def _hot_cuts(cost: BlockType, n_values: int) -> tuple[Cut, ...]:
     """i/n of the experts for i = 1..n, each rounded to whole ones."""
     if cost.use is None:
         return ()
     counts = {max(1, round(i * cost.n_expert / n_values)) for i in range(1, n_values + 1)}
-    return tuple(Cut(cost.block.extent, 0, 0, n) for n in sorted(counts))
+    return tuple(cost.all_host._replace(n_hot=n) for n in sorted(counts))
 
 
-def _ascending(cost: BlockCost, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def _ascending(cost: BlockType, choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """Choices by ascending bytes; for equal bytes the fastest, ties in order."""
     fastest: dict[int, Choice] = {}
     for choice in choices:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor
@@ -11,7 +10,7 @@ from oallama.core.errors import DoesNotFit
 from oallama.core.types import MemoryLedger, StreamSettings
 from oallama.core.units import MIB
 from oallama.cost.blocks import F32
-from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.slices import BlockType, Cut
 from oallama.place.cutting import CutBlocks, TokenTable, linear_n_g
 
 RUNTIME_BYTES = {"CUDA": 64 * MIB}
@@ -173,8 +172,8 @@ def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_g: int) -> int:
     CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
     blocks that follow one another, of which the last is followed by the first; any other number of slots as if each
     held the largest block."""
-    size_of = {id(layer): slot_bytes(*layer, n_g) for layer in _distinct(layers)}
-    sizes = [size for layer in layers if (size := size_of[id(layer)])]
+    size_of = {layer: slot_bytes(*layer, n_g) for layer in set(layers)}
+    sizes = [size for layer in layers if (size := size_of[layer])]
     if not sizes:
         return 0
     if streaming.n_slots != 2:
@@ -187,7 +186,7 @@ def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n
     in ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the FFN behind the last
     attention counts like the others; of the logits themselves a few tokens' are computed at once."""
     activations = hot = beside = 0
-    for cost, cut in _distinct(layers):
+    for cost, cut in set(layers):
         if cut.n_hot:
             biases = cost.block.biases * cut.n_hot * F32
             hot = max(hot, biases + cost.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
@@ -205,19 +204,14 @@ def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n
     return ring_bytes(layers, streaming, n_g) + activations
 
 
-def _distinct(layers: CutBlocks) -> Iterable[tuple[BlockCost, Cut]]:
-    """Without those that are the same object as one before, as most that are equal are."""
-    return {id(layer): layer for layer in layers}.values()
-
-
-def _streamed(cost: BlockCost, cut: Cut, n_g: int) -> int:
+def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:
     """Elements of CG, and of CG' for the largest batch. Blocks with hot experts stream nothing."""
     if cut.n_hot:
         return 0
     return cut.cg + (cut.cc if n_g and cost.takes_n_g else 0)
 
 
-def slot_bytes(cost: BlockCost, cut: Cut, n_g: int) -> int:
+def slot_bytes(cost: BlockType, cut: Cut, n_g: int) -> int:
     """Bytes of a slot of the ring for what this block streams."""
     streamed = _streamed(cost, cut, n_g)
     if not streamed:
@@ -225,11 +219,11 @@ def slot_bytes(cost: BlockCost, cut: Cut, n_g: int) -> int:
     return ceil(cost.block.bytes * streamed / cost.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(cost)
 
 
-def most_streamed(cost: BlockCost, n_bytes: int) -> int:
+def most_streamed(cost: BlockType, n_bytes: int) -> int:
     """Elements of the block whose weights a slot of so many bytes takes."""
     whole = max(0, n_bytes - _padding(cost)) // SLOT_PADDING * SLOT_PADDING
     return whole * cost.block.extent // cost.block.bytes
 
 
-def _padding(cost: BlockCost) -> int:
+def _padding(cost: BlockType) -> int:
     return len(cost.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight

@@ -27,7 +27,7 @@ def price(problem: Problem, workload: Workload, placed: Placed, llama_uses_devic
     """
     if placed.slices is not None:
         slicer = slicer_of(problem, workload, placed.slices)
-        plan = slicer.priced(slicer.cuts_of(placed), placed.slices.token_assignment)
+        plan = slicer.priced(*slicer.cuts_of(placed), placed.slices.token_assignment)
         return plan.predicted(workload)
     if llama_uses_device is None:
         llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
@@ -61,19 +61,22 @@ def seen_passes(problem: Problem, plan: Plan, placed: Placed, runs: Sequence[Blo
     if placed.slices is None:
         return ()
     slicer, table = slicer_of(problem, plan.workload, placed.slices), plan.token_assignment
-    blocks = [
-        (cost, cut)
-        for cost, cut in slicer.cuts_of(placed)
-        if not cost.outputs_only and (not cut.is_whole or cut.n_hot or (table and cost.takes_n_g))
+    own = [
+        (block, (cost, cut))
+        for block, (cost, cut) in zip(*slicer.cuts_of(placed), strict=True)
+        if not cost.outputs_only and (not cut.is_whole or (table and cost.takes_n_g))
     ]
-    names = {problem.operators[i].name for cost, _ in blocks for i in cost.block.operators}
+    layers, names = (
+        [layer for _, layer in own],
+        {problem.operators[i].name for block, _ in own for i in block.operators},
+    )
     found = []
     for batch in sorted({one.batch for one in runs}):
-        own = [one for one in runs if one.batch == batch and one.block in names and one.n_runs > 0]
-        if own:
-            most = max(own, key=lambda one: one.n_runs)
+        ran = [one for one in runs if one.batch == batch and one.block in names and one.n_runs > 0]
+        if ran:
+            most = max(ran, key=lambda one: one.n_runs)
             n_tokens = max(1, round(most.n_tokens / most.n_runs))
-            found.append(_beside(_summed(own, most.n_runs), blocks, n_tokens, n_g_at(table, n_tokens), slicer.on))
+            found.append(_beside(_summed(ran, most.n_runs), layers, n_tokens, n_g_at(table, n_tokens), slicer.on))
     return tuple(found)
 
 
@@ -84,9 +87,9 @@ def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
     return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
 
 
-def _beside(seen: SeenPasses, blocks: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
+def _beside(seen: SeenPasses, layers: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
     """Add the predicted seconds of a pass."""
-    times = [on.block_times(cost, cut, n_tokens, n_g) for cost, cut in blocks]
+    times = [on.block_times(cost, cut, n_tokens, n_g) for cost, cut in layers]
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for one in times:
         if one not in rounds:

@@ -27,7 +27,7 @@ from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamS
 from oallama.cost.experts import expert_use, experts_alike
 from oallama.cost.passes import Pass, passes
 from oallama.cost.rates import slice_rates
-from oallama.cost.slices import BlockCost, Cut, Pricing, gap_times
+from oallama.cost.slices import Block, BlockType, Cut, Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds, timeline
 from oallama.place.cutting import (
     Choice,
@@ -46,7 +46,7 @@ from oallama.place.cutting import (
 from oallama.place.memory import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
 from oallama.place.placement import Placed, Slices
 from oallama.place.problem import Problem
-from oallama.place.surroundings import ByLayout, Surroundings
+from oallama.place.surroundings import Surroundings
 
 Menu = Sequence[tuple[int, float]]
 """(bytes, seconds) of each choice of one block, bytes strictly ascending; the first is what costs no memory."""
@@ -132,7 +132,8 @@ TIE = 1e-9
 class SlicePlan:
     """The cuts of every block, and what they take."""
 
-    layers: tuple[tuple[BlockCost, Cut], ...]
+    blocks: tuple[Block, ...]
+    layers: tuple[tuple[BlockType, Cut], ...]  # of each block: in the layout that it gets, as it is cut
     token_assignment: TokenTable
     kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
     staging_bytes: int  # the ring of slots for streamed weights, and activations
@@ -213,22 +214,21 @@ class Slicer:
 
     def blocks(
         self, placed: Placed, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
-    ) -> list[ByLayout]:
+    ) -> list[Block]:
         """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot.
         together, cuts: as Sliceable.blocks; together None: those layers that have hot experts in `placed`."""
         if together is None:
             together = _hot_layers(self._problem.operators, placed)
         blocks = self.surroundings.blocks(placed, together, cuts)
-        return [self._with_use(by_layout) for by_layout in blocks] if self._hot else blocks
+        return [self._with_use(block) for block in blocks] if self._hot else blocks
 
-    def _with_use(self, by_layout: ByLayout) -> ByLayout:
+    def _with_use(self, block: Block) -> Block:
         """FFNs of experts only: a mul-mat of experts that runs alone is sliced."""
-        cost = next(iter(by_layout.values()))
-        layer = self._problem.operators[cost.block.operators[0]].layer
+        layer, gemms = self._problem.operators[block.operators[0]].layer, block.types[0].gemms
         use = None if layer is None else self._uses.get(layer)
-        if use is None or layer is None or len(cost.gemms) < 2 or not all(gemm.routed for gemm in cost.gemms):
-            return by_layout
-        return {layout: replace(one, use=use) for layout, one in by_layout.items()}
+        if use is None or len(gemms) < 2 or not all(gemm.routed for gemm in gemms):
+            return block
+        return replace(block, types=tuple(replace(one, use=use) for one in block.types))
 
     #
     # cuts
@@ -247,27 +247,24 @@ class Slicer:
         return min((one for one in plans if one is not None), key=lambda one: one.total_s(self.workload), default=None)
 
     def plan_blocks(
-        self, blocks: Sequence[ByLayout], room: int, weights_room: int, n_values: int = N_VALUES
+        self, blocks: Sequence[Block], room: int, weights_room: int, n_values: int = N_VALUES
     ) -> SlicePlan | None:
         """Plan these blocks."""
         if not blocks:
             return None
         workload = self.workload
-        members: dict[Hashable, int] = {}  # a number for blocks that cost the same
-        kind_of = [
-            members.setdefault(tuple(one.price_key for one in by_layout.values()), len(members)) for by_layout in blocks
-        ]
-        kinds = [blocks[kind_of.index(number)] for number in range(len(members))]
+        numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
+        kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
         menus = Menus(self.on, workload, self._streams, n_values)
         modes = self._modes(kinds)
-        nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in kind_of]
-        best, best_mode, best_objective = self.priced(nothing), modes[0], _objectives(workload)[0]
+        nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
+        best, best_mode, best_objective = self.priced(blocks, nothing), modes[0], _objectives(workload)[0]
         short = False
         tables: dict[Hashable, TokenTable] = {}
 
         def solved(mode: _Mode, objective: Objective, most_cg: Sequence[int | None]) -> SlicePlan | None:
             choices = [menus.choices(kind, objective, most) for kind, most in zip(mode.kinds, most_cg, strict=True)]
-            plan = self._solved(mode, choices, kind_of, room, weights_room, best.total_s(workload), tables)
+            plan = self._solved(blocks, mode, choices, kind_of, room, weights_room, best.total_s(workload), tables)
             return None if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_room) else plan
 
         for mode, objective, most in product(modes, _objectives(workload), (0, None) if self._streams else (0,)):
@@ -282,11 +279,7 @@ class Slicer:
             if plan is None or self._exact(plan).total_s(workload) >= self._exact(best).total_s(workload):
                 break
             best = plan
-        layers = tuple(
-            (replace(kind, block=own.block, gap_share=own.gap_share), cut)
-            for (kind, cut), own in zip(best.layers, (next(iter(one.values())) for one in blocks), strict=True)
-        )
-        return replace(self._exact(replace(best, layers=layers)), short=short)
+        return replace(self._exact(best), short=short)
 
     def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
@@ -313,40 +306,37 @@ class Slicer:
         )
         if plan.weights_bytes + staging > room:  # other batches get no more n_g than there is room for
             return plan
-        return self.priced(plan.layers, table, plan.kept_twice, staging)
+        return self.priced(plan.blocks, plan.layers, table, plan.kept_twice, staging)
 
-    def fastest(self, blocks: Sequence[ByLayout]) -> tuple[BlockCost, ...]:
-        """Each block in the layout in which the CPU takes the least time over the workload."""
-        return tuple(map(self._fastest, blocks))
+    def fastest(self, types: Sequence[BlockType]) -> BlockType:
+        """The one in whose layout the CPU takes the least time over the workload."""
+        over = passes(self.workload, "mixed")
+        return min(types, key=lambda one: (sum(p.count * one.gemms.cpu_s(1.0, p.n_tokens) for p in over), one.layout))
 
-    def _modes(self, kinds: Sequence[ByLayout]) -> list[_Mode]:
+    def _modes(self, kinds: Sequence[tuple[BlockType, ...]]) -> list[_Mode]:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
         second copy.
 
         With n_g every layer's block is in the split backend, and none as llama.cpp would run it whole; blocks whose CC
         is never streamed keep their layout.
         """
-        fastest = self.fastest(kinds)
+        fastest = tuple(map(self.fastest, kinds))
         without = _Mode(fastest, False, False)
         if not self._streams:
             return [without]
-        once = tuple(cost.in_split() if cost.takes_n_g else cost for cost in fastest)
+        once = tuple(one.in_split if one.takes_n_g else one for one in fastest)
         plain = tuple(
-            by_layout[PLAIN_LAYOUT].in_split() if cost.takes_n_g and not cost.outputs_only else cost
-            for by_layout, cost in zip(kinds, once, strict=True)
+            next(one.in_split for one in types if one.layout == PLAIN_LAYOUT)
+            if fast.takes_n_g and not fast.outputs_only
+            else fast
+            for types, fast in zip(kinds, once, strict=True)
         )
         twice = [_Mode(once, True, True)] if plain != once else []
         return [without, _Mode(plain, True, False), *twice]
 
-    def _fastest(self, by_layout: ByLayout) -> BlockCost:
-        over = passes(self.workload, "mixed")
-        return min(
-            by_layout.values(),
-            key=lambda cost: (sum(p.count * cost.gemms.cpu_s(1.0, p.n_tokens) for p in over), cost.layout),
-        )
-
     def _solved(
         self,
+        blocks: Sequence[Block],
         mode: _Mode,
         choices: Sequence[Sequence[Choice]],
         kind_of: Sequence[int],
@@ -356,8 +346,7 @@ class Slicer:
         tables: dict[Hashable, TokenTable],
     ) -> SlicePlan | None:
         """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not,
-        or no prompt gains by n_g, or whatever n_g gives it takes no less than to_beat. The layers of the plan have one
-        block of each kind in place of all.
+        or no prompt gains by n_g, or whatever n_g gives it takes no less than to_beat.
 
         choices: of each kind of the mode; kind_of: the kind of each block; tables: n_g of cuts that were met before.
         """
@@ -377,11 +366,11 @@ class Slicer:
             counted = [(*one_of[at], count) for at, count in counts.items()]
             if lengths and lengths[0] > 1:
                 least_s = self.workload.n_gen * counted_seconds(counted, self.on, 1, 0)
-                gaps = (gap_times(kind.around, p.n_tokens)[0] * p.count * n for kind, _, n in counted for p in prompt)
+                gaps = (self.on.gap_times(kind, p.n_tokens)[0] * p.count * n for kind, _, n in counted for p in prompt)
                 least_s += sum(gaps)
                 if least_s >= to_beat:
                     return None
-            key = mode.with_n_g, frozenset((kind.price_key, cut, n) for kind, cut, n in counted)
+            key = mode.with_n_g, frozenset(counted)
             if key not in tables:
                 near = dict(next(reversed(tables.values()), ()))  # of cuts that were met last
                 tables[key] = tuple((n, least_n_g(counted, self.on, n, near.get(n))[0]) for n in lengths)
@@ -392,7 +381,7 @@ class Slicer:
             needed = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
             if assigned.bytes + needed <= max(room, 0):
                 seconds = self._phases(counted, table)
-                return SlicePlan(layers, table, mode.twice, needed, *seconds, assigned.short)
+                return SlicePlan(tuple(blocks), layers, table, mode.twice, needed, *seconds, assigned.short)
         return None
 
     #
@@ -405,40 +394,40 @@ class Slicer:
         slices = placed.slices
         if slices is None or not slices.token_assignment:
             return placed
-        layers, lengths = self.cuts_of(placed), sorted({p.n_tokens for p in passes(self.workload, "prefill")})
+        (_, layers), lengths = self.cuts_of(placed), sorted({p.n_tokens for p in passes(self.workload, "prefill")})
         table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
         return replace(placed, slices=replace(slices, token_assignment=table))
 
-    def cuts_of(self, placed: Placed) -> CutBlocks:
-        """The blocks of a placement, as its slices cut them. Raises PlanError where one is cut that cannot be
-        cut here."""
+    def cuts_of(self, placed: Placed) -> tuple[list[Block], CutBlocks]:
+        """The blocks of a placement, as its slices cut them. Raises PlanError where one is cut that cannot be cut
+        here."""
         slices, operators = placed.slices, self._problem.operators
         assert slices is not None
-        cuts = tuple(zip(slices.gg, slices.cg, slices.hot or ((),) * len(operators), strict=True))
-        left = {i for i, cut in enumerate(cuts) if any(cut)}
-        layers = [self._as_cut(by_layout, slices) for by_layout in self.blocks(placed)]
-        left.difference_update(i for cost, _ in layers for i in cost.block.operators)
+        cuts = zip(slices.gg, slices.cg, slices.hot or ((),) * len(operators), strict=True)
+        blocks = self.blocks(placed)
+        left = {i for i, cut in enumerate(cuts) if any(cut)}.difference(*(block.operators for block in blocks))
         if left:
             name = operators[min(left)].name
             raise PlanError(f"the plan splits {name}, which the device of this profile cannot compute")
-        return layers
+        return blocks, [self._as_cut(block, slices) for block in blocks]
 
-    def _as_cut(self, by_layout: ByLayout, slices: Slices) -> tuple[BlockCost, Cut]:
+    def _as_cut(self, block: Block, slices: Slices) -> tuple[BlockType, Cut]:
         """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
-        cost = self._fastest(by_layout)
-        i = cost.block.operators[0]
-        cost = by_layout.get(slices.layouts[i] or cost.layout, cost)
+        i = block.operators[0]
+        cost = block.in_layout(slices.layouts[i]) or self.fastest(block.types)
         gg, cg, n_hot = slices.gg[i], slices.cg[i], len(slices.hot[i]) if slices.hot else 0
         if n_hot and cost.use is None:
             layer = self._problem.operators[i].layer or 0
             cost = replace(cost, use=self._uses.get(layer) or experts_alike(cost.n_expert))
         holds = slices.token_assignment and cost.takes_n_g
-        return cost.in_split() if holds else cost, Cut(cost.block.extent - cg - gg, cg, gg, n_hot)
+        return cost.in_split if holds else cost, Cut(cost.block.extent - cg - gg, cg, gg, n_hot)
 
-    def priced(self, layers: CutBlocks, table: TokenTable = (), twice: bool = False, staging: int = 0) -> SlicePlan:
+    def priced(
+        self, blocks: Sequence[Block], layers: CutBlocks, table: TokenTable = (), twice: bool = False, staging: int = 0
+    ) -> SlicePlan:
         """Cuts with the times of their timeline."""
         seconds = self._phases(count_blocks(layers), table)
-        return self._exact(SlicePlan(tuple(layers), table, twice, staging, *seconds))
+        return self._exact(SlicePlan(tuple(blocks), tuple(layers), table, twice, staging, *seconds))
 
     def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
         """(seconds of the prompt, of a token), each block as one among others like it."""
@@ -452,26 +441,18 @@ class Slicer:
         """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
         if not plan.streams:
             return plan  # nothing runs ahead, so these are exact
-        prompt = [
-            times
-            for p in passes(self.workload, "prefill")
-            for times in self.pass_times(plan.layers, plan.token_assignment, p)
-        ]
-        token = self.pass_times(plan.layers, plan.token_assignment, Pass(1, self.workload.n_prompt, 1))
+        prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(plan, p)]
+        token = self.pass_times(plan, Pass(1, self.workload.n_prompt, 1))
         decode_s = cycle_seconds(token, self.on.streaming, MODEL_ROUNDS)
         return replace(plan, prefill_s=timeline(prompt, self.on.streaming, draws=False).end_s, decode_s=decode_s)
 
-    def pass_times(self, layers: CutBlocks, table: TokenTable, p: Pass) -> list[BlockTimes]:
+    def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
         """Times of the blocks in order, each with the gap before it."""
-        n_g = n_g_at(table, p.n_tokens)
-        made: dict[tuple[Hashable, Cut, float], BlockTimes] = {}
-        found = []
-        for cost, cut in layers:
-            key = (cost.price_key, cut, cost.gap_share)
-            if key not in made:
-                made[key] = self.on.block_times(cost, cut, p.n_tokens, n_g, p.n_outputs)
-            found.append(made[key])
-        return found
+        n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.on.block_times)
+        return [
+            block_times(*layer, p.n_tokens, n_g, p.n_outputs, block.gap_share)
+            for block, layer in zip(plan.blocks, plan.layers, strict=True)
+        ]
 
     def placed(self, placed: Placed, plan: SlicePlan, phase: Phase = "mixed") -> Placed:
         """`placed` with the plan's slices, and what it then takes over the passes of a phase."""
@@ -479,9 +460,9 @@ class Slicer:
         gg, cg = [0] * n, [0] * n
         layouts: list[str | None] = [None] * n
         hot: list[tuple[int, ...]] = [()] * n
-        for cost, cut in plan.layers:
+        for block, (cost, cut) in zip(plan.blocks, plan.layers, strict=True):
             experts = tuple(sorted(cost.use.order[: cut.n_hot])) if cost.use is not None else ()
-            for i in cost.block.operators:
+            for i in block.operators:
                 hot[i] = experts
                 gg[i], cg[i] = cut.gg, cut.cg
                 split = not cut.is_whole or (plan.token_assignment and cost.takes_n_g)
@@ -517,7 +498,7 @@ class _Mode:
     """Every kind of block in one layout, and whether its CC is streamed for n_g; it must be kept twice where the device
     cannot read that layout."""
 
-    kinds: tuple[BlockCost, ...]
+    kinds: tuple[BlockType, ...]
     with_n_g: bool
     twice: bool
 

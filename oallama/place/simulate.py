@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from oallama.core.types import Operator, Predicted, Workload
 from oallama.cost.passes import Pass, passes
-from oallama.cost.slices import BlockCost
+from oallama.cost.slices import Block
 from oallama.cost.timeline import BlockTimes, Span, Timeline, cycle_timeline, timeline
 from oallama.cost.whole import Engine, HostCache, Task, host_cache, whole_tasks
 from oallama.place.placement import Placed
@@ -118,18 +118,18 @@ def _sliced(problem: Problem, workload: Workload, placed: Placed, predicted: Pre
     assert placed.slices is not None
     slicer = slicer_of(problem, workload, placed.slices)
     streaming = slicer.on.streaming
-    layers, table = slicer.cuts_of(placed), placed.slices.token_assignment
-    names = [_block_name([problem.operators[i] for i in cost.block.operators]) for cost, _ in layers]
-    gaps = _Gaps(problem, slicer, placed, [cost for cost, _ in layers], host_cache(problem.profile))
+    plan = slicer.priced(*slicer.cuts_of(placed), placed.slices.token_assignment)
+    names = [_block_name([problem.operators[i] for i in block.operators]) for block in plan.blocks]
+    gaps = _Gaps(problem, slicer, placed, plan.blocks, host_cache(problem.profile))
 
     def course(over: Sequence[Pass], ran: Timeline, times: Sequence[BlockTimes], seconds: float) -> Course:
         drawn = (work for span in ran.spans for work in _works(span, over, times, names, gaps))
         return Course(_in_order(_apart(drawn)), seconds)
 
     prompt = passes(workload, "prefill")
-    of_prompt = [times for p in prompt for times in slicer.pass_times(layers, table, p)]
+    of_prompt = [times for p in prompt for times in slicer.pass_times(plan, p)]
     token = Pass(1, workload.n_prompt, 1)
-    of_token = slicer.pass_times(layers, table, token)
+    of_token = slicer.pass_times(plan, token)
     return Simulation(
         workload,
         predicted,
@@ -147,12 +147,12 @@ class _Gaps:
     them lies before each block."""
 
     def __init__(
-        self, problem: Problem, slicer: Slicer, placed: Placed, blocks: Sequence[BlockCost], cache: HostCache | None
+        self, problem: Problem, slicer: Slicer, placed: Placed, blocks: Sequence[Block], cache: HostCache | None
     ) -> None:
         self._problem, self._slicer, self._placed, self._cache = problem, slicer, placed, cache
-        self._inside = frozenset(i for cost in blocks for i in cost.block.operators)
+        self._inside = frozenset(i for block in blocks for i in block.operators)
         self._known: dict[int, tuple[list[Task], list[Task]]] = {}
-        self._until = [0.0, *accumulate(cost.gap_share / len(blocks) for cost in blocks)]
+        self._until = [0.0, *accumulate(block.gap_share / len(blocks) for block in blocks)]
 
     def _tasks(self, n_tokens: int) -> tuple[list[Task], list[Task]]:
         if n_tokens not in self._known:

@@ -9,20 +9,21 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cache
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
 from oallama.cost.blocks import SplitBlock, family_blocks, ffn_of, is_biased_ffn, is_ffn, residents, takes_n_g
 from oallama.cost.graph import computes_outputs_only, first_within
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, mean_depth, passes
-from oallama.cost.slices import Around, BlockCost, block_costs
+from oallama.cost.slices import Around, Block, BlockType, block_types
 from oallama.cost.whole import Costs, cpu_seconds, placement_seconds, transfer_seconds
 from oallama.model.cut import runs_alone
 from oallama.place.placement import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 
-ByLayout = Mapping[str, BlockCost]
-"""A block by the host layout of its CC."""
+Types = tuple[BlockType, ...]
+"""A block in each host layout of its CC."""
 
 Part = tuple[int | None, bool]
 """(layer, whether it is the layer's FFN)."""
@@ -34,7 +35,6 @@ class Surroundings:
     def __init__(self, problem: Problem, workload: Workload) -> None:
         self._problem = problem
         self._ask(workload)
-        self._arounds: dict[Hashable, Around] = {}
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
             if can:
@@ -42,8 +42,8 @@ class Surroundings:
         n_layer = problem.graph.n_layer
         self._parts = [2 * one.layer_in(n_layer) + (is_ffn(one) or one.is_last) for one in problem.operators]
         self._biased = _biased_ffns(problem.operators, problem.splittable)
-        self._blocks: dict[Hashable, list[tuple[SplitBlock, ByLayout]]] = {}  # without what surrounds them
-        self._types: dict[Hashable, ByLayout] = {}
+        self._types: dict[Types, Types] = {}
+        self._blocks_of = cache(self._blocks_in)
 
     def _ask(self, workload: Workload) -> None:
         self._workload = workload
@@ -74,11 +74,12 @@ class Surroundings:
 
     def blocks(
         self, placed: Placed, together: Collection[int] = (), cuts: Sequence[Hashable] | None = None
-    ) -> list[ByLayout]:
-        """The blocks that may be sliced. What is in none stays where `placed` has it, and lies between them: each has
-        the mean as its gap, and its share of that. together: layers whose experts with biases are one block each, which
-        has no slices, where all of it is on the host. cuts: of each operator; mul-mats of one FFN form one block where
-        theirs are equal. None: as `placed` cuts them."""
+    ) -> list[Block]:
+        """The blocks that may be sliced. What is in none stays where `placed` has it, and lies between them.
+
+        together: layers whose experts with biases are one block each, which has no slices, where all of it is on the
+        host. cuts: of each operator; mul-mats of one FFN form one block where theirs are equal. None: as `placed` cuts
+        them."""
         cuts = _cuts_of(placed) if cuts is None else cuts
         on_device, first_layer = placed.on_device, placed.first_device_layer
         whole = [self._biased[layer] for layer in together if layer in self._biased]
@@ -86,8 +87,10 @@ class Surroundings:
         within = {i for family in whole for i in family}
         families = [*whole, *(family for family in self._families.values() if family[0] not in within)]
         members = (tuple(i for i in family if not on_device[i]) for family in families)
-        found = sorted((one for some in members if some for one in self._blocks_of(some, cuts)),
-                       key=lambda one: one[0].operators)  # fmt: skip
+        found = sorted(
+            (one for some in members if some for one in self._blocks_of(some, len({cuts[i] for i in some}) == 1)),
+            key=lambda one: one[0].operators,
+        )
         if not found:
             return []
         operators = self._problem.operators
@@ -104,18 +107,16 @@ class Surroundings:
                 parts[_part(operators[block.operators[0]])].append(block)
         crossings_if_whole = self._crossings_if_whole(at[0], first_layer, parts, inside)
         shares = self._gap_shares([block for block, _ in found], *at, inside)
-        made: dict[Hashable, ByLayout] = {}  # one of each type in each surroundings
-        blocks: list[ByLayout] = []
-        for (block, by_layout), share in zip(found, shares, strict=True):
+        made: dict[Hashable, Types] = {}
+        blocks: list[Block] = []
+        for (block, types), share in zip(found, shares, strict=True):
             resident, part = is_resident[block.operators[0]], _part(operators[block.operators[0]])
             crossings = crossings_if_whole.get(part, NO_TIME) if resident else NO_TIME
-            key = id(by_layout), resident, crossings
+            key = types, resident, crossings
             if key not in made:
-                whole_s, offload_s = self._whole_curves(uses, block.operators)
-                curves = (gap, gap_cpu, whole_s, offload_s, resident, crossings)
-                around = self._arounds.setdefault(curves, Around(*curves))
-                made[key] = {layout: replace(cost, around=around) for layout, cost in by_layout.items()}
-            blocks.append({name: replace(cost, block=block, gap_share=share) for name, cost in made[key].items()})
+                around = Around(gap, gap_cpu, *self._whole_curves(uses, block.operators), resident, crossings)
+                made[key] = tuple(replace(one, around=around) for one in types)
+            blocks.append(Block(block.operators, made[key], share))
         return blocks
 
     def _whole_curves(self, uses: bool, members: Sequence[int]) -> tuple[Curve, Curve]:
@@ -146,28 +147,17 @@ class Surroundings:
         before[0] += sum(between[begin:])
         return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
-    def _blocks_of(self, members: tuple[int, ...], cuts: Sequence[Hashable]) -> list[tuple[SplitBlock, ByLayout]]:
-        """Blocks that these operators of one family form."""
-        together = len({cuts[i] for i in members}) == 1
-        if (members, together) not in self._blocks:
-            blocks = family_blocks(self._problem.operators, members, together)
-            self._blocks[members, together] = [(block, self._type_of(block)) for block in blocks]
-        return self._blocks[members, together]
-
-    def _type_of(self, block: SplitBlock) -> ByLayout:
-        """One object for all blocks of the same mul-mats."""
-        operators = self._problem.operators
-        first = operators[block.operators[0]]
-        outputs_only = computes_outputs_only(first, self._problem.graph.n_run)
-        mul_mats = tuple(operators[i].mul_mat for i in block.operators)
-        key = (mul_mats, replace(block, operators=()), outputs_only, takes_n_g(first))
-        if key not in self._types:
-            made = block_costs(self._problem.kernels, operators, block)
-            streamable = takes_n_g(first) and not block.biases and PLAIN_LAYOUT in made  # which the device reads
-            self._types[key] = {
-                layout: replace(cost, outputs_only=outputs_only, takes_n_g=streamable) for layout, cost in made.items()
-            }
-        return self._types[key]
+    def _blocks_in(self, members: tuple[int, ...], together: bool) -> list[tuple[SplitBlock, Types]]:
+        """Blocks that these operators of one family form, without what surrounds them. Equal types are one object."""
+        operators, n_run, made = self._problem.operators, self._problem.graph.n_run, []
+        for block in family_blocks(operators, members, together):
+            first, types = operators[block.operators[0]], block_types(self._problem.kernels, operators, block)
+            outputs_only = computes_outputs_only(first, n_run)
+            has_plain = any(one.layout == PLAIN_LAYOUT for one in types)  # which the device reads
+            streamable = takes_n_g(first) and not block.biases and has_plain
+            types = tuple(replace(one, outputs_only=outputs_only, takes_n_g=streamable) for one in types)
+            made.append((block, self._types.setdefault(types, types)))
+        return made
 
     def _crossings_if_whole(
         self,

@@ -13,7 +13,7 @@ from oallama.cost.blocks import (
 )
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import Kernels
-from oallama.cost.slices import BlockCost, block_costs
+from oallama.cost.slices import BlockType, block_types
 from oallama.place.placement import Decision, Placed, plan_record
 from oallama.place.problem import LoadBytes, Problem
 from oallama.plan.plan import Plan
@@ -64,11 +64,11 @@ def experts(biased: bool = False) -> list[Operator]:
     return [operator(role, k, n, e=8, used=2, biased=biased) for role, k, n in shapes]
 
 
-def block_of(ops: list[Operator], profile: Profile, layout: str = "CPU") -> BlockCost:
+def block_of(ops: list[Operator], profile: Profile, layout: str = "CPU") -> BlockType:
     """The FFN among these operators."""
     chosen = [FF * ("ffn" in op.role) for op in ops]
     (block,) = split_blocks(ops, chosen)
-    return block_costs(Kernels(profile), ops, block)[layout]
+    return next(one for one in block_types(Kernels(profile), ops, block) if one.layout == layout)
 
 
 FAST_LINK = LinearFit(1e-6, 2e-10, 1.0)

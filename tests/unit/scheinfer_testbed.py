@@ -10,7 +10,7 @@ from oallama.core.types import MulMat, StreamSettings
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
 from oallama.cost.rates import NO_TRANSFER, SliceRates
-from oallama.cost.slices import Around, BlockCost, Cut, Gemm, Gemms, Pricing
+from oallama.cost.slices import Around, BlockType, Cut, Gemm, Gemms, Pricing
 from oallama.cost.timeline import BlockTimes, Step, cycle_seconds
 
 GPU = (4.7e-6, 8.1e-13)  # Table I: alpha in seconds, beta in seconds per T*M*H
@@ -60,7 +60,6 @@ class Betas:
     link: float = LINK[1]
 
 
-@dataclass
 class PaperPricing(Pricing):
     """Eq. 4, and with n_g > 0 Eq. 15, and their order as in Eq. 5: one launch for each kernel and each copy, on a
     stream of its own; CG and GG of a mul-mat computed together once its copy has arrived; sending and joining cost
@@ -70,7 +69,9 @@ class PaperPricing(Pricing):
     is r_CC of the weight (Eq. 15 writes all of it, which is the same at r_GG = 0).
     """
 
-    def block_times(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
+    def block_times(
+        self, of: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, gap_share: float = 1.0
+    ) -> BlockTimes:
         cc, cg, gg = (part / cut.extent for part in (cut.cc, cut.cg, cut.gg))
         prime = cc > 0 and n_g > 0
         n_launches = 2 * (cg > 0) + 2 * prime + (gg > 0)
@@ -85,7 +86,7 @@ class PaperPricing(Pricing):
         )
         return BlockTimes(interpolate(of.around.gap, n_tokens), 0.0, of.gemms.cpu_s(cc, n_tokens - n_g), steps, 0.0)
 
-    def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
+    def _seconds(self, of: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         times = self.block_times(of, cut, n_tokens, n_g)
         if self.streaming.prefetch == "ahead":
             return cycle_seconds([times], self.streaming)
@@ -106,7 +107,7 @@ def streaming(settings: StreamSettings = PAPER, link: float = LINK[1], link_alph
     return PaperPricing(SliceRates(LinearFit(link_alpha, link, 1.0), NO_TRANSFER, 0.0), settings)
 
 
-def ffn(model: PaperModel, betas: Betas, decode: bool = True) -> BlockCost:
+def ffn(model: PaperModel, betas: Betas, decode: bool = True) -> BlockType:
     """One layer's FFN, after its attention. Of experts, decode computes the used ones on the token, a prompt all of
     them, each on its share of the tokens."""
     share = 1.0 if decode else model.n_expert_used / model.n_expert
@@ -119,10 +120,10 @@ def ffn(model: PaperModel, betas: Betas, decode: bool = True) -> BlockCost:
     n_bytes = round(sum(k * n for k, n in model.expert()) * model.n_expert * betas.bytes_per_weight)
     block = SplitBlock((), model.n_ff, 32, n_bytes, 0, 0, 0, 0, 0)
     gap = tuple((n_tokens, _attention_s(model, betas, n_tokens)) for n_tokens in (1, 1024))
-    return BlockCost(block, Gemms(gemms), around=Around(gap))
+    return BlockType(block, Gemms(gemms), around=Around(gap))
 
 
-def alone(block: BlockCost) -> BlockCost:
+def alone(block: BlockType) -> BlockType:
     """The FFN without attention, as in section IV."""
     return replace(block, around=Around())
 

@@ -9,7 +9,7 @@ from oallama.core.types import MulMat, StreamSettings
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel
 from oallama.cost.rates import NO_INTERFERENCE, NO_TRANSFER, Interference, SliceRates, TransferRates
-from oallama.cost.slices import Around, BlockCost, Cut, Gemm, Gemms, Pricing
+from oallama.cost.slices import Around, BlockType, Cut, Gemm, Gemms, Pricing
 from oallama.place.cutting import best_cg
 
 TOKENS = (1, 32, 512)
@@ -37,10 +37,10 @@ def gemm(
     return Gemm(mul_mat, n_bytes, Kernel(curve(cpu_s, per_token), alpha), Kernel(curve(gpu_s, per_token / 2), alpha))
 
 
-def streamed(gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0) -> BlockCost:
+def streamed(gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0) -> BlockType:
     n_bytes = sum(g.bytes for g in gemms)
     block = SplitBlock(tuple(range(first, first + len(gemms))), extent, step, n_bytes, 256, 0, 256, 0, 3)
-    return BlockCost(block, Gemms(gemms), "CPU", Around(((1, gap_s), (512, 10 * gap_s))))
+    return BlockType(block, Gemms(gemms), "CPU", Around(((1, gap_s), (512, 10 * gap_s))))
 
 
 def machine(
@@ -54,7 +54,7 @@ def machine(
     return Pricing(SliceRates(link, transfer, 0.0, interference=((1, beside),)), streaming)
 
 
-def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cut, float]:
+def solve_cg(of: BlockType, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cut, float]:
     """The best CC and CG in passes over so many tokens."""
     return best_cg(of, gg, lambda cut: on.seconds(of, cut, n_tokens))
 

@@ -83,7 +83,8 @@ def test_what_stays_in_the_ring_is_not_under_a_cap_on_weights() -> None:
     listed = [*ffn(0), operator("output", EMBD, VOCAB, None)]
     made, load = problem(World(cpu_rate=2e8, device_rate=8e10), 10**8, listed, gpu_weights=0.0), Workload(1, 1, 256)
     slicer = Slicer(made, load)
-    layers = [(of, Cut(0, of.block.extent, 0)) for of in slicer.fastest(slicer.blocks(nothing_there(len(listed), 3)))]
+    kinds = [slicer.fastest(block.types) for block in slicer.blocks(nothing_there(len(listed), 3))]
+    layers = [(of, Cut(0, of.block.extent, 0)) for of in kinds]
     token = [slicer.on.block_times(of, cut, 1) for of, cut in layers]
     held = ledger(10**8, 0.9, 0, 0, 0, 0, staging_bytes(layers, slicer.on.streaming, 1, 0))
     there = [replace(times, steps=tuple(replace(s, copy_s=0.0) for s in times.steps)) for times in token]

@@ -17,7 +17,7 @@ from oallama.core.profile import LinearFit
 from oallama.core.types import StreamSettings, Workload
 from oallama.cost.kernels import Kernel
 from oallama.cost.rates import Interference, TransferRates
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.slices import BlockType, Cut, Pricing
 from oallama.place.cutting import (
     ROWS_AT_ONCE,
     Menus,
@@ -36,17 +36,17 @@ JOINS = TransferRates(LinearFit(1e-5, 1e-10, 1.0), LinearFit(1e-5, 1e-10, 1.0), 
 ALL_CC = Cut(1024, 0, 0)
 
 
-def cuts(block: BlockCost, gg: int) -> list[Cut]:
+def cuts(block: BlockType, gg: int) -> list[Cut]:
     """Every cut that the backend can make."""
     rest = block.block.extent - gg
     return [Cut(cc, rest - cc, gg) for cc in sorted({*range(0, rest, block.block.step), rest})]
 
 
-def every_cut(block: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> list[float]:
+def every_cut(block: BlockType, on: Pricing, gg: int, n_tokens: int = 1) -> list[float]:
     return [on.seconds(block, cut, n_tokens) for cut in cuts(block, gg)]
 
 
-def possible_gg(block: BlockCost, share: float) -> int:
+def possible_gg(block: BlockType, share: float) -> int:
     """About that share of the block, and such that the rest is a multiple of the step."""
     extent, step = block.block.extent, block.block.step
     return extent - min(extent, round((1 - share) * extent / step) * step)
@@ -64,7 +64,7 @@ def test_the_least_of_one_valley_is_found_wherever_it_lies(x: int, near: int | N
 
 @settings(max_examples=examples(200))
 @given(STREAMED, MACHINES, st.sampled_from([0.0, 0.3, 0.6, 1.0]), st.sampled_from([1, 7, 512]))
-def test_no_cut_is_better_than_the_solved_one(block: BlockCost, on: Pricing, share: float, n_tokens: int) -> None:
+def test_no_cut_is_better_than_the_solved_one(block: BlockType, on: Pricing, share: float, n_tokens: int) -> None:
     gg = possible_gg(block, share)
     found, seconds = solve_cg(block, on, gg, n_tokens)
     assert found in cuts(block, gg)
@@ -76,7 +76,7 @@ def test_no_cut_is_better_than_the_solved_one(block: BlockCost, on: Pricing, sha
 @given(STREAMED, SHARED_MACHINES | st.builds(machine, st.floats(1e-10, 1e-8), beside=INTERFERENCE),
        st.sampled_from([0.0, 0.3, 0.6]))  # fmt: skip
 def test_with_interference_no_cut_is_better_by_more_than_one_granule_is_worth(
-    block: BlockCost, on: Pricing, share: float
+    block: BlockType, on: Pricing, share: float
 ) -> None:
     gg = possible_gg(block, share)
     _, found_s = solve_cg(block, on, gg)
@@ -89,7 +89,7 @@ def test_with_interference_no_cut_is_better_by_more_than_one_granule_is_worth(
 @given(STREAMED, st.builds(machine, st.floats(1e-10, 1e-8), beside=INTERFERENCE), st.sampled_from([0.0, 0.3, 0.6]),
        st.sampled_from([1, 512]), st.floats(0.0, 100.0))  # fmt: skip
 def test_of_few_cuts_the_best_is_found_for_any_mix_of_passes(
-    block: BlockCost, on: Pricing, share: float, n_tokens: int, count: float
+    block: BlockType, on: Pricing, share: float, n_tokens: int, count: float
 ) -> None:
     block = replace(block, block=replace(block.block, step=max(64, block.block.extent // 16)))
     gg = possible_gg(block, share)
@@ -101,7 +101,7 @@ def test_of_few_cuts_the_best_is_found_for_any_mix_of_passes(
     assert found_s == min(map(seconds, cuts(block, gg))) == seconds(found)
 
 
-def drawn_blocks(n: int) -> Iterator[tuple[BlockCost, Pricing]]:
+def drawn_blocks(n: int) -> Iterator[tuple[BlockType, Pricing]]:
     """Of 28 to 56 granules, with contention: there may be several valleys."""
     draw = Random(7)
     for _ in range(n):
@@ -131,10 +131,10 @@ def test_of_a_menu_s_cuts_beside_more_and_more_gg_none_is_better_by_a_hundredth(
 
 @settings(max_examples=examples(50))
 @given(STREAMED, MACHINES, st.floats(1.0, 20.0))
-def test_a_slower_link_never_streams_more(block: BlockCost, on: Pricing, times_slower: float) -> None:
+def test_a_slower_link_never_streams_more(block: BlockType, on: Pricing, times_slower: float) -> None:
     link = on.rates.weights
     slower_link = LinearFit(link.alpha_s, link.beta_s_per_byte * times_slower, 1.0)
-    slower = replace(on, rates=replace(on.rates, weights=slower_link))
+    slower = Pricing(replace(on.rates, weights=slower_link), on.streaming)
     (before, before_s), (after, after_s) = solve_cg(block, on, 0), solve_cg(block, slower, 0)
     assert after_s >= before_s * (1 - 1e-9)
     # within what a tie may shift
@@ -143,7 +143,7 @@ def test_a_slower_link_never_streams_more(block: BlockCost, on: Pricing, times_s
 
 @settings(max_examples=examples(50))
 @given(STREAMED, MACHINES, st.floats(1.0, 20.0))
-def test_a_slower_cpu_is_never_faster(block: BlockCost, on: Pricing, times_slower: float) -> None:
+def test_a_slower_cpu_is_never_faster(block: BlockType, on: Pricing, times_slower: float) -> None:
     slower = tuple(
         replace(g, cpu=Kernel(tuple((n, s * times_slower) for n, s in g.cpu.whole), g.cpu.alpha)) for g in block.gemms
     )
@@ -152,7 +152,7 @@ def test_a_slower_cpu_is_never_faster(block: BlockCost, on: Pricing, times_slowe
 
 @settings(max_examples=examples(50))
 @given(STREAMED, SHARED_MACHINES)
-def test_streaming_is_never_slower_than_not_streaming(block: BlockCost, on: Pricing) -> None:
+def test_streaming_is_never_slower_than_not_streaming(block: BlockType, on: Pricing) -> None:
     all_cc = Cut(block.block.extent, 0, 0)
     assert solve_cg(block, on, 0)[1] <= on.seconds(block, all_cc, 1) * (1 + 1e-12)
 
@@ -198,14 +198,14 @@ def test_all_of_an_odd_extent_can_be_streamed(step: int, extent: int) -> None:
 LAYERS = st.lists(STREAMED, min_size=1, max_size=2)
 
 
-def solved(blocks: list[BlockCost], on: Pricing) -> list[tuple[BlockCost, Cut]]:
+def solved(blocks: list[BlockType], on: Pricing) -> list[tuple[BlockType, Cut]]:
     return [(block, solve_cg(block, on, 0)[0]) for block in blocks]
 
 
 @settings(max_examples=examples(60))
 @given(LAYERS, MACHINES | SHARED_MACHINES, st.integers(2, 80))
 def test_no_number_of_tokens_is_better_by_more_than_a_group_is_worth(
-    blocks: list[BlockCost], on: Pricing, n_tokens: int
+    blocks: list[BlockType], on: Pricing, n_tokens: int
 ) -> None:
     layers = solved(blocks, on)
     n_g, seconds = solve_n_g(layers, on, n_tokens)
@@ -219,7 +219,7 @@ def test_no_number_of_tokens_is_better_by_more_than_a_group_is_worth(
 
 @settings(max_examples=examples(40))
 @given(STREAMED, SHARED_MACHINES, st.sampled_from([2, 64, 512]))
-def test_assigning_tokens_is_never_slower_than_not(block: BlockCost, on: Pricing, n_tokens: int) -> None:
+def test_assigning_tokens_is_never_slower_than_not(block: BlockType, on: Pricing, n_tokens: int) -> None:
     layers = solved([block], on)
     assert solve_n_g(layers, on, n_tokens)[1] <= pass_seconds(layers, on, n_tokens, 0) * (1 + 1e-12)
 
@@ -261,7 +261,7 @@ def test_nothing_on_the_cpu_needs_no_tokens_moved() -> None:
 
 def test_equal_layers_are_counted_once() -> None:
     one = streamed([gemm(1e-3, 1e-4)] * 3)
-    layers = [(one, ALL_CC), (replace(one, block=replace(one.block, operators=(3, 4, 5))), ALL_CC)]
+    layers = [(one, ALL_CC), (streamed([gemm(1e-3, 1e-4)] * 3), ALL_CC)]
     assert [count for *_, count in count_blocks(layers)] == [2]
     on = machine(1e-9)
     assert pass_seconds(layers, on, 64, 8) == pytest.approx(2 * pass_seconds(layers[:1], on, 64, 8))
@@ -270,7 +270,7 @@ def test_equal_layers_are_counted_once() -> None:
 def test_starting_a_copy_can_cost_more_than_it_gains() -> None:
     layers = [(streamed([gemm(1e-3, 1e-4)] * 3), ALL_CC)]
     on = machine(1e-9)
-    late = replace(on, rates=replace(on.rates, weights=LinearFit(10.0, 1e-9, 1.0)))
+    late = Pricing(replace(on.rates, weights=LinearFit(10.0, 1e-9, 1.0)), on.streaming)
     assert solve_n_g(layers, on, 512)[0] > 0
     assert solve_n_g(layers, late, 512)[0] == 0
 

@@ -159,12 +159,13 @@ def test_choices_are_close_to_brute_force(rate: float, launch_s: float, room: in
     made = known(World(device_rate=rate, launch_s=launch_s), 10**9, routing(*uses), ops)
     slicer = Slicer(made, load, streams=False, hot=True)
     whole = cpu(costs_of(made, load, "mixed", llama_uses_device=False))
-    blocks = [by_layout["CPU"] for by_layout in slicer.blocks(whole)]
+    found = slicer.blocks(whole)
+    blocks = [block.types[0] for block in found]
     plan = slicer.plan(whole, room, room)
     assert plan is not None and plan.weights_bytes + plan.staging_bytes <= room
 
     def total_s(cuts: Sequence[Cut]) -> float:
-        return slicer.priced(list(zip(blocks, cuts, strict=True))).total_s(load)
+        return slicer.priced(found, list(zip(blocks, cuts, strict=True))).total_s(load)
 
     choices = [
         [Cut(FF, 0, 0), *(Cut(FF, 0, 0, n) for n in range(1, 9)), *(Cut(FF - gg, 0, gg) for gg in range(64, FF, 64))]
@@ -286,7 +287,7 @@ def test_experts_with_biases_that_are_on_the_device_in_part_are_no_block_of_one_
     placed = replace(base, on_device=tuple(i == gate for i in range(len(ops))))
 
     def blocks(of: Placed, together: Sequence[int]) -> list[tuple[int, ...]]:
-        return [next(iter(one.values())).block.operators for one in slicer.blocks(of, together)]
+        return [block.operators for block in slicer.blocks(of, together)]
 
     assert blocks(base, (0,)) != blocks(base, ())
     assert blocks(placed, (0,)) == blocks(placed, ())

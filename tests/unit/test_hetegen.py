@@ -238,7 +238,8 @@ def test_a_linear_of_an_ffn_costs_what_a_lone_mul_mat_costs() -> None:
     made = slow_down(PLAIN, 2.0)
     placed = decide(made, "hetegen", LOAD, "mixed").placed
     slicer = Slicer(made, LOAD)
-    up = next(of for of, _ in slicer.cuts_of(placed) if made.operators[of.block.operators[0]].role == "ffn_up")
+    found = zip(*slicer.cuts_of(placed), strict=True)
+    up = next(of for block, (of, _) in found if made.operators[block.operators[0]].role == "ffn_up")
     lone = replace(made.operators[0], name="blk.0.attn_q.weight", role="attn_q", shape=(EMBD, FF, 1))
     (block,) = split_blocks([replace(lone, bytes=up.block.bytes)], [32])
     assert replace(up.block, operators=()) == replace(block, operators=())

@@ -14,14 +14,14 @@ from split_cases import World, ffn
 from oallama.core.profile import LinearFit
 from oallama.core.types import StreamSettings, Workload
 from oallama.cost.passes import Pass
-from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.slices import BlockType, Cut
 from oallama.cost.timeline import cycle_seconds
 from oallama.place.decide import decide
 from oallama.place.memory import SLOT_PADDING, most_streamed, slot_bytes, staging_bytes
 from oallama.place.placement import Decision, nothing_there
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import Problem
-from oallama.place.sharing import Slicer
+from oallama.place.sharing import SlicePlan, Slicer
 
 TOKEN = Workload(n_prompt=1, n_gen=64, n_ctx=256, n_ubatch=1)
 PROMPT = Workload(n_prompt=600, n_gen=16, n_ctx=1024, n_ubatch=512)
@@ -43,18 +43,18 @@ def slots_of(decision: Decision) -> int | None:
 def least_token_s(made: Problem, room: int, weights_room: int, n_slots: int) -> float:
     """Of all cuts that fit beside a ring of so many slots, by the exact timeline."""
     slicer = Slicer(made, TOKEN, StreamSettings(n_slots, "ahead"))
-    blocks = slicer.fastest(slicer.blocks(nothing_there(len(made.operators), 3)))
-    least_s = float("inf")
-    for layers in product(*([(of, cut) for cut in all_cuts(of)] for of in blocks)):
+    blocks = slicer.blocks(nothing_there(len(made.operators), 3))
+    kinds, least_s = [slicer.fastest(block.types) for block in blocks], float("inf")
+    for layers in product(*([(of, cut) for cut in all_cuts(of)] for of in kinds)):
         weights = sum(of.weight_bytes(cut) for of, cut in layers)
         staging = staging_bytes(layers, slicer.on.streaming, TOKEN.n_ubatch, 0)
         if weights <= weights_room and weights + staging <= room:
-            token = slicer.pass_times(layers, (), Pass(1, 1, 1))
+            token = slicer.pass_times(SlicePlan(tuple(blocks), layers, (), False, 0, 0.0, 0.0), Pass(1, 1, 1))
             least_s = min(least_s, cycle_seconds(token, slicer.on.streaming))
     return least_s
 
 
-def all_cuts(of: BlockCost) -> list[Cut]:
+def all_cuts(of: BlockType) -> list[Cut]:
     """But all GG."""
     extent, steps = of.block.extent, range(0, of.block.extent + 1, of.block.step)
     return [Cut(extent - cg - gg, cg, gg) for cg, gg in product(steps, steps) if cg + gg <= extent and gg < extent]
@@ -81,7 +81,7 @@ def test_where_memory_is_short_one_slot_beats_any_cut_with_two(
 def test_what_a_slot_holds_is_the_most_that_fits_it(n_bytes: int, part: int) -> None:
     made = problem(streams(1e-9), 10**7, SMALL)
     slicer = Slicer(made, TOKEN)
-    for of in slicer.fastest(slicer.blocks(nothing_there(len(made.operators), 3))):
+    for of in (slicer.fastest(block.types) for block in slicer.blocks(nothing_there(len(made.operators), 3))):
         extent = of.block.extent
         most = min(most_streamed(of, n_bytes), extent)
         assert slot_bytes(of, Cut(extent - most, most, 0), 0) <= n_bytes or most == 0

@@ -18,7 +18,7 @@ from oallama.cost.blocks import residents
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import interpolate
 from oallama.cost.passes import Pass, passes
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.slices import Block, BlockType, Cut, Pricing
 from oallama.cost.timeline import Timeline, timeline
 from oallama.cost.whole import cpu_seconds, placement_seconds
 from oallama.place.memory import SLOT_PADDING, ledger, ring_bytes, staging_bytes
@@ -37,11 +37,11 @@ SLOW_CPU = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=Lin
 
 def ran(slicer: Slicer, plan: SlicePlan, n_tokens: int, n_rounds: int = 1) -> Timeline:
     """Passes one after another over all blocks in order."""
-    times = slicer.pass_times(plan.layers, plan.token_assignment, Pass(n_tokens, 0, 1))
+    times = slicer.pass_times(plan, Pass(n_tokens, 0, 1))
     return timeline(times * n_rounds, slicer.on.streaming)
 
 
-def without_gap(of: BlockCost) -> BlockCost:
+def without_gap(of: BlockType) -> BlockType:
     return replace(of, around=replace(of.around, gap=((1, 0.0),)))
 
 
@@ -62,14 +62,14 @@ def slicer_on(on: Pricing, load: Workload = LOAD, host_room: int = 0) -> Slicer:
     return made
 
 
-def layered(block: BlockCost, n: int) -> list[dict[str, BlockCost]]:
-    return [{"CPU": replace(block, block=replace(block.block, operators=(i,)))} for i in range(n)]
+def layered(block: BlockType, n: int) -> list[Block]:
+    return [Block((i,), (block,)) for i in range(n)]
 
 
 @settings(max_examples=examples(8))
 @given(STREAMED, SHARED_MACHINES, st.integers(1, 4), st.floats(0, 1.2))
 def test_a_plan_fits_and_is_not_slower_than_without_slices(
-    block: BlockCost, on: Pricing, n_layer: int, share: float
+    block: BlockType, on: Pricing, n_layer: int, share: float
 ) -> None:
     load = replace(LOAD, n_prompt=64, n_ubatch=64)
     room = int(share * n_layer * block.block.bytes)
@@ -125,7 +125,7 @@ def test_two_slots_take_as_much_as_two_blocks_that_follow_one_another() -> None:
 def test_a_repacked_layout_is_given_up_or_kept_twice_where_prompts_are_long() -> None:
     plain = streamed([gemm(2e-3, 1e-4, n_bytes=20_000_000, per_token=0.5)] * 3)
     repacked = replace(plain, gemms=(gemm(1e-3, 1e-4, n_bytes=20_000_000, per_token=0.5),) * 3, layout="CPU_REPACK")
-    blocks = [{"CPU": plain, "CPU_REPACK": repacked}] * 4
+    blocks = [Block((i,), (plain, repacked)) for i in range(4)]
     chat = replace(LOAD, n_prompt=1, n_gen=100)
     document = replace(LOAD, n_prompt=4096, n_gen=100)
 
@@ -221,14 +221,16 @@ def test_with_nothing_streamed_the_price_is_the_sum_of_blocks_and_all_else(
     whole = on_device(ops, *(ATTENTION if attention_there else ("output",)))
     slicer = Slicer(made, load, streams=False)
     gg = dict(zip((0, 1), (32 * cut for cut in cuts), strict=True))
-    layers = []
-    for by_layout in slicer.blocks(whole):
-        of = by_layout["CPU"]
-        first = ops[of.block.operators[0]]
+    layers, blocks = [], slicer.blocks(whole)
+    for block in blocks:
+        of = block.types[0]
+        first = ops[block.operators[0]]
         there = gg[first.layer] if "ffn" in first.role and first.layer is not None else 0
         layers.append((of, Cut(of.block.extent - there, 0, there)))
-    plan = slicer.priced(layers)
-    inside = frozenset(i for of, cut in layers if not cut.is_whole for i in of.block.operators)
+    plan = slicer.priced(blocks, layers)
+    inside = frozenset(
+        i for block, (_, cut) in zip(blocks, layers, strict=True) if not cut.is_whole for i in block.operators
+    )
     there = [on or i in inside for i, on in enumerate(whole.on_device)]  # slices live with norms and KV
     for phase, found in (("prefill", plan.prefill_s), ("decode", plan.decode_s)):
         over = passes(load, phase)
@@ -255,7 +257,7 @@ def test_blocks_are_of_what_is_on_the_host_and_know_what_lies_between_them(first
     there = tuple((2 if op.layer is None else op.layer) >= first_device_layer and "ffn" not in op.role for op in ops)
     whole = Placed(there, first_device_layer)
     found = Slicer(made, LOAD).blocks(whole)
-    members = [i for by_layout in found for i in by_layout["CPU"].block.operators]
+    members = [i for block in found for i in block.operators]
     assert sorted(members) == [i for i, on in enumerate(there) if not on]
     over = (Pass(1, 512 + 16, 1),)
     lives = residents(ops, there, first_device_layer)  # slices live with norms and KV
@@ -263,16 +265,16 @@ def test_blocks_are_of_what_is_on_the_host_and_know_what_lies_between_them(first
     for uses in (True, False):
         costs = costs_over(made, over, uses)
         expected = placement_seconds(costs, beside, first_device_layer, frozenset(members))
-        gaps = sum(interpolate(by_layout["CPU"].around.gap, 1) for by_layout in found)
+        gaps = sum(interpolate(block.types[0].around.gap, 1) for block in found)
         assert gaps == pytest.approx(expected)
         on_cpu = cpu_seconds(costs, beside, first_device_layer, frozenset(members))
-        assert sum(interpolate(by_layout["CPU"].around.gap_cpu, 1) for by_layout in found) == pytest.approx(on_cpu)
+        assert sum(interpolate(block.types[0].around.gap_cpu, 1) for block in found) == pytest.approx(on_cpu)
 
 
 def test_tokens_of_a_prompt_are_assigned_in_all_blocks_but_the_output() -> None:
     ops = llama(2)
-    found = [one["CPU"] for one in Slicer(problem(SLOW_CPU, ops), LOAD).blocks(nothing_there(len(ops), 0))]
-    takes = {ops[i].role: of.takes_n_g for of in found for i in of.block.operators}
+    found = Slicer(problem(SLOW_CPU, ops), LOAD).blocks(nothing_there(len(ops), 0))
+    takes = {ops[i].role: block.types[0].takes_n_g for block in found for i in block.operators}
     assert takes.pop("output") is False and set(takes.values()) == {True}
 
 
@@ -282,7 +284,12 @@ def test_what_is_on_the_device_stays_there() -> None:
     assert sliced(made, Placed((True,) * len(ops), 0), 10**6, 10**6) is None
     found = sliced(made, nothing_there(len(ops), 0), 10**8, 10**6)
     assert found is not None
-    cut = {ops[i].role for of, slices in found[0].layers if not slices.is_whole for i in of.block.operators}
+    cut = {
+        ops[i].role
+        for block, (_, slices) in zip(found[0].blocks, found[0].layers, strict=True)
+        if not slices.is_whole
+        for i in block.operators
+    }
     assert {"ffn_gate", "ffn_up", "ffn_down", "output"} <= cut
 
 

@@ -34,7 +34,7 @@ from oallama.cost.rates import (
     SliceRates,
     slice_rates,
 )
-from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_times
+from oallama.cost.slices import BlockType, Cut, Pricing, block_types, slice_times
 from oallama.cost.timeline import Step, cycle_seconds
 
 SIZE = 147456  # bytes of one of an FFN's weights
@@ -44,7 +44,7 @@ def groups(ops: list[Operator], gg: list[int] | None = None) -> list[tuple[str, 
     return [tuple(ops[i].role for i in block.operators) for block in split_blocks(ops, gg or [32] * len(ops))]
 
 
-def one_ffn(world: World) -> tuple[BlockCost, SliceRates, SplitBlock]:
+def one_ffn(world: World) -> tuple[BlockType, SliceRates, SplitBlock]:
     """The FFN of a model whose attention has other sizes, so that the profile shows what a mul-mat of no size takes."""
     profile = world.profile(llama(1), ("CPU", "CPU_REPACK"))
     of = block_of(llama(1), profile)
@@ -255,11 +255,11 @@ def test_what_was_not_measured_is_said() -> None:
     ops = ffn(0)
     profile = World().profile(ops, ("CPU", "AMX"))
     (block,) = split_blocks(ops, [FF] * 3)
-    assert list(block_costs(Kernels(profile), ops, block)) == ["AMX", "CPU"]
+    assert [one.layout for one in block_types(Kernels(profile), ops, block)] == ["AMX", "CPU"]
     on_cpu = replace(profile, cases=tuple(case for case in profile.cases if case.device == "CPU"))
-    assert block_costs(Kernels(on_cpu), ops, block) == {}, "the device cannot compute it"
+    assert block_types(Kernels(on_cpu), ops, block) == (), "the device cannot compute it"
     with pytest.raises(ProfileError, match=r"no CPU timing of Q4_0 .*blk\.0\.ffn_gate\.weight"):
-        block_costs(Kernels(replace(profile, cases=())), ops, block)
+        block_types(Kernels(replace(profile, cases=())), ops, block)
     with pytest.raises(ProfileError, match="no link"):
         slice_rates(replace(profile, link={}))
 
@@ -273,7 +273,7 @@ def test_what_was_not_measured_is_said() -> None:
     st.sampled_from([(1, 0), (32, 0), (32, 20)]),
 )
 def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
-    block: BlockCost, on: Pricing, gaps_s: list[float], share: float, tokens: tuple[int, int]
+    block: BlockType, on: Pricing, gaps_s: list[float], share: float, tokens: tuple[int, int]
 ) -> None:
     """Between whatever gaps, with and without copies that run ahead."""
     extent, step = block.block.extent, block.block.step
@@ -283,5 +283,5 @@ def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
         for cut in (Cut(extent - cg, cg, 0), Cut(extent - step, 0, step), Cut(extent, 0, 0)):
             known = on.seconds(placed, cut, *tokens)
             assert known == pytest.approx(Pricing(on.rates, on.streaming).seconds(placed, cut, *tokens))
-            times = slice_times(placed, on.rates, cut, *tokens)
+            times = on.block_times(placed, cut, *tokens)
             assert known == pytest.approx(cycle_seconds([times], on.streaming))

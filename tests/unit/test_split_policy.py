@@ -51,7 +51,9 @@ def cut(world: World, ops: list[Operator], room: int, load: Workload = LOAD) -> 
 
 
 def gg_by_role(plan: SlicePlan, ops: list[Operator]) -> dict[str, int]:
-    return {ops[of.block.operators[-1]].role: slices.gg for of, slices in plan.layers}
+    return {
+        ops[block.operators[-1]].role: slices.gg for block, (_, slices) in zip(plan.blocks, plan.layers, strict=True)
+    }
 
 
 def test_both_sides_take_as_long() -> None:
@@ -73,12 +75,13 @@ def test_cuts_are_close_to_brute_force(rate: float, launch_s: float, token_s: fl
     made = problem(world, 10**9, ops)
     slicer = Slicer(made, load, streams=False)
     whole = cpu(costs_of(made, load, "mixed", llama_uses_device=False))
-    blocks = [by_layout["CPU"] for by_layout in slicer.blocks(whole)]
+    found = slicer.blocks(whole)
+    blocks = [block.types[0] for block in found]
     plan, start_s = cut(world, ops, room, load)
     assert plan.weights_bytes + plan.staging_bytes <= max(room, 0)
 
     def total_s(cuts: list[Cut]) -> float:
-        return slicer.priced(list(zip(blocks, cuts, strict=True))).total_s(load)
+        return slicer.priced(found, list(zip(blocks, cuts, strict=True))).total_s(load)
 
     best, most = start_s, 0.0
     for choice in itertools.product(*((0, *of.block.cuts()) for of in blocks)):
@@ -123,7 +126,12 @@ def test_what_is_whole_on_the_device_is_not_split() -> None:
     slicer = Slicer(problem(PAIR, 10**9, ops), LOAD, streams=False)
     plan = slicer.plan(Placed(on_device, 1), 10**9, 10**9)
     assert plan is not None
-    cut_there = {(ops[i].layer, ops[i].role) for of, slices in plan.layers if slices.gg for i in of.block.operators}
+    cut_there = {
+        (ops[i].layer, ops[i].role)
+        for block, (_, slices) in zip(plan.blocks, plan.layers, strict=True)
+        if slices.gg
+        for i in block.operators
+    }
     assert (0, "ffn_down") in cut_there
     assert not cut_there & {(1, role) for role in ("ffn_gate", "ffn_up", "ffn_down")}
 

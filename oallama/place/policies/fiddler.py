@@ -16,7 +16,7 @@ from itertools import takewhile
 from oallama.core.errors import UsageError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
 from oallama.cost.passes import passes
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.slices import Pricing
 from oallama.cost.whole import Costs
 from oallama.place.affinity import fill
 from oallama.place.cutting import CutBlocks, TokenTable, pass_seconds
@@ -72,10 +72,8 @@ def with_split(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: b
     blocks = slicer.blocks(whole)
     if not blocks:
         return None
-    plain = [
-        by_layout.get(PLAIN_LAYOUT) or cost for by_layout, cost in zip(blocks, slicer.fastest(blocks), strict=True)
-    ]
-    layers = [(cost.in_split() if cost.takes_n_g else cost, _all_cc(cost)) for cost in plain]
+    plain = [block.in_layout(PLAIN_LAYOUT) or slicer.fastest(block.types) for block in blocks]
+    layers = [(cost.in_split if cost.takes_n_g else cost, cost.all_host) for cost in plain]
     workload = slicer.workload
     lengths = [p.n_tokens for p in passes(workload, "mixed")]
     most = workload.largest_batch
@@ -83,7 +81,7 @@ def with_split(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: b
     staging = staging_bytes(layers, slicer.on.streaming, most, most_n_g(table, most))
     if staging > room:
         return None
-    return slicer.placed(whole, slicer.priced(layers, table, staging=staging), phase)
+    return slicer.placed(whole, slicer.priced(blocks, layers, table, staging=staging), phase)
 
 
 @policy(
@@ -110,7 +108,3 @@ def fiddler(problem: Problem, room: Room) -> Iterable[Placed]:
         if whole_bytes(operators, copying.on_device) <= left:
             yield copying
             break
-
-
-def _all_cc(cost: BlockCost) -> Cut:
-    return Cut(cost.block.extent, 0, 0)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.slices import BlockType, Cut
 from oallama.place.placement import Placed
 from oallama.place.policies.modules import Module, modules_in, place_modules
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
 
 
-def streamed(cost: BlockCost) -> Cut:
+def streamed(cost: BlockType) -> Cut:
     """All of a block, CG = 1."""
     return Cut(0, cost.block.extent, 0)
 

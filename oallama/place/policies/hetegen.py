@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from math import ceil
 
 from oallama.cost.rates import SliceRates, interference_at
-from oallama.cost.slices import BlockCost, Cut, Gemms, Pricing
+from oallama.cost.slices import BlockType, Cut, Gemms, Pricing
 from oallama.place.placement import Placed
 from oallama.place.policies.modules import Module, modules_in, place_modules
 from oallama.place.policies.registry import Room, policy
@@ -83,7 +83,7 @@ def alpha_benchmark(cpu_s: Seconds, com_s: Seconds, start: float, gamma: float =
     return Balance(low, float(cpu(low)))
 
 
-def balance(cost: BlockCost, on: Pricing) -> Balance:
+def balance(cost: BlockType, on: Pricing) -> Balance:
     """ᾱ of a block with one token, and T̄_CPU."""
     return _balance(cost.gemms, on.rates)
 
@@ -105,7 +105,7 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
     )
 
 
-def cut(cost: BlockCost, on: Pricing) -> Cut:
+def cut(cost: BlockType, on: Pricing) -> Cut:
     """The cut nearest to ᾱ of those that are possible: CC of 1 - ᾱ, CG of ᾱ."""
     extent, step = cost.block.extent, cost.block.step
     cc = min(round((1 - balance(cost, on).alpha) * extent / step) * step, extent)

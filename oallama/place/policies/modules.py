@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator, Phase
-from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.slices import BlockType, Cut
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.place.affinity import fill
 from oallama.place.cutting import CutBlocks
@@ -33,10 +33,10 @@ class Module:
     layer: int | None
     bytes: int
     cpu_s: float  # of one token on the CPU
-    cut: tuple[BlockCost, Cut] | None
+    cut: tuple[BlockType, Cut] | None
 
 
-CutOf = Callable[[BlockCost], Cut]
+CutOf = Callable[[BlockType], Cut]
 
 
 def modules_in(problem: Problem, room: Room, cut_of: CutOf) -> tuple[Slicer, Placed, tuple[Module, ...]]:
@@ -50,15 +50,17 @@ def modules(
 ) -> tuple[Module, ...]:
     """List what may go to the device beside `base`, in graph order. costs: of one token; cut_of: from a linear
     operator, as a block by itself, to its cut."""
-    apart = slicer.fastest(slicer.blocks(base, cuts=range(len(operators))))
-    cuts = {cost.block.operators[0]: cut_of(cost) for cost in apart}
+    cuts = {
+        block.operators[0]: cut_of(slicer.fastest(block.types))
+        for block in slicer.blocks(base, cuts=range(len(operators)))
+    }
     made: dict[int, Module] = {}
-    for cost in slicer.fastest(slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))])):
-        members = cost.block.operators
+    for block in slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))]):
+        members, cost = block.operators, slicer.fastest(block.types)
         layer = operators[members[0]].layer
         if layer is not None:
-            cut = cuts[members[0]]
-            made[members[0]] = Module(members, layer, cost.block.bytes, cost.gemms.cpu_s(1.0, 1), (cost, cut))
+            cut = (cost, cuts[members[0]])
+            made[members[0]] = Module(members, layer, cost.block.bytes, cost.gemms.cpu_s(1.0, 1), cut)
     inside = {i for module in made.values() for i in module.operators}
     for i, (operator, whole) in enumerate(zip(operators, costs.operators, strict=True)):
         if i not in inside and not base.on_device[i] and whole.t_gpu_s is not None:
@@ -125,8 +127,10 @@ def placed_modules(
         return whole
     by_operator = {i: cut for members, cut in cuts.items() for i in members}
     blocks = slicer.blocks(whole, cuts=[by_operator.get(i) for i in range(len(on_device))])
-    layers = [(cost, cuts.get(cost.block.operators, Cut(cost.block.extent, 0, 0))) for cost in slicer.fastest(blocks)]
-    return slicer.placed(whole, slicer.priced(layers, staging=staging), phase)
+    layers = [
+        (cost, cuts.get(block.operators, cost.all_host)) for block in blocks for cost in [slicer.fastest(block.types)]
+    ]
+    return slicer.placed(whole, slicer.priced(blocks, layers, staging=staging), phase)
 
 
 def _with_slots(slicer: Slicer, found: Sequence[Module], room: int) -> Sequence[Module]:
@@ -142,8 +146,8 @@ def _with_slots(slicer: Slicer, found: Sequence[Module], room: int) -> Sequence[
 def on_cpu(module: Module) -> Module:
     """The module, none of it streamed."""
     assert module.cut is not None
-    cost, cut = module.cut
-    return replace(module, cut=(cost, Cut(cut.extent, 0, 0)))
+    cost, _ = module.cut
+    return replace(module, cut=(cost, cost.all_host))
 
 
 def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
