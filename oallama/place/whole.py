@@ -23,12 +23,11 @@ from oallama.place.affinity import (
     AffinityRule,
     FillRule,
     Granularity,
-    Transfers,
-    Unit,
     algorithm_1,
     units,
 )
 from oallama.place.placement import Budget, Placed, cpu, layers, whole_bytes
+from oallama.place.transfers import Transfers, Unit
 
 
 def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:

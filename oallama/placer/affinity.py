@@ -11,7 +11,7 @@ from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
 from oallama.core.types import Backend, FlashAttention, MemoryLedger, Operator, OperatorPlacement, Phase, Workload
 from oallama.cost.whole import Costs
-from oallama.place.affinity import AffinityRule, FillRule, Transfers, normalise, rank
+from oallama.place.affinity import AffinityRule, FillRule, normalise, rank
 from oallama.place.affinity import affinity as b_of
 from oallama.place.decide import larger_ubatches
 from oallama.place.explain import STOCK, baselines
@@ -20,6 +20,7 @@ from oallama.place.policies.registry import Rules
 from oallama.place.policies.stock import stock_decision
 from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
+from oallama.place.transfers import Transfers
 from oallama.place.verify import on_cpu
 from oallama.placer.measured import Measured
 from oallama.placer.plans import decided, with_doubt

@@ -14,9 +14,10 @@ from seeds import examples
 
 from oallama.cost.graph import crossings
 from oallama.cost.whole import Costs, placement_seconds
-from oallama.place.affinity import GRANULARITIES, Transfers, affinity, fill, normalise, rank, units
+from oallama.place.affinity import GRANULARITIES, affinity, fill, normalise, rank, units
 from oallama.place.affinity import algorithm_1 as iterate
 from oallama.place.placement import cpu, layers
+from oallama.place.transfers import Transfers
 from oallama.place.whole import search
 from oallama.placer.affinity import affinities
 

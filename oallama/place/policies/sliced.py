@@ -18,11 +18,11 @@ from oallama.core.types import Operator, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
 from oallama.cost.whole import Costs
-from oallama.place.affinity import Transfers
 from oallama.place.placement import Budget, Decision, Placed, cpu, placed_whole, whole_bytes
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import SMALLEST_UBATCH, Problem, costs_of
 from oallama.place.sharing import N_VALUES, SlicePlan
+from oallama.place.transfers import Transfers
 from oallama.place.whole import exchange, search
 
 Sides = tuple[tuple[bool, ...], int]
