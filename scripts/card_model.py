@@ -6,24 +6,23 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from model_shapes import attention_and_ffn, gated_ffn
+from model_shapes import attention_and_ffn
 from shared import InputError, read_toml, record, write_document
 
 from oallama.core.codec import Count32, Size32, to_json
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
-from oallama.core.types import Attention, ModelInfo, Operator
+from oallama.core.types import ModelInfo, Operator
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass, passes_at
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
-from oallama.device.cards import USUAL_PC, preset
 from oallama.device.machines import machine_of
 from oallama.place.attention import with_attention
 from oallama.place.placement import Placed
@@ -33,29 +32,6 @@ from oallama.profile.described import described
 #
 # models
 #
-
-MORE = ("attn_v", "ffn_down", "ffn_down_exps")
-"""Weights that llama-quantize gives more bits to, in half of the layers."""
-
-
-@dataclass(frozen=True)
-class Types:
-    """Types of a file's weights, by its name: Q4_K_M. An empty one is as `type`."""
-
-    type: str
-    output_type: str = ""
-    attention: str = ""
-    more: str = ""  # of MORE, in half of the layers
-
-    def of(self, role: str, layer: int, n_layer: int) -> str:
-        if role == "ffn_gate_inp":
-            return "F32"
-        eighth = n_layer // 8
-        if self.more and role in MORE and (
-            layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
-        ):  # fmt: skip
-            return self.more
-        return (self.attention if role.startswith("attn_") else "") or self.type
 
 
 @dataclass(frozen=True)
@@ -69,14 +45,10 @@ class Sizes:
     head_dim: Size32
     n_ff: Size32  # of an expert, where there are any
     n_vocab: Size32
-    type: str = ""  # "": the table says it
-    output_type: str = ""
+    type: str
+    output_type: str = ""  # "": as type
     n_expert: Count32 = 0
     n_expert_used: Count32 = 0
-    n_ff_shared: Count32 = 0  # of the FFN beside the experts, which every token uses
-    attention_every: Size32 = 1  # layers; the others have a window or a state of one size, which cost next to nothing
-    linear: tuple[int, ...] = ()  # widths of q, k, v and output in the other layers, where these have a state
-    gated: bool = False  # q has a gate as wide beside it
     source: str = ""  # where the sizes are from
 
 
@@ -90,11 +62,9 @@ class CardModel:
 
 
 def read_models(path: Path) -> dict[str, CardModel]:
-    """Models by the names that tables use: `name`, or `name types` where a table says the types. Raises InputError."""
-    document = read_toml(path)
-    mixes = {name: record(Types, each, f"{path}: types.{name}") for name, each in document.pop("types", {}).items()}
+    """Models by the names that tables use. Raises InputError."""
     sizes: dict[str, Sizes] = {}
-    for name, table in document.items():
+    for name, table in read_toml(path).items():
         where = f"{path}: {name}"
         if isinstance(table, dict) and "same_as" in table:
             if table["same_as"] not in sizes:
@@ -104,11 +74,7 @@ def read_models(path: Path) -> dict[str, CardModel]:
             sizes[name] = _checked(record(Sizes, table, where), where)
     if not sizes:
         raise InputError(f"{path} describes no model")
-    made: dict[str, CardModel] = {}
-    for name, each in sizes.items():
-        own = {"": Types(each.type, each.output_type)} if each.type else mixes
-        made |= {key: model_of(key, each, types) for mix, types in own.items() for key in [f"{name} {mix}".strip()]}
-    return made
+    return {name: _model(name, each) for name, each in sizes.items()}
 
 
 def _checked(sizes: Sizes, where: str) -> Sizes:
@@ -117,51 +83,38 @@ def _checked(sizes: Sizes, where: str) -> Sizes:
         raise InputError(f"{where}: n_head must be a multiple of n_head_kv")
     if sizes.n_expert_used > sizes.n_expert or (sizes.n_expert > 0) != (sizes.n_expert_used > 0):
         raise InputError(f"{where}: n_expert_used must be some of n_expert")
-    for name in (sizes.type, sizes.output_type):
-        if name and name not in GGML_TYPES_BY_NAME:
+    for name in (sizes.type, sizes.output_type or sizes.type):
+        if name not in GGML_TYPES_BY_NAME:
             raise InputError(f"{where}: {name!r} is not a ggml type")
     return sizes
 
 
-def model_of(name: str, sizes: Sizes, types: Types) -> CardModel:
-    """A model with Llama's graph, or Qwen's with experts. Where few layers have attention over all tokens, every layer
-    has its share of that."""
-    operators = tuple(_operators(sizes, types))
-    width = max(1, sizes.head_dim // sizes.attention_every)
-    arch = "llama" if not sizes.n_expert else "qwen2moe" if sizes.n_ff_shared else "qwen3moe"
+def _model(name: str, sizes: Sizes) -> CardModel:
+    """A model with Llama's graph, or Qwen's with experts."""
+    operators = tuple(_operators(sizes))
     info = ModelInfo(
-        path=name, arch=arch, name=name, n_layer=sizes.n_layer,
+        path=name, arch="qwen3moe" if sizes.n_expert else "llama", name=name, n_layer=sizes.n_layer,
         n_embd=sizes.n_embd, n_ff=sizes.n_ff, n_head=sizes.n_head, n_head_kv=sizes.n_head_kv,
-        n_embd_head_k=width, n_embd_head_v=width,
+        n_embd_head_k=sizes.head_dim, n_embd_head_v=sizes.head_dim,
         n_expert=sizes.n_expert, n_expert_used=sizes.n_expert_used, n_vocab=sizes.n_vocab, n_ctx_train=0,
         file_bytes=sum(operator.bytes for operator in operators), fingerprint="",
     )  # fmt: skip
     return CardModel(name, info, operators)
 
 
-def _operators(sizes: Sizes, types: Types) -> Iterator[Operator]:
+def _operators(sizes: Sizes) -> Iterator[Operator]:
     n_embd, n_ff = sizes.n_embd, sizes.n_ff
-    full = attention_and_ffn(n_embd, n_ff, sizes.n_head, sizes.n_head_kv, sizes.head_dim, sizes.n_expert, n_ff)
-    if sizes.n_ff_shared:
-        full |= gated_ffn(n_embd, sizes.n_ff_shared, "_shexp")
-    if sizes.gated:
-        full["attn_q"] = (n_embd, 2 * full["attn_q"][1])
-    of_state = dict(full)
-    if sizes.linear:
-        q, k, v, output = sizes.linear
-        of_state |= {"attn_q": (n_embd, q), "attn_k": (n_embd, k), "attn_v": (n_embd, v)}
-        of_state["attn_output"] = (output, n_embd)
+    of_layer = attention_and_ffn(n_embd, n_ff, sizes.n_head, sizes.n_head_kv, sizes.head_dim, sizes.n_expert, n_ff)
     for layer in range(sizes.n_layer):
-        attends = layer % sizes.attention_every == sizes.attention_every - 1
-        for role, ne in (full if attends else of_state).items():
+        for role, ne in of_layer.items():
             used = sizes.n_expert_used if len(ne) > 2 else 0
             shape = (ne[0], ne[1], ne[2] if used else 1)
-            kind = types.of(role, layer, sizes.n_layer)
+            kind = "F32" if role == "ffn_gate_inp" else sizes.type
             yield Operator(
                 f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT_ID" if used else "MUL_MAT", kind, shape,
                 GGML_TYPES_BY_NAME[kind].n_bytes(prod(shape)), used / shape[2] if used else 1.0, used or 1,
             )  # fmt: skip
-    kind, shape = types.output_type or types.type, (n_embd, sizes.n_vocab, 1)
+    kind, shape = sizes.output_type or sizes.type, (n_embd, sizes.n_vocab, 1)
     n_bytes = GGML_TYPES_BY_NAME[kind].n_bytes(prod(shape))
     yield Operator("output.weight", None, "output", "MUL_MAT", kind, shape, n_bytes, 1.0, 1)
 
@@ -235,50 +188,6 @@ def read_machine(path: Path) -> Machine:
     return Machine(found.host, found.card, document.get("first_prompt_s", 0.0), document.get("notes", {}))
 
 
-CARD_BYTES, CARD_INT8, CARD_FP16, DRAM_BYTES = 0.8, 0.3, 0.8, 0.67
-"""Shares of peak rates that the cards of `what-if` and its usual PC reach in llama.cpp."""
-
-
-@dataclass(frozen=True)
-class DataSheet:
-    """Peaks of a machine, as a buyer knows them. 0 or "": nobody said."""
-
-    name: str
-    preset: str = ""  # a card of `what-if`, instead of the next six
-    memory_gib: float = 0.0
-    gb_per_s: float = 0.0  # of the card's memory
-    memory_share: float = CARD_BYTES  # of that, which mul-mats of one token reach
-    tflops: float = 0.0  # FP16, with FP32 sums
-    tops: float = 0.0  # INT8
-    link_gb_per_s: float = 25.0  # that copies from pinned memory reach
-    dram_gb_per_s: float = 0.0
-    cores_ghz: float = 0.0  # cores times GHz
-    context_is_depth: bool = False  # the table's context lies in the KV cache before the prompt
-
-    @property
-    def names_card(self) -> bool:
-        return bool(self.preset or self.gb_per_s)
-
-
-STAGING_GB_PER_S = 13.6  # of the driver's copy from pageable to pinned memory
-USUAL_CORES_GHZ = 40
-
-
-def by_data_sheet(sheet: DataSheet) -> Machine:
-    """A machine at the usual shares of its peaks; a part that is not named is the usual PC's, or an RTX 4060 Ti."""
-    card = preset(sheet.preset) if sheet.preset else replace(preset("rtx4060ti-16"), name=sheet.name)
-    if sheet.gb_per_s:
-        card = replace(
-            card, memory_bytes=int(sheet.memory_gib * 2**30), bytes_per_s=sheet.memory_share * sheet.gb_per_s * 1e9,
-            flops_per_s=CARD_INT8 * sheet.tops * 1e12, flops_float_per_s=CARD_FP16 * sheet.tflops * 1e12,
-            pinned_bytes_per_s=sheet.link_gb_per_s * 1e9,
-            pageable_bytes_per_s=1e9 / (1 / sheet.link_gb_per_s + 1 / STAGING_GB_PER_S),
-        )  # fmt: skip
-    dram = DRAM_BYTES * sheet.dram_gb_per_s * 1e9 or USUAL_PC.bytes_per_s
-    flops = USUAL_PC.flops_per_s * (sheet.cores_ghz / USUAL_CORES_GHZ or 1)
-    return Machine(replace(USUAL_PC, bytes_per_s=dram, flops_per_s=flops), card, first_prompt_s=1e-3)
-
-
 #
 # runs
 #
@@ -288,72 +197,46 @@ COLUMNS = ("Model", "Context", "NGL", "Ubatch", "PromptTokens", "PromptTPS", "Ev
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One run: what was asked for, and tokens per second; 0: not measured."""
+    """One run: what was asked for, and tokens per second."""
 
     model: str
     context: int  # -c
-    ngl: int  # -ngl
+    ngl: int  # -ngl; llama.cpp b6097 counts the output last
     ubatch: int  # -ub
     n_prompt: int
     n_gen: int
     prompt_tps: float
     eval_tps: float  # of the tokens after the first
-    machine: str = ""
-    depth: int = 0  # of the KV cache before the prompt, and before the tokens
-    ncmoe: int = 0  # the first layers whose experts are on the host
-    ncffn: int = 0  # whose FFN is
-    today: bool = False  # -ngl counts the output before all layers, and of experts the used ones are copied; b6097
-    # counted it last and copied all
-    after_prompt: bool = True  # the tokens come behind it; llama-bench measures them by themselves
-    flag: str = ""
-    source: str = ""
-    kv: str = "f16"  # type of the cache
-
-    def told(self) -> dict[str, Any]:
-        """The fields that are not as usual."""
-        values = ((each, getattr(self, each.name)) for each in fields(self))
-        return {each.name: value for each, value in values if each.default is MISSING or value != each.default}
-
-    def first_layer(self, n_layer: int) -> int:
-        """The first layer on the device."""
-        return max(0, n_layer + self.today - self.ngl)
 
     def on_device(self, operator: Operator, n_layer: int) -> bool:
-        if operator.layer is None:
-            return self.ngl > 0 if self.today else self.ngl > n_layer
-        if operator.role.startswith("ffn_") and operator.layer < self.ncffn:
-            return False
-        if operator.op == "MUL_MAT_ID" and operator.layer < self.ncmoe:
-            return False
-        return operator.layer >= self.first_layer(n_layer)
+        return self.ngl > n_layer if operator.layer is None else operator.layer >= n_layer - self.ngl
 
     def passes(self, phase: str) -> tuple[Pass, ...]:
         """The prompt's micro-batches; of the tokens one, in the middle."""
         if phase == "prompt":
-            return passes_at(self.depth, self.n_prompt, 0, self.ubatch) if self.n_prompt else ()
-        before = self.depth + (self.n_prompt if self.after_prompt else 0)
-        return (Pass(1, before + max(1, self.n_gen // 2), 1),)
+            return passes_at(0, self.n_prompt, 0, self.ubatch)
+        return (Pass(1, self.n_prompt + max(1, self.n_gen // 2), 1),)
 
 
 def read_tables(paths: Iterable[Path]) -> list[PublishedRun]:
     """The runs of all tables that came to an end. Raises InputError."""
     runs = []
     for path in paths:
-        rows = [pair for pair in read_csv(path, COLUMNS) if pair[1].get("Status") in (None, "SUCCESS")]
+        rows = [pair for pair in _rows(path) if pair[1].get("Status") in (None, "SUCCESS")]
         if not rows:
             raise InputError(f"{path} has no run that came to an end")
         runs += [_run(row, where) for where, row in rows]
     return runs
 
 
-def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """(file and line, row) of a table that has these columns. Raises InputError."""
+def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
+    """(file and line, row) of a table that has COLUMNS. Raises InputError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
-            missing = [name for name in columns if name not in (rows.fieldnames or ())]
+            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
             if missing:
-                raise InputError(f"{path} has no column {missing[0]}: it takes {', '.join(columns)}")
+                raise InputError(f"{path} has no column {missing[0]}: it takes {', '.join(COLUMNS)}")
             return [(f"{path}, line {rows.line_num}", row) for row in rows]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
@@ -398,27 +281,21 @@ class Predictor:
         self.costs = cache(self._costs)
 
     def __call__(self, run: PublishedRun, phase: str) -> float:
-        """Tokens per second of a phase; 0 for a prompt of no tokens."""
-        passes = run.passes(phase)
-        if not passes:
-            return 0.0
+        """Tokens per second of a phase."""
         n_layer = self.models[run.model].info.n_layer
         placed = tuple(run.on_device(operator, n_layer) for operator in self.models[run.model].operators)
-        first = run.first_layer(n_layer) if run.ngl else n_layer + 1
-        seconds = placement_seconds(self.costs(run.model, run.kv, passes, run.today), placed, first)
+        first = max(0, n_layer - run.ngl) if run.ngl else n_layer + 1
+        seconds = placement_seconds(self.costs(run.model, run.passes(phase)), placed, first)
         return run.n_prompt / (seconds + self.machine.first_prompt_s) if phase == "prompt" else 1 / seconds
 
-    def _problem(self, name: str, kv: str) -> Problem:
+    def _problem(self, name: str) -> Problem:
         model, machine = self.models[name], self.machine
-        cached = Attention("on", kv, kv)
-        tokens = sorted(self.sizes[name])
-        profile = described(machine.host, machine.card, model.info, model.operators, tokens, cached)
-        flash = with_attention(profile, "on")
-        return Problem(model.operators, graph_of(model), flash, _nothing, None, 0.9, None)
+        profile = described(machine.host, machine.card, model.info, model.operators, sorted(self.sizes[name]))
+        return Problem(model.operators, graph_of(model), with_attention(profile, "on"), _nothing, None, 0.9, None)
 
-    def _costs(self, name: str, kv: str, passes: tuple[Pass, ...], today: bool) -> Costs:
-        costs = costs_over(self.problem(name, kv), passes)
-        return costs if today else self._all_copied(costs, self.models[name].operators, passes)
+    def _costs(self, name: str, passes: tuple[Pass, ...]) -> Costs:
+        """Costs in llama.cpp b6097, which copies all experts of a layer."""
+        return self._all_copied(costs_over(self.problem(name), passes), self.models[name].operators, passes)
 
     def _all_copied(self, costs: Costs, operators: Sequence[Operator], passes: Sequence[Pass]) -> Costs:
         """Add the time of copying the experts that no token uses."""

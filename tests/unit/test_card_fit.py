@@ -165,4 +165,4 @@ def test_a_bad_table_is_one_sentence(
 
 def test_the_script_runs() -> None:
     done = subprocess.run([ROOT / "scripts" / "real_card", "--help"], capture_output=True, text=True, check=True)
-    assert "machines" in done.stdout
+    assert "predict" in done.stdout
