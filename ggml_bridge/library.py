@@ -20,6 +20,8 @@ from ggml_bridge.errors import BridgeError, VersionMismatch
 
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 GGML_VERSION = "0.25.3"
+LLAMA_CPP_BUILD = ("0c1e570", 11312)
+"""Commit and number of the llama.cpp in that package, whose source does not say them."""
 LIB_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 """Environment variable that names another folder of llama-cpp-python's libraries; llama_cpp reads it too."""
 

@@ -161,14 +161,16 @@ def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
 
 
 def llama_build() -> tuple[str, int]:
-    """llama.cpp's commit and build number, as llama-bench prints them; ("unknown", 0) where they are not told."""
+    """llama.cpp's commit and build number, as llama-bench prints them; those of the pinned package where the library
+    does not tell them."""
+    from ggml_bridge.library import LLAMA_CPP_BUILD
     from oallama.bench.fit import open_common
 
     load_bridge()
     library = open_common()
-    if library is None:
-        return "unknown", 0
-    commit = ctypes.c_char_p.in_dll(library, "LLAMA_COMMIT").value or b"unknown"
+    commit = ctypes.c_char_p.in_dll(library, "LLAMA_COMMIT").value if library else None
+    if library is None or commit in (None, b"", b"unknown"):
+        return LLAMA_CPP_BUILD
     return commit.decode(), ctypes.c_int.in_dll(library, "LLAMA_BUILD_NUMBER").value
 
 

@@ -48,14 +48,9 @@ Row = dict[str, Any]
 Value = Callable[[Sample], float]  # of a sample, seconds; 0: the test has none
 
 
-def rows(result: BenchResult, seed: int = 0) -> list[Row]:
+def rows(result: BenchResult) -> list[Row]:
     """Every arm's row of every test that has samples; tests in order, arms in order within."""
-    return [
-        _row(result, series, index, seed)
-        for series in result.series
-        if series.kept
-        for index in range(len(result.arms))
-    ]
+    return [_row(result, series, index) for series in result.series if series.kept for index in range(len(result.arms))]
 
 
 def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
@@ -71,15 +66,15 @@ def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
     return None
 
 
-def ratio_of(series: Series, index: int, value: Value, seed: int = 0) -> Ratio | None:
+def ratio_of(series: Series, index: int, value: Value) -> Ratio | None:
     """How many times faster an arm is than the first; None with too few samples or nothing of that kind to time."""
     first, other = ([value(sample) for sample in series.samples(arm)] for arm in (0, index))
     if not all(seconds > 0 for seconds in (*first, *other)):
         return None
-    return speed_ratio(first, other, seed=seed)
+    return speed_ratio(first, other)
 
 
-def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
+def _row(result: BenchResult, series: Series, index: int) -> Row:
     arm, test = result.arms[index], series.test
     samples = series.samples(index)
     row = _setting_fields(result, arm) | {
@@ -107,10 +102,10 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
         return sample.gen_s / test.n_gen if test.n_gen else 0.0
 
     refused = refusal(result.arms, index, len(samples))
-    row |= {"arm": arm.spec.name, **_ratio_fields("", series, index, seconds, refused, seed), "ratio_refused": refused}
+    row |= {"arm": arm.spec.name, **_ratio_fields("", series, index, seconds, refused), "ratio_refused": refused}
     for name, value, present in (("ttft", ttft, test.n_prompt), ("tpot", tpot, test.n_gen)):
         row[f"{name}_s"] = mean(value(sample) for sample in samples) if present else None
-        row |= _ratio_fields(f"{name}_", series, index, value, refused, seed)
+        row |= _ratio_fields(f"{name}_", series, index, value, refused)
     return row | {
         "device_bytes": arm.report.device_bytes,
         "host_bytes": arm.report.host_bytes,
@@ -145,12 +140,10 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
     }
 
 
-def _ratio_fields(
-    prefix: str, series: Series, index: int, value: Value, refused: str | None, seed: int
-) -> dict[str, Any]:
+def _ratio_fields(prefix: str, series: Series, index: int, value: Value, refused: str | None) -> dict[str, Any]:
     if index == 0:  # what the others refer to
         return {f"{prefix}ratio_to_first": None if refused else 1.0, f"{prefix}ratio_ci95": None}
-    found = None if refused else ratio_of(series, index, value, seed)
+    found = None if refused else ratio_of(series, index, value)
     return {
         f"{prefix}ratio_to_first": found.value if found else None,
         f"{prefix}ratio_ci95": [found.low, found.high] if found else None,

@@ -33,7 +33,6 @@ def measure_blocks(
     n_blocks: int,
     visit: Visit,
     on_block: Callable[[Sequence[Series]], None] = lambda series: None,
-    max_drift: float = MAX_DRIFT,
     done: Done = lambda series: (),
 ) -> tuple[Series, ...]:
     """Measure until every test has n_blocks calm blocks, or twice as many were measured in all, or all arms but the
@@ -52,7 +51,7 @@ def measure_blocks(
             break
         for test, block in _block(n_arms, arms, missing, visit).items():
             made = series[test]
-            if block.drift <= max_drift and not block.fault:
+            if block.drift <= MAX_DRIFT and not block.fault:
                 series[test] = replace(made, kept=(*made.kept, block))
             else:
                 series[test] = replace(made, discarded=(*made.discarded, block))
@@ -71,9 +70,9 @@ def hopeless(series: Series) -> bool:
     return not series.kept and len(series.discarded) >= MAX_FAULTY and all(block.fault for block in series.discarded)
 
 
-def unsteady(series: Series, max_drift: float = MAX_DRIFT) -> int:
+def unsteady(series: Series) -> int:
     """How many of the kept blocks drifted: those that were taken because there were not enough calm ones."""
-    return sum(block.drift > max_drift for block in series.kept)
+    return sum(block.drift > MAX_DRIFT for block in series.kept)
 
 
 def _block(n_arms: int, arms: Sequence[int], tests: Sequence[BenchTest], visit: Visit) -> dict[BenchTest, Block]:

@@ -38,11 +38,7 @@ class Ratio:
 
 
 def speed_ratio(
-    reference_s: Sequence[float],
-    other_s: Sequence[float],
-    confidence: float = CONFIDENCE,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    reference_s: Sequence[float], other_s: Sequence[float], resamples: int = RESAMPLES, seed: int = 0
 ) -> Ratio | None:
     """How many times faster `other` is than `reference`, by pairs of seconds that belong together.
 
@@ -62,7 +58,7 @@ def speed_ratio(
     n = len(logs)
     estimate = float(_hodges_lehmann(logs[None, :])[0])
     means = _resampled(logs, resamples, np.random.default_rng(seed))
-    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t((1 + confidence) / 2, n - 1))
+    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t((1 + CONFIDENCE) / 2, n - 1))
     low, high = np.quantile(means, [tail, 1 - tail])
     value = math.exp(estimate)
     # the estimate of the sample itself lies inside whatever the resampling drew

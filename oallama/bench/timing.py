@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -30,19 +29,16 @@ def bench_tokens(n_tokens: int, n_vocab: int, seed: int, first: int | None) -> l
 class ContextTimer:
     """Runs tests on one context. KV of the depth stays there between runs of the same depth.
 
-    context: a llama_context. n_batch: tokens that are handed over at once. clock: seconds.
+    context: a llama_context. n_batch: tokens that are handed over at once.
     """
 
-    def __init__(
-        self, context: Any, n_batch: int, tokens: list[int], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, context: Any, n_batch: int, tokens: list[int]) -> None:
         from llama_cpp import llama_cpp as api
 
         self._api = api
         self._context = context
         self._n_batch = n_batch
         self._tokens = tokens
-        self._clock = clock
         self._batch = Batch(n_batch)
         self._depth: int | None = None  # tokens in the KV cache that a test may start from
 
@@ -58,21 +54,21 @@ class ContextTimer:
     def run(self, test: BenchTest) -> Sample:
         self._go_to(test.n_depth)
         position = test.n_depth
-        start = self._clock()
+        start = time.perf_counter()
         self._prefill(position, test.n_prompt)
         self._api.llama_synchronize(self._context)
-        middle = self._clock()
+        middle = time.perf_counter()
         position += test.n_prompt
         for token in self._tokens[position : position + test.n_gen]:
             self._batch.decode(self._context, (token,), position, "last")
             self._api.llama_synchronize(self._context)
             position += 1
-        end = self._clock()
+        end = time.perf_counter()
         return Sample(middle - start if test.n_prompt else 0.0, end - middle if test.n_gen else 0.0)
 
-    def warm_up(self, test: BenchTest, n_gen: int = 2) -> None:
-        """The whole prompt once and a few tokens, not timed."""
-        self.run(BenchTest(test.n_prompt, min(test.n_gen, n_gen), test.n_depth))
+    def warm_up(self, test: BenchTest) -> None:
+        """The whole prompt once and two tokens, not timed."""
+        self.run(BenchTest(test.n_prompt, min(test.n_gen, 2), test.n_depth))
 
     def _go_to(self, depth: int) -> None:
         memory = self._api.llama_get_memory(self._context)

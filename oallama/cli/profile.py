@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import platform
-from pathlib import Path
 
 import click
 
@@ -21,16 +18,6 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() and 0 < int(part) <= 65536 for part in parts):
         raise ValueError(f"{text!r} is not a list of token counts; write it like 1,32,512")
     return tuple(sorted({int(part) for part in parts}))
-
-
-def personal_words() -> list[str]:
-    """What names this user and this machine."""
-    host = platform.node()
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name
-        user = ""
-    return [word for word in (user, Path.home().name, host, host.partition(".")[0]) if word]
 
 
 @click.command("profile", cls=Command)
@@ -74,7 +61,7 @@ def command(
     placer = Placer.of_file(model, options)
     profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
-        write_file(export, json.dumps(exported(profile, personal_words()), indent=1) + "\n")
+        write_file(export, json.dumps(exported(profile), indent=1) + "\n")
         talk(f"wrote {printable(export, 500)}: look into it before you send it")
     if as_json:
         emit_json(profile_to_json(profile))

@@ -7,10 +7,10 @@ the proportions that they have there.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,21 +19,18 @@ from oallama.core.units import parse_bytes
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, preset
 
-Values = Literal["real", "drawn"]
-Buffers = Literal["name", "address"]
-
 DEFAULT_CARD = "rtx3060-12"
 DEVICE_NAME = "Emulated0"
 FORM = "emulated[:PRESET|:FILE][,KEY=VALUE…]"
 PARAMETERS = "emulated-parameters"  # first word of a file that has libggml-emulated's own parameters
-_GIGA, _TERA, _MICRO = 1e9, 1e12, 1e-6
-_LEAST, _MOST = 1e-6, 1e9
+_LEAST, _MOST = 1e-6, 1e9  # of a number: products and quotients of several stay far from the ends of a float's range
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """An emulated device; None: the card's own figure, or what the machine decides when it is opened.
+    """An emulated device, in the units in which it is written; None: the card's own figure, or what the machine decides
+    when it is opened.
 
     source: a preset's name, or the path of a profile of a real card or of a parameters file.
     scale: (what rates of bytes are divided by, and rates of flop/s).
@@ -42,24 +39,26 @@ class Emulated:
 
     source: str = DEFAULT_CARD
     vram: int | None = None  # bytes
-    link: float | None = None  # bytes/s, pinned, before scaling
-    gbps: float | None = None  # bytes/s of device memory, before scaling
-    tflops: float | None = None  # flop/s by quantised weights, before scaling; in float in the card's proportion
-    latency: float | None = None  # seconds of a kernel, before scaling
+    link: float | None = None  # GB/s, pinned, before scaling
+    gbps: float | None = None  # GB/s of device memory, before scaling
+    tflops: float | None = None  # TFLOP/s by quantised weights, before scaling; in float in the card's proportion
+    latency: float | None = None  # µs of a kernel, before scaling
     scale: tuple[float, float] | None = None
     cpus: int | None = None  # the core that it keeps for itself
-    values: Values | None = None
+    values: Literal["real", "drawn"] | None = None
     seed: int = 0
     routing: str | None = None  # file of recorded experts
     lost_after: int | None = None  # graphs, then every one fails
     fail_alloc: int | None = None  # the allocation that is refused, counted from 1
     pinned: int | None = None  # bytes of host memory that can be pinned; beyond that it is silently plain memory
-    buffers: Buffers | None = None  # "address": it takes no buffer type but its own, so that no block can live there
+    buffers: Literal["name", "address"] | None = (
+        None  # "address": it takes no buffer type but its own, so that no block can live there
+    )
 
     def __str__(self) -> str:
         """The text that parses back into this record."""
         given = [(f.name, getattr(self, f.name)) for f in fields(self)[1:] if getattr(self, f.name) != f.default]
-        return ",".join([f"emulated:{self.source}", *(f"{name}={_KEYS[name][1](value)}" for name, value in given)])
+        return ",".join([f"emulated:{self.source}", *(f"{name}={_written(value)}" for name, value in given)])
 
     @property
     def is_file(self) -> bool:
@@ -92,7 +91,7 @@ def parse_emulated(text: str) -> Emulated:
         if key in found:
             raise _wrong(text, f"{key} is given twice")
         try:
-            found[key] = _KEYS[key][0](value)
+            found[key] = _KEYS[key](value)
         except ValueError as error:
             raise _wrong(text, f"{key}: {error}") from None
     made = Emulated(source or DEFAULT_CARD, **found)
@@ -104,14 +103,15 @@ def card_of(spec: Emulated) -> Card:
     card = preset(spec.source)
     float_share = card.flops_float_per_s / card.flops_per_s
     pageable_share = card.pageable_bytes_per_s / card.pinned_bytes_per_s
-    tflops, link = spec.tflops or card.flops_per_s, spec.link or card.pinned_bytes_per_s
+    tflops = card.flops_per_s if spec.tflops is None else 1e12 * spec.tflops
+    link = card.pinned_bytes_per_s if spec.link is None else 1e9 * spec.link
     changed = replace(
         card,
         memory_bytes=spec.vram or card.memory_bytes,
-        bytes_per_s=spec.gbps or card.bytes_per_s,
+        bytes_per_s=card.bytes_per_s if spec.gbps is None else 1e9 * spec.gbps,
         flops_per_s=tflops,
         flops_float_per_s=tflops * float_share,
-        kernel_s=card.kernel_s if spec.latency is None else spec.latency,
+        kernel_s=card.kernel_s if spec.latency is None else 1e-6 * spec.latency,
         pinned_bytes_per_s=link,
         pageable_bytes_per_s=link * pageable_share,
     )
@@ -137,33 +137,44 @@ def card_parameters(card: Card) -> str:
 
 def use_parameters(spec: Emulated) -> str:
     """Lines of libggml-emulated that say how the device is used, whatever it is like. Later lines hold."""
-    lines = [f"name {DEVICE_NAME}", f"values {spec.values or 'real'}", f"seed {spec.seed}"]
-    lines.append(f"cpu {-1 if spec.cpus is None else spec.cpus}")
-    if spec.vram is not None:
-        lines.append(f"memory_bytes {spec.vram}")
-    if spec.pinned is not None:
-        lines.append(f"pinned_bytes {spec.pinned}")
-    if spec.buffers is not None:
-        lines.append(f"knows_buffers_by {spec.buffers}")
-    if spec.routing is not None:
-        lines.append(f"routing {spec.routing}")
-    if spec.lost_after is not None:
-        lines.append(f"lost_after {spec.lost_after}")
-    if spec.fail_alloc is not None:
-        lines.append(f"fail_alloc {spec.fail_alloc}")
-    return "\n".join(lines) + "\n"
+    lines = {
+        "name": DEVICE_NAME,
+        "values": spec.values or "real",
+        "seed": spec.seed,
+        "cpu": -1 if spec.cpus is None else spec.cpus,
+        "memory_bytes": spec.vram,
+        "pinned_bytes": spec.pinned,
+        "knows_buffers_by": spec.buffers,
+        "routing": spec.routing,
+        "lost_after": spec.lost_after,
+        "fail_alloc": spec.fail_alloc,
+    }
+    return "".join(f"{name} {value}\n" for name, value in lines.items() if value is not None)
 
 
 def _wrong(text: str, why: str) -> UsageError:
     return UsageError(f"--device {text!r}: {why}; write it like {FORM}; presets are {', '.join(CARDS)}")
 
 
-def _gigabytes(text: str) -> float:
-    return _positive(text.removesuffix("GB/s").removesuffix("GBps")) * _GIGA
+def _written(value: Any) -> str:
+    """The text that is read as this value of a key."""
+    if isinstance(value, tuple):
+        return "/".join(dict.fromkeys(map(_written, value)))
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)
+
+
+#
+# readers of a key's value: each raises ValueError
+#
+
+
+def _rate(text: str) -> float:
+    return _positive(text.removesuffix("GB/s").removesuffix("GBps"))
 
 
 def _positive(text: str) -> float:
-    """Far from where products and quotients of several leave the range of a float."""
     if not _is_number(text) or not _LEAST <= float(text) <= _MOST:
         raise ValueError(f"{text!r} is not a number above 0, from {_LEAST:g} to {_MOST:g}")
     return float(text)
@@ -173,19 +184,11 @@ def _latency(text: str) -> float:
     number = text.removesuffix("us").removesuffix("µs")
     if not _is_number(number) or float(number) > _MOST:
         raise ValueError(f"{text!r} is not a time in microseconds, up to {_MOST:g}")
-    return float(number) * _MICRO
+    return float(number)
 
 
 def _is_number(text: str) -> bool:
     return len(text) <= 100 and _NUMBER.fullmatch(text) is not None  # the expression takes the square of the length
-
-
-def _written(value: float, unit: float = 1.0) -> str:
-    """The shortest number that, times the unit, is the value to the last bit."""
-    quotient = value / unit
-    neighbours = (quotient, math.nextafter(quotient, 0.0), math.nextafter(quotient, math.inf))
-    texts = [f"{quotient:.{digits}g}" for digits in range(6, 18)] + [repr(number) for number in neighbours]
-    return next((text for text in texts if float(text) * unit == value), texts[-3])
 
 
 def _scale(text: str) -> tuple[float, float] | None:
@@ -196,31 +199,19 @@ def _scale(text: str) -> tuple[float, float] | None:
 
 
 def _cpu(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 4:
-        raise ValueError(f"{text!r} is not the number of one core")
+    return None if text == "auto" else _count(text, 4, "the number of one core")
+
+
+def _count(text: str, most_digits: int = 15, what: str = "a whole number") -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > most_digits:
+        raise ValueError(f"{text!r} is not {what}")
     return int(text)
 
 
-def _values(text: str) -> Values:
-    for value in ("real", "drawn"):
-        if text == value:
-            return value
-    raise ValueError(f"{text!r} is neither real nor drawn")
-
-
-def _buffers(text: str) -> Buffers:
-    for value in ("name", "address"):
-        if text == value:
-            return value
-    raise ValueError(f"{text!r} is neither name nor address")
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 15:
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(text)
+def _one_of(first: str, second: str, text: str) -> str:
+    if text not in (first, second):
+        raise ValueError(f"{text!r} is neither {first} nor {second}")
+    return text
 
 
 def _vram(text: str) -> int:
@@ -236,25 +227,20 @@ def _file(text: str) -> str:
     return text
 
 
-def _write_scale(scale: tuple[float, float]) -> str:
-    by_bytes, by_flops = scale
-    return _written(by_bytes) if by_bytes == by_flops else f"{_written(by_bytes)}/{_written(by_flops)}"
-
-
-_KEYS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
-    "vram": (_vram, str),
-    "link": (_gigabytes, lambda rate: _written(rate, _GIGA)),
-    "gbps": (_gigabytes, lambda rate: _written(rate, _GIGA)),
-    "tflops": (lambda text: _positive(text) * _TERA, lambda rate: _written(rate, _TERA)),
-    "latency": (_latency, lambda seconds: _written(seconds, _MICRO)),
-    "scale": (_scale, _write_scale),
-    "cpus": (_cpu, str),
-    "values": (_values, str),
-    "seed": (_count, str),
-    "routing": (_file, str),
-    "lost_after": (_count, str),
-    "fail_alloc": (_count, str),
-    "pinned": (parse_bytes, str),
-    "buffers": (_buffers, str),
+_KEYS: dict[str, Callable[[str], Any]] = {
+    "vram": _vram,
+    "link": _rate,
+    "gbps": _rate,
+    "tflops": _positive,
+    "latency": _latency,
+    "scale": _scale,
+    "cpus": _cpu,
+    "values": partial(_one_of, "real", "drawn"),
+    "seed": _count,
+    "routing": _file,
+    "lost_after": _count,
+    "fail_alloc": _count,
+    "pinned": parse_bytes,
+    "buffers": partial(_one_of, "name", "address"),
 }
-"""How a key's value is read, and written so that it reads back."""
+"""How a key's value is read."""

@@ -20,10 +20,10 @@ _lock = threading.RLock()  # the callback is one for the process
 
 
 class NativeLog:
-    """Lines of the log with their levels, the last `keep` of them."""
+    """The last lines of the log, with their levels."""
 
-    def __init__(self, keep: int = 4000) -> None:
-        self.lines: deque[tuple[int, str]] = deque(maxlen=keep)
+    def __init__(self) -> None:
+        self.lines: deque[tuple[int, str]] = deque(maxlen=4000)
 
     def add(self, level: int, text: str) -> None:
         """Append what the log callback was given; a continuation joins the line before it."""

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ggml_bridge.library import soname
@@ -77,13 +78,13 @@ def connect(endpoint: str) -> RpcLink:
     return link
 
 
-def limit_silence(endpoint: str, seconds: float = RPC_SILENCE_S) -> None:
-    """Set a time limit for each read and write on this process's sockets to host:port: ggml sets none."""
+def limit_silence(endpoint: str) -> None:
+    """Limit each read and write on this process's sockets to host:port to RPC_SILENCE_S: ggml sets no limit."""
     import psutil
 
     host, _, port = endpoint.rpartition(":")
     to = (socket.gethostbyname(host), int(port))
-    limit = struct.pack("ll", int(seconds), 0)  # struct timeval
+    limit = struct.pack("ll", int(RPC_SILENCE_S), 0)  # struct timeval
     for connection in psutil.Process().net_connections("tcp4"):
         if connection.raddr == to and connection.fd >= 0:
             with socket.socket(fileno=os.dup(connection.fd)) as shared:
@@ -117,17 +118,7 @@ def _register_links(client: _Client) -> None:
 
 def device_info(device: Device) -> DeviceInfo:
     """The bridge's record of a device as ours."""
-    return DeviceInfo(
-        name=device.name,
-        description=device.description,
-        backend=device.backend,
-        type=device.type,
-        memory_total=device.memory_total,
-        memory_free=device.memory_free,
-        asynchronous=device.asynchronous,
-        host_buffer=device.host_buffer,
-        events=device.events,
-    )
+    return DeviceInfo(**{field.name: getattr(device, field.name) for field in fields(DeviceInfo)})
 
 
 class _Client:

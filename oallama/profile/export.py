@@ -1,14 +1,13 @@
 """A profile to give away: what was measured and on what kind of machine, and nothing that says whose machine it is.
 
-What leaves is named here, field by field; whatever else a fingerprint holds, now or later, stays. In sentences (why a
-case was left out, warnings) paths, addresses, files and the given words become `…`. The result is a profile that
-`--profile FILE` reads.
+What leaves is named here, field by field; whatever else a fingerprint holds, now or later, stays. So do sentences,
+which may name anything: warnings, and why a case was left out. The result is a profile that `--profile FILE` reads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,44 +16,19 @@ from oallama.profile.store import profile_to_json
 
 HIDDEN = "…"
 
-_PERSONAL = re.compile(
-    r"(?<!\w)[~/]\S+"  # a path from the root or from home
-    r"|\b[A-Za-z]:[\\/]\S+|\S*\\\S+"  # a path as Windows writes it
-    r"|\S+/\S+/\S+|\S+\.(?:gguf|json|so|py)\b\S*"  # a relative path, a file
-    r"|\S+://\S*|\S+@\S+"  # an address
-    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?|\[[0-9a-fA-F:]+\](?::\d+)?"  # IP, with its port
-    r"|\b[\w.-]+:\d{2,5}\b"  # host:port
-    r"|\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b|\bGPU-[0-9a-fA-F-]+"  # MAC, the number of a card
-)
 _PCI_ADDRESS = re.compile(r"^[0-9a-fA-F:]+\.[0-7]\s+")
 
 
-def exported(profile: Profile, personal: Collection[str] = ()) -> dict[str, Any]:
-    """The profile as JSON without personal data. personal: words to hide in sentences: the names of user and host."""
+def exported(profile: Profile) -> dict[str, Any]:
+    """The profile as JSON without personal data."""
+    found = profile.fingerprint
     shared = replace(
         profile,
-        fingerprint=exported_fingerprint(profile.fingerprint, personal),
-        warnings=tuple(without_personal(warning, personal) for warning in profile.warnings),
-        skipped=tuple(replace(case, reason=without_personal(case.reason, personal)) for case in profile.skipped),
+        fingerprint={name: form(found[name]) for name, form in _FORMS.items() if found.get(name) is not None},
+        warnings=(),
+        skipped=tuple(replace(case, reason=HIDDEN) for case in profile.skipped),
     )
     return {**profile_to_json(shared), "exported": True}
-
-
-def exported_fingerprint(fingerprint: dict[str, Any], personal: Collection[str] = ()) -> dict[str, Any]:
-    """The fields of a fingerprint that may leave, each in the form in which it may."""
-    found = {}
-    for name, form in _FORMS.items():
-        if fingerprint.get(name) is not None:
-            value = form(fingerprint[name])
-            found[name] = without_personal(value, personal) if isinstance(value, str) else value
-    return found
-
-
-def without_personal(text: str, personal: Collection[str] = ()) -> str:
-    """A sentence with HIDDEN in place of what may name a person, a machine or a file."""
-    words = [re.escape(word) for word in personal if len(word) > 1]
-    found = _PERSONAL.sub(HIDDEN, text)
-    return re.sub(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", HIDDEN, found, flags=re.IGNORECASE) if words else found
 
 
 def _number(value: Any) -> Any:

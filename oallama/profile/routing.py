@@ -73,8 +73,8 @@ def _counted(
 MOST_USES = 2**53  # of an expert: beyond, adding one changes nothing
 
 
-def routing_path(model_fingerprint: str, folder: Path | None = None) -> Path:
-    return (folder or cache_folder()) / f"routing-v{VERSION}-{model_fingerprint[:16]}.json"
+def routing_path(model_fingerprint: str) -> Path:
+    return cache_folder() / f"routing-v{VERSION}-{model_fingerprint[:16]}.json"
 
 
 def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing | None:

@@ -116,26 +116,27 @@ def _interval_rank(n: int) -> int:
     return max(1, rank)
 
 
-def assess(
-    samples: Sequence[float], unsettled: float = 0.05, drift: float = 0.1, outlier: float = 0.5
-) -> list[Finding]:
-    """What to warn about: a median known worse than +-unsettled; halves whose medians differ by more than drift and by
-    more than their noise explains; more than a tenth of the samples off by more than outlier and 5 sigma."""
+UNSETTLED, DRIFT, OUTLIER = 0.05, 0.1, 0.5  # relative to the median
+
+
+def assess(samples: Sequence[float]) -> list[Finding]:
+    """What to warn about: a median known worse than +-UNSETTLED; halves whose medians differ by more than DRIFT and by
+    more than their noise explains; more than a tenth of the samples off by more than OUTLIER and 5 sigma."""
     findings: list[Finding] = []
     if len(samples) < 2:
         return findings
     middle = median(samples)
     width = relative_half_width(samples)
-    if width > unsettled:
+    if width > UNSETTLED:
         findings.append(Finding("unsettled", width))
     if len(samples) >= 6 and middle > 0:
         half = len(samples) // 2
         early, late = samples[:half], samples[-half:]
         change = (median(late) - median(early)) / middle
-        if abs(change) > max(drift, relative_half_width(early) + relative_half_width(late)):
+        if abs(change) > max(DRIFT, relative_half_width(early) + relative_half_width(late)):
             findings.append(Finding("drift", change))
         sigma = SIGMA_PER_MAD * median(abs(x - middle) for x in samples)
-        off = [x for x in samples if abs(x - middle) > max(outlier * middle, 5 * sigma)]
+        off = [x for x in samples if abs(x - middle) > max(OUTLIER * middle, 5 * sigma)]
         if len(off) > len(samples) / 10:
             findings.append(Finding("outliers", max(abs(x - middle) for x in off) / middle))
     return findings

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from oallama.core.profile import LinearFit, Profile, ProfileCase, Sharing, SkippedCase
 from oallama.core.types import MulMat
-from oallama.profile.export import HIDDEN, exported, without_personal
+from oallama.profile.export import HIDDEN, exported
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 
 SECRET = "xyzzy"
@@ -48,7 +46,7 @@ PROFILE = Profile(
 
 
 def test_nothing_personal_leaves() -> None:
-    text = json.dumps(exported(PROFILE, [SECRET, f"{SECRET}-pc"]), ensure_ascii=False)
+    text = json.dumps(exported(PROFILE), ensure_ascii=False)
     assert SECRET not in text.lower()
     assert "192.168" not in text and "/home" not in text and "50052" not in text
 
@@ -80,41 +78,14 @@ def test_the_export_is_a_profile() -> None:
     assert back.cases == PROFILE.cases and back.link == PROFILE.link
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [
-        "the machine was 20% faster at the end of the profile than at its beginning (CPU Q4_0 2048x512x1 at 1 tokens)",
-        "4.3 times slower than CPU_REPACK at 32 tokens",
-        "the link moved 12.5 GB/s; use --refresh to measure again",
-    ],
-)
-def test_plain_sentences_stay(kept: str) -> None:
-    assert without_personal(kept) == kept
-
-
-def test_one_letter_is_nobody_s_name() -> None:
-    assert without_personal("half of a layer", ["a"]) == "half of a layer"
-
-
-@given(st.text("abcdefghij", min_size=3, max_size=8))
-def test_a_name_in_a_sentence_is_hidden(name: str) -> None:
-    for text in (f"file ~/{name}/x", f"in /tmp/{name}", f"at {name}@host", f"on http://{name}", f"{name} spoke"):
-        assert name not in without_personal(text, [name])
-
-
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words that are hidden are this user's and this machine's."""
     from click.testing import CliRunner
 
     from oallama.cli import profile as cli
     from oallama.placer import Placer
 
-    warning = f"{cli.platform.node()} in {Path.home()} was busy"
-    given = replace(PROFILE, warnings=(warning,))
-    monkeypatch.setattr(Placer, "profile", lambda self, **options: given)
+    monkeypatch.setattr(Placer, "profile", lambda self, **options: PROFILE)
     model = next(Path(__file__).resolve().parents[2].glob("models/*q4_0.gguf"))
     done = CliRunner().invoke(cli.command, [str(model), "--device", "none", "--export", str(tmp_path / "mine.json")])
     assert done.exit_code == 0, done.output
-    back = read_profile(tmp_path / "mine.json")
-    assert back.cases == given.cases
-    assert cli.platform.node() not in back.warnings[0] and str(Path.home()) not in back.warnings[0]
+    assert read_profile(tmp_path / "mine.json") == profile_from_json(exported(PROFILE))
