@@ -25,7 +25,7 @@ from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
 from oallama.place.attention import with_attention
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import described
 
@@ -307,5 +307,5 @@ class Predictor:
         return replace(costs, operators=tuple(made))
 
 
-def _nothing(load: Any, placed: Placed) -> LoadBytes:
+def _nothing(load: Any, placed: Placement) -> LoadBytes:
     return LoadBytes(0, 0, 0, 0, 0)

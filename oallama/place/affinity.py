@@ -15,7 +15,7 @@ from typing import Literal
 
 from oallama.core.types import Operator
 from oallama.cost.whole import Costs, placement_seconds
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.transfers import Transfers, Unit
 
 AffinityRule = Literal["default", "paper"]
@@ -75,7 +75,7 @@ def algorithm_1(
     rule: FillRule = "continue",
     start: Sequence[bool] | None = None,
     published: bool = False,
-) -> Placed:
+) -> Placement:
     """Algorithm 1 over units, which are ranked and placed together. A placement met before is a cycle, in which the
     loop would run for ever: it ends it unconverged. The placement with the least predicted time of all that were met is
     returned.
@@ -96,11 +96,11 @@ def algorithm_1(
         there = {i for u in fill(useful, sizes, budget, rule) for i in units[u]}
         return tuple(map(there.__contains__, range(len(costs.operators))))  # lines 25-30
 
-    def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placed:
+    def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placement:
         """last: the placement that the loop came to, or came back to."""
         found = list(met)
         kept = min(found[found.index(last) :] if published else found, key=lambda one: met[one])
-        return Placed(kept, first_device_layer, met[kept], iteration, converged)
+        return Placement.whole(kept, first_device_layer, met[kept], iteration, converged)
 
     placement = tuple(start) if start is not None else ranked_and_filled(nothing)  # lines 2-5
     met = {placement: placement_seconds(costs, placement, first_device_layer)}

@@ -17,7 +17,7 @@ from oallama.core.units import MIB
 from oallama.cost.kernels import index_rest, rest_of, rest_seconds
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes
-from oallama.place.placement import Decision
+from oallama.place.placement import Candidate
 from oallama.profile.wanted import in_steps
 
 SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB
@@ -126,17 +126,17 @@ class AttentionRule:
 
     def decide(
         self,
-        decided: Callable[[FlashAttention], Decision],
+        decided: Callable[[FlashAttention], Candidate],
         profile: Profile,
         workload: Workload,
         passes: Sequence[Pass] | None = None,
-    ) -> tuple[Decision, FlashAttention]:
+    ) -> tuple[Candidate, FlashAttention]:
         """The decision with the least predicted time of the workload, and its way of attention; of equal ones the
         first. decided: decides for one way. Raises DoesNotFit where it is raised for every way."""
         ways = self.ways(profile, workload, passes)
         if len(ways) == 1:
             return decided(ways[0]), ways[0]
-        made: list[tuple[Decision, FlashAttention]] = []
+        made: list[tuple[Candidate, FlashAttention]] = []
         refused: list[DoesNotFit] = []
         for way in ways:
             try:
@@ -176,14 +176,14 @@ class AttentionRule:
         return self.attention("auto").type_v in PLAIN_V_TYPES and scores_fit(self.model, workload)
 
     def _seconds(
-        self, decision: Decision, way: FlashAttention, profile: Profile, passes: Sequence[Pass] | None
+        self, decision: Candidate, way: FlashAttention, profile: Profile, passes: Sequence[Pass] | None
     ) -> float:
         """Predicted seconds of the workload, with attention over `passes` in place of the workload's own."""
         total = decision.predicted.total_s
         if passes is None:
             return total
         n_layer = self.model.n_layer
-        on_device = max(0, n_layer - decision.placed.first_device_layer)
+        on_device = max(0, n_layer - decision.placement.first_device_layer)
         layers, own = (n_layer - on_device, on_device), workload_passes(decision.workload, "mixed")
         return total + rest_total(profile, way, layers, passes) - rest_total(profile, way, layers, own)
 

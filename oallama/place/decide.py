@@ -16,7 +16,7 @@ from dataclasses import replace
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import STOCK_BATCH, Options
 from oallama.core.types import CPU_DEVICE, Phase, Workload
-from oallama.place.placement import Decision, Placed
+from oallama.place.placement import Candidate, Placement
 from oallama.place.policies.registry import POLICIES as REGISTERED
 from oallama.place.policies.registry import Asked, Policy, Rules
 from oallama.place.policies.sliced import EXPERTS, has_hot, hot_fault
@@ -49,18 +49,22 @@ def larger_ubatches(workload: Workload, asked: Options) -> tuple[int, ...]:
     return (*sizes, most) if most > workload.n_ubatch else ()
 
 
-def seconds_in(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase) -> float:
+def seconds_in(problem: Problem, decision: Candidate, n_ubatch: int, phase: Phase) -> float:
     """Predicted seconds of a phase with the decision's placement as it is, in micro-batches of n_ubatch, whatever
     memory these need."""
-    placed, workload = decision.placed, replace(decision.workload, n_ubatch=n_ubatch)
-    if placed.slices is not None:
-        placed = slicer_of(problem, workload, placed.slices).with_n_g(placed)
+    placed, workload = decision.placement, replace(decision.workload, n_ubatch=n_ubatch)
+    if placed.token_assignment:
+        placed = slicer_of(problem, workload, placed).with_n_g(placed)
     return price(problem, workload, placed).over(phase)
 
 
 def with_larger_ubatch(
-    problem: Problem, asked: Asked, found: Mapping[str, Decision], policies: Sequence[Policy], n_ubatches: Sequence[int]
-) -> Decision:
+    problem: Problem,
+    asked: Asked,
+    found: Mapping[str, Candidate],
+    policies: Sequence[Policy],
+    n_ubatches: Sequence[int],
+) -> Candidate:
     """The decision with the least seconds: the best of those found, or one with a larger micro-batch that takes at
     least LEAST_GAIN less.
 
@@ -68,12 +72,12 @@ def with_larger_ubatch(
     and one with nothing on the device, where nothing is streamed. The others are searched for anew in the order of what
     they promise, and only where that would win.
     """
-    best = first = min(found.values(), key=lambda decision: decision.placed.seconds)
-    to_beat, n_layer = (1 - LEAST_GAIN) * first.placed.seconds, problem.graph.n_layer
+    best = first = min(found.values(), key=lambda decision: decision.placement.seconds)
+    to_beat, n_layer = (1 - LEAST_GAIN) * first.placement.seconds, problem.graph.n_layer
     grow = [
         policy for policy in policies
         if not policy.published and (made := found[policy.name]).workload == asked.workload
-        and made.placed.uses_device(n_layer)
+        and made.placement.uses_device(n_layer)
     ]  # fmt: skip
     promises = [
         (seconds_in(problem, found[one.name], n, asked.phase), n, i) for n in n_ubatches for i, one in enumerate(grow)
@@ -86,12 +90,12 @@ def with_larger_ubatch(
             made = grow[i].decide(problem, larger)
         except DoesNotFit:
             continue
-        fits = made.workload == larger.workload and made.placed.uses_device(n_layer)
-        if fits and made.placed.seconds < to_beat:
-            best, to_beat = made, made.placed.seconds
+        fits = made.workload == larger.workload and made.placement.uses_device(n_layer)
+        if fits and made.placement.seconds < to_beat:
+            best, to_beat = made, made.placement.seconds
     if best is first:
         return first
-    gain = 1 - best.placed.seconds / first.placed.seconds
+    gain = 1 - best.placement.seconds / first.placement.seconds
     change = f"raised from {first.workload.n_ubatch} to {best.workload.n_ubatch} tokens"
     return replace(best, notes=(f"micro-batch {change}: predicted to take {gain:.0%} less time", *best.notes))
 
@@ -116,7 +120,7 @@ def decide(
     rules: Rules = Rules(),  # noqa: B008 - frozen
     quick: bool = False,
     larger_ubatches: Sequence[int] = (),
-) -> Decision:
+) -> Candidate:
     """The placement of a policy for a workload; "auto" takes the one with the least predicted time. quick: look at
     less. larger_ubatches: micro-batches above the workload's that may be taken instead.
 
@@ -142,16 +146,15 @@ def decide(
     if chosen.name == FIT:
         return found[FIT]
     best = with_larger_ubatch(problem, asked, found, policies, larger_ubatches)
-    slices = best.placed.slices
     if best.policy == EXPERTS and not has_hot(best):
         if not is_auto:
             return replace(best, notes=(*best.notes, "no layer's experts are worth placing by use"))
         best = replace(best, policy="scheinfer")
-    if is_auto and best.policy == "scheinfer" and slices is not None and not slices.streams:
+    if is_auto and best.policy == "scheinfer" and best.placement.is_sliced and not best.placement.streams:
         return replace(best, policy="split")
     return best
 
 
-def decide_as_given(problem: Problem, placed: Placed, workload: Workload, policy: str) -> Decision:
+def decide_as_given(problem: Problem, placed: Placement, workload: Workload, policy: str) -> Candidate:
     """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
     return verify(problem, policy, workload, costs_of(problem, workload, "mixed"), placed)

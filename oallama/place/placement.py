@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from oallama.core.errors import UsageError
 from oallama.core.routing import Routing
@@ -18,6 +20,7 @@ from oallama.core.types import (
 )
 from oallama.cost.blocks import hot_weights, slice_weights
 from oallama.cost.experts import expert_use
+from oallama.cost.slices import Cut
 from oallama.cost.whole import Costs, OperatorCost, placement_seconds
 from oallama.model.cut import cut_extent
 from oallama.place.memory import ledger
@@ -29,26 +32,86 @@ Budget = Callable[[int], int]
 layers are there; negative: that choice does not fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """Slices that the split backend holds, with n_g and the ring. Tuples have one entry for each operator."""
+class Place(NamedTuple):
+    """Where an operator is: its cut in elements along its axis, the host layout of CC (None: llama.cpp's choice), and
+    the experts that the device has besides, whole."""
 
-    gg: tuple[int, ...]  # elements on the device
-    cg: tuple[int, ...]  # elements that are streamed
-    layouts: tuple[str | None, ...]  # of CC; None where the split backend holds none
-    weights_bytes: int  # of GG
-    staging_bytes: int  # of the device: ring and activations
-    settings: StreamSettings | None = None  # None: nothing is streamed
-    token_assignment: tuple[tuple[int, int], ...] = ()  # n_g by batch size
+    cut: Cut
+    layout: str | None = None
+    hot_experts: tuple[int, ...] = ()
+
+    @property
+    def is_device(self) -> bool:
+        """Whether llama.cpp has all of it on the device."""
+        return self.cut.cc == self.cut.cg == 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the split back end computes some of it on the device."""
+        return bool(self.cut.cg or self.hot_experts or (self.cut.cc and self.cut.gg))
+
+
+ON_HOST, ON_DEVICE = Place(Cut(1, 0, 0)), Place(Cut(0, 0, 1))
+"""A whole operator on either side: one element, of which it has all."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of each operator, from which layer on norms and KV are on the device, and what the split back end needs
+    there."""
+
+    places: tuple[Place, ...]
+    first_device_layer: int  # n_layer: only the part behind the last block; n_layer + 1: nothing
+    seconds: float = 0.0  # predicted over the passes of a phase
+    iterations: int = 0  # of Algorithm 1
+    converged: bool = True
+    gg_bytes: int = 0  # of split operators' weights on the device
+    hot_bytes: int = 0  # of experts that the device has besides
+    staging_bytes: int = 0  # of the device: ring and activations
     twice_bytes: int = 0  # of the host: second copies of CC
-    hot: tuple[tuple[int, ...], ...] = ()  # of each operator: experts on the device that the host has too; or of none
-    hot_bytes: int = 0  # of those on the device
+    streaming: StreamSettings | None = None  # None: nothing is streamed
+    token_assignment: tuple[tuple[int, int], ...] = ()  # n_g by batch size
     residents: bool = True  # whether blocks live on the device where their neighbours are there
+    n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
+    notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
+
+    @classmethod
+    def whole(
+        cls, on_device: Sequence[bool], first_device_layer: int, seconds: float = 0.0, iterations: int = 0,
+        converged: bool = True,
+    ) -> Placement:  # fmt: skip
+        """No operator cut."""
+        return cls(whole_places(on_device), first_device_layer, seconds, iterations, converged)
+
+    @cached_property
+    def on_device(self) -> tuple[bool, ...]:
+        """Which operators llama.cpp has whole on the device."""
+        return tuple(place.is_device for place in self.places)
+
+    @property
+    def gg(self) -> tuple[int, ...]:
+        """Elements of each split operator on the device."""
+        return tuple(0 if place.is_device else place.cut.gg for place in self.places)
+
+    @property
+    def cg(self) -> tuple[int, ...]:
+        """Elements of each operator that are streamed."""
+        return tuple(place.cut.cg for place in self.places)
+
+    @property
+    def hot(self) -> tuple[tuple[int, ...], ...]:
+        """Hot experts of each operator."""
+        return tuple(place.hot_experts for place in self.places)
+
+    @property
+    def layouts(self) -> tuple[str | None, ...]:
+        """Host layout of each operator's part in host memory."""
+        return tuple(place.layout for place in self.places)
 
     @property
     def held_bytes(self) -> int:
-        """Weights on the device: of GG and of hot experts."""
-        return self.weights_bytes + self.hot_bytes
+        """Bytes of weights that the split back end has on the device."""
+        return self.gg_bytes + self.hot_bytes
 
     @property
     def device_bytes(self) -> int:
@@ -57,27 +120,12 @@ class Slices:
 
     @property
     def streams(self) -> bool:
-        return any(self.cg) or bool(self.token_assignment)
+        return bool(self.token_assignment) or any(self.cg)
 
-    @property
-    def use_device(self) -> bool:
-        return any(self.gg) or any(self.hot) or self.streams
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Which operators are on the device, which are sliced, and from which layer on norms and KV are on the device."""
-
-    on_device: tuple[bool, ...]
-    first_device_layer: int  # n_layer: only the part behind the last block; n_layer + 1: nothing
-    seconds: float = 0.0  # predicted over the passes of a phase
-    iterations: int = 0
-    converged: bool = True
-    slices: Slices | None = None
-    # host layout of each operator's part in host memory; None, and of no operator: llama.cpp's choice
-    layouts: tuple[str | None, ...] = ()
-    notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
-    n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
+    @cached_property
+    def is_sliced(self) -> bool:
+        """Whether the split back end computes anything."""
+        return bool(self.token_assignment) or any(place.is_split for place in self.places)
 
     def llama_uses_device(self, n_layer: int) -> bool:
         """Whether llama.cpp has anything on the device, and so streams host weights to it in large batches."""
@@ -85,31 +133,35 @@ class Placed:
 
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
-        return self.llama_uses_device(n_layer) or (self.slices is not None and self.slices.use_device)
+        return self.llama_uses_device(n_layer) or self.is_sliced
+
+
+def whole_places(on_device: Sequence[bool]) -> tuple[Place, ...]:
+    return tuple(map((ON_HOST, ON_DEVICE).__getitem__, on_device))
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Candidate:
     """A verified placement, with everything a report or a plan says of it."""
 
     policy: str
     workload: Workload
     costs: Costs  # over the phase that was asked for
-    placed: Placed
+    placement: Placement
     memory: MemoryLedger
     predicted: Predicted
     notes: tuple[str, ...]
 
 
-def nothing_there(n_operators: int, first_device_layer: int) -> Placed:
+def nothing_there(n_operators: int, first_device_layer: int) -> Placement:
     """Every operator on the host, norms and KV of the last layers on the device."""
-    return Placed((False,) * n_operators, first_device_layer)
+    return Placement.whole((False,) * n_operators, first_device_layer)
 
 
-def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: int) -> Placed:
+def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: int) -> Placement:
     """Whole operators on their sides, with what that takes over the passes of `costs`."""
     seconds = placement_seconds(costs, on_device, first_device_layer)
-    return Placed(tuple(on_device), first_device_layer, seconds, 1)
+    return Placement.whole(on_device, first_device_layer, seconds, 1)
 
 
 def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[bool]) -> int:
@@ -117,7 +169,7 @@ def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[
     return sum(each.bytes for each, there in zip(weights, on_device, strict=True) if there)
 
 
-def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
+def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placement:
     """The most whole layers that fit, from the end, KV with them: `-ngl k` for the largest k (llama.cpp counts the
     output layer as one of the k, and takes it first). Layers before `at_least` are not taken."""
     n_layer = costs.graph.n_layer
@@ -133,32 +185,30 @@ def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
     return placed_whole(costs, [layer >= first and cost.t_gpu_s is not None for cost, layer in operators], first)
 
 
-def cpu(costs: Costs) -> Placed:
+def cpu(costs: Costs) -> Placement:
     """Everything on the CPU, KV too."""
     return placed_whole(costs, (False,) * len(costs.operators), costs.graph.n_layer + 1)
 
 
-def n_gpu_layers(n_layer: int, placed: Placed) -> int:
+def n_gpu_layers(n_layer: int, placed: Placement) -> int:
     """llama.cpp's -ngl: it counts the output as one layer behind the last."""
     return n_layer + 1 - placed.first_device_layer
 
 
-def placements(operators: Sequence[Operator], placed: Placed) -> tuple[OperatorPlacement, ...]:
+def placements(operators: Sequence[Operator], placed: Placement) -> tuple[OperatorPlacement, ...]:
     """Where each operator lies, in elements along the axis of its cut."""
-    made, slices = [], placed.slices
-    for index, operator in enumerate(operators):
-        extent, layout = cut_extent(operator), placed.layouts[index] if placed.layouts else None
-        gg, cg = (slices.gg[index], slices.cg[index]) if slices else (0, 0)
-        hot = slices.hot[index] if slices and slices.hot else ()
-        if placed.on_device[index] and not (gg or cg):
-            gg, hot = extent, ()
-        made.append(OperatorPlacement.of_cut(operator.name, (extent - cg - gg, cg, gg), layout, hot))
+    made = []
+    for operator, place in zip(operators, placed.places, strict=True):
+        extent, cut = cut_extent(operator), place.cut
+        if not place.is_split:
+            cut = Cut(0, 0, extent) if place.is_device else Cut(extent, 0, 0)
+        made.append(OperatorPlacement.of_cut(operator.name, cut[:3], place.layout, place.hot_experts))
     return tuple(made)
 
 
 def placed_as_named(
     model: ModelInfo, operators: Sequence[Operator], on_device: Iterable[str], gpu_layers: int
-) -> Placed:
+) -> Placement:
     """The placement with these operators on the device and the last gpu_layers layers' norms and KV with them.
 
     Raises UsageError for unknown names or an operator in a layer that is not on the device.
@@ -171,29 +221,27 @@ def placed_as_named(
     for operator in operators:
         if operator.name in chosen and operator.layer_in(model.n_layer) < first:
             raise UsageError(f"{operator.name} is in a layer that -ngl {gpu_layers} leaves on the host; raise it")
-    return Placed(tuple(operator.name in chosen for operator in operators), first)
+    return Placement.whole([operator.name in chosen for operator in operators], first)
 
 
-def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> Placed:
+def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> Placement:
     """The placement of a plan. Raises PlanError for a cut that cannot be."""
-    by_name = {placement.name: placement for placement in plan.operators}
-    listed = [(operator, by_name[operator.name]) for operator in operators]
-    cuts = [slice_counts(operator, placement) for operator, placement in listed]
-    gg = tuple(cut[2] if 0 < p.gg < 1 else 0 for cut, (_, p) in zip(cuts, listed, strict=True))
-    cg = tuple(cut[1] for cut in cuts)
-    on_device = tuple(p.gg == 1 for _, p in listed)
-    layouts = tuple(p.layout for _, p in listed)
-    slices = None
-    hot = tuple(p.hot_experts for _, p in listed)
-    if any(gg) or any(cg) or any(hot) or plan.token_assignment:
-        weights, whole = slice_weights(operators, gg), hot_weights(operators, hot)
-        staging, streaming = plan.memory.staging, plan.streaming
-        kept = hot if any(hot) else ()
-        slices = Slices(
-            gg, cg, layouts, weights, staging, streaming, plan.token_assignment,
-            hot=kept, hot_bytes=whole, residents=plan.residents,
-        )  # fmt: skip
-    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices, layouts=layouts)
+    by_name = {row.name: row for row in plan.operators}
+    rows = [by_name[operator.name] for operator in operators]
+    cuts = [Cut(*slice_counts(operator, row)) for operator, row in zip(operators, rows, strict=True)]
+    placed = Placement(
+        tuple(Place(cut, row.layout, row.hot_experts) for cut, row in zip(cuts, rows, strict=True)),
+        n_layer + 1 - plan.n_gpu_layers,
+    )
+    return replace(
+        placed,
+        gg_bytes=slice_weights(operators, placed.gg),
+        hot_bytes=hot_weights(operators, placed.hot),
+        staging_bytes=plan.memory.staging,
+        streaming=plan.streaming,
+        token_assignment=plan.token_assignment,
+        residents=plan.residents,
+    )
 
 
 def unmeasured_cpu_record(
@@ -208,7 +256,7 @@ def unmeasured_record(
     model: ModelInfo,
     operators: Sequence[Operator],
     workload: Workload,
-    placed: Placed,
+    placed: Placement,
     memory: MemoryLedger,
     policy: str,
     device: str,
@@ -229,23 +277,22 @@ def unmeasured_record(
 
 
 def plan_record(
-    decision: Decision,
+    decision: Candidate,
     model: ModelInfo,
     operators: Sequence[Operator],
     device: str,
     machine_fingerprint: str,
 ) -> Plan:
-    placed = decision.placed
+    placed = decision.placement
     used = device if placed.uses_device(model.n_layer) else "none"
-    slices, memory = placed.slices, decision.memory
     return replace(
-        unmeasured_record(model, operators, decision.workload, placed, memory, decision.policy, used),
+        unmeasured_record(model, operators, decision.workload, placed, decision.memory, decision.policy, used),
         machine_fingerprint=machine_fingerprint,
         predicted=decision.predicted,
-        token_assignment=slices.token_assignment if slices else (),
-        streaming=slices.settings if slices else None,
+        token_assignment=placed.token_assignment,
+        streaming=placed.streaming,
         notes=decision.notes,
-        residents=slices.residents if slices else True,
+        residents=placed.residents,
     )
 
 

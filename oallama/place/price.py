@@ -12,22 +12,22 @@ from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
 from oallama.cost.whole import placement_seconds
 from oallama.place.cutting import CutBlocks, n_g_at
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.problem import Problem, costs_of, costs_over
 from oallama.place.sharing import slicer_of
 from oallama.plan.plan import Plan
 
 
-def price(problem: Problem, workload: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Predicted:
+def price(problem: Problem, workload: Workload, placed: Placement, llama_uses_device: bool | None = None) -> Predicted:
     """TTFT, TPOT and their sum over the workload. Slices share out a prompt's tokens as their table says.
 
     llama_uses_device: whether llama.cpp has the device, and may stream plain host weights to it; None: where the
     placement has anything of llama.cpp there. Raises PlanError for slices that are no blocks of ours, ProfileError
     where the profile has no link.
     """
-    if placed.slices is not None:
-        slicer = slicer_of(problem, workload, placed.slices)
-        plan = slicer.priced(*slicer.cuts_of(placed), placed.slices.token_assignment)
+    if placed.is_sliced:
+        slicer = slicer_of(problem, workload, placed)
+        plan = slicer.priced(*slicer.cuts_of(placed), placed.token_assignment)
         return plan.predicted(workload)
     if llama_uses_device is None:
         llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
@@ -43,11 +43,11 @@ def price(problem: Problem, workload: Workload, placed: Placed, llama_uses_devic
     return Predicted.of(ttft_s, tpot_s, workload.n_gen)
 
 
-def host_layouts(problem: Problem, workload: Workload, placed: Placed, llama_uses_device: bool) -> tuple[str, ...]:
+def host_layouts(problem: Problem, workload: Workload, placed: Placement, llama_uses_device: bool) -> tuple[str, ...]:
     """Layout in which the host holds each operator: the placement's, where this machine has it."""
     empty = not placed.uses_device(problem.graph.n_layer)
     fastest = costs_of(problem, workload, "mixed", llama_uses_device or not empty).layouts
-    if empty or not placed.layouts:
+    if empty:
         return fastest
     return tuple(
         named if named is not None and named in problem.kernels.on_host(operator) else own
@@ -55,12 +55,12 @@ def host_layouts(problem: Problem, workload: Workload, placed: Placed, llama_use
     )
 
 
-def seen_passes(problem: Problem, plan: Plan, placed: Placed, runs: Sequence[BlockRuns]) -> tuple[SeenPasses, ...]:
+def seen_passes(problem: Problem, plan: Plan, placed: Placement, runs: Sequence[BlockRuns]) -> tuple[SeenPasses, ...]:
     """The passes of these runs by class of batch sizes. placed: as the plan says. Blocks that are computed for
     outputs alone run for fewer tokens than a pass has, and are left out."""
-    if placed.slices is None:
+    if not placed.is_sliced:
         return ()
-    slicer, table = slicer_of(problem, plan.workload, placed.slices), plan.token_assignment
+    slicer, table = slicer_of(problem, plan.workload, placed), plan.token_assignment
     own = [
         (block, (cost, cut))
         for block, (cost, cut) in zip(*slicer.cuts_of(placed), strict=True)

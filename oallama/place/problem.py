@@ -18,7 +18,7 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.rates import transfer_rates, weight_stream
 from oallama.cost.whole import Costs, host_cache, offloaded, operator_costs, rest_with_offload, takes_attention
 from oallama.place.memory import RUNTIME_BYTES, DeviceMemory, ledger
-from oallama.place.placement import Placed, nothing_there, whole_bytes
+from oallama.place.placement import Placement, nothing_there, whole_bytes
 
 SMALLEST_UBATCH = 64
 
@@ -35,7 +35,7 @@ class LoadBytes:
     device_free: int
 
 
-Probe = Callable[[Workload, Placed], LoadBytes]
+Probe = Callable[[Workload, Placement], LoadBytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,44 +103,40 @@ def costs_over(
     )
 
 
-def with_layouts(problem: Problem, costs: Costs, placed: Placed) -> Placed:
+def with_layouts(problem: Problem, costs: Costs, placed: Placement) -> Placement:
     """`placed` with the host layouts that its plan names. Where llama.cpp would choose another one by itself (pinned
     host memory instead of repacking) that is the fastest for each operator; and always the one of a split operator's
     CC, as the split backend repacks nothing by itself."""
     named: Sequence[str | None] = costs.layouts if problem.profile.has_host_buffer else (None,) * len(problem.operators)
-    if placed.slices is not None:
-        named = [mine or other for mine, other in zip(placed.slices.layouts, named, strict=True)]
-    return replace(placed, layouts=tuple(named))
+    places = (p._replace(layout=p.layout or other) for p, other in zip(placed.places, named, strict=True))
+    return replace(placed, places=tuple(places))
 
 
-def own_bytes(problem: Problem, placed: Placed) -> int:
+def own_bytes(problem: Problem, placed: Placement) -> int:
     """Bytes of operators and slices on the device, with what the slices need beside them."""
-    whole = whole_bytes(problem.operators, placed.on_device)
-    return whole + (placed.slices.device_bytes if placed.slices else 0)
+    return whole_bytes(problem.operators, placed.on_device) + placed.device_bytes
 
 
-def measured(problem: Problem, workload: Workload, placed: Placed, capacity: int | None = None) -> MemoryLedger:
+def measured(problem: Problem, workload: Workload, placed: Placement, capacity: int | None = None) -> MemoryLedger:
     """The ledger of a placement: what a no_alloc load says llama.cpp takes, with split operators on the host, and their
     slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None: as that
     load found it."""
     taken = problem.probe(workload, placed)
-    slices = placed.slices
     return ledger(
         problem.capacity(taken) if capacity is None else capacity,
         problem.vram_fill,
-        taken.weights_gpu + (slices.held_bytes if slices else 0),
-        taken.weights_host + (slices.twice_bytes - slices.weights_bytes if slices else 0),
+        taken.weights_gpu + placed.held_bytes,
+        taken.weights_host + placed.twice_bytes - placed.gg_bytes,
         taken.kv,
         taken.compute,
-        slices.staging_bytes if slices else 0,
+        placed.staging_bytes,
         problem.runtime_bytes * n_computing(problem, placed),
     )
 
 
-def n_computing(problem: Problem, placed: Placed) -> int:
+def n_computing(problem: Problem, placed: Placement) -> int:
     """Instances of the device's back end that compute: llama.cpp's and the split back end's."""
-    split = placed.slices is not None and placed.slices.use_device
-    return int(placed.llama_uses_device(problem.graph.n_layer)) + int(split)
+    return int(placed.llama_uses_device(problem.graph.n_layer)) + int(placed.is_sliced)
 
 
 def capacity_of(problem: Problem, workload: Workload) -> int:
@@ -155,7 +151,7 @@ def operators_limit(problem: Problem) -> int | None:
     return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
 
 
-def operators_on_host(problem: Problem, workload: Workload) -> Placed:
+def operators_on_host(problem: Problem, workload: Workload) -> Placement:
     """Norms and KV of all layers on the device."""
     return with_layouts(problem, costs_of(problem, workload, "mixed"), nothing_there(len(problem.operators), 0))
 

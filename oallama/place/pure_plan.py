@@ -24,7 +24,7 @@ from oallama.device.card import Card
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.decide import decide
 from oallama.place.explain import physical_bound
-from oallama.place.placement import Decision, Placed, plan_record, whole_bytes
+from oallama.place.placement import Candidate, Placement, plan_record, whole_bytes
 from oallama.place.policies.registry import Policy, Rules
 from oallama.place.policies.stock import FIT, stock_decision
 from oallama.place.problem import LoadBytes, Probe, Problem
@@ -37,12 +37,12 @@ class WhatIf:
     """Prediction for one card."""
 
     card: Card
-    stock: Decision  # policy FIT
-    best: Decision  # the same one where nothing is predicted to be faster; or the plan of the policy asked for
+    stock: Candidate  # policy FIT
+    best: Candidate  # the same one where nothing is predicted to be faster; or the plan of the policy asked for
 
     @property
     def fits_whole(self) -> bool:
-        return all(self.stock.placed.on_device)
+        return all(self.stock.placement.on_device)
 
     @property
     def gain(self) -> float:
@@ -53,7 +53,7 @@ class WhatIf:
 def probe_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> Probe:
     """Probe of a card with so much free memory. Norms and biases are taken to weigh nothing there."""
 
-    def probe(workload: Workload, placed: Placed) -> LoadBytes:
+    def probe(workload: Workload, placed: Placement) -> LoadBytes:
         on_card = whole_bytes(operators, placed.on_device)
         n_layers = max(0, n_layer - placed.first_device_layer)
         return LoadBytes(
@@ -76,7 +76,7 @@ def what_if(problem: Problem, card: Card, workload: Workload, policy: str = "aut
             return WhatIf(card, stock, decide(problem, policy, workload, "mixed", quick=True))
         except DoesNotFit:
             return WhatIf(card, stock, on_cpu(problem, workload, "mixed"))
-    if all(stock.placed.on_device):
+    if all(stock.placement.on_device):
         return WhatIf(card, stock, stock)
     ours = decide(problem, "auto", workload, "mixed", quick=True)
     return WhatIf(card, stock, min(stock, ours, key=lambda decision: decision.predicted.total_s))
@@ -146,11 +146,11 @@ def decide_with_attention(
     rules: Rules,
     attention_passes: Sequence[Pass] | None = None,
     larger_ubatches: Sequence[int] = (),
-) -> tuple[Decision, FlashAttention]:
+) -> tuple[Candidate, FlashAttention]:
     """The decision of a policy (place/decide.py) and its way of attention, chosen together. attention_passes: forward
     passes that attention is chosen for; None: those of the workload. Raises UsageError, DoesNotFit."""
 
-    def made(flash_attn: FlashAttention) -> Decision:
+    def made(flash_attn: FlashAttention) -> Candidate:
         sizes = [n for n in larger_ubatches if rule.allows(flash_attn, replace(workload, n_ubatch=n))]
         return decide(problem(flash_attn), policy, workload, phase, rules, larger_ubatches=sizes)
 
@@ -169,7 +169,7 @@ def pure_problem(
     model, operators = header.model, header.operators
     attention = AttentionRule(model, options).attention(flash_attn)
 
-    def probe(workload: Workload, placed: Placed) -> LoadBytes:
+    def probe(workload: Workload, placed: Placement) -> LoadBytes:
         host = memory.on_host(workload, attention) if memory.on_host else counted_load(header, workload, attention)
         return probe_of(host, operators, model.n_layer, memory.device_bytes)(workload, placed)
 

@@ -44,7 +44,7 @@ from oallama.place.cutting import (
     token_table,
 )
 from oallama.place.memory import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
-from oallama.place.placement import Placed, Slices
+from oallama.place.placement import Place, Placement
 from oallama.place.problem import Problem
 from oallama.place.surroundings import Surroundings
 
@@ -213,7 +213,7 @@ class Slicer:
         return other
 
     def blocks(
-        self, placed: Placed, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
+        self, placed: Placement, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
     ) -> list[Block]:
         """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot.
         together, cuts: as Sliceable.blocks; together None: those layers that have hot experts in `placed`."""
@@ -234,7 +234,7 @@ class Slicer:
     # cuts
     #
 
-    def plan(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
+    def plan(self, placed: Placement, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
         """The slices beside `placed` that take the workload the least time; an empty plan where nothing gains. None:
         there is nothing that could be sliced.
 
@@ -388,39 +388,35 @@ class Slicer:
     # prices
     #
 
-    def with_n_g(self, placed: Placed) -> Placed:
+    def with_n_g(self, placed: Placement) -> Placement:
         """The same slices, which may have been made for another workload, with n_g solved anew where prompts have
         any."""
-        slices = placed.slices
-        if slices is None or not slices.token_assignment:
+        if not placed.token_assignment:
             return placed
         (_, layers), lengths = self.cuts_of(placed), sorted({p.n_tokens for p in passes(self.workload, "prefill")})
         table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
-        return replace(placed, slices=replace(slices, token_assignment=table))
+        return replace(placed, token_assignment=table)
 
-    def cuts_of(self, placed: Placed) -> tuple[list[Block], CutBlocks]:
+    def cuts_of(self, placed: Placement) -> tuple[list[Block], CutBlocks]:
         """The blocks of a placement, as its slices cut them. Raises PlanError where one is cut that cannot be cut
         here."""
-        slices, operators = placed.slices, self._problem.operators
-        assert slices is not None
-        cuts = zip(slices.gg, slices.cg, slices.hot or ((),) * len(operators), strict=True)
-        blocks = self.blocks(placed)
-        left = {i for i, cut in enumerate(cuts) if any(cut)}.difference(*(block.operators for block in blocks))
-        if left:
-            name = operators[min(left)].name
+        blocks, split = self.blocks(placed), {i for i, place in enumerate(placed.places) if place.is_split}
+        if left := split.difference(*(block.operators for block in blocks)):
+            name = self._problem.operators[min(left)].name
             raise PlanError(f"the plan splits {name}, which the device of this profile cannot compute")
-        return blocks, [self._as_cut(block, slices) for block in blocks]
+        return blocks, [self._as_cut(block, placed) for block in blocks]
 
-    def _as_cut(self, block: Block, slices: Slices) -> tuple[BlockType, Cut]:
+    def _as_cut(self, block: Block, placed: Placement) -> tuple[BlockType, Cut]:
         """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
         i = block.operators[0]
-        cost = block.in_layout(slices.layouts[i]) or self.fastest(block.types)
-        gg, cg, n_hot = slices.gg[i], slices.cg[i], len(slices.hot[i]) if slices.hot else 0
+        place = placed.places[i]
+        cost = block.in_layout(place.layout) or self.fastest(block.types)
+        cut, n_hot = place.cut if place.is_split else cost.all_host, len(place.hot_experts)
         if n_hot and cost.use is None:
             layer = self._problem.operators[i].layer or 0
             cost = replace(cost, use=self._uses.get(layer) or experts_alike(cost.n_expert))
-        holds = slices.token_assignment and cost.takes_n_g
-        return cost.in_split if holds else cost, Cut(cost.block.extent - cg - gg, cg, gg, n_hot)
+        holds = placed.token_assignment and cost.takes_n_g
+        return cost.in_split if holds else cost, cut._replace(n_hot=n_hot)
 
     def priced(
         self, blocks: Sequence[Block], layers: CutBlocks, table: TokenTable = (), twice: bool = False, staging: int = 0
@@ -454,27 +450,28 @@ class Slicer:
             for block, layer in zip(plan.blocks, plan.layers, strict=True)
         ]
 
-    def placed(self, placed: Placed, plan: SlicePlan, phase: Phase = "mixed") -> Placed:
+    def placed(self, placed: Placement, plan: SlicePlan, phase: Phase = "mixed") -> Placement:
         """`placed` with the plan's slices, and what it then takes over the passes of a phase."""
-        n = len(self._problem.operators)
-        gg, cg = [0] * n, [0] * n
-        layouts: list[str | None] = [None] * n
-        hot: list[tuple[int, ...]] = [()] * n
+        places, hot_bytes = list(placed.places), 0
         for block, (cost, cut) in zip(plan.blocks, plan.layers, strict=True):
             experts = tuple(sorted(cost.use.order[: cut.n_hot])) if cost.use is not None else ()
+            split = not cut.is_whole or (plan.token_assignment and cost.takes_n_g)
+            layout = cost.layout if cut.cc and split else None
+            hot_bytes += cost.weight_bytes(cut) if cut.n_hot else 0
             for i in block.operators:
-                hot[i] = experts
-                gg[i], cg[i] = cut.gg, cut.cg
-                split = not cut.is_whole or (plan.token_assignment and cost.takes_n_g)
-                layouts[i] = cost.layout if cut.cc and split else None
-        settings = self._stream_settings(plan) if self._streams else None
-        hot_bytes = sum(cost.weight_bytes(cut) for cost, cut in plan.layers if cut.n_hot)
-        slices = Slices(
-            tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes - hot_bytes, plan.staging_bytes, settings,
-            plan.token_assignment, plan.twice_bytes, tuple(hot) if hot_bytes else (), hot_bytes,
-            self._problem.profile.takes_residents,
-        )  # fmt: skip
-        return replace(placed, slices=slices, seconds=plan.predicted(self.workload).over(phase))
+                places[i] = Place(cut._replace(n_hot=0), layout, experts)
+        return replace(
+            placed,
+            places=tuple(places),
+            seconds=plan.predicted(self.workload).over(phase),
+            gg_bytes=plan.weights_bytes - hot_bytes,
+            hot_bytes=hot_bytes,
+            staging_bytes=plan.staging_bytes,
+            twice_bytes=plan.twice_bytes,
+            streaming=self._stream_settings(plan) if self._streams else None,
+            token_assignment=plan.token_assignment,
+            residents=self._problem.profile.takes_residents,
+        )
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
@@ -487,10 +484,10 @@ class Slicer:
         return replace(settings, piece_bytes=rates.piece_bytes, link_bytes_per_s=link_bytes_per_s)
 
 
-def slicer_of(problem: Problem, workload: Workload, slices: Slices) -> Slicer:
+def slicer_of(problem: Problem, workload: Workload, placed: Placement) -> Slicer:
     """The search as that went which found these slices, for another workload."""
-    settings = slices.settings
-    return Slicer(problem, workload, settings or StreamSettings(), settings is not None, bool(slices.hot))
+    streaming = placed.streaming
+    return Slicer(problem, workload, streaming or StreamSettings(), streaming is not None, any(placed.hot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,11 +500,8 @@ class _Mode:
     twice: bool
 
 
-def _hot_layers(operators: Sequence[Operator], placed: Placed) -> frozenset[int]:
-    slices = placed.slices
-    if slices is None or not slices.hot:
-        return frozenset()
-    pairs = zip(operators, slices.hot, strict=True)
+def _hot_layers(operators: Sequence[Operator], placed: Placement) -> frozenset[int]:
+    pairs = zip(operators, placed.hot, strict=True)
     return frozenset(operator.layer for operator, own in pairs if own and operator.layer is not None)
 
 

@@ -17,7 +17,7 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.slices import Block
 from oallama.cost.timeline import BlockTimes, Span, Timeline, cycle_timeline, timeline
 from oallama.cost.whole import Engine, HostCache, Task, host_cache, whole_tasks
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.price import host_layouts, price
 from oallama.place.problem import Problem, costs_over
 from oallama.place.sharing import MODEL_ROUNDS, Slicer, slicer_of
@@ -74,16 +74,15 @@ class Simulation:
     token: Course
 
 
-def simulate(problem: Problem, workload: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Simulation:
-    """Draw what a placement does, for a workload. llama_uses_device: as price.
+def simulate(problem: Problem, workload: Workload, placed: Placement) -> Simulation:
+    """Draw what a placement does, for a workload.
 
     Raises PlanError for slices that are no blocks of ours, ProfileError where the profile has no link.
     """
-    predicted = price(problem, workload, placed, llama_uses_device)
-    if placed.slices is not None:
+    predicted = price(problem, workload, placed)
+    if placed.is_sliced:
         return _sliced(problem, workload, placed, predicted)
-    if llama_uses_device is None:
-        llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
+    llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
     layouts = host_layouts(problem, workload, placed, llama_uses_device)
     cache = host_cache(problem.profile)
 
@@ -114,11 +113,10 @@ def _in_order(works: Iterator[Work]) -> tuple[Work, ...]:
 #
 
 
-def _sliced(problem: Problem, workload: Workload, placed: Placed, predicted: Predicted) -> Simulation:
-    assert placed.slices is not None
-    slicer = slicer_of(problem, workload, placed.slices)
+def _sliced(problem: Problem, workload: Workload, placed: Placement, predicted: Predicted) -> Simulation:
+    slicer = slicer_of(problem, workload, placed)
     streaming = slicer.on.streaming
-    plan = slicer.priced(*slicer.cuts_of(placed), placed.slices.token_assignment)
+    plan = slicer.priced(*slicer.cuts_of(placed), placed.token_assignment)
     names = [_block_name([problem.operators[i] for i in block.operators]) for block in plan.blocks]
     gaps = _Gaps(problem, slicer, placed, plan.blocks, host_cache(problem.profile))
 
@@ -147,7 +145,7 @@ class _Gaps:
     them lies before each block."""
 
     def __init__(
-        self, problem: Problem, slicer: Slicer, placed: Placed, blocks: Sequence[Block], cache: HostCache | None
+        self, problem: Problem, slicer: Slicer, placed: Placement, blocks: Sequence[Block], cache: HostCache | None
     ) -> None:
         self._problem, self._slicer, self._placed, self._cache = problem, slicer, placed, cache
         self._inside = frozenset(i for block in blocks for i in block.operators)

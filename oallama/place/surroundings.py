@@ -19,7 +19,7 @@ from oallama.cost.passes import Pass, mean_depth, passes
 from oallama.cost.slices import Around, Block, BlockType, block_types
 from oallama.cost.whole import Costs, cpu_seconds, placement_seconds, transfer_seconds
 from oallama.model.cut import runs_alone
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.problem import Problem, costs_of, costs_over
 
 Types = tuple[BlockType, ...]
@@ -73,7 +73,7 @@ class Surroundings:
         return frozenset(self._biased)
 
     def blocks(
-        self, placed: Placed, together: Collection[int] = (), cuts: Sequence[Hashable] | None = None
+        self, placed: Placement, together: Collection[int] = (), cuts: Sequence[Hashable] | None = None
     ) -> list[Block]:
         """The blocks that may be sliced. What is in none stays where `placed` has it, and lies between them.
 
@@ -226,10 +226,11 @@ def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> d
     return {layer: tuple(own) for layer, own in found.items() if is_biased_ffn([operators[i] for i in own])}
 
 
-def _cuts_of(placed: Placed) -> Sequence[Hashable]:
+def _cuts_of(placed: Placement) -> Sequence[Hashable]:
     """Return the cut of each operator; one value for all where nothing is cut."""
-    slices, nothing = placed.slices, [()] * len(placed.on_device)
-    return nothing if slices is None else list(zip(slices.gg, slices.cg, slices.hot or nothing, strict=True))
+    if not placed.is_sliced:
+        return [()] * len(placed.places)
+    return [(place.cut.gg, place.cut.cg, place.hot_experts) for place in placed.places]
 
 
 def _part(operator: Operator) -> Part:

@@ -12,7 +12,7 @@ from oallama.cost.blocks import residents, split_blocks
 from oallama.cost.rates import transfer_rates
 from oallama.cost.whole import Costs
 from oallama.place.memory import ledger
-from oallama.place.placement import Decision, Placed, cpu
+from oallama.place.placement import Candidate, Placement, cpu
 from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of, measured, with_layouts
 
@@ -22,10 +22,10 @@ def verify(
     policy: str,
     workload: Workload,
     costs: Costs,
-    placed: Placed,
+    placed: Placement,
     notes: Sequence[str] = (),
     capacity: int | None = None,
-) -> Decision:
+) -> Candidate:
     """A placement with the ledger of a dry load: `spare` may be negative. costs: over the phase that was asked for.
     notes: on what was changed before it was searched for. capacity: bytes of the device; None: as that load found it.
     """
@@ -33,10 +33,10 @@ def verify(
     memory = measured(problem, workload, placed, capacity)
     predicted = price(problem, workload, placed)
     notes = (*notes, *placed.notes, *_streaming_notes(problem, placed), *_resident_notes(problem, placed))
-    return Decision(policy, workload, costs, placed, memory, predicted, notes)
+    return Candidate(policy, workload, costs, placed, memory, predicted, notes)
 
 
-def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> Decision:
+def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> Candidate:
     """Everything on the CPU. `costs` are those that a placement would be made from."""
     alone = costs_of(problem, workload, phase, llama_uses_device=False)
     placed = cpu(alone)
@@ -44,12 +44,12 @@ def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> Decision:
     memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
     predicted = price(problem, workload, placed)
     costs = costs_of(problem, workload, phase)
-    return Decision("cpu", workload, costs, with_layouts(problem, costs, placed), memory, predicted, ())
+    return Candidate("cpu", workload, costs, with_layouts(problem, costs, placed), memory, predicted, ())
 
 
 def nothing_placed(
     problem: Problem, policy: str, workload: Workload, phase: Phase, capacity: int, reason: str
-) -> Decision:
+) -> Candidate:
     """CPU-only decision that says why the device is unused, with the device's ledger."""
     decision = on_cpu(problem, workload, phase)
     empty = ledger(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
@@ -57,23 +57,23 @@ def nothing_placed(
     return replace(decision, policy=policy, memory=empty, notes=(note,))
 
 
-def _streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
+def _streaming_notes(problem: Problem, placed: Placement) -> tuple[str, ...]:
     """A note with the cost of streaming from pageable memory, where the device has no other."""
     profile = problem.profile
-    if placed.slices is None or not placed.slices.streams or profile.is_pinned:
+    if not placed.streams or profile.is_pinned:
         return ()
     rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
     cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
     return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
 
 
-def _resident_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
+def _resident_notes(problem: Problem, placed: Placement) -> tuple[str, ...]:
     """A note with the seconds lost where split blocks cannot live on the device beside their neighbours."""
-    profile, slices = problem.profile, placed.slices
-    if slices is None or profile.takes_residents:
+    profile = problem.profile
+    if not placed.is_sliced or profile.takes_residents:
         return ()
     resident = residents(problem.operators, placed.on_device, placed.first_device_layer)
-    there = tuple((gg + cg) * resident for gg, cg, resident in zip(slices.gg, slices.cg, resident, strict=True))
+    there = tuple((gg + cg) * resident for gg, cg, resident in zip(placed.gg, placed.cg, resident, strict=True))
     blocks = split_blocks(problem.operators, there)
     if not blocks:
         return ()

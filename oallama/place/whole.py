@@ -26,7 +26,7 @@ from oallama.place.affinity import (
     algorithm_1,
     units,
 )
-from oallama.place.placement import Budget, Placed, cpu, layers, whole_bytes
+from oallama.place.placement import Budget, Placement, cpu, layers, whole_bytes, whole_places
 from oallama.place.transfers import Transfers, Unit
 
 
@@ -48,7 +48,7 @@ def search(
     first_layers: Sequence[int] | None = None,
     granularities: Sequence[Granularity] = GRANULARITIES,
     transfers: Transfers | None = None,
-) -> Placed:
+) -> Placement:
     """The placement with the least predicted time over the passes of `costs`, but for what is published.
 
     transfers: of these costs, where several budgets are searched. first_layers: from which layers on norms and KV may
@@ -71,7 +71,7 @@ def search(
         ranked = _by_worth(costs)
         least_s = {first: _bound(costs, ranked, room, first) for first, room in rooms}
 
-    def placements(first: int, room: int) -> Iterator[Placed]:
+    def placements(first: int, room: int) -> Iterator[Placement]:
         """Placements of units whose layer has its norms and KV on the device: an operator without them would be there
         alone."""
         own = {size: tuple(u for u in grouped[size] if layer_of[u[0]] >= first) for size in grouped}
@@ -86,7 +86,7 @@ def search(
                 yield run(own["operator"], start=placed.on_device)
         yield run(own["operator"], start=layers(costs, lambda at: room, first).on_device)
 
-    best: Placed | None = None
+    best: Placement | None = None
     for first, room in sorted(rooms, key=lambda one: least_s[one[0]]):
         if best is not None and least_s[first] > best.seconds:
             break
@@ -125,7 +125,7 @@ def _bound(costs: Costs, ranked: Sequence[tuple[float, int, int]], room: int, fi
     return seconds
 
 
-def _is_full(costs: Costs, placed: Placed, room: int) -> bool:
+def _is_full(costs: Costs, placed: Placement, room: int) -> bool:
     """Whether no operator that the device can compute would still fit."""
     used = whole_bytes(costs.operators, placed.on_device)
     return all(
@@ -153,7 +153,7 @@ class _Move:
     added_s: float
 
 
-def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled: Placed) -> Placed:
+def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled: Placement) -> Placement:
     """The placement after the last swap that saves time; `filled` itself where none does. filled: within the budget,
     without slices.
 
@@ -180,7 +180,7 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
             break
     if seconds >= filled.seconds * (1 - LEAST_GAIN):
         return filled
-    return _noted(replace(filled, on_device=tuple(sides), seconds=seconds), filled)
+    return _noted(replace(filled, places=whole_places(sides), seconds=seconds), filled)
 
 
 def _swaps(moves: Sequence[_Move], left: int) -> Iterator[tuple[_Move, ...]]:
@@ -259,7 +259,7 @@ class _Moves:
             yield _Move(flip, n_bytes, seconds)
 
 
-def _noted(placed: Placed, filled: Placed) -> Placed:
+def _noted(placed: Placement, filled: Placement) -> Placement:
     """The placement with a note of what was changed after OATO's fill."""
     n_moved = sum(a != b for a, b in zip(placed.on_device, filled.on_device, strict=True))
     many = "" if n_moved == 1 else "s"

@@ -15,7 +15,7 @@ from oallama.place.affinity import AffinityRule, FillRule, normalise, rank
 from oallama.place.affinity import affinity as b_of
 from oallama.place.decide import larger_ubatches
 from oallama.place.explain import STOCK, baselines
-from oallama.place.placement import Placed, placed_by_plan, placements, plan_record
+from oallama.place.placement import Placement, placed_by_plan, placements, plan_record
 from oallama.place.policies.registry import Rules
 from oallama.place.policies.stock import stock_decision
 from oallama.place.price import price
@@ -46,7 +46,7 @@ def search_report(
     load = on.workload(n_prompt, n_gen, n_ctx)
     larger = larger_ubatches(load, on.options)
     decision, _ = decided(on, "oato", load, phase, Rules(affinity, fill), larger_ubatches=larger)
-    placed = decision.placed
+    placed = decision.placement
     return AffinityReport(
         on.model,
         on.profile().device,
@@ -134,7 +134,7 @@ def measured_on(profile: Profile) -> MeasuredOn:
 
 
 def affinities(
-    costs: Costs, operators: Sequence[Operator], placed: Placed, affinity: AffinityRule = "default"
+    costs: Costs, operators: Sequence[Operator], placed: Placement, affinity: AffinityRule = "default"
 ) -> tuple[Affinity, ...]:
     """The report's rows, best rank first: every operator's T' and B given where all the others finally are."""
     transfers = Transfers(costs, affinity == "paper")

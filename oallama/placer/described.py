@@ -16,7 +16,7 @@ from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
 from oallama.place.attention import with_attention
-from oallama.place.placement import Decision
+from oallama.place.placement import Candidate
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import LoadBytes, Problem
 from oallama.place.pure_plan import Memory, WhatIf, probe_of, pure_plan, pure_problem, what_if
@@ -70,7 +70,7 @@ def plan_for(
 
 def alone_and_beside(
     placer: Placer, cards: Sequence[Card], load: Workload, policy: str = "auto"
-) -> tuple[Decision, Iterator[WhatIf]]:
+) -> tuple[Candidate, Iterator[WhatIf]]:
     """Predict this machine by itself, and with each of these cards, one after the other. policy:
     whose plans are compared with stock llama.cpp's. The placer must be one without a device.
 

@@ -20,7 +20,7 @@ from oallama.cost.passes import Pass
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.attention import AttentionRule, with_attention
-from oallama.place.placement import Placed, placed_by_plan
+from oallama.place.placement import Placement, placed_by_plan
 from oallama.place.price import seen_passes
 from oallama.place.problem import Problem
 from oallama.place.pure_plan import Header
@@ -187,14 +187,14 @@ class Measured:
         """With the attention that this plan is loaded with."""
         return self.problem(self.attention_for(plan).flash_attn)
 
-    def placed(self, plan: Plan) -> Placed:
+    def placed(self, plan: Plan) -> Placement:
         """The placement of a plan. Raises PlanError for a plan of another model."""
         if not isinstance(plan, Plan):
             raise UsageError(f"{plan!r:.40} is no Plan; make one with `oallama plan`")
         plan.check(self.model, self.operators)
         return placed_by_plan(self.model.n_layer, self.operators, plan)
 
-    def placed_on(self, plan: Plan, problem: Problem) -> Placed:
+    def placed_on(self, plan: Plan, problem: Problem) -> Placement:
         """The placement of a plan. Raises PlanError for a plan of another model, or for a device that is not there."""
         placed = self.placed(plan)
         if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:

@@ -11,7 +11,7 @@ from oallama.cost.passes import Pass
 from oallama.place.decide import decide_as_given, policy_named
 from oallama.place.explain import physical_bound
 from oallama.place.memory import ledger
-from oallama.place.placement import Decision, placed_as_named, plan_record, unmeasured_cpu_record, unmeasured_record
+from oallama.place.placement import Candidate, placed_as_named, plan_record, unmeasured_cpu_record, unmeasured_record
 from oallama.place.policies.registry import Policy, Rules
 from oallama.place.pure_plan import decide_with_attention
 from oallama.placer.measured import Measured
@@ -43,7 +43,7 @@ def measured_plan(
         return plan_of(on, *decided(on, policy, load, "mixed", rules, attention_passes, larger_ubatches))
     placed, name = placed_as_named(on.model, on.operators, policy.on_device, policy.gpu_layers), policy.name
 
-    def given(flash_attn: FlashAttention) -> Decision:
+    def given(flash_attn: FlashAttention) -> Candidate:
         return decide_as_given(on.problem(flash_attn), placed, load, name)
 
     if stock_attention:
@@ -85,7 +85,7 @@ def decided(
     rules: Rules,
     attention_passes: Sequence[Pass] | None = None,
     larger_ubatches: Sequence[int] = (),
-) -> tuple[Decision, FlashAttention]:
+) -> tuple[Candidate, FlashAttention]:
     """The decision of a policy and its way of attention. larger_ubatches: micro-batches above the workload's that may
     be taken instead."""
     if policy != "auto":
@@ -97,7 +97,7 @@ def decided(
         )
 
 
-def plan_of(on: Measured, decision: Decision, flash_attn: FlashAttention) -> Plan:
+def plan_of(on: Measured, decision: Candidate, flash_attn: FlashAttention) -> Plan:
     """The plan of a decision, with its bound. Raises DoesNotFit where the host's memory does not hold it."""
     from oallama.profile.machine import fingerprint_key
 
@@ -105,7 +105,7 @@ def plan_of(on: Measured, decision: Decision, flash_attn: FlashAttention) -> Pla
     plan = plan_record(decision, on.model, on.operators, str(on.device), machine)
     bound = physical_bound(on.problem(flash_attn), plan.workload, plan.memory)
     attention = on.attention_rule.attention(flash_attn)
-    on.dry_loads.check_host(plan.workload, decision.placed, attention)
+    on.dry_loads.check_host(plan.workload, decision.placement, attention)
     return replace(plan, attention=attention, bound=bound, notes=with_doubt(on, plan.notes))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from oallama.core.types import ModelInfo, Predicted, Workload
 from oallama.core.units import format_bytes, format_seconds
 from oallama.device.card import Host
-from oallama.place.placement import Decision, n_gpu_layers
+from oallama.place.placement import Candidate, n_gpu_layers
 from oallama.place.pure_plan import WhatIf
 from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, TimesChart
 from oallama.report.table import WIDTH
@@ -22,7 +22,7 @@ LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the le
 
 
 def what_if_document(
-    model: ModelInfo, load: Workload, alone: Decision, rows: Sequence[WhatIf], host: Host | None = None
+    model: ModelInfo, load: Workload, alone: Candidate, rows: Sequence[WhatIf], host: Host | None = None
 ) -> dict[str, Any]:
     """Seconds and bytes. `cpu` is this machine by itself, or the described one."""
     return {
@@ -51,14 +51,14 @@ def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
         "stock_tpot_s": stock.predicted.tpot_s,
         "gain": row.gain,
         "fits_whole": row.fits_whole,
-        "stock_n_gpu_layers": n_gpu_layers(model.n_layer, stock.placed),
+        "stock_n_gpu_layers": n_gpu_layers(model.n_layer, stock.placement),
         "stock_device_bytes": _used(stock),
         "device_bytes": _used(best),
         "description": row.card.description,
     }
 
 
-def _used(decision: Decision) -> int:
+def _used(decision: Candidate) -> int:
     return decision.memory.limit - decision.memory.spare
 
 
@@ -79,7 +79,7 @@ def what_if_line(model: ModelInfo, row: WhatIf) -> str:
 
 
 def what_if_foot(
-    model: ModelInfo, alone: Decision, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
+    model: ModelInfo, alone: Candidate, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
 ) -> str:
     """Explain the columns, and say how long the CPU takes alone."""
     ours = "the best plan that a quick search finds, which is --fit's where nothing is predicted to be faster"
@@ -131,4 +131,4 @@ def _chart_line(row: WhatIf) -> Line:
 
 
 def _layers(model: ModelInfo, row: WhatIf) -> str:
-    return "all" if row.fits_whole else str(n_gpu_layers(model.n_layer, row.stock.placed))
+    return "all" if row.fits_whole else str(n_gpu_layers(model.n_layer, row.stock.placement))

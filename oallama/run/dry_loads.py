@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
 from oallama.device.spec import DeviceSpec
-from oallama.place.placement import Placed, n_gpu_layers, nothing_there, placements
+from oallama.place.placement import Placement, n_gpu_layers, nothing_there, placements
 from oallama.place.problem import LoadBytes
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class DryLoads:
             finally:
                 self._together.prober = None
 
-    def settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
+    def settings(self, load: Workload, placed: Placement, attention: Attention) -> LoadSettings:
         """How the engine would load a placement."""
         from oallama.device.load_params import LoadSettings
         from oallama.run.weight_places import weight_places
@@ -58,15 +58,15 @@ class DryLoads:
         patterns: tuple[Pattern, ...] = ()
         split = ""
         if uses_device:
-            slices, planned = placed.slices, placements(self._operators, placed)
+            planned = placements(self._operators, placed)
             places = weight_places(
                 self._operators,
                 planned,
                 self._tensor_names,
                 placed.first_device_layer,
-                slices is not None and bool(slices.token_assignment),
-                slices.settings if slices is not None else None,
-                slices is None or slices.residents,
+                bool(placed.token_assignment),
+                placed.streaming,
+                placed.residents,
             )
             patterns, split = places.patterns, places.split_text
         return LoadSettings(
@@ -81,7 +81,7 @@ class DryLoads:
             attention=attention,
         )
 
-    def taken(self, load: Workload, placed: Placed, attention: Attention) -> LoadBytes:
+    def taken(self, load: Workload, placed: Placement, attention: Attention) -> LoadBytes:
         """Bytes of a placement, its split operators counted with the host. Raises what probe_memory raises."""
         result = self._probed(load, placed, attention)
         return LoadBytes(
@@ -92,14 +92,14 @@ class DryLoads:
             device_free=result.device_free,
         )
 
-    def sides(self, load: Workload, placed: Placed, attention: Attention) -> tuple[int, int]:
+    def sides(self, load: Workload, placed: Placement, attention: Attention) -> tuple[int, int]:
         """Bytes of all that a placement keeps on the host, and on the device. Raises what probe_memory raises."""
         from oallama.model.memory import PARTS
 
         result = self._probed(load, placed, attention)
         return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
 
-    def check_host(self, load: Workload, placed: Placed, attention: Attention) -> None:
+    def check_host(self, load: Workload, placed: Placement, attention: Attention) -> None:
         """Raises DoesNotFit for a placement that was asked for and that the host's memory does not hold."""
         from oallama.device.host_memory import host_memory_bytes
         from oallama.run.setup import check_host
@@ -119,11 +119,11 @@ class DryLoads:
         result = self._probed(load, self._nothing, attention)
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")
 
-    def has(self, load: Workload, placed: Placed, attention: Attention) -> bool:
+    def has(self, load: Workload, placed: Placement, attention: Attention) -> bool:
         """Whether a load of this placement was asked for."""
         return self.settings(load, placed, attention) in self._results
 
-    def _probed(self, load: Workload, placed: Placed, attention: Attention) -> ProbeResult:
+    def _probed(self, load: Workload, placed: Placement, attention: Attention) -> ProbeResult:
         from oallama.model.memory import probe_memory
 
         settings = self.settings(load, placed, attention)
@@ -133,5 +133,5 @@ class DryLoads:
         return self._results[settings]
 
     @property
-    def _nothing(self) -> Placed:
+    def _nothing(self) -> Placement:
         return nothing_there(len(self._operators), self._model.n_layer + 1)

@@ -28,7 +28,7 @@ from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
 from oallama.place.attention import with_attention
 from oallama.place.decide import decide
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.policies.registry import Rules
 from oallama.place.price import price
 from oallama.place.problem import LoadBytes, Problem
@@ -128,7 +128,7 @@ class Reckoned:
     operators: Sequence[Operator]
     profile: Profile
 
-    def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
+    def __call__(self, load: Workload, placed: Placement) -> LoadBytes:
         info, operators = self.info, self.operators
         there = sum(op.bytes for op, there_is in zip(operators, placed.on_device, strict=True) if there_is)
         here = sum(op.bytes for op in operators) - there
@@ -196,21 +196,19 @@ def run(key: Key) -> ArmPrediction | None:
         made = decide(asked, arm.policy, load, "mixed", rules, quick)
     except DoesNotFit:
         return None
-    found = price(asked, made.workload, made.placed, None if arm.offload else False)
-    taken = _device_bytes([operator.bytes for operator in asked.operators], made.placed)
-    n_host = _n_host(asked.operators, made.placed)
+    found = price(asked, made.workload, made.placement, None if arm.offload else False)
+    taken = _device_bytes([operator.bytes for operator in asked.operators], made.placement)
+    n_host = _n_host(asked.operators, made.placement)
     return ArmPrediction(found.ttft_s, found.tpot_s, found.total_s, taken, n_host, made.workload.n_ubatch)
 
 
-def _device_bytes(sizes: list[int], placed: Placed) -> int:
+def _device_bytes(sizes: list[int], placed: Placement) -> int:
     whole = sum(size for size, there in zip(sizes, placed.on_device, strict=True) if there)
-    return whole + (placed.slices.weights_bytes if placed.slices else 0)
+    return whole + placed.gg_bytes
 
 
-def _n_host(operators: Sequence[Operator], placed: Placed) -> int:
-    nothing = (0,) * len(operators)
-    gg, cg = (placed.slices.gg, placed.slices.cg) if placed.slices else (nothing, nothing)
-    each = zip(operators, placed.on_device, gg, cg, strict=True)
+def _n_host(operators: Sequence[Operator], placed: Placement) -> int:
+    each = zip(operators, placed.on_device, placed.gg, placed.cg, strict=True)
     return sum(o.layer is not None and not (there or on_device or streamed) for o, there, on_device, streamed in each)
 
 

@@ -335,7 +335,7 @@ def _decided(cell: FigureCell, arm: FigureArm) -> Any:
 
     asked, load = problem(cell, arm), workload(cell)
     made = decide(asked, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]
-    return simulate(asked, made.workload, made.placed)
+    return simulate(asked, made.workload, made.placement)
 
 
 def _none(_figure: Figure, _runs: Runs) -> Found:

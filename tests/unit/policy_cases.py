@@ -14,7 +14,7 @@ from oallama.cost.blocks import (
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import Kernels
 from oallama.cost.slices import BlockType, block_types
-from oallama.place.placement import Decision, Placed, plan_record
+from oallama.place.placement import Candidate, Placement, plan_record
 from oallama.place.problem import LoadBytes, Problem
 from oallama.plan.plan import Plan
 
@@ -37,7 +37,7 @@ class Table:
     def __init__(self, ops: list[Operator], free: int, compute_per_token: int = 0) -> None:
         self.ops, self.free, self.compute_per_token = ops, free, compute_per_token
 
-    def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
+    def __call__(self, load: Workload, placed: Placement) -> LoadBytes:
         total = sum(op.bytes for op in self.ops)
         layers = max(0, N_LAYER - placed.first_device_layer)
         if placed.first_device_layer > N_LAYER:
@@ -55,7 +55,7 @@ def problem(world: World, free: int, ops: list[Operator] | None = None, **more: 
     return Problem(tuple(listed), graph, world.profile(listed), probe, None, 0.9, gpu_weights)
 
 
-def plan_of(made: Problem, decision: Decision) -> Plan:
+def plan_of(made: Problem, decision: Candidate) -> Plan:
     return plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", "")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import LinearFit, Profile, ProfileCase
 from oallama.core.types import ModelInfo, Operator
-from oallama.place.placement import Decision
+from oallama.place.placement import Candidate
 
 TOKENS = (1, 32, 512)
 EMBD, FF, VOCAB = 256, 1024, 3200
@@ -89,10 +89,10 @@ class World:
         return Profile(1, {}, self.device, tuple(cases), (), link, None, self.launch_s, ())
 
 
-def where(decision: Decision, operators: Sequence[Operator]) -> dict[str, str]:
+def where(decision: Candidate, operators: Sequence[Operator]) -> dict[str, str]:
     """Of each operator: `device` where it lies there whole, `streamed` where some of it is copied there, else `cpu`."""
-    slices = decision.placed.slices
+    slices = decision.placement
     return {
-        op.name: "device" if there else "streamed" if slices is not None and slices.cg[i] else "cpu"
-        for i, (op, there) in enumerate(zip(operators, decision.placed.on_device, strict=True))
+        op.name: "device" if there else "streamed" if slices.is_sliced and slices.cg[i] else "cpu"
+        for i, (op, there) in enumerate(zip(operators, decision.placement.on_device, strict=True))
     }

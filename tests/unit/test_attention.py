@@ -24,7 +24,7 @@ from oallama.place.attention import (
     usual_attention,
     with_attention,
 )
-from oallama.place.placement import Decision, Placed, unmeasured_cpu_record
+from oallama.place.placement import Candidate, Placement, unmeasured_cpu_record
 from oallama.plan.plan import Plan
 
 N_LAYER = 4
@@ -112,12 +112,12 @@ def test_a_larger_micro_batch_keeps_to_that() -> None:
 LOAD = Workload(64, 128, 4096)
 
 
-def decision(seconds: float, first_device_layer: int = N_LAYER + 1) -> Decision:
+def decision(seconds: float, first_device_layer: int = N_LAYER + 1) -> Candidate:
     ops: list[Operator] = operators(N_LAYER)
     costs = Costs((), build_graph(model(N_LAYER), ops), NO_TRANSFER, (), 0.0, 0.0)
-    placed = Placed((False,) * len(ops), first_device_layer, seconds)
+    placed = Placement.whole((False,) * len(ops), first_device_layer, seconds)
     ledger = MemoryLedger(0, 0.9, 0, 0, 0, 0, 0, 0, 0)
-    return Decision("oato", LOAD, costs, placed, ledger, Predicted(seconds, 0.0, seconds), ())
+    return Candidate("oato", LOAD, costs, placed, ledger, Predicted(seconds, 0.0, seconds), ())
 
 
 BOTH = profile(*(rest("CPU", way) for way in PER_POSITION), rest("GPU", "on", 0.1), rest("GPU", "off"), device="GPU")
@@ -143,7 +143,7 @@ def test_attention_over_other_passes_takes_the_place_of_the_workloads() -> None:
     def placed_with(on_device: int, attention_passes: tuple[Pass, ...] | None) -> str:
         layers = (N_LAYER - on_device, on_device)
 
-        def decided(way: FlashAttention) -> Decision:
+        def decided(way: FlashAttention) -> Candidate:
             return decision(1.0 + rest_total(BOTH, way, layers, passes(LOAD, "mixed")), N_LAYER - on_device)
 
         return rule().decide(decided, BOTH, LOAD, attention_passes)[1]
@@ -159,7 +159,7 @@ def test_attention_over_other_passes_takes_the_place_of_the_workloads() -> None:
 
 def test_a_way_that_does_not_fit_leaves_the_other() -> None:
     def only(fits: str) -> FlashAttention:
-        def decided(way: FlashAttention) -> Decision:
+        def decided(way: FlashAttention) -> Candidate:
             if way != fits:
                 raise DoesNotFit(2, 1, "GPU")
             return decision(1.0)

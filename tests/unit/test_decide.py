@@ -13,10 +13,11 @@ from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import LinearFit, Profile, ProfileCase
 from oallama.core.types import MulMat, Operator, StreamSettings, Workload
 from oallama.cost.graph import build_graph
+from oallama.cost.slices import Cut
 from oallama.place.decide import decide
 from oallama.place.explain import baselines
 from oallama.place.memory import CorrectedRoom, DeviceMemory, ledger
-from oallama.place.placement import Placed, Slices, plan_record
+from oallama.place.placement import Place, Placement, plan_record
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import LoadBytes, Problem, device_memory, own_bytes
 
@@ -47,9 +48,9 @@ class Table:
         hidden: Callable[[int], int] = lambda placed_bytes: 0,
     ) -> None:
         self.ops, self.free, self.compute_per_token, self.hidden = ops, free, compute_per_token, hidden
-        self.asked: list[tuple[Workload, Placed]] = []
+        self.asked: list[tuple[Workload, Placement]] = []
 
-    def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
+    def __call__(self, load: Workload, placed: Placement) -> LoadBytes:
         self.asked.append((load, placed))
         n_device_layers = max(0, N_LAYER - placed.first_device_layer)
         placed_bytes = sum(op.bytes for op, there in zip(self.ops, placed.on_device, strict=True) if there)
@@ -76,13 +77,13 @@ def test_ledger_stays_under_ninety_percent_and_adds_up() -> None:
     assert memory.limit == 18_000
     assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
     assert memory.spare >= 0
-    assert any(decision.placed.on_device)
+    assert any(decision.placement.on_device)
 
 
 def test_everything_goes_to_a_device_that_is_faster_and_large_enough() -> None:
     made, _ = problem(free=10**6)
     decision = decide(made, "auto", LOAD, "mixed")
-    assert all(decision.placed.on_device)
+    assert all(decision.placement.on_device)
     assert decision.predicted.total_s == pytest.approx(
         decision.predicted.ttft_s + LOAD.n_gen * decision.predicted.tpot_s
     )
@@ -94,7 +95,7 @@ def test_gpu_weights_caps_the_share_of_operator_bytes() -> None:
         for policy in ("oato", "layers"):
             decision = decide(made, policy, LOAD, "mixed")
             ops = made.operators
-            placed = sum(op.bytes for op, there in zip(ops, decision.placed.on_device, strict=True) if there)
+            placed = sum(op.bytes for op, there in zip(ops, decision.placement.on_device, strict=True) if there)
             assert placed <= share * sum(op.bytes for op in ops)
             assert placed > 0
 
@@ -119,7 +120,7 @@ def test_what_is_a_little_too_large_again_and_again_is_shrunk_until_it_fits(poli
     """What is taken off the device comes back as a buffer to stream it to, until enough is gone."""
     made, _ = problem(free=20_000, hidden=lambda placed_bytes: max(0, 17_000 - placed_bytes) * (placed_bytes > 9_000))
     decision = decide(made, policy, LOAD, "mixed")
-    assert decision.memory.spare >= 0 and any(decision.placed.on_device)
+    assert decision.memory.spare >= 0 and any(decision.placement.on_device)
 
 
 def test_overruns_of_two_looks_add_up() -> None:
@@ -146,11 +147,9 @@ def test_operators_need_their_layers_norms_and_cache_beside_them() -> None:
 
 def test_slices_are_a_placement_s_own_bytes_with_what_they_need_beside_them() -> None:
     made, _ = problem(free=20_000)
-    none = (0,) * len(made.operators)
-    slices = Slices(none, none, ("CPU",) * len(none), weights_bytes=500, staging_bytes=30, hot_bytes=7)
-    placed = Placed(tuple(i < 3 for i in range(len(none))), 0, slices=slices)
-    assert own_bytes(made, placed) == 3 * 1000 + 500 + 30 + 7
-    assert own_bytes(made, replace(placed, slices=None)) == 3 * 1000
+    placed = Placement.whole([i < 3 for i in range(len(made.operators))], 0)
+    assert own_bytes(made, placed) == 3 * 1000
+    assert own_bytes(made, replace(placed, gg_bytes=500, staging_bytes=30, hot_bytes=7)) == 3 * 1000 + 500 + 30 + 7
 
 
 def test_a_record_is_of_the_machine_and_says_how_tokens_are_assigned() -> None:
@@ -158,9 +157,8 @@ def test_a_record_is_of_the_machine_and_says_how_tokens_are_assigned() -> None:
     decision = decide(made, "oato", LOAD, "mixed")
     assert plan_record(decision, model(N_LAYER), made.operators, "card", "a machine").machine_fingerprint == "a machine"
     tokens = ((1, 0), (64, 16))
-    none = (0,) * len(made.operators)
-    slices = Slices(none, none, ("CPU",) * len(none), 0, 0, token_assignment=tokens, settings=StreamSettings(3))
-    sliced = replace(decision, placed=replace(decision.placed, slices=slices))
+    streamed = replace(decision.placement, token_assignment=tokens, streaming=StreamSettings(3))
+    sliced = replace(decision, placement=streamed)
     record = plan_record(sliced, model(N_LAYER), made.operators, "card", "a machine")
     assert (record.token_assignment, record.streaming) == (tokens, StreamSettings(3))
 
@@ -183,10 +181,10 @@ def test_between_what_fitted_and_what_did_not_the_room_is_halved() -> None:
 def test_a_placement_is_verified_with_the_layouts_that_its_plan_names() -> None:
     made, probe = problem(free=12_000)
     decision = decide(made, "oato", LOAD, "mixed")
-    assert probe.asked[-1][1] == decision.placed
-    assert set(decision.placed.layouts) == {"CPU"}
+    assert probe.asked[-1][1] == decision.placement
+    assert set(decision.placement.layouts) == {"CPU"}
     left_open = replace(made, profile=replace(made.profile, fingerprint={"device_host_buffer": False}))
-    assert set(decide(left_open, "oato", LOAD, "mixed").placed.layouts) == {None}, "llama.cpp chooses as we would"
+    assert set(decide(left_open, "oato", LOAD, "mixed").placement.layouts) == {None}, "llama.cpp chooses as we would"
 
 
 def test_micro_batch_is_halved_until_the_compute_buffers_fit_and_said_so() -> None:
@@ -222,7 +220,7 @@ def test_kv_that_does_not_fit_leaves_layers_on_the_host() -> None:
     made, _ = problem(free=250)  # limit 225: KV and norms of two layers, no operator of 1000 bytes
     decision = decide(made, "auto", LOAD, "mixed")
     assert decision.policy in ("cpu", "oato", "layers")
-    assert not any(decision.placed.on_device)
+    assert not any(decision.placement.on_device)
 
 
 @pytest.mark.parametrize(("compute_per_token", "n_ubatch"), [(0.05, 512), (1.0, 128)])
@@ -240,22 +238,21 @@ def test_auto_is_never_predicted_slower_than_its_candidates() -> None:
     made, _ = problem(free=16_000)
     auto = decide(made, "auto", LOAD, "mixed")
     for policy in ("oato", "layers", "cpu"):
-        assert auto.placed.seconds <= decide(made, policy, LOAD, "mixed").placed.seconds
+        assert auto.placement.seconds <= decide(made, policy, LOAD, "mixed").placement.seconds
 
 
 def test_a_device_is_used_for_whole_layers_and_for_slices_of_any_sort() -> None:
-    none = Slices((0, 0), (0, 0), ("CPU", "CPU"), 0, 0)
-    of = Placed((False, False), first_device_layer=5, slices=none)
+    of = Placement.whole((False, False), first_device_layer=5)
     assert not of.uses_device(4) and of.uses_device(5)
-    for some in ({"gg": (0, 32)}, {"hot": ((), (1,))}, {"cg": (32, 0), "settings": StreamSettings()}):
-        assert replace(of, slices=replace(none, **some)).uses_device(4)
+    for some in (Place(Cut(32, 0, 32)), Place(Cut(32, 32, 0)), Place(Cut(0, 64, 0)), Place(Cut(64, 0, 0), None, (1,))):
+        assert replace(of, places=(of.places[0], some)).uses_device(4)
 
 
 def test_slow_device_is_left_alone() -> None:
     made, _ = problem(free=10**6)
     slow = replace(made, profile=profile(t_gpu_s=5.0))
     decision = decide(slow, "oato", LOAD, "mixed")
-    assert not any(decision.placed.on_device)
+    assert not any(decision.placement.on_device)
     assert "nothing is placed on RPC0" in decision.notes[0]
     assert decision.memory.spare == decision.memory.limit == 900_000
 
@@ -263,7 +260,7 @@ def test_slow_device_is_left_alone() -> None:
 def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not_fit() -> None:
     made, _ = problem(free=10**6)
     slow = replace(made, profile=profile(t_gpu_s=5.0))
-    assert all(decide(slow, "oato", LOAD, "mixed", Rules("paper", "paper")).placed.on_device)
+    assert all(decide(slow, "oato", LOAD, "mixed", Rules("paper", "paper")).placement.on_device)
 
 
 @pytest.mark.parametrize("name", ["affinity", "fill", "prefetch"])
@@ -279,7 +276,7 @@ def test_auto_with_rules_of_oato_is_oato_whatever_would_be_faster(rules: Rules) 
     assert decide(slow, "auto", LOAD, "mixed").policy == "split"
     decision = decide(slow, "auto", LOAD, "mixed", rules)
     assert decision.policy == "oato"
-    assert decision.placed == decide(slow, "oato", LOAD, "mixed", rules).placed
+    assert decision.placement == decide(slow, "oato", LOAD, "mixed", rules).placement
     for policy in ("layers", "scheinfer", "cpu", "hetegen"):
         with pytest.raises(UsageError, match=f"say how oato places; policy {policy} does not"):
             decide(slow, policy, LOAD, "mixed", rules)

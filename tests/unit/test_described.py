@@ -18,7 +18,7 @@ from oallama.cost.rates import NO_INTERFERENCE, interference_at, interference_cu
 from oallama.cost.whole import placement_seconds
 from oallama.place.attention import attention_seconds, with_attention
 from oallama.place.decide import decide
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import (
     ATTENTION,
@@ -48,7 +48,7 @@ def made(n_expert: int = 0, type_name: str = "Q4_0") -> tuple[Profile, Problem]:
     ops = tuple(operators(of, type_name))
     profile = described(HOST, CARD, of, ops, TOKENS)
 
-    def probe(load: Workload, placed: Placed) -> LoadBytes:
+    def probe(load: Workload, placed: Placement) -> LoadBytes:
         there = sum(op.bytes for op, on in zip(ops, placed.on_device, strict=True) if on)
         layers = max(0, of.n_layer - placed.first_device_layer)
         kv = layers * load.n_ctx * 2 * 2 * 256
@@ -99,8 +99,8 @@ def test_policies_are_no_slower_than_whole_layers() -> None:
     half = replace(problem, vram=sum(op.bytes for op in problem.operators) // 2 + 8 * MIB)
     layers = decide(half, "layers", LOAD, "mixed")
     auto = decide(half, "auto", LOAD, "mixed")
-    assert auto.placed.seconds <= layers.placed.seconds
-    assert 0 < sum(layers.placed.on_device) < len(problem.operators)
+    assert auto.placement.seconds <= layers.placement.seconds
+    assert 0 < sum(layers.placement.on_device) < len(problem.operators)
 
 
 def test_a_faster_card_is_never_slower() -> None:

@@ -12,7 +12,7 @@ from placement_cases import ROLES, best_by_brute_force, costs, operators, rates
 
 from oallama.core.types import Operator
 from oallama.cost.whole import Costs, placement_seconds
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.whole import exchange, search
 
 SHAPES: list[tuple[int, Sequence[str], bool]] = [
@@ -36,7 +36,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Operator], Costs, int]:
     return ops, costs(ops, n_layer, times, transfer, rest), budget
 
 
-def used(problem: Costs, placed: Placed) -> int:
+def used(problem: Costs, placed: Placement) -> int:
     return sum(c.bytes for c, there in zip(problem.operators, placed.on_device, strict=True) if there)
 
 
@@ -85,7 +85,7 @@ def test_two_that_gain_more_take_the_place_of_the_one_that_gains_most_for_each_b
 def test_one_of_another_layer_takes_the_place_of_one() -> None:
     ops = [replace(o, bytes=size) for o, size in zip(operators(3, ("ffn_up",), False), (6, 10, 5), strict=True)]
     problem = costs(ops, 3, [(8.0, 1.0), (15.0, 1.0), (2.0, 1.0)])
-    filled = Placed((True, False, False), 0, placement_seconds(problem, (True, False, False), 0))
+    filled = Placement.whole((True, False, False), 0, placement_seconds(problem, (True, False, False), 0))
     assert exchange(problem, ops, lambda first: 10 if first == 0 else -1, filled).on_device == (False, True, False)
 
 
@@ -93,5 +93,5 @@ def test_what_the_device_cannot_compute_stays_on_the_host() -> None:
     ops = operators(1)
     times: list[tuple[float, float | None]] = [(9.0, None), *[(1.0, 0.5)] * (len(ops) - 1)]
     problem = costs(ops, 1, times)
-    placed = exchange(problem, ops, lambda first: 10**9, Placed((False,) * len(ops), 0, 100.0))
+    placed = exchange(problem, ops, lambda first: 10**9, Placement.whole((False,) * len(ops), 0, 100.0))
     assert placed.on_device == (False, *[True] * (len(ops) - 1))

@@ -52,7 +52,7 @@ def test_it_is_what_a_plan_made_for_that_depth_would_be_priced_at(policy, share)
     of, n_layer = model(n_layer=problem.graph.n_layer), problem.graph.n_layer
     record = plan_record(decide(problem, policy, Workload(500, 200, 16384), "mixed"), of, problem.operators, "a", "")
     placed = placed_by_plan(n_layer, problem.operators, record)
-    sliced = placed.slices is not None and placed.slices.streams
+    sliced = placed.is_sliced and placed.streams
     for depth in (600, 2048, 12000):
         there = price(problem, Workload(depth, 1, 16384), placed).tpot_s
         found = token_seconds(problem.profile, "on", n_layer, record, depth)

@@ -25,7 +25,7 @@ from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Cut, Pricing, slice_times
 from oallama.place.decide import decide
 from oallama.place.explain import physical_bound
-from oallama.place.placement import Placed, cpu, nothing_there, placed_by_plan
+from oallama.place.placement import Placement, cpu, nothing_there, placed_by_plan
 from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
 from oallama.place.sharing import Slicer
@@ -201,29 +201,29 @@ def test_it_keeps_to_the_memory_and_is_never_predicted_slower(
 ) -> None:
     made = replace(known(world, free, routing(*[use] * N_LAYER)), gpu_weights=gpu_weights)
     found = decide(made, "experts", LOAD, "mixed")
-    memory, slices = found.memory, found.placed.slices
+    memory, slices = found.memory, found.placement
     assert memory.spare >= 0
     assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
-    sliced_s = decide(made, "scheinfer", LOAD, "mixed").placed.seconds
-    if slices is None or not slices.hot_bytes:
-        assert found.placed.seconds <= sliced_s, "without hot sets it is that policy"
-    assert found.placed.seconds <= sliced_s * (1 + 1e-3)
-    if slices is None:
+    sliced_s = decide(made, "scheinfer", LOAD, "mixed").placement.seconds
+    if not slices.is_sliced or not slices.hot_bytes:
+        assert found.placement.seconds <= sliced_s, "without hot sets it is that policy"
+    assert found.placement.seconds <= sliced_s * (1 + 1e-3)
+    if not slices.is_sliced:
         return
     hot = slices.hot or ((),) * len(made.operators)
-    whole = sum(op.bytes for op, there in zip(made.operators, found.placed.on_device, strict=True) if there)
+    whole = sum(op.bytes for op, there in zip(made.operators, found.placement.on_device, strict=True) if there)
     assert slices.hot_bytes == hot_weights(made.operators, hot)
     assert slices.staging_bytes >= max(hot_staging(len(own), found.workload.n_ubatch) for own in hot)
     if gpu_weights is not None:
         allowed = gpu_weights * sum(op.bytes for op in made.operators)
-        assert whole + slices.weights_bytes + slices.hot_bytes <= allowed
+        assert whole + slices.gg_bytes + slices.hot_bytes <= allowed
     for i, own in enumerate(hot):
-        assert not own or not (slices.gg[i] or slices.cg[i] or found.placed.on_device[i])
+        assert not own or not (slices.gg[i] or slices.cg[i] or found.placement.on_device[i])
         assert set(own) == set(sorted(range(8), key=lambda e: (-use[e], e))[: len(own)]), "the most used ones"
 
 
 def hot_of(made: Problem, policy: str = "experts", load: Workload = LOAD) -> tuple[tuple[int, ...], ...]:
-    slices = decide(made, policy, load, "mixed").placed.slices
+    slices = decide(made, policy, load, "mixed").placement
     return tuple(own for own in (slices.hot if slices else ()) if own)
 
 
@@ -264,17 +264,17 @@ def test_biases_of_hot_experts_are_sent_with_each_batch() -> None:
 def test_experts_with_biases_may_be_hot(world: World) -> None:
     made = known(world, FREE, routing(*[SKEWED] * N_LAYER), biased(moe()))
     found = decide(made, "experts", LOAD, "mixed")
-    assert found.placed.seconds <= decide(made, "scheinfer", LOAD, "mixed").placed.seconds * (1 + 1e-3)
-    slices = found.placed.slices
-    hot = slices.hot if slices is not None and slices.hot else ((),) * len(made.operators)
+    assert found.placement.seconds <= decide(made, "scheinfer", LOAD, "mixed").placement.seconds * (1 + 1e-3)
+    slices = found.placement
+    hot = slices.hot if slices.is_sliced and slices.hot else ((),) * len(made.operators)
     if world is SLOW_CPU:
         assert all({2, 4} <= set(own) for own in hot if own) and any(hot)
-    if slices is None or not any(hot):
+    if not slices.is_sliced or not any(hot):
         return
     assert slices.hot_bytes == hot_weights(made.operators, hot)
     assert slices.staging_bytes >= max(hot_staging(len(own), found.workload.n_ubatch) for own in hot)
     assert found.memory.spare >= 0
-    again = price(made, found.workload, found.placed)
+    again = price(made, found.workload, found.placement)
     assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
     assert again.ttft_s == pytest.approx(found.predicted.ttft_s)
 
@@ -284,9 +284,9 @@ def test_experts_with_biases_that_are_on_the_device_in_part_are_no_block_of_one_
     slicer = Slicer(known(SLOW_CPU, FREE, routing(*[SKEWED] * N_LAYER), ops), LOAD, hot=True)
     gate = next(i for i, op in enumerate(ops) if op.layer == 0 and op.role == "ffn_gate_exps")
     base = nothing_there(len(ops), 0)
-    placed = replace(base, on_device=tuple(i == gate for i in range(len(ops))))
+    placed = Placement.whole([i == gate for i in range(len(ops))], base.first_device_layer)
 
-    def blocks(of: Placed, together: Sequence[int]) -> list[tuple[int, ...]]:
+    def blocks(of: Placement, together: Sequence[int]) -> list[tuple[int, ...]]:
         return [block.operators for block in slicer.blocks(of, together)]
 
     assert blocks(base, (0,)) != blocks(base, ())
@@ -295,8 +295,8 @@ def test_experts_with_biases_that_are_on_the_device_in_part_are_no_block_of_one_
 
 def test_experts_with_biases_that_are_used_alike_are_sliced() -> None:
     made = known(SLOW_CPU, FREE, routing(*[EVEN] * N_LAYER), biased(moe()))
-    slices = decide(made, "experts", LOAD, "mixed").placed.slices
-    assert slices is not None and not slices.hot and any(slices.gg)
+    slices = decide(made, "experts", LOAD, "mixed").placement
+    assert slices.is_sliced and not any(slices.hot) and any(slices.gg)
 
 
 def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
@@ -305,16 +305,16 @@ def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
     assert found.policy == "experts" and any("experts of" in note for note in found.notes)
     plan = Plan.from_json(plan_of(made, found).to_json(), "test")
     placed = placed_by_plan(N_LAYER, made.operators, plan)
-    assert placed.slices is not None and found.placed.slices is not None
-    assert placed.slices.hot == found.placed.slices.hot
-    assert placed.slices.hot_bytes == found.placed.slices.hot_bytes > 0
+    assert placed.is_sliced and found.placement.is_sliced
+    assert placed.hot == found.placement.hot
+    assert placed.hot_bytes == found.placement.hot_bytes > 0
     again = price(made, found.workload, placed)
     assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
     assert again.ttft_s == pytest.approx(found.predicted.ttft_s)
     unknown = price(replace(made, routing=None), found.workload, placed)
     assert unknown.tpot_s > again.tpot_s, "experts are taken to be used alike where nothing is known"
-    rows = affinities(found.costs, made.operators, found.placed)
-    hot = {op.name for op, own in zip(made.operators, placed.slices.hot, strict=True) if own}
+    rows = affinities(found.costs, made.operators, found.placement)
+    hot = {op.name for op, own in zip(made.operators, placed.hot, strict=True) if own}
     assert {row.name for row in rows if row.backend == "split"} >= hot
 
 
@@ -331,7 +331,7 @@ def test_where_all_fits_the_device_the_bound_is_below_it(uses: Uses) -> None:
     """The device computes each use once, wherever it lies among the experts."""
     made = known(GPU, 10**8, routing(*[uses] * N_LAYER))
     found = decide(made, "oato", LOAD, "mixed")
-    assert all(found.placed.on_device)
+    assert all(found.placement.on_device)
     bound = physical_bound(made, found.workload, found.memory)
     assert bound.tpot_s <= found.predicted.tpot_s and bound.ttft_s <= found.predicted.ttft_s
     assert bound.tpot_s >= 0.3 * found.predicted.tpot_s

@@ -20,7 +20,7 @@ from oallama.cost.rates import Interference
 from oallama.cost.slices import Gemm
 from oallama.model.cut import cut_extent
 from oallama.place.decide import decide
-from oallama.place.placement import Decision, placed_by_plan
+from oallama.place.placement import Candidate, placed_by_plan
 from oallama.place.policies.hetegen import Balance, alpha, alpha_benchmark, balance, cut
 from oallama.place.price import price
 from oallama.place.problem import Problem
@@ -144,7 +144,7 @@ def test_promotion_goes_by_gain_while_memory_lasts() -> None:
         made = problem(SLOW, free=free)
         decision = decide(made, "hetegen", LOAD, "mixed")
         assert decision.memory.spare >= 0
-        n_whole.append(sum(decision.placed.on_device))
+        n_whole.append(sum(decision.placement.on_device))
     assert n_whole == sorted(n_whole) and n_whole[-1] == len(made.operators)
     assert 0 < n_whole[1] < len(made.operators)
 
@@ -168,9 +168,9 @@ def test_layers_in_another_order_get_the_same_plan(gpu_weights: float | None, fr
         layers = [op for i, n_ff in enumerate(sizes) for op in (*attention(i), *ffn(i, n_ff=n_ff))]
         made = problem(SLOW, free, [*layers, operator("output", EMBD, VOCAB, None)], gpu_weights=gpu_weights)
         decision = decide(made, "hetegen", replace(LOAD, n_ubatch=8), "mixed")
-        slices = decision.placed.slices
+        slices = decision.placement
         cg = slices.cg if slices else (0,) * len(made.operators)
-        rows = zip(made.operators, decision.placed.on_device, cg, strict=True)
+        rows = zip(made.operators, decision.placement.on_device, cg, strict=True)
         found.append(sorted((op.role, op.shape, there, elements) for op, there, elements in rows))
     assert found[0] == found[1]
 
@@ -197,18 +197,18 @@ def slow_down(world: World, slower: float, free: int = 10**7, gpu_weights: float
     return replace(made, profile=replace(made.profile, cases=cases))
 
 
-def streamed_shares(decision: Decision, operators: tuple[Operator, ...]) -> dict[str, set[float]]:
+def streamed_shares(decision: Candidate, operators: tuple[Operator, ...]) -> dict[str, set[float]]:
     """α of the operators of each role."""
-    assert decision.placed.slices is not None
+    assert decision.placement.is_sliced
     found: dict[str, set[float]] = {}
-    for op, cg in zip(operators, decision.placed.slices.cg, strict=True):
+    for op, cg in zip(operators, decision.placement.cg, strict=True):
         found.setdefault(op.role, set()).add(cg / cut_extent(op))
     return found
 
 
-def joins_of(made: Problem, decision: Decision) -> set[str]:
+def joins_of(made: Problem, decision: Candidate) -> set[str]:
     """The names of what is joined in a token."""
-    return {work.name for work in simulate(made, LOAD, decision.placed).token.works if work.kind == "join"}
+    return {work.name for work in simulate(made, LOAD, decision.placement).token.works if work.kind == "join"}
 
 
 def test_each_linear_has_the_alpha_of_equation_8() -> None:
@@ -236,7 +236,7 @@ def test_an_ffn_whose_shares_are_equal_is_joined_once() -> None:
 def test_a_linear_of_an_ffn_costs_what_a_lone_mul_mat_costs() -> None:
     """Sending, computing and joining of each are those of a linear of attention with the same weight."""
     made = slow_down(PLAIN, 2.0)
-    placed = decide(made, "hetegen", LOAD, "mixed").placed
+    placed = decide(made, "hetegen", LOAD, "mixed").placement
     slicer = Slicer(made, LOAD)
     found = zip(*slicer.cuts_of(placed), strict=True)
     up = next(of for block, (of, _) in found if made.operators[block.operators[0]].role == "ffn_up")
@@ -256,7 +256,7 @@ def test_its_plan_keeps_to_the_memory_and_survives_json_and_pricing(
     plan = plan_of(made, decision)
     read = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert read == plan
-    if decision.placed.slices is None:
+    if not decision.placement.is_sliced:
         return
     again = placed_by_plan(N_LAYER, made.operators, read)
     assert price(made, decision.workload, again).tpot_s == pytest.approx(decision.predicted.tpot_s)

@@ -12,7 +12,7 @@ from split_cases import model
 from oallama.core.history import BlockRuns, History, Rates, SeenPasses
 from oallama.core.types import CPU_DEVICE
 from oallama.place.decide import decide
-from oallama.place.placement import Decision, plan_record
+from oallama.place.placement import Candidate, plan_record
 from oallama.place.price import seen_passes
 from oallama.place.problem import Problem
 from oallama.profile.history import (
@@ -77,16 +77,16 @@ def test_rates_of_corrections_multiply() -> None:
     assert "CPU 2.25 and 1.00" in rates_text(again)
 
 
-def planned(made: Problem) -> Decision:
+def planned(made: Problem) -> Candidate:
     return decide(made, "scheinfer", LOAD, "mixed")
 
 
-def runs_of(made: Problem, decision: Decision, n_passes: int = 64) -> list[BlockRuns]:
+def runs_of(made: Problem, decision: Candidate, n_passes: int = 64) -> list[BlockRuns]:
     """As blocks run where this problem's profile says the truth: single tokens."""
     plan = plan_record(decision, MODEL, made.operators, "RPC0", "a" * 16)
     names = [p.name for p in plan.operators if p.cg or 0 < p.gg < 1]
     nothing = [BlockRuns(name, 1, n_passes, n_passes, 0.0, 0.0, 0.0) for name in names[:1]]
-    (true,) = seen_passes(made, plan, decision.placed, nothing)
+    (true,) = seen_passes(made, plan, decision.placement, nothing)
     cpu_s = true.predicted_cpu_s
     wait_s = max(0.0, true.predicted_device_s - true.predicted_between_s - cpu_s)
     return [BlockRuns(names[0], 1, n_passes, n_passes, n_passes * cpu_s, n_passes * wait_s, 0.0)]
@@ -103,12 +103,12 @@ def test_a_corrected_profile_predicts_what_was_seen(slower: float) -> None:
     )
     truth = replace(made, profile=replace(made.profile, cases=cases))
     runs = runs_of(truth, decision)
-    seen = seen_passes(made, plan, decision.placed, runs)
+    seen = seen_passes(made, plan, decision.placement, runs)
     assert seen[0].cpu_s == pytest.approx(slower * seen[0].predicted_cpu_s, rel=0.02)
     history = adopted(with_seen(NOTHING, seen))
     assert history.decode.cpu == pytest.approx(slower if slower - 1 > CHANGE else 1.0, rel=0.02)
     better = replace(made, profile=corrected(made.profile, history))
-    after = seen_passes(better, plan, decision.placed, runs)
+    after = seen_passes(better, plan, decision.placement, runs)
     assert after[0].cpu_s == pytest.approx(after[0].predicted_cpu_s, rel=0.02)
     assert (better.profile is made.profile) is (slower == 1.0)
 
@@ -117,11 +117,11 @@ def test_a_plan_that_slices_nothing_and_other_names_have_no_passes() -> None:
     made = problem(STREAMS, free=10**7)
     whole = decide(made, "oato", LOAD, "mixed")
     plan = plan_record(whole, MODEL, made.operators, "RPC0", "a" * 16)
-    assert seen_passes(made, plan, whole.placed, [BlockRuns("output.weight", 1, 5, 5, 1.0, 1.0, 1.0)]) == ()
+    assert seen_passes(made, plan, whole.placement, [BlockRuns("output.weight", 1, 5, 5, 1.0, 1.0, 1.0)]) == ()
     made = problem(STREAMS, free=10**7, gpu_weights=0.2)
     sliced = planned(made)
     plan = plan_record(sliced, MODEL, made.operators, "RPC0", "a" * 16)
-    assert seen_passes(made, plan, sliced.placed, [BlockRuns("other.weight", 1, 5, 5, 1.0, 1.0, 1.0)]) == ()
+    assert seen_passes(made, plan, sliced.placement, [BlockRuns("other.weight", 1, 5, 5, 1.0, 1.0, 1.0)]) == ()
 
 
 def test_a_correction_scales_each_side_and_says_so() -> None:

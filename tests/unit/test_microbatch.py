@@ -72,7 +72,7 @@ def test_the_promise_of_its_own_size_is_the_price_it_was_chosen_by(
     made = problem(world, free)
     decision = decide(made, policy, LONG, phase)
     again = seconds_in(made, decision, decision.workload.n_ubatch, phase)
-    assert again == pytest.approx(decision.placed.seconds, rel=1e-6)
+    assert again == pytest.approx(decision.placement.seconds, rel=1e-6)
 
 
 #
@@ -88,13 +88,13 @@ def test_a_long_prompt_that_streams_is_read_in_larger_micro_batches_where_they_f
     fixed = {n: decide(made, "scheinfer", replace(LONG, n_ubatch=n), "mixed") for n in (LONG.n_ubatch, *sizes)}
     first = fixed[LONG.n_ubatch]
     best = decide(made, "scheinfer", LONG, "mixed", larger_ubatches=sizes)
-    assert best.placed.seconds == pytest.approx(min(each.placed.seconds for each in fixed.values()))
+    assert best.placement.seconds == pytest.approx(min(each.placement.seconds for each in fixed.values()))
     assert best.memory == fixed[best.workload.n_ubatch].memory and best.memory.spare >= 0
     if not raised:
         assert best == first
         return
     assert best.workload.n_ubatch > LONG.n_ubatch and best.memory.staging > first.memory.staging
-    assert best.placed.seconds < (1 - LEAST_GAIN) * first.placed.seconds
+    assert best.placement.seconds < (1 - LEAST_GAIN) * first.placement.seconds
     assert best.notes[0].startswith(f"micro-batch raised from 512 to {best.workload.n_ubatch} tokens")
     assert decide(made, "auto", LONG, "mixed", larger_ubatches=sizes) == best
 
@@ -105,7 +105,7 @@ def test_its_buffers_are_paid_for_and_too_large_ones_leave_it_as_it_was() -> Non
         made = problem(STREAMS, 10**6, compute_per_token=per_token)
         best = decide(made, "oato", LONG, "mixed", larger_ubatches=sizes)
         assert best.memory.spare >= 0
-        if best.placed.first_device_layer <= 2:
+        if best.placement.first_device_layer <= 2:
             assert best.memory.compute == per_token * best.workload.n_ubatch
     assert best.workload.n_ubatch <= 512, "at 1000 bytes a token not even 1024 tokens fit"
 

@@ -17,7 +17,7 @@ from oallama.core.options import Options
 from oallama.core.types import Attention, Workload
 from oallama.core.units import MIB
 from oallama.place.decide import POLICIES, policy_named
-from oallama.place.placement import Placed, placed_whole, whole_bytes
+from oallama.place.placement import Placement, placed_whole, whole_bytes
 from oallama.place.policies import registry
 from oallama.place.policies.registry import Policy, Room, policy
 from oallama.place.problem import LoadBytes, Problem
@@ -31,7 +31,7 @@ def own() -> Iterator[Policy]:
     """As a user would write it."""
 
     @policy("first-come", "operators in graph order, until the device is full")
-    def first_come(problem: Problem, room: Room) -> Iterable[Placed]:
+    def first_come(problem: Problem, room: Room) -> Iterable[Placement]:
         first = room.first_device_layer
         left, there = room.operator_bytes(first), []
         for operator, layer in zip(problem.operators, problem.graph.operator_layer, strict=True):
@@ -51,7 +51,7 @@ def placer() -> Placer:
     total = sum(operator.bytes for operator in made)
     found = Placer(of, made, (), Options(vram=total // 2 + 4 * MIB), described(HOST, CARD, of, made, (1, 32, 512)))
 
-    def taken(load: Workload, placed: Placed, attention: Attention) -> LoadBytes:
+    def taken(load: Workload, placed: Placement, attention: Attention) -> LoadBytes:
         there = whole_bytes(made, placed.on_device)
         return LoadBytes(there, total - there, 0, MIB, 8 << 30)
 

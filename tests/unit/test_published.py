@@ -53,14 +53,14 @@ def test_they_keep_to_the_memory_and_their_plans_are_legal(
     for op, placement in zip(made.operators, plan.operators, strict=True):
         assert sum(slice_counts(op, placement)) > 0
     if gpu_weights is not None:
-        whole = sum(op.bytes for op, there in zip(made.operators, decision.placed.on_device, strict=True) if there)
+        whole = sum(op.bytes for op, there in zip(made.operators, decision.placement.on_device, strict=True) if there)
         assert whole <= gpu_weights * sum(op.bytes for op in made.operators)
 
 
 @pytest.mark.parametrize("policy", [policy for policy in DENSE if policy != "twinpilots"])
 def test_with_room_for_all_everything_is_on_a_fast_device(policy: str) -> None:
     decision = decide(problem(SLOW, free=10**8), policy, LOAD, "mixed")
-    assert all(decision.placed.on_device) and decision.placed.slices is None
+    assert all(decision.placement.on_device) and not decision.placement.is_sliced
 
 
 @pytest.mark.parametrize("policy", sorted(PUBLISHED))
@@ -79,7 +79,7 @@ def test_a_device_that_llama_cpp_cannot_use_is_refused(policy: str) -> None:
 
 def test_the_prediction_is_what_it_was_chosen_by() -> None:
     decision = decide(problem(SLOW, free=10**7, gpu_weights=0.0), "hetegen", LOAD, "mixed")
-    assert decision.predicted.total_s == pytest.approx(decision.placed.seconds)
+    assert decision.predicted.total_s == pytest.approx(decision.placement.seconds)
 
 
 #
@@ -129,11 +129,11 @@ def test_fiddler_keeps_experts_on_the_host_and_the_rest_on_the_device() -> None:
     made = with_experts(FAST_CPU, 10**8)
     layer, others = expert_bytes(made)
     small = replace(made, vram=int((others + layer // 2 + 5_000) / 0.9))
-    placed = decide(small, "fiddler", LOAD, "mixed").placed
+    placed = decide(small, "fiddler", LOAD, "mixed").placement
     wanted: list[Operator] = [op for op in made.operators if op.op == "MUL_MAT"]
     assert [op for op, there in zip(made.operators, placed.on_device, strict=True) if there] == wanted
     one_layer = replace(made, vram=int((others + layer + 5_000) / 0.9))
-    placed = decide(one_layer, "fiddler", LOAD, "mixed").placed
+    placed = decide(one_layer, "fiddler", LOAD, "mixed").placement
     there = {(op.layer, op.op) for op, on in zip(made.operators, placed.on_device, strict=True) if on}
     assert (N_LAYER - 1, "MUL_MAT_ID") in there and (0, "MUL_MAT_ID") not in there
 
@@ -144,8 +144,8 @@ def test_fiddler_copies_experts_for_the_batches_for_which_that_pays() -> None:
     made = with_experts(replace(SLOW, token_s_per_byte=2e-9, link=LinearFit(1e-6, 4e-8, 1.0)), 10**8)
     layer, others = expert_bytes(made)
     made = replace(made, gpu_weights=(others + 1) / (others + N_LAYER * layer))
-    slices = decide(made, "fiddler", load, "mixed").placed.slices
-    assert slices is not None and not any(slices.cg) and not any(slices.gg)
+    slices = decide(made, "fiddler", load, "mixed").placement
+    assert slices.is_sliced and not any(slices.cg) and not any(slices.gg)
     table = dict(slices.token_assignment)
     assert table[512] == 512 and min(table) > 1
     assert table[min(table)] == 0
@@ -157,9 +157,9 @@ def test_fiddler_computes_experts_on_the_cpu_where_copying_never_pays() -> None:
     made = with_experts(World(cpu_rate=1e10, device_rate=1e10, link=LinearFit(1e-3, 1e-6, 1.0)), 10**8)
     layer, others = expert_bytes(made)
     made = replace(made, gpu_weights=(others + 1) / (others + N_LAYER * layer))
-    placed = decide(made, "fiddler", load, "mixed").placed
-    assert placed.slices is not None and placed.slices.token_assignment == ((512, 0),)
-    assert placed.slices.device_bytes == 0, "nothing is copied, so there is no ring"
+    placed = decide(made, "fiddler", load, "mixed").placement
+    assert placed.is_sliced and placed.token_assignment == ((512, 0),)
+    assert placed.device_bytes == 0, "nothing is copied, so there is no ring"
 
 
 def test_fiddler_tables_are_all_or_nothing() -> None:

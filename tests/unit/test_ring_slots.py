@@ -18,7 +18,7 @@ from oallama.cost.slices import BlockType, Cut
 from oallama.cost.timeline import cycle_seconds
 from oallama.place.decide import decide
 from oallama.place.memory import SLOT_PADDING, most_streamed, slot_bytes, staging_bytes
-from oallama.place.placement import Decision, nothing_there
+from oallama.place.placement import Candidate, nothing_there
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import Problem
 from oallama.place.sharing import SlicePlan, Slicer
@@ -34,10 +34,10 @@ def streams(link_s_per_byte: float, device_rate: float = 8e9) -> World:
     return World(cpu_rate=2e8, device_rate=device_rate, token_s_per_byte=5e-10, launch_s=1e-6, link=link)
 
 
-def slots_of(decision: Decision) -> int | None:
+def slots_of(decision: Candidate) -> int | None:
     """None: nothing is streamed."""
-    slices = decision.placed.slices
-    return slices.settings.n_slots if slices is not None and slices.settings is not None and slices.streams else None
+    slices = decision.placement
+    return slices.streaming.n_slots if slices.is_sliced and slices.streaming is not None and slices.streams else None
 
 
 def least_token_s(made: Problem, room: int, weights_room: int, n_slots: int) -> float:
@@ -73,8 +73,8 @@ def test_where_memory_is_short_one_slot_beats_any_cut_with_two(
     room = decision.memory.limit
     weights_room = room if share is None else int(share * sum(op.bytes for op in SMALL))
     least_s = {n: least_token_s(made, room, weights_room, n) for n in (1, 2)}
-    assert least_s[n_slots] * (1 - 1e-9) <= decision.placed.seconds <= least_s[n_slots] * 1.15
-    assert decision.placed.seconds < least_s[3 - n_slots]
+    assert least_s[n_slots] * (1 - 1e-9) <= decision.placement.seconds <= least_s[n_slots] * 1.15
+    assert decision.placement.seconds < least_s[3 - n_slots]
 
 
 @given(st.integers(0, 10**6), st.integers(1, 64))
@@ -96,10 +96,10 @@ def test_where_nothing_is_copied_ahead_the_ring_has_one_slot(ahead: bool) -> Non
     if ahead:
         made = replace(made, profile=replace(made.profile, fingerprint={"device_asynchronous": False}))
     decision = decide(made, "scheinfer", TOKEN, "decode", Rules(prefetch="ahead" if ahead else "layer"))
-    slices = decision.placed.slices
-    assert slots_of(decision) == 1 and slices is not None and slices.settings is not None
+    slices = decision.placement
+    assert slots_of(decision) == 1 and slices.is_sliced and slices.streaming is not None
     largest = max(
         sum(op.bytes for op, cg in zip(made.operators, slices.cg, strict=True) if cg and op.role.startswith(role))
         for role in ("ffn", "output")
     )
-    assert 0 < slices.settings.ring_bytes <= largest + 3 * 2 * SLOT_PADDING + SLOT_PADDING
+    assert 0 < slices.streaming.ring_bytes <= largest + 3 * 2 * SLOT_PADDING + SLOT_PADDING

@@ -17,7 +17,7 @@ from oallama.core.profile import LinearFit, Sharing
 from oallama.core.types import Phase, Workload
 from oallama.model.cut import cut_granularity
 from oallama.place.decide import decide
-from oallama.place.placement import Decision, Placed, placed_by_plan
+from oallama.place.placement import Candidate, Placement, placed_by_plan
 from oallama.place.policies.registry import Rules
 from oallama.place.price import price
 from oallama.place.problem import LoadBytes, Problem
@@ -27,8 +27,8 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import slice_counts
 
 
-def cg_of(decision: Decision) -> int:
-    slices = decision.placed.slices
+def cg_of(decision: Candidate) -> int:
+    slices = decision.placement
     return sum(slices.cg) if slices else 0
 
 
@@ -47,8 +47,8 @@ def test_it_is_within_the_memory_and_never_predicted_slower(
     best = decide(made, "scheinfer", LOAD, phase)
     assert best.memory.spare >= 0
     for other in ("cpu", "oato", "split"):
-        assert best.placed.seconds <= decide(made, other, LOAD, phase).placed.seconds * (1 + 1e-3), other
-    assert decide(made, "auto", LOAD, phase).placed.seconds <= best.placed.seconds
+        assert best.placement.seconds <= decide(made, other, LOAD, phase).placement.seconds * (1 + 1e-3), other
+    assert decide(made, "auto", LOAD, phase).placement.seconds <= best.placement.seconds
 
 
 def test_its_prediction_is_what_it_was_chosen_by() -> None:
@@ -56,9 +56,9 @@ def test_its_prediction_is_what_it_was_chosen_by() -> None:
     decision = decide(made, "scheinfer", LOAD, "mixed")
     assert cg_of(decision) > 0
     predicted = decision.predicted
-    assert predicted.total_s == pytest.approx(decision.placed.seconds)
+    assert predicted.total_s == pytest.approx(decision.placement.seconds)
     assert predicted.total_s == pytest.approx(predicted.ttft_s + LOAD.n_gen * predicted.tpot_s)
-    assert predicted == price(made, decision.workload, decision.placed)
+    assert predicted == price(made, decision.workload, decision.placement)
 
 
 def test_a_slow_link_is_not_used_and_a_fast_one_is() -> None:
@@ -77,10 +77,10 @@ def test_the_ledger_counts_ring_and_second_copies() -> None:
     made = replace(made, profile=world.profile(made.operators, ("CPU_REPACK", "CPU")))
     for host_room in (0, 10**9):
         decision = decide(replace(made, host_room=host_room), "scheinfer", load, "mixed")
-        slices, memory = decision.placed.slices, decision.memory
-        assert slices is not None and slices.settings is not None and memory.staging == slices.staging_bytes > 0
+        slices, memory = decision.placement, decision.memory
+        assert slices.is_sliced and slices.streaming is not None and memory.staging == slices.staging_bytes > 0
         assert memory.weights_gpu + memory.staging + memory.kv + memory.compute + memory.spare == memory.limit
-        assert slices.settings.kept_twice is (slices.twice_bytes > 0) is (host_room > 0)
+        assert slices.streaming.kept_twice is (slices.twice_bytes > 0) is (host_room > 0)
         total, norms = sum(op.bytes for op in made.operators), 100 * N_LAYER
         assert 0 <= memory.weights_gpu + memory.weights_host - total - slices.twice_bytes <= norms
 
@@ -109,10 +109,10 @@ def test_the_plan_says_how_weights_are_streamed(prefetch: str) -> None:
             assert op.name in given, "its CC is streamed for n_g"
             assert placement.layout == "CPU"
     again = placed_by_plan(N_LAYER, made.operators, plan)
-    slices, kept = decision.placed.slices, again.slices
-    assert slices is not None and kept is not None
-    assert again.on_device == decision.placed.on_device
-    for field in ("gg", "cg", "token_assignment", "settings"):
+    slices, kept = decision.placement, again
+    assert slices.is_sliced and kept is not None
+    assert again.on_device == decision.placement.on_device
+    for field in ("gg", "cg", "token_assignment", "streaming"):
         assert getattr(kept, field) == getattr(slices, field)
 
 
@@ -148,7 +148,7 @@ def test_a_device_that_copies_nothing_by_itself_is_sent_less() -> None:
 def test_what_a_load_takes_beside_is_taken_off_the_room() -> None:
     made = problem(GPU, free=1_500_000, compute_per_token=100)
 
-    def hiding(load: Workload, placed: Placed) -> LoadBytes:
+    def hiding(load: Workload, placed: Placement) -> LoadBytes:
         taken = made.probe(load, placed)
         return replace(taken, compute=taken.compute + 500_000 * any(placed.on_device))
 

@@ -28,7 +28,7 @@ from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
 from oallama.place.decide import POLICIES, decide
-from oallama.place.placement import Decision, placed_by_plan, plan_record
+from oallama.place.placement import Candidate, placed_by_plan, plan_record
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import Problem
 from oallama.place.pure_plan import stock_decision
@@ -46,21 +46,21 @@ TESTBEDS = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "test
 ROUNDING = 1e-9
 
 
-def simulated(problem: Problem, decision: Decision) -> Simulation:
+def simulated(problem: Problem, decision: Candidate) -> Simulation:
     """As from the decision's plan."""
     of = model(problem.graph.n_layer)
     record = plan_record(decision, of, problem.operators, "a card", "")
     return simulate(problem, decision.workload, placed_by_plan(of.n_layer, problem.operators, record))
 
 
-def check(problem: Problem, decision: Decision) -> Simulation:
+def check(problem: Problem, decision: Candidate) -> Simulation:
     made = simulated(problem, decision)
     assert made.prompt.seconds == pytest.approx(made.predicted.ttft_s, rel=ROUNDING)
     assert made.token.seconds == pytest.approx(made.predicted.tpot_s, rel=ROUNDING)
     assert made.predicted.ttft_s == pytest.approx(decision.predicted.ttft_s, rel=ROUNDING)
     assert made.predicted.tpot_s == pytest.approx(decision.predicted.tpot_s, rel=ROUNDING)
     for course in (made.prompt, made.token):
-        check_course(course, one_after_another=decision.placed.slices is None)
+        check_course(course, one_after_another=not decision.placement.is_sliced)
     return made
 
 
@@ -117,7 +117,7 @@ def test_spans_add_up_for_experts(policy: str) -> None:
 def test_spans_add_up_for_stock_fit(share: float) -> None:
     problem = described_problem("pc-24gb", share)
     decision = stock_decision(problem, Workload(512, 64, 1024))
-    if decision.placed.uses_device(problem.graph.n_layer):
+    if decision.placement.uses_device(problem.graph.n_layer):
         check(problem, decision)
 
 
@@ -125,7 +125,7 @@ def test_spans_add_up_for_stock_fit(share: float) -> None:
 def test_spans_add_up_on_a_device_that_slices_pay_on(policy: str) -> None:
     problem = small_problem(PAIR, 700_000)
     decision = decide(problem, policy, LOAD, "mixed")
-    assert decision.placed.slices is not None
+    assert decision.placement.is_sliced
     made = check(problem, decision)
     assert {("gpu", "slice"), ("cpu", "join")} <= made.token.parts().keys()
 
@@ -135,7 +135,7 @@ def test_spans_add_up_where_tokens_of_a_prompt_go_to_the_device(prefetch: Prefet
     load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
     problem = small_problem(replace(STREAMS, cpu_rate=4e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
     decision = decide(problem, "scheinfer", load, "mixed", Rules(prefetch=prefetch))
-    assert decision.placed.slices is not None and decision.placed.slices.token_assignment
+    assert decision.placement.is_sliced and decision.placement.token_assignment
     made = check(problem, decision)
     assert ("in", "stream") in made.prompt.parts()
 
@@ -144,7 +144,7 @@ def test_a_device_that_does_nothing_by_itself_works_while_the_thread_waits() -> 
     problem = small_problem(PAIR, 700_000)
     blocking = replace(problem, profile=replace(problem.profile, fingerprint={"device_asynchronous": False}))
     decision = decide(blocking, "hetegen", LOAD, "mixed")
-    assert decision.placed.slices is not None and any(decision.placed.slices.cg)
+    assert decision.placement.is_sliced and any(decision.placement.cg)
     token = check(blocking, decision).token
     assert {("in", "stream"), ("gpu", "slice"), ("cpu", "slice")} <= token.parts().keys()
     both = sorted((w.start_s, w.end_s) for w in token.works)
@@ -155,7 +155,7 @@ def test_spans_add_up_where_the_link_falls_behind() -> None:
     world = replace(SLOW, link=LinearFit(1e-6, 2e-8, 1.0))
     problem = small_problem(world, 700_000)
     decision = decide(problem, "hetegen", LOAD, "mixed")
-    assert decision.placed.slices is not None
+    assert decision.placement.is_sliced
     check(problem, decision)
     check(with_experts(world, 10**6), decide(with_experts(world, 10**6), "fiddler", LOAD, "mixed"))
 
@@ -175,7 +175,7 @@ def test_whole_operators_run_in_graph_order_where_they_are() -> None:
     made = check(problem, decision)
     found = [w for w in sorted(made.token.works, key=lambda w: w.start_s) if w.kind == "operator"]
     assert [w.name for w in found] == [o.name for o in problem.operators]
-    sides = dict(zip((o.name for o in problem.operators), decision.placed.on_device, strict=True))
+    sides = dict(zip((o.name for o in problem.operators), decision.placement.on_device, strict=True))
     assert {w.stream for w in found} == {"cpu", "gpu"}
     assert all((w.stream == "gpu") == sides[w.name] for w in found)
 
@@ -185,7 +185,7 @@ def test_a_host_layer_of_a_large_prompt_is_streamed_and_computed_on_the_card() -
     decision = decide(problem, "layers", Workload(512, 8, 1024), "mixed")
     made = check(problem, decision)
     name = problem.operators[0].name
-    assert not decision.placed.on_device[0]
+    assert not decision.placement.on_device[0]
     assert {(w.stream, w.kind) for w in made.prompt.works if w.name == name} == {("in", "weights"), ("gpu", "operator")}
     assert {"cache", "weights"} <= {w.kind for w in made.prompt.works} and "weights" not in {
         w.kind for w in made.token.works
@@ -205,7 +205,7 @@ def test_a_plan_that_splits_what_the_device_cannot_compute_is_refused() -> None:
     problem = small_problem(PAIR, 700_000)
     decision = decide(problem, "split", LOAD, "mixed")
     check(problem, decision)
-    assert decision.placed.slices is not None
+    assert decision.placement.is_sliced
     on_cpu = tuple(case for case in problem.profile.cases if case.device == "CPU")
     without = replace(problem, profile=replace(problem.profile, cases=on_cpu))
     assert on_cpu

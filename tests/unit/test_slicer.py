@@ -22,7 +22,7 @@ from oallama.cost.slices import Block, BlockType, Cut, Pricing
 from oallama.cost.timeline import Timeline, timeline
 from oallama.cost.whole import cpu_seconds, placement_seconds
 from oallama.place.memory import SLOT_PADDING, ledger, ring_bytes, staging_bytes
-from oallama.place.placement import Placed, nothing_there, placed_by_plan
+from oallama.place.placement import Placement, nothing_there, placed_by_plan
 from oallama.place.placement import placements as as_placements
 from oallama.place.price import price
 from oallama.place.problem import LoadBytes, Problem, costs_over
@@ -46,7 +46,7 @@ def without_gap(of: BlockType) -> BlockType:
 
 
 class Probe:
-    def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
+    def __call__(self, load: Workload, placed: Placement) -> LoadBytes:
         return LoadBytes(0, 0, 0, 0, 10**9)
 
 
@@ -144,20 +144,20 @@ def test_a_repacked_layout_is_given_up_or_kept_twice_where_prompts_are_long() ->
 #
 
 
-def on_device(ops: list[Operator], *roles: str) -> Placed:
-    return Placed(tuple(op.role in roles for op in ops), 0)
+def on_device(ops: list[Operator], *roles: str) -> Placement:
+    return Placement.whole(tuple(op.role in roles for op in ops), 0)
 
 
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output", "output")
 
 
-def sliced(made: Problem, placed: Placed, room: int, weights_room: int) -> tuple[SlicePlan, Placed] | None:
+def sliced(made: Problem, placed: Placement, room: int, weights_room: int) -> tuple[SlicePlan, Placement] | None:
     slicer = Slicer(made, LOAD)
     plan = slicer.plan(placed, room, weights_room)
     return None if plan is None else (plan, slicer.placed(placed, plan))
 
 
-def solved(world: World, weights_room: int = 300_000, *sharing: Sharing) -> tuple[list[Operator], SlicePlan, Placed]:
+def solved(world: World, weights_room: int = 300_000, *sharing: Sharing) -> tuple[list[Operator], SlicePlan, Placement]:
     """With enough room for staging, and so many bytes for slices; both FFNs together have 884,736."""
     ops = llama(2)
     found = sliced(problem(world, ops, *sharing), on_device(ops, *ATTENTION), 10**8, weights_room)
@@ -167,8 +167,8 @@ def solved(world: World, weights_room: int = 300_000, *sharing: Sharing) -> tupl
 
 def test_a_solved_plan_is_a_record_that_can_be_written_and_run() -> None:
     ops, plan, placed = solved(replace(SLOW_CPU, cpu_rate=4e8))
-    assert placed.slices is not None
-    placements = as_placements(ops, replace(placed, layouts=placed.slices.layouts))
+    assert placed.is_sliced
+    placements = as_placements(ops, placed)
     assert [p.name for p in placements] == [op.name for op in ops]
     by_role = dict(zip((op.role for op in ops), placements, strict=False))
     assert by_role["attn_q"].gg == by_role["output"].gg == 1
@@ -180,12 +180,18 @@ def test_a_solved_plan_is_a_record_that_can_be_written_and_run() -> None:
     memory = ledger(10**9, 0.9, plan.weights_bytes, 0, 0, 0, plan.staging_bytes)
     record = Plan(
         "m.gguf", "f" * 64, "", "RPC0", "scheinfer", LOAD, placements, 3, memory, None, plan.token_assignment,
-        placed.slices.settings,
+        placed.streaming,
     )  # fmt: skip
     assert Plan.from_json(record.to_json()) == record
     record.check(replace(model(2), fingerprint="f" * 64), ops)
     again = placed_by_plan(2, ops, record)
-    assert (again.on_device, again.slices) == (placed.on_device, placed.slices)
+    assert (again.on_device, again.gg, again.cg, again.layouts) == (
+        placed.on_device,
+        placed.gg,
+        placed.cg,
+        placed.layouts,
+    )
+    assert (again.device_bytes, again.streaming) == (placed.device_bytes, placed.streaming)
 
 
 def test_with_nothing_sliced_the_price_is_the_one_of_whole_operators() -> None:
@@ -195,7 +201,7 @@ def test_with_nothing_sliced_the_price_is_the_one_of_whole_operators() -> None:
     assert found is not None
     plan, placed = found
     assert plan.is_empty
-    expected = price(problem(far, ops), LOAD, replace(placed, slices=None))
+    expected = price(problem(far, ops), LOAD, Placement.whole(placed.on_device, placed.first_device_layer))
     assert plan.prefill_s == pytest.approx(expected.ttft_s)
     assert plan.decode_s == pytest.approx(expected.tpot_s)
 
@@ -255,7 +261,7 @@ def test_blocks_are_of_what_is_on_the_host_and_know_what_lies_between_them(first
     )
     made = replace(problem(SLOW_CPU, ops), profile=replace(profile, rest=rest))
     there = tuple((2 if op.layer is None else op.layer) >= first_device_layer and "ffn" not in op.role for op in ops)
-    whole = Placed(there, first_device_layer)
+    whole = Placement.whole(there, first_device_layer)
     found = Slicer(made, LOAD).blocks(whole)
     members = [i for block in found for i in block.operators]
     assert sorted(members) == [i for i, on in enumerate(there) if not on]
@@ -281,7 +287,7 @@ def test_tokens_of_a_prompt_are_assigned_in_all_blocks_but_the_output() -> None:
 def test_what_is_on_the_device_stays_there() -> None:
     ops = llama(2)
     made = problem(SLOW_CPU, ops)
-    assert sliced(made, Placed((True,) * len(ops), 0), 10**6, 10**6) is None
+    assert sliced(made, Placement.whole((True,) * len(ops), 0), 10**6, 10**6) is None
     found = sliced(made, nothing_there(len(ops), 0), 10**8, 10**6)
     assert found is not None
     cut = {
@@ -356,4 +362,4 @@ def test_without_streaming_nothing_is_copied() -> None:
     plan = slicer.plan(on_device(ops, *ATTENTION), 10**8, 300_000)
     assert plan is not None and not plan.streams and not plan.is_empty
     placed = slicer.placed(on_device(ops, *ATTENTION), plan)
-    assert placed.slices is not None and placed.slices.settings is None
+    assert placed.is_sliced and placed.streaming is None

@@ -20,7 +20,7 @@ from oallama.cost.slices import Cut
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.place.decide import decide
 from oallama.place.memory import staging_bytes
-from oallama.place.placement import Placed, cpu, n_gpu_layers, placed_by_plan
+from oallama.place.placement import Placement, cpu, n_gpu_layers, placed_by_plan
 from oallama.place.price import price
 from oallama.place.problem import LoadBytes, costs_of
 from oallama.place.sharing import SlicePlan, Slicer
@@ -28,11 +28,11 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 
 
-def gg_of(placed: Placed) -> tuple[int, ...]:
-    return placed.slices.gg if placed.slices else (0,) * len(placed.on_device)
+def gg_of(placed: Placement) -> tuple[int, ...]:
+    return placed.gg
 
 
-def sliced(placed: Placed) -> bool:
+def sliced(placed: Placement) -> bool:
     return any(gg_of(placed))
 
 
@@ -124,7 +124,7 @@ def test_what_is_whole_on_the_device_is_not_split() -> None:
     ops = llama(N_LAYER)
     on_device = tuple(op.layer == 1 and op.role.startswith("ffn_") for op in ops)
     slicer = Slicer(problem(PAIR, 10**9, ops), LOAD, streams=False)
-    plan = slicer.plan(Placed(on_device, 1), 10**9, 10**9)
+    plan = slicer.plan(Placement.whole(on_device, 1), 10**9, 10**9)
     assert plan is not None
     cut_there = {
         (ops[i].layer, ops[i].role)
@@ -144,7 +144,7 @@ def test_what_is_whole_on_the_device_is_not_split() -> None:
 def test_slices_alone_need_nothing_of_llama_cpp_on_the_device() -> None:
     made = problem(PAIR, free=10**8)
     decision = decide(made, "split", LOAD, "mixed")
-    placed, memory = decision.placed, decision.memory
+    placed, memory = decision.placement, decision.memory
     assert n_gpu_layers(N_LAYER, placed) == 0
     assert not any(placed.on_device)
     assert (memory.kv, memory.compute) == (0, 0)
@@ -167,24 +167,24 @@ def test_split_is_within_the_memory_and_never_predicted_slower_than_oato(world: 
     made = problem(world, free, compute_per_token=100)
     split = decide(made, "split", LOAD, "mixed")
     assert split.memory.spare >= 0
-    assert split.placed.seconds <= decide(made, "cpu", LOAD, "mixed").placed.seconds
-    assert split.placed.seconds <= decide(made, "oato", LOAD, "mixed").placed.seconds + 1e-12
-    assert decide(made, "auto", LOAD, "mixed").placed.seconds <= split.placed.seconds
+    assert split.placement.seconds <= decide(made, "cpu", LOAD, "mixed").placement.seconds
+    assert split.placement.seconds <= decide(made, "oato", LOAD, "mixed").placement.seconds + 1e-12
+    assert decide(made, "auto", LOAD, "mixed").placement.seconds <= split.placement.seconds
 
 
 def test_a_large_fast_device_takes_everything_whole() -> None:
     decision = decide(problem(GPU, free=10**8), "split", LOAD, "mixed")
-    assert all(decision.placed.on_device)
-    assert decision.placed.slices is None
+    assert all(decision.placement.on_device)
+    assert not decision.placement.is_sliced
 
 
 def test_beside_whole_operators_slices_use_what_is_left() -> None:
     load = replace(LOAD, n_ubatch=8)
     made = problem(GPU, free=1_600_000, compute_per_token=100)
     decision = decide(made, "split", load, "mixed")
-    assert any(decision.placed.on_device)
-    assert sliced(decision.placed)
-    assert decision.placed.seconds < decide(made, "oato", load, "mixed").placed.seconds
+    assert any(decision.placement.on_device)
+    assert sliced(decision.placement)
+    assert decision.placement.seconds < decide(made, "oato", load, "mixed").placement.seconds
     assert decision.memory.kv > 0
     assert decision.memory.staging > 0
 
@@ -201,13 +201,13 @@ def test_the_micro_batch_is_lowered_where_activations_would_take_the_room_of_sli
     decision = decide(problem(PAIR, free=10**6), "split", load, "mixed")
     assert decision.workload.n_ubatch < 512
     assert "micro-batch lowered from 512" in decision.notes[0]
-    assert sliced(decision.placed)
+    assert sliced(decision.placement)
 
 
 def test_where_nothing_gains_the_device_stays_empty_and_it_is_said() -> None:
     made = problem(replace(PAIR, launch_s=1.0, link=LinearFit(1.0, 0.0, 1.0)), free=10**8)
     decision = decide(made, "split", LOAD, "mixed")
-    assert not decision.placed.uses_device(N_LAYER)
+    assert not decision.placement.uses_device(N_LAYER)
     assert "nothing is placed on RPC0" in decision.notes[0]
     assert plan_of(made, decision).device == "none"
 
@@ -241,7 +241,7 @@ def test_the_plan_names_fractions_layouts_and_the_device() -> None:
     assert (document["policy"], document["device"], document["n_gpu_layers"]) == ("split", "rpc-worker", 0)
     assert Plan.from_json(document) == plan
     rows = {row["name"]: row for row in document["operators"]}
-    for op, elements in zip(made.operators, gg_of(decision.placed), strict=True):
+    for op, elements in zip(made.operators, gg_of(decision.placement), strict=True):
         row = rows[op.name]
         assert row["gg"] == elements / cut_extent(op)
         assert row["gg"] + row["cg"] + row["cc"] == pytest.approx(1, abs=1e-12)
@@ -250,7 +250,7 @@ def test_the_plan_names_fractions_layouts_and_the_device() -> None:
         assert (gg, cc % cut_granularity(op)) == (elements, 0) if elements else (gg, cc) == (0, cut_extent(op))
     again = placed_by_plan(N_LAYER, made.operators, plan)
     assert (gg_of(again), again.on_device, again.first_device_layer) == (
-        gg_of(decision.placed), decision.placed.on_device, decision.placed.first_device_layer
+        gg_of(decision.placement), decision.placement.on_device, decision.placement.first_device_layer
     )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def test_routed_and_shared_experts_are_blocks_of_their_own_and_mla_stacks_stay_w
     made = problem(PAIR, free=10**8, ops=ops)
     decision = decide(made, "split", LOAD, "mixed")
     plan_of(made, decision).check(model(N_LAYER), ops)
-    split = {op.role for op, elements in zip(ops, gg_of(decision.placed), strict=True) if elements}
+    split = {op.role for op, elements in zip(ops, gg_of(decision.placement), strict=True) if elements}
     assert split == {op.role for op in ops if op.role.endswith(("_exps", "_shexp"))}
 
 
@@ -295,35 +295,35 @@ def test_where_llama_cpp_cannot_use_the_device_only_slices_go_there(policy: str)
     made = replace(problem(GPU, free=10**8), slices_only=True)
     decision = decide(made, policy, LOAD, "mixed")
     assert decision.policy in (("split", "scheinfer") if policy == "auto" else (policy,))
-    assert n_gpu_layers(N_LAYER, decision.placed) == 0
-    assert sliced(decision.placed)
-    assert not any(decision.placed.on_device)
+    assert n_gpu_layers(N_LAYER, decision.placement) == 0
+    assert sliced(decision.placement)
+    assert not any(decision.placement.on_device)
 
 
 def test_what_a_load_takes_beside_whole_operators_is_taken_off_their_room() -> None:
     """Every load takes half a megabyte more on the device than what was said with nothing there."""
     made = problem(GPU, free=1_600_000, compute_per_token=100)
 
-    def hiding(load: Workload, placed: Placed) -> LoadBytes:
+    def hiding(load: Workload, placed: Placement) -> LoadBytes:
         taken = made.probe(load, placed)
         return replace(taken, compute=taken.compute + 500_000 * any(placed.on_device))
 
     load = replace(LOAD, n_ubatch=8)
     exact, hidden = (decide(replace(made, probe=p), "split", load, "mixed") for p in (made.probe, hiding))
     assert hidden.memory.spare >= 0
-    assert sum(hidden.placed.on_device) < sum(exact.placed.on_device)
+    assert sum(hidden.placement.on_device) < sum(exact.placement.on_device)
 
 
 def test_where_whole_operators_never_fit_slices_are_what_is_left() -> None:
     made = problem(GPU, free=1_000_000, compute_per_token=100)
 
-    def insatiable(load: Workload, placed: Placed) -> LoadBytes:
+    def insatiable(load: Workload, placed: Placement) -> LoadBytes:
         taken = made.probe(load, placed)
         return replace(taken, kv=taken.kv + 10**7 * any(placed.on_device))
 
     decision = decide(replace(made, probe=insatiable), "split", replace(LOAD, n_ubatch=8), "mixed")
-    assert not any(decision.placed.on_device)
-    assert sliced(decision.placed)
+    assert not any(decision.placement.on_device)
+    assert sliced(decision.placement)
     assert decision.memory.spare >= 0
 
 
@@ -331,7 +331,7 @@ def test_a_plan_that_lost_its_prediction_is_priced_anew() -> None:
     """As the engine leaves it where a cut moved."""
     made = problem(PAIR, 10**8)
     decision = decide(made, "split", LOAD, "mixed")
-    assert sliced(decision.placed)
+    assert sliced(decision.placement)
     plan = replace(plan_of(made, decision), predicted=None)
     found = price(made, plan.workload, placed_by_plan(N_LAYER, made.operators, plan))
     assert found.ttft_s == pytest.approx(decision.predicted.ttft_s)

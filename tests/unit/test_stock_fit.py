@@ -11,14 +11,14 @@ from oallama.cost.kernels import Kernels
 from oallama.cost.passes import Pass
 from oallama.cost.rates import transfer_rates
 from oallama.cost.whole import Costs, operator_costs
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.policies.stock import stock_fit
 from oallama.profile.described import described
 
 DECODE = (Pass(1, 256, 1),)
 
 
-def fitted(n_expert: int, room: int, share_of_layer: float = 0.0) -> tuple[Placed, list[Operator]]:
+def fitted(n_expert: int, room: int, share_of_layer: float = 0.0) -> tuple[Placement, list[Operator]]:
     """The placement in `room` bytes, of which each layer on the device takes a share beside its operators."""
     of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
     ops = operators(of, "Q4_0")
@@ -28,7 +28,7 @@ def fitted(n_expert: int, room: int, share_of_layer: float = 0.0) -> tuple[Place
     return stock_fit(costs, ops, lambda first: room - int(share_of_layer * (of.n_layer - min(first, of.n_layer)))), ops
 
 
-def there(placed: Placed, ops: list[Operator]) -> list[Operator]:
+def there(placed: Placement, ops: list[Operator]) -> list[Operator]:
     return [op for op, on in zip(ops, placed.on_device, strict=True) if on]
 
 

@@ -172,8 +172,8 @@ def makespan(made: Problem, load: Workload, phase: Phase) -> Makespan | None:
 def test_operators_are_whole_on_one_side_and_both_sides_have_some() -> None:
     made = problem(LEVEL, free=10**7, gpu_weights=0.0)
     decision = decide(made, "twinpilots", LOAD, "decode")
-    slices = decision.placed.slices
-    assert slices is not None and not any(slices.gg)
+    slices = decision.placement
+    assert slices.is_sliced and not any(slices.gg)
     found = where(decision, made.operators)
     assert set(found.values()) == {"cpu", "streamed"}
     extents = {of.shape[1] if of.role != "ffn_down" else of.shape[0] for of in made.operators}
@@ -186,8 +186,8 @@ def test_operators_are_whole_on_one_side_and_both_sides_have_some() -> None:
 def test_where_the_device_would_only_lengthen_it_all_stays_on_the_cpu() -> None:
     made = problem(World(cpu_rate=1e12, device_rate=1e4), free=10**7)
     decision = decide(made, "twinpilots", LOAD, "mixed")
-    assert not decision.placed.uses_device(made.graph.n_layer)
-    assert decision.placed.seconds == pytest.approx(decide(made, "cpu", LOAD, "mixed").placed.seconds)
+    assert not decision.placement.uses_device(made.graph.n_layer)
+    assert decision.placement.seconds == pytest.approx(decide(made, "cpu", LOAD, "mixed").placement.seconds)
 
 
 def test_the_note_has_the_makespan_and_the_predicted_times_stay_the_timelines() -> None:
@@ -195,17 +195,17 @@ def test_the_note_has_the_makespan_and_the_predicted_times_stay_the_timelines() 
     decision, least = decide(made, "twinpilots", LOAD, "mixed"), makespan(made, LOAD, "mixed")
     assert least is not None
     (note,) = (note for note in decision.notes if note.startswith("makespan "))
-    assert "graph order" in note and format_seconds(decision.placed.seconds) in note
-    assert decision.predicted.total_s == pytest.approx(decision.placed.seconds)
+    assert "graph order" in note and format_seconds(decision.placement.seconds) in note
+    assert decision.predicted.total_s == pytest.approx(decision.placement.seconds)
     assert least.seconds < decision.predicted.total_s
 
 
 def test_the_cpu_has_its_share_even_where_the_device_has_room_for_all() -> None:
     """Both sides are taken to work at the same time, so the makespan is less with some on a slow CPU, too."""
     made = problem(SLOW, free=10**8)
-    placed, least = decide(made, "twinpilots", LOAD, "mixed").placed, makespan(made, LOAD, "mixed")
+    placed, least = decide(made, "twinpilots", LOAD, "mixed").placement, makespan(made, LOAD, "mixed")
     assert least is not None and least.cpu_s > 0
-    assert not all(placed.on_device) and placed.slices is None
+    assert not all(placed.on_device) and not placed.is_sliced
 
 
 @settings(max_examples=examples(15))

@@ -161,7 +161,7 @@ def test_the_ledger_is_in_proportion_to_the_layers_there():
     of = problem(sized(1000))
     row = what_if(of, sized(1000), LOAD)
     assert row.stock.memory.kv == 4 * MIB and row.stock.memory.compute == MIB
-    half = of.probe(LOAD, replace(row.stock.placed, first_device_layer=2))
+    half = of.probe(LOAD, replace(row.stock.placement, first_device_layer=2))
     assert half.kv == 2 * MIB
     assert half.weights_gpu == sum(op.bytes for op in of.operators)
 
@@ -170,8 +170,10 @@ def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(monkeypat
     of, one = problem(sized(12)), MIB // 2
     monkeypatch.setitem(RUNTIME_BYTES, "CUDA", one)
     fit, split, cpu = (decide(of, policy, LOAD, "mixed") for policy in ("layers", "hetegen", "cpu"))
-    assert fit.placed.llama_uses_device(of.graph.n_layer) and fit.placed.slices is None and fit.memory.runtime == one
-    assert split.placed.slices.use_device and split.memory.runtime == 2 * one
+    assert (
+        fit.placement.llama_uses_device(of.graph.n_layer) and not fit.placement.is_sliced and fit.memory.runtime == one
+    )
+    assert split.placement.is_sliced and split.memory.runtime == 2 * one
     assert cpu.memory.runtime == 0
     for memory in (fit.memory, split.memory):
         used = memory.weights_gpu + memory.kv + memory.compute + memory.staging

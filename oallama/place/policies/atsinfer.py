@@ -15,7 +15,7 @@ from math import gcd, inf
 
 from oallama.cost.graph import Crossings
 from oallama.cost.whole import Costs
-from oallama.place.placement import Budget, Placed, cpu, placed_whole
+from oallama.place.placement import Budget, Placement, cpu, placed_whole
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
 
@@ -34,7 +34,7 @@ class Link:
     leave_s: float  # before it, where it is on the host and the one before it is not
 
 
-def chained(costs: Costs, budget: Budget) -> Placed:
+def chained(costs: Costs, budget: Budget) -> Placement:
     """The placement with the least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
     n_layer = costs.graph.n_layer
     first = next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
@@ -46,7 +46,7 @@ def chained(costs: Costs, budget: Budget) -> Placed:
     "atsinfer", "operators by dynamic programming over a chain",
     published="ATSInfer's placement alone: nothing is planned anew while it runs",
 )  # fmt: skip
-def atsinfer(problem: Problem, room: Room) -> Iterable[Placed]:
+def atsinfer(problem: Problem, room: Room) -> Iterable[Placement]:
     yield chained(room.costs, room.operator_bytes)
 
 

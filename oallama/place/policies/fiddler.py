@@ -21,13 +21,13 @@ from oallama.cost.whole import Costs
 from oallama.place.affinity import fill
 from oallama.place.cutting import CutBlocks, TokenTable, pass_seconds
 from oallama.place.memory import most_n_g, staging_bytes
-from oallama.place.placement import Placed, cpu, placed_whole, whole_bytes
+from oallama.place.placement import Placement, cpu, placed_whole, whole_bytes
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
 from oallama.place.sharing import Slicer
 
 
-def experts_last(costs: Costs, operators: Sequence[Operator], first: int, room: int) -> Placed:
+def experts_last(costs: Costs, operators: Sequence[Operator], first: int, room: int) -> Placement:
     """Whatever is no expert in the layers from `first` on, then the experts of whole layers from the end, as fits."""
     experts: dict[int, list[int]] = {}
     others: list[int] = []
@@ -63,7 +63,7 @@ def token_table(first: int | None, most: int) -> TokenTable:
     return tuple(dict.fromkeys(((n, g) for n, g in ((first - 1, 0), (first, first), (most, most)) if n)))
 
 
-def with_split(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: bool) -> Placed | None:
+def with_split(slicer: Slicer, whole: Placement, phase: Phase, room: int, copies: bool) -> Placement | None:
     """`whole` with the experts in host memory held by the split back end: computed by the CPU, or copied to the device
     for batches for which that pays. Without the back end llama.cpp would copy them for every large batch.
 
@@ -88,7 +88,7 @@ def with_split(slicer: Slicer, whole: Placed, phase: Phase, room: int, copies: b
     "fiddler", "whatever is no expert on the device, experts copied for large batches", streams=True,
     published="Fiddler's choice by tokens holds for all experts of a batch at once, not for each by its own",
 )  # fmt: skip
-def fiddler(problem: Problem, room: Room) -> Iterable[Placed]:
+def fiddler(problem: Problem, room: Room) -> Iterable[Placement]:
     """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the
     ring takes room from experts, so that all ways are compared."""
     operators, costs, phase = problem.operators, room.costs, room.asked.phase
@@ -102,9 +102,9 @@ def fiddler(problem: Problem, room: Room) -> Iterable[Placed]:
         copying = with_split(
             slicer, experts_last(costs, operators, first, min(left, weights_bytes)), phase, all_bytes, True
         )
-        if copying is None or copying.slices is None:
+        if copying is None:
             break
-        left = all_bytes - copying.slices.staging_bytes
+        left = all_bytes - copying.staging_bytes
         if whole_bytes(operators, copying.on_device) <= left:
             yield copying
             break

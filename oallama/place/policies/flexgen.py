@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from oallama.cost.slices import BlockType, Cut
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.policies.modules import Module, modules_in, place_modules
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
@@ -52,6 +52,6 @@ def _reversed_bits(number: int, n_bits: int) -> int:
     published="FlexGen's place of weights alone: not its attention on the CPU, its schedule of batches or its linear "
     "program",
 )  # fmt: skip
-def flexgen(problem: Problem, room: Room) -> Iterable[Placed]:
+def flexgen(problem: Problem, room: Room) -> Iterable[Placement]:
     slicer, base, found = modules_in(problem, room, streamed)
     yield place_modules(slicer, found, order(found), base, room.costs, room.asked.phase, *room.cut_bytes())

@@ -18,7 +18,7 @@ from math import ceil
 
 from oallama.cost.rates import SliceRates, interference_at
 from oallama.cost.slices import BlockType, Cut, Gemms, Pricing
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.policies.modules import Module, modules_in, place_modules
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
@@ -130,7 +130,7 @@ def order(found: Sequence[Module], on: Pricing) -> list[int]:
     published="HeteGen's shares and promotion alone: weights are pinned for good, not while it runs, and gate, up and "
     "down whose shares are equal are joined once",
 )  # fmt: skip
-def hetegen(problem: Problem, room: Room) -> Iterable[Placed]:
+def hetegen(problem: Problem, room: Room) -> Iterable[Placement]:
     on = room.slicer(room.workload).on
     slicer, base, found = modules_in(problem, room, partial(cut, on=on))
     yield place_modules(slicer, found, order(found, on), base, room.costs, room.asked.phase, *room.cut_bytes())

@@ -18,7 +18,7 @@ from oallama.cost.whole import Costs, placement_seconds
 from oallama.place.affinity import fill
 from oallama.place.cutting import CutBlocks
 from oallama.place.memory import staging_bytes
-from oallama.place.placement import Placed, nothing_there
+from oallama.place.placement import Placement, nothing_there
 from oallama.place.policies.registry import Room
 from oallama.place.problem import Problem, costs_of
 from oallama.place.sharing import Slicer
@@ -39,14 +39,14 @@ class Module:
 CutOf = Callable[[BlockType], Cut]
 
 
-def modules_in(problem: Problem, room: Room, cut_of: CutOf) -> tuple[Slicer, Placed, tuple[Module, ...]]:
+def modules_in(problem: Problem, room: Room, cut_of: CutOf) -> tuple[Slicer, Placement, tuple[Module, ...]]:
     """(prices of cut blocks, the placement without operators on the device, the modules that may go there)."""
     slicer, base = room.slicer(room.workload), nothing_there(len(problem.operators), room.first_device_layer)
     return slicer, base, modules(slicer, costs_of(problem, room.workload, "decode"), problem.operators, base, cut_of)
 
 
 def modules(
-    slicer: Slicer, costs: Costs, operators: Sequence[Operator], base: Placed, cut_of: CutOf
+    slicer: Slicer, costs: Costs, operators: Sequence[Operator], base: Placement, cut_of: CutOf
 ) -> tuple[Module, ...]:
     """List what may go to the device beside `base`, in graph order. costs: of one token; cut_of: from a linear
     operator, as a block by itself, to its cut."""
@@ -72,12 +72,12 @@ def place_modules(
     slicer: Slicer,
     found: Sequence[Module],
     order: Sequence[int],
-    base: Placed,
+    base: Placement,
     costs: Costs,
     phase: Phase,
     room: int,
     weights_room: int,
-) -> Placed:
+) -> Placement:
     """The first modules of the order on the device, passing over what does not fit, and the others cut.
 
     order: indices of modules. costs: over the phase. base: what is there beside them; only modules of layers whose
@@ -112,16 +112,16 @@ def placed_modules(
     slicer: Slicer,
     found: Sequence[Module],
     there: Collection[int],
-    base: Placed,
+    base: Placement,
     costs: Costs,
     phase: Phase,
     staging: int,
-) -> Placed:
+) -> Placement:
     """These modules whole on the device beside `base`, and the others as they are cut; staging: bytes that takes."""
     inside = {i for n in there for i in found[n].operators}
     on_device = tuple(whole or i in inside for i, whole in enumerate(base.on_device))
     seconds = placement_seconds(costs, on_device, base.first_device_layer)
-    whole = replace(base, on_device=on_device, seconds=seconds, iterations=1)
+    whole = Placement.whole(on_device, base.first_device_layer, seconds, 1)
     cuts = {m.operators: m.cut[1] for i, m in enumerate(found) if i not in there and m.cut is not None}
     if all(cut.is_whole for cut in cuts.values()):
         return whole

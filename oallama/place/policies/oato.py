@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oallama.place.placement import Placed
+from oallama.place.placement import Placement
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
 from oallama.place.whole import exchange, search
@@ -14,7 +14,7 @@ from oallama.place.whole import exchange, search
     "oato", "operators by GPU affinity",
     reason="with crossings counted, no operator is predicted to be faster there (--fill full uses it anyway)",
 )  # fmt: skip
-def oato(problem: Problem, room: Room) -> Iterable[Placed]:
+def oato(problem: Problem, room: Room) -> Iterable[Placement]:
     rules = room.asked.rules
     filled = search(
         room.costs, problem.operators, room.operator_bytes, affinity=rules.affinity, rule=rules.fill

@@ -17,7 +17,7 @@ from oallama.core.types import Phase, PrefetchMode, StreamSettings, Workload
 from oallama.cost.whole import Costs
 from oallama.place.affinity import AffinityRule, FillRule
 from oallama.place.memory import CorrectedRoom, DeviceMemory, for_weights
-from oallama.place.placement import Decision, Placed
+from oallama.place.placement import Candidate, Placement
 from oallama.place.problem import Problem, capacity_of, costs_of, device_memory, operators_limit, own_bytes
 from oallama.place.sharing import Slicer
 from oallama.place.verify import nothing_placed, on_cpu, verify
@@ -65,7 +65,7 @@ class Room:
     slicer: Callable[..., Slicer]  # prices of blocks that are cut, for a workload
     has_llama: bool = True  # False: llama.cpp is on the CPU alone, so that only slices may be on the device
     notes: tuple[str, ...] = ()  # on what was lowered to make this room
-    last: Placed | None = None  # what was proposed for this room before it was corrected
+    last: Placement | None = None  # what was proposed for this room before it was corrected
     to_beat_s: float = inf  # of what is proposed for another room
 
     def operator_bytes(self, first_device_layer: int) -> int:
@@ -86,8 +86,8 @@ class Room:
         return room, for_weights(room, memory.operators_limit, used)
 
 
-Propose = Callable[[Problem, Room], Iterable[Placed]]
-Decide = Callable[[Problem, Asked], Decision]
+Propose = Callable[[Problem, Room], Iterable[Placement]]
+Decide = Callable[[Problem, Asked], Candidate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def policy(
     reason = reason or f"{name} finds nothing that fits it"
 
     def made(propose: Propose) -> Policy:
-        def decide(problem: Problem, asked: Asked) -> Decision:
+        def decide(problem: Problem, asked: Asked) -> Candidate:
             if published and problem.slices_only:
                 raise UsageError(
                     f"policy {name} keeps whole operators on the device, and llama.cpp can keep none on "
@@ -138,7 +138,7 @@ ROUNDS = 6
 
 def best_verified(
     problem: Problem, name: str, asked: Asked, propose: Propose, reason: str, slices_alone: bool = False
-) -> Decision:
+) -> Candidate:
     """The best of what `propose` yields: the fastest; of OATO as published the one that uses the device best.
 
     What llama.cpp takes beside operators is only known from a dry load. So the fastest proposal is verified by one, and
@@ -149,13 +149,13 @@ def best_verified(
     if not rooms:
         return replace(on_cpu(problem, asked.workload, asked.phase), notes=notes)
     capacity, corrected = rooms[0].memory.capacity, [CorrectedRoom(room.memory) for room in rooms]
-    proposed: dict[int, Placed] = {}  # by room
-    best: Decision | None = None
-    last: Decision | None = None
+    proposed: dict[int, Placement] = {}  # by room
+    best: Candidate | None = None
+    last: Candidate | None = None
     open_rooms = list(range(len(rooms)))
 
-    def key(decision: Decision) -> float:
-        return decision.memory.spare if asked.rules.affinity == "paper" else decision.placed.seconds
+    def key(decision: Candidate) -> float:
+        return decision.memory.spare if asked.rules.affinity == "paper" else decision.placement.seconds
 
     for _ in range(ROUNDS):
         for i in open_rooms:
@@ -170,8 +170,8 @@ def best_verified(
         last = verified(problem, name, rooms[i], proposed.pop(i))
         if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
             best = last
-            proposed = {i: placed for i, placed in proposed.items() if placed.seconds < last.placed.seconds}
-        learned = corrected[i].learn(last.placed.first_device_layer, own_bytes(problem, last.placed), last.memory)
+            proposed = {i: placed for i, placed in proposed.items() if placed.seconds < last.placement.seconds}
+        learned = corrected[i].learn(last.placement.first_device_layer, own_bytes(problem, last.placement), last.memory)
         open_rooms = [i] if learned else []
     if best is not None:
         return best
@@ -202,7 +202,7 @@ def _rooms(problem: Problem, asked: Asked, slices_alone: bool) -> tuple[list[Roo
     return made, notes
 
 
-def verified(problem: Problem, policy: str, room: Room, placed: Placed) -> Decision:
+def verified(problem: Problem, policy: str, room: Room, placed: Placement) -> Candidate:
     """A proposal with the ledger of a dry load."""
     workload, costs = room.workload, room.costs
     if placed.n_ubatch is not None and placed.n_ubatch != workload.n_ubatch:

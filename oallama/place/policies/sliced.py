@@ -18,7 +18,7 @@ from oallama.core.types import Operator, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
 from oallama.cost.whole import Costs
-from oallama.place.placement import Budget, Decision, Placed, cpu, placed_whole, whole_bytes
+from oallama.place.placement import Budget, Candidate, Placement, cpu, placed_whole, whole_bytes
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import SMALLEST_UBATCH, Problem, costs_of
 from oallama.place.sharing import N_VALUES, SlicePlan
@@ -60,7 +60,7 @@ class Trial:
     """Whole operators, and the cuts of what these leave on the host."""
 
     workload: Workload  # its micro-batch may be lowered
-    whole: Placed
+    whole: Placement
     room: tuple[int, int]  # bytes of the device: for cuts and their staging, and for cuts alone
     seconds: float  # of the phase, cuts included
     n_slots: int = N_SLOTS[0]  # of the ring that cuts are streamed through
@@ -85,7 +85,7 @@ class SliceSearch:
         ahead = streams and room.asked.rules.prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
 
-    def best(self) -> Iterator[Placed]:
+    def best(self) -> Iterator[Placement]:
         """Yield the placement with the least predicted time in the room, if anything fits it."""
         found = self._beside() if self._room.has_llama else list(self._alone())
         if not found:
@@ -135,7 +135,7 @@ class SliceSearch:
         looked: dict[Sides, Trial] = {}
         transfers, found = Transfers(costs), dict[float, Trial]()
 
-        def look(whole: Placed) -> Trial:
+        def look(whole: Placement) -> Trial:
             sides = whole.on_device, whole.first_device_layer
             if sides not in looked:
                 made = self._cut(self._trial(room.workload, whole), COARSE_VALUES)
@@ -147,7 +147,7 @@ class SliceSearch:
                 looked[sides] = made
             return looked[sides]
 
-        def filled(share: float) -> Placed:
+        def filled(share: float) -> Placement:
             """OATO's placement in a share of the room."""
             quick: dict[str, Any] = {"granularities": ("block",), "first_layers": (0,)} if self._quick else {}
             return search(costs, operators, self._budget(share), transfers=transfers, **quick)
@@ -188,7 +188,7 @@ class SliceSearch:
 
         return budget
 
-    def _attention(self) -> list[Placed]:
+    def _attention(self) -> list[Placement]:
         """Attention whole on the device, of all layers and of the last ones, where it fits."""
         room, operators, n_layer = self._room, self._problem.operators, self._problem.graph.n_layer
         parts = QUICK_ATTENTION if self._quick else ATTENTION
@@ -209,7 +209,7 @@ class SliceSearch:
         others = (self._cut(best, self._fine_values, n) for n in self._n_slots if n != best.n_slots)
         return min([best, *others], key=_seconds)
 
-    def _trial(self, workload: Workload, whole: Placed) -> Trial:
+    def _trial(self, workload: Workload, whole: Placement) -> Trial:
         used = whole_bytes(self._problem.operators, whole.on_device)
         return Trial(workload, whole, self._room.cut_bytes(whole.first_device_layer, used), whole.seconds)
 
@@ -231,7 +231,7 @@ def _uncut(trial: Trial) -> Trial:
     return replace(trial, plan=None, seconds=trial.whole.seconds)
 
 
-def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> Placed:
+def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> Placement:
     """Place all but FFNs of the layers from this one on whole on the device, norms and KV with it, whatever memory that
     takes. FFNs that are then sliced live there too (cost/blocks.py, residents): one block a layer is left to join."""
     on_device = [
@@ -264,8 +264,8 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
 #
 
 
-def has_hot(decision: Decision) -> bool:
-    return decision.placed.slices is not None and decision.placed.slices.hot_bytes > 0
+def has_hot(decision: Candidate) -> bool:
+    return decision.placement.hot_bytes > 0
 
 
 def hot_fault(operators: Sequence[Operator], routing: Routing | None) -> str:
@@ -287,22 +287,22 @@ NOTHING = "no operator, and no part of one, is predicted to make it faster there
 
 
 @policy("scheinfer", "besides, weights streamed to the device", streams=True, slices_alone=True, reason=NOTHING)
-def scheinfer(problem: Problem, room: Room) -> Iterable[Placed]:
+def scheinfer(problem: Problem, room: Room) -> Iterable[Placement]:
     yield from SliceSearch(problem, room, streams=True, hot=False).best()
 
 
 @policy("split", "besides, operators computed by CPU and device at the same time", slices_alone=True, reason=NOTHING)
-def split(problem: Problem, room: Room) -> Iterable[Placed]:
+def split(problem: Problem, room: Room) -> Iterable[Placement]:
     yield from SliceSearch(problem, room, streams=False, hot=False).best()
 
 
 @policy(EXPERTS, "besides, the experts that are used most", streams=True, slices_alone=True, reason=NOTHING)
-def experts(problem: Problem, room: Room) -> Iterable[Placed]:
+def experts(problem: Problem, room: Room) -> Iterable[Placement]:
     if fault := hot_fault(problem.operators, problem.routing):
         raise UsageError(fault)
     made = list(SliceSearch(problem, room, streams=True, hot=True).best())
     yield from made
-    if not any(one.slices is not None and one.slices.hot_bytes for one in made):
+    if not any(one.hot_bytes for one in made):
         yield from SliceSearch(
             problem, room, streams=True, hot=False
         ).best()  # the search without hot sets finds better slices

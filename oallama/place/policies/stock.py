@@ -15,7 +15,7 @@ from oallama.core.errors import UsageError
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Predicted, Workload
 from oallama.cost.whole import Costs
 from oallama.place.memory import DeviceMemory
-from oallama.place.placement import Budget, Decision, Placed, layers, placed_whole
+from oallama.place.placement import Budget, Candidate, Placement, layers, placed_whole
 from oallama.place.policies.registry import Asked, Policy, Room, policy, register
 from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of, measured, operators_limit, operators_on_host
@@ -25,7 +25,7 @@ PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
 """Parts of one more layer's experts, of which the largest that fits is taken: all but down, or up alone."""
 
 
-def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory) -> tuple[Costs, Placed, Predicted]:
+def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory) -> tuple[Costs, Placement, Predicted]:
     """The placement in the device's memory (before any operator), and what it is predicted to take. What stays on the
     host is computed in the plain layout, as stock llama.cpp does beside a GPU, and streamed there for large batches."""
     cases = problem.profile.cases
@@ -37,7 +37,7 @@ def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory)
     return costs, placed, price(stock, workload, placed, streams)
 
 
-def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placed:
+def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placement:
     """The placement, priced over the passes of `costs`."""
     n_layer = costs.graph.n_layer
     whole = layers(costs, budget)
@@ -67,11 +67,11 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Pl
     return placed_whole(costs, on_device, first)
 
 
-def stock_decision(problem: Problem, workload: Workload) -> Decision:
+def stock_decision(problem: Problem, workload: Workload) -> Candidate:
     """--fit's placement on the device, with its ledger."""
     costs, placed, predicted = priced_stock_fit(problem, workload, stock_memory(problem, workload))
     memory = measured(problem, workload, placed, problem.capacity(problem.probe(workload, placed)))
-    return Decision("fit", workload, costs, placed, memory, predicted, ())
+    return Candidate("fit", workload, costs, placed, memory, predicted, ())
 
 
 def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
@@ -83,14 +83,14 @@ def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
     )  # fmt: skip
 
 
-def _fit(problem: Problem, asked: Asked) -> Decision:
+def _fit(problem: Problem, asked: Asked) -> Candidate:
     if problem.gpu_weights is not None:
         raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
     return stock_decision(problem, asked.workload)
 
 
 @policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device")
-def whole_layers(problem: Problem, room: Room) -> Iterable[Placed]:
+def whole_layers(problem: Problem, room: Room) -> Iterable[Placement]:
     yield layers(room.costs, room.operator_bytes)
 
 

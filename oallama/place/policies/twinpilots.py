@@ -22,7 +22,7 @@ from typing import Any
 
 from oallama.core.units import format_seconds
 from oallama.cost.whole import Costs
-from oallama.place.placement import Placed, cpu
+from oallama.place.placement import Placement, cpu
 from oallama.place.policies.flexgen import streamed
 from oallama.place.policies.modules import Module, modules_in, on_cpu, placed_modules, staging_of
 from oallama.place.policies.registry import Room, policy
@@ -166,7 +166,7 @@ def _or_inf(seconds: float | None) -> float:
     "twinpilots", "whole operations on either side, for the least makespan", streams=True,
     published="TwinPilots' plan for one workload: no history is kept, and nothing is planned anew while it runs",
 )  # fmt: skip
-def twinpilots(problem: Problem, room: Room) -> Iterable[Placed]:
+def twinpilots(problem: Problem, room: Room) -> Iterable[Placement]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
     costs, (slicer, base, found) = room.costs, modules_in(problem, room, streamed)
     made = module_makespan(slicer, found, costs, base.first_device_layer, *room.cut_bytes())
