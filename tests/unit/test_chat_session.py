@@ -10,10 +10,10 @@ from prompt_toolkit.document import Document
 
 from oallama.cli.chat.commands import COMMANDS, TOPICS, Leave, is_command, obey
 from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
-from oallama.cli.chat.model import ChatModel
-from oallama.cli.chat.session import ChatSession, figures
+from oallama.cli.chat.session import ChatSession
 from oallama.cli.chat.settings import MEANINGS, ChatSettings, changed, setting_name
 from oallama.cli.chat.terminal import Commands
+from oallama.cli.placement import keep_runs
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.types import Predicted
 from oallama.run.conversation import Conversation
@@ -27,9 +27,8 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<ass
 class Engine:
     """A token is a character. Answers are given out one after the other; an exception among them is raised."""
 
-    n_ctx = 4096
-
     def __init__(self, *answers, n_ctx=4096):
+        self.plan = types.SimpleNamespace(predicted=Predicted(1, 0.05, 2), operators=())
         self.answers, self.n_ctx, self.asked, self.drawn = list(answers), n_ctx, [], []
 
     def tokenize(self, text, add_special=True):
@@ -52,20 +51,12 @@ class Engine:
         return Generation("", (), len(tokens), 3, 0.5, 0.1, end, 2)
 
 
-class Model:
-    def __init__(self, engine):
-        self.engine, self.closed = engine, 0
-        self.plan = types.SimpleNamespace(predicted=Predicted(1, 0.05, 2), operators=())
-        self.placer = types.SimpleNamespace(model=types.SimpleNamespace(name="tiny"))
+class TinyPlacer:
+    model = types.SimpleNamespace(name="tiny")
+    device = types.SimpleNamespace(is_emulated=True)
 
-    def token_seconds(self, depth):
+    def token_seconds(self, plan, depth):
         return 0.05 + 1e-3 * depth
-
-    def tell_drift(self, answer):
-        return True
-
-    def close(self):
-        self.closed += 1
 
 
 class Typed:
@@ -92,12 +83,13 @@ class Rendered(Template):
 
 @pytest.fixture
 def chat():
-    """(session, model, say) on an engine with these answers."""
+    """(session, say) on an engine with these answers."""
 
     def made(*answers, chats=True, system=None, n_ctx=4096):
-        model = Model(Engine(*answers, n_ctx=n_ctx))
-        session = ChatSession(model, Rendered(TEMPLATE, "", "") if chats else None, Conversation(system))
-        return session, model, lambda *messages, **typed: converse(session, model, Typed(*messages, **typed))
+        template = Rendered(TEMPLATE, "", "") if chats else None
+        engine = Engine(*answers, n_ctx=n_ctx)
+        session = ChatSession(TinyPlacer(), engine, template, Conversation(system), ChatSettings())
+        return session, lambda *messages, **typed: converse(session, Typed(*messages, **typed))
 
     return made
 
@@ -107,35 +99,35 @@ def contents(session):
 
 
 def test_answers_become_part_of_the_conversation(chat, capsys):
-    session, model, say = chat("one", "two")
+    session, say = chat("one", "two")
     say("a", "b")
     assert contents(session) == ["a", "one", "b", "two"]
-    assert model.engine.asked[1] == "<user>a<assistant>one<user>b<assistant>"
+    assert session.engine.asked[1] == "<user>a<assistant>one<user>b<assistant>"
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
 def test_without_a_template_it_is_one_text_that_enter_continues(chat, capsys):
-    session, model, say = chat((" upon", "limit"), (" a time", "limit"), (" end.", "model"), " new", chats=False)
+    session, say = chat((" upon", "limit"), (" a time", "limit"), (" end.", "model"), " new", chats=False)
     say("", "Once", "", "The", "", "Another")
-    assert model.engine.asked == ["Once", "Once upon", "Once upon a time The", "Another"]
+    assert session.engine.asked == ["Once", "Once upon", "Once upon a time The", "Another"]
     said = capsys.readouterr().err
     assert said.count("the model has ended this text") == 2
     assert "no text to go on" not in said
     with pytest.raises(UsageError, match="no text to go on"):
         session.go_on()
     with pytest.raises(UsageError, match="no chat template"):
-        obey(session, model, "/set system be brief")
+        obey(session, "/set system be brief")
 
 
 def test_an_empty_line_in_a_pipe_or_a_chat_is_no_message(chat):
     for chats in (True, False):
-        _session, model, say = chat(("one", "limit"), chats=chats)
+        session, say = chat(("one", "limit"), chats=chats)
         say("a", "", "  ", interactive=chats)
-        assert len(model.engine.asked) == 1
+        assert len(session.engine.asked) == 1
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(chat, capsys):
-    session, _, say = chat(["on", "e", KeyboardInterrupt], "two")
+    session, say = chat(["on", "e", KeyboardInterrupt], "two")
     say("a", KeyboardInterrupt, "b")
     assert contents(session) == ["a", "one", "b", "two"]
     shown = capsys.readouterr()
@@ -144,32 +136,26 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(chat, capsys):
 
 
 def test_ctrl_c_before_the_first_word_takes_the_question_back(chat):
-    session, _, say = chat([KeyboardInterrupt], "two")
+    session, say = chat([KeyboardInterrupt], "two")
     say("a", "b")
     assert contents(session) == ["b", "two"]
 
 
-def test_in_a_pipe_ctrl_c_and_a_lost_device_end_it(chat):
-    for stopped in (KeyboardInterrupt, DeviceError):
-        _, _, say = chat([stopped])
-        with pytest.raises(stopped):
-            say("a", interactive=False)
-
-
-def test_a_lost_device_is_a_sentence_and_the_model_is_loaded_anew(chat, capsys):
-    session, model, say = chat(["on", DeviceError], "two")
-    say("a", "b")
-    assert contents(session) == ["a", "on", "b", "two"]
-    assert model.closed == 1
-    assert capsys.readouterr().err == "the device was lost; run again\n"
+@pytest.mark.parametrize(
+    ("stopped", "interactive"), [(KeyboardInterrupt, False), (DeviceError, False), (DeviceError, True)]
+)
+def test_a_lost_device_ends_it_and_in_a_pipe_ctrl_c(stopped, interactive, chat):
+    _, say = chat([stopped])
+    with pytest.raises(stopped):
+        say("a", interactive=interactive)
 
 
 def test_the_oldest_exchanges_are_dropped_but_saved(chat, capsys, tmp_path):
-    session, model, say = chat(*["x" * 60] * 9, system="S" * 20, n_ctx=400)
+    session, say = chat(*["x" * 60] * 9, system="S" * 20, n_ctx=400)
     say(*(f"q{i}" for i in range(9)))
-    assert all(asked.startswith("<system>" + "S" * 20) for asked in model.engine.asked)
-    assert all(len(asked) <= 400 for asked in model.engine.asked)
-    assert "q0" not in model.engine.asked[-1] and "q7" in model.engine.asked[-1]
+    assert all(asked.startswith("<system>" + "S" * 20) for asked in session.engine.asked)
+    assert all(len(asked) <= 400 for asked in session.engine.asked)
+    assert "q0" not in session.engine.asked[-1] and "q7" in session.engine.asked[-1]
     said = capsys.readouterr().err.splitlines()
     assert 1 <= len(said) < 6  # not with every message
     assert all("the context of 400 tokens is full" in line and "after the system prompt" in line for line in said)
@@ -180,17 +166,17 @@ def test_the_oldest_exchanges_are_dropped_but_saved(chat, capsys, tmp_path):
 
 
 def test_a_message_that_cannot_fit_is_not_kept(chat, capsys):
-    session, _, say = chat(n_ctx=100)
+    session, say = chat(n_ctx=100)
     say("fits", "x" * 200, "too")
     assert contents(session) == ["fits", "ok", "too", "ok"]
     assert "this message alone makes 217 tokens but the context holds 100" in capsys.readouterr().err
 
 
 def test_saved_and_loaded_again(chat, tmp_path, capsys):
-    _session, _, say = chat("one", "two", system="be kind")
+    _session, say = chat("one", "two", system="be kind")
     path = tmp_path / "two words.json"
     say("a", "b", f"/save {path}")
-    again, _model, say_again = chat()
+    again, say_again = chat()
     say_again(f'/load "{path}"', "c")
     assert again.conversation.system == "be kind"
     assert contents(again) == ["a", "one", "b", "two", "c", "ok"]
@@ -200,7 +186,7 @@ def test_saved_and_loaded_again(chat, tmp_path, capsys):
 
 
 def test_a_bad_file_is_a_sentence_and_the_conversation_stays(chat, tmp_path, capsys):
-    session, _, say = chat("one")
+    session, say = chat("one")
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "bytes").write_bytes(b"\xff")
     say("a", "/load", "/save", *(f"/load {tmp_path / name}" for name in ("none", "bad.json", "bytes", "")))
@@ -212,15 +198,15 @@ def test_a_bad_file_is_a_sentence_and_the_conversation_stays(chat, tmp_path, cap
 
 
 def test_a_value_that_is_no_text_is_refused(chat, capsys):
-    session, model, say = chat()
+    session, say = chat()
     say('/set system "\\ud800"', '/set stop "a\\udfff"', "hello")
-    assert session.conversation.system is None and model.engine.drawn[0]["stop"] == ()
+    assert session.conversation.system is None and session.engine.drawn[0]["stop"] == ()
     assert contents(session) == ["hello", "ok"]
     assert capsys.readouterr().err.count("no text") == 2
 
 
 def test_an_answer_alone_that_is_longer_than_the_context_is_a_sentence(chat, tmp_path, capsys):
-    session, _model, say = chat(chats=False, n_ctx=100)
+    session, say = chat(chats=False, n_ctx=100)
     file = tmp_path / "saved.json"
     file.write_text(json.dumps([{"role": "assistant", "content": "x" * 200}]))
     say(f"/load {file}", "")
@@ -229,7 +215,7 @@ def test_an_answer_alone_that_is_longer_than_the_context_is_a_sentence(chat, tmp
 
 
 def test_commands_that_are_none(chat, capsys):
-    session, _model, say = chat()
+    session, say = chat()
     say("/sav x", "/xyzzy", "/etc/hosts is a file", " /bye")
     lines = capsys.readouterr().err.splitlines()
     assert "no command /sav; did you mean /save?" in lines[0]
@@ -239,26 +225,26 @@ def test_commands_that_are_none(chat, capsys):
 
 
 def test_every_command_is_in_the_help_and_bye_leaves(chat, capsys):
-    session, model, say = chat()
+    session, say = chat()
     say("/?", "/? set", "/? show")
     said = capsys.readouterr().err
     assert all(name in said for name in (*COMMANDS, *MEANINGS, "conversation", '"""', "Ctrl-C"))
     for name in ("/bye", "/exit", "/quit"):
         with pytest.raises(Leave):
-            obey(session, model, name)
+            obey(session, name)
         say(name, "not asked")
-    assert not model.engine.asked
+    assert not session.engine.asked
 
 
 def test_retry_draws_anew_undo_takes_back_clear_forgets(chat):
-    session, model, say = chat("one", "two", "three", "four", system="s")
+    session, say = chat("one", "two", "three", "four", system="s")
     say("a", "/retry", "/retry")
     assert contents(session) == ["a", "three"]
-    assert [drawn["seed"] for drawn in model.engine.drawn] == [0, 1, 2]
-    assert len(set(model.engine.asked)) == 1
+    assert [drawn["seed"] for drawn in session.engine.drawn] == [0, 1, 2]
+    assert len(set(session.engine.asked)) == 1
     say("b", "/undo")
     assert contents(session) == ["a", "three"]
-    assert model.engine.drawn[-1]["seed"] == 0
+    assert session.engine.drawn[-1]["seed"] == 0
     say("/clear")
     assert session.conversation == Conversation("s")
     with pytest.raises(UsageError, match="empty"):
@@ -266,9 +252,9 @@ def test_retry_draws_anew_undo_takes_back_clear_forgets(chat):
 
 
 def test_what_is_set_reaches_the_engine(chat, capsys):
-    session, model, say = chat()
+    session, say = chat()
     say("/set temperature 0", "/set parameter seed 7", '/set stop "\\n"', "/set stop END", "/set n 5", "hello")
-    drawn = model.engine.drawn[0]
+    drawn = session.engine.drawn[0]
     assert (drawn["temperature"], drawn["seed"], drawn["stop"]) == (0, 7, ("\n", "END"))
     say(
         "/set format json",
@@ -281,11 +267,11 @@ def test_what_is_set_reaches_the_engine(chat, capsys):
         "/set stop none",
         "w",
     )
-    grammars = [drawn["grammar"] for drawn in model.engine.drawn[1:]]
+    grammars = [drawn["grammar"] for drawn in session.engine.drawn[1:]]
     assert grammars[0].count("root") and grammars[1:] == [None, 'root ::= "a"', None]
-    assert model.engine.drawn[-1]["stop"] == ()
+    assert session.engine.drawn[-1]["stop"] == ()
     say('/set system """be\nbrief"""', "v")
-    assert model.engine.asked[-1].startswith("<system>be\nbrief<user>hello")
+    assert session.engine.asked[-1].startswith("<system>be\nbrief<user>hello")
     say("/set system none")
     assert session.conversation.system is None
     say("/set", "/show settings")
@@ -321,18 +307,19 @@ def test_names_of_other_programs_and_misspelt_ones():
 
 
 def test_verbose_shows_the_rate_beside_the_predicted_one(chat, capsys):
-    session, _model, say = chat("one", "two")
+    session, say = chat("one", "two")
     say("a")
     assert capsys.readouterr().err == ""
     say("/set verbose", "b", "/set quiet", "/show speeds")
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].endswith("2 known, 3 written · TTFT 500 ms · 10.0 tokens/s (predicted 11.1)")
     assert lines[3] == "last answer: " + lines[1]
-    assert "nothing predicted" in figures(session.last, lambda depth: None)
+    session.engine.plan.predicted = None
+    assert "nothing predicted" in session.figures(session.last)
 
 
 def test_why_an_answer_ended_is_said(chat, capsys):
-    _, _, say = chat(("one", "context"), ("two", "limit"), ("three", "model"), ("four", "stop"))
+    _, say = chat(("one", "context"), ("two", "limit"), ("three", "model"), ("four", "stop"))
     say("/set n 5", "a", "b", "c", "d")
     assert capsys.readouterr().err.splitlines() == [
         "n: 5",
@@ -341,41 +328,17 @@ def test_why_an_answer_ended_is_said(chat, capsys):
     ]
 
 
-class Placer:
-    """Opens engines and counts them."""
-
-    def __init__(self):
-        self.opened = []
-        self.device = types.SimpleNamespace(emulated=None)
-        self.runs = []
-
-    def engine(self, plan):
-        self.opened.append(plan)
-        closed = types.SimpleNamespace(warnings=(), close=lambda: self.opened.append("closed"), plan=plan)
-        closed.take_runs = lambda: [plan]
-        return closed
-
-    def keep_runs(self, plan, runs):
-        self.runs += runs
-
-
-def test_what_runs_took_is_kept_when_the_model_is_freed_unless_a_pipe_waits(capsys, monkeypatch):
-    placer = Placer()
-    model = ChatModel(placer, "plan")
-    assert model.engine
-    model.close()
-    assert placer.runs == []
-    placer.opened.clear()
+def test_what_runs_took_is_kept_unless_a_pipe_waits(capsys, monkeypatch):
+    engine = types.SimpleNamespace(plan="plan", take_runs=lambda: ["run"])
+    kept = []
+    placer = types.SimpleNamespace(keep_runs=lambda plan, runs: kept.append((plan, runs)))
+    keep_runs(placer, engine)
+    assert kept == []
     monkeypatch.setattr("oallama.cli.placement.somebody_watches", lambda: True)
-    model.close()
-    assert placer.runs == []
-    assert model.engine
-    model.close()
-    assert placer.runs == ["plan"] and placer.opened == ["plan", "closed"]
+    keep_runs(placer, engine)
+    assert kept == [("plan", ["run"])]
     placer.keep_runs = lambda *_: (_ for _ in ()).throw(DeviceError("no room"))
-    assert model.engine
-    model.close()
-    assert placer.opened[2:] == ["plan", "closed"]
+    keep_runs(placer, engine)
     assert "what this run took is not kept: no room" in capsys.readouterr().err
 
 

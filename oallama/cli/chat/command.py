@@ -15,7 +15,14 @@ from oallama.cli.options import (
     model_option,
 )
 from oallama.cli.output import talk
-from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
+from oallama.cli.placement import (
+    PlacementOptions,
+    expected,
+    keep_runs,
+    placement_options,
+    run_workload,
+    say_warnings,
+)
 from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN, AnswerOptions, answer_options, length_option
 from oallama.core.errors import UsageError
@@ -23,7 +30,6 @@ from oallama.report.text import printable
 from oallama.run.template import template_for
 
 if TYPE_CHECKING:
-    from oallama.cli.chat.model import ChatModel
     from oallama.cli.chat.session import ChatSession
     from oallama.core.types import Workload
     from oallama.placer import Placer
@@ -88,10 +94,9 @@ def start(
     verbose: bool = False,
     n_past: int = 0,
 ) -> None:
-    """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
-    the model talks, or DEFAULT_N_GEN tokens where it continues text."""
+    """Load the model and chat until the user leaves. model None: the built-in one, or the plan's. n_gen None: until the
+    model ends its answer, or DEFAULT_N_GEN tokens where it continues text."""
     from oallama.cli.chat.loop import converse, reader_of_stdin
-    from oallama.cli.chat.model import ChatModel
     from oallama.cli.chat.session import ChatSession
     from oallama.cli.chat.settings import settings_of
     from oallama.run.conversation import Conversation
@@ -107,33 +112,32 @@ def start(
         load = chat_workload(placer, n_past)
         plan, unknown = asked.made_plan(placer, load)
     settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
-    with counting(placer, answers.count_experts) as recording:
-        session_model = ChatModel(placer, plan, asked.plan_file is not None, **recording)
+    with counting(placer, answers.count_experts) as recording, placer.engine(plan, **recording) as engine:
+        say_warnings(engine, placer, asked.plan_file is not None)
         reader = reader_of_stdin()
-        session = ChatSession(session_model, template, Conversation(system or None), settings)
+        session = ChatSession(placer, engine, template, Conversation(system or None), settings)
+        if reader.interactive:
+            talk(welcome(session))
+            if unknown:
+                talk(f"oallama: {tuning_gain(placer, load, plan)}")
         try:
-            session_model.engine  # noqa: B018  # the first message need not wait for it
-            if reader.interactive:
-                talk(welcome(session, session_model))
-                if unknown:
-                    talk(f"oallama: {tuning_gain(placer, load, plan)}")
-            converse(session, session_model, reader)
+            converse(session, reader)
         finally:
-            session_model.close()
+            keep_runs(placer, engine)
 
 
 def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
-    """What the placement of a session is made for: messages of a common length, answers likewise, in its context."""
+    """The workload that a session is placed for: messages and answers of a common length, within its context."""
     n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
     n_gen = max(1, min(DEFAULT_N_GEN, n_ctx // 4))
     return run_workload(placer, max(1, min(PROMPT_TOKENS, n_ctx - n_gen - n_past)), n_gen, n_past)
 
 
-def welcome(session: ChatSession, model: ChatModel) -> str:
+def welcome(session: ChatSession) -> str:
     """The lines before the first message."""
     from oallama.report.plan import where_text
 
-    placer, engine = model.placer, model.engine
+    placer, engine = session.placer, session.engine
     where = where_text(engine.plan, placer.operators)
     lines = [
         f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",

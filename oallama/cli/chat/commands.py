@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from oallama.cli.chat.session import ChatSession, figures
+from oallama.cli.chat.session import ChatSession
 from oallama.cli.chat.settings import MEANINGS, changed, setting_name
 from oallama.cli.output import talk, write_file
 from oallama.cli.prompt import text_of_file
@@ -20,22 +20,18 @@ from oallama.core.units import format_bytes
 from oallama.report.text import policy_on, printable
 from oallama.run.conversation import Conversation
 
-if TYPE_CHECKING:
-    from oallama.cli.chat.model import ChatModel
-
-
 _NAME = re.compile(r"/(\?|[a-z]+)?(?:\s|$)")
 
 
 class Leave(Exception):
-    """The user has enough."""
+    """Raised by /bye."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """usage: its argument; help: one line; words: what may follow, for completion; path: a file may."""
+    """A slash command. usage: its argument; help: one line; words: arguments to complete; path: it takes a file."""
 
-    do: Callable[[ChatSession, ChatModel, str], None]
+    do: Callable[[ChatSession, str], None]
     usage: str
     help: str
     words: tuple[str, ...] = ()
@@ -43,12 +39,12 @@ class Command:
 
 
 def is_command(message: str) -> bool:
-    """Whether a message is for us; `/etc/hosts` and ` /set` are for the model."""
+    """True for a slash command; `/etc/hosts` and ` /set` are messages to the model."""
     return _NAME.match(message) is not None
 
 
-def obey(session: ChatSession, model: ChatModel, message: str) -> None:
-    """Do what a command says. Raises Leave, and UsageError for one that there is not or that cannot be."""
+def obey(session: ChatSession, message: str) -> None:
+    """Carry out a command. Raises Leave, and UsageError for a command that is unknown or impossible."""
     name, _, argument = message.strip().partition(" ")
     name = OTHER_NAMES.get(name, name)
     command = COMMANDS.get(name)
@@ -56,10 +52,10 @@ def obey(session: ChatSession, model: ChatModel, message: str) -> None:
         closest = difflib.get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {closest[0]}?" if closest else "/? lists them"
         raise UsageError(f"there is no command {name}; {meant} (a message with a blank before the / goes to the model)")
-    command.do(session, model, argument.strip())
+    command.do(session, argument.strip())
 
 
-def _help(_session: ChatSession, _model: ChatModel, topic: str) -> None:
+def _help(_session: ChatSession, topic: str) -> None:
     if topic.strip("/") == "set":
         lines = [f"  /set {name:<15} {meaning}" for name, meaning in MEANINGS.items()]
     elif topic.strip("/") == "show":
@@ -76,16 +72,16 @@ def _help(_session: ChatSession, _model: ChatModel, topic: str) -> None:
     talk("\n".join(lines))
 
 
-def _leave(_session: ChatSession, _model: ChatModel, _argument: str) -> None:
+def _leave(_session: ChatSession, _argument: str) -> None:
     raise Leave
 
 
-def _set(session: ChatSession, model: ChatModel, argument: str) -> None:
+def _set(session: ChatSession, argument: str) -> None:
     word, _, text = argument.partition(" ")
     if word == "parameter":  # as ollama says it
         word, _, text = text.strip().partition(" ")
     if not word:
-        _show(session, model, "settings")
+        _show(session, "settings")
         return
     if word in ("quiet", "noformat"):
         word, text = {"quiet": ("verbose", "off"), "noformat": ("format", "text")}[word]
@@ -100,8 +96,7 @@ def _set(session: ChatSession, model: ChatModel, argument: str) -> None:
 
 
 def unquoted(text: str) -> str:
-    """What is meant by a value, which may be in quotes, three or one, where one has the escapes of JSON. Raises
-    UsageError for what is no text."""
+    """Strip the quotes of a value: three, or one with the escapes of JSON. Raises UsageError for what is no text."""
     value = _unquoted(text.strip())
     if not is_text(value):
         raise UsageError("this value is no text: it has half of a character, as JSON's \\ud800 is")
@@ -119,51 +114,50 @@ def _unquoted(text: str) -> str:
     return text
 
 
-def _show(session: ChatSession, model: ChatModel, topic: str) -> None:
+def _show(session: ChatSession, topic: str) -> None:
     topic = {"parameters": "settings", "": "all"}.get(topic, topic)
     if topic != "all" and topic not in TOPICS:
         raise UsageError(f"there is nothing called {topic} to show; /show takes one of {', '.join(TOPICS)}")
     chosen = ("model", "placement", "speeds", "settings") if topic == "all" else (topic,)
-    talk("\n".join(line for name in chosen for line in TOPICS[name](session, model)))
+    talk("\n".join(line for name in chosen for line in TOPICS[name](session)))
 
 
-def _shown_model(session: ChatSession, model: ChatModel) -> list[str]:
-    info = model.placer.model
+def _shown_model(session: ChatSession) -> list[str]:
+    info = session.placer.model
     how = "in its chat template" if session.template is not None else "continues text (no chat template is used)"
     size = f"{info.n_layer} layers, {format_bytes(info.file_bytes)}"
     return [
         f"{printable(info.name)}: {printable(info.arch)}, {size}; {how}",
         printable(info.path, 1000),
-        f"context: {model.engine.n_ctx} tokens, of {info.n_ctx_train or 'an unknown number'} that it was trained on",
+        f"context: {session.engine.n_ctx} tokens, of {info.n_ctx_train or 'an unknown number'} that it was trained on",
     ]
 
 
-def _shown_placement(_session: ChatSession, model: ChatModel) -> list[str]:
+def _shown_placement(session: ChatSession) -> list[str]:
     from oallama.report.plan import plan_sentences, where_text
 
-    engine = model.engine
-    where = where_text(engine.plan, model.placer.operators)
+    engine = session.engine
+    where = where_text(engine.plan, session.placer.operators)
     return [
         f"{policy_on(engine.plan.policy, engine.device)}: {where}",
-        *plan_sentences(engine.plan, model.placer.operators),
+        *plan_sentences(engine.plan, session.placer.operators),
     ]
 
 
-def _shown_speeds(session: ChatSession, model: ChatModel) -> list[str]:
-    last = session.last
-    return ["no answer yet" if last is None else f"last answer: {figures(last, model.token_seconds)}"]
+def _shown_speeds(session: ChatSession) -> list[str]:
+    return ["no answer yet" if session.last is None else f"last answer: {session.figures(session.last)}"]
 
 
-def _shown_settings(session: ChatSession, _model: ChatModel) -> list[str]:
+def _shown_settings(session: ChatSession) -> list[str]:
     return [f"{name:<14}  {printable(value):<8}  {meaning}" for name, value, meaning in session.settings.rows()]
 
 
-def _shown_system(session: ChatSession, _model: ChatModel) -> list[str]:
+def _shown_system(session: ChatSession) -> list[str]:
     system = session.conversation.system
     return ["no system prompt"] if system is None else [printable(line, 10_000) for line in system.split("\n")]
 
 
-def _shown_conversation(session: ChatSession, _model: ChatModel) -> list[str]:
+def _shown_conversation(session: ChatSession) -> list[str]:
     lines = [
         f"{each.role}: {printable(line, 10_000)}" for each in session.conversation.messages
         for line in each.content.split("\n")
@@ -171,13 +165,13 @@ def _shown_conversation(session: ChatSession, _model: ChatModel) -> list[str]:
     return lines or ["nothing was said yet"]
 
 
-def _shown_template(session: ChatSession, _model: ChatModel) -> list[str]:
+def _shown_template(session: ChatSession) -> list[str]:
     if session.template is None:
         return ["no chat template"]
     return [printable(line, 100_000) for line in session.template.text.split("\n")]
 
 
-TOPICS: dict[str, Callable[[ChatSession, ChatModel], list[str]]] = {
+TOPICS: dict[str, Callable[[ChatSession], list[str]]] = {
     "model": _shown_model,
     "placement": _shown_placement,
     "speeds": _shown_speeds,
@@ -188,15 +182,15 @@ TOPICS: dict[str, Callable[[ChatSession, ChatModel], list[str]]] = {
 }
 
 
-def _save(session: ChatSession, model: ChatModel, path: str) -> None:
+def _save(session: ChatSession, path: str) -> None:
     if not path:
         raise UsageError("/save needs the name of a file")
     target = home(unquoted(path))
-    write_file(target, session.conversation.to_json(model.placer.model.name))
+    write_file(target, session.conversation.to_json(session.placer.model.name))
     talk(f"wrote {target}")
 
 
-def _load(session: ChatSession, _model: ChatModel, path: str) -> None:
+def _load(session: ChatSession, path: str) -> None:
     if not path:
         raise UsageError("/load needs the name of a file that /save has written")
     source = home(unquoted(path))
@@ -206,25 +200,25 @@ def _load(session: ChatSession, _model: ChatModel, path: str) -> None:
 
 
 def home(path: str) -> str:
-    """With ~ as the user's folder."""
+    """Expand ~ to the user's folder."""
     try:
         return str(Path(path).expanduser())
     except RuntimeError:  # ~name of nobody here
         return path
 
 
-def _clear(session: ChatSession, _model: ChatModel, _argument: str) -> None:
+def _clear(session: ChatSession, _argument: str) -> None:
     session.begin(session.conversation.without_messages())
     talk("a new conversation" + (", with the same system prompt" if session.conversation.system else ""))
 
 
-def _undo(session: ChatSession, _model: ChatModel, _argument: str) -> None:
+def _undo(session: ChatSession, _argument: str) -> None:
     session.undo()
     n = session.conversation.n_exchanges
     talk(f"the last question and its answer are gone; {n or 'none'} left")
 
 
-def _retry(session: ChatSession, _model: ChatModel, _argument: str) -> None:
+def _retry(session: ChatSession, _argument: str) -> None:
     session.retry()
 
 
@@ -247,7 +241,7 @@ QUOTES = '"""'
 
 
 def message_of(text: str, at_end: bool = False) -> str | None:
-    """The message that is typed so; None where another line belongs to it. at_end: none will come."""
+    """Return the message in typed text; None where another line must follow. at_end: no line will."""
     opened = text.lstrip()
     if opened.startswith("/") and QUOTES in opened:
         closed = opened.count(QUOTES) > 1 and opened.rstrip().endswith(QUOTES)
@@ -265,7 +259,7 @@ def message_of(text: str, at_end: bool = False) -> str | None:
 
 
 class PipedLines:
-    """Messages out of a stream that nobody types into."""
+    """Reads messages from a pipe or a file, one a line."""
 
     interactive = False
 
@@ -273,7 +267,7 @@ class PipedLines:
         self._stream = stream
 
     def read(self) -> str | None:
-        """The next message, None at the end. Raises UsageError for what is not UTF-8 text."""
+        """Return the next message, None at the end. Raises UsageError for what is not UTF-8 text."""
         text = ""
         while True:
             try:

@@ -7,8 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from oallama.cli.chat.commands import Leave, PipedLines, is_command, obey
-from oallama.cli.chat.model import ChatModel
-from oallama.cli.chat.session import ChatSession, figures
+from oallama.cli.chat.session import ChatSession
 from oallama.cli.output import is_terminal, talk
 from oallama.cli.signals import asked_to_end
 from oallama.core.errors import DeviceError, OallamaError
@@ -25,7 +24,7 @@ def somebody_types() -> bool:
 
 
 def reader_of_stdin() -> Terminal | PipedLines:
-    """A terminal's where a person sits at it, else line by line; a stdin that the caller has closed has no lines."""
+    """Read from the terminal where a person types, else line by line; a closed stdin has no lines."""
     if somebody_types():
         from oallama.cli.chat.terminal import HISTORY, Terminal
         from oallama.profile.store import cache_folder
@@ -34,9 +33,9 @@ def reader_of_stdin() -> Terminal | PipedLines:
     return PipedLines(io.StringIO() if sys.stdin is None else sys.stdin)
 
 
-def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLines) -> None:
-    """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
-    session goes on; from a pipe, a lost device and Ctrl-C end it."""
+def converse(session: ChatSession, reader: Terminal | PipedLines) -> None:
+    """Answer until the end of the input or /bye. A wrong message or command is told in one sentence, and the session
+    goes on. Raises DeviceError for a lost device, and KeyboardInterrupt for a Ctrl-C from a pipe."""
     told = False  # how tokens compare with what was predicted
     while True:
         try:
@@ -52,33 +51,27 @@ def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLin
             return
         n_answers = session.n_answers
         try:
-            _take(session, model, message, reader.interactive)
+            _take(session, message, reader.interactive)
         except Leave:
             return
         except KeyboardInterrupt:
             if not reader.interactive or asked_to_end():
                 raise
             talk("stopped")
-        except DeviceError as error:
-            if not reader.interactive:
-                raise
-            _tell(error)
+        except DeviceError:
+            raise
         except OallamaError as error:
-            _tell(error)
-        if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
-            talk(figures(session.last, model.token_seconds))
-        if reader.interactive and not told and session.last is not None and session.n_answers > n_answers:
-            told = model.tell_drift(session.last)
+            talk(printable(" ".join(str(error).split()), 2000))
+        if session.last is not None and session.n_answers > n_answers:
+            if session.settings.verbose:
+                talk(session.figures(session.last))
+            told = told or (reader.interactive and session.tell_drift(session.last))
 
 
-def _take(session: ChatSession, model: ChatModel, message: str, interactive: bool) -> None:
+def _take(session: ChatSession, message: str, interactive: bool) -> None:
     if is_command(message):
-        obey(session, model, message)
+        obey(session, message)
     elif message.strip():
         session.ask(message)
     elif interactive and session.template is None and session.conversation.messages and not session.ended:
         session.go_on()
-
-
-def _tell(error: OallamaError) -> None:
-    talk(printable(" ".join(str(error).split()), 2000))

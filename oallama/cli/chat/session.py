@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.chat.settings import ChatSettings
 from oallama.cli.output import is_terminal, talk, write_piece
-from oallama.core.errors import DeviceError, UsageError
+from oallama.cli.placement import tell_drift
+from oallama.core.errors import UsageError
 from oallama.core.units import format_seconds
+from oallama.report.expected import ENOUGH_TOKENS
 from oallama.report.text import rate_text, three_digits
 from oallama.run.conversation import Conversation, fewest_dropped
 from oallama.run.template import Prompt, Template, prompt_for
 
 if TYPE_CHECKING:
-    from oallama.cli.chat.model import ChatModel
+    from oallama.placer import Placer
+    from oallama.run.engine import Engine
     from oallama.run.generate import Generation
     from oallama.run.stream import Stream
 
@@ -26,24 +28,24 @@ KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it d
 
 
 class ChatSession:
-    """template None: the model continues the messages as one text.
+    """A conversation with a loaded model. template None: the model continues the messages as one text.
 
-    ended: of a text that the model has ended, so that the next message begins another. last: the answer before.
+    ended: the model has ended its text, so that the next message begins another. last: the answer before.
     """
 
     def __init__(
         self,
-        model: ChatModel,
+        placer: Placer,
+        engine: Engine,
         template: Template | None,
-        conversation: Conversation | None = None,
-        settings: ChatSettings | None = None,
+        conversation: Conversation,
+        settings: ChatSettings,
     ) -> None:
-        self.model, self.template = model, template
-        self.settings = settings or ChatSettings()
+        self.placer, self.engine, self.template, self.settings = placer, engine, template, settings
         self.ended = False
         self.last: Generation | None = None
         self.n_answers = 0
-        self.conversation = conversation or Conversation()  # also what the model does not see any more
+        self.conversation = conversation  # also what the model does not see any more
         self._n_dropped = 0  # oldest exchanges that the model does not see any more
         self._n_retries = 0  # of the last question
 
@@ -83,7 +85,7 @@ class ChatSession:
         return prompt_for(self.template, conversation)
 
     def _answer(self, asked: Conversation) -> None:
-        engine, self.ended = self.model.engine, False
+        engine, self.ended = self.engine, False
         tokens = self._fitted(asked)
         n = engine.n_ctx if self.settings.n < 0 else self.settings.n
         shown: list[str] = []
@@ -93,10 +95,6 @@ class ChatSession:
         except KeyboardInterrupt:
             self._keep(asked, shown)
             stream.close()
-            raise
-        except DeviceError:
-            self._keep(asked, shown)
-            self.model.close()  # the next message loads it anew
             raise
         self._keep(asked, shown)
         self.last, self.n_answers = generation, self.n_answers + 1
@@ -128,7 +126,7 @@ class ChatSession:
     def _fitted(self, asked: Conversation) -> list[int]:
         """The tokens of the conversation, its oldest exchanges dropped where it gets too long. Raises UsageError where
         the last message alone is."""
-        engine = self.model.engine
+        engine = self.engine
         n_ctx, n = engine.n_ctx, self.settings.n
         room = int(ANSWER_SHARE * n_ctx) if n < 0 else min(n, int(ANSWER_SHARE * n_ctx))
         seen = asked.without_oldest(self._n_dropped)
@@ -156,21 +154,34 @@ class ChatSession:
         return self.prompt(seen.without_oldest(n_more)).tokens(engine)
 
     def _length(self, conversation: Conversation) -> int:
-        return len(self.prompt(conversation).tokens(self.model.engine))
+        return len(self.prompt(conversation).tokens(self.engine))
 
+    def token_seconds(self, depth: int) -> float | None:
+        """Predicted seconds of a token behind so many others. None where nothing is predicted."""
+        plan = self.engine.plan
+        if plan.predicted is None:
+            return None
+        return self.placer.token_seconds(plan, depth) or plan.predicted.tpot_s
 
-def figures(generation: Generation, token_seconds: Callable[[int], float | None]) -> str:
-    """The line below an answer: what was evaluated, and the rate beside what the plan predicts so deep in the
-    conversation. token_seconds: of one token by the depth that it sees."""
-    n_new = generation.n_prompt - generation.n_cached
-    parts = [
-        f"{n_new} tokens read, {generation.n_cached} known, {generation.n_gen} written",
-        f"TTFT {format_seconds(generation.ttft_s)}",
-    ]
-    if generation.tpot_s > 0:
-        expectation = "nothing predicted, as nothing was measured"
-        tpot_s = token_seconds(generation.n_prompt + generation.n_gen // 2)
-        if tpot_s is not None and tpot_s > 0:
-            expectation = f"predicted {three_digits(1 / tpot_s)}"
-        parts.append(f"{rate_text(generation.tpot_s)} ({expectation})")
-    return " · ".join(parts)
+    def tell_drift(self, answer: Generation) -> bool:
+        """Warn where an answer's tokens took far longer or shorter than predicted. Returns whether it had enough tokens
+        to tell."""
+        if answer.n_gen < ENOUGH_TOKENS:
+            return False
+        depth = answer.n_prompt + answer.n_gen // 2
+        tell_drift(self.placer, answer, None if self.placer.device.is_emulated else self.token_seconds(depth))
+        return True
+
+    def figures(self, answer: Generation) -> str:
+        """The line below an answer: tokens read and written, and the rate beside the one predicted at this depth."""
+        parts = [
+            f"{answer.n_prompt - answer.n_cached} tokens read, {answer.n_cached} known, {answer.n_gen} written",
+            f"TTFT {format_seconds(answer.ttft_s)}",
+        ]
+        if answer.tpot_s > 0:
+            tpot_s = self.token_seconds(answer.n_prompt + answer.n_gen // 2)
+            expectation = (
+                f"predicted {three_digits(1 / tpot_s)}" if tpot_s else "nothing predicted, as nothing was measured"
+            )
+            parts.append(f"{rate_text(answer.tpot_s)} ({expectation})")
+        return " · ".join(parts)

@@ -17,7 +17,7 @@ ANY_JSON = "{}"
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Of the answers of a session."""
+    """How the answers of a session are made and shown."""
 
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
@@ -32,13 +32,9 @@ class ChatSettings:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(name, value, meaning) of all that /set knows."""
+        drawn = {name: value for name, value in asdict(self.sampling).items() if name != "grammar"}
         values = {
-            "temperature": f"{self.sampling.temperature:g}",
-            "seed": str(self.sampling.seed),
-            "top_k": str(self.sampling.top_k),
-            "top_p": f"{self.sampling.top_p:g}",
-            "min_p": f"{self.sampling.min_p:g}",
-            "repeat_penalty": f"{self.sampling.repeat_penalty:g}",
+            **{name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in drawn.items()},
             "stop": " ".join(map(repr, self.stop)) or "none",
             "n": str(self.n),
             "format": self.form,
@@ -79,7 +75,7 @@ def setting_name(word: str) -> str:
 
 
 def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
-    """With another value for a setting but `system`, which is one of the conversation. Raises UsageError."""
+    """The settings with another value for one of them; `system` is part of the conversation. Raises UsageError."""
     if name == "stop":
         stop = () if text in ("", "none") else (*settings.stop, text)
         Stops(stop)
@@ -131,7 +127,7 @@ def _number(name: str, text: str, kind: Callable[[str], Any], least: float | Non
 
 
 def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> ChatSettings:
-    """What the command line asked for. chats: whether answers end by themselves. Raises UsageError."""
+    """The settings that the command line asks for. chats: answers end by themselves. Raises UsageError."""
     drawn = sampling.sampling()
     form = "text" if drawn.grammar is None else "as the grammar or schema of the command line says"
     most = (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n

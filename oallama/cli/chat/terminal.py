@@ -21,7 +21,7 @@ HISTORY = "chat-history"  # in the cache folder
 
 
 class Terminal:
-    """history: the file that keeps what was typed; without it nothing is remembered, which is no failure."""
+    """Reads messages from a terminal. history: the file that keeps what was typed, where it can be written."""
 
     interactive = True
 
@@ -37,7 +37,7 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """The next message; None at Ctrl-D. Raises KeyboardInterrupt at Ctrl-C where nothing was typed."""
+        """Return the next message; None at Ctrl-D. Raises KeyboardInterrupt at Ctrl-C where nothing was typed."""
         try:
             return message_of(self._session.prompt(PROMPT), at_end=True)
         except EOFError:
