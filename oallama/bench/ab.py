@@ -42,10 +42,10 @@ def quiet(doing: str, done: int = 0, expect: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What to compare. n_blocks: palindromes of each test, so 2 * n_blocks samples of every arm.
+    """A comparison to run. n_blocks: palindromes of each test, so 2 * n_blocks samples of every arm.
 
     resident: False loads every arm anew for each of its turns; None does so only where they do not fit together.
-    deadline: when it ends, whatever is under way. done: which arms need no more blocks, asked after each.
+    deadline: when the comparison ends. done: which arms need no more blocks, asked after each.
     """
 
     arms: tuple[ArmSpec, ...]
@@ -106,7 +106,7 @@ class _Arm:
         self.process = process
 
     def warm_up(self, tests: Sequence[BenchTest]) -> None:
-        """And bring the report up to date: some memory is taken by the first decodes."""
+        """Warm up, and update the report: some memory is taken by the first decodes."""
         assert self.process is not None and self.report is not None
         device_bytes, host_bytes = self.process.warm_up(tests)
         self.report = replace(self.report, device_bytes=device_bytes, host_bytes=host_bytes)
@@ -180,7 +180,7 @@ class _Session:
             raise DeviceError(f"{fault}, in every block; close them, or run again when the machine is quiet")
 
     def result(self) -> BenchResult:
-        """What is known now. All reports must be there."""
+        """The result so far. All reports must be there."""
         bench = self._bench
         reports = [(arm, arm.report) for arm in self._arms if arm.report is not None]
         assert len(reports) == len(self._arms)

@@ -93,15 +93,16 @@ class ArmMaker:
 
     @property
     def workload(self) -> Workload:
-        """What plans are made for: the longest prompt, generation and depth of the tests, and their context."""
+        """The workload that plans are made for: the longest prompt, generation and depth of the tests, and their
+        context."""
         n_prompt, n_gen = max(1, *(test.n_prompt for test in self.tests)), max(test.n_gen for test in self.tests)
         load, n_past = self.setting.load, max(test.n_depth for test in self.tests)
         return self.placer.workload(n_prompt, n_gen, load.n_ctx, load.n_ubatch, n_past)
 
     @property
     def attention_passes(self) -> tuple[Pass, ...]:
-        """What is computed at which depth, for which plans choose their attention: the prompts and generations of all
-        tests, where a run has one prompt and generates behind it."""
+        """The passes for which plans choose their attention: the prompts and generations of all tests, each at its
+        depth."""
         n_ubatch = self.setting.load.n_ubatch
         return tuple(p for test in self.tests for p in passes_at(test.n_depth, test.n_prompt, test.n_gen, n_ubatch))
 
@@ -117,7 +118,7 @@ class ArmMaker:
         return self.placer.plan(policy, workload=self.workload, attention_passes=self.attention_passes, **asdict(rules))
 
     def _predicted(self, plan: Plan, test: BenchTest) -> dict[str, float] | None:
-        """What a plan is predicted to take for a test: 0 for what it has none of. None where nothing is known: a plan
+        """Predicted seconds of a plan for a test; 0 for what the test has none of. None where nothing is known: a plan
         that was read may predict another run, and no profile is measured for it."""
         n_prompt, load = max(1, test.n_prompt), plan.workload
         found = self.placer.expected(plan, n_prompt, test.n_gen, test.n_depth)

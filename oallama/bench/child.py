@@ -29,7 +29,7 @@ Message = dict[str, Any]
 
 
 class LoadedArm:
-    """What the process holds: a loaded model and a timer on it, made by the first request."""
+    """A loaded model and a timer on it, made by the first request."""
 
     def __init__(self) -> None:
         self._loaded: LoadedModel | None = None

@@ -49,7 +49,7 @@ class FitStep:
 def fit_under(
     cap: Cap, operators: Sequence[Operator], settings: LoadSettings
 ) -> tuple[StockPlacement, tuple[FitStep, ...]]:
-    """What --fit does under the cap, and every call that it took.
+    """Return --fit's placement under the cap, and every call that it took.
 
     Raises ModelFileError, DeviceError where llama.cpp fails on the file or the device, BridgeError where this
     llama-cpp-python lacks the function.
@@ -153,7 +153,7 @@ def open_common() -> ctypes.CDLL | None:
 
 
 def _address(library: ctypes.CDLL) -> int | None:
-    """Of a function of libllama, as code in `library` finds it."""
+    """Address of a function of libllama as code in `library` finds it."""
     return ctypes.cast(library["llama_model_default_params"], ctypes.c_void_p).value
 
 

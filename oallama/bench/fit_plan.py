@@ -34,7 +34,7 @@ def fit_plan(placer: Placer, load: Workload, setting: Setting) -> Plan:
 
 
 def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
-    """What --fit did, and how often it was asked."""
+    """A sentence on what --fit chose, and how often it was asked."""
     taken = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
     if placement.overrides:
         taken += f" and {len(placement.overrides)} overrides"

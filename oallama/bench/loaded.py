@@ -58,7 +58,7 @@ def load_arm(spec: ArmSpec) -> LoadedModel:
 
 
 def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel:
-    """As llama-server would with the same options, and nothing else in the process' registry.
+    """Load as llama-server would with the same options, and with nothing else in the process' registry.
 
     Raises ModelFileError, DeviceError, BridgeError where a plugin is in the registry.
     """
@@ -92,7 +92,7 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
 
 
 def load_planned(spec: ArmSpec) -> LoadedModel:
-    """By the engine as a plan says, exactly as `oallama run --plan` would."""
+    """Load by a plan with the engine, as `oallama run --plan` would."""
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.plan.split import device_share

@@ -127,8 +127,8 @@ def measured_tests(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> list[M
 
 
 def against_stock(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float | None], ...]:
-    """How many times as fast as the fastest stock arm that did what it says each row's arm is, as text and as number.
-    An arm that is that arm's very configuration is as fast, whatever its samples say."""
+    """Speed of each row's arm relative to the fastest stock arm that did what it says, as text and as number. An arm
+    that is the same configuration as that one is as fast, whatever its samples say."""
     stock = [row for row in rows if row["arm"].startswith("stock") and not row["problems"]]
     if not stock:
         return (("", None),) * len(rows)

@@ -21,7 +21,8 @@ CONTEXT_STEP = 256  # llama.cpp pads the KV cache to it
 def bench_tests(
     n_prompt: Sequence[int], n_gen: Sequence[int], pairs: Sequence[tuple[int, int]], n_depth: Sequence[int]
 ) -> tuple[BenchTest, ...]:
-    """Every combination, as llama-bench makes them; a count of 0 is none. Raises UsageError where nothing is left."""
+    """Make every combination of the counts, as llama-bench does; a count of 0 is none. Raises UsageError where nothing
+    is left."""
     shapes = [*((n, 0) for n in n_prompt if n), *((0, n) for n in n_gen if n), *pairs]
     tests = tuple(dict.fromkeys(BenchTest(p, g, depth) for depth in n_depth for p, g in shapes))
     if not tests:
@@ -50,8 +51,8 @@ def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_B
 
 
 def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, ...] = (), seed: int = 0) -> Setting:
-    """What all arms share, as the placer's options ask. Without -c the context holds the longest prompt, generation and
-    depth of the tests together, for which plans are made.
+    """The setting that all arms share, from the placer's options. Without -c the context holds the longest prompt,
+    generation and depth of the tests together, for which plans are made.
 
     Raises UsageError for a context that is too short, and for cpus that the device needs.
     """

@@ -108,7 +108,7 @@ def seen_graph(model: Any, like: Any, operators: Collection[str]) -> SeenGraph:
 
 
 def buffer_place(ggml: Any) -> Callable[[int], tuple[str, str, bool]]:
-    """What tells (buffer type, its device or "", whether host memory) of a ggml_backend_buffer_t."""
+    """Make a function that returns (buffer type, its device or "", whether host memory) of a ggml_backend_buffer_t."""
 
     def function(name: str, result: type) -> Any:
         found = ggml[name]

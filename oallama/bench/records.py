@@ -79,7 +79,7 @@ class Setting:
     """What the arms share. load: without the placement, which is the arm's; flash attention "auto" is each arm's own
     choice (stock: llama.cpp's; ours: the plan's).
 
-    cpus: what each arm's process is pinned to, empty for no pinning; a worker process is pinned by its device.
+    cpus: CPUs that each arm's process is pinned to, empty for no pinning; a worker process is pinned by its device.
     """
 
     load: LoadSettings
@@ -88,13 +88,14 @@ class Setting:
     seed: int = 0
 
     def changed(self, **changes: Any) -> Setting:
-        """With another device, batch, KV cache, ...: fields of LoadSettings."""
+        """Replace fields of LoadSettings: device, batch, KV cache, …."""
         return replace(self, load=replace(self.load, **changes))
 
 
 @dataclass(frozen=True, slots=True)
 class StockPlacement:
-    """What stock llama.cpp is told. overrides: (regular expression, "CPU" or "device"), first match wins, as -ot."""
+    """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU" or "device"), first match
+    wins, as -ot."""
 
     n_gpu_layers: int
     overrides: tuple[tuple[str, str], ...] = ()

@@ -49,7 +49,7 @@ Value = Callable[[Sample], float]  # of a sample, seconds; 0: the test has none
 
 
 def rows(result: BenchResult) -> list[Row]:
-    """Every arm's row of every test that has samples; tests in order, arms in order within."""
+    """Make a row of every arm and test that has samples; tests in order, arms in order within."""
     return [_row(result, series, index) for series in result.series if series.kept for index in range(len(result.arms))]
 
 
@@ -67,7 +67,7 @@ def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
 
 
 def ratio_of(series: Series, index: int, value: Value) -> Ratio | None:
-    """How many times faster an arm is than the first; None with too few samples or nothing of that kind to time."""
+    """Speed of an arm relative to the first; None with too few samples or nothing of that kind to time."""
     first, other = ([value(sample) for sample in series.samples(arm)] for arm in (0, index))
     if not all(seconds > 0 for seconds in (*first, *other)):
         return None
@@ -185,7 +185,7 @@ def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
 
 
 def _overrides_text(arm: ArmResult) -> str:
-    """As llama-bench writes -ot; of a plan its fingerprint, so that different plans are different keys."""
+    """Overrides as llama-bench writes -ot; of a plan its fingerprint, so that different plans are different keys."""
     stock = arm.spec.stock
     if stock is None:
         return f"plan:{arm.spec.plan_fingerprint[:16]}"

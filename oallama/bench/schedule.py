@@ -71,12 +71,12 @@ def hopeless(series: Series) -> bool:
 
 
 def unsteady(series: Series) -> int:
-    """How many of the kept blocks drifted: those that were taken because there were not enough calm ones."""
+    """Number of kept blocks that drifted, which were taken for want of calm ones."""
     return sum(block.drift > MAX_DRIFT for block in series.kept)
 
 
 def _block(n_arms: int, arms: Sequence[int], tests: Sequence[BenchTest], visit: Visit) -> dict[BenchTest, Block]:
-    """Of the arms that are not done, out of n_arms."""
+    """Measure one block of the arms that are not done, out of n_arms."""
     there = {arm: visit(arm, tests) for arm in arms}
     back = {arm: visit(arm, tests) for arm in reversed(arms)}
     samples = {test: {arm: (there[arm][test], back[arm][test]) for arm in arms} for test in tests}
@@ -99,7 +99,8 @@ def _block(n_arms: int, arms: Sequence[int], tests: Sequence[BenchTest], visit: 
 
 
 def filled_up(series: Series, n_blocks: int) -> Series:
-    """With the calmest of the discarded blocks where fewer than n_blocks were kept; none with a fault."""
+    """Fill up a series with the calmest of its discarded blocks where fewer than n_blocks were kept; none with a
+    fault."""
     lacking = n_blocks - len(series.kept)
     if lacking <= 0:
         return series

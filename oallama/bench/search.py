@@ -23,7 +23,7 @@ COARSE = 4  # intervals of the first pass
 
 @dataclass(frozen=True, slots=True)
 class StockSearch:
-    """For one model and device. Both arms raise DoesNotFit where nothing keeps to the cap."""
+    """Searches for one model and device. Both arms raise DoesNotFit where nothing keeps to the cap."""
 
     placer: Placer
     setting: Setting
@@ -81,7 +81,7 @@ class StockSearch:
 
 
 def stock_load(setting: Setting, placement: StockPlacement) -> LoadSettings:
-    """How a stock arm loads, for a dry load of it."""
+    """Settings of a dry load of a stock arm."""
     patterns = tuple((pattern, None) for pattern, where in placement.overrides if where == "CPU")
     return replace(setting.load, n_gpu_layers=placement.n_gpu_layers, host_patterns=patterns)
 

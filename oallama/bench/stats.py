@@ -29,7 +29,7 @@ _CHUNK_VALUES = 4_000_000  # of pairwise means held at once
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times faster one arm is than another (above 1: faster), with its confidence interval."""
+    """Speed of one arm relative to another (above 1: faster), with its confidence interval."""
 
     value: float
     low: float
@@ -40,11 +40,11 @@ class Ratio:
 def speed_ratio(
     reference_s: Sequence[float], other_s: Sequence[float], resamples: int = RESAMPLES, seed: int = 0
 ) -> Ratio | None:
-    """How many times faster `other` is than `reference`, by pairs of seconds that belong together.
+    """Speed of `other` relative to `reference`, by pairs of seconds that belong together.
 
-    The interval is the expanded percentile bootstrap over pairs (Hesterberg 2015, section 5.4): the percentile
-    interval at the level that makes it right for the mean of few normal samples, which the plain one is too narrow for.
-    None with fewer than LEAST_PAIRS pairs. Raises ValueError for lengths that differ or times that are not positive.
+    The interval is the expanded percentile bootstrap over pairs (Hesterberg 2015, section 5.4): the percentile interval
+    at the level that makes it right for the mean of few normal samples, which the plain one is too narrow for. None
+    with fewer than LEAST_PAIRS pairs. Raises ValueError for lengths that differ or times that are not positive.
     """
     if len(reference_s) != len(other_s):
         raise ValueError(f"{len(reference_s)} and {len(other_s)} samples make no pairs")
@@ -66,9 +66,9 @@ def speed_ratio(
 
 
 def block_drift(pairs: Sequence[tuple[float, float]]) -> float:
-    """How much the machine changed within one block A B B A: the median over arms of how much slower the second
-    sample of an arm was than its first, relative; at least 0. One arm's own hiccup does not move it with three arms
-    and counts half with two. Raises ValueError without arms."""
+    """Relative change of the machine within one block A B B A: the median over arms of how much slower the second
+    sample of an arm was than its first; at least 0. One arm's own hiccup does not move it with three arms and counts
+    half with two. Raises ValueError without arms."""
     if not pairs:
         raise ValueError("a block needs at least one arm")
     return abs(math.expm1(abs(median(math.log(second / first) for first, second in pairs))))

@@ -42,7 +42,7 @@ class Affinity:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a plan is held against, priced by the same cost model."""
+    """A placement that a plan is compared with, priced by the same cost model."""
 
     name: str  # "stock --fit", "all CPU", "physical bound"
     predicted: Predicted
@@ -50,7 +50,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOn:
-    """What a report's times were measured on, and when; empty where the profile does not say."""
+    """The machine and time of a report's measurements; empty where the profile does not say."""
 
     cpu: str
     device: str  # as ggml describes it

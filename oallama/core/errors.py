@@ -90,7 +90,7 @@ class DownloadError(OallamaError):
 
 
 class DoesNotFit(OallamaError):
-    """What must be on a device is larger than what the device may hold.
+    """More memory is needed on a device than may be used there.
 
     Attributes: required, available (bytes); device (ggml device name).
     """

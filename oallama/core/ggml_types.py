@@ -74,6 +74,7 @@ MUL_MAT_TYPES = frozenset(GGML_TYPES_BY_NAME) - NO_MUL_MAT_TYPES
 
 
 def bytes_per_element(type_name: str) -> float:
-    """Of a ggml type in capitals, or of a KV cache's as -ctk names it (f16, q8_0); of an unknown one as of F16."""
+    """Bytes of an element of a ggml type in capitals, or of a KV cache's as -ctk names it (f16, q8_0); of an unknown
+    one as of F16."""
     known = GGML_TYPES_BY_NAME.get(type_name.upper(), GGML_TYPES[1])
     return known.block_bytes / known.block_size

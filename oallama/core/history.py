@@ -43,7 +43,7 @@ class SeenPasses:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How many times as long as it was measured work takes."""
+    """Factors on measured times: how many times as long work takes."""
 
     cpu: Positive = 1.0
     device: Positive = 1.0

@@ -68,8 +68,8 @@ class Options:
 
     @classmethod
     def given(cls, **values: Any) -> Options:
-        """Of keywords as a caller of Placer.load may write them: sizes and shares as text too ("6GiB", "50%"), None for
-        what is not given. Raises UsageError."""
+        """Read keywords as a caller of Placer.load may write them: sizes and shares as text too ("6GiB", "50%"), None
+        for what is not given. Raises UsageError."""
         if "vram" in values:
             values["vram"] = _parsed(parse_memory, values["vram"], "--vram")
         if "gpu_weights" in values:
@@ -78,10 +78,8 @@ class Options:
         return record_from(cls, known, "option of a Placer")
 
     def attention(self, planned: Attention = STOCK_ATTENTION) -> Attention:
-        """What was asked for, `planned` where nothing was.
-
-        Raises UsageError where flash attention was to be off and the V cache's type needs it.
-        """
+        """The attention that was asked for, `planned` where nothing was. Raises UsageError where flash attention was to
+        be off and the V cache's type needs it."""
         asks = self.flash_attn != "auto"
         flash_attn: FlashAttention = self.flash_attn if asks else planned.flash_attn
         type_k, type_v = (self.type_k or planned.type_k).lower(), (self.type_v or planned.type_v).lower()

@@ -15,7 +15,7 @@ Samples = Annotated[tuple[Positive, ...], Mark.NOT_EMPTY]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured: a mul-mat at a batch size, on a device, in a layout."""
+    """One thing to measure: a mul-mat at a batch size, on a device, in a layout."""
 
     device: str
     layout: str  # CPU, CPU_REPACK, AMX on the CPU; "device" on a device
@@ -87,7 +87,7 @@ class LinearFit:
 
 @dataclass(frozen=True, slots=True)
 class RestShape:
-    """What the cost of a layer's rest depends on besides the batch and the KV depth."""
+    """Shape that the cost of a layer's rest depends on besides the batch and the KV depth."""
 
     n_embd: Count
     n_head: Count
@@ -102,8 +102,8 @@ class RestShape:
 
 @dataclass(frozen=True, slots=True)
 class RestCase:
-    """What one transformer layer does beside its weight-bearing mul-mats (norms, rope, KV write, attention, GLU, adds)
-    for this model's head shape, timed on one device at one batch size and KV depth."""
+    """A layer's rest, timed on one device at one batch size and KV depth: all that it does beside its weight-bearing
+    mul-mats (norms, rope, KV write, attention, GLU, adds) for this model's head shape."""
 
     device: str
     n_tokens: Size

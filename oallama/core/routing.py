@@ -31,7 +31,7 @@ class LayerRouting:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often so many tokens of a layer used each expert; in which order is not known."""
+    """Uses of each expert by so many tokens of a layer; their order is not known."""
 
     n_tokens: int
     uses: tuple[int, ...]
@@ -47,7 +47,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What is known of a model's routing. Layers without experts, and those that no token has passed, are left out."""
+    """Counts of a model's routing. Layers without experts, and those that no token has passed, are left out."""
 
     version: int
     model_fingerprint: Line

@@ -117,7 +117,7 @@ class MulMat:
 
     @property
     def bytes(self) -> int:
-        """Of the whole weight. Raises KeyError for a type that ggml does not have."""
+        """Bytes of the whole weight. Raises KeyError for a type that ggml does not have."""
         k, n, e = self.shape
         return GGML_TYPES_BY_NAME[self.type].n_bytes(k * n * e)
 
@@ -179,7 +179,7 @@ class Predicted:
 
     @classmethod
     def of(cls, ttft_s: float, tpot_s: float, n_gen: int) -> Predicted:
-        """Of a prompt and n_gen tokens behind it."""
+        """Make it of a prompt's and a token's seconds, for n_gen tokens."""
         return cls(ttft_s, tpot_s, ttft_s + n_gen * tpot_s)
 
     def over(self, phase: Phase) -> float:
@@ -213,9 +213,8 @@ class OperatorPlacement:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """What the device will hold, bytes. limit = fill * capacity, or capacity - runtime where that is less;
-    spare = limit - everything placed there. runtime: what instances of its back end take for themselves, in what is
-    kept free."""
+    """Bytes that the device will hold. limit = fill * capacity, or capacity - runtime where that is less; spare = limit
+    - everything placed there. runtime: what instances of its back end take for themselves, in what is kept free."""
 
     capacity: int
     fill: float
@@ -231,7 +230,7 @@ class MemoryLedger:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a plan is made for, in tokens."""
+    """Tokens of the run that a plan is made for."""
 
     n_prompt: Count32
     n_gen: Count32
@@ -263,7 +262,7 @@ PrefetchMode = Literal["ahead", "layer"]
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How a plan's streamed slices (cg > 0, n_g > 0) are held and copied."""
+    """Settings of the ring that holds streamed slices (cg > 0, n_g > 0), and of the copies to it."""
 
     n_slots: Annotated[int, Mark.REQUIRED] = 2  # of the ring of blocks in device memory that copies go to
     # copy as soon as a slot is free, or only within a layer (ScheInfer's pipeline)

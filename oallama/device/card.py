@@ -32,8 +32,8 @@ class Card:
     uncaptured_node_s: float = 0.0  # of the caller's time for each kernel of a graph that CUDA has not captured
 
     def slower(self, bytes_factor: float, flops_factor: float) -> Card:
-        """The same card in a machine slower in memory and link by one factor and in arithmetic by another: every rate
-        is divided, every latency multiplied by bytes_factor."""
+        """The card in a machine slower in memory and link by one factor and in arithmetic by another: every rate is
+        divided, every latency multiplied by bytes_factor."""
         seconds = {f.name: getattr(self, f.name) * bytes_factor for f in fields(self) if f.name.endswith("_s")
                    and not f.name.endswith("_per_s")}  # fmt: skip
         return replace(

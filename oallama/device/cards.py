@@ -62,7 +62,7 @@ _STAGING_BYTES_PER_S = 13.6e9  # of the driver's copy between pageable and pinne
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """What is known of a card: tokens/s of LLaMA-2-7B Q4_0, and rates that are not of it."""
+    """Published figures of a card: tokens/s of LLaMA-2-7B Q4_0, and rates from other sources."""
 
     name: str
     description: str

@@ -21,11 +21,11 @@ def ask_child(
     failed: Callable[[str], OallamaError],
     unexpected: type[OallamaError] = OallamaError,
 ) -> dict[str, Any]:
-    """What the main part of `module` answers to the request in a process of its own.
+    """Ask the main part of `module` in a process of its own; return its answer.
 
-    failed: the error for a child that dies or does not answer in time, made from the reason.
-    Raises that; DeviceError for a child whose device was lost; what the child raised as the same error of ours; and
-    `unexpected` for any other exception in the child.
+    failed: makes the error for a child that dies or does not answer in time, from the reason. Raises that; DeviceError
+    for a child whose device was lost; what the child raised as the same error of ours; and `unexpected` for any other
+    exception in the child.
     """
     from ggml_bridge.child import run_in_child
 
@@ -37,7 +37,7 @@ def ask_child(
 def child_errors(
     failed: Callable[[str], OallamaError], unexpected: type[OallamaError] = OallamaError
 ) -> Iterator[None]:
-    """What goes wrong with a child in the block is raised as an error of ours: see ask_child."""
+    """Raise what goes wrong with a child in the block as an error of ours: see ask_child."""
     import ggml_bridge
     from ggml_bridge.child import ChildError
 

@@ -64,7 +64,7 @@ def _listed_speeds(root: Path, cpus: Sequence[int]) -> dict[int, float]:
 
 
 def _kernel_speeds(root: Path, cpus: Sequence[int], name: str) -> dict[int, float]:
-    """What the kernel has under this name for each; empty where it is not there for all."""
+    """Read the kernel's number of this name for each CPU; empty where one lacks it."""
     try:
         speeds = {cpu: float((root / f"sys/devices/system/cpu/cpu{cpu}/{name}").read_text()) for cpu in cpus}
     except (OSError, ValueError):
@@ -73,7 +73,7 @@ def _kernel_speeds(root: Path, cpus: Sequence[int], name: str) -> dict[int, floa
 
 
 def _cpu_list(path: Path) -> set[int]:
-    """Of text such as 0-3,8: {0, 1, 2, 3, 8}; empty where there is none."""
+    """Read text such as 0-3,8 as {0, 1, 2, 3, 8}; empty where there is none."""
     cpus: set[int] = set()
     try:
         for part in path.read_text().strip().split(","):

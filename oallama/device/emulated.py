@@ -66,12 +66,12 @@ class Emulated:
 
     @property
     def timed(self) -> Emulated:
-        """The same, keeping time: what profiles and comparisons measure. What changes no time is left out."""
+        """The device as profiles and comparisons measure it: it keeps time, and what changes no time is left out."""
         return replace(self, values="drawn", lost_after=None, fail_alloc=None)
 
     @property
     def measured(self) -> Emulated:
-        """What a profile of it belongs to: which core it has and what it draws changes no time."""
+        """The device that a profile belongs to: which core it has and what it draws changes no time."""
         return replace(self.timed, cpus=None, seed=0, routing=None)
 
 

@@ -68,14 +68,14 @@ def check_room(spec: Emulated, memory_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """How well an emulated device kept time over some seconds."""
+    """Punctuality of an emulated device over some seconds."""
 
     elapsed_s: float
     stats: dict[str, Any]  # of EmulatedStats
 
     @property
     def late_share(self) -> float:
-        """Of the time that passed."""
+        """Share of the time that passed."""
         return float(self.stats["late_s"]) / max(self.elapsed_s, 1e-9)
 
     @property
@@ -114,8 +114,8 @@ class Watch:
         return found
 
     def measured(self, measure: Callable[[], T], most_s: float = math.inf) -> tuple[T, Punctuality | None]:
-        """What `measure` returns, and how the device kept time meanwhile: the first time that it did, else the last of
-        TRIES, none of which begins after most_s."""
+        """Measure, and return the result with the device's punctuality: of the first try in which it was punctual, else
+        of the last of TRIES. None begins after most_s."""
         began_s = time.perf_counter()
         for tries_left in reversed(range(TRIES)):
             self.start()

@@ -59,7 +59,7 @@ def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
 
 
 def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
-    """What tells a device from another one of its name, in JSON.
+    """Identity of a device among others of its name, in JSON.
 
     An integrated GPU uses the machine's memory, of which the firmware or the kernel gives it now more and now less; of
     other devices the memory is rounded.
@@ -75,7 +75,7 @@ def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
 
 
 def driver_files(maps: str) -> list[str]:
-    """Name and size of every driver library in a process' memory map (/proc/self/maps).
+    """List name and size of every driver library in a process' memory map (/proc/self/maps).
 
     The kernel's part of a driver has a version; the part that compiles and queues kernels is updated without it.
     """
@@ -135,7 +135,7 @@ def _ask(request: dict[str, Any], progress: Any) -> dict[str, Any]:
 
 
 def _memory_map() -> str:
-    """Empty where the system has none to read."""
+    """This process' memory map; empty where the system has none to read."""
     try:
         return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:

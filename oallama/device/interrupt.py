@@ -67,8 +67,8 @@ AGAIN_S = 0.01  # after a Ctrl-C that was dropped, at the earliest
 
 
 def drop_no_interrupt() -> None:
-    """From now on a Ctrl-C that Python drops, as in `__del__` and in callbacks of weak references, arrives once more.
-    For programs: the hook is the whole process's."""
+    """Raise again a Ctrl-C that Python drops, as in `__del__` and in callbacks of weak references. For programs: the
+    hook is the whole process's."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What one load of llama.cpp gets: model, context and placement. Hashable; counts are tokens.
+    """Settings of one load of llama.cpp: model, context and placement. Hashable; counts are tokens.
 
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
     those of the split backend (plan/patterns.py). split_text: those weights, for a load without their plan

@@ -34,11 +34,8 @@ def end_process(sentence: str) -> NoReturn:
 
 
 def exit_at_abort() -> None:
-    """From now on an abort of native code ends this process in one sentence and exit code 1. That is an abort of ggml,
-    such as that of its RPC client when the server is lost, or a C++ exception that nobody catches.
-
-    Raises BridgeError.
-    """
+    """Have an abort of native code end this process in one sentence and exit code 1: an abort of ggml, such as that of
+    its RPC client when the server is lost, or a C++ exception that nobody catches. Raises BridgeError."""
     if _kept:
         return
     from llama_cpp import llama_cpp as api

@@ -36,12 +36,12 @@ class OpenDevice:
 
     @property
     def label(self) -> str:
-        """Its name for people: the CPU that plays a device is none of the CPU's other memory."""
+        """Name for people: a CPU that plays a device is none of the CPU's other memory."""
         return CPU_PAIR if self.is_pair else self.name
 
     @property
     def with_free(self) -> str:
-        """Its name for people, and what it had free when it was opened, where it tells that."""
+        """Name for people, with the bytes that were free when it was opened, where it tells them."""
         free = self.info.memory_free if self.info is not None else 0
         return f"{self.label} ({format_bytes(free)} were free)" if free > 0 else self.label
 
@@ -51,8 +51,8 @@ class OpenDevice:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Every device ggml found in this process, the CPU included, in ggml's order. Asks no RPC server, so the memory of
-    its device is 0. Raises BridgeError."""
+    """List every device ggml found in this process, the CPU included, in ggml's order. Asks no RPC server, so the
+    memory of its device is 0. Raises BridgeError."""
     return [device_info(device) for device in load_bridge().devices(ask_servers=False)]
 
 

@@ -104,10 +104,11 @@ def _no_signals() -> Iterator[None]:
 
 
 def _register_links(client: _Client) -> None:
-    """Have the devices of open connections in ggml's registry, and no other RPC device.
+    """Keep the devices of open connections in ggml's registry, and no other RPC device.
 
     ggml drops devices by registry, and files all RPC devices under one. So that one is taken out, and what stays is put
-    back."""
+    back.
+    """
     for link in _links:
         client.unload(link.registry)
     client.unload(client.all_rpc())

@@ -74,12 +74,12 @@ class DeviceSpec:
 
     @property
     def timed(self) -> DeviceSpec:
-        """The same device as it must be where its times count."""
+        """The device as it must be where its times count."""
         return replace(self, emulated=self.emulated.timed) if self.emulated else self
 
     @property
     def measured(self) -> DeviceSpec:
-        """The same without what changes no time: what a profile belongs to."""
+        """The device that a profile belongs to, without what changes no time."""
         return replace(self, emulated=self.emulated.measured) if self.emulated else self
 
     @property

@@ -28,7 +28,7 @@ def user_backend(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def use_backend(path: str) -> None:
-    """Have this process and its children load that library. Raises UsageError where there is no such file."""
+    """Make this process and its children load that library. Raises UsageError where there is no such file."""
     if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a name is too long
         raise UsageError(f"--backend {repr(path)[:200]}: there is no such file; name the library of a ggml back end")
     os.environ[VARIABLE] = str(Path(path).resolve())

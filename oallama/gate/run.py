@@ -102,7 +102,7 @@ def gated_plan(
 
 
 def remembered(placer: Placer, load: Workload) -> Gated | None:
-    """What gated_plan returns where it need not measure; None where it would. Raises what planning raises."""
+    """Return what gated_plan would without measuring; None where it would measure. Raises what planning raises."""
     if placer.known_profile is None:
         return None
     gate = Gate(placer, load)
@@ -241,7 +241,7 @@ class Gate:
         return verdict
 
     def plan(self, policy: str) -> Plan:
-        """Its micro-batch may be larger than the workload's, where the user fixed none."""
+        """Make a policy's plan. Its micro-batch may be larger than the workload's, where the user fixed none."""
         if policy not in self._plans:
             placer, load = self._placer, self._load
             if policy == STOCK_CPU:
@@ -321,8 +321,8 @@ def leaves_flash_off(plan: Plan) -> bool:
 
 
 def placement_digest(plan: Plan) -> str:
-    """The same for plans that policies make alike. Flash attention that is left to llama.cpp is on: it is off only
-    where it cannot be on."""
+    """Digest that is the same for plans that place alike. Flash attention that is left to llama.cpp is on: it is off
+    only where it cannot be on."""
     document = plan.to_json()
     keys = ("device", "n_gpu_layers", "operators", "streaming", "token_assignment")
     placement = [document.get(key) for key in keys] + [plan.workload.n_ubatch, leaves_flash_off(plan)]

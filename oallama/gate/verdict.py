@@ -45,7 +45,7 @@ class Race:
 
     @property
     def ratio(self) -> Ratio | None:
-        """How many times as fast as stock, with its interval; None: too few pairs to tell."""
+        """Speed relative to stock, with its interval; None: too few pairs to tell."""
         return speed_interval(self.pairs, ERROR / MOST_RACES)
 
     @property
@@ -62,8 +62,8 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known for a key. stock: the arm that candidates race against, and its placement. tests: what a turn is;
-    turn_s: what it is predicted to take. seconds: that all of this took to measure, in all runs."""
+    """Measurements and standing for a key. stock: the arm that candidates race against, and its placement. tests: what
+    a turn is; turn_s: its predicted seconds. seconds: that all of this took to measure, in all runs."""
 
     key: Key
     stock: str
@@ -88,12 +88,12 @@ class Verdict:
         return self.open is None
 
     def with_race(self, race: Race) -> Verdict:
-        """The same with what is now known of that candidate."""
+        """Replace the race of that candidate."""
         return replace(self, races=tuple(race if each.policy == race.policy else each for each in self.races))
 
     @property
     def sentence(self) -> str:
-        """What is used, and why: `scheinfer 1.34× stock (95 % 1.29-1.39), using it`."""
+        """A sentence on what is used, and why: `scheinfer 1.34× stock (95 % 1.29-1.39), using it`."""
         if won := self.won:
             return f"{_measured(won)}, using it"
         stays = f"using {self.stock}'s placement"

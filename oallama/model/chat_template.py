@@ -148,7 +148,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _limit_memory(limits: contextlib.ExitStack, most_bytes: int) -> None:
-    """Until `limits` ends this process may take so many bytes more; then MemoryError is raised."""
+    """Let this process take at most so many bytes more until `limits` ends; beyond that MemoryError is raised."""
     try:
         import resource
 
@@ -161,7 +161,8 @@ def _limit_memory(limits: contextlib.ExitStack, most_bytes: int) -> None:
 
 
 def _limit_time(limits: contextlib.ExitStack) -> None:
-    """Until `limits` ends this process may compute for MAX_CPU_S; then SIGPROF ends it, in the midst of C code too."""
+    """Let this process compute for at most MAX_CPU_S until `limits` ends; then SIGPROF ends it, in the midst of C code
+    too."""
     if hasattr(signal, "setitimer"):  # elsewhere the time-out remains
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)

@@ -28,7 +28,7 @@ class Cursor:
         self.position = 0
 
     def load(self, end: int, what: str) -> bytes:
-        """Have the file's first `end` bytes in the buffer, which is returned."""
+        """Read on until the buffer has the file's first `end` bytes; return it."""
         if end > self.size:
             raise fault(self.path, self.position, f"the file ends inside {what}", DOWNLOAD_AGAIN)
         if end > MAX_HEADER_BYTES:

@@ -54,7 +54,7 @@ _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What one file says: its metadata, its tensors, and the bytes both were read from."""
+    """Header of one file: its metadata, its tensors, and the bytes both were read from."""
 
     file: ModelFile
     version: int

@@ -79,7 +79,7 @@ def _split_value(header: Header, key: str, type: str, default: int) -> int:
 
 
 def _check_parts(headers: list[Header]) -> None:
-    """Every part must say the same about the whole, and the tensors must add up without doubles."""
+    """Check that every part says the same about the whole, and that the tensors add up without doubles."""
     arch = headers[0].entries.get("general.architecture")
     seen: set[str] = set()
     for i, header in enumerate(headers):

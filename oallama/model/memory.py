@@ -60,8 +60,8 @@ class BufferBytes:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a load would take of llama.cpp. Weights of the split backend count as host memory with all their bytes: what
-    of them lies on the device is for the plan to say, and so is what the backend computes in."""
+    """Memory that a load would take of llama.cpp. Weights of the split backend count as host memory with all their
+    bytes: the plan says what of them lies on the device, and what the backend computes in."""
 
     buffers: tuple[BufferBytes, ...]
     n_splits_prefill: int  # parts ggml's scheduler cuts the graph of a full micro-batch into; -1: unknown
@@ -98,7 +98,7 @@ class Prober:
         self._end(stop if kind or self._asked else None)
 
     def ask(self, request: LoadSettings) -> None:
-        """Have the load made while the caller does something else."""
+        """Start the load while the caller does something else."""
         from ggml_bridge.child import Child
 
         if request in self._answers or request in self._asked:
@@ -109,7 +109,7 @@ class Prober:
         self._asked.append(request)
 
     def answer(self, request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeResult:
-        """What the load would take; asked again, it is made again. Raises as probe_memory."""
+        """Result of a dry load; asked again, it is made again. Raises as probe_memory."""
         while request not in self._answers:
             self.ask(request)
             self._receive(timeout_s)
@@ -163,7 +163,7 @@ def _failed(request: LoadSettings, message: str) -> OallamaError:
 
 
 def memory_of(bridge: Bridge, context: Any, no_alloc_on: Sequence[str] | None = None) -> tuple[BufferBytes, ...]:
-    """What a live llama_context (its address) holds, one record per buffer type. no_alloc_on: the model's devices where
+    """Memory of a live llama_context (its address), one record per buffer type. no_alloc_on: the model's devices where
     it was loaded with no_alloc."""
     return tuple(
         BufferBytes(row.buft, row.device, row.is_host, row.model, row.context, row.compute)
@@ -294,7 +294,7 @@ class _Loader:
 
 
 def _prepare() -> None:
-    """What takes the most time before a model is loaded."""
+    """Do what takes the most time before a model is loaded."""
     import oallama.device.opening  # noqa: F401
     from ggml_bridge.library import import_interface_only
 

@@ -53,7 +53,7 @@ _NO_CACHE = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 
 
 def operators(gguf: GgufFile) -> tuple[Operator, ...]:
-    """Every weight that a mul-mat of one decode reads, in graph order; a tied embedding once, at the end."""
+    """List every weight that a mul-mat of one decode reads, in graph order; a tied embedding once, at the end."""
     h = hyperparameters(gguf)
     named = [(tensor, tensor_role(tensor.name)) for tensor in gguf.tensors]
     found = [(tensor, role) for tensor, role in named if _is_operator(role, h)]

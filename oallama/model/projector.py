@@ -30,8 +30,8 @@ class Projector:
     n_head: int
 
     def compute_bytes(self, flash_attn: bool) -> int:
-        """What encoding one picture computes in: the picture, and either the feed-forward network's rows beside four
-        others as wide as the embedding, or attention's scores beside five. Larger pictures take more."""
+        """Bytes of the buffers that encode one picture: the picture, and either the feed-forward network's rows beside
+        four others as wide as the embedding, or attention's scores beside five. Larger pictures take more."""
         n = self.n_patches + 1  # the class embedding
         rows = n * (self.n_ff + 4 * self.n_embd)
         if not flash_attn:

@@ -153,7 +153,7 @@ class _Shapes:
         return self.h.n_ff[layer] * (2 if self.arch in _FUSED_GATE_UP else 1)
 
     def n_ff_exp(self, layer: int) -> int:
-        """Of one routed expert; qwen's and deepseek's have their own, or share the dense one among those used."""
+        """Width of one routed expert; qwen's and deepseek's have their own, or share the dense one among those used."""
         h = self.h
         if not self.arch.startswith(("qwen", "deepseek")):
             return h.n_ff[layer]

@@ -23,8 +23,8 @@ MOST_DISTURBED = 0.05  # share of a profile's cases; more, and its times are dou
 
 
 def busy_percent(environment: Mapping[str, str] = os.environ) -> float:
-    """From how much on a machine is busy: `$OALLAMA_BUSY_PERCENT`, else BUSY_PERCENT; 100 is never reached by others
-    alone. Raises UsageError where the variable is no number from 0 to 100."""
+    """Share of the CPU from which a machine is busy: `$OALLAMA_BUSY_PERCENT`, else BUSY_PERCENT; others alone never
+    reach 100. Raises UsageError where the variable is no number from 0 to 100."""
     said = environment.get(BUSY_VARIABLE)
     try:
         percent = float(said) if said else BUSY_PERCENT
@@ -36,7 +36,7 @@ def busy_percent(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def others_percent(interval_s: float = LOOK_S) -> float:
-    """Of all cores' time over an interval, what processes other than this one used. Waits so long."""
+    """Measure for interval_s what processes other than this one use, in percent of all cores."""
     import psutil
 
     own = psutil.Process()
@@ -63,7 +63,7 @@ def doubt(profile: Profile) -> str:
 
 
 class Others:
-    """What other programs use while something is measured: the median of looks, EVERY_S apart."""
+    """CPU use of other programs while something is measured: the median of looks, EVERY_S apart."""
 
     def __init__(self, look: Callable[[], float] = others_percent, clock: Callable[[], float] = time.monotonic) -> None:
         self._look, self._clock = look, clock

@@ -35,7 +35,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the child is asked to measure: everything of `want` that `profile` lacks."""
+    """A measurement to make: everything of `want` that `profile` lacks."""
 
     device_spec: str
     n_threads: int
@@ -91,7 +91,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
 
 
 def _busy(others: Others, known: Profile) -> Fragment:
-    """What other programs use of the CPU, where it is time to look; no less than while the rest was measured."""
+    """CPU use of other programs, where it is time to look; no less than while the rest was measured."""
     percent = others.looked()
     if percent is None:
         return {}
@@ -99,7 +99,7 @@ def _busy(others: Others, known: Profile) -> Fragment:
 
 
 def device_details(bridge: Bridge, device: OpenDevice) -> Fragment:
-    """What only native code knows of this machine; `device` is the name that its cases are stored under."""
+    """Facts of this machine that only native code knows; `device` is the name that its cases are stored under."""
     info = device.info
     fingerprint = {
         "oallama": __version__,

@@ -150,7 +150,7 @@ def _device_facts(card: Card) -> dict[str, Any]:
 def _cases(
     want: Wanted, tokens: Sequence[int], device: str, layout: str, seconds: KernelSeconds
 ) -> tuple[ProfileCase, ...]:
-    """Every distinct mul-mat at every batch size. It reads its weights and activations, and writes its result."""
+    """Price every distinct mul-mat at every batch size. It reads its weights and activations, and writes its result."""
     made = []
     for mul_mat in dict.fromkeys(mul_mat for mul_mat, *_ in want.mul_mats):
         for n_tokens in sorted(set(tokens)):
@@ -179,7 +179,7 @@ def _rest(
 
 
 def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int, device: str = CPU_DEVICE) -> Iterator[Kernel]:
-    """What a layer computes beside its weight-bearing mul-mats. routed: experts of each token, 0 in a dense model."""
+    """Kernels of a layer beside its weight-bearing mul-mats. routed: experts of each token, 0 in a dense model."""
     q, k, v = (
         shape.n_head * shape.n_embd_head_k,
         shape.n_head_kv * shape.n_embd_head_k,
@@ -239,7 +239,7 @@ def attention_kernels(shape: RestShape, n_tokens: int, n_kv: int) -> Iterator[Ke
 
 
 def _link(card: Card) -> dict[str, LinearFit]:
-    """Of one copy until it is done, and of its caller's time, which a copy from pageable memory takes whole."""
+    """Seconds of one copy until it is done, and of its caller's time, which a copy from pageable memory takes whole."""
     copy_s = card.copy_issue_s + card.copy_s + card.synchronize_s
     pinned, pageable = 1 / card.pinned_bytes_per_s, 1 / card.pageable_bytes_per_s
     return {
@@ -258,7 +258,7 @@ def _line(alpha_s: float, beta_s_per_byte: float, sizes: Iterable[int]) -> Linea
 
 
 def _fastest_gb_per_s(on_cpu: Sequence[ProfileCase], n_tokens: int | None = None) -> float:
-    """Of weights that the CPU reads at this batch size; None: in its smallest."""
+    """Fastest rate at which the CPU reads weights at this batch size; None: at its smallest."""
     at = min(case.n_tokens for case in on_cpu) if n_tokens is None else n_tokens
     return max((case.gb_per_s for case in on_cpu if case.n_tokens == at), default=0.0)
 

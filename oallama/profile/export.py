@@ -54,7 +54,7 @@ def _gpus(value: Any) -> list[str]:
 
 
 def _description(value: Any) -> str:
-    """What a device calls itself; an RPC device says where its server is."""
+    """A device's own description; an RPC device's says where its server is, so it is hidden."""
     return HIDDEN if "127.0.0.1" in str(value) or "worker on" in str(value) else str(value)
 
 

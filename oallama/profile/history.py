@@ -95,7 +95,7 @@ def corrected(profile: Profile, history: History) -> Profile:
 
 
 def rates_text(history: History) -> str:
-    """How many times as long as measured each side takes, single tokens and prompts."""
+    """A sentence on how many times as long as measured each side takes, single tokens and prompts."""
     decode, prompt = history.decode, history.prompt
     return (
         f"CPU {decode.cpu:.2f} and {prompt.cpu:.2f}, device {decode.device:.2f} and {prompt.device:.2f}, "
@@ -147,7 +147,7 @@ def timings_of(profile: Profile) -> str:
 
 
 def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
-    """What is known beside a profile of these timings; an empty history where that is nothing, or no use."""
+    """Read the history of a profile with these timings; an empty one where there is none, or none that can be used."""
     nothing = History(VERSION, model_fingerprint, timings)
     try:
         text = history_path(model_fingerprint, machine).read_text(encoding="utf-8")

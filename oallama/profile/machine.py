@@ -211,13 +211,13 @@ def _library_files(folder: Path | None, stem: str) -> list[Path]:
 
 
 def _ggml_version(folder: Path | None) -> str | None:
-    """From the name of the versioned library file, such as libggml-base.so.0.25.3."""
+    """Read the version in the name of the versioned library file, such as libggml-base.so.0.25.3."""
     versions = (re.search(r"(\d+\.\d+\.\d+)", path.name) for path in _library_files(folder, "libggml-base"))
     return max((match[1] for match in versions if match), key=len, default=None)
 
 
 def _build_hash(folder: Path | None) -> str | None:
-    """Of the CPU kernels' library: the same version built with other flags runs at another speed."""
+    """Hash the CPU kernels' library: the same version built with other flags runs at another speed."""
     files = _library_files(folder, "libggml-cpu")[:1] or _library_files(folder, "libggml-cpu-*")  # one, or one a CPU
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else None
 
@@ -235,7 +235,7 @@ def _gpus(root: Path) -> list[str]:
 
 
 def _gpu_driver(root: Path) -> str | None:
-    """Every graphics driver of the kernel with its version, or the kernel's where it has none."""
+    """List every graphics driver of the kernel with its version, or the kernel's where it has none."""
     found = [module for module in ("nvidia", "amdgpu", "xe", "i915") if (root / "sys/module" / module).is_dir()]
     versions = (_read(root / "sys/module" / module / "version") or platform.release() for module in found)
     return ", ".join(map(" ".join, zip(found, versions, strict=True))) or None

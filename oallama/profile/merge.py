@@ -203,8 +203,7 @@ _DOUBTS = {
 
 
 def sample_warnings(cases: Sequence[ProfileCase | RestCase]) -> tuple[str, ...]:
-    """What is doubtful about the samples: a sentence for each kind of finding, with how many cases have it and the
-    worst of them."""
+    """Make a sentence for each kind of doubt about the samples, with how many cases have it and the worst of them."""
     found: dict[str, list[tuple[Finding, ProfileCase | RestCase]]] = {}
     for case in cases:
         for finding in assess(case.samples):

@@ -109,7 +109,8 @@ def stored_profile(
     tokens: Sequence[int] = DEFAULT_TOKENS,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile | None:
-    """What profile_model would find in the cache; None where it would have to measure. Raises as known_device does."""
+    """Return the cached profile that profile_model would; None where it would have to measure. Raises as known_device
+    does."""
     machine = machine_with(known_device(device), n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], kv)
     profile = _serving(store.profile_path(machine), want, lambda _: None)
@@ -132,7 +133,7 @@ def _serving(path: Path, want: Wanted, warn: Callable[[str], None]) -> Profile |
 
 
 def _disturbed(path: Path, warn: Callable[[str], None]) -> Profile | None:
-    """What was measured while other programs used the CPU; None where they use it no more."""
+    """Load the profile measured while other programs used the CPU; None where they use it no more."""
     profile = store.load(store.busy_path(path), warn)
     return profile if profile is not None and others_percent() > busy_percent() else None
 
@@ -155,8 +156,8 @@ def _restarts(fragments: Sequence[Message]) -> bool:
 
 
 def _resumed(path: Path, journal: store.Journal, machine: Message, shown: Progress) -> Profile:
-    """What is known when measuring begins: what counts of the stored profile, with what an interrupted measurement had
-    finished."""
+    """What is known when measuring begins: the stored profile as far as it counts, and what an interrupted measurement
+    had finished."""
     fragments = journal.read()
     stored = None if _restarts(fragments) else _disturbed(path, shown.say) or store.load(path, lambda _: None)
     base = still_valid(stored) if stored else empty(machine)

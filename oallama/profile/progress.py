@@ -29,8 +29,8 @@ class Progress:
             print(note, file=sys.stderr)
 
     def expect(self, weight: float) -> None:
-        """So much is to be done, in guessed seconds, which is said once; a second call, after a crash, replaces what
-        was left."""
+        """Set the work to do, in guessed seconds, which is said once; a second call, after a crash, replaces what was
+        left."""
         if not self._told and weight >= WORTH_SAYING_S:
             self.say(
                 f"measuring this machine's mul-mats and copies, which plans follow from: about {weight:.0f} s, once "

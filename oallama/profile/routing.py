@@ -78,7 +78,7 @@ def routing_path(model_fingerprint: str) -> Path:
 
 
 def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing | None:
-    """What is known of this model; None where there is nothing, or nothing that can be used."""
+    """Read the counts of this model; None where there are none that can be used."""
     try:
         text = routing_path(model_fingerprint).read_text(encoding="utf-8")
         routing = from_json(Routing, parse_json(text), "routing")

@@ -159,7 +159,8 @@ def profile_path(fingerprint: dict[str, Any], folder: Path | None = None) -> Pat
 
 
 def busy_path(path: Path) -> Path:
-    """Beside a profile: what was measured while other programs used the CPU, which serves only as long as they do."""
+    """The file beside a profile for what was measured while other programs used the CPU, which serves only as long as
+    they do."""
     return path.with_suffix(".busy.json")
 
 

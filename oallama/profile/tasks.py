@@ -132,7 +132,7 @@ def guessed_making(working_set_bytes: int) -> float:
 
 
 def _candidates(session: Session) -> list[Case]:
-    """Every case that this machine may have a kernel for."""
+    """List every case that this machine may have a kernel for."""
     cases = [
         case
         for layout in session.layouts
@@ -199,7 +199,7 @@ def _time_mul_mat(session: Session, case: Case) -> Timing:
 
 
 def _fewer(policy: Policy, caps: float) -> Policy:
-    """For what takes long: more time, and three samples are enough."""
+    """The policy for slow runs: more time, and three samples are enough."""
     return replace(policy, time_cap_s=caps * policy.time_cap_s, min_repeats=min(3, policy.min_repeats))
 
 

@@ -10,8 +10,8 @@ from oallama.device.cpu import default_threads, thread_counts
 
 
 def usual_threads(rates: Callable[[int], Host], counts: Sequence[int] | None = None) -> int:
-    """Of the counts that are worth trying the one with the most weight bytes/s in decode, the least of those that are
-    alike. One count is not measured. rates: measures the CPU with so many threads, and remembers it
+    """Return the count of threads with the most weight bytes/s in decode, the least of equal ones, among those worth
+    trying. A single count is not measured. rates: measures the CPU with so many threads, and remembers it
     (emulate.this_host); counts: tests. Where they cannot be measured it is one thread for every physical core."""
     tried = thread_counts() if counts is None else counts
     if len(tried) < 2:

@@ -24,8 +24,8 @@ class Policy:
     """When a measurement is good enough.
 
     It ends when the 95 % interval of the median is narrower than +-target, at max_repeats, or when time_cap_s is spent
-    and min_repeats are in. A run so slow that min_repeats would take hard_cap times as long ends there, with
-    one sample at least.
+    and min_repeats are in. A run so slow that min_repeats would take hard_cap times as long ends there, with one sample
+    at least.
     """
 
     target: float = 0.02
@@ -120,8 +120,8 @@ UNSETTLED, DRIFT, OUTLIER = 0.05, 0.1, 0.5  # relative to the median
 
 
 def assess(samples: Sequence[float]) -> list[Finding]:
-    """What to warn about: a median known worse than +-UNSETTLED; halves whose medians differ by more than DRIFT and by
-    more than their noise explains; more than a tenth of the samples off by more than OUTLIER and 5 sigma."""
+    """Find faults in samples: a median known worse than +-UNSETTLED; halves whose medians differ by more than DRIFT and
+    by more than their noise explains; more than a tenth of the samples off by more than OUTLIER and 5 sigma."""
     findings: list[Finding] = []
     if len(samples) < 2:
         return findings

@@ -31,7 +31,7 @@ REST = "REST"  # in place of an operation's name, for a rest case that was left 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a model needs of a profile."""
+    """Cases that a model needs of a profile."""
 
     mul_mats: tuple[tuple[MulMat, int, int], ...]  # (mul-mat, n_tokens, bytes of the working set)
     rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
@@ -101,7 +101,7 @@ def in_steps(n_kv: int) -> int:
 
 
 def rest_ways(shape: RestShape) -> tuple[RestShape, ...]:
-    """With flash attention, and without where the V cache allows it."""
+    """The shape with flash attention, and without where the V cache allows it."""
     plain = (replace(shape, flash_attn=False),) if shape.type_v in PLAIN_V_TYPES else ()
     return (replace(shape, flash_attn=True), *plain)
 
@@ -146,7 +146,7 @@ def required(want: Wanted, device: str | None) -> list[Case]:
 
 
 def cases_at(want: Wanted, device: str, layout: str) -> list[Case]:
-    """Every case of a model on one device in one layout."""
+    """List every case of a model on one device in one layout."""
     more = want.on_cpu if device == CPU_DEVICE else ()
     return [Case(device, layout, *what) for what in (*want.mul_mats, *more)]
 

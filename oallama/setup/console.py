@@ -84,7 +84,7 @@ class SetupError(OallamaError):
 
 
 def remedy(output: Iterable[str]) -> str | None:
-    """What to do about the first known fault in the output of a failed program; None where none is known."""
+    """Remedy for the first known fault in the output of a failed program; None where none is known."""
     text = "\n".join(output)
     return next((advice for pattern, advice in _REMEDIES if re.search(pattern, text)), None)
 

@@ -72,7 +72,7 @@ def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str,
 
 
 def gpu_hint(env: Mapping[str, str]) -> str:
-    """What can be seen of GPUs without asking a driver. When it has not changed, nothing is asked again."""
+    """Signs of GPUs that can be seen without asking a driver. While they are the same, nothing is asked again."""
     nodes = ["/dev/nvidiactl", "/dev/dxg", "/dev/kfd", *sorted(map(str, Path("/dev/dri").glob("renderD*")))]
     programs = ("nvidia-smi", "nvcc", "rocminfo", "hipcc", "vulkaninfo", "glslc", "xcrun")
     seen = [node for node in nodes if Path(node).exists()]

@@ -60,7 +60,7 @@ def asked_backend(env: Mapping[str, str]) -> str:
 
 
 def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: bool) -> Variant | None:
-    """What to build after a failure (`bad`: layout -> what is wrong); None where nothing is left to try.
+    """Choose what to build after a failure (`bad`: layout -> what is wrong); None where nothing is left to try.
 
     A layout that computes wrong or crashes is built out. With `auto`, a GPU back end that cannot be built or loaded is
     given up for the CPU. Where the self-test died without naming a layout, AMX is suspected first.
@@ -88,7 +88,7 @@ class Installer:
         return find_compiler(self.env)
 
     def installed(self) -> Installed | None:
-        """What a finished set-up of this very environment left; None where there is none."""
+        """Record of a finished set-up of this very environment; None where there is none."""
         try:
             found = Installed(**json.loads((self.prefix / STAMP).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

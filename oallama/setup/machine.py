@@ -112,7 +112,8 @@ def platform_tag() -> str:
 
 
 def cache_dir(env: Mapping[str, str], system: str = sys.platform) -> Path:
-    """Where builds are kept: OALLAMA_CACHE_DIR, else `oallama` in XDG_CACHE_HOME or the platform's cache folder."""
+    """Folder in which builds are kept: OALLAMA_CACHE_DIR, else `oallama` in XDG_CACHE_HOME or the platform's cache
+    folder."""
     if own := env.get("OALLAMA_CACHE_DIR"):
         return Path(own).expanduser().absolute()
     home = Path(env.get("HOME") or Path.home())

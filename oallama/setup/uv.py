@@ -61,7 +61,7 @@ def package_environment(env: Mapping[str, str], python: Path) -> dict[str, str]:
 
 
 def packages_folder(python: Path, env: Mapping[str, str]) -> Path:
-    """Where a Python's packages are. Raises SetupError."""
+    """Folder of a Python's packages. Raises SetupError."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     found = capture([str(python), "-c", code], {name: value for name, value in env.items() if name not in _DROPPED})
     if found is None:

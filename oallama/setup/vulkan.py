@@ -40,7 +40,7 @@ def devices(env: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def missing_to_build(env: Mapping[str, str], cxx: str) -> list[Part]:
-    """What has to be installed before ggml's Vulkan back end can be compiled."""
+    """List what has to be installed before ggml's Vulkan back end can be compiled."""
     sdk = env.get("VULKAN_SDK")
     path = os.pathsep.join(filter(None, (env.get("PATH"), f"{sdk}/bin" if sdk else None)))
     missing = [] if shutil.which("glslc", path=path) else [GLSLC]
@@ -54,7 +54,7 @@ def missing_to_build(env: Mapping[str, str], cxx: str) -> list[Part]:
 
 
 def missing_to_run(env: Mapping[str, str]) -> list[Part]:
-    """What has to be installed before any Vulkan device can answer: a driver, be it one on the processor."""
+    """List what has to be installed before any Vulkan device can answer: a driver, be it one on the processor."""
     if env.get("VK_DRIVER_FILES") or env.get("VK_ICD_FILENAMES"):
         return []
     return [] if any(any(Path(folder, "icd.d").glob("*.json")) for folder in _DRIVER_FOLDERS) else [DRIVER]
@@ -66,7 +66,7 @@ def headers_fit(env: Mapping[str, str], cxx: str, sdk: str | None) -> bool:
 
 
 def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
-    """What is missing and what to type, as the end of a sentence; for at least one part."""
+    """Name what is missing and what to type, as the end of a sentence; for at least one part."""
     names = " and ".join(filter(None, (", ".join(part.what for part in missing[:-1]), missing[-1].what)))
     fault = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
     newer = f"name a Vulkan SDK of {HEADERS_VERSION} or later in VULKAN_SDK" if NEW_HEADERS in missing else ""

@@ -11,7 +11,8 @@ FILE = "oallama-stories-q4_0.gguf"
 
 
 def default_model() -> str:
-    """Its path: in `models/` of the checkout, or inside the installed package. Raises UsageError where it is not."""
+    """Path of the default model: in `models/` of the checkout, or inside the installed package. Raises UsageError where
+    it is not."""
     package = Path(oallama.__file__).resolve().parent
     for folder in (package.parent / "models", package / "models"):
         if (folder / FILE).is_file():

@@ -9,7 +9,7 @@ from oallama.stores.stored import Fault, StoredModel
 
 
 def stored_models() -> tuple[list[StoredModel], list[Fault]]:
-    """Every model that was downloaded, store by store, and those of ollama that cannot be used."""
+    """List every model that was downloaded, store by store, and those of ollama that cannot be used."""
     found = [*cached_models(hub_cache()), *llama_models(llama_cache())]
     if llama_cache() != hub_cache():
         found += cached_models(llama_cache())  # where LLAMA_CACHE names it, later versions of llama.cpp write so

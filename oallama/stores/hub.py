@@ -23,7 +23,7 @@ TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
 
 @dataclass(frozen=True, slots=True)
 class HubFiles:
-    """What is to be downloaded: the files of one model, in order, with their bytes."""
+    """Files of one model to download, in order, with their bytes."""
 
     name: HubName
     sizes: dict[str, int]
@@ -86,7 +86,7 @@ def _require_package() -> None:
 
 
 def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
-    """What an error of huggingface_hub, or of what it builds on, is to a user."""
+    """Turn an error of huggingface_hub, or of what it builds on, into one of ours."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -124,7 +124,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """Of an HTTP answer."""
+    """Status of an HTTP answer."""
     found: int | None = getattr(getattr(error, "response", None), "status_code", None)
     return found
 

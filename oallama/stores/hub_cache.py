@@ -21,7 +21,7 @@ _FOLDER = "models--"
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps its files."""
+    """Folder in which huggingface_hub keeps its files."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
             return Path(os.path.expandvars(os.environ[variable])).expanduser()
@@ -30,7 +30,8 @@ def hub_cache() -> Path:
 
 
 def cached_models(cache: Path) -> list[StoredModel]:
-    """Every whole model in a cache, by name. Of several commits the current one (refs/main) counts, then the newest."""
+    """List every whole model in a cache, by name. Of several commits the current one (refs/main) counts, then the
+    newest."""
     return [
         StoredModel(str(HubName(repo, quant_of(files[0].name))), STORE, files)
         for repo, snapshots in sorted(_repositories(cache))
@@ -97,7 +98,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def llama_cache() -> Path:
-    """Where llama.cpp keeps what it downloads."""
+    """Folder in which llama.cpp keeps what it downloads."""
     if os.environ.get("LLAMA_CACHE"):
         return Path(os.environ["LLAMA_CACHE"]).expanduser()
     if sys.platform == "darwin":
@@ -106,7 +107,7 @@ def llama_cache() -> Path:
 
 
 def llama_models(cache: Path) -> list[StoredModel]:
-    """Every whole model in that folder, by its file's name without the ending."""
+    """List every whole model in that folder, by its file's name without the ending."""
     try:
         names = [path.name for path in itertools.islice(cache.iterdir(), MAX_ENTRIES) if path.is_file()]
     except OSError:  # not there, or not ours to read

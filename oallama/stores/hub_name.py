@@ -33,7 +33,7 @@ class HubName:
 
     @property
     def model(self) -> str:
-        """It as a MODEL of the command line."""
+        """The name as a MODEL of the command line."""
         return f"{HOSTS[0]}/{self}"
 
 

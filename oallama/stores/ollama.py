@@ -39,7 +39,7 @@ class OllamaName:
     tag: str
 
     def __str__(self) -> str:
-        """As short as ollama writes it."""
+        """The name as short as ollama writes it."""
         name = f"{self.model}:{self.tag}"
         if self.host != HOST:
             return f"{self.host}/{self.namespace}/{name}"
@@ -51,13 +51,13 @@ class OllamaName:
 
 
 def ollama_stores() -> tuple[Path, ...]:
-    """Where ollama keeps models: OLLAMA_MODELS, else the user's folder and its service's."""
+    """Folders in which ollama keeps models: OLLAMA_MODELS, else the user's folder and its service's."""
     named = os.environ.get("OLLAMA_MODELS")
     return (Path(named).expanduser(),) if named else (Path.home() / ".ollama" / "models", _SERVICE)
 
 
 def parse_ollama_name(text: str) -> OllamaName | None:
-    """None for what cannot be a name."""
+    """Parse a name; None for what cannot be one."""
     *before, last = text.split("/")
     model, colon, tag = last.partition(":")
     parts = [*[HOST, NAMESPACE][: 2 - len(before)], *before, model, tag if colon else TAG]
@@ -67,7 +67,7 @@ def parse_ollama_name(text: str) -> OllamaName | None:
 
 
 def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
-    """Every model of a store, and those that cannot be used. Models that are no GGUF are in neither."""
+    """List every model of a store, and those that cannot be used. Models that are no GGUF are in neither."""
     found, faults = [], []
     for name, manifest in _manifests(store):
         try:

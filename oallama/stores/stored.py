@@ -21,7 +21,7 @@ class StoredModel:
 
     @property
     def path(self) -> Path:
-        """What is loaded: the first part."""
+        """The file to load: the first part."""
         return self.files[0]
 
     @property
@@ -61,7 +61,8 @@ def described(models: Iterable[StoredModel], faults: Iterable[Fault]) -> tuple[l
 
 
 def quantisation(path: Path) -> str:
-    """What the header says (general.file_type), else the type of most of its bytes. Raises ModelFileError."""
+    """Quantisation that the header states (general.file_type), else the type of most of its bytes. Raises
+    ModelFileError."""
     header = read_header(str(path))
     return _named(header) or _of_most_bytes(header)
 
