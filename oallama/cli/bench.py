@@ -32,7 +32,7 @@ from oallama.core.options import Options
 from oallama.device.spec import parse_cpus
 
 if TYPE_CHECKING:
-    from oallama.bench.records import BenchResult, BenchTest
+    from oallama.bench.records import BenchResult
 
 
 DEFAULT_REPS = 6
@@ -69,48 +69,6 @@ def parse_output(text: str) -> tuple[str, str | None]:
     if suffix not in FORMATS:
         raise ValueError(f"{text!r} is neither a format ({', '.join(FORMATS)}) nor a file that ends in one")
     return suffix, text
-
-
-@dataclass(frozen=True, slots=True)
-class TimedOptions:
-    """Tests to time: lists of token counts, each with each; pairs: a prompt and the generation behind it."""
-
-    n_prompt: tuple[int, ...]
-    n_gen: tuple[int, ...]
-    pairs: tuple[tuple[int, int], ...]
-    n_depth: tuple[int, ...]
-
-    def tests(self) -> tuple[BenchTest, ...]:
-        """Raises UsageError where nothing is left."""
-        from oallama.bench.prepare import bench_tests
-
-        return bench_tests(self.n_prompt, self.n_gen, self.pairs, self.n_depth)
-
-
-timed_options = as_record(
-    "timed",
-    TimedOptions,
-    option(
-        "-p", "--n-prompt", type=parsed(parse_counts), default="512", show_default=True, metavar="N,…",
-        group=Group.TIMED,
-        help="Prompts to time; 0: none.",
-    ),
-    option(
-        "-n", "--n-gen", type=parsed(parse_counts), default="128", show_default=True, metavar="N,…",
-        group=Group.TIMED,
-        help="Generations to time; 0: none.",
-    ),
-    option(
-        "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG", group=Group.TIMED,
-        help="Time PP prompt tokens and TG generated ones, together and each.",
-    ),
-    option(
-        "-d", "--n-depth", type=parsed(parse_counts), default="0", show_default=True, metavar="N,…",
-        group=Group.TIMED,
-        help="Tokens in the KV cache before.",
-    ),
-)  # fmt: skip
-"""The command gets `timed`, a TimedOptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,30 +112,6 @@ result_options = as_record(
 """The command gets `results`, a ResultOptions."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnOptions:
-    """How arms take turns."""
-
-    cpus: tuple[int, ...] | None
-    seed: int
-    reload: bool
-
-
-turn_options = as_record(
-    "turns",
-    TurnOptions,
-    option(
-        "--cpus", type=parsed(parse_cpus), metavar="LIST", group=Group.TIMED, advanced=True,
-        help="Pin the arms to these CPUs, like 0 or 0-3.",
-    ),
-    option("--seed", type=count(0), default=0, show_default=True, metavar="N", group=Group.TIMED,
-           advanced=True, help="Seed of the random tokens."),
-    option("--reload", "reload", is_flag=True, group=Group.TIMED, advanced=True,
-           help="Load an arm anew for each turn, as where not all fit at once."),
-)  # fmt: skip
-"""The command gets `turns`, a TurnOptions."""
-
-
 def text_of(result: BenchResult, form: str) -> str:
     from oallama.bench.rows import formatted, rows
 
@@ -192,7 +126,22 @@ def text_of(result: BenchResult, form: str) -> str:
     help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios refer to the first. -ubN behind a name: "
     "with micro-batches of N tokens. Without a device the default is stock-cpu,auto.",
 )  # fmt: skip
-@timed_options
+@option(
+    "-p", "--n-prompt", type=parsed(parse_counts), default="512", show_default=True, metavar="N,…", group=Group.TIMED,
+    help="Prompts to time; 0: none.",
+)  # fmt: skip
+@option(
+    "-n", "--n-gen", type=parsed(parse_counts), default="128", show_default=True, metavar="N,…", group=Group.TIMED,
+    help="Generations to time; 0: none.",
+)  # fmt: skip
+@option(
+    "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG", group=Group.TIMED,
+    help="Time PP prompt tokens and TG generated ones, together and each.",
+)  # fmt: skip
+@option(
+    "-d", "--n-depth", type=parsed(parse_counts), default="0", show_default=True, metavar="N,…", group=Group.TIMED,
+    help="Tokens in the KV cache before.",
+)  # fmt: skip
 @option(
     "-r", "--repetitions", type=count(2, 1000), default=DEFAULT_REPS, show_default=True, metavar="N",
     group=Group.TIMED,
@@ -203,20 +152,32 @@ def text_of(result: BenchResult, form: str) -> str:
 @gathered(*PLACEMENT, *CONTEXT)
 @rules_options
 @profile_option
-@turn_options
+@option(
+    "--cpus", type=parsed(parse_cpus), metavar="LIST", group=Group.TIMED, advanced=True,
+    help="Pin the arms to these CPUs, like 0 or 0-3.",
+)  # fmt: skip
+@option("--seed", type=count(0), default=0, show_default=True, metavar="N", group=Group.TIMED, advanced=True,
+        help="Seed of the random tokens.")  # fmt: skip
+@option("--reload", is_flag=True, group=Group.TIMED, advanced=True,
+        help="Load an arm anew for each turn, as where not all fit at once.")  # fmt: skip
 @gate_option
 @refresh_gate_option
 @option("--progress/--no-progress", default=None, advanced=True, show_default="on a terminal", help="Show a bar.")
 def command(
     model: str,
     arms: tuple[str, ...] | None,
-    timed: TimedOptions,
+    n_prompt: tuple[int, ...],
+    n_gen: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
+    n_depth: tuple[int, ...],
     repetitions: int,
     results: ResultOptions,
     options: Options,
     policy: PolicyOptions,
     profile: str | None,
-    turns: TurnOptions,
+    cpus: tuple[int, ...] | None,
+    seed: int,
+    reload: bool,
     gate: bool,
     refresh_gate: bool,
     progress: bool | None,
@@ -236,7 +197,7 @@ def command(
     """
     from oallama.bench.ab import run_bench
     from oallama.bench.arms import ArmMaker
-    from oallama.bench.prepare import default_arms, prepare, shared_setting
+    from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
     from oallama.gate.run import gated_arm
     from oallama.placer import Placer
 
@@ -245,10 +206,10 @@ def command(
     if policy.tells_oato and "oato" not in (arms or ()):
         raise UsageError("--affinity and --fill say how oato places, and no arm is oato; name it in --arms")
     results.check()
-    tests = timed.tests()
+    tests = bench_tests(n_prompt, n_gen, pairs, n_depth)
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
-    setting = shared_setting(placer, tests, turns.cpus or (), turns.seed)
+    setting = shared_setting(placer, tests, cpus or (), seed)
     auto = partial(gated_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
         maker = ArmMaker(placer, setting, tests, policy.rules, shown, auto)
@@ -256,7 +217,7 @@ def command(
             maker,
             arms or default_arms(placer),
             n_blocks=-(-repetitions // 2),
-            resident=False if turns.reload else None,
+            resident=False if reload else None,
         )
         result = run_bench(bench, shown, results.save)
         results.save(result)

@@ -10,7 +10,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oallama.core.errors import BridgeError, DeviceError, OallamaError
@@ -172,27 +172,15 @@ def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, flo
 def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple[Any, int]:
     """Logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, and bytes held
     there."""
-    from oallama.core.types import MemoryLedger, OperatorPlacement, Predicted, Workload
+    from oallama.core.types import OperatorPlacement, Workload
+    from oallama.place.placement import unmeasured_cpu_record
     from oallama.placer import Placer
-    from oallama.plan.plan import Plan
     from oallama.stores.default_model import default_model
 
     placer = Placer.load(default_model(), device=device)
-    record = Plan(
-        model_path=placer.model.path,
-        model_fingerprint=placer.model.fingerprint,
-        machine_fingerprint="",
-        device=device,
-        policy="doctor",
-        workload=Workload(TOKENS, 0, 256, 64),
-        operators=tuple(
-            OperatorPlacement(operator.name, gg(operator), 0.0, 1.0 - gg(operator)) for operator in placer.operators
-        ),
-        n_gpu_layers=0,
-        memory=MemoryLedger(0, 1.0, 0, 0, 0, 0, 0, 0, 0),
-        predicted=Predicted(0.0, 0.0, 0.0),
-    )
-    with placer.engine(record, progress=False) as engine:
+    on_cpu = unmeasured_cpu_record(placer.model, placer.operators, Workload(TOKENS, 0, 256, 64), 0)
+    shares = tuple(OperatorPlacement(o.name, gg(o), 0.0, 1.0 - gg(o)) for o in placer.operators)
+    with placer.engine(replace(on_cpu, device=device, operators=shares), progress=False) as engine:
         return engine.logits(range(1, TOKENS + 1)), engine.memory.device_bytes
 
 

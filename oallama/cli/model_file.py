@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os.path
 import re
-from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,27 +77,26 @@ _OF_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?::[\w.-]+)?", re.ASCII)
 _OF_A_FAMILY = re.compile(rf"(?:{'|'.join(map(re.escape, FAMILIES))})(?:[-_].*)?", re.IGNORECASE)
 
 
-def looks_like_model(word: str, folders: Sequence[Path] | None = None) -> bool:
+def looks_like_model(word: str) -> bool:
     """Whether a single word is rather the name of a model than a prompt: a path, a folder, a name with a dot, a colon
     or a number in it, of a known family, or as a part of the name of a GGUF file near by begins."""
     if not word or any(character.isspace() for character in word) or not any(c.isalpha() for c in word):
         return False
     if _NAMED_LIKE_A_FILE.search(word) or _OF_A_FAMILY.fullmatch(word) or os.path.isdir(word):  # noqa: PTH112 - Path.is_dir raises where a name is too long
         return True
-    parts = (part for path in _ggufs(word, folders) for part in re.split(r"[-_.]", path.stem.lower()))
+    parts = (part for path in _ggufs(word) for part in re.split(r"[-_.]", path.stem.lower()))
     return len(word) >= LEAST_LETTERS and any(part.startswith(word.lower()) for part in parts)
 
 
-def near_models(word: str, folders: Sequence[Path] | None = None) -> tuple[str, ...]:
-    """GGUF files near by: those in the folder that the word names or is in, then those whose names are like it.
-    folders: where to look; None: these, this one, and `models` in it."""
+def near_models(word: str) -> tuple[str, ...]:
+    """GGUF files near by, those in the folder that the word names or is in first, then by likeness of the name."""
     named = Path(word)
     own = {named} | ({named.parent} if len(named.parts) > 1 else set())
 
     def order(path: Path) -> tuple[bool, float, str]:
         return path.parent not in own, -_likeness(named.name.lower(), path.stem.lower()), str(path)
 
-    return tuple(str(path) for path in sorted(_ggufs(word, folders), key=order)[:MOST_FILES])
+    return tuple(str(path) for path in sorted(_ggufs(word), key=order)[:MOST_FILES])
 
 
 def near_text(word: str) -> str:
@@ -120,12 +118,10 @@ def _likeness(wanted: str, name: str) -> float:
     return (wanted in name) + SequenceMatcher(None, wanted, name).ratio()
 
 
-def _ggufs(word: str, folders: Sequence[Path] | None) -> list[Path]:
-    if folders is None:
-        named = Path(word)
-        folders = (named, named.parent, Path(), Path("models"))
+def _ggufs(word: str) -> list[Path]:
+    """GGUF files in the folder that the word names or is in, in this one, and in `models`."""
     found: dict[Path, Path] = {}
-    for folder in folders:
+    for folder in (Path(word), Path(word).parent, Path(), Path("models")):
         with contextlib.suppress(OSError, ValueError):  # not there, not ours to read, or no name of a folder
             for path in itertools.islice(folder.iterdir(), MOST_ENTRIES):
                 if path.name.lower().endswith(".gguf") and path.is_file():

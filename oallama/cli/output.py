@@ -177,54 +177,41 @@ def _quiet(doing: str, done: int = 0, expect: int = 0) -> None:
 
 @contextlib.contextmanager
 def turn_bar(wanted: bool | None) -> Iterator[ProgressCallback]:
-    """A bar on stderr where wanted, or where that is a terminal and nobody said; else nothing is shown."""
+    """Show turns on stderr where wanted, or where that is a terminal and nobody said. Before the number of turns is
+    known there are words alone; then it is the total, whatever is measured again."""
     if not (is_terminal(sys.stderr) if wanted is None else wanted):
         yield _quiet
         return
-    from tqdm import tqdm
+    with _bar(0, PREPARING) as bar:
 
-    with tqdm(total=0, bar_format=PREPARING, leave=False, file=sys.stderr, dynamic_ncols=True) as bar:
-        yield _shown_on(bar)
+        def show(doing: str, done: int = 0, expect: int = 0) -> None:
+            if expect:
+                bar.total, bar.n, bar.bar_format = expect, 0, TURNS
+            _redraw(bar, doing, bar.n + done)
 
-
-def _shown_on(bar: Any) -> ProgressCallback:
-    """Words alone before the number of turns is known. Then that is the total, whatever is measured again."""
-
-    def show(doing: str, done: int = 0, expect: int = 0) -> None:
-        if expect:
-            bar.total, bar.n, bar.bar_format = expect, 0, TURNS
-        if doing:
-            bar.set_description_str(doing, refresh=False)
-        bar.n = min(bar.n + done, bar.total)
-        bar.refresh()
-
-    return show
+        yield show
 
 
 @contextlib.contextmanager
 def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[ProgressCallback]:
-    """A bar of the time that has passed, from the first thing that is done on, where stderr is a terminal; it never
-    gets longer, whatever is measured again."""
+    """Show the time that has passed, where stderr is a terminal. The bar never gets longer, whatever is measured
+    again."""
     if not is_terminal(sys.stderr):
         yield _quiet
         return
-    bars: list[Any] = []
-    started: list[float] = []
+    start_s = clock()
+    with _bar(round(total_s), TIME) as bar:
+        yield lambda doing, done=0, expect=0: _redraw(bar, doing, int(clock() - start_s))
 
-    def show(doing: str, done: int = 0, expect: int = 0) -> None:
-        if not bars:
-            from tqdm import tqdm
 
-            started.append(clock())
-            bars.append(tqdm(total=round(total_s), bar_format=TIME, leave=False, file=sys.stderr, dynamic_ncols=True))
-        bar = bars[0]
-        if doing:
-            bar.set_description_str(doing, refresh=False)
-        bar.n = min(int(clock() - started[0]), bar.total)
-        bar.refresh()
+def _bar(total: int, form: str) -> Any:
+    from tqdm import tqdm
 
-    try:
-        yield show
-    finally:
-        for bar in bars:
-            bar.close()
+    return tqdm(total=total, bar_format=form, leave=False, file=sys.stderr, dynamic_ncols=True)
+
+
+def _redraw(bar: Any, doing: str, n: int) -> None:
+    if doing:
+        bar.set_description_str(doing, refresh=False)
+    bar.n = min(n, bar.total)
+    bar.refresh()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oallama.cli.help import Group, option
 from oallama.cli.output import talk
@@ -12,7 +12,6 @@ from oallama.core.errors import ProfileError, UsageError
 
 if TYPE_CHECKING:
     from oallama.core.routing import Traffic
-    from oallama.core.types import ModelInfo
     from oallama.placer import Placer
 
 count_experts_option = option(
@@ -24,15 +23,21 @@ count_experts_option = option(
 
 
 @contextmanager
-def counting(placer: Placer, wanted: bool) -> Iterator[dict[str, Any]]:
-    """Yield keywords of Placer.engine with which answers are counted, and keep the counts at the end. Yields none where
-    they are not wanted. Raises UsageError for a model without experts."""
+def counting(placer: Placer, wanted: bool) -> Iterator[Callable[[Traffic], None] | None]:
+    """Yield what counts an answer, and keep the counts at the end; yield None where they are not wanted. Raises
+    UsageError for a model without experts."""
     from oallama.profile.routing import counted, read_routing, unknown_routing, write_routing
 
     if not wanted:
-        yield {}
+        yield None
         return
-    shape = experts_of(placer.model)
+    model = placer.model
+    if not model.n_expert:
+        raise UsageError(
+            f"{model.path} has no experts, so it routes nothing; name a mixture-of-experts model or leave "
+            "--count-experts out"
+        )
+    shape = model.fingerprint, model.n_expert, model.n_expert_used
     routing = read_routing(*shape) or unknown_routing(*shape)
 
     def count(traffic: Traffic) -> None:
@@ -40,19 +45,9 @@ def counting(placer: Placer, wanted: bool) -> Iterator[dict[str, Any]]:
         routing = counted(routing, traffic)
 
     try:
-        yield {"on_traffic": count}
+        yield count
     finally:
         try:
             write_routing(routing)
         except ProfileError as error:
             talk(f"warning: {error}")
-
-
-def experts_of(model: ModelInfo) -> tuple[str, int, int]:
-    """(fingerprint, experts, experts of a token) of a model. Raises UsageError."""
-    if not model.n_expert:
-        raise UsageError(
-            f"{model.path} has no experts, so it routes nothing; name a mixture-of-experts model or leave "
-            "--count-experts out"
-        )
-    return model.fingerprint, model.n_expert, model.n_expert_used

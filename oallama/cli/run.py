@@ -106,7 +106,7 @@ def command(
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
         talk(f"oallama: {expected(placer, plan)}")
-    with counting(placer, answers.count_experts) as recording, placer.engine(plan, **recording) as loaded:
+    with counting(placer, answers.count_experts) as count, placer.engine(plan, on_traffic=count) as loaded:
         say_warnings(loaded, placer, asked.plan_file is not None)
         if tokens is None:
             tokens = given.tokens(loaded)

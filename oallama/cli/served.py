@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +14,10 @@ from oallama.cli.gate import tuning_gain
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
-from oallama.cli.routing import experts_of
-from oallama.core.errors import OallamaError, ProfileError, UsageError
+from oallama.cli.routing import counting
+from oallama.core.errors import OallamaError, UsageError
 from oallama.core.history import BlockRuns
+from oallama.core.routing import Traffic
 from oallama.core.temporary import temporary_folder
 from oallama.core.types import Workload
 from oallama.device.rpc_worker import start_worker
@@ -25,10 +26,9 @@ from oallama.placer import Placer
 from oallama.placer.measured import host_free_beside
 from oallama.placer.placer import load_as_asked
 from oallama.plan.plan import Plan
-from oallama.profile.routing import read_routing, unknown_routing, write_routing
 from oallama.report.placement import Served, work_times
 from oallama.serve.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib
-from oallama.serve.uses import with_uses
+from oallama.serve.uses import traffic_of
 
 if TYPE_CHECKING:
     from ggml_bridge.rpc import RpcServer
@@ -53,23 +53,39 @@ class PlacementRequest:
 
 @contextlib.contextmanager
 def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
-    """The worker that a placement may need runs for the block, and uses of experts are kept at its end. Raises what
-    reading, planning and measuring do."""
+    """Run the worker that a placement may need for the block, and count uses of experts at its end. Raises UsageError
+    where experts are to be counted of a model that has none, and what reading, planning and measuring raise."""
     planned = _planned(asked)
     if planned is None:
         placer, asked = _with_room(asked)
         planned = placer, _placed(asked, placer)
     placer, served = planned
-    with needs_of(placer, asked.count_experts) as needs:
-        yield ServedModel(asked, placer, served, needs)
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(start_worker(placer.device)) if placer.device.is_worker else None
+        count, uses_file = stack.enter_context(counting(placer, asked.count_experts)), None
+        if count is not None:
+            uses_file = stack.enter_context(temporary_folder("oallama-routing-", Path(tempfile.gettempdir()))) / "uses"
+            stack.callback(_count, count, placer, uses_file)
+        yield ServedModel(asked, placer, served, worker, uses_file)
+
+
+def _count(count: Callable[[Traffic], None], placer: Placer, uses_file: Path) -> None:
+    for traffic in traffic_of(uses_file, placer.operators, placer.model.n_expert):
+        count(traffic)
 
 
 class ServedModel:
-    """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none."""
+    """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none.
 
-    def __init__(self, asked: PlacementRequest, placer: Placer, served: Served, needs: Needs) -> None:
-        self.placer, self.device_lost = placer, needs.lost
-        self._asked, self._needs = asked, needs
+    worker: the process that is the device, if so. uses_file: where the plug-in leaves uses of hot experts; None where
+    nobody counts.
+    """
+
+    def __init__(
+        self, asked: PlacementRequest, placer: Placer, served: Served, worker: RpcServer | None, uses_file: Path | None
+    ) -> None:
+        self.placer, self._asked, self._worker, self._uses_file = placer, asked, worker, uses_file
+        self._device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
         self._projector = asked.pictures.read()
         self.wanted = self._completed(served)
         on_cpu = _on_cpu(placer, self.wanted)
@@ -90,8 +106,12 @@ class ServedModel:
         placer = self.placer
         return launch(
             program, served.plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings, folder,
-            os.environ, self._needs.uses_file,
+            os.environ, self._uses_file,
         )  # fmt: skip
+
+    def device_lost(self) -> str | None:
+        """Why the device is known to be lost, if so."""
+        return None if self._worker is None or self._worker.died() is None else "its worker process has ended"
 
     def keep_runs(self, runs: Sequence[BlockRuns]) -> None:
         """Add what split blocks took to the model's history, for `oallama tune`."""
@@ -106,8 +126,11 @@ class ServedModel:
         return self._asked.placement.plan_file is None
 
     def _completed(self, served: Served) -> Served:
-        """With the device's name and a note of the projector."""
-        served = self._needs.named(served)
+        """With the device as llama-server names it, `none` where the plan does not use it, and a note of the
+        projector."""
+        plan = served.plan
+        uses = plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
+        served = replace(served, plan=replace(plan, device=self._device if uses and plan.device != "none" else "none"))
         if self._projector is None:
             return served
         placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
@@ -211,53 +234,3 @@ def host_left(placer: Placer, plan: Plan, device_lost: bool = False) -> int:
     placed = placer.placed(plan)
     on_host, on_device = placer.dry_loads.sides(plan.workload, placed, placer.attention_for(plan))
     return host_free_beside(on_host + on_device if device_lost else on_host)
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """device: as llama-server names it. worker: the one that is the device, if so. uses_file: where the plug-in leaves
-    uses of hot experts; None where nobody counts."""
-
-    placer: Placer
-    device: str
-    worker: RpcServer | None
-    uses_file: Path | None
-
-    def named(self, served: Served) -> Served:
-        """Put the device's name into the plan where it uses it, `none` where it does not."""
-        plan = served.plan
-        uses = plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
-        return replace(served, plan=replace(plan, device=self.device if uses and plan.device != "none" else "none"))
-
-    def lost(self) -> str | None:
-        """Why the device is known to be lost, if so."""
-        return None if self.worker is None or self.worker.died() is None else "its worker process has ended"
-
-
-@contextlib.contextmanager
-def needs_of(placer: Placer, count_experts: bool) -> Iterator[Needs]:
-    """Run a worker for the block where that is the device, and keep what was counted at its end. Raises UsageError
-    where experts are to be counted of a model that has none."""
-    with contextlib.ExitStack() as stack:
-        worker, uses_file = None, None
-        if placer.device.is_worker:
-            worker = stack.enter_context(start_worker(placer.device))
-        device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
-        if count_experts:
-            experts_of(placer.model)
-            folder = stack.enter_context(temporary_folder("oallama-routing-", Path(tempfile.gettempdir())))
-            uses_file = folder / "uses"
-            stack.callback(_keep_uses, placer, uses_file)
-        yield Needs(placer, device, worker, uses_file)
-
-
-def _keep_uses(placer: Placer, file: Path) -> None:
-    """Add what the plug-in has counted to what is known of the model's routing."""
-    shape = experts_of(placer.model)
-    known = read_routing(*shape) or unknown_routing(*shape)
-    routing = with_uses(known, placer.operators, file)
-    if routing != known:
-        try:
-            write_routing(routing)
-        except ProfileError as error:
-            talk(f"warning: {error}")

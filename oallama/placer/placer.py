@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from numbers import Real
 from pathlib import Path
@@ -30,6 +30,7 @@ from oallama.placer.plans import Given, measured_plan, unmeasured_plan
 from oallama.plan.plan import Plan
 
 if TYPE_CHECKING:
+    from oallama.core.routing import Traffic
     from oallama.device.machines import Machine
     from oallama.model.memory import Prober
     from oallama.run.engine import Engine
@@ -175,20 +176,25 @@ class Placer(Measured):
         flash_attn = self.attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
 
-    def engine(self, plan: Plan, **keywords: Any) -> Engine:
+    def engine(
+        self,
+        plan: Plan,
+        *,
+        progress: bool = True,
+        on_traffic: Callable[[Traffic], None] | None = None,
+        **changes: Any,
+    ) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. keywords: changes of the options; progress=False shows no bar;
-        on_traffic is called with how often each answer used each expert. Use it in a `with` statement.
+        plan's where they ask for nothing. changes: of the options. progress: show a bar. on_traffic: called with how
+        often each answer used each expert. Use it in a `with` statement.
 
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """
-        from oallama.run.engine import Behaviour, Engine
+        from oallama.run.engine import Engine
 
         placed = self.placed(plan)
-        names, known = [field.name for field in fields(Behaviour)], [field.name for field in fields(Options)]
-        check_names(keywords, [*known, *names], "keyword of an engine")
-        changes = {name: value for name, value in keywords.items() if name not in names}
-        behaviour = {name: value for name, value in keywords.items() if name in names}
+        known = [*(field.name for field in fields(Options)), "progress", "on_traffic"]
+        check_names(changes, known, "keyword of an engine")
         attention = self.attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
@@ -202,7 +208,8 @@ class Placer(Measured):
             operators=self.operators,
             tensor_names=self.tensor_names,
             probed=probed,
-            **behaviour,
+            progress=progress,
+            on_traffic=on_traffic,
         )
 
     def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -89,17 +88,18 @@ class Engine:
         operators: Sequence[Operator] | None = None,
         tensor_names: Sequence[str] | None = None,
         probed: bool = False,
-        **behaviour: Any,
+        progress: bool = True,
+        on_traffic: Callable[[Traffic], None] | None = None,
     ) -> None:
         """Load a model as a plan says. options: device, threads, context, KV cache and attention; the plan's where they
         ask for nothing. operators, tensor_names: read from the file when not given. probed: whether probe_memory was
         asked of this load; else it is asked here, since native code must not see a file first in this process.
-        behaviour: fields of Behaviour.
+        progress: a bar on stderr where that is a terminal. on_traffic: gets how often each generate and stream used
+        each expert, at its end; None: nothing is recorded, and computing is not held up for it.
 
         Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the
         host's memory), DeviceError, UsageError, BridgeError.
         """
-        own = Behaviour(**behaviour)
         self._turns = Turns()
         self._streams: list[weakref.ref[Stream]] = []
         self._cache = KvCache()
@@ -135,7 +135,7 @@ class Engine:
             check_host(self._settings, probe_memory(self._settings), operators, host_memory_bytes())
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
-        self._behaviour = own
+        self._on_traffic = on_traffic
         self._recorder: RoutingRecorder | None = None
         loaded: list[Held] = []
         exit_at_abort()
@@ -148,12 +148,10 @@ class Engine:
             with held_interrupt():
                 self._split = open_split(plan, placements, operators, model.n_layer, device_now)
                 loaded.extend([self._split] if self._split is not None else [])
-            if own.on_traffic is not None:
+            if on_traffic is not None:
                 self._recorder = load_bridge().routing()
                 loaded.append(self._recorder)
-            self._llama = load_llama(
-                model, self._settings, device_now, self._split, own.progress, loaded, self._recorder
-            )
+            self._llama = load_llama(model, self._settings, device_now, self._split, progress, loaded, self._recorder)
             if self._split is not None:
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
@@ -311,7 +309,7 @@ class Engine:
             with held_interrupt() as held:
                 n_cached = cache.begin(context, tokens)
             stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
-            n_batches = -(-(len(tokens) - n_cached) // self._n_ubatch)
+            n_batches = -(-(len(tokens) - n_cached) // self._llama.context_params.n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches) if self._split else None
             recorded = RoutingMeter(self._recorder, n_batches, self.model.n_expert) if self._recorder else None
 
@@ -336,8 +334,8 @@ class Engine:
             finally:
                 running.close()
                 self.split_stats = meter.run() if meter else None
-                if recorded is not None and self._behaviour.on_traffic is not None:
-                    self._behaviour.on_traffic(recorded.stop())
+                if recorded is not None and self._on_traffic is not None:
+                    self._on_traffic(recorded.stop())
         return generation_of(made, len(tokens), start_s, n_cached)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -374,10 +372,6 @@ class Engine:
     def _vocab(self) -> Any:
         return self._open_llama._model.vocab
 
-    @property
-    def _n_ubatch(self) -> int:
-        return int(self._llama.context_params.n_ubatch)
-
     def _forget(self) -> None:
         """Use nothing of what the KV cache holds, neither here nor in the Llama's own book-keeping."""
         self._cache.forget()
@@ -391,15 +385,3 @@ class Engine:
         if self._split is not None:
             buffers = (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *self._split.buffers())
         return compare_memory(buffers, self.device, self.plan.memory)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
-    """Keywords of Engine and of Placer.engine.
-
-    progress: a bar on stderr where that is a terminal. on_traffic: gets how often each generate and stream used each
-    expert, at its end; None: nothing is recorded, and computing is not held up for it.
-    """
-
-    progress: bool = True
-    on_traffic: Callable[[Traffic], None] | None = None

@@ -70,8 +70,9 @@ def generation_of(made: Sequence[Piece], n_prompt: int, start_s: float, n_cached
     )
 
 
-def tokenize(vocab: Any, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
-    """Token numbers of a text. add_special: BOS and EOS as the model wants them; parse_special: read `<|…|>` in it.
+def tokenize(vocab: Any, text: str, add_special: bool = True) -> list[int]:
+    """Token numbers of a text. add_special: with BOS and EOS as the model wants them. `<|…|>` in it is a
+    special token.
 
     Raises UsageError for a text that is too long, and for a model without a vocabulary.
     """
@@ -84,7 +85,7 @@ def tokenize(vocab: Any, text: str, add_special: bool = True, parse_special: boo
     while True:
         tokens = (api.llama_token * capacity)()
         with held_interrupt():  # a second BOS token is logged
-            count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, parse_special)
+            count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, True)
         if count >= 0:
             return list(tokens[:count])
         if -count <= capacity:
@@ -162,17 +163,17 @@ class Batch:
         self._api.llama_batch_free(self._batch)
 
 
-def token_bytes(vocab: Any, token: int, special: bool = False) -> bytes:
-    """The bytes a token stands for; b"" for a special token unless `special`, and without a vocabulary."""
+def token_bytes(vocab: Any, token: int) -> bytes:
+    """The bytes a token stands for; b"" for a special token, and without a vocabulary."""
     from llama_cpp import llama_cpp as api
 
     if not _has_vocabulary(vocab):
         return b""
     buffer = (ctypes.c_char * _PIECE_BYTES)()
-    length = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    length = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False)
     if length < 0:
         buffer = (ctypes.c_char * -length)()
-        length = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+        length = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False)
     return buffer.raw[: max(length, 0)]
 
 

@@ -62,7 +62,9 @@ class Sampler:
         self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
         samplers = []
         if self._penalises:
-            samplers = [_penalties(api, self._n_vocab, sampling.repeat_penalty)]
+            samplers = [
+                api.llama_sampler_init_penalties(self._n_vocab, REPEAT_LAST_N, sampling.repeat_penalty, 0.0, 0.0)
+            ]
         if sampling.temperature == 0:
             samplers += [api.llama_sampler_init_greedy()]
         else:
@@ -114,10 +116,6 @@ class Sampler:
         api.llama_sampler_accept(self._grammar, token)
         api.llama_sampler_accept(self._chain, token)
         return token
-
-
-def _penalties(api: Any, n_vocab: int, repeat: float) -> Any:
-    return api.llama_sampler_init_penalties(n_vocab, REPEAT_LAST_N, repeat, 0.0, 0.0)
 
 
 def grammar_of_schema(schema: str) -> str:

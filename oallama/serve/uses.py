@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from oallama.core.routing import Routing, Tally, Traffic
+from oallama.core.routing import Tally, Traffic
 from oallama.core.types import Operator
-from oallama.profile.routing import counted
 
 
-def with_uses(routing: Routing, operators: Sequence[Operator], file: Path) -> Routing:
-    """The routing with the uses of a file, in the order in which they were left: of each layer, those of its first
-    operator of experts. Lines that are no use are passed over, as is a file that is not there."""
+def traffic_of(file: Path, operators: Sequence[Operator], n_expert: int) -> Iterator[Traffic]:
+    """Yield the uses of a file in the order in which they were left: of each layer, those of its first operator of
+    experts. Lines that are no use are passed over, as is a file that is not there."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return routing
+        return
     first: dict[int, str] = {}
     for operator in operators:
         if operator.layer is not None and operator.op == "MUL_MAT_ID":
@@ -25,11 +24,10 @@ def with_uses(routing: Routing, operators: Sequence[Operator], file: Path) -> Ro
     for line in lines:
         name, _, uses = line.partition(" ")
         kind, _, numbers = uses.partition(" ")
-        tally = _tally(numbers, routing.n_expert)
+        tally = _tally(numbers, n_expert)
         if name in layers and tally is not None:
             found = {layers[name]: tally}
-            routing = counted(routing, Traffic(found, {}) if kind == "single" else Traffic({}, found))
-    return routing
+            yield Traffic(found, {}) if kind == "single" else Traffic({}, found)
 
 
 def _tally(text: str, n_expert: int) -> Tally | None:

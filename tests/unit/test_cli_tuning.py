@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oallama.cli import gate as cli_gate
-from oallama.cli.output import _shown_on, time_bar
+from oallama.cli.output import time_bar, turn_bar
 from oallama.core.options import Options
 from oallama.core.types import Workload
 from oallama.core.units import MIB
@@ -24,37 +24,52 @@ def test_what_to_type_measures_what_was_run() -> None:
     )
 
 
+class Bar:
+    """In place of tqdm's."""
+
+    def __init__(self, total: int, bar_format: str, **_options: Any) -> None:
+        self.total, self.bar_format, self.n, self.closed = total, bar_format, 0, False
+        self.seen: list[Any] = []
+        bars.append(self)
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+    def set_description_str(self, doing: str, refresh: bool) -> None:
+        self.seen.append(doing)
+
+    def refresh(self) -> None:
+        self.seen.append((self.n, self.total))
+
+
+bars: list[Bar] = []
+
+
 def test_the_bar_shows_the_time_and_never_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    bars: list[Any] = []
-
-    def bar(**options: Any) -> Any:
-        bars.append(SimpleNamespace(total=options["total"], n=0, closed=False, seen=[]))
-        bars[0].set_description_str = lambda doing, refresh: bars[0].seen.append(doing)
-        bars[0].refresh = lambda: bars[0].seen.append((bars[0].n, bars[0].total))
-        bars[0].close = lambda: setattr(bars[0], "closed", True)
-        return bars[0]
-
-    monkeypatch.setattr("tqdm.tqdm", bar)
+    monkeypatch.setattr("tqdm.tqdm", Bar)
     monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: stream is sys.stderr)
     times = iter([100.0, 100.0, 107.5, 130.0])
     with time_bar(20.0, lambda: next(times)) as show:
         show("plan")
         show("load split", expect=24)
         show("", done=42)
-    assert bars[0].seen == ["plan", (0, 20), "load split", (7, 20), (20, 20)]
-    assert bars[0].closed
+    assert bars[-1].seen == ["plan", (0, 20), "load split", (7, 20), (20, 20)]
+    assert bars[-1].closed
 
 
-def test_the_bar_of_a_comparison_has_words_first_and_then_one_total() -> None:
-    shown: list[tuple[int, int]] = []
-    bar = SimpleNamespace(total=0, n=0, bar_format="words", set_description_str=lambda *_, **__: None)
-    bar.refresh = lambda: shown.append((bar.n, bar.total))
-    show = _shown_on(bar)
-    show("plan")
-    assert (shown, bar.bar_format) == ([(0, 0)], "words")
-    show("", expect=24)
-    assert "turn" in bar.bar_format
-    for _ in range(42):  # blocks that are measured again
-        show("measure split", done=1)
+def test_the_bar_of_a_comparison_has_words_first_and_then_one_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    with turn_bar(True) as show:
+        bar = bars[-1]
+        show("plan")
+        assert bar.seen == ["plan", (0, 0)] and "turn" not in bar.bar_format
+        show("", expect=24)
+        assert "turn" in bar.bar_format
+        for _ in range(42):  # blocks that are measured again
+            show("measure split", done=1)
+    shown = [each for each in bar.seen if isinstance(each, tuple)]
     assert {total for _, total in shown[1:]} == {24}
     assert max(n for n, _ in shown) == 24

@@ -8,11 +8,10 @@ import pytest
 from split_cases import operator
 
 from oallama.core.types import Operator
-from oallama.profile.routing import unknown_routing
-from oallama.serve.uses import with_uses
+from oallama.profile.routing import counted, unknown_routing
+from oallama.serve.uses import traffic_of
 
 N_EXPERT = 4
-UNKNOWN = unknown_routing("f" * 64, N_EXPERT, 2)
 
 
 def expert_operators() -> list[Operator]:
@@ -33,7 +32,9 @@ def test_uses_are_added_by_layer_and_kind(tmp_path: Path) -> None:
         "blk.0.ffn_gate_exps.weight single 2 0 0 2 2\n",  # of a second start
         encoding="utf-8",
     )
-    found = with_uses(UNKNOWN, expert_operators(), file)
+    found = unknown_routing("f" * 64, N_EXPERT, 2)
+    for traffic in traffic_of(file, expert_operators(), N_EXPERT):
+        found = counted(found, traffic)
     assert [(each.layer, each.n_tokens, each.latest) for each in found.decode] == [
         (0, 7, (4.0, 3.0, 4.0, 3.0)),
         (1, 1, (1.0, 1.0, 0.0, 0.0)),
@@ -52,10 +53,10 @@ def test_uses_are_added_by_layer_and_kind(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_lines_that_are_no_use_are_passed_over(line: str, tmp_path: Path) -> None:
     (tmp_path / "uses").write_text(line + "\n", encoding="utf-8")
-    assert with_uses(UNKNOWN, expert_operators(), tmp_path / "uses") == UNKNOWN
+    assert not list(traffic_of(tmp_path / "uses", expert_operators(), N_EXPERT))
 
 
 def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
-    assert with_uses(UNKNOWN, expert_operators(), tmp_path / "uses") == UNKNOWN
+    assert not list(traffic_of(tmp_path / "uses", expert_operators(), N_EXPERT))
     (tmp_path / "uses").write_bytes(b"\xff\xfe")
-    assert with_uses(UNKNOWN, expert_operators(), tmp_path / "uses") == UNKNOWN
+    assert not list(traffic_of(tmp_path / "uses", expert_operators(), N_EXPERT))

@@ -112,7 +112,7 @@ def start(
         load = chat_workload(placer, n_past)
         plan, unknown = asked.made_plan(placer, load)
     settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
-    with counting(placer, answers.count_experts) as recording, placer.engine(plan, **recording) as engine:
+    with counting(placer, answers.count_experts) as count, placer.engine(plan, on_traffic=count) as engine:
         say_warnings(engine, placer, asked.plan_file is not None)
         reader = reader_of_stdin()
         session = ChatSession(placer, engine, template, Conversation(system or None), settings)
