@@ -36,7 +36,6 @@ OFFLOAD_MIN_TOKENS = 32
 class OperatorCost:
     """An operator's seconds over a phase on either side; `t_gpu_s` is None where the device cannot compute it."""
 
-    name: str
     bytes: int
     t_cpu_s: float  # T_c, in the fastest layout
     t_gpu_s: float | None  # T_g
@@ -73,7 +72,7 @@ def operator_cost(
             seconds += copied_s + _seconds(gpu, streamed)
         timed.append((seconds, at, copied_s))
     t_cpu_s, found, copied_s = min(timed)
-    return OperatorCost(operator.name, operator.bytes, t_cpu_s, _seconds(gpu, over) if gpu else None, found, copied_s)
+    return OperatorCost(operator.bytes, t_cpu_s, _seconds(gpu, over) if gpu else None, found, copied_s)
 
 
 def _seconds(kernel: Kernel, over: Iterable[Pass]) -> float:
@@ -99,8 +98,7 @@ def operator_costs(
         key = (operator.mul_mat, outputs_only, layout)
         if key not in seen:
             seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream, layout)
-        cost = seen[key]
-        costs.append(OperatorCost(operator.name, cost.bytes, cost.t_cpu_s, cost.t_gpu_s, cost.layout, cost.streamed_s))
+        costs.append(seen[key])
     return tuple(costs)
 
 

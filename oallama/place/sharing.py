@@ -372,8 +372,7 @@ class Slicer:
                     return None
             key = mode.with_n_g, frozenset(counted)
             if key not in tables:
-                near = dict(next(reversed(tables.values()), ()))  # of cuts that were met last
-                tables[key] = tuple((n, least_n_g(counted, self.on, n, near.get(n))[0]) for n in lengths)
+                tables[key] = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
             table = tables[key]
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None

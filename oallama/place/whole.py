@@ -66,10 +66,6 @@ def search(
     grouped = {granularity: units(operators, granularity) for granularity in {*granularities, "operator"}}
     rooms = [(first, budget(first)) for first in first_layers if rule != "full" or first <= n_layer]
     rooms = [(first, room) for first, room in rooms if room >= 0]
-    least_s = dict.fromkeys((first for first, _ in rooms), 0.0)
-    if rule == "continue" and affinity == "default":
-        ranked = _by_worth(costs)
-        least_s = {first: _bound(costs, ranked, room, first) for first, room in rooms}
 
     def placements(first: int, room: int) -> Iterator[Placement]:
         """Placements of units whose layer has its norms and KV on the device: an operator without them would be there
@@ -84,12 +80,9 @@ def search(
             yield placed
             if size != "operator":  # let single operators use what the groups left over
                 yield run(own["operator"], start=placed.on_device)
-        yield run(own["operator"], start=layers(costs, lambda at: room, first).on_device)
 
     best: Placement | None = None
-    for first, room in sorted(rooms, key=lambda one: least_s[one[0]]):
-        if best is not None and least_s[first] > best.seconds:
-            break
+    for first, room in rooms:
         for placed in placements(first, room):
             if rule == "full" and best is not None and not _is_full(costs, placed, room):
                 continue
@@ -98,31 +91,6 @@ def search(
         if affinity == "paper":
             break
     return best or cpu(costs)
-
-
-def _by_worth(costs: Costs) -> list[tuple[float, int, int]]:
-    """(seconds that an operator saves on the device, its bytes, its layer), what saves the most for each byte first."""
-    layer_of = costs.graph.operator_layer
-    saving = [
-        (cost.t_cpu_s - cost.t_gpu_s, cost.bytes, layer)
-        for cost, layer in zip(costs.operators, layer_of, strict=True)
-        if cost.t_gpu_s is not None and cost.t_cpu_s > cost.t_gpu_s
-    ]
-    return sorted(saving, key=lambda one: -one[0] / max(1, one[1]))
-
-
-def _bound(costs: Costs, ranked: Sequence[tuple[float, int, int]], room: int, first: int) -> float:
-    """No placement with the layers from `first` on and `room` bytes of their operators on the device takes less: what
-    saves the most for each byte is there, the last in part, and nothing crosses."""
-    seconds = costs.rest_seconds(first) + sum(cost.t_cpu_s for cost in costs.operators)
-    for saved_s, n_bytes, layer in ranked:
-        if layer < first:
-            continue
-        if n_bytes > room:
-            return seconds - saved_s * room / n_bytes
-        room -= n_bytes
-        seconds -= saved_s
-    return seconds
 
 
 def _is_full(costs: Costs, placed: Placement, room: int) -> bool:

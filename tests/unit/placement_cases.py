@@ -43,9 +43,7 @@ def costs(
     transfer: TransferRates = NO_TRANSFER,
     rest: tuple[float, float] = (0.0, 0.0),
 ) -> Costs:
-    priced = tuple(
-        OperatorCost(op.name, op.bytes, t_cpu, t_gpu, "CPU") for op, (t_cpu, t_gpu) in zip(ops, times, strict=True)
-    )
+    priced = tuple(OperatorCost(op.bytes, t_cpu, t_gpu, "CPU") for op, (t_cpu, t_gpu) in zip(ops, times, strict=True))
     return Costs(priced, build_graph(model(n_layer), ops), transfer, DECODE, *rest)
 
 
