@@ -1,16 +1,14 @@
 """Routing for `--device emulated:routing=FILE`: which experts each token uses, drawn with a given concentration.
 
     python scripts/routing.py draw --layers 48 --experts 128 --used 8 --tokens 2000 \\
-        --curve 25%=74%,37.5%=84%,50%=91%,75%=98% --overlap 0.257 -o ids.txt
+        --curve 25%=74%,37.5%=84%,50%=91%,75%=98% -o ids.txt
     python scripts/routing.py keep ids.txt --model model.gguf -o later.txt
 
 A line is `LAYER ID ID …`: the experts of one token in one layer. `keep` counts the first half of a file as traffic of a
 model, as --count-experts would have, and writes the second half: what a plan made from the former meets.
 
 A token's experts are a set of fixed size with given inclusion probabilities: conditional Poisson sampling (Hájek 1964),
-whose odds follow from the probabilities by the fixed point of Chen, Dempster & Liu (1994). From one token to the next
-each expert is kept with one probability, and the others are drawn anew given those. That chain is reversible with
-respect to the same distribution, so keeping changes the overlap and leaves the concentration as it is.
+whose odds follow from the probabilities by the fixed point of Chen, Dempster & Liu (1994). Tokens are independent.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -40,19 +38,16 @@ Routing = Mapping[int, Sequence[Row]]  # layer -> rows
 Floats = npt.NDArray[np.float64]
 
 _LARGEST = 0.98  # of an inclusion probability: odds grow without bound towards 1
-_PILOT_TOKENS = 6000
-_HALVINGS = 12
 
 
 @dataclass(frozen=True)
 class RoutingDraw:
-    """What is drawn. shares: of traffic, one an expert. overlap: None for tokens that know nothing of each other."""
+    """A drawing to make. shares: of traffic, one an expert."""
 
     n_layer: int
     shares: tuple[float, ...]
     n_used: int
     n_tokens: int
-    overlap: float | None = None
     seed: int = 0
 
 
@@ -80,45 +75,24 @@ def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[
 
 
 def draw(drawing: RoutingDraw) -> dict[int, list[Row]]:
-    """Rows by layer; which experts are the used ones differs by layer. Raises ValueError where the shares or the
-    overlap cannot be."""
+    """Rows by layer; which experts are the used ones differs by layer. Raises ValueError where the shares cannot be."""
     n_expert = len(drawing.shares)
     odds = odds_of(drawing.shares, drawing.n_used)
-    keep = 0.0 if drawing.overlap is None else keep_for(odds, drawing.n_used, drawing.overlap)
+    cumulated = list(accumulate(odds))
     made: dict[int, list[Row]] = {}
     for layer in range(drawing.n_layer):
         rng = random.Random(f"{drawing.seed}/{layer}")
         names = rng.sample(range(n_expert), n_expert)
-        rows = islice(chained(odds, drawing.n_used, keep, rng), drawing.n_tokens)
-        made[layer] = [tuple(names[i] for i in row) for row in rows]
+        made[layer] = [_row(names, cumulated, drawing.n_used, rng) for _ in range(drawing.n_tokens)]
     return made
 
 
-def chained(odds: Sequence[float], n_used: int, keep: float, rng: random.Random) -> Iterator[Row]:
-    """Rows without end, each keeping each expert of the one before with probability `keep`."""
-    population, cumulated = range(len(odds)), list(accumulate(odds))
-    row: Row = ()
+def _row(names: Sequence[int], cumulated: Sequence[float], n_used: int, rng: random.Random) -> Row:
+    """Independent draws, taken where all are distinct: sets in proportion to the product of their odds."""
     while True:
-        kept = [expert for expert in row if rng.random() < keep]
-        while True:  # independent draws, taken where all are distinct: sets in proportion to the product of their odds
-            row = (*kept, *rng.choices(population, cum_weights=cumulated, k=n_used - len(kept)))
-            if len(set(row)) == n_used:
-                break
-        yield row
-
-
-def keep_for(odds: Sequence[float], n_used: int, wanted: float) -> float:
-    """The probability of keeping that gives this overlap, by halving over a drawn pilot run."""
-    rows = islice(chained(odds, n_used, 0.0, random.Random(0)), _PILOT_TOKENS)
-    least = overlap(list(rows))
-    if not least - 0.02 <= wanted < 1.0:
-        raise ValueError(f"an overlap of {wanted:.3g} cannot be: chance alone gives {least:.3g} here, and 1 is a stop")
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        found = overlap(list(islice(chained(odds, n_used, middle, random.Random(1)), _PILOT_TOKENS)))
-        low, high = (middle, high) if found < wanted else (low, middle)
-    return (low + high) / 2
+        row = tuple(rng.choices(names, cum_weights=cumulated, k=n_used))
+        if len(set(row)) == n_used:
+            return row
 
 
 def odds_of(shares: Sequence[float], n_used: int) -> list[float]:
@@ -169,12 +143,6 @@ def _symmetric(odds: Floats, n_used: int) -> Floats:
 def _normalised(values: Sequence[float]) -> tuple[float, ...]:
     total = sum(values)
     return tuple(value / total for value in values)
-
-
-def overlap(rows: Sequence[Row]) -> float:
-    """Mean share of a token's experts that the token before had too; 0 for a single row."""
-    shared = [len(set(before) & set(row)) / len(row) for before, row in pairwise(rows)]
-    return sum(shared) / len(shared) if shared else 0.0
 
 
 def write_routing(path: Path, routing: Routing, remark: str) -> None:
@@ -236,14 +204,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input; others as the errors of oallama have."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    made = commands.add_parser("draw", help="random routing with a given concentration and overlap")
+    made = commands.add_parser("draw", help="random routing with a given concentration")
     for name in ("--layers", "--experts", "--used"):
         made.add_argument(name, type=int, required=True)
     made.add_argument("--tokens", type=int, default=1000, help="default 1000")
     how = made.add_mutually_exclusive_group(required=True)
     how.add_argument("--zipf", type=float, metavar="S", help="traffic in proportion to rank^-S; 0: equal")
     how.add_argument("--curve", metavar="E%=T%,…", help="the most used E %% of the experts carry T %% of the traffic")
-    made.add_argument("--overlap", type=float, help="share of a token's experts that the next has too; default: chance")
     made.add_argument("--seed", type=int, default=0)
     made.set_defaults(run=_draw)
     kept = commands.add_parser("keep", help="the first half counted as a model's traffic; the second is written")
@@ -273,9 +240,8 @@ def _draw(options: argparse.Namespace) -> None:
         if by_curve
         else zipf_shares(options.experts, options.zipf)
     )
-    drawing = RoutingDraw(options.layers, shares, options.used, options.tokens, options.overlap, options.seed)
-    overlap_text = "chance" if options.overlap is None else f"{options.overlap:g}"
-    remark = f"drawn: {f'curve {options.curve}' if by_curve else f'zipf {options.zipf:g}'}, overlap {overlap_text}"
+    drawing = RoutingDraw(options.layers, shares, options.used, options.tokens, options.seed)
+    remark = f"drawn: {f'curve {options.curve}' if by_curve else f'zipf {options.zipf:g}'}"
     write_routing(options.output, draw(drawing), f"{remark}, seed {options.seed}")
 
 

@@ -141,7 +141,7 @@ def test_later_traffic_hits_as_often_as_promised(cache: Path) -> None:
     path = write_gguf(cache / "qwen3moe.gguf", "qwen3moe", weight_type="F16", n_layer=N_LAYER)
     model = Placer.load(path, device="none").model
     n_used = model.n_expert_used
-    drawn = draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 1200, overlap=0.4))
+    drawn = draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 1200))
     first, second = first_and_second(drawn)
     counts = counts_of(first, model.fingerprint, N_LAYER, N_EXPERT, n_used)
     write_routing(counts)

@@ -1,4 +1,4 @@
-"""scripts/routing.py: what is drawn has the concentration and the overlap that were asked for; files read back."""
+"""scripts/routing.py: what is drawn has the concentration that was asked for; files read back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from routing import (
     curve_shares,
     draw,
     main,
-    overlap,
     read_routing,
     write_routing,
 )
@@ -42,15 +41,14 @@ def coverage(shares: Sequence[float], part: float) -> float:
     return sum(sorted(shares, reverse=True)[: round(part * len(shares))])
 
 
-def test_a_drawing_has_the_published_curve_and_overlap() -> None:
+def test_a_drawing_has_the_published_curve() -> None:
     shares = curve_shares(288, GLM)
-    routing = draw(RoutingDraw(n_layer=2, shares=shares, n_used=8, n_tokens=6000, overlap=0.4, seed=5))
+    routing = draw(RoutingDraw(n_layer=2, shares=shares, n_used=8, n_tokens=6000, seed=5))
     for rows in routing.values():
         assert len(rows) == 6000 and all(len(set(row)) == 8 and {*row} <= {*range(288)} for row in rows)
         found = traffic(rows, 288)
         for part, carried in GLM:
             assert coverage(found, part) == pytest.approx(carried, abs=0.015)
-        assert overlap(rows) == pytest.approx(0.4, abs=0.015)
     hot = [set(np.argsort(traffic(rows, 288))[-72:].tolist()) for rows in routing.values()]
     assert len(hot[0] & hot[1]) < 36, "each layer has its own"
 
@@ -69,8 +67,8 @@ def test_a_file_reads_back_and_its_head_is_a_shorter_run(tmp_path: Path) -> None
 def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ids.txt"
     asked = ["draw", "--layers", "2", "--experts", "16", "--used", "2", "--tokens", "400", "-o", str(path)]
-    assert main([*asked, "--curve", "25%=50%", "--overlap", "0.5", "--seed", "7"]) == 0
-    assert path.read_text().startswith("# drawn: curve 25%=50%, overlap 0.5, seed 7")
+    assert main([*asked, "--curve", "25%=50%", "--seed", "7"]) == 0
+    assert path.read_text().startswith("# drawn: curve 25%=50%, seed 7")
     assert {layer: len(rows) for layer, rows in read_routing(path).items()} == {0: 400, 1: 400}
     assert main([*asked, "--curve", "25%=much"]) == 2
     assert "is not like 25%=74%" in capsys.readouterr().err
