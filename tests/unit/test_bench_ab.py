@@ -10,7 +10,7 @@ from bench_cases import N_LAYER, NAMES, OPERATORS, World, report, stock
 from oallama.bench.ab import Bench, run_bench
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import BenchResult, BenchTest
-from oallama.core.errors import DeviceError, ModelFileError, OutOfTime
+from oallama.core.errors import DeviceError, OutOfTime
 
 PP = BenchTest(64, 0)
 ARMS = (stock("stock-cpu", 0), stock("stock-ngl", 99))
@@ -43,11 +43,6 @@ def test_arms_stay_loaded_and_take_turns() -> None:
     assert (result.warnings, [arm.problems for arm in result.arms]) == ((), [(), ()])
 
 
-def test_what_the_first_decodes_take_is_counted() -> None:
-    result = run(BENCH, world(grows={"stock-ngl": 12_345}))
-    assert [arm.report.device_bytes for arm in result.arms] == [0, REPORTS["stock-ngl"].device_bytes + 12_345]
-
-
 @pytest.mark.parametrize("by_request", [True, False])
 def test_arms_that_do_not_fit_together_are_loaded_for_each_turn(by_request: bool) -> None:
     made = world()
@@ -75,13 +70,6 @@ def test_a_device_that_is_full_makes_the_arms_load_for_each_turn() -> None:
     assert "CUDA0 has no room" in result.warnings[0]
 
 
-def test_an_arm_that_cannot_load_at_all_ends_the_comparison_and_every_process() -> None:
-    made = world(load_errors={"stock-ngl": ModelFileError("no such file")})
-    with pytest.raises(ModelFileError, match="no such file"):
-        run(BENCH, made)
-    assert {("kill", "stock-cpu"), ("kill", "stock-ngl")} <= set(made.said)
-
-
 def test_ctrl_c_leaves_the_complete_blocks() -> None:
     made = world()
 
@@ -97,20 +85,6 @@ def test_ctrl_c_leaves_the_complete_blocks() -> None:
     assert [len(series.kept) for series in result.series] == [1]
     assert [len(each.series[0].kept) for each in partial] == [1]
     assert ("kill", "stock-cpu") in made.said
-
-
-def test_ctrl_c_before_anything_is_measured_is_just_an_interruption() -> None:
-    made = world(load_errors={"stock-ngl": KeyboardInterrupt()})
-    with pytest.raises(KeyboardInterrupt):
-        run(BENCH, made)
-    early = world()
-
-    def seconds(name: str, turn: int) -> float:
-        raise KeyboardInterrupt
-
-    early.seconds = seconds
-    with pytest.raises(KeyboardInterrupt):
-        run(BENCH, early)
 
 
 def test_an_arm_that_computes_out_of_turn_is_named() -> None:
@@ -165,14 +139,6 @@ def test_a_deadline_leaves_the_complete_blocks_and_ends_every_process() -> None:
     assert [len(series.kept) for series in result.series] == [1]
     assert clock.now == 4.5, "the turn under way is the last"
     assert made.said[-2:] == [("kill", "stock-cpu"), ("kill", "stock-ngl")]
-
-
-def test_where_nothing_is_measured_by_the_deadline_there_is_no_result() -> None:
-    clock = Clock()
-    with pytest.raises(OutOfTime):
-        run(replace(BENCH, deadline=Deadline(2.0, clock)), world(pass_time=clock.sleep))
-    with pytest.raises(OutOfTime):
-        run(replace(BENCH, deadline=Deadline(0.0, clock)), world())
 
 
 def test_an_arm_that_is_done_takes_no_more_turns() -> None:

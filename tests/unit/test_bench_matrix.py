@@ -18,7 +18,6 @@ from oallama.cli import bench_matrix
 from oallama.cli.bench import command
 from oallama.cli.bench_matrix import flags_of
 from oallama.cli.main import exit_code
-from oallama.core.errors import UsageError
 
 TEXT = """
 about = "two models"
@@ -197,10 +196,3 @@ def test_ctrl_c_ends_the_comparison_too(matrix: Path) -> None:
     assert process.returncode == 130 and "Traceback" not in told
     with pytest.raises(ProcessLookupError):
         os.kill(int(Path("child").read_text()), 0)
-
-
-def test_a_missing_model_key_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    path = tmp_path / "m.toml"
-    path.write_text("[[setting]]\npg = '8,8'\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="names no model"):
-        cells_of(path)

@@ -34,12 +34,6 @@ def test_arms_take_turns_in_palindromes(n_arms: int, order: list[int]) -> None:
     assert turns == order * 3
 
 
-def test_samples_of_one_position_belong_together() -> None:
-    (made,) = measure_blocks(2, [PP], 2, timed({0: [1.0, 1.01, 1.02, 1.03], 1: [2.0, 2.01, 2.02, 2.03]}))
-    assert [s.seconds for s in made.samples(0)] == [1.0, 1.01, 1.02, 1.03]
-    assert [s.seconds for s in made.samples(1)] == [2.0, 2.01, 2.02, 2.03]
-
-
 def test_a_drifted_block_is_discarded_and_measured_again() -> None:
     slow = [1.0, 1.0, 1.0, 1.5, 1.0, 1.0]  # the second block gets slower for both arms
     (made,) = measure_blocks(2, [PP], 2, timed({0: slow, 1: slow}))
@@ -86,49 +80,12 @@ def test_a_machine_on_which_nothing_can_be_measured_is_given_up() -> None:
     assert len(turns) == 4
 
 
-def test_only_the_test_that_drifted_is_measured_again() -> None:
-    asked: list[tuple[BenchTest, ...]] = []
-    times = iter([1.0, 1.0, 1.0, 1.0] + [1.0] * 8)
-
-    def visit(arm: int, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
-        asked.append(tuple(tests))
-        time = next(times)
-        drifting = 2.0 if len(asked) in (3, 4) else 1.0  # turns back of the first block
-        return {test: Sample(time * (drifting if test == TG else 1.0), 0.0) for test in tests}
-
-    made = measure_blocks(2, [PP, TG], 1, visit)
-    assert [len(series.kept) for series in made] == [1, 1]
-    assert asked[:4] == [(PP, TG)] * 4
-    assert asked[4:] == [(TG,)] * 4
-
-
 def test_on_a_machine_that_never_calms_down_the_calmest_blocks_are_taken_and_counted() -> None:
     times = [v for drift in (0.5, 0.2, 0.9, 0.3) for v in (1.0, 1.0 + drift)]
     (made,) = measure_blocks(1, [PP], 2, timed({0: times}))
     assert [round(block.drift, 6) for block in made.kept] == [0.2, 0.3]
     assert len(made.discarded) == 2
     assert unsteady(made) == 2
-
-
-def test_a_steady_slow_down_within_the_limit_does_not_favour_an_arm() -> None:
-    """Turns 0 to 3 of A B B A get slower one by one: the two pairs are off in opposite directions."""
-    per_turn = iter(1 + 0.01 * turn for turn in range(12))
-    visits = []
-
-    def visit(arm: int, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
-        visits.append(arm)
-        return {PP: Sample(next(per_turn) * (1.0 if arm == 0 else 2.0), 0.0)}
-
-    (made,) = measure_blocks(2, [PP], 3, visit)
-    ratios = [b.seconds / a.seconds for a, b in zip(made.samples(0), made.samples(1), strict=True)]
-    assert min(ratios) < 2.0 < max(ratios)
-    assert sum(ratios) / len(ratios) == pytest.approx(2.0, rel=1e-3)
-
-
-def test_the_state_after_every_block_is_reported() -> None:
-    states: list[int] = []
-    measure_blocks(2, [PP], 3, timed({0: [1.0] * 6, 1: [1.0] * 6}), lambda series: states.append(len(series[0].kept)))
-    assert states == [1, 2, 3, 3]
 
 
 def test_an_interruption_leaves_the_blocks_before_it() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from oallama.bench.stats import (
     LEAST_PAIRS,
-    RESAMPLES,
     block_drift,
     speed_ratio,
     student_t,
@@ -23,15 +22,6 @@ TIMES = st.floats(1e-6, 1e3)
 
 def noisy(seconds: float, n: int, seed: int, sigma: float = 0.03) -> list[float]:
     return [float(s) for s in seconds * np.exp(np.random.default_rng(seed).normal(0, sigma, n))]
-
-
-def test_a_constant_ratio_is_found_exactly_whatever_the_machine_does() -> None:
-    machine = [1.0, 1.3, 0.7, 2.5, 1.1, 0.9, 1.0, 4.0]  # both arms feel it alike
-    ratio = speed_ratio([0.12 * m for m in machine], [0.1 * m for m in machine])
-    assert ratio is not None
-    assert ratio.value == pytest.approx(1.2, rel=1e-12)
-    assert (ratio.low, ratio.high) == (pytest.approx(1.2, rel=1e-12), pytest.approx(1.2, rel=1e-12))
-    assert ratio.n_pairs == 8
 
 
 def test_of_two_equal_arms_neither_is_faster() -> None:
@@ -69,13 +59,6 @@ def test_the_interval_of_few_pairs_is_taken_at_students_level() -> None:
     assert float(np.mean(beyond)) == pytest.approx(expected, rel=0.15)
 
 
-def test_more_samples_make_the_interval_narrower() -> None:
-    few, many = (speed_ratio(noisy(1.0, n, 3), noisy(1.0, n, 4)) for n in (6, 40))
-    assert few is not None
-    assert many is not None
-    assert many.high / many.low < 0.6 * (few.high / few.low - 1) + 1
-
-
 def test_wild_samples_hardly_move_the_estimate() -> None:
     reference, other = noisy(1.2, 12, 5, 0.01), noisy(1.0, 12, 6, 0.01)
     clean = speed_ratio(reference, other)
@@ -85,16 +68,6 @@ def test_wild_samples_hardly_move_the_estimate() -> None:
     assert ratio is not None
     assert clean is not None
     assert ratio.value == pytest.approx(1.2, rel=0.02)
-
-
-def test_the_same_seed_gives_the_same_interval_and_another_hardly_another() -> None:
-    a, b = noisy(1.0, 10, 7), noisy(0.9, 10, 8)
-    first, again, other = speed_ratio(a, b, seed=1), speed_ratio(a, b, seed=1), speed_ratio(a, b, seed=2)
-    assert first == again
-    assert first is not None
-    assert other is not None
-    assert other.low == pytest.approx(first.low, rel=0.01)
-    assert other.high == pytest.approx(first.high, rel=0.01)
 
 
 def test_too_few_pairs_give_no_interval() -> None:
@@ -118,13 +91,6 @@ def test_swapping_the_arms_inverts_the_ratio(pairs: list[tuple[float, float]]) -
     assert there.value * back.value == pytest.approx(1.0, rel=1e-9)
 
 
-def test_memory_stays_bounded_for_long_series() -> None:
-    ratio = speed_ratio(noisy(1.1, 300, 9), noisy(1.0, 300, 10), resamples=200)
-    assert ratio is not None
-    assert ratio.value == pytest.approx(1.1, rel=0.02)
-    assert RESAMPLES * 300 * 301 / 2 * 8 > 3e9  # what it would take at once
-
-
 def test_a_block_that_the_machine_changed_in_shows_it() -> None:
     assert block_drift([(1.0, 1.0), (2.0, 2.0)]) == 0
     assert block_drift([(1.0, 1.2), (2.0, 2.4), (5.0, 6.0)]) == pytest.approx(0.2)
@@ -139,8 +105,3 @@ def test_a_block_that_the_machine_changed_in_shows_it() -> None:
 )
 def test_students_t_is_that_of_the_tables(freedom: int, quantile: float) -> None:
     assert student_t(0.975, freedom) == pytest.approx(quantile, rel=0.002)
-
-
-def test_students_t_needs_sense() -> None:
-    with pytest.raises(ValueError, match="Student"):
-        student_t(0.975, 0)

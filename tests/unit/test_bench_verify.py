@@ -31,11 +31,6 @@ def test_a_layer_count_off_by_one_is_noticed() -> None:
     assert "blk.1.attn_q.weight and 1 more is not where it says: 100%" in problem
 
 
-def test_a_cpu_arm_that_uses_a_device_is_noticed() -> None:
-    (problem,) = found(stock("stock-cpu", 0), report(device_bytes=5_000_000))
-    assert "is to use no device but holds 4.77 MiB" in problem
-
-
 def test_a_stock_arm_with_our_plugin_in_the_registry_is_noticed() -> None:
     (problem,) = found(stock("stock-ngl", 2), report(*LAST_LAYER, plugins=("OALLAMA",)))
     assert "stock arm but has OALLAMA" in problem
@@ -71,14 +66,6 @@ def test_what_was_not_seen_is_not_believed() -> None:
 )  # fmt: skip
 def test_the_cap_holds_for_bytes_and_for_weights(cap: Cap, fits: bool) -> None:
     assert (found(stock("stock-ngl", 2), report(*LAST_LAYER), cap) == ()) == fits
-
-
-def test_a_split_operator_counts_with_its_share_against_the_cap() -> None:
-    name = "output.weight"
-    read_back = report(places={**report().places, name: "split"}, device_share={name: 0.5}, device_bytes=1500)
-    spec = planned("split", {name: 0.5})
-    assert found(spec, read_back, Cap(None, 1500)) == ()
-    assert found(spec, read_back, Cap(None, 1400)) != ()
 
 
 def test_arms_that_are_the_same_are_found_whatever_they_are_called() -> None:

@@ -35,10 +35,6 @@ def test_a_real_template() -> None:
     assert render(CHATML, tools=[{"name": "f"}]).startswith("<tools>")
 
 
-def test_blocks_leave_no_lines() -> None:
-    assert render("{% if true %}\n  {% set a = 1 %}\n{{ a }}{% endif %}") == "1"
-
-
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
@@ -62,74 +58,16 @@ def test_what_transformers_offers(template: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        # scopes
         ("{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}", "21"),
-        (
-            "{% for m in messages %}{% generation %}{{ loop.index0 }}{{ m.role[0] }}{% endgeneration %}{% endfor %}",
-            "0s1u",
-        ),
-        ("{% set a = 1 %}{% for m in messages %}{% set a = 2 %}{% endfor %}{{ a }}", "1"),
+        ("{% for m in messages %}{% generation %}{{ loop.index0 }}{% endgeneration %}{% endfor %}", "01"),
         ("{% set a %} b\n{% endset %}[{{ a }}]", "[ b\n]"),
-        ("{% set ns = namespace(a='', b=none) %}{% set ns.a = ns.a ~ 1 %}{{ ns.a }}{{ ns.b is none }}", "1True"),
-        # macros
-        ("{% macro f(a, b='c') -%} {{ a + b }} {%- endmacro %}{{ f('x') }}{{ f('x', b='y') }}", "xcxy"),
         ("{% macro f(n) %}{{ n }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(2) }}", "210"),
-        ("{% macro f() %}<{{ caller() }}>{% endmacro %}{% call f() %}a{% endcall %}", "<a>"),
-        # loops
-        ("{% for m in messages[::-1] %}{{ loop.index }}{{ m['role'][0] }}{{ loop.last }}{% endfor %}", "1uFalse2sTrue"),
-        ("{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% else %}none{% endfor %}", "a1"),
-        ("{% for m in messages if m.role == 'tool' %}{{ m }}{% else %}none{% endfor %}", "none"),
-        ("{% for m in messages %}{{ loop.previtem.role if loop.previtem is defined }}{% endfor %}", "system"),
-        (
-            "{% for i in range(9) %}{% if i==2 %}{% continue %}{% elif i==4 %}{% break %}{% endif %}{{i}}{% endfor %}",
-            "013",
-        ),
-        # tests and filters
-        (
-            "{{ messages is string }}{{ messages is mapping }}{{ messages is iterable and messages[0] is mapping }}",
-            "FalseFalseTrue",
-        ),
-        (
-            "{{ x is defined and x }}{{ x | default('d') }}{{ none | default('d', true) }}{{ 1 is number }}",
-            "FalseddTrue",
-        ),
         ("{{ messages | map(attribute='role') | join(',') }}{{ messages | length }}", "system,user2"),
-        ("{{ messages | selectattr('role', 'equalto', 'user') | list | first | attr('content') }}", ""),
-        ("{{ (messages | rejectattr('role', 'in', ['user']) | list)[0].role }}", "system"),
-        (
-            "{{ ' a ' | trim }}{{ 'a' | upper }}{{ 'ab' | replace('b', 'c') }}{{ 'b' in 'abc' }}{{ 'a' | e }}",
-            "aAacTruea",
-        ),
-        (
-            "{{ {'b': 1, 'a': 2} | items | list }}{{ {'b': 1, 'a': 2} | dictsort }}",
-            "[('b', 1), ('a', 2)][('a', 2), ('b', 1)]",
-        ),
-        (
-            "{{ '%s-%d' | format('a', 2) }}{{ '%02d' % 3 }}{{ [3, 1] | sort | string }}{{ '7' | int + 1 }}",
-            "a-203[1, 3]8",
-        ),
-        ("{{ ['a', 'a'] | unique | list | tojson }}{{ 'a\nb' | indent(2) }}", '["a"]a\n  b'),
-        # methods of texts
-        (
-            "{{ ' a:b '.strip().split(':')[-1] }}{{ 'abc'.startswith('ab') }}{{ 'ab'.rstrip('b') }}{{ 'ab'[1:] }}",
-            "bTrueab",
-        ),
-        ("{{ 'a<think>b</think>c'.split('</think>')[-1].lstrip('\n') }}{{ 'A'.lower() }}{{ 'a b'.title() }}", "caA B"),
-        ("{{ messages[1].get('name', 'no') }}{{ 'role' in messages[0] }}{{ {'a': 1}.keys() | list }}", "noTrue['a']"),
-        # JSON
         ("{{ {'a': 'ü<&'} | tojson(indent=2) }}", '{\n  "a": "ü<&"\n}'),
         ("{{ [1, none, true, 1.5] | tojson(separators=(',', ':')) }}", "[1,null,true,1.5]"),
-        ("{{ '\u2028😀' | tojson(ensure_ascii=true) }}", '"\\u2028\\ud83d\\ude00"'),
-        # white space
         ("a\n  {%- if true -%}\n b\n {%- endif %}\nc", "abc"),
         ("  {# said #}\n  {% if true %}\nb\n  {% endif %}\n", "b\n"),
-        ("{{- 'a' -}}  \n  {{+ 'b' }}", "ab"),
-        # what is there although nobody gave it
-        (
-            "{{ documents is defined }}{{ documents is none }}{{ tools is none }}{{ add_generation_prompt }}",
-            "TrueTrueTrueTrue",
-        ),
-        ("{% if documents is defined and documents %}x{% endif %}{{ enable_thinking is defined }}", "False"),
+        ("{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}", "TrueTrueFalse"),
     ],
 )
 def test_constructs_of_real_templates(template: str, expected: str) -> None:
@@ -237,13 +175,3 @@ def test_a_template_without_end_is_ended(template: str) -> None:
 def test_a_process_without_end_is_ended() -> None:
     with pytest.raises(ModelFileError, match=r"no answer within 0\.001 s"):
         render(ENDLESS, timeout_s=0.001)
-
-
-def test_long_messages_are_no_template_s_fault() -> None:
-    message = {"role": "user", "content": "“€😀" * 10**5}
-    text = render_chat(CHATML, [message] * 3, "<s>", "</s>")
-    assert text.count("😀") == 3 * 10**5
-
-
-def test_further_variables_are_passed_on() -> None:
-    assert render("{{ tool_choice }}", tool_choice="none") == "none"

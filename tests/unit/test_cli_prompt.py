@@ -21,14 +21,6 @@ def model(tmp_path):
     return str(path)
 
 
-def test_a_file_or_a_gguf_name_is_the_model_and_anything_else_the_prompt(model, tmp_path):
-    assert model_and_prompt([model], None, None) == (model, None)
-    assert model_and_prompt(["missing.gguf"], None, None) == ("missing.gguf", None)
-    assert model_and_prompt(["Once upon a time"], None, None) == (None, "Once upon a time")
-    assert model_and_prompt(["x" * 5000], None, None) == (None, "x" * 5000)
-    assert model_and_prompt(["a\0b"], None, None) == (None, "a\0b")
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The folder of a user who has some models."""

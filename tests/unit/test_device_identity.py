@@ -38,11 +38,6 @@ def test_what_tells_a_device_from_another_of_its_name() -> None:
         assert identity_of(replace(CARD, **change), ["libcuda.so.1 5"]) == known
 
 
-def test_the_memory_of_an_integrated_gpu_is_the_machine_s_and_does_not_count() -> None:
-    integrated = replace(CARD, type="IGPU")
-    assert identity_of(integrated, []) == identity_of(replace(integrated, memory_total=3 * GIB), [])
-
-
 def test_driver_libraries_are_known_by_name_and_size(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.999.1").write_bytes(b"12345")
     (tmp_path / "libvulkan_radeon.so").write_bytes(b"123")
@@ -57,10 +52,6 @@ def test_driver_libraries_are_known_by_name_and_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["auto", "CUDA0", "cuda0"])
 def test_every_way_to_ask_for_a_device_of_ggml_is_the_same_device(spec: str) -> None:
     assert known_of(opened(spec, CARD), "") == KnownDevice(DeviceSpec("ggml", name="CUDA0"), identity_of(CARD, []))
-
-
-def test_auto_without_a_device_is_none() -> None:
-    assert known_of(opened("auto", None), "") == known_device("none") == KnownDevice(DeviceSpec("none"))
 
 
 def test_this_machine_s_driver_is_not_the_server_s() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pytest import approx
 
 from oallama.core.errors import UsageError
@@ -20,7 +17,6 @@ from oallama.device.card import Host
 from oallama.device.cards import CARDS
 from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated, use_parameters
-from oallama.device.emulated_link import Watch
 from oallama.device.identity import known_device
 from oallama.device.spec import parse_device
 from oallama.profile.emulate import host_of, resolved
@@ -83,18 +79,6 @@ def test_wrong_text_is_refused_in_one_sentence(text: str) -> None:
     assert "rtx3060-12" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@given(
-    st.sampled_from(list(CARDS)),
-    st.integers(1, 2**40),
-    st.sampled_from([None, (1.0, 1.0), (2.5, 7.25), (8.0, 8.0)]),
-    st.sampled_from([None, "real", "drawn"]),
-    st.sampled_from([None, 0, 3]),
-)
-def test_a_spec_is_what_its_text_says(name, vram, scale, values, cpus) -> None:
-    spec = Emulated(name, vram=vram, scale=scale, values=values, cpus=cpus)
-    assert parse_emulated(str(spec)) == spec
-
-
 def test_what_a_spec_changes_is_changed_in_the_card() -> None:
     plain = card_of(Emulated("rtx3090", scale=(1.0, 1.0)))
     assert asdict(plain) == pytest.approx(asdict(CARDS["rtx3090"]))
@@ -104,14 +88,6 @@ def test_what_a_spec_changes_is_changed_in_the_card() -> None:
     share = plain.pageable_bytes_per_s / plain.pinned_bytes_per_s
     assert changed.pageable_bytes_per_s == pytest.approx(2.5e9 * share)
     assert changed.copy_s == pytest.approx(2 * plain.copy_s)
-
-
-def test_every_latency_is_as_much_longer_as_bytes_are_slower() -> None:
-    plain, slow = (card_of(Emulated(scale=scale)) for scale in ((1.0, 1.0), (4.0, 9.0)))
-    latencies = ("kernel_s", "launch_s", "launch_node_s", "uncaptured_node_s", "copy_s", "copy_issue_s")
-    for name in (*latencies, "synchronize_s"):
-        assert getattr(slow, name) == pytest.approx(4 * getattr(plain, name))
-    assert slow.flops_per_s == pytest.approx(plain.flops_per_s / 9)
 
 
 def test_the_parameters_say_that_it_is_emulated() -> None:
@@ -134,14 +110,6 @@ def test_the_scale_is_how_much_slower_this_cpu_is() -> None:
     assert found.emulated is not None and found.emulated.scale == (5.0, 8.0) and threads == 1
     fast, _ = resolved(parse_device("emulated:values=real"), 1, rates_of(1e15, 1e18))
     assert fast.emulated is not None and fast.emulated.scale == (1.0, 1.0), "a card is never made faster"
-
-
-def test_a_given_scale_is_not_measured() -> None:
-    def nobody_asks(n_threads: int) -> Host:
-        raise AssertionError("the CPU was measured")
-
-    found, _ = resolved(parse_device("emulated:scale=3,values=real"), 1, nobody_asks)
-    assert found.emulated is not None and found.emulated.scale == (3.0, 3.0)
 
 
 def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +157,6 @@ def test_the_host_beside_a_card_has_its_best_rates() -> None:
     for kept in ({1, 2}, {64, 512}):
         with pytest.raises(UsageError, match="no CPU timings of one token and of a prompt"):
             host_of(replace(profile, cases=tuple(c for c in cases if c.n_tokens in kept)))
-
-
-def test_where_no_core_can_be_kept_there_is_no_emulated_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    with pytest.raises(UsageError, match="needs Linux"):
-        resolved(parse_device("emulated:rtx3060,scale=1"), 1)
-
-
-def test_other_devices_are_left_as_they_are() -> None:
-    assert resolved(parse_device("rpc-worker:1:1"), 3) == (parse_device("rpc-worker:1:1"), 3)
 
 
 def test_a_profile_belongs_to_the_parameters_and_not_to_the_core() -> None:
@@ -257,27 +215,3 @@ def test_a_profile_of_a_cpu_is_no_card(tmp_path: Path) -> None:
         resolved(parse_device(f"emulated:{path},scale=1,values=real"), 1)
     with pytest.raises(UsageError, match=r"missing\.json"):
         resolved(parse_device(f"emulated:{tmp_path / 'missing.json'},scale=1,values=real"), 1)
-
-
-@pytest.mark.parametrize(("late_s", "takes_s", "times"), [(0.0, 1.0, 1), (0.5, 1.0, 3), (0.5, 5.0, 1)])
-def test_what_disturbed_the_device_is_measured_again_where_that_is_quick(
-    late_s: float, takes_s: float, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 0.0
-
-    def measure() -> float:
-        nonlocal now_s
-        now_s += takes_s
-        return now_s
-
-    device = SimpleNamespace(stats=lambda: EmulatedStats(late_s), reset_stats=lambda: None, rest=lambda: None)
-    monkeypatch.setattr("oallama.device.emulated_link.load_bridge", lambda: SimpleNamespace(emulated=lambda: device))
-    monkeypatch.setattr("oallama.device.emulated_link.time.perf_counter", lambda: now_s)
-    result, kept = Watch(True).measured(measure, 4.0)
-    assert result == times * takes_s and kept is not None and bool(kept.fault) is bool(late_s)
-
-
-@dataclass
-class EmulatedStats:
-    late_s: float
-    n_shared: int = 0

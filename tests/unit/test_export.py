@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from oallama.core.errors import PlanError
-from oallama.core.types import Attention, MemoryLedger, Operator, OperatorPlacement, Workload
-from oallama.plan.export import TARGETS, Plugin, Target, export_command, splits, stock_device
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Workload
+from oallama.plan.export import Plugin, Target, export_command, splits, stock_device
 from oallama.plan.plan import Plan
 
 PLUGIN = Plugin("/opt/o llama/libggml-oallama.so", "/plans/plan.oallama")
@@ -62,32 +60,12 @@ def test_split_operators_go_to_the_plugin_before_the_host_ones() -> None:
     ]
 
 
-def test_no_tensor_is_named_by_two_overrides() -> None:
-    patterns = [override.rpartition("=")[0] for override in overrides(words_of(plan(gg_of_attention=0.0)))]
-    assert [sum(bool(re.search(p, name)) for p in patterns) for name in NAMES] == [1] * 4 + [0] + [1] * 3 + [0, 0]
-
-
 def test_a_shell_sets_the_variables_and_starts_the_program() -> None:
     """Not the quoted NAME=value, which a shell would take for the program's name."""
     line = export_command(plan(), OPERATORS, NAMES, "llama-server", PLUGIN)
     assert line.startswith("GGML_BACKEND_PATH='/opt/o llama/libggml-oallama.so' OALLAMA_PLAN=/plans/plan.oallama llama")
     words = shlex.split(line)
     assert words[0] == "GGML_BACKEND_PATH=/opt/o llama/libggml-oallama.so" and words[2] == "llama-server"
-
-
-def test_the_server_is_registered_before_its_device_is_named() -> None:
-    for target in ("llama-server", "llama-cli", "llama-bench"):
-        words = words_of(plan(), target)
-        assert words[words.index("--rpc") + 1] == "10.0.0.2:50052"
-        assert words.index("--rpc") < words.index("--device") < words.index("-ot")
-        assert words[words.index("--device") + 1] == "RPC0"
-
-
-def test_threads_of_a_stock_program_leave_the_cores_to_the_plugin() -> None:
-    for target in TARGETS:
-        words = words_of(plan(), target)
-        assert words[words.index("--poll") + 1] == "0", target
-        assert "--poll" not in words_of(plan(gg_of_ffn=0.0), target), "it computes alone"
 
 
 def test_llama_bench_gets_all_overrides_in_one_option_and_the_workload() -> None:
@@ -149,15 +127,3 @@ def test_a_name_that_would_end_the_override_is_refused(target: Target, character
     made = plan(operators=(OperatorPlacement(name, 0.0, 0.0, 1.0),))
     with pytest.raises(PlanError, match="odd"):
         export_command(made, [odd], [name], target)
-
-
-def test_attention_is_the_plan_s() -> None:
-    planned = Attention("off", "q8_0", "f16")
-    for target in ("llama-server", "llama-bench"):
-        words = words_of(plan(attention=planned), target)
-        assert words[words.index("-fa") + 1] == "off"
-        assert words[words.index("-ctk") + 1] == "q8_0"
-        assert "-ctv" not in words  # f16 is llama.cpp's own
-        assert "-fa" not in words_of(plan(), target)
-    on_cpu = plan(0.0, 0.0, device="none", n_gpu_layers=0, attention=replace(planned, flash_attn="on"))
-    assert words_of(on_cpu, plugin=None)[-8:] == ["-fa", "on", "-ctk", "q8_0", "--device", "none", "-ngl", "0"]

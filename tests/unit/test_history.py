@@ -22,7 +22,6 @@ from oallama.profile.history import (
     adopted,
     corrected,
     history_path,
-    rates_text,
     read_history,
     timings_of,
     with_seen,
@@ -69,14 +68,6 @@ def test_rates_follow_from_what_was_seen(passes: SeenPasses, decode: Rates, link
     assert history is seen or history.seen == ()
 
 
-def test_rates_of_corrections_multiply() -> None:
-    slow = replace(PASSES, cpu_s=3.0, wait_s=0.0)
-    once = adopted(with_seen(NOTHING, [slow]))
-    again = adopted(with_seen(once, [slow]))
-    assert again.decode.cpu == pytest.approx(2.25)
-    assert "CPU 2.25 and 1.00" in rates_text(again)
-
-
 def planned(made: Problem) -> Candidate:
     return decide(made, "scheinfer", LOAD, "mixed")
 
@@ -111,17 +102,6 @@ def test_a_corrected_profile_predicts_what_was_seen(slower: float) -> None:
     after = seen_passes(better, plan, decision.placement, runs)
     assert after[0].cpu_s == pytest.approx(after[0].predicted_cpu_s, rel=0.02)
     assert (better.profile is made.profile) is (slower == 1.0)
-
-
-def test_a_plan_that_slices_nothing_and_other_names_have_no_passes() -> None:
-    made = problem(STREAMS, free=10**7)
-    whole = decide(made, "oato", LOAD, "mixed")
-    plan = plan_record(whole, MODEL, made.operators, "RPC0", "a" * 16)
-    assert seen_passes(made, plan, whole.placement, [BlockRuns("output.weight", 1, 5, 5, 1.0, 1.0, 1.0)]) == ()
-    made = problem(STREAMS, free=10**7, gpu_weights=0.2)
-    sliced = planned(made)
-    plan = plan_record(sliced, MODEL, made.operators, "RPC0", "a" * 16)
-    assert seen_passes(made, plan, sliced.placement, [BlockRuns("other.weight", 1, 5, 5, 1.0, 1.0, 1.0)]) == ()
 
 
 def test_a_correction_scales_each_side_and_says_so() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,21 +20,6 @@ from oallama.run.load import LoadProgress
 from oallama.run.setup import release
 
 MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
-
-
-def test_a_ctrl_c_between_two_lines_of_the_log_is_raised_at_the_end() -> None:
-    from llama_cpp import llama_cpp as api
-
-    params = api.llama_model_default_params()
-    # no Python runs when this arrives: as with a real one, the next function to be entered is the log's callback
-    params.progress_callback = ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, api.llama_progress_callback)
-    reached = False
-    with pytest.raises(KeyboardInterrupt), native_log() as log:
-        model = api.llama_model_load_from_file(str(MODEL).encode(), params)
-        if model:
-            api.llama_model_free(model)
-        reached = True
-    assert reached and log.lines
 
 
 @pytest.mark.parametrize("hold_interrupt", [True, False])
@@ -90,34 +73,6 @@ def test_an_interrupt_is_raised_although_the_stopped_call_failed() -> None:
         signal.raise_signal(signal.SIGINT)
         raise ValueError("the load was stopped")
     assert isinstance(raised.value.__context__, ValueError)
-
-
-def test_a_handler_of_the_program_s_own_gets_it() -> None:
-    seen: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    try:
-        with held_interrupt():
-            signal.raise_signal(signal.SIGINT)
-            assert seen == []
-        assert seen == [signal.SIGINT]
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with held_interrupt():
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_another_thread_leaves_the_handler_alone() -> None:
-    found: list[object] = []
-
-    def work() -> None:
-        with held_interrupt():
-            found.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [signal.getsignal(signal.SIGINT)]
 
 
 def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,24 +97,6 @@ def test_patterns_are_few_and_in_a_fixed_order(
     assert layouts[:n_split] == [SPLIT_LAYOUT] * n_split, "split ones come first"
 
 
-def test_roles_with_the_same_layers_share_one_pattern() -> None:
-    names = [f"blk.{layer}.{role}.weight" for layer in (0, 7, 11) for role in ("ffn_up", "ffn_down")]
-    patterns = host_patterns([operator(n) for n in names], [host(n) for n in names], names)
-    assert patterns == ((r"^blk\.(?:0|7|11)\.(?:ffn_down\.weight|ffn_up\.weight)$", None),)
-
-
-def test_layer_1_does_not_match_layer_11() -> None:
-    patterns = host_patterns([operator("blk.1.ffn_up.weight")], [host("blk.1.ffn_up.weight")], [])
-    assert matches(patterns, "blk.1.ffn_up.weight") == [None]
-    for other in (
-        "blk.11.ffn_up.weight",
-        "blk.1.ffn_up_exps.weight",
-        "enc.blk.1.ffn_up.weight",
-        "blk.1.ffn_up.weightx",
-    ):
-        assert matches(patterns, other) == []
-
-
 def test_more_patterns_than_llama_cpp_takes_are_refused() -> None:
     names = [f"part{i}.weight" for i in range(4097)]
     operators, placements = [operator(f"x.{name}") for name in names], [host(f"x.{name}") for name in names]
@@ -123,30 +105,9 @@ def test_more_patterns_than_llama_cpp_takes_are_refused() -> None:
         host_patterns(operators, placements, [])
 
 
-def test_nothing_on_the_host_means_no_pattern() -> None:
-    assert host_patterns([operator("output.weight")], [device("output.weight")], ["output.weight"]) == ()
-
-
 def test_an_operator_without_a_place_is_refused() -> None:
     with pytest.raises(PlanError, match=r"output\.weight"):
         host_patterns([operator("output.weight")], [], ["output.weight"])
-
-
-def test_split_ffns_of_many_layers_are_one_pattern_and_their_biases_stay_plain() -> None:
-    roles = ("ffn_down", "ffn_gate", "ffn_up")
-    names = [f"blk.{layer}.{role}.weight" for layer in range(3) for role in roles]
-    patterns = host_patterns(
-        [operator(name) for name in names], [split(name) for name in names], [*names, "blk.1.ffn_down.bias"]
-    )
-    assert patterns == (
-        (r"^blk\.(?:0|1|2)\.(?:ffn_down\.weight|ffn_gate\.weight|ffn_up\.weight)$", SPLIT_LAYOUT),
-        (r"^blk\.1\.ffn_down\.bias$", None),
-    )
-
-
-def test_tied_embeddings_are_not_split() -> None:
-    with pytest.raises(PlanError, match="embedding"):
-        host_patterns([operator("token_embd.weight")], [split("token_embd.weight")], ["token_embd.weight"])
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\n\r\u2028\u2029\x85"), min_size=1, max_size=20))

@@ -13,7 +13,7 @@ import pytest
 from oallama.core.errors import ProfileError
 from oallama.core.profile import ProfileCase
 from oallama.profile.merge import empty, merged
-from oallama.profile.store import Journal, cache_folder, load, measuring_lock, profile_path, save
+from oallama.profile.store import Journal, cache_folder, load, measuring_lock, save
 
 CASE = {
     "device": "CPU", "layout": "CPU", "type": "F16", "shape": [64, 32, 1], "n_expert_used": 1, "n_tokens": 1,
@@ -90,12 +90,6 @@ def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.Monk
         assert cache_folder() == tmp_path / "xdg" / "oallama"
 
 
-def test_machines_and_threads_have_files_of_their_own(tmp_path: Path) -> None:
-    one, two = {"cpu": "x", "n_threads": 1}, {"cpu": "x", "n_threads": 2}
-    assert profile_path(one, tmp_path) != profile_path(two, tmp_path)
-    assert profile_path(one, tmp_path) == profile_path({**one, "memory_bytes": 5}, tmp_path)
-
-
 def test_the_second_measurement_waits_for_the_first(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from oallama.profile.store import measuring_lock\n"
@@ -115,13 +109,6 @@ def test_the_second_measurement_waits_for_the_first(tmp_path: Path) -> None:
     assert line == ["has it\n"]
     assert second.wait(30) == 0
     second.stdout.close()
-
-
-def test_the_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), measuring_lock(tmp_path, lambda: None):
-        raise KeyError
-    with measuring_lock(tmp_path, lambda: pytest.fail("still held")):
-        pass
 
 
 def test_a_journal_survives_being_cut_off_anywhere(tmp_path: Path) -> None:
@@ -167,8 +154,3 @@ def test_fragments_add_up_to_a_profile() -> None:
     assert set(profile.link) == {"d2h", "h2d_pinned"}
     assert profile.launch_s == 0.125
     assert profile.warnings == ("a", "b")
-
-
-def test_a_fragment_of_another_format_is_refused() -> None:
-    with pytest.raises(ProfileError, match="seconds"):
-        merged(empty({}), [{"cases": [{**CASE, "seconds": "fast"}]}])

@@ -10,9 +10,6 @@ from oallama.core.profile import Case
 from oallama.core.types import Attention, ModelInfo, MulMat, Operator
 from oallama.core.units import MIB
 from oallama.profile.wanted import (
-    case_label,
-    cases_at,
-    in_order,
     required,
     rest_label,
     rest_ways,
@@ -59,18 +56,6 @@ def test_equal_operators_are_measured_once() -> None:
     assert len(required(want, "CUDA0")) == 16 + 6
 
 
-def test_type_and_routing_tell_mul_mats_apart() -> None:
-    routed = {"op": "MUL_MAT_ID", "n_expert_used": 2, "active_fraction": 0.25}
-    operators = [
-        operator("a", 0, (256, 256, 1), 36864),
-        operator("b", 0, (256, 256, 1), 69632, type="Q8_0"),
-        operator("c", 0, (256, 256, 8), 294912, **routed),
-        operator("d", 0, (256, 256, 8), 294912),
-    ]
-    want = wanted(model(), operators, (1,), llc_bytes=MIB)
-    assert len(want.mul_mats) == 4
-
-
 def test_the_output_matrix_is_not_measured_at_prompt_sized_batches() -> None:
     want = wanted(model(), [*LAYERS, OUTPUT], (1, 32, 512), llc_bytes=MIB)
     assert [n for s, n, _ in want.mul_mats if s.shape == (256, 1000, 1)] == [1, 32]
@@ -99,15 +84,6 @@ def test_rest_is_timed_both_ways_unless_the_cache_forbids_it() -> None:
     assert ways("f16", "F16") == [(True, "f16", "f16"), (False, "f16", "f16")]
     assert ways("q8_0", "bf16") == [(True, "q8_0", "bf16"), (False, "q8_0", "bf16")]
     assert ways("f16", "q8_0") == [(True, "f16", "q8_0")]
-
-
-@pytest.mark.parametrize(
-    ("device", "layout", "said"),
-    [("CPU", "CPU", "CPU"), ("CPU", "AMX", "CPU AMX"), ("CUDA0", "device", "CUDA0")],
-)
-def test_a_case_is_told_in_a_few_words(device: str, layout: str, said: str) -> None:
-    case = Case(device, layout, LAYERS[0].mul_mat, 32, 0)
-    assert case_label(case) == f"{said} Q4_0 256x512x1 at 32 tokens"
 
 
 def test_a_rest_case_is_told_in_a_few_words() -> None:
@@ -177,14 +153,6 @@ def test_bytes_and_flops_of_a_dense_a_batched_and_a_routed_mul_mat() -> None:
     assert routed.bytes_read(512) == pytest.approx(8 * 4096)
 
 
-def test_a_measured_case_states_its_rates() -> None:
-    case = Case("CPU", "CPU", MulMat("MUL_MAT", "F16", (1000, 1000, 1), 1), 1, 64)
-    record = case.measured([0.001, 0.002, 0.003], 0.002)
-    assert record.gb_per_s == pytest.approx(1.0)
-    assert record.gflops == pytest.approx(1.0)
-    assert (record.samples, record.working_set_bytes, record.mul_mat.op) == ((0.001, 0.002, 0.003), 64, "MUL_MAT")
-
-
 @pytest.mark.parametrize("n_tokens", [1, 7, 512])
 @pytest.mark.parametrize(
     "mul_mat",
@@ -198,13 +166,6 @@ def test_a_record_tells_its_case(mul_mat: MulMat, n_tokens: int) -> None:
     case = Case("CPU", "CPU_REPACK", mul_mat, n_tokens, 123456)
     record = case.measured([0.0013], 0.0013)
     assert record.key == case == case.key == case.skipped("why").key
-
-
-def test_cheap_cases_come_first_and_small_batches_before_large_ones() -> None:
-    want = wanted(model(), [*LAYERS, OUTPUT], (1, 32, 512), llc_bytes=MIB)
-    ordered = in_order(cases_at(want, "CPU", "CPU_REPACK") + cases_at(want, "CPU", "CPU"))
-    assert [case.n_tokens for case in ordered] == sorted(case.n_tokens for case in ordered)
-    assert ordered[0].mul_mat.shape == (256, 256, 1)
 
 
 def test_a_slow_layout_is_left_out_at_large_batches_only() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +13,6 @@ from oallama.profile.merge import (
     PAIRS,
     empty,
     is_complete,
-    merged,
     missing_cases,
     missing_link,
     missing_rest,
@@ -70,11 +69,6 @@ def test_a_complete_profile_is_complete_and_an_empty_one_is_not() -> None:
     assert not is_complete(empty({}), LARGE)
 
 
-def test_a_device_that_was_never_opened_is_not_known_to_be_absent() -> None:
-    profile = measured(SMALL)
-    assert not is_complete(replace(profile, fingerprint={"cpu": "x"}), SMALL)
-
-
 def test_a_profile_serves_every_model_whose_cases_it_has() -> None:
     assert is_complete(measured(LARGE), SMALL)
     assert not is_complete(measured(SMALL), LARGE)
@@ -118,25 +112,10 @@ def test_a_profile_of_one_way_of_attention_is_kept_and_lacks_only_the_other() ->
         assert not is_complete(replace(old, skipped=measured_already), SMALL), "it says nothing of the other way"
 
 
-def test_rest_that_a_device_cannot_compute_is_not_asked_for_again() -> None:
-    profile = replace(measured(SMALL), rest=())
-    skipped = tuple(rest_skipped("CPU", n, n_kv, shape, "cannot") for n, n_kv in SMALL.rest for shape in (SHAPE, PLAIN))
-    assert not is_complete(profile, SMALL)
-    assert is_complete(replace(profile, skipped=skipped), SMALL)
-
-
 def test_a_pair_of_cpu_backends_has_no_boundary_of_its_own() -> None:
     pair = measured(SMALL, "cpu-pair")
     assert is_complete(replace(pair, boundary=None, sharing=(), copy_wait=None, launch_issue_s=None), SMALL)
     assert missing_link(replace(pair, link={}, launch_s=0.0)) == [*LINKS, "launch_s"]
-
-
-def test_a_case_left_out_on_purpose_is_not_missing() -> None:
-    profile = measured(SMALL)
-    case = required(SMALL, None)[-1]
-    without = replace(profile, cases=profile.cases[:-1])
-    assert missing_cases(without, required(SMALL, None)) == [case]
-    assert not missing_cases(replace(without, skipped=(case.skipped("too slow"),)), required(SMALL, None))
 
 
 def test_a_model_gets_only_its_own_part_in_a_fixed_order() -> None:
@@ -228,15 +207,6 @@ def test_nothing_is_shared_without_a_second_device_or_kernels_on_it() -> None:
     both = want((64, 32, 1), (64, 32, 8))
     stacks = [case for case in measured(both, "CUDA0").cases if case.device == "CPU" or case.mul_mat.shape[2] == 8]
     assert is_complete(replace(no_kernel, cases=tuple(stacks)), both), "experts are not measured at the same time"
-
-
-def test_of_two_measurements_at_the_same_time_the_later_one_stays() -> None:
-    whole = measured(SMALL, "CUDA0")
-    again = Sharing("cpu", "link", 1, 4.0, 4.0, 3.0, 3.0)
-    both = merged(whole, [{"sharing": [asdict(again)]}])
-    assert len(both.sharing) == len(whole.sharing) and again in both.sharing
-    first = merged(replace(whole, sharing=()), [{"sharing": [asdict(again)]}, {"copy_wait": 1.0}])
-    assert first.sharing == (again,) and first.copy_wait == 1.0
 
 
 def test_what_an_old_file_says_of_cpu_and_link_is_measured_again() -> None:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from ggml_bridge import BridgeError as NativeError
 from ggml_bridge import ChildDied
 from ggml_bridge.child import ChildError
-from oallama.core.codec import from_json, to_json
+from oallama.core.codec import to_json
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
 from oallama.core.profile import Case, Profile, RestShape
 from oallama.core.types import ModelInfo, MulMat, Operator
 from oallama.device.identity import KnownDevice
 from oallama.device.spec import parse_device
-from oallama.profile.busy import Others, busy_percent, doubt, others_percent
+from oallama.profile.busy import Others, busy_percent, doubt
 from oallama.profile.child import Request
 from oallama.profile.link import line_over
 from oallama.profile.merge import empty, merged, select
@@ -78,14 +75,6 @@ def crashes(device: str, layout: str, kind: str = "MUL_MAT") -> Script:
     return script
 
 
-def test_what_a_child_finishes_is_journalled_at_once(tmp_path: Path) -> None:
-    profile, _ = measure(tmp_path, [good])
-    assert [case.layout for case in profile.cases] == ["CPU"]
-    assert profile.fingerprint == {"cpu": "x", "device_name": "none"}
-    fragments = Journal(tmp_path / "profile.json").read()
-    assert [list(fragment) for fragment in fragments] == [["device", "fingerprint"], ["cases"]]
-
-
 def test_a_layout_that_crashes_is_left_out_and_named(tmp_path: Path) -> None:
     profile, requests = measure(tmp_path, [crashes("CPU", "AMX"), good])
     assert [list(request["broken_layouts"]) for request in requests] == [[], ["AMX"]]
@@ -93,13 +82,6 @@ def test_a_layout_that_crashes_is_left_out_and_named(tmp_path: Path) -> None:
     assert profile.fingerprint["broken_layouts"] == ["AMX"]
     (warning,) = profile.warnings
     assert "AMX" in warning and "SIGSEGV" in warning and "rebuild" in warning
-
-
-def test_two_layouts_may_crash_but_none_twice(tmp_path: Path) -> None:
-    profile, _ = measure(tmp_path, [crashes("CPU", "AMX"), crashes("CPU", "CPU_REPACK"), good])
-    assert profile.fingerprint["broken_layouts"] == ["AMX", "CPU_REPACK"]
-    with pytest.raises(ProfileError, match="CPU AMX"):
-        measure(tmp_path, [crashes("CPU", "AMX"), crashes("CPU", "AMX")])
 
 
 def test_of_a_layout_that_crashed_nothing_reaches_a_plan(tmp_path: Path) -> None:
@@ -179,11 +161,6 @@ def test_errors_of_the_child_are_ours(tmp_path: Path, raised: Exception, kind: t
     assert type(error.value) is kind
 
 
-def test_a_request_survives_the_pipe() -> None:
-    request = Request("rpc-worker:1:1", 2, WANT, empty({"cpu": "x"}), Policy(target=0.1), ("AMX",))
-    assert from_json(Request, json.loads(json.dumps(to_json(request))), "request") == request
-
-
 MODEL = ModelInfo(
     path="m.gguf", arch="llama", name="m", n_layer=1, n_embd=64, n_ff=128, n_head=2, n_head_kv=1, n_embd_head_k=32,
     n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=10, n_ctx_train=64, file_bytes=1,
@@ -232,23 +209,6 @@ def test_only_the_same_device_gets_what_was_measured(tmp_path: Path, monkeypatch
     assert not knows(known("CUDA1"))
     assert not knows(KnownDevice(parse_device("CUDA0"))), "nobody knows what it is"
     assert knows(known("CUDA0")), "the first card's profile is still there"
-
-
-def test_what_auto_stands_for_is_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("oallama.profile.profiler.known_device", lambda device: known("CUDA0"))
-    asked: list[str] = []
-
-    def run_child(module: str, request: Mapping[str, Any], progress: Send) -> dict[str, Any]:
-        asked.append(request["device_spec"])
-        return {}
-
-    monkeypatch.setattr("ggml_bridge.child.run_in_child", run_child)
-    for device in (None, "auto", "CUDA0"):
-        found = profile_model(MODEL, [OPERATOR], device, 1, progress=False)
-        assert found.fingerprint["device_spec"] == "CUDA0"
-        assert found.fingerprint["device_identity"] == known("CUDA0").identity
-    assert asked == ["CUDA0"] * 3 and len(list(tmp_path.glob("profile-*.json"))) == 1
 
 
 @pytest.mark.parametrize("refresh", [False, True])
@@ -306,15 +266,6 @@ def test_other_programs_are_looked_for_now_and_then() -> None:
     assert [others.looked() for _ in range(4)] == [80.0, None, 42.0, 6.0]
 
 
-def test_this_process_is_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has used a core for the whole interval, of two."""
-    times = iter([(1.0, 0.5), (1.1, 0.6)])  # user, system
-    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(cpu_times=lambda: next(times)))
-    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 80.0)
-    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
-    assert others_percent(0.2) == pytest.approx(30.0)
-
-
 @pytest.mark.parametrize("said", ["quiet", "-1", "101", "nan"])
 def test_a_wrong_share_of_the_cpu_is_named(said: str) -> None:
     with pytest.raises(UsageError, match=f"OALLAMA_BUSY_PERCENT must be a number from 0 to 100, not '{said}'"):
@@ -337,23 +288,6 @@ def test_a_cache_that_cannot_be_written_costs_one_note(
         assert found.fingerprint["device_name"] == "none", "what was measured is there"
         (note,) = capsys.readouterr().err.splitlines()
         assert "OALLAMA_CACHE_DIR" in note and "this run alone" in note
-
-
-def test_a_disk_that_fills_up_while_measuring_costs_one_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(folder))
-
-    def run_child(module: str, request: Mapping[str, Any], progress: Send) -> dict[str, Any]:
-        shutil.rmtree(folder)
-        folder.write_text("no folder any more")
-        good(request, progress)
-        return {}
-
-    monkeypatch.setattr("ggml_bridge.child.run_in_child", run_child)
-    assert profile_model(MODEL, [OPERATOR], known("CUDA0"), 1).fingerprint["device_name"] == "none"
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_slow_link_is_spared_large_messages_but_has_a_line() -> None:

@@ -66,13 +66,6 @@ def test_a_pipe_gets_the_notes_and_is_told_once_what_is_measured_why_and_how_lon
         assert part in why
 
 
-def test_a_moment_is_not_worth_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(True) as progress:
-        progress.expect(1.0)
-        progress.expect(60.0)
-    assert capsys.readouterr() == ("", "")
-
-
 def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     use(Progress(False))
     assert capsys.readouterr() == ("", "")

@@ -215,13 +215,6 @@ def test_what_has_no_kernel_is_said_and_not_asked_for_again() -> None:
     assert mul_mat_tasks(again) == rest_tasks(again) == []
 
 
-def test_a_layout_that_crashed_is_not_touched() -> None:
-    machine = Machine()
-    profile = measured(machine, session(machine, broken_layouts=frozenset({"CPU_REPACK"})))
-    assert {case.layout for case in profile.cases} == {"CPU", "device"}
-    assert "CPU_REPACK" not in {layout for _, layout, *_ in machine.asked}
-
-
 def test_where_a_working_set_finds_no_memory_one_copy_of_the_weight_is_timed() -> None:
     machine = Machine(least_bytes=1)
     profile = measured(machine, session(machine))
@@ -242,14 +235,6 @@ def test_the_first_case_is_timed_again_at_the_end() -> None:
         assert found == {} if said is None else said in found["warnings"][0] and "--refresh" in found["warnings"][0]
     first = fragments[0]["cases"][0]
     assert machine.asked[-1][0] == "CPU" and machine.asked[-1][2] == tuple(first["shape"])
-
-
-def test_a_first_case_that_could_not_be_timed_says_nothing_of_the_machine() -> None:
-    machine = Machine(refused=("CPU",))
-    made = session(machine, device="CPU")
-    *tasks, again = mul_mat_tasks(made)
-    assert all("skipped" in task.run() for task in tasks)
-    assert again.run() == {}
 
 
 @pytest.mark.parametrize(("n_tokens", "n_runs"), [(1, 1 + 5), (64, 3)])

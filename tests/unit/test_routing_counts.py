@@ -81,14 +81,6 @@ def test_what_is_a_half_life_old_counts_half() -> None:
     assert layer.latest == (0, 0, HALF_LIFE_TOKENS, HALF_LIFE_TOKENS, 0, 0, 0, 0)
 
 
-def test_phases_and_layers_are_counted_apart() -> None:
-    traffic = Traffic({1: tally((0, 1))}, {1: tally((2, 3), (2, 4)), 5: tally((6, 7))})
-    routing = counted(unknown(), traffic)
-    assert [(layer.layer, layer.n_tokens) for layer in routing.decode] == [(1, 1)]
-    assert [(layer.layer, layer.n_tokens) for layer in routing.prompt] == [(1, 2), (5, 1)]
-    assert routing.prompt[0].uses[2] == pytest.approx(2, abs=1e-3)
-
-
 def test_a_recording_goes_on_until_it_can_be_judged_on() -> None:
     """So a short answer does not take the place of what sets are judged on: 64 tokens, then as many as before."""
     (begun,) = after(drawn(1, LEAST_TOKENS - 1), drawn(2, 1)).decode
@@ -100,10 +92,6 @@ def test_a_recording_goes_on_until_it_can_be_judged_on() -> None:
     assert sum(third.latest) == 20 * N_USED
     (full,) = after(drawn(1, 5000), drawn(2, ENOUGH_TOKENS), drawn(3, 7)).decode
     assert sum(full.latest) == 7 * N_USED
-
-
-def test_an_answer_without_tokens_changes_nothing() -> None:
-    assert after(drawn(1, 30), tally()) == after(drawn(1, 30))
 
 
 def test_traffic_that_changes_is_seen() -> None:

@@ -1,8 +1,6 @@
 """How llama-server is found and started, and what it tells of its speed."""
 
 import errno
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,23 +47,6 @@ def libraries(tmp_path, monkeypatch):
 def test_the_version_is_that_of_the_library_beside_the_program(tmp_path):
     assert ggml_version(program(tmp_path / "bin")) == GGML_VERSION
     assert ggml_version(program(tmp_path / "other", with_ggml=False)) is None
-
-
-def test_the_version_is_asked_with_nothing_of_the_working_directory(tmp_path, monkeypatch):
-    made = program(tmp_path / "bin")
-    (tmp_path / "ctypes.py").write_text("raise SystemExit(7)\n")
-    monkeypatch.chdir(tmp_path)
-    assert ggml_version(made) == GGML_VERSION
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc says of which session a process is")
-def test_programs_that_are_asked_get_no_ctrl_c_of_the_terminal(tmp_path, monkeypatch):
-    asked = program(tmp_path / "path").with_name("ldd")
-    asked.write_text(f"#!/bin/sh\ncut -d ' ' -f 6 /proc/$$/stat > {tmp_path}/session\n", encoding="utf-8")
-    asked.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{asked.parent}:{os.environ['PATH']}")
-    assert ggml_version(program(tmp_path / "bin", with_ggml=False)) is None
-    assert int((tmp_path / "session").read_text()) != os.getsid(0)
 
 
 def test_what_set_up_put_beside_the_libraries_is_used_before_that_of_path(libraries, tmp_path, monkeypatch):
@@ -167,21 +148,6 @@ def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):
         arguments(records.served(), tmp_path, **own)
     ours = {"GGML_BACKEND_PATH": "/opt/libggml-oallama.so"}
     assert "GGML_BACKEND_PATH" not in arguments(whole(), tmp_path, **ours)[0].environment
-
-
-def test_without_a_device_it_is_told_so(tmp_path):
-    made, words = arguments(records.on_cpu(records.served()), tmp_path)
-    assert not made.uses_device and value(words, "--device") == "none"
-
-
-def test_embeddings_are_asked_for_by_pooling(tmp_path):
-    _, words = arguments(whole(), tmp_path)
-    assert "--embeddings" in words and value(words, "--pooling") == "mean"
-    assert value(words, "--batch-size") == str(whole().plan.workload.n_ubatch)  # llama-server would lower it anyway
-    _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling="model"))
-    assert "--embeddings" in words and "--pooling" not in words
-    _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling=None, n_batch=1024))
-    assert "--embeddings" not in words and value(words, "--batch-size") == "1024"
 
 
 def test_the_prompt_cache_is_limited_as_asked_for(tmp_path):

@@ -75,13 +75,6 @@ def test_cpu_is_known_by_its_first_processor_on_x86_and_arm() -> None:
     assert len({XEON.digest, EPYC.digest, arm.digest}) == 3
 
 
-def test_cpu_digest_ignores_the_order_of_flags_and_sees_each_of_them() -> None:
-    digest = machine.read_cpu("model name : X\nflags : a b c").digest
-    assert machine.read_cpu("model name : X\nflags : c a b").digest == digest
-    assert machine.read_cpu("model name : X\nflags : a b").digest != digest
-    assert machine.read_cpu("model name : Y\nflags : a b c").digest != digest
-
-
 @pytest.mark.parametrize(
     ("env", "system", "expected"),
     [
@@ -125,17 +118,6 @@ def test_missing_or_broken_compiler_is_one_sentence(tmp_path: Path, bin_env: dic
         machine.check_compiler(machine.Compiler("cc", str(stub), "clang", "1", ""), bin_env)
 
 
-def test_this_machines_compiler_is_found_and_works() -> None:
-    found = machine.find_compiler(os.environ)
-    assert found.family in ("gcc", "clang") and found.version[0].isdigit()
-    machine.check_compiler(found, os.environ)
-
-
-def test_build_jobs_follow_the_users_wish() -> None:
-    assert machine.build_jobs({"CMAKE_BUILD_PARALLEL_LEVEL": "3"}) == 3
-    assert 1 <= machine.build_jobs({}) <= (os.cpu_count() or 1)
-
-
 # ---- GPU back ends
 
 
@@ -166,14 +148,6 @@ def test_a_compiler_without_a_driver_gives_a_cpu_build(tmp_path: Path, bin_env: 
     chosen = choose("auto", bin_env)
     assert (chosen.name, chosen.flags) == ("cpu", ())
     assert "no GPU driver answers" in chosen.why
-
-
-def test_a_driver_that_fails_or_lists_no_card_gives_a_cpu_build(tmp_path: Path, bin_env: dict[str, str]) -> None:
-    nvcc(tmp_path / "bin")
-    program(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA-SMI has failed' ; exit 9")
-    assert choose("auto", bin_env).name == "cpu"
-    program(tmp_path / "bin", "nvidia-smi", "echo 'No devices found.'")
-    assert choose("auto", bin_env).name == "cpu"
 
 
 def test_a_card_without_its_toolchain_gives_a_cpu_build_and_says_what_is_missing(
@@ -241,24 +215,9 @@ def test_a_vulkan_driver_on_the_processor_is_no_gpu(tmp_path: Path, bin_env: dic
     assert "Arc A770 answers, but the Vulkan loader and headers" in choose("auto", bin_env).why
 
 
-def test_metal_is_for_macos(tmp_path: Path, bin_env: dict[str, str]) -> None:
-    program(tmp_path / "bin", "system_profiler", "echo 'Metal Support: Metal 3'")
-    program(tmp_path / "bin", "xcrun", "echo /clang")
-    assert choose("auto", bin_env, system="darwin").name == "metal"
-    with pytest.raises(SetupError, match="macOS only"):
-        choose("metal", bin_env)
-
-
 def test_unknown_backend_is_wrong_usage(bin_env: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="OALLAMA_BACKEND=opencl is not known: use one of auto, cpu"):
         choose("opencl", bin_env)
-
-
-def test_gpu_hint_sees_a_new_program_without_running_it(tmp_path: Path, bin_env: dict[str, str]) -> None:
-    before = gpu.gpu_hint(bin_env)
-    program(tmp_path / "bin", "nvidia-smi", f"touch {tmp_path}/was-run")
-    assert gpu.gpu_hint(bin_env) != before
-    assert not (tmp_path / "was-run").exists()
 
 
 # ---- flags, key and order of variants
@@ -282,16 +241,6 @@ def test_the_users_flags_are_kept_and_win() -> None:
     made = args_of(build.Variant(CPU_BUILD), XEON, GCC, CXXFLAGS="-g", CMAKE_ARGS='-DA="b c" -DGGML_RPC=OFF')
     assert "-DCMAKE_CXX_FLAGS=-g -fno-tree-dse -fno-dse" in made
     assert made[-2:] == ("-DA=b c", "-DGGML_RPC=OFF")
-
-
-def test_a_build_belongs_to_one_cpu_compiler_and_set_of_flags(tmp_path: Path) -> None:
-    full = build.Variant(CPU_BUILD)
-    newer, moved = replace(GCC, version="13.1.0"), replace(GCC, cc="/opt/gcc", cxx="/opt/g++")
-    cases = [(full, EPYC, GCC, {}), (full, EPYC, GCC, {"CMAKE_ARGS": "-DA"}), (full, XEON, GCC, {}),
-             (full, EPYC, newer, {}), (replace(full, repack=False), EPYC, GCC, {})]  # fmt: skip
-    places = [build.make_build(variant, cpu, cxx, tmp_path, env).place for variant, cpu, cxx, env in cases]
-    assert len(set(places)) == len(places)
-    assert build.make_build(full, EPYC, moved, tmp_path, {}).place == places[0]
 
 
 def test_what_fails_is_built_out_and_nothing_else() -> None:
@@ -331,17 +280,6 @@ def test_known_faults_have_a_remedy(output: str, advice: str) -> None:
     assert found is not None and advice in found
 
 
-def test_progress_is_the_builds_own_counter(console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = program(
-        tmp_path, "build", "echo '-- [1/2]'; echo '  [57/197] c++ -DX'; echo '[ 45%] Building'; echo '[x]'"
-    )
-    seen: list[str] = []
-    with console.step("x", "y") as step:
-        monkeypatch.setattr(step, "progress", seen.append)
-        console_module.run(console, step, [str(script)], os.environ, "building")
-    assert seen == ["", "57/197", "45%", "45%"]
-
-
 def test_failing_command_gives_its_last_lines_and_a_remedy(tmp_path: Path, console: Console) -> None:
     fails = program(tmp_path, "fails", "seq 100; echo 'No space left on device' >&2; exit 3")
     with pytest.raises(SetupError, match="fetching failed: the disk is full") as caught, console.step("x", "y") as step:
@@ -353,24 +291,6 @@ def test_failing_command_gives_its_last_lines_and_a_remedy(tmp_path: Path, conso
     assert said(console) == "", "no line for a step that failed"
 
 
-def test_interrupt_ends_the_command_and_its_children(
-    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = program(tmp_path, "build", f"sleep 60 & echo $! > {tmp_path}/child; echo '[1/2] c++'; wait")
-
-    under_way = threading.Event()
-
-    def interrupt() -> None:
-        under_way.wait()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt), console.step("x", "y") as step:
-        monkeypatch.setattr(step, "progress", lambda counter: under_way.set() if counter else None)
-        console_module.run(console, step, [str(script)], os.environ, "building")
-    must_end(int((tmp_path / "child").read_text()))
-
-
 # ---- packages
 
 
@@ -378,13 +298,6 @@ def pip_settings(tmp_path: Path, *lines: str) -> Path:
     """A Python whose pip is configured so."""
     text = "\n".join(lines)
     return program(tmp_path / "venv" / "bin", "python", f"[ \"$4\" != list ] || cat <<'END'\n{text}\nEND")
-
-
-def test_nothing_is_installed_elsewhere(tmp_path: Path) -> None:
-    given = {"PIP_TARGET": "/t", "PYTHONPATH": "/p", "UV_SYSTEM_PYTHON": "1", "PIP_INDEX_URL": "u", "CMAKE_ARGS": "-DA"}
-    made = uv.package_environment(given, pip_settings(tmp_path))
-    assert made["PIP_INDEX_URL"] == "u" and made["PIP_USER"] == "0"
-    assert not {"PIP_TARGET", "PYTHONPATH", "UV_SYSTEM_PYTHON", "CMAKE_ARGS"} & set(made)
 
 
 def test_pips_settings_are_uvs(tmp_path: Path) -> None:
@@ -430,11 +343,6 @@ def test_the_locks_have_what_pyproject_asks_for() -> None:
     assert locked[1]["llama-cpp-python"].rstrip(" \\") == groups["llama"][0]
     assert build.pinned_version() == LLAMA_CPP_PYTHON_VERSION
     assert all(locked[0][name] == line for name, line in locked[1].items() if name in locked[0])
-
-
-@pytest.mark.parametrize("name", setup_env.LOCKS)
-def test_the_locks_name_no_address(name: str) -> None:
-    assert "://" not in (ROOT / name).read_text(encoding="utf-8")
 
 
 # ---- llama.cpp: built, kept, tested
@@ -584,14 +492,6 @@ def test_a_build_that_others_can_change_is_refused(make_place: Callable[..., Pla
         place.run()
 
 
-def test_what_it_was_built_for_asks_for_another_build(make_place: Callable[..., Place]) -> None:
-    place = make_place()
-    place.run()
-    place.env["CMAKE_ARGS"] = "-DGGML_X=ON"
-    place.run()
-    assert "-DGGML_X=ON" in place.library and place.calls("cmake --build") == 2
-
-
 def test_ctrl_c_ends_the_compilers_and_the_next_run_goes_on(make_place: Callable[..., Place]) -> None:
     place = make_place()
     pid_file = place.folder / "compiler.pid"
@@ -656,14 +556,6 @@ def test_packages_are_known_by_their_hashes_unless_asked_otherwise(root: Path, c
     assert "--constraint" not in (root.parent / "calls").read_text(encoding="utf-8")
 
 
-def test_another_environment_has_a_build_folder_of_its_own(root: Path, console: Console) -> None:
-    for name in (".venv", ".venv-vulkan"):
-        checkout(root, console, name=name).install()
-    calls = (root.parent / "calls").read_text(encoding="utf-8").splitlines()
-    folders = [line.rpartition(" ")[2] for line in calls if "--editable" in line]
-    assert folders == ["", str(root / "build" / "venv-vulkan")]
-
-
 def test_unfinished_or_moved_environment_is_made_anew(root: Path, console: Console) -> None:
     assert checkout(root, console).fault() is None, "one that was made by hand is kept"
     (root / ".venv" / setup_env.UNFINISHED).touch()
@@ -674,13 +566,6 @@ def test_unfinished_or_moved_environment_is_made_anew(root: Path, console: Conso
     assert checkout(root, console).fault() is None and checkout(root, console).up_to_date()
     moved = root.rename(root.parent / "elsewhere")
     assert checkout(moved, console).fault() == "it was moved" and not checkout(moved, console).up_to_date()
-
-
-def test_a_failure_leaves_an_environment_that_is_kept_and_not_up_to_date(root: Path, console: Console) -> None:
-    program(root / ".venv" / "bin", "uv", "echo 'Hash mismatch for `speck==1`'; exit 1")
-    with pytest.raises(SetupError, match="installing packages failed: the package index gave a package whose hash"):
-        checkout(root, console).install()
-    assert checkout(root, console).fault() is None and not checkout(root, console).up_to_date()
 
 
 def test_second_set_up_waits_for_the_first(tmp_path: Path, console: Console) -> None:

@@ -16,7 +16,6 @@ import untested
 from oallama.setup import gpu, vulkan
 from oallama.setup.console import SetupError
 
-ROOT = Path(__file__).resolve().parents[2]
 # A compiler that finds a header in its -I folders, or in $SYSTEM as a file whose content is the version it is of; that
 # knows VkLayerSettingEXT where such a file says `new`; that links -lvulkan where $SYSTEM/libvulkan is.
 COMPILER = """

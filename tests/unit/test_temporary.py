@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,17 +60,6 @@ def test_what_is_no_folder_of_this_prefix_is_kept(tmp_path: Path) -> None:
     with temporary_folder("a-", tmp_path):
         pass
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_many_at_once_leave_each_other_theirs(tmp_path: Path) -> None:
-    def holds(number: int) -> bool:
-        with temporary_folder("a-", tmp_path) as folder:
-            (folder / "file").write_text(str(number))
-            return (folder / "file").read_text() == str(number)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(holds, range(400)))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_none_can_be_made_is_an_os_error(tmp_path: Path) -> None:
