@@ -73,7 +73,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class ResultOptions:
-    """Where a comparison goes. output: (format, file or None for stdout)."""
+    """How a result is written. output: (format, file or None for stdout)."""
 
     output: tuple[str, str | None]
     as_json: bool

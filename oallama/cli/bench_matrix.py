@@ -107,8 +107,7 @@ def _check(command: click.Command, matrix: Path, cell: Cell) -> None:
 
 
 def measured(cell: Cell, shown: bool) -> Outcome:
-    """Run the cell in a process of its own, whose progress is passed on where shown. Raises KeyboardInterrupt, at which
-    that process ends."""
+    """Run the cell in a process of its own, and pass its progress on where shown. Ends it at a KeyboardInterrupt."""
     start = time.monotonic()
     words = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", f"--{'' if shown else 'no-'}progress"]
     told = bytearray()
@@ -144,7 +143,7 @@ def _pass_on(source: int, told: bytearray, shown: bool) -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """With its arms."""
+    """End a comparison and its arms."""
     try:
         os.killpg(child.pid, signal.SIGINT)
         child.wait(GRACE_S)
@@ -155,7 +154,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _tell(result: ResultFile, cells: Sequence[Cell], as_json: bool) -> None:
-    """The table, or the result as JSON; the picture beside the result."""
+    """Print the table, or the result as JSON, and write the picture."""
     from oallama.report.matrix import matrix_chart, matrix_table
 
     found = result.outcomes

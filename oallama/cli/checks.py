@@ -37,7 +37,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """What came of a check; `remedy` is empty where it passed."""
+    """The result of a check; `remedy` is empty where it passed."""
 
     name: str
     ok: bool

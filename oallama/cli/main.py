@@ -165,7 +165,7 @@ def _meant(word: str, args: list[str]) -> str:
 @click.version_option(__version__, prog_name="oallama", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """The group: without a command it shows its help."""
+    """Show the help where no command is given."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -216,8 +216,8 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
 
 
 def _result(argv: Sequence[str] | None) -> int:
-    """Raises KeyboardInterrupt also where something else was made of one: by a failure to say it, or by CPython before
-    3.12 in a class that is being made."""
+    """Run the group. Raises KeyboardInterrupt also where another error hides one: a failure to print it, or CPython
+    before 3.12, which hides it in a class that is being made."""
     try:
         _claim_libraries()
         result = cli.main(args=None if argv is None else list(argv), prog_name="oallama", standalone_mode=False)
@@ -230,7 +230,7 @@ def _result(argv: Sequence[str] | None) -> int:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether it is one, or came of one."""
+    """True for an interrupt, and for an error that one caused."""
     seen: set[int] = set()  # a cause may be its own
     while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt | click.Abort):
@@ -241,7 +241,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def _interrupted() -> int:
-    """Say so. What stdout has not taken by now is dropped; a second Ctrl-C drops what stderr does not take."""
+    """Say that the command was interrupted. Drops what stdout has not taken; a second Ctrl-C drops stderr too."""
     code = interrupted_code()
     try:
         drop(sys.stdout)
@@ -264,7 +264,7 @@ def _claim_libraries() -> None:
 
 
 class ResultStream(io.FileIO):
-    """stdout unbuffered, whose failures say that it is stdout that failed."""
+    """stdout unbuffered, whose errors name stdout."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -305,7 +305,7 @@ def claim_stdout() -> None:
 
 
 def drop_unwritten() -> None:
-    """Let go of what stdout did not take: the failure has been said, and the interpreter would say it again."""
+    """Drop what stdout did not take, which the interpreter would report a second time."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -340,6 +340,6 @@ def _fail(message: str, code: int) -> int:
 
 
 def _reader_gone() -> int:
-    """Whoever read our output has what it wanted; keep the interpreter from complaining while it ends."""
+    """End quietly where the reader of a pipe has gone."""
     drop(sys.stdout)
     return 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_file(word: str) -> bool:
-    """Whether a word names a file, or a GGUF file that need not be there."""
+    """True for an existing file, and for any name that ends in .gguf."""
     return word.endswith(".gguf") or os.path.isfile(word)  # noqa: PTH113 - Path.is_file raises where a name is too long
 
 
@@ -51,7 +51,7 @@ def pulled(name: HubName) -> StoredModel:
 
 
 def hub_name(text: str) -> HubName:
-    """Of USER/REPO[:QUANT]. Raises UsageError."""
+    """Parse USER/REPO[:QUANT]. Raises UsageError."""
     try:
         return parse_hub_name(text)
     except ValueError as error:
@@ -78,8 +78,8 @@ _OF_A_FAMILY = re.compile(rf"(?:{'|'.join(map(re.escape, FAMILIES))})(?:[-_].*)?
 
 
 def looks_like_model(word: str) -> bool:
-    """Whether a single word is rather the name of a model than a prompt: a path, a folder, a name with a dot, a colon
-    or a number in it, of a known family, or as a part of the name of a GGUF file near by begins."""
+    """True for a word that is more likely a model than a prompt: a path, a folder, a name with a dot, colon or number,
+    a known family, or the beginning of a part of a near GGUF file's name."""
     if not word or any(character.isspace() for character in word) or not any(c.isalpha() for c in word):
         return False
     if _NAMED_LIKE_A_FILE.search(word) or _OF_A_FAMILY.fullmatch(word) or os.path.isdir(word):  # noqa: PTH112 - Path.is_dir raises where a name is too long

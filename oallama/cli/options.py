@@ -52,18 +52,18 @@ CACHE_TYPE = click.Choice(tuple(CACHE_TYPES))
 
 
 def complete_file(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For the shell: file names."""
+    """Have the shell complete file names."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """The values that are not None, as keywords."""
+    """Drop values that are None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def as_record(name: str, record: type, *options: Decorator, make: Callable[..., Any] | None = None) -> Decorator:
-    """These click options; the command gets `name`, a record of this type, out of all its parameters that are called
-    like a field of it. make: makes it of these keywords; None: the type does."""
+    """Add these options; the command gets them as `name`, a record of this type, with every parameter that is named
+    like a field. make: called in place of the type."""
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -80,7 +80,7 @@ def as_record(name: str, record: type, *options: Decorator, make: Callable[..., 
 
 
 def gathered(*options: Decorator) -> Decorator:
-    """The command gets one `options`, an Options."""
+    """Add these options; the command gets them as `options`, an Options."""
     return as_record("options", Options, *options, make=Options.given)
 
 

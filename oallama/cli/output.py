@@ -53,8 +53,8 @@ def talk(message: str) -> None:
 
 
 def drop(stream: IO[str]) -> None:
-    """What it has not taken, and what is written to it from now on: that would fail the interpreter's end, or hold it
-    up."""
+    """Drop what a stream has not taken and what is written to it from now on, which could fail or hang the
+    interpreter's end."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # no stream, or no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -75,7 +75,7 @@ def styled(text: str, **style: Any) -> str:
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether a person sees what is written to `stream` as it comes."""
+    """True where a person sees what is written to `stream`."""
     try:
         return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:  # closed
@@ -83,7 +83,7 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 
 def write_piece(piece: str, clean: bool) -> None:
-    """Write a piece of an answer to stdout at once. clean: as escapes what would steer a terminal."""
+    """Write a piece of an answer to stdout at once. clean: escape what would steer a terminal."""
     from oallama.report.text import printable
 
     click.echo("\n".join(printable(line) for line in piece.split("\n")) if clean else piece, nl=False)
@@ -110,7 +110,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 def check_result(path: str | None) -> None:
-    """Raise UsageError where it is known beforehand that a result cannot be written there; None: to stdout."""
+    """Raise UsageError where a result cannot be written, as its folder is missing; None: to stdout."""
     if path is None:
         return
     folder = Path(path).parent
@@ -119,7 +119,7 @@ def check_result(path: str | None) -> None:
 
 
 def deliver(text: str, path: str | None) -> None:
-    """A result to stdout, or to the file that -o names, which is then said."""
+    """Write a result to stdout, or to the file that -o names, and say so."""
     if path is None:
         emit(text)
     else:

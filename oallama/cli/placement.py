@@ -41,7 +41,7 @@ NOTE = f"note: no MODEL is given: this is the built-in {FILE}, which tells short
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """What a command line asks for. Raises UsageError for what does not go together."""
+    """The placement that a command line asks for. Raises UsageError for options that exclude each other."""
 
     plan_file: str | None
     policy: PolicyOptions
@@ -60,8 +60,8 @@ class PlacementOptions:
             raise UsageError("-d says what to plan for, and --plan is a plan; leave one of them out")
 
     def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
-        """The plan of a file, and a placer for its model on its device, where no others are asked for; None where no
-        plan is given."""
+        """The plan of --plan and a placer for it, with the plan's model and device unless others are asked for. None
+        without --plan."""
         from oallama.placer import Placer
         from oallama.plan.plan import Plan
 
@@ -76,7 +76,7 @@ class PlacementOptions:
         return Placer.of_file(model or plan.model_path, options, self.profile), plan
 
     def placer(self, model: str | None) -> Placer:
-        """For a model; None: the built-in one, which is said."""
+        """Open the model, or announce the built-in one."""
         from oallama.placer import Placer
 
         if model is None:
@@ -87,8 +87,8 @@ class PlacementOptions:
         return placer
 
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
-        """The plan that the policy makes; `auto` passes the gate. And whether that is stock llama.cpp's own placement,
-        as nothing was measured that could tell of a faster one."""
+        """(plan of the policy, where `auto` passes the gate; True where that is stock llama.cpp's own placement, as
+        nothing was measured yet)."""
         if self.policy.keeps_to_cpu(placer):
             return placer.plan("cpu", workload=load, measure=False), False
         unknown = False
@@ -106,7 +106,7 @@ class PlacementOptions:
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:
-    """Options of all that runs a model; the command gets them as `asked`, a PlacementOptions. tune: its --tune;
+    """Add the options of commands that run a model; the command gets `asked`, a PlacementOptions. tune: its --tune;
     workload: options of its own, shown among the others."""
     return as_record(
         "asked",
@@ -122,7 +122,7 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
 
 
 def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> Workload:
-    """The workload of this prompt; a context beyond the trained one is said."""
+    """The workload of this prompt. Warns of a context beyond the trained one."""
     load, trained = placer.workload(n_prompt, n_gen, n_past=n_past), placer.model.n_ctx_train
     if 0 < trained < load.n_ctx:
         talk(
@@ -133,8 +133,8 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> 
 
 
 def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
-    """Say what there is to know of a loaded model. plan_given: by the user, who can make another where memory is not as
-    it says."""
+    """Print the warnings of a loaded model. plan_given: the user gave the plan, and can make another where its memory
+    is wrong."""
     for warning in engine.warnings:
         if plan_given or warning != engine.memory.warning:
             talk(f"warning: {warning}")
@@ -149,7 +149,7 @@ def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
 
 
 def expected(placer: Placer, plan: Plan) -> str:
-    """In one line, what fits, what does not, expected tokens/s, and the depth at which they change."""
+    """One line: what fits the device, what does not, expected tokens/s, and the depth at which they change."""
     from oallama.report.expected import expected_line
 
     timed, token_seconds = not placer.device.is_emulated, partial(placer.token_seconds, plan)
@@ -169,8 +169,8 @@ def tell_drift(placer: Placer, answer: Generation, predicted_s: float | None) ->
 
 
 def keep_runs(placer: Placer, engine: Engine) -> None:
-    """Add what the blocks of a loaded model took to its history, for `oallama tune`, where a person watches: that takes
-    up to a second, for which no script or pipe is to wait. That it cannot be kept is no failure of the run."""
+    """Add the measured times of blocks to the model's history, for `oallama tune`. Only where a person watches: it
+    takes up to a second, for which no script should wait. Warns where it cannot be kept."""
     if not somebody_watches():
         return
     try:

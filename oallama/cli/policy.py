@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """What --policy and -ngl said; None where not given."""
+    """Values of --policy, -ngl and their rules; None where not given."""
 
     policy: str | None = None
     n_gpu_layers: int | None = None
@@ -46,7 +46,7 @@ class PolicyOptions:
 
     @property
     def _streams(self) -> bool:
-        """Whether the policy may stream weights."""
+        """True for a policy that may stream weights."""
         from oallama.place.policies.registry import POLICIES
 
         return self.policy in (None, "auto") or POLICIES[self.policy].streams
@@ -67,16 +67,16 @@ class PolicyOptions:
 
     @property
     def has_rules(self) -> bool:
-        """Whether something was said of how a policy places."""
+        """True where --affinity, --fill or --prefetch is given."""
         return self.tells_oato or self.prefetch is not None
 
     @property
     def is_auto(self) -> bool:
-        """Whether the fastest plan is wanted, whatever policy it comes from."""
+        """True where the fastest plan of any policy is wanted."""
         return self.policy in (None, "auto") and self.n_gpu_layers is None and not self.has_rules
 
     def keeps_to_cpu(self, placer: Placer) -> bool:
-        """Whether nothing can go to a device, so that there is nothing to measure or to decide."""
+        """True where nothing can go to a device, so that nothing is measured or decided."""
         return self.n_gpu_layers in (None, 0) and (self.policy == "cpu" or not placer.has_device)
 
     def plan(self, placer: Placer, load: Workload) -> Plan:
@@ -105,7 +105,7 @@ def note_unused(placer: Placer, policy: PolicyOptions | None = None) -> None:
 
 
 def note_planned(options: Options) -> None:
-    """Say that a plan takes no notice of limits of the device's memory."""
+    """Say that limits of the device's memory do not change a given plan."""
     limits = [*_limits(options), *(["--vram-fill"] if options.vram_fill != Options().vram_fill else [])]
     if limits:
         verb = "changes" if len(limits) == 1 else "change"
@@ -143,7 +143,7 @@ def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
 
 
 class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """A policy that there is. The registry is loaded where a name is checked or completed."""
+    """The name of a policy. The registry is loaded only where a name is checked or completed."""
 
     name = "policy"
 

@@ -34,7 +34,7 @@ offload_option = option(
 
 @dataclass(frozen=True, slots=True)
 class ProjectorOptions:
-    """What was asked for: a file, and whether it goes to the device; None: where there is room."""
+    """The projector's file, and whether it goes to the device; None: where there is room."""
 
     mmproj: str | None
     offload: bool | None
@@ -58,7 +58,7 @@ class ProjectorOptions:
         return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device)))
 
     def place(self, projector: Projector, plan: Plan, memory_kept: bool) -> PlacedProjector:
-        """Where it lies beside a plan. memory_kept: the plan was made with room for it."""
+        """Place a projector beside a plan. memory_kept: the plan was made with room for it."""
         needed = projector.n_bytes((plan.attention or Attention()).flash_attn != "off")
         uses_device = plan.device != "none" and plan.memory.limit > 0
         on_device = uses_device and fits_beside(plan.memory, needed, self.offload)
@@ -89,8 +89,7 @@ class PlacedProjector:
         )
 
     def noted(self, plan: Plan) -> Plan:
-        """The plan with that note, the only one of its kind."""
-
+        """The plan with that note."""
         return replace(plan, notes=(*plan.notes, self.note))
 
 

@@ -1,4 +1,4 @@
-"""Arguments of `oallama run` told apart: MODEL, PROMPT, and a prompt from stdin or a file."""
+"""Tells the arguments of `oallama run` apart: MODEL, PROMPT, and a prompt from stdin or a file."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None
 
 
 def is_model(word: str) -> bool:
-    """Whether a positional word names a model rather than a prompt: it is a file or ends in .gguf, is one of the hub's
-    (hf.co/…), or a downloaded one's name. Raises ModelFileError for a downloaded one that cannot be used."""
+    """True for a word that names a model: a file, a name that ends in .gguf, a name of the hub (hf.co/…), or a
+    downloaded model. Raises ModelFileError for a downloaded model that cannot be used."""
     if is_file(word) or names_the_hub(word):
         return True
     from oallama.stores.find import find_model

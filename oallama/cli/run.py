@@ -186,8 +186,8 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
 
 
 def split_document(engine: Engine) -> dict[str, Any] | None:
-    """What the split backend did and holds: counters of the prompt and of the decoded tokens, seconds per decoded
-    token, bytes in host memory and on the device. None for a plan that splits nothing."""
+    """`split` of the JSON: the split back end's counters for prompt and decoded tokens, seconds per decoded token, and
+    bytes in host memory and on the device. None for a plan that splits nothing."""
     done = engine.split_stats
     if done is None:
         return None
@@ -207,8 +207,8 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
 
 
 def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predicted | None:
-    """What the cost model expects of just this prompt and answer. None where nothing was measured here, or where an
-    emulated device makes times meaningless."""
+    """Predicted times of this prompt and answer. None where nothing was measured, or where an emulated device makes
+    times meaningless."""
     if placer.device.is_emulated:
         return None
     try:

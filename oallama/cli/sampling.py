@@ -29,7 +29,7 @@ WITHOUT_END = -1  # -n: until the model ends or the context is full
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """What the options said."""
+    """Values of the sampling options."""
 
     seed: int
     temp: float
@@ -44,8 +44,8 @@ class SamplingOptions:
     json_schema_file: str | None
 
     def sampling(self) -> Sampling:
-        """What decides the draw. Raises UsageError for values, or texts to stop at, that cannot be, or files that
-        cannot be read."""
+        """The record of these options. Raises UsageError for impossible values or stop texts, and for files that cannot
+        be read."""
         from oallama.run.generate import Stops
         from oallama.run.sampler import Sampling
 

@@ -44,8 +44,8 @@ def parse_key(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where the server listens, and what llama-server is told besides the placement. port 0, placement_port 0: any that
-    is free. program, cache_mib: None: as find_program and llama-server choose. log_file: of llama-server's lines."""
+    """The address to listen at, and options of llama-server beside the placement. port 0, placement_port 0: any that is
+    free. program, cache_mib: None: as find_program and llama-server choose. log_file: of llama-server's lines."""
 
     host: str
     port: int
@@ -152,7 +152,7 @@ def command(
 
 @contextlib.contextmanager
 def _log(path: str | None) -> Iterator[Callable[[bytes], None]]:
-    """Where llama-server's lines go. Raises UsageError."""
+    """Yield a function that writes llama-server's lines to the log. Raises UsageError."""
     if path is None:
         yield lambda line: None
         return

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What a command line asks of the placement."""
+    """The command line of `oallama serve`, as far as the placement follows from it."""
 
     model: str
     placement: PlacementOptions
@@ -94,8 +94,8 @@ class ServedModel:
             talk(f"note: {self.wanted.plan.notes[-1]}")
 
     def launch(self, served: Served, folder: Path, program: Path, settings: ServerSettings) -> Launch:
-        """How llama-server is started with one of them. settings without a projector; cache_mib None: as much as the
-        host has left."""
+        """The command that starts llama-server with a placement. settings: without a projector; cache_mib None: as much
+        as the host has left."""
         n_beside = 0  # bytes of the host
         if self._projector is not None:
             placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
@@ -122,11 +122,11 @@ class ServedModel:
 
     @property
     def _has_room(self) -> bool:
-        """Whether plans are made with room for a projector that is asked for."""
+        """True where the plan was made here, with room for the projector that is asked for."""
         return self._asked.placement.plan_file is None
 
     def _completed(self, served: Served) -> Served:
-        """With the device as llama-server names it, `none` where the plan does not use it, and a note of the
+        """Name the device as llama-server does, `none` where the plan does not use it, and add a note of the
         projector."""
         plan = served.plan
         uses = plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
@@ -137,8 +137,8 @@ class ServedModel:
         return replace(served, plan=placed.noted(served.plan))
 
     def _cache_mib(self, served: Served, n_beside: int) -> int | None:
-        """What llama-server may keep of prompts beside the model and n_beside bytes; None where the model's own needs
-        are not known."""
+        """MiB of prompts that llama-server may keep beside the model and n_beside bytes; None where the model's own
+        needs are unknown."""
         is_lost = served is self.on_cpu
         plan = self.wanted.plan if is_lost else served.plan
         try:
@@ -199,7 +199,7 @@ def _reason(placer: Placer, asked: PlacementOptions, plan: Plan) -> str:
 
 
 def _timed(placer: Placer, plan: Plan, reason: str) -> Served:
-    """With predicted times, where the machine was measured."""
+    """Add predicted times where the machine was measured."""
     served = Served(placer.model, placer.operators, plan, reason)
     try:
         if placer.known_profile is None:

@@ -26,8 +26,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def take_for_interrupt() -> None:
-    """From now on what is measured is kept, files are whole and workers end at these signals too; a SIGHUP that is
-    ignored, as under nohup, stays so."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C, so that measurements are kept, files are whole and workers end. An ignored
+    SIGHUP, as under nohup, stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     elif signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,7 +38,7 @@ def take_for_interrupt() -> None:
 
 
 def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt, now or where native code lets it; once for signals that come together."""
+    """Raise KeyboardInterrupt, now or where native code lets it. Ignore a repeated signal for one second."""
     now = time.monotonic()
     if _came_at and now - _came_at[-1] < AGAIN_S:
         return
@@ -50,14 +50,14 @@ def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
 
 
 def _interrupt_where_asked(_number: int, _frame: FrameType | None) -> None:
-    """Of a command that a shell has started in the background, the terminal's Ctrl-C is not for it."""
+    """Ignore the terminal's Ctrl-C in a command that a shell has started in the background."""
     if asked_to_end():
         raise KeyboardInterrupt
 
 
 def be_over() -> None:
-    """From now on they change nothing: the exit code stands, and CPython, which gives up its handlers as it ends,
-    would end by the signal."""
+    """Ignore signals from now on: the exit code stands, and CPython, which drops its handlers as it ends, would end by
+    the signal."""
     try:
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
@@ -66,7 +66,7 @@ def be_over() -> None:
 
 
 def asked_to_end() -> bool:
-    """Whether one of them came: unlike a Ctrl-C, it is meant for all of the command."""
+    """True once SIGTERM or SIGHUP came, which end the whole command, unlike a Ctrl-C."""
     return bool(_came_at)
 
 
@@ -76,7 +76,7 @@ def interrupted_code() -> int:
 
 
 def somebody_watches() -> bool:
-    """Whether a person sees what is written and may type: all three streams are a terminal, and this command is in its
+    """True where a person sees the output and can type: all three streams are a terminal with this command in its
     foreground."""
     if not all(is_terminal(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)):
         return False

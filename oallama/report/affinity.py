@@ -37,7 +37,7 @@ FOLD_ABOVE = 40
 
 
 def legend(words: Words) -> str:
-    """What the columns of times mean."""
+    """The sentence that explains the columns of times."""
     cpu, card, transfers = words.times
     return (
         f"{cpu}, {card}, {transfers}, saved: µs of one operator; saved: {cpu} - {card} - {transfers}; affinity: saved "
@@ -75,12 +75,12 @@ def _placed(row: Affinity, there: OperatorPlacement) -> Affinity:
 
 
 def ranked_places(report: AffinityReport) -> dict[str, Backend] | None:
-    """Where OATO's ranking by itself puts operators, by name; None where the report has no other places."""
+    """The places of OATO's ranking alone, by name; None where the report has no other places."""
     return {row.name: row.backend for row in report.operators} if report.run and not report.of_plan else None
 
 
 def run_text(report: AffinityReport) -> str:
-    """What `oallama run` uses, and why, as a sentence; empty where that was not asked for."""
+    """The sentence about the plan that `oallama run` uses; empty where that was not asked for."""
     run = report.run
     if run is None:
         return ""
@@ -124,7 +124,7 @@ def zero_affinity(rows: Sequence[Affinity]) -> float | None:
 
 
 def zero_text(rows: Sequence[Affinity]) -> str:
-    """Where the scale's zero is, as a sentence."""
+    """The sentence about the scale's zero."""
     zero = zero_affinity(rows)
     if zero is not None and 0 <= zero < 1:
         return f"An operator that saves nothing would have affinity {zero:.2f}; one without a figure loses time there."
@@ -222,7 +222,7 @@ def predicted_text(predicted: Predicted) -> str:
 
 
 def measured_text(report: AffinityReport) -> str:
-    """On what and when the times were measured; empty where nobody says."""
+    """The sentence about the machine and date of the measurement; empty where unknown."""
     known = report.measured
     if known is None or not known.cpu:
         return ""
@@ -232,7 +232,7 @@ def measured_text(report: AffinityReport) -> str:
 
 
 def ledger_items(memory: MemoryLedger) -> tuple[tuple[str, int], ...]:
-    """What the device will hold, (name, bytes); together with the spare they are the limit."""
+    """(name, bytes) of all that the device will hold; with the spare they add up to the limit."""
     return (
         ("weights", memory.weights_gpu),
         ("KV cache", memory.kv),
@@ -291,7 +291,7 @@ def report_tables(report: AffinityReport, every_row: bool = False, words: Words 
 
 
 def streaming_sentences(report: AffinityReport, words: Words = PLAIN) -> tuple[str, ...]:
-    """What of the weights is streamed, and for which tokens; nothing where nothing is."""
+    """Sentences about streamed weights, and the tokens that they are streamed for."""
     streamed_bytes = sum(row.cg * row.bytes for row in report.operators)
     ring = [ring_text(streamed_bytes, report.streaming, words)] if streamed_bytes or report.token_assignment else []
     tokens = [tokens_text(report.token_assignment, report.streaming, words)] if report.token_assignment else []
@@ -347,7 +347,7 @@ def compared(report: AffinityReport) -> list[tuple[str, ...]]:
 
 
 def compared_title(report: AffinityReport) -> str:
-    """What the times are of."""
+    """The heading of the comparison."""
     load = report.workload
     return "Was it worth it? Predicted" + (f" for {load.n_prompt:,} + {load.n_gen:,} tokens" if load else "")
 

@@ -57,7 +57,7 @@ class Picture(ABC):
 
     @abstractmethod
     def shapes(self) -> Iterator[Bar | Text]:
-        """In the order in which they are drawn."""
+        """Yield shapes in drawing order."""
 
     def svg(self) -> str:
         lines = [

@@ -21,7 +21,7 @@ def expected_line(
     token_seconds: Callable[[int], float | None],
     timed: bool = True,
 ) -> str:
-    """What fits the device and what does not, tokens/s, and the depth of context where they change.
+    """One line: what fits the device, what does not, tokens/s, and the depth of context where they change.
 
     token_seconds: of one token by the depth that it sees, None where it is not known. timed: whether the speed of a run
     means anything.
@@ -31,7 +31,7 @@ def expected_line(
 
 
 def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
-    """What is on the device, and what stays on the CPU."""
+    """The clause about what is on the device and what stays on the CPU."""
     memory = record.memory
     on_device, total = weights_on_device(record, operators)
     taken = memory.weights_gpu + memory.kv + memory.compute + memory.staging
@@ -107,7 +107,7 @@ SLOW, FEW_TOKENS = 3.0, 4
 
 
 def is_slow(n_tokens: int, tpot_s: float, predicted_s: float | None) -> bool:
-    """Whether tokens took so long that other programs may be why."""
+    """True where tokens took so long that other programs may be the cause."""
     return bool(predicted_s) and n_tokens >= FEW_TOKENS and tpot_s > SLOW * (predicted_s or 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What the html page shows, as records of finished text: map cells, ledger bars, table rows. The template only writes
+"""Contents of the html page as records of finished text: map cells, ledger bars, table rows. The template only writes
 them down, so everything that could be wrong is here and tested."""
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def arranged(marks: Iterable[tuple[int | None, str, MapMark]]) -> AffinityMap:
 
 
 def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
-    """For each step of the colour scale whether an operator that saves nothing has its colour; none where the zero is
-    outside the scale."""
+    """For each step of the colour scale True where an operator that saves nothing has its colour; all False where the
+    zero is outside the scale."""
     zero = zero_affinity(rows)
     zero_step = None if zero is None or not 0 <= zero <= 1 else step(zero)
     return tuple(index == zero_step for index in range(N_STEPS))
@@ -161,7 +161,7 @@ def memory_segments(memory: MemoryLedger) -> tuple[Segment, ...]:
 
 
 def weight_segments(on_device: int, total: int) -> tuple[Segment, ...]:
-    """Where the bytes of the operators' weights are."""
+    """The bytes of operators' weights by place, as a stacked bar."""
     return _segments((("weights", "on the device", on_device), ("host", "on the host", total - on_device)))
 
 

@@ -53,7 +53,7 @@ def matrix_chart(about: str, measured: Sequence[Measured]) -> TimesChart:
 
 
 def _totals(measured: Sequence[Measured]) -> list[str]:
-    """For each arm that is not stock's: the least, the most and the mean of its ratios."""
+    """Least, greatest and mean ratio of each arm that is not stock's."""
     found: dict[str, list[float]] = {}
     for each in measured:
         for row, (_, ratio) in zip(each.rows, each.ratios, strict=True):

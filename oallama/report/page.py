@@ -43,7 +43,7 @@ def rendered(template: str, scripts: Sequence[str], filters: Mapping[str, Callab
 
 
 def content_security_policy(scripts: Sequence[str], connect: str) -> str:
-    """Of a page with these scripts. connect: what they may ask, such as 'self'."""
+    """The policy of a page with these scripts. connect: what they may ask, such as 'self'."""
     return policy_of(*_sources(scripts), connect)
 
 

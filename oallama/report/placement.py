@@ -1,5 +1,5 @@
-"""What a server serves: who computes what, predicted times beside measured ones, memory; as JSON and as an html page
-that asks for the JSON again and again. Pure."""
+"""A served placement as JSON, and as an html page that polls the JSON: places, predicted and measured times, memory.
+Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAME, _NUMERIC = 2, range(4, len(HEADINGS))
 
 @dataclass(frozen=True, slots=True)
 class WorkTime:
-    """What one operator, block or other work takes as the cost model has it, for one token and for the prompt."""
+    """Predicted seconds of one operator, block or other work, for one token and for the prompt."""
 
     name: str
     kind: str
@@ -169,7 +169,7 @@ def _by_name(served: Served) -> dict[str, dict[str, Any]]:
 
 
 def _token_seconds(served: Served) -> dict[str, float]:
-    """Of each operator that is timed by itself."""
+    """Predicted seconds of a token by operator that is timed by itself."""
     return {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
 
 

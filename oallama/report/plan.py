@@ -24,7 +24,7 @@ def weights_on_device(record: Plan, operators: Sequence[Operator]) -> tuple[int,
 
 
 def where_text(record: Plan, operators: Sequence[Operator]) -> str:
-    """Where the weights are: `38%/62% CPU/GPU`, or `100% CPU`, `100% GPU` where everything is in one place."""
+    """Shares of the weights' bytes: `38%/62% CPU/GPU`, or `100% CPU`, `100% GPU` where everything is in one place."""
     device_bytes, all_bytes = weights_on_device(record, operators)
     if device_bytes <= 0:
         return "100% CPU"

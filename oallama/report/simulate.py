@@ -34,8 +34,8 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetting:
-    """What was simulated. machine: its name, or the profile's devices; sources: (figure, where it is from), none of a
-    measured profile."""
+    """The subject of a simulation. machine: its name, or the profile's devices; sources: (figure, where it is from),
+    none of a measured profile."""
 
     model: ModelInfo
     policy: str
@@ -116,7 +116,7 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
 
 
 def memory_note(needed: int, capacity: int, device: str) -> str:
-    """That a plan takes more than the device has."""
+    """The note on a plan that takes more than the device has."""
     return f"the plan takes {format_bytes(needed)} of device memory, and {device} has {format_bytes(capacity)}"
 
 

@@ -33,7 +33,7 @@ def ring_text(streamed_bytes: float, settings: StreamSettings | None, words: Wor
 
 
 def tokens_text(table: TokenAssignment, settings: StreamSettings | None, words: Words) -> str:
-    """From how many tokens of a prompt on the card computes a part of the CPU's; in the papers' words n_g of the
+    """The prompt length from which the card computes a part of the CPU's tokens; in the papers' words n_g of the
     longest lengths, and where it begins: `0 of 31, 9 of 32, 400 of 512`."""
     if words is PLAIN:
         first = min((n_tokens for n_tokens, n_g in table if n_g), default=0)

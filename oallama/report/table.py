@@ -35,7 +35,7 @@ class Table:
 
     @property
     def widths(self) -> list[int]:
-        """Of the columns, in characters."""
+        """Widths of the columns in characters."""
         return [max(map(len, cells)) for cells in zip((c.heading for c in self.columns), *self.rows, strict=True)]
 
     @property

@@ -58,7 +58,7 @@ def three_digits(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """As three_digits, with its sign; zero has none."""
+    """Three digits with a sign; zero has none."""
     return f"{value:+,.{_decimals(value)}f}" if value else "0"
 
 

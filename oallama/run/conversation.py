@@ -41,11 +41,11 @@ class Conversation:
         return len(self._starts())
 
     def without_oldest(self, n: int) -> Conversation:
-        """Without the first n exchanges, and what stands before the first of them; n less than n_exchanges."""
+        """Drop the first n exchanges and what precedes them; n less than n_exchanges."""
         return self if n == 0 else replace(self, messages=self.messages[self._starts()[n] :])
 
     def without_last(self) -> Conversation:
-        """Without the last exchange. Raises UsageError where there is none."""
+        """Drop the last exchange. Raises UsageError where there is none."""
         if not self._starts():
             raise UsageError("the conversation is empty")
         return replace(self, messages=self.messages[: self._starts()[-1]])
@@ -63,7 +63,7 @@ class Conversation:
         return [*system, *({"role": each.role, "content": each.content} for each in self.messages)]
 
     def as_text(self) -> str:
-        """For a model without a template: the messages one behind the other, a blank before what the user adds."""
+        """Join the messages for a model without a template, with a blank before what the user adds."""
         text = ""
         for each in self.messages:
             joint = each.role == "user" and text and not (text[-1].isspace() or each.content[:1].isspace())
@@ -77,7 +77,7 @@ class Conversation:
 
     @classmethod
     def from_json(cls, text: str) -> Conversation:
-        """What to_json wrote, or any JSON object with `messages` of role and content, or a list of these. Raises
+        """Read what to_json wrote, any JSON object with `messages` of role and content, or a list of these. Raises
         UsageError."""
         try:
             document = json.loads(text)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DryLoads:
-    """Of one model, on one device."""
+    """Dry loads of one model on one device."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class DryLoads:
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")
 
     def has(self, load: Workload, placed: Placement, attention: Attention) -> bool:
-        """Whether a load of this placement was asked for."""
+        """True once a load of this placement was asked for."""
         return self.settings(load, placed, attention) in self._results
 
     def _probed(self, load: Workload, placed: Placement, attention: Attention) -> ProbeResult:

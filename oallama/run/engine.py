@@ -359,7 +359,7 @@ class Engine:
                 return function()
 
     def take_runs(self) -> list[BlockRuns]:
-        """What each block of the split back end took since this was asked last, by classes of batch sizes."""
+        """Times of each split block since the last call, by classes of batch sizes."""
         with self._turns.next(), self._turns.taken():
             return self._split.take_runs() if self._split is not None else []
 

@@ -336,7 +336,7 @@ class Stops:
         self.reached = False
 
     def shown(self, piece: str) -> str:
-        """What of the text so far may be shown now."""
+        """Add a piece, and return the text that may be shown now."""
         if self.reached:
             return ""
         text = self._held + piece
@@ -349,7 +349,7 @@ class Stops:
         return text[: len(text) - n_held]
 
     def rest(self) -> str:
-        """What was held back, at the end of the generation."""
+        """Return what was held back, at the end of the generation."""
         held, self._held = self._held, ""
         return held
 

@@ -127,7 +127,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
 
 
 class _Freed:
-    """In the place of what was freed."""
+    """Stands in for a freed object, and raises on any use."""
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(CLOSED)

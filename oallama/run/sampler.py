@@ -19,7 +19,7 @@ _SEED_BITS = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What decides the draw; the defaults but temperature and seed are llama.cpp's.
+    """Settings of the draw; the defaults but temperature and seed are llama.cpp's.
 
     temperature 0: greedy, and of the others only repeat_penalty and grammar count. top_k 0, top_p 1, min_p 0 and
     repeat_penalty 1: off. grammar: GBNF with a rule `root` (llama.cpp, grammars/README.md). Raises UsageError.
@@ -97,7 +97,7 @@ class Sampler:
             self._grammar = None
 
     def _sample_by_grammar(self, context: Any) -> int | None:
-        """As llama_sampler_sample, but never a token that the grammar forbids: accepting one would end the process."""
+        """Sample a token that the grammar allows: accepting another would end the process."""
         import numpy as np
 
         api, n_vocab = self._api, self._n_vocab

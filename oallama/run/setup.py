@@ -60,7 +60,7 @@ def device_of(plan: Plan, device: str | None) -> DeviceSpec:
 
 
 def only_splits(plan: Plan) -> bool:
-    """Whether a plan gives llama.cpp nothing to keep on the device."""
+    """True for a plan that gives llama.cpp nothing to keep on the device."""
     return not plan.n_gpu_layers and not any(placement.gg == 1 for placement in plan.operators)
 
 

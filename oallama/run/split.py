@@ -64,14 +64,14 @@ class LoadedSplit:
         )
 
     def take_runs(self) -> list[BlockRuns]:
-        """What each block took since this was asked last."""
+        """Times of each block since the last call."""
         return [
             BlockRuns(one.name, one.batch, one.n_runs, one.n_tokens, one.host_s, one.wait_s, one.launch_s + one.join_s)
             for one in self.plan.take_times()
         ]
 
     def stats(self) -> SplitStats:
-        """What the backend did, for all engines of this process together."""
+        """Counters of the back end, for all engines of this process together."""
         return self._backend.stats()
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ def _moved(ledger: MemoryLedger, n_bytes: int, n_cold: int) -> MemoryLedger:
 
 @dataclass(frozen=True, slots=True)
 class SplitRun:
-    """What the split backend did for one generation: while the prompt was read, and for the tokens after the first."""
+    """Counters of the split back end for one generation: for the prompt, and for the tokens after the first."""
 
     prompt: SplitStats
     decode: SplitStats
@@ -190,7 +190,7 @@ class SplitMeter:
             self._prompt_end = self._end
 
     def run(self) -> SplitRun:
-        """What was done so far."""
+        """Return the counters so far."""
         return SplitRun(
             self._prompt_end - self._start,
             self._end - self._prompt_end,

@@ -57,7 +57,8 @@ CLOSED = "this engine is closed; make another one"
 
 
 class Turns:
-    """Who may use an engine. A call holds the lock `next` in a `with` statement, and is `taken` inside it:
+    """Turns of the threads that use an engine. A call holds the lock `next` in a `with` statement, and is `taken`
+    inside it:
 
         with turns.next(), turns.taken():
 
@@ -81,8 +82,8 @@ class Turns:
             raise UsageError(CLOSED)
 
     def next(self) -> threading.Lock:
-        """What a call waits for. Raises UsageError once closed, and where this very thread has the turn already, as in
-        the middle of a stream."""
+        """The lock that a call waits for. Raises UsageError once closed, and where this very thread has the turn
+        already, as in the middle of a stream."""
         self.check_open()
         if self._lock.locked() and self._thread == threading.get_ident():
             raise UsageError("this engine is still generating; finish or close that stream first")

@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is given: a text, in its chat template or as it is."""
+    """A text for the model, in its chat template or as it is."""
 
     text: str
     add_special: bool = True  # False: the template has written the BOS token itself

@@ -15,13 +15,14 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Of the GGUF at `path`, loaded for each call by a child process, as native code must not see a file first in this
-    one."""
+    """The vocabulary of the GGUF at `path`. A child process loads it for each call, as native code must not see a file
+    first in this one."""
 
     path: str
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
-        """As Engine.tokenize. Raises ModelFileError where llama.cpp cannot load the vocabulary, BridgeError."""
+        """Tokenize as Engine.tokenize does. Raises ModelFileError where llama.cpp cannot load the vocabulary,
+        BridgeError."""
 
         def failed(reason: str) -> OallamaError:
             return ModelFileError(f"{self.path} cannot be loaded, llama.cpp fails on its vocabulary: {reason}")

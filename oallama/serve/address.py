@@ -1,4 +1,4 @@
-"""Where llama-server listens, who may ask there, and asking it."""
+"""The address of llama-server: choosing it, who may ask there, and asking it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def free_address(host: str, port: int, api_key: str | None, option: str = "--por
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether this process is what listens at a port."""
+    """True where this process listens at a port."""
     import psutil
 
     try:
@@ -78,7 +78,7 @@ def listens(pid: int, port: int) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Whether a host's name or address can only be this machine. A website may give its own name this machine's address
+    """True for a name or address that can only be this machine. A website may give its own name this machine's address
     (DNS rebinding), so no name is looked up."""
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -45,7 +45,7 @@ _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a user may ask of llama-server beside the placement. address: where it listens. name: of the model, in
+    """Settings of llama-server beside the placement. address: where it listens. name: of the model, in
     answers. pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses
     now; -1: without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the
     CPU."""
@@ -85,8 +85,8 @@ def _first_of(asked: str | None) -> Path | None:
 
 
 def ggml_version(program: Path) -> str | None:
-    """Of the library that the program is linked with; None where that cannot be found or does not say. A program with
-    ggml inside cannot run plug-ins."""
+    """The version of the ggml library that a program is linked with; None where it is not found or does not say. A
+    program with ggml inside cannot run plug-ins."""
     library = _ggml_base(program)
     if library is None:
         return None
@@ -175,7 +175,7 @@ def _arguments(settings: ServerSettings, n_ubatch: int) -> list[str]:
 
 
 def prompt_cache_mib(left: int) -> int:
-    """As much of the host's memory as llama-server would use by default, but no more than is left. left: bytes."""
+    """llama-server's default, but no more than is left. left: bytes."""
     return min(STOCK_CACHE_MIB, left // MIB)
 
 

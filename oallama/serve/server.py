@@ -29,7 +29,7 @@ KEPT_S = 1.0  # that its numbers are told again
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """What is served: as wanted, and on the CPU alone for when its device is lost; None where it has none.
+    """The placements to serve: the wanted one, and one on the CPU for when its device is lost; None where it has none.
 
     launch: how to start each, with a folder for its files. device_lost: as in Supervisor. keep_runs: gets what split
     blocks of `wanted` took, at the end.
@@ -101,7 +101,7 @@ def _runs(folder: Path) -> list[BlockRuns]:
 
 
 class LiveNumbers:
-    """What llama-server measured, asked at most once in KEPT_S, however many pages are open."""
+    """llama-server's own measurements, asked at most once in KEPT_S, however many pages are open."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
