@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import shutil
 import struct
@@ -12,7 +13,6 @@ import sys
 import sysconfig
 import tarfile
 import threading
-import venv
 import zipfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -66,8 +66,22 @@ def test_the_source_package_has_what_it_is_built_from(made: tuple[Path, Path]) -
     assert not any(name.startswith(("tests/", "docs/", "scripts/")) for name in names)
 
 
-def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(made: tuple[Path, Path], tmp_path: Path) -> None:
+def interpreter(version: str) -> str:
+    """The first Python of this version that starts, from PATH or pyenv; skips the test where there is none."""
+    of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *map(str, of_pyenv.glob(f"{version}.*/bin/python"))]
+    for path in filter(None, found):
+        if subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+            return path
+    pytest.skip(f"there is no Python {version}")
+
+
+@pytest.mark.parametrize("version", ["3.10", "this", "3.13"])
+def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(
+    made: tuple[Path, Path], tmp_path: Path, version: str
+) -> None:
     """In a new environment, whose PATH has no compiler, with the llama.cpp of this one as an archive on loopback."""
+    python = sys.executable if version == "this" else interpreter(version)
     libraries = Path(sysconfig.get_path("purelib"), "llama_cpp", "lib")
     archive = tmp_path / "llama.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
@@ -78,7 +92,7 @@ def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(made: tuple[Pa
         (programs / name).symlink_to(str(shutil.which(name)))
     environment = {**os.environ, "PATH": str(programs), "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
     place = tmp_path / "new"
-    venv.create(place, with_pip=True)
+    subprocess.run([python, "-m", "venv", place], check=True, timeout=300)
 
     def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -98,5 +112,7 @@ def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(made: tuple[Pa
     assert done.returncode == 0, done.stderr
     story = run(oallama, "run", "Once upon a time", "-n", "16", "--tune", "never")
     assert story.returncode == 0 and len(story.stdout.split()) > 5, story.stderr
+    profile = run(oallama, "profile", "--device", "none", "-t", "1", "--tokens", "1", "--json")
+    assert profile.returncode == 0 and json.loads(profile.stdout)["cases"], profile.stderr
     checked = run(oallama, "doctor")
     assert checked.returncode == 0, checked.stdout

@@ -150,6 +150,16 @@ def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):
     assert "GGML_BACKEND_PATH" not in arguments(whole(), tmp_path, **ours)[0].environment
 
 
+def test_embeddings_are_asked_for_by_pooling(tmp_path):
+    _, words = arguments(whole(), tmp_path)
+    assert "--embeddings" in words and value(words, "--pooling") == "mean"
+    assert value(words, "--batch-size") == str(whole().plan.workload.n_ubatch)  # llama-server would lower it anyway
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling="model"))
+    assert "--embeddings" in words and "--pooling" not in words
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling=None, n_batch=1024))
+    assert "--embeddings" not in words and value(words, "--batch-size") == "1024"
+
+
 def test_the_prompt_cache_is_limited_as_asked_for(tmp_path):
     _, words = arguments(whole(), tmp_path, replace(SETTINGS, cache_mib=100))
     assert value(words, "--cache-ram") == "100"
