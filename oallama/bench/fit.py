@@ -161,11 +161,11 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     """One call. The structs are llama_cpp's own ctypes; their layout is proven by their defaults coming back right."""
     from llama_cpp import llama_cpp as api
 
-    from oallama.bench.loaded import StockParams, context_params
+    from oallama.bench.loaded import context_params, stock_params
 
     log_error = 4  # GGML_LOG_LEVEL_ERROR
-    stock = StockParams(StockPlacement(-1), device)
-    model_params, context = stock.model_params, context_params(settings)
+    model_params, _owner = stock_params(StockPlacement(-1).load(settings), device)
+    context = context_params(settings)
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
         raise BridgeError("this llama.cpp lays its parameters out differently; run `oallama setup`")

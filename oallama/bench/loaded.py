@@ -5,7 +5,6 @@ Both give a llama_context to time on, and a `call` through which to use it.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from oallama.bench.records import ArmSpec, StockPlacement
 from oallama.core.errors import BridgeError
 from oallama.core.options import Options
-from oallama.device.load_params import BuftOverride, LoadSettings, apply_context, load_bridge
+from oallama.device.load_params import LoadSettings, ModelParams, apply_context, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import device_pointer, list_devices, open_now
 from oallama.device.spec import parse_device
@@ -68,10 +67,10 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
     try:
         if found := plugins():
             raise BridgeError(f"the stock arm has {', '.join(found)} in ggml's registry; unset GGML_BACKEND_PATH")
-        stock = StockParams(placement, device.name)  # llama.cpp keeps pointers into it while it loads
+        model_params, _owner = stock_params(placement.load(settings), device.name)
         params = context_params(settings)
         with native_log() as log:
-            model = api.llama_model_load_from_file(settings.path.encode(), stock.model_params)
+            model = api.llama_model_load_from_file(settings.path.encode(), model_params)
             context = api.llama_init_from_model(model, params) if model else None
             if not context:
                 raise load_refusal(settings.path, device, log.reason())
@@ -124,24 +123,14 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
     )
 
 
-class StockParams:
-    """llama_model_params as llama.cpp's command-line tools fill them for these options; owns what it points to."""
+def stock_params(settings: LoadSettings, device: str) -> tuple[Any, ModelParams]:
+    """llama_model_params as llama.cpp's own programs fill them, and what owns the memory that they point to."""
+    from llama_cpp import llama_cpp as api
 
-    def __init__(self, placement: StockPlacement, device: str) -> None:
-        from llama_cpp import llama_cpp as api
-
-        bridge = load_bridge()
-        self.devices = (ctypes.c_void_p * 2)(device_pointer(device) or None, None)
-        self.overrides = (BuftOverride * (len(placement.overrides) + 1))()
-        for entry, (pattern, where) in zip(self.overrides, placement.overrides, strict=False):
-            entry.pattern = pattern.encode()
-            entry.buft = bridge.layout_buft("CPU") if where == "CPU" else bridge.device_buft(device)
-        params = api.llama_model_default_params()
-        params.devices = ctypes.cast(self.devices, ctypes.c_void_p)
-        params.n_gpu_layers = placement.n_gpu_layers
-        if placement.overrides:
-            params.tensor_buft_overrides = ctypes.cast(self.overrides, ctypes.c_void_p)
-        self.model_params = params
+    owner = ModelParams(settings, device_pointer(device), load_bridge(), is_stock=True)
+    params = api.llama_model_default_params()
+    owner.apply(params)
+    return params, owner
 
 
 def context_params(settings: LoadSettings) -> Any:

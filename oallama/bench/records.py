@@ -94,13 +94,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class StockPlacement:
-    """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU" or "device"), first match
-    wins, as -ot."""
+    """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU"), as -ot has them."""
 
     n_gpu_layers: int
     overrides: tuple[tuple[str, str], ...] = ()
     n_cpu_moe: int = 0  # -ncmoe, whose patterns are among the overrides
     fit_target_mib: int = 0  # what --fit was told to leave free
+
+    def load(self, settings: LoadSettings) -> LoadSettings:
+        """The settings with these options."""
+        patterns = tuple((pattern, None) for pattern, _ in self.overrides)
+        return replace(settings, n_gpu_layers=self.n_gpu_layers, host_patterns=patterns)
 
 
 @dataclass(frozen=True, slots=True)

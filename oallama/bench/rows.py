@@ -189,7 +189,7 @@ def _overrides_text(arm: ArmResult) -> str:
     stock = arm.spec.stock
     if stock is None:
         return f"plan:{arm.spec.plan_fingerprint[:16]}"
-    texts = [f"{p}={'CPU' if where == 'CPU' else arm.report.device}" for p, where in stock.overrides[stock.n_cpu_moe :]]
+    texts = [f"{pattern}={where}" for pattern, where in stock.overrides[stock.n_cpu_moe :]]
     return ";".join(texts) or "none"
 
 

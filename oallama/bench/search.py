@@ -12,7 +12,6 @@ from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, Setting, StockPlacement
 from oallama.bench.stock import expert_overrides, operator_bytes_on_device
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.device.load_params import LoadSettings
 from oallama.model.memory import probe_memory
 from oallama.placer import Placer
 
@@ -71,19 +70,13 @@ class StockSearch:
         return cap.device_bytes is None or self._device_bytes(placement) <= cap.device_bytes
 
     def _device_bytes(self, placement: StockPlacement) -> int:
-        taken = probe_memory(stock_load(self.setting, placement))
+        taken = probe_memory(placement.load(self.setting.load))
         return sum(taken.on_device(part) for part in ("model", "context", "compute"))
 
     def _no_room(self, name: str, placement: StockPlacement) -> DoesNotFit:
         setting = self.setting
         assert setting.cap.device_bytes is not None
         return DoesNotFit(self._device_bytes(placement), setting.cap.device_bytes, setting.load.device, f"arm {name}")
-
-
-def stock_load(setting: Setting, placement: StockPlacement) -> LoadSettings:
-    """Settings of a dry load of a stock arm."""
-    patterns = tuple((pattern, None) for pattern, where in placement.overrides if where == "CPU")
-    return replace(setting.load, n_gpu_layers=placement.n_gpu_layers, host_patterns=patterns)
 
 
 def time_of(spec: ArmSpec, tests: Sequence[BenchTest]) -> float:

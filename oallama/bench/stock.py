@@ -23,19 +23,16 @@ def expert_overrides(n_layers: int) -> tuple[tuple[str, str], ...]:
 
 
 def expected_places(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, Place]:
-    """Operator -> where -ngl and -ot put it: the last layers on the device, the output being one behind the last; the
-    first override that matches goes before that. n_gpu_layers below 0: all. Raises re.error for a bad pattern."""
-    compiled = [(re.compile(pattern), where) for pattern, where in placement.overrides]
+    """Operator -> where -ngl and -ot put it: the last layers on the device, the output being one behind the last,
+    without the overrides. n_gpu_layers below 0: all. Raises re.error for a bad pattern."""
+    on_host = [re.compile(pattern) for pattern, _ in placement.overrides]
     first = 0 if placement.n_gpu_layers < 0 else n_layer + 1 - placement.n_gpu_layers
-    places: dict[str, Place] = {}
-    for operator in operators:
-        place: Place = "device" if operator.layer_in(n_layer) >= first else "host"
-        for pattern, where in compiled:
-            if pattern.search(operator.name):
-                place = "host" if where == "CPU" else "device"
-                break
-        places[operator.name] = place
-    return places
+
+    def place(operator: Operator) -> Place:
+        host = operator.layer_in(n_layer) < first or any(pattern.search(operator.name) for pattern in on_host)
+        return "host" if host else "device"
+
+    return {operator.name: place(operator) for operator in operators}
 
 
 def operator_bytes_on_device(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> int:

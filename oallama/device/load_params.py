@@ -47,13 +47,16 @@ class ModelParams:
 
     device: ggml_backend_dev_t of the one device that may be used, 0 for none. llama.cpp is told of it only where
     layers go there: the split backend uses it by itself, and llama.cpp would keep a compute buffer on it for nothing.
-    split_buft: the split plan's buffer type; 0: plain host memory takes its place, which llama.cpp would stream to a
-    device that takes large batches. Raises BridgeError for a layout that this CPU does not have.
+    is_stock: it is told in any case, as its own programs do, for large batches are computed there. split_buft: the
+    split plan's buffer type; 0: plain host memory takes its place, which llama.cpp would stream to a device that takes
+    large batches. Raises BridgeError for a layout that this CPU does not have.
     """
 
-    def __init__(self, settings: LoadSettings, device: int, bridge: Bridge, split_buft: int = 0) -> None:
+    def __init__(
+        self, settings: LoadSettings, device: int, bridge: Bridge, split_buft: int = 0, is_stock: bool = False
+    ) -> None:
         self.n_gpu_layers = settings.n_gpu_layers if device else 0
-        self._devices = (ctypes.c_void_p * 2)(device if self.n_gpu_layers and device else None, None)
+        self._devices = (ctypes.c_void_p * 2)(device if device and (self.n_gpu_layers or is_stock) else None, None)
         self._overrides = _overrides(settings.host_patterns, bridge, split_buft)
         self._load_mode = load_mode(settings, bridge)
         # an override to plain CPU lets llama.cpp choose among the extra layouts; where a plan insists on plain

@@ -43,7 +43,7 @@ def record(run: RecordedRun) -> dict[int, list[Row]]:
     from llama_cpp import llama_cpp as api
 
     from ggml_bridge.library import library_folder, soname
-    from oallama.bench.loaded import StockParams, context_params
+    from oallama.bench.loaded import context_params, stock_params
     from oallama.bench.readback import check_tensor_layout
     from oallama.bench.records import StockPlacement
     from oallama.core.errors import ModelFileError
@@ -64,12 +64,13 @@ def record(run: RecordedRun) -> dict[int, list[Row]]:
     )
     with open_device(spec) as device:
         overrides = tuple((pattern, "CPU") for pattern in run.on_cpu)
-        stock = StockParams(StockPlacement(0 if device.name == NO_DEVICE else 999, overrides), device.name)
+        placement = StockPlacement(0 if device.name == NO_DEVICE else 999, overrides)
+        model_params, _owner = stock_params(placement.load(settings), device.name)
         params = context_params(settings)
         params.n_seq_max = 1
         params.cb_eval = api.ggml_backend_sched_eval_callback(reader.on_node)
         with native_log() as log:
-            model = api.llama_model_load_from_file(path.encode(), stock.model_params)
+            model = api.llama_model_load_from_file(path.encode(), model_params)
             context = api.llama_init_from_model(model, params) if model else None
         if not context:
             if model:

@@ -87,9 +87,8 @@ def running(spec: ArmSpec) -> Iterator[ArmProcess]:
         StockPlacement(2),
         StockPlacement(-1),
         StockPlacement(99, ((r"blk\.1\.ffn_(up|down)", "CPU"), ("attn_k", "CPU"))),
-        StockPlacement(0, (("ffn_down", "device"),)),
     ],
-    ids=["none", "two", "all", "overrides", "one role"],
+    ids=["none", "two", "all", "overrides"],
 )
 def test_stock_llama_cpp_puts_weights_where_its_options_say(
     placement: StockPlacement, model: Path, ops: tuple[Operator, ...]

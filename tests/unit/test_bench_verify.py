@@ -85,8 +85,8 @@ def test_arms_that_differ_in_anything_that_matters_are_not_the_same(change: dict
     assert same_as([("a", report()), ("b", report(**change))]) == {}
 
 
-def test_overrides_go_before_layers_and_the_first_that_matches_wins() -> None:
-    placement = StockPlacement(99, ((r"blk\.1\.ffn_down", "device"), (r"ffn_down", "CPU")))
+def test_overrides_go_before_layers() -> None:
+    placement = StockPlacement(99, ((r"blk\.0\.ffn_down", "CPU"),))
     places = expected_places(OPERATORS, N_LAYER, placement)
     assert [name for name, place in places.items() if place == "host"] == ["blk.0.ffn_down.weight"]
     assert expected_places(OPERATORS, N_LAYER, StockPlacement(-1)) == dict.fromkeys(NAMES, "device")
