@@ -210,6 +210,13 @@ class OperatorPlacement:
         cc, cg, gg = (n / sum(cut) for n in cut)
         return cls(name, gg, cg, cc, layout if cut[0] else None, hot_experts, cut)
 
+    @property
+    def backend(self) -> Backend:
+        """The side that computes it; split: both do, or it is streamed."""
+        if self.gg == 1:
+            return "GPU"
+        return "split" if self.gg or self.cg or self.hot_experts else "CPU"
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:

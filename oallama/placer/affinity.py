@@ -9,7 +9,7 @@ from typing import get_args
 from oallama.core.affinity import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
 from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
-from oallama.core.types import Backend, FlashAttention, MemoryLedger, Operator, OperatorPlacement, Phase, Workload
+from oallama.core.types import FlashAttention, MemoryLedger, Operator, Phase, Workload
 from oallama.cost.whole import Costs
 from oallama.place.affinity import AffinityRule, FillRule, normalise, rank
 from oallama.place.affinity import affinity as b_of
@@ -164,7 +164,7 @@ def affinities(
                 benefits[index] if index in normal else None,
                 normal.get(index, 0.0),
                 position,
-                _backend(there[index]),
+                there[index].backend,
                 there[index].gg,
                 there[index].cg,
                 there[index].cc,
@@ -172,8 +172,3 @@ def affinities(
             )
         )
     return tuple(rows)
-
-
-def _backend(placement: OperatorPlacement) -> Backend:
-    split = placement.gg or placement.cg or placement.hot_experts
-    return "GPU" if placement.gg == 1 else "split" if split else "CPU"

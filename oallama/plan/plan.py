@@ -113,8 +113,8 @@ class Plan:
         """Lines that say what the plan is for, where weights are, what it is predicted to take, and the planner's
         notes."""
         load, held = self.workload, self.memory
-        whole = sum(placement.gg == 1 for placement in self.operators)
-        divided = sum(0 < one.gg < 1 or one.cg > 0 or bool(one.hot_experts) for one in self.operators)
+        whole = sum(one.backend == "GPU" for one in self.operators)
+        divided = sum(one.backend == "split" for one in self.operators)
         lines = [
             f"{Path(self.model_path).name} on {self.device}, policy {self.policy}",
             f"for {load.n_prompt} prompt and {load.n_gen} generated tokens in a context of {load.n_ctx}",
@@ -130,6 +130,11 @@ class Plan:
         """sha256 of the plan's JSON, so a result can say which plan made it."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
+    def pairs(self, operators: Sequence[Operator]) -> list[tuple[Operator, OperatorPlacement]]:
+        """Operators of the plan's model with their placements, in the order that is given."""
+        by_name = {placement.name: placement for placement in self.operators}
+        return [(operator, by_name[operator.name]) for operator in operators]
+
     def check(self, model: ModelInfo, operators: Sequence[Operator]) -> None:
         """Refuse a plan made for another model: raises PlanError unless fingerprint, operator names and split
         granularity agree."""
@@ -139,11 +144,10 @@ class Plan:
                 f"{self.model_fingerprint[:12]}, but {Path(model.path).name} has {model.fingerprint[:12]}; "
                 "make a new plan with `oallama plan`"
             )
-        planned = {placement.name: placement for placement in self.operators}
-        _same_names(planned.keys(), [operator.name for operator in operators])
-        for operator in operators:
-            slice_counts(operator, planned[operator.name])
-            check_hot_experts(operator, planned[operator.name])
+        _same_names({placement.name for placement in self.operators}, [operator.name for operator in operators])
+        for operator, placement in self.pairs(operators):
+            slice_counts(operator, placement)
+            check_hot_experts(operator, placement)
 
     def to_json(self) -> dict[str, Any]:
         document = {**self.extra, **to_json(self)}

@@ -69,9 +69,7 @@ def as_run(report: AffinityReport) -> AffinityReport:
 
 
 def _placed(row: Affinity, there: OperatorPlacement) -> Affinity:
-    divided = there.gg or there.cg or there.hot_experts
-    backend: Backend = "GPU" if there.gg == 1 else "split" if divided else "CPU"
-    return replace(row, backend=backend, gg=there.gg, cg=there.cg, cc=there.cc, n_hot=len(there.hot_experts))
+    return replace(row, backend=there.backend, gg=there.gg, cg=there.cg, cc=there.cc, n_hot=len(there.hot_experts))
 
 
 def ranked_places(report: AffinityReport) -> dict[str, Backend] | None:

@@ -89,7 +89,7 @@ def placement_document(
                 "predicted": times.get(operator.name),
                 "measured": [_mean_run(one) for one in runs if one.block == operator.name] or None,
             }
-            for operator, placement in _placed(served)
+            for operator, placement in served.plan.pairs(served.operators)
         ],
         "other_work": [asdict(work) for work in served.times if work.name not in own],
         "live": None if live is None else dict(live),
@@ -106,9 +106,7 @@ def _mean_run(runs: BlockRuns) -> dict[str, int | float]:
 
 def place_of(placement: OperatorPlacement) -> str:
     """GPU, CPU, or both, which compute parts of it at the same time."""
-    if placement.hot_experts:
-        return "both"
-    return "GPU" if placement.gg == 1 else "CPU" if placement.cc == 1 else "both"
+    return "both" if placement.backend == "split" else placement.backend
 
 
 def placement_html(served: Served) -> str:
@@ -150,11 +148,6 @@ def page_policy() -> str:
     return page.content_security_policy(SCRIPTS, "'self'") + "; frame-ancestors 'none'"
 
 
-def _placed(served: Served) -> list[tuple[Operator, OperatorPlacement]]:
-    by_name = {placement.name: placement for placement in served.plan.operators}
-    return [(operator, by_name[operator.name]) for operator in served.operators]
-
-
 def _by_name(served: Served) -> dict[str, dict[str, Any]]:
     """Seconds of each operator that is timed by itself; a block of several has its own work."""
     own = {operator.name for operator in served.operators}
@@ -178,7 +171,7 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
     times = _token_seconds(served)
     longest = max(times.values(), default=0.0)
     made = []
-    for index, (operator, placement) in enumerate(_placed(served)):
+    for index, (operator, placement) in enumerate(served.plan.pairs(served.operators)):
         place, seconds = place_of(placement), times.get(operator.name)
         value = (seconds or 0.0) / (longest or 1.0) if served.times else placement.gg
         took = f", {format_seconds(seconds)} a token" if seconds else ""
@@ -198,7 +191,7 @@ def _rows(served: Served) -> list[layout.OperatorRow]:
     times = _token_seconds(served)
     token_s = served.plan.predicted.tpot_s if served.plan.predicted else 0.0
     rows = []
-    for index, (operator, placement) in enumerate(_placed(served)):
+    for index, (operator, placement) in enumerate(served.plan.pairs(served.operators)):
         place, seconds = place_of(placement), times.get(operator.name)
         layer = "-" if operator.layer is None else str(operator.layer)
         cells = (

@@ -17,9 +17,7 @@ from oallama.report.text import PLAIN, Words, plural, policy_on, printable
 
 def weights_on_device(record: Plan, operators: Sequence[Operator]) -> tuple[int, int]:
     """(bytes of operators' weights stored on the device, bytes of all of them). Hot experts are on the host too."""
-    by_name = {operator.name: operator for operator in operators}
-    pairs = [(by_name[placement.name], placement) for placement in record.operators if placement.name in by_name]
-    on_device = sum(placement.gg * operator.bytes + hot_bytes(operator, placement) for operator, placement in pairs)
+    on_device = sum(p.gg * operator.bytes + hot_bytes(operator, p) for operator, p in record.pairs(operators))
     return round(on_device), sum(operator.bytes for operator in operators)
 
 
@@ -37,8 +35,8 @@ def where_text(record: Plan, operators: Sequence[Operator]) -> str:
 def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = PLAIN) -> tuple[str, ...]:
     """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
-    whole = sum(placement.gg == 1 for placement in record.operators)
-    split = sum(0 < p.gg < 1 or p.cg > 0 or bool(p.hot_experts) for p in record.operators)
+    whole = sum(placement.backend == "GPU" for placement in record.operators)
+    split = sum(placement.backend == "split" for placement in record.operators)
     shared = f", {split} divided between it and the CPU" if split else ""
     place = (
         f"{policy_on(record.policy, record.device)}: {weights_text(on_device, total)} and {whole} of "
@@ -53,8 +51,7 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
 
 def slice_sentences(record: Plan, operators: Sequence[Operator], words: Words) -> tuple[str, ...]:
     """Nothing for a plan that streams nothing."""
-    by_name = {placement.name: placement for placement in record.operators}
-    placed = [(operator, by_name[operator.name]) for operator in operators if operator.name in by_name]
+    placed = record.pairs(operators)
     streamed = [(operator, placement) for operator, placement in placed if placement.cg > 0]
     if not streamed and not record.token_assignment:
         return ()
