@@ -90,7 +90,7 @@ def gated_plan(
     if race := verdict.open:
         gate.plan(race.policy)  # now, as planning may have to measure, which the lock is for as well
     wait = partial(progress, "wait for another oallama that measures")
-    with measuring_lock(cache_folder(), on_wait=wait, on_fault=lambda fault: None):  # no lock where no cache is written
+    with measuring_lock(cache_folder(), wait):
         verdict = (None if refresh else gate.known()) or verdict  # another run may have measured meanwhile
         if verdict.settled:
             write_verdict(verdict)

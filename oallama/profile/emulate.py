@@ -112,7 +112,7 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
     path = cache_folder() / f"cpu-rates-v1-{key}.json"
     rates = _read_rates(path)
     if rates is None:
-        with measuring_lock(path.parent, lambda: None, lambda _: None):
+        with measuring_lock(path.parent, lambda: None):
             rates = _read_rates(path)
             if rates is None:
                 say(f"measuring how fast the CPU is with {n_threads} threads, once for this machine: some seconds")

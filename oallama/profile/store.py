@@ -190,22 +190,21 @@ def write_in_cache(path: Path, text: str) -> None:
         write_whole(path, text, private=True)
 
 
+OnFault = Callable[[ProfileError], None]
+
+
 @contextlib.contextmanager
-def measuring_lock(
-    folder: Path, on_wait: Callable[[], None], on_fault: Callable[[ProfileError], None] | None = None
-) -> Iterator[None]:
+def measuring_lock(folder: Path, on_wait: Callable[[], None], on_fault: OnFault = lambda fault: None) -> Iterator[None]:
     """Hold the right to measure on this machine; `on_wait` is called once if another process has it.
 
-    The lock ends with the process, however that ends. Where the folder cannot be written there is none: on_fault gets
-    the ProfileError, which is raised where there is no on_fault.
+    The lock ends with the process, however that ends. Where the folder cannot be written there is none, and on_fault
+    gets the ProfileError.
     """
     try:
         with _writing_in(folder):
             folder.mkdir(parents=True, exist_ok=True)
             file = (folder / "measuring.lock").open("a")
     except ProfileError as fault:
-        if on_fault is None:
-            raise
         on_fault(fault)
         yield
         return
@@ -228,9 +227,9 @@ def _writing_in(folder: Path) -> Iterator[None]:
 class Journal:
     """The fragments of a measurement that is under way, one JSON object a line, in the order they were finished."""
 
-    def __init__(self, path: Path, on_fault: Callable[[ProfileError], None] | None = None) -> None:
+    def __init__(self, path: Path, on_fault: OnFault = lambda fault: None) -> None:
         """path: the profile's; the journal lies beside it. on_fault: gets the ProfileError where the folder cannot be
-        written, from then on nothing is; None: it is raised."""
+        written, from then on nothing is."""
         self.path = path.with_suffix(".journal")
         self._on_fault, self._lost = on_fault, False
 
@@ -242,8 +241,6 @@ class Journal:
             with _writing_in(self.path.parent), open(self.path, "a", encoding="utf-8", opener=owner_only) as file:
                 file.write(f"\n{json.dumps(fragment, allow_nan=False)}\n")  # the line before may be cut off
         except ProfileError as fault:
-            if self._on_fault is None:
-                raise
             self._lost = True
             self._on_fault(fault)
 

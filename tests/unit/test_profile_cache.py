@@ -61,8 +61,6 @@ def test_a_file_in_the_way_of_the_folder_is_one_clear_error(tmp_path: Path) -> N
     (tmp_path / "folder").write_text("a file")
     with pytest.raises(ProfileError, match="OALLAMA_CACHE_DIR"):
         save(tmp_path / "folder" / "profile.json", empty({}))
-    with pytest.raises(ProfileError, match="OALLAMA_CACHE_DIR"), measuring_lock(tmp_path / "folder", lambda: None):
-        pass
 
 
 def test_a_journal_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
@@ -72,8 +70,6 @@ def test_a_journal_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     for n_tokens in (1, 2):
         journal.append({"cases": [{**CASE, "n_tokens": n_tokens}]})
     assert len(said) == 1 and "OALLAMA_CACHE_DIR" in str(said[0])
-    with pytest.raises(ProfileError, match="OALLAMA_CACHE_DIR"):
-        Journal(journal.path).append({"cases": []})
 
 
 def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
