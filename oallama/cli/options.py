@@ -84,19 +84,21 @@ def gathered(*options: Decorator) -> Decorator:
     return as_record("options", Options, *options, make=Options.given)
 
 
-def model_argument(function: Function) -> Function:
-    """MODEL, positional or by -m or -hf; the command gets `model`, the path of its GGUF."""
+def model_argument(function: Function, metavar: str = "MODEL") -> Function:
+    """MODEL, positional or by -m or -hf; the command gets `model`, the path of its GGUF. metavar: in brackets where the
+    command also goes without; it gets None then."""
 
     @wraps(function)
     def merged(*args: Any, model_position: str | None, model_option: str | None, **values: Any) -> Any:
         context = click.get_current_context()
         if model_position and model_option:
             raise click.UsageError("MODEL is given twice, by position and by -m or -hf", context)
-        if not (model_position or model_option):
+        word = model_position or model_option
+        if not word and metavar == "MODEL":
             raise click.UsageError("no MODEL: name a GGUF file", context)
-        return function(*args, model=model_file(model_position or model_option or ""), **values)
+        return function(*args, model=model_file(word) if word else None, **values)
 
-    positional = click.argument("model_position", metavar="MODEL", required=False, type=click.Path())
+    positional = click.argument("model_position", metavar=metavar, required=False, type=click.Path())
     return positional(model_option(merged))
 
 

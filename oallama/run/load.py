@@ -30,14 +30,13 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may dif
 class LoadProgress:
     """llama.cpp's progress callback: a bar on stderr where that is a terminal, and the way to stop a load.
 
-    `callback` goes into llama_model_params. After a load that an error of the bar stopped `raise_error` raises that.
+    `callback` goes into llama_model_params.
     """
 
     def __init__(self, name: str, n_bytes: int, show: bool) -> None:
         from llama_cpp import llama_cpp as api
 
         self._cancelled = False
-        self._error: Exception | None = None
         self._bar: Any = None
         if show and sys.stderr.isatty():
             from tqdm import tqdm
@@ -49,22 +48,15 @@ class LoadProgress:
         """Ask the load to stop at its next step."""
         self._cancelled = True
 
-    def raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
 
     def _on_progress(self, share: float, user_data: Any) -> bool:
-        try:
-            if self._bar is not None:
+        if self._bar is not None:
+            with contextlib.suppress(Exception):  # it could not cross the C caller, and a bar is no reason to stop
                 self._bar.update(int(share * self._bar.total) - self._bar.n)
-            return not self._cancelled
-        except Exception as error:  # it cannot cross the C caller
-            self._error = error
-            return False
+        return not self._cancelled
 
 
 def load_llama(
@@ -94,7 +86,6 @@ def load_llama(
                 llama = PlacedLlama.load(settings, placement, shown.callback, recorder)
                 loaded.append(llama)
         except ValueError as error:
-            shown.raise_error()
             if split is not None and (failure := split.failure()):
                 raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None
             raise load_refusal(settings.path, device, log.reason() or str(error)) from None

@@ -16,7 +16,7 @@ from oallama.model.memory import BufferBytes
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
-from oallama.plan.split import hot_bytes
+from oallama.plan.split import hot_bytes, slice_counts
 
 if TYPE_CHECKING:
     from ggml_bridge import SliceInfo, SplitBackend, SplitPlan, SplitStats
@@ -117,12 +117,7 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
     """
     by_name = {operator.name: operator for operator in operators}
     found = {s.name: s for s in slices if s.loaded}
-    placements = tuple(
-        _same_or(placement, _placement(by_name[placement.name], placement, found[placement.name]))
-        if placement.name in found
-        else placement
-        for placement in plan.operators
-    )
+    placements = tuple(_loaded(by_name[p.name], p, found[p.name]) if p.name in found else p for p in plan.operators)
     if placements == plan.operators:
         return plan
     pairs = [(by_name[before.name], before, after) for before, after in zip(plan.operators, placements, strict=True)]
@@ -134,17 +129,14 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
     return loaded
 
 
-def _placement(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) -> OperatorPlacement:
-    cut = (slice.cc, slice.cg, slice.gg)
-    return OperatorPlacement.of_cut(slice.name, cut, slice.layout, planned.hot_experts[: slice.n_hot])
-
-
-def _same_or(planned: OperatorPlacement, loaded: OperatorPlacement) -> OperatorPlacement:
-    """The planned one where the loaded one is what it asked for: it may have left the layout open."""
-    as_asked = replace(loaded, layout=planned.layout) if planned.layout is None else loaded
-    same_cut = abs(planned.gg - loaded.gg) < 1e-9 and abs(planned.cg - loaded.cg) < 1e-9
-    same_cut = same_cut and planned.hot_experts == loaded.hot_experts
-    return planned if same_cut and as_asked.layout == planned.layout else as_asked
+def _loaded(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) -> OperatorPlacement:
+    """The placement as it was loaded; the planned one where nothing differs from it. A plan may leave the layout open,
+    and then it stays open."""
+    layout = None if planned.layout is None else slice.layout
+    cut, hot_experts = (slice.cc, slice.cg, slice.gg), planned.hot_experts[: slice.n_hot]
+    loaded = OperatorPlacement.of_cut(slice.name, cut, layout, hot_experts)
+    same_cut = cut == slice_counts(operator, planned) and hot_experts == planned.hot_experts
+    return planned if same_cut and loaded.layout == planned.layout else loaded
 
 
 def _moved(ledger: MemoryLedger, n_bytes: int, n_cold: int) -> MemoryLedger:

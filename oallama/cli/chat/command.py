@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.gate import tuning_gain
 from oallama.cli.help import Command, Group, option
-from oallama.cli.model_file import model_file
-from oallama.cli.options import (
-    complete_file,
-    depth_option,
-    model_option,
-)
+from oallama.cli.options import depth_option, model_argument
 from oallama.cli.output import talk
 from oallama.cli.placement import (
     PlacementOptions,
@@ -25,7 +21,6 @@ from oallama.cli.placement import (
 )
 from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN, AnswerOptions, answer_options, length_option
-from oallama.core.errors import UsageError
 from oallama.report.text import printable
 from oallama.run.template import template_for
 
@@ -39,8 +34,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
 
 
 @click.command("chat", cls=Command)
-@click.argument("position", required=False, metavar="[MODEL]", shell_complete=complete_file)
-@model_option
+@partial(model_argument, metavar="[MODEL]")
 @length_option
 @placement_options(
     option(
@@ -58,8 +52,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
 )
 @option("--verbose", is_flag=True, help="Show tokens/s after each answer.\f And what was predicted.")
 def command(
-    position: str | None,
-    model_option: str | None,
+    model: str | None,
     n_gen: int | None,
     asked: PlacementOptions,
     n_depth: int | None,
@@ -78,11 +71,7 @@ def command(
     stops an answer. Without a measured placement that of stock llama.cpp is used; a line says what measuring is
     predicted to gain.
     """
-    if position is not None and model_option is not None:
-        raise UsageError("MODEL is given twice, by position and by -m")
     asked.check_depth(n_depth)
-    model = model_option or position
-    model = None if model is None else model_file(model)
     start(model, n_gen, asked, answers, verbose, n_depth or 0)
 
 
