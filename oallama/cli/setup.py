@@ -12,6 +12,7 @@ import click
 from oallama.cli.help import Command, option
 from oallama.cli.output import emit
 from oallama.core.errors import UsageError
+from oallama.core.files import cache_folder
 
 
 @click.command("setup", cls=Command)
@@ -29,10 +30,9 @@ def command(context: click.Context, llama_cpp: str | None, sha256: str | None, r
     """
     from oallama.setup.console import Console, format_seconds, guarded, lock
     from oallama.setup.install import Installer, asked_backend
-    from oallama.setup.machine import cache_dir
 
     env, start_s = {"PATH": os.defpath, **os.environ}, time.monotonic()
-    console = Console(sys.stderr, cache_dir(env) / "setup.log")
+    console = Console(sys.stderr, cache_folder(env) / "setup.log")
     installer = Installer(console, Path(sys.prefix), env, asked_backend(env))
     if sha256 is not None and llama_cpp is None:
         raise UsageError("--sha256 goes with --llama-cpp; name the archive")
@@ -41,7 +41,7 @@ def command(context: click.Context, llama_cpp: str | None, sha256: str | None, r
         return
 
     def job() -> int:
-        with lock(cache_dir(env) / "install.lock", console):
+        with lock(cache_folder(env) / "install.lock", console):
             console.open_log()
             made = installer.run(llama_cpp, sha256, refresh)
             for note in made.notes:

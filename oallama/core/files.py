@@ -1,11 +1,14 @@
-"""Files that are only ever replaced whole, the error for one that cannot be written, and locks of files."""
+"""Files that are only ever replaced whole, the error for one that cannot be written, locks of files, and the cache's
+folder."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -17,6 +20,22 @@ DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 OWNER_ONLY = 0o600
+
+FOLDER_VARIABLE = "OALLAMA_CACHE_DIR"
+
+
+def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
+    """Folder of what can be made again: `$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else `oallama` in
+    `$XDG_CACHE_HOME` or the platform's cache folder."""
+    if own := env.get(FOLDER_VARIABLE):
+        with contextlib.suppress(RuntimeError):  # ~name of nobody here: a folder of that name
+            return Path(own).expanduser()
+        return Path(own)
+    xdg = Path(env.get("XDG_CACHE_HOME", ""))
+    if xdg.is_absolute():
+        return xdg / "oallama"
+    usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return Path(env.get("HOME") or Path.home(), usual, "oallama")
 
 
 def owner_only(path: str, flags: int) -> int:

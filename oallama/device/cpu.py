@@ -19,7 +19,7 @@ def default_threads(root: Path = Path("/")) -> int:
     """
     allowed = allowed_cpus()
     cores = {_core(root, cpu) for cpu in allowed}
-    quota = _cgroup_quota(root)
+    quota = cgroup_quota(root)
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
 
 
@@ -30,7 +30,7 @@ def thread_counts(root: Path = Path("/"), allowed: Iterable[int] | None = None) 
     for kind in core_kinds(root, allowed_cpus() if allowed is None else allowed):
         n += len({_core(root, cpu) for cpu in kind})
         counts.append(n)
-    quota = _cgroup_quota(root)
+    quota = cgroup_quota(root)
     most = math.inf if quota is None else max(1, math.ceil(quota))
     return tuple(sorted({int(min(count, most)) for count in counts}))
 
@@ -99,7 +99,7 @@ def _core(root: Path, cpu: int) -> str:
         return str(cpu)
 
 
-def _cgroup_quota(root: Path) -> float | None:
+def cgroup_quota(root: Path) -> float | None:
     """CPUs' worth of time that cgroup v2 allows; None: unlimited or unknown."""
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()

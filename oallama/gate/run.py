@@ -21,9 +21,10 @@ from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Block, Series
 from oallama.bench.rows import refusal
 from oallama.bench.stats import LEAST_PAIRS
 from oallama.core.errors import DoesNotFit, OutOfTime
+from oallama.core.files import cache_folder
 from oallama.gate.store import TYPICAL, gate_key, prompt_class, read_verdict, write_verdict
 from oallama.gate.verdict import MOST_PAIRS, Race, Verdict, weighted_seconds
-from oallama.profile.store import cache_folder, measuring_lock
+from oallama.profile.store import measuring_lock
 from oallama.run.setup import only_splits
 
 if TYPE_CHECKING:

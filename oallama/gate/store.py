@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from oallama import __version__
 from oallama.core.codec import from_json, parse_json
-from oallama.core.files import write_whole
+from oallama.core.files import cache_folder, write_whole
 from oallama.core.profile import Profile
 from oallama.gate.verdict import MOST_PAIRS, Key, Verdict
 from oallama.profile.machine import fingerprint_key
-from oallama.profile.store import cache_folder, profile_to_json
+from oallama.profile.store import profile_to_json
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload

@@ -19,6 +19,7 @@ from typing import Any
 
 from oallama.core.codec import parse_json
 from oallama.core.errors import BridgeError, ProfileError, UsageError
+from oallama.core.files import cache_folder
 from oallama.core.profile import Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT
 from oallama.device.card import Card, Host
@@ -29,7 +30,7 @@ from oallama.device.emulated import PARAMETERS, Emulated, card_of, card_paramete
 from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
 from oallama.profile.machine import fingerprint
-from oallama.profile.store import cache_folder, measuring_lock, read_profile, write_in_cache
+from oallama.profile.store import measuring_lock, read_profile, write_in_cache
 
 K, N = 4096, 11008  # of the matrix whose rates stand for the CPU's: LLaMA-2-7B's gate
 TYPE = "Q4_0"

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
+from oallama.core.files import cache_folder
 from oallama.core.history import History, Rates, SeenPasses
 from oallama.core.profile import LinearFit, Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE
-from oallama.profile.store import cache_folder, write_in_cache
+from oallama.profile.store import write_in_cache
 
 MEMORY_PASSES = 1024
 """Older passes weigh no more than so many."""

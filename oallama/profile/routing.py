@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
+from oallama.core.files import cache_folder
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally, Traffic
-from oallama.profile.store import cache_folder, write_in_cache
+from oallama.profile.store import write_in_cache
 
 VERSION = 1
 _DIGITS = 4  # of a decayed count

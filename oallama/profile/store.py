@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +27,13 @@ from typing import Any
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError, UsageError
-from oallama.core.files import lock_file, owner_only, write_whole
+from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, owner_only, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile, Sharing
 from oallama.profile.machine import fingerprint_key
 
 VERSION = 1
 READABLE_VERSIONS = (1,)
-FOLDER_VARIABLE = "OALLAMA_CACHE_DIR"
 
 UNHINDERED_TOKENS = 32
 """From so many tokens on a CPU kernel reads too few bytes for the DRAM to limit it: assumed of a file that has
@@ -138,19 +136,6 @@ def _read(path: str | Path) -> Profile:
 #
 # the cache
 #
-
-
-def cache_folder() -> Path:
-    """`$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else the platform's cache folder of the user
-    (`$XDG_CACHE_HOME/oallama` on Linux)."""
-    override = os.environ.get(FOLDER_VARIABLE)
-    if override:
-        with contextlib.suppress(RuntimeError):  # ~name of nobody here: a folder of that name
-            return Path(override).expanduser()
-        return Path(override)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("oallama", appauthor=False))
 
 
 def profile_path(fingerprint: dict[str, Any], folder: Path | None = None) -> Path:

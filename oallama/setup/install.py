@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 
 from ggml_bridge.library import GGML_VERSION
-from oallama.core.files import write_whole
+from oallama.core.files import cache_folder, write_whole
 from oallama.setup.build import Build, Variant, compile_build, install_bindings, make_build, pinned_version
 from oallama.setup.console import Console, SetupError, lock, run
 from oallama.setup.gpu import Backend, choose_backend, gpu_hint, known_choice
-from oallama.setup.machine import Compiler, cache_dir, check_compiler, find_compiler, this_cpu
+from oallama.setup.machine import Compiler, check_compiler, find_compiler, this_cpu
 from oallama.setup.prebuilt import check, put, take
 from oallama.setup.uv import package_environment, packages_folder
 
@@ -80,7 +80,7 @@ class Installer:
     def __init__(self, console: Console, prefix: Path, env: Mapping[str, str], wish: str) -> None:
         self.console, self.prefix, self.env, self.wish = console, prefix, env, wish
         self.python = prefix / "bin" / "python"
-        self.cache = cache_dir(env)
+        self.cache = cache_folder(env).absolute()
         self.cpu = this_cpu(env)
 
     @cached_property

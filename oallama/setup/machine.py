@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import re
 import shutil
 import stat
-import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from oallama.device.cpu import allowed_cpus, cgroup_quota
 from oallama.setup.console import SetupError, capture, compiles
 
 _NO_COMPILER = (
@@ -111,17 +112,6 @@ def platform_tag() -> str:
     return f"{sysconfig.get_platform()}-{''.join(platform.libc_ver())}".rstrip("-")
 
 
-def cache_dir(env: Mapping[str, str], system: str = sys.platform) -> Path:
-    """Folder in which builds are kept: OALLAMA_CACHE_DIR, else `oallama` in XDG_CACHE_HOME or the platform's cache
-    folder."""
-    if own := env.get("OALLAMA_CACHE_DIR"):
-        return Path(own).expanduser().absolute()
-    home = Path(env.get("HOME") or Path.home())
-    if (xdg := env.get("XDG_CACHE_HOME")) and Path(xdg).is_absolute():
-        return Path(xdg, "oallama")
-    return home / ("Library/Caches" if system == "darwin" else ".cache") / "oallama"
-
-
 def is_own(status: os.stat_result, user: int) -> bool:
     """Whether a file or folder belongs to this user or root, and nobody else may write to it."""
     others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
@@ -132,20 +122,12 @@ def build_jobs(env: Mapping[str, str]) -> int:
     """Compilers to run at once: CMAKE_BUILD_PARALLEL_LEVEL, else the usable cores, one for each GB of free memory."""
     if (asked := env.get("CMAKE_BUILD_PARALLEL_LEVEL", "")).isdecimal():
         return max(1, int(asked))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0].isdecimal():
-        cores = min(cores, max(1, -(-int(quota[0]) // int(quota[1]))))
-    if free := re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo")):
+    quota = cgroup_quota(Path("/"))
+    cores = min(len(allowed_cpus()), math.inf if quota is None else max(1, math.ceil(quota)))
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists() and (free := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"))):
         cores = min(cores, max(1, int(free[1]) * 1024 // 10**9))
-    return cores
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return int(cores)
 
 
 def _which(name: str, env: Mapping[str, str]) -> str | None:

@@ -13,9 +13,10 @@ from typing import Any
 
 from setup_env import digest_files, native_sources
 
+from oallama.core.files import cache_folder
 from oallama.setup.build import fetch_source, pinned_version
 from oallama.setup.console import Console, SetupError, Step, capture, format_seconds, guarded, lock, run
-from oallama.setup.machine import build_jobs, cache_dir, check_compiler, find_compiler, platform_tag
+from oallama.setup.machine import build_jobs, check_compiler, find_compiler, platform_tag
 from oallama.setup.uv import package_environment
 
 from .build import Builder, compiler_seconds
@@ -59,7 +60,7 @@ def main(root: Path, arguments: Sequence[str]) -> int:
 def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
     env = {"PATH": os.defpath, **os.environ}
     architectures, programs = parse_architectures(options.arch), parse_programs(options.programs)
-    work = cache_dir(env) / "cuda"
+    work = cache_folder(env).absolute() / "cuda"
     version = pinned_version()
     limit = options.limit << 20
     with lock(work / "build.lock", console):

@@ -3,7 +3,6 @@ ggml is given API 3 of back ends, which no package has yet: two slots more in th
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -16,9 +15,9 @@ import pytest
 from native_helpers import ROOT, RunHere
 
 from ggml_bridge.library import library_folder
+from oallama.core.files import cache_folder
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
-from oallama.setup.machine import cache_dir
 from oallama.stores.default_model import default_model
 
 PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"  # llama.cpp v0.5.0, ggml 0.25.1, API 2, back ends as libraries
@@ -53,7 +52,7 @@ def api3() -> Path:
     """The pinned llama.cpp's libraries, with a ggml of API 3; compiled once and kept in the build folder."""
     libraries = ROOT / "build" / "api3" / "lib"
     if not libraries.is_dir():
-        stock = next((cache_dir(os.environ) / "stock").glob("*.work/llama.cpp"), None)
+        stock = next((cache_folder() / "stock").glob("*.work/llama.cpp"), None)
         if stock is None or shutil.which("cmake") is None:
             pytest.skip("the pinned llama.cpp's sources are not kept here: the plug-in was not tried with API 3")
         shutil.rmtree(libraries.parent, ignore_errors=True)

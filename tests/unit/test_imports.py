@@ -1,7 +1,8 @@
 """The rooms' import direction, read from the sources: arrows point right and never back.
 
-cli -> serve -> gate -> bench -> placer -> {run, report} -> place -> plan -> {cost, stores} -> {profile, model} ->
-{device, setup} -> core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
+cli -> serve -> gate -> bench -> placer -> {run, report} -> place -> plan -> {cost, stores} ->
+{profile, model, setup} -> device -> core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch
+native code.
 """
 
 import ast
@@ -23,8 +24,8 @@ ROOMS = (
     ("place",),
     ("plan",),  # the record that placements become
     ("cost", "stores"),
-    ("profile", "model"),
-    ("device", "setup"),
+    ("profile", "model", "setup"),
+    ("device",),
     ("core",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
@@ -194,7 +195,6 @@ def test_importing_costs_nothing_heavy(module):
         "psutil",
         "tqdm",
         "torch",
-        "platformdirs",
         "huggingface_hub",
         "prompt_toolkit",
     ]

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from oallama.core.errors import ProfileError
+from oallama.core.files import cache_folder
 from oallama.core.profile import ProfileCase
 from oallama.profile.merge import empty, merged
-from oallama.profile.store import Journal, cache_folder, load, measuring_lock, save
+from oallama.profile.store import Journal, load, measuring_lock, save
 
 CASE = {
     "device": "CPU", "layout": "CPU", "type": "F16", "shape": [64, 32, 1], "n_expert_used": 1, "n_tokens": 1,

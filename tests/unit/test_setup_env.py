@@ -24,6 +24,7 @@ import setup_env
 
 from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION
 from oallama.core.errors import UsageError
+from oallama.core.files import cache_folder
 from oallama.setup import build, gpu, install, machine, uv
 from oallama.setup import console as console_module
 from oallama.setup.console import Console, SetupError, lock, remedy
@@ -76,17 +77,16 @@ def test_cpu_is_known_by_its_first_processor_on_x86_and_arm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "system", "expected"),
+    ("env", "expected"),
     [
-        ({"HOME": "/h"}, "linux", "/h/.cache/oallama"),
-        ({"HOME": "/h"}, "darwin", "/h/Library/Caches/oallama"),
-        ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, "linux", "/x/oallama"),
-        ({"HOME": "/h", "XDG_CACHE_HOME": "relative"}, "linux", "/h/.cache/oallama"),
-        ({"HOME": "/h", "XDG_CACHE_HOME": "/x", "OALLAMA_CACHE_DIR": "/o"}, "linux", "/o"),
+        ({"HOME": "/h"}, "/h/.cache/oallama"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, "/x/oallama"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "relative"}, "/h/.cache/oallama"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/x", "OALLAMA_CACHE_DIR": "/o"}, "/o"),
     ],
 )
-def test_cache_folder(env: dict[str, str], system: str, expected: str) -> None:
-    assert machine.cache_dir(env, system) == Path(expected)
+def test_cache_folder(env: dict[str, str], expected: str) -> None:
+    assert cache_folder(env) == Path(expected)
 
 
 @pytest.mark.parametrize(

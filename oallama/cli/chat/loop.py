@@ -27,7 +27,7 @@ def reader_of_stdin() -> Terminal | PipedLines:
     """Read from the terminal where a person types, else line by line; a closed stdin has no lines."""
     if somebody_types():
         from oallama.cli.chat.terminal import HISTORY, Terminal
-        from oallama.profile.store import cache_folder
+        from oallama.core.files import cache_folder
 
         return Terminal(cache_folder() / HISTORY)
     return PipedLines(io.StringIO() if sys.stdin is None else sys.stdin)
