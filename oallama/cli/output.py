@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from oallama.report.table import Table
 
 
-WRAP_AT = 18  # cells of text wrap at this width, in a narrow terminal
-
-
 def emit(text: str) -> None:
     """Write a result to stdout, with a line end where it has none."""
     click.echo(text, nl=not text.endswith("\n"))
@@ -60,13 +57,17 @@ def drop(stream: IO[str]) -> None:
 
 
 def show(tables: Iterable[Table]) -> None:
-    """Write tables to stdout: in colour and fitted to the width on a terminal, plain otherwise."""
-    if is_terminal(sys.stdout):
-        _show_rich(tables)
-        return
+    """Write tables to stdout, in colour on a terminal."""
     from oallama.report.table import plain
 
-    emit("\n".join(plain(t) for t in tables))
+    on_terminal = is_terminal(sys.stdout)
+    emit("\n".join(plain(t, _table_style) if on_terminal else plain(t) for t in tables))
+
+
+def _table_style(text: str, is_heading: bool) -> str:
+    if is_heading:
+        return styled(text, bold=True)
+    return styled(text, fg="green", bold=True) if text == "GPU" else text
 
 
 def styled(text: str, **style: Any) -> str:
@@ -131,34 +132,6 @@ def write_chart(path: str, chart: Picture) -> None:
     """Write a chart as SVG. Raises UsageError where that cannot be done."""
     _write(path, chart.svg().encode())
     talk(f"wrote {path}")
-
-
-def _show_rich(tables: Iterable[Table]) -> None:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    styles = {"GPU": "bold green", "ok": "green", "failed": "bold red"}
-    console = Console(file=sys.stdout, highlight=False)
-    terminal_width = console.width
-    for t in tables:
-        shown = RichTable(box=None, padding=(0, t.gap, 0, 0), pad_edge=False, header_style="bold underline")
-        for index, column in enumerate(t.columns):
-            longest = max(len(text) for text in (column.heading, *(row[index] for row in t.rows)))
-            right = column.align == "right"
-            shown.add_column(Text(column.heading), justify=column.align, no_wrap=right, min_width=min(longest, WRAP_AT))
-        for row in t.rows:
-            shown.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
-        # in less, words and numbers would be cut; let the terminal wrap instead
-        least = console.measure(shown, options=console.options.update(max_width=10_000)).minimum
-        if t.title:
-            console.print(Text(t.title, style="bold"))
-        console.width = max(terminal_width, least)
-        console.print(shown)
-        console.width = terminal_width
-        for sentence in t.footer:
-            console.print(Text(sentence))
-        console.print()
 
 
 #

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,21 +64,20 @@ def table(
     return Table(title, columns, cells, tuple(footer), width)
 
 
-def plain(t: Table) -> str:
+def plain(t: Table, style: Callable[[str, bool], str] = lambda text, is_heading: text) -> str:
     """Aligned columns separated by two spaces (one where the table's width asks for it), a line below the headings, no
-    trailing blanks."""
-    headings = tuple(column.heading for column in t.columns)
+    trailing blanks. style: changes the look of a cell, not its width; is_heading: of titles and headings."""
     widths, gap = t.widths, " " * t.gap
 
-    def line(cells: Sequence[str]) -> str:
-        padded = (
-            cell.rjust(width) if column.align == "right" else cell.ljust(width)
-            for cell, width, column in zip(cells, widths, t.columns, strict=True)
-        )
+    def line(cells: Sequence[str], is_heading: bool = False) -> str:
+        padded = []
+        for cell, width, column in zip(cells, widths, t.columns, strict=True):
+            blanks, text = " " * (width - len(cell)), style(cell, is_heading)
+            padded.append(blanks + text if column.align == "right" else text + blanks)
         return gap.join(padded).rstrip()
 
-    lines = t.lines_of(t.title) if t.title else []
-    lines += [line(headings), gap.join("-" * width for width in widths)]
+    lines = [style(each, True) for each in t.lines_of(t.title)] if t.title else []
+    lines += [line([column.heading for column in t.columns], True), gap.join("-" * width for width in widths)]
     lines += [line(row) for row in t.rows]
     for sentence in t.footer:
         lines += t.lines_of(sentence)

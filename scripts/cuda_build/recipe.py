@@ -29,9 +29,9 @@ NATIVE = ("ggml_bridge", "ggml-oallama")  # ours
 PROGRAMS = ("llama-bench", "llama-server")
 
 PYTHON_PARTS = (
-    "cffi", "click", "diskcache", "gguf", "hypothesis", "iniconfig", "jinja2", "markdown-it-py", "markupsafe", "mdurl",
-    "packaging", "pluggy", "prompt-toolkit", "psutil", "pycparser", "pygments", "pytest", "pyyaml",
-    "rich", "sortedcontainers", "tqdm", "typing-extensions", "wcwidth",
+    "cffi", "click", "diskcache", "gguf", "hypothesis", "iniconfig", "jinja2", "markupsafe", "packaging",
+    "pluggy", "prompt-toolkit", "psutil", "pycparser", "pygments", "pytest", "pyyaml",
+    "sortedcontainers", "tqdm", "typing-extensions", "wcwidth",
 )  # fmt: skip
 """What oallama, llama-cpp-python and the tests of cards import. numpy is left out: 17 MB, and whoever has torch has
 it."""

@@ -189,7 +189,6 @@ def test_importing_costs_nothing_heavy(module):
         "numpy",
         "llama_cpp",
         "jinja2",
-        "rich",
         "gguf",
         "cffi",
         "psutil",
