@@ -56,7 +56,7 @@ void check_table() {
     done("n_g by the table");
 }
 
-// A half is rounded up, and then the host's tokens to whole groups, as the planner does (tests/unit/test_cuts.py).
+// A half is rounded up, and then the host's tokens to whole groups, as the planner does (tests/unit/test_tokens.py).
 void check_rounding() {
     const Block   block = ffn_block(q4_0, q4_0);
     const PlanPtr plan =

@@ -6,14 +6,9 @@ from dataclasses import replace
 
 from split_cases import EMBD, FF, VOCAB, World, attention, llama, model, operator
 
-from oallama.core.profile import LinearFit, Profile
+from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
-from oallama.cost.blocks import (
-    split_blocks,
-)
 from oallama.cost.graph import build_graph
-from oallama.cost.kernels import Kernels
-from oallama.cost.slices import BlockType, block_types
 from oallama.place.placement import Candidate, Placement, plan_record
 from oallama.place.problem import LoadBytes, Problem
 from oallama.plan.plan import Plan
@@ -62,13 +57,6 @@ def plan_of(made: Problem, decision: Candidate) -> Plan:
 def experts(biased: bool = False) -> list[Operator]:
     shapes = (("ffn_gate_exps", EMBD, FF), ("ffn_up_exps", EMBD, FF), ("ffn_down_exps", FF, EMBD))
     return [operator(role, k, n, e=8, used=2, biased=biased) for role, k, n in shapes]
-
-
-def block_of(ops: list[Operator], profile: Profile, layout: str = "CPU") -> BlockType:
-    """The FFN among these operators."""
-    chosen = [FF * ("ffn" in op.role) for op in ops]
-    (block,) = split_blocks(ops, chosen)
-    return next(one for one in block_types(Kernels(profile), ops, block) if one.layout == layout)
 
 
 FAST_LINK = LinearFit(1e-6, 2e-10, 1.0)

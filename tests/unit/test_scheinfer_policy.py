@@ -157,7 +157,7 @@ def test_what_a_load_takes_beside_is_taken_off_the_room() -> None:
 
 
 def test_of_experts_a_token_streams_those_it_is_routed_to_where_that_pays() -> None:
-    from test_slices import experts
+    from policy_cases import experts
 
     ops = [
         op

@@ -1,0 +1,413 @@
+"""What each policy does, on machines whose rates can be reckoned with by hand, through the pure plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seeds import examples
+from worlds import CARD, HOST, World, device_bytes, model_info, total_s, where, worlds
+
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.options import Options
+from oallama.core.types import CPU_DEVICE, Operator, Workload
+from oallama.place.decide import larger_ubatches
+from oallama.place.placement import placed_whole
+from oallama.place.policies.registry import POLICIES, Policy, Room, Rules, policy
+from oallama.place.problem import Problem
+from oallama.plan.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("small_cards")
+
+FFN = ("ffn_gate", "ffn_up", "ffn_down")
+FAST = replace(
+    CARD,
+    kernel_s=0.0,
+    launch_s=0.0,
+    launch_node_s=0.0,
+    copy_s=0.0,
+    copy_issue_s=0.0,
+    synchronize_s=0.0,
+    bytes_per_s=8e12,
+)
+"""No fixed times: what is computed and copied is all that counts."""
+
+PLAIN_HOST = replace(HOST, kernel_s=0.0, dram_bytes_per_s=1e15)
+TOKEN = Workload(n_prompt=1, n_gen=100, n_ctx=512)
+EXPERTS = model_info(n_expert=8, n_expert_used=2)
+
+
+def slow_cpu(**facts: object) -> World:
+    """A CPU of 20 GB/s, a link of 10 GB/s, a card that takes hardly any time."""
+    card = replace(FAST, pinned_bytes_per_s=10e9, pageable_bytes_per_s=10e9)
+    host = replace(PLAIN_HOST, bytes_per_s=20e9)
+    return replace(World(card=card, host=host, workload=TOKEN), **facts)  # type: ignore[arg-type]
+
+
+def bytes_of(operators: Iterable[Operator]) -> int:
+    return sum(operator.bytes for operator in operators)
+
+
+def there(world: World, plan: Plan) -> list[Operator]:
+    return [o for o, place in zip(world.operators, plan.operators, strict=True) if place.gg == 1]
+
+
+#
+# times, reckoned by hand
+#
+
+
+def test_the_cpu_takes_its_bytes_by_its_rate_and_the_rest_of_each_layer() -> None:
+    """The mean depth of a token is half of what is generated: 256, which was measured."""
+    world = World(workload=Workload(n_prompt=156, n_gen=200, n_ctx=512))
+    plan = world.plan("cpu")
+    (rest,) = {
+        case.seconds
+        for case in world.profile.rest
+        if (case.device, case.n_tokens, case.n_kv) == (CPU_DEVICE, 1, 256) and case.shape and case.shape.flash_attn
+    }
+    moved = sum(4 * (o.shape[0] + o.shape[1]) for o in world.operators)  # activations, in and out
+    by_hand = (bytes_of(world.operators) + moved) / 40e9 + len(world.operators) * 5e-6
+    assert plan.predicted is not None and plan.device == "none"
+    assert plan.predicted.tpot_s == pytest.approx(by_hand + 2 * rest)
+
+
+def test_a_device_adds_its_crossings_and_launches() -> None:
+    """Slower and slower links and launches: each costs what it adds, whatever is computed."""
+    world = World(share=3.0, workload=TOKEN)
+    base = total_s(world.plan("layers"))
+    launches = replace(world, card=replace(CARD, launch_s=CARD.launch_s + 1e-3))
+    assert total_s(launches.plan("layers")) == pytest.approx(base + 101 * 1e-3)
+    logits = replace(world, card=replace(CARD, pinned_bytes_per_s=1e6, pageable_bytes_per_s=1e6))
+    ids_and_result = 101 * 4 * (512 + 4096)
+    slower = 1 / 1e6 - 1 / 20e9, 1 / 1e6 - 1 / 8e9
+    assert total_s(logits.plan("layers")) - base == pytest.approx(ids_and_result * slower[0], rel=0.01)
+
+
+def test_a_long_prompt_s_host_layers_are_computed_on_the_device() -> None:
+    """llama.cpp copies their weights for batches of 32 tokens and more, where it has the device."""
+    at = {n: Workload(n_prompt=n, n_gen=1, n_ctx=1024) for n in (31, 32, 512)}
+    slow = slow_cpu(share=0.3, model=model_info(n_layer=3))
+    seconds = {n: slow_load.predicted.ttft_s for n, load in at.items()  # type: ignore[union-attr]
+               if (slow_load := replace(slow, workload=load).plan("layers"))}  # fmt: skip
+    alone = {n: replace(slow, workload=load).plan("cpu").predicted.ttft_s for n, load in at.items()}  # type: ignore[union-attr]
+    assert seconds[512] < 0.5 * alone[512]
+    assert seconds[32] / seconds[31] != pytest.approx(alone[32] / alone[31], rel=0.02)
+    kept = replace(slow, workload=at[512], device_facts=(("device_backend", "RPC"),)).plan("layers")
+    assert kept.predicted is not None and kept.predicted.ttft_s > 1.5 * seconds[512]
+
+
+#
+# whole operators
+#
+
+
+def test_layers_are_taken_from_the_end_and_the_output_first() -> None:
+    world = World(model=model_info(n_layer=4))
+    layer = bytes_of(o for o in world.operators if o.layer == 0)
+    output = bytes_of(world.operators[-1:])
+    for n_layers in range(5):
+        made = replace(world, room=output + n_layers * layer + 100)
+        for name in ("layers", "fit"):
+            plan = made.plan(name)
+            assert plan.n_gpu_layers == n_layers + 1
+            assert {o.layer for o in there(made, plan)} == {None, *range(4 - n_layers, 4)}
+
+
+@pytest.mark.parametrize("parts", [(), ("ffn_up_exps",), ("ffn_up_exps", "ffn_gate_exps")])
+def test_fit_places_experts_last_and_of_one_more_layer_a_part(parts: tuple[str, ...]) -> None:
+    world = World(model=EXPERTS)
+    others = [o for o in world.operators if o.op == "MUL_MAT"]
+    last = [o for o in world.operators if o.layer == 1 and o.op == "MUL_MAT_ID"]
+    first = [o for o in world.operators if o.layer == 0 and o.role in parts]
+    made = replace(world, room=bytes_of((*others, *last, *first)) + 100)
+    assert set(there(made, made.plan("fit"))) == {*others, *last, *first}
+
+
+def test_fit_is_not_limited_by_a_share_of_the_weights() -> None:
+    with pytest.raises(UsageError, match="limit it by --vram"):
+        World(options=Options(flash_attn="on", gpu_weights=0.5)).plan("fit")
+
+
+@contextmanager
+def every() -> Iterator[Policy]:
+    """A policy that looks at all placements of whole operators that fit."""
+
+    @policy("every", "whatever fits")
+    def found(problem: Problem, room: Room) -> Iterable[Any]:
+        for first in range(problem.graph.n_layer + 1):
+            sides = [(False, True) if layer >= first else (False,) for layer in problem.graph.operator_layer]
+            for choice in product(*sides):
+                used = sum(o.bytes for o, on in zip(problem.operators, choice, strict=True) if on)
+                if used <= room.operator_bytes(first):
+                    yield placed_whole(room.costs, choice, first)
+
+    yield found
+    del POLICIES["every"]
+
+
+@given(world=worlds())
+@settings(max_examples=examples(40))
+def test_oato_is_near_the_best_of_all_placements(world: World) -> None:
+    """Of a model of one layer; the bound is below all of them."""
+    model = replace(world.model, n_layer=1, n_expert=0, n_expert_used=0)
+    world = replace(world, model=model, uses=())
+    with every() as brute_force:
+        best = min(world.plan(brute_force), world.plan("cpu"), key=total_s)
+    found = world.plan("oato")
+    assert best.bound is not None and best.predicted is not None
+    assert best.bound.total_s <= best.predicted.total_s * (1 + 1e-9)
+    assert total_s(best) * (1 - 1e-9) <= total_s(found) <= 1.1 * total_s(best)
+    assert total_s(best) <= total_s(world.plan("atsinfer")) * (1 + 1e-9)
+
+
+def test_where_all_fits_the_bound_is_not_far_below() -> None:
+    world = World(card=FAST, share=3.0, workload=TOKEN)
+    plan = world.plan("oato")
+    assert plan.bound is not None and plan.predicted is not None
+    assert 0.3 * plan.predicted.tpot_s < plan.bound.tpot_s <= plan.predicted.tpot_s
+
+
+def test_the_bound_is_the_linear_program_s() -> None:
+    """CPU and device together at their rates, with nothing to fit: no weight may stay, and the link is slow."""
+    world = slow_cpu(options=Options(flash_attn="on", gpu_weights=0.0))
+    bound = world.plan("cpu").bound
+    weights = bytes_of(world.operators)
+    assert bound is not None
+    at_least = weights / (20e9 + 10e9)
+    assert at_least * 0.9 <= bound.tpot_s <= weights / 20e9 * 1.2
+
+
+def test_oato_s_rules() -> None:
+    """Published, it fills up with what gains nothing, and stops at the first that does not fit."""
+    slow = World(card=replace(CARD, bytes_per_s=1e9), share=0.6)
+    assert not there(slow, slow.plan("oato"))
+    assert any("nothing is placed on card" in note for note in slow.plan("oato").notes)
+    published = slow.plan("oato", rules=Rules(affinity="paper", fill="paper"))
+    assert there(slow, published)
+    full = slow.plan("oato", rules=Rules(fill="full"))
+    assert full.memory.spare < min(o.bytes for o in slow.operators if o not in there(slow, full))
+    for rules in (Rules(affinity="paper"), Rules(fill="full")):
+        assert slow.plan("auto", rules=rules).policy == "oato"
+        with pytest.raises(UsageError, match="say how oato places; policy layers does not"):
+            slow.plan("layers", rules=rules)
+
+
+@pytest.mark.parametrize("name", ["affinity", "fill", "prefetch"])
+def test_a_rule_that_there_is_not_is_named(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 'best'; give one of"):
+        Rules(**{name: "best"})  # type: ignore[arg-type]
+
+
+#
+# slices
+#
+
+
+def test_hetegen_cuts_each_linear_by_equation_8() -> None:
+    """alpha = T_CPU / (T_CPU + T_GPU + T_COM), of times by rates; within one step of the cut."""
+    world = slow_cpu(
+        model=model_info(n_embd=1024, n_ff=4096), options=Options(flash_attn="on", gpu_weights=0.0), share=1.0
+    )
+    cpu_s, gpu_s, com_s = 1 / 20e9, 1 / 8e12, 1 / 10e9
+    alpha = cpu_s / (cpu_s + gpu_s + com_s)
+    for operator, place in zip(world.operators, world.plan("hetegen").operators, strict=True):
+        if operator.layer is not None:
+            assert place.gg == 0 and place.cg == pytest.approx(alpha, abs=0.07), operator.name
+    narrow = replace(world, room=60_000)
+    assert set(where(narrow.plan("hetegen")).values()) <= {"cpu", "device", "cpu streamed", "streamed"}
+
+
+def test_hetegen_promotes_while_memory_lasts() -> None:
+    n_whole = [len(there(made, made.plan("hetegen"))) for s in (0.1, 0.5, 1.5) if (made := slow_cpu(share=s))]
+    assert n_whole == sorted(n_whole) and n_whole[0] < n_whole[1] < n_whole[2] == 15
+
+
+def test_scheinfer_balances_cpu_and_link() -> None:
+    """In decode both sides end together: the CPU computes 1 - r of an FFN while the link copies r (Eq. 10)."""
+    world = slow_cpu(
+        model=model_info(n_embd=1024, n_ff=8192), options=Options(flash_attn="on", gpu_weights=0.0), share=1.0,
+        workload=Workload(n_prompt=1, n_gen=400, n_ctx=512),
+    )  # fmt: skip
+    shares = {p.cg for o, p in zip(world.operators, world.plan("scheinfer").operators, strict=True) if o.role in FFN}
+    assert all(share == pytest.approx(1 / 3, abs=0.05) for share in shares)
+
+
+def test_more_of_the_weights_are_streamed_over_a_faster_link() -> None:
+    shares = []
+    for rate in (1e7, 5e9, 40e9):
+        card = replace(FAST, pinned_bytes_per_s=rate, pageable_bytes_per_s=rate)
+        plan = slow_cpu(card=card, options=Options(flash_attn="on", gpu_weights=0.2), share=1.0).plan("scheinfer")
+        shares.append(sum(place.cg for place in plan.operators))
+    assert shares == sorted(shares) and shares[0] == 0 < shares[1] < shares[-1]
+
+
+def test_copies_run_ahead_unless_they_may_not() -> None:
+    world = slow_cpu(options=Options(flash_attn="on", gpu_weights=0.0), share=1.0)
+    ahead, layer = (world.plan("scheinfer", rules=Rules(prefetch=mode)) for mode in ("ahead", "layer"))
+    assert ahead.streaming is not None and layer.streaming is not None
+    assert (ahead.streaming.prefetch, layer.streaming.prefetch) == ("ahead", "layer")
+    assert layer.streaming.n_slots == 1 and total_s(ahead) < total_s(layer)
+    blocking = replace(world, device_facts=(("device_asynchronous", False),)).plan("scheinfer")
+    assert total_s(blocking) > total_s(ahead)
+    assert blocking.streaming is None or blocking.streaming.n_slots == 1
+
+
+#
+# experts
+#
+
+
+def routed(uses: tuple[float, ...], **facts: object) -> World:
+    return slow_cpu(model=EXPERTS, uses=uses, share=0.45, **facts)
+
+
+SKEWED = (9000.0, 5.0, 5.0, 5000.0, 5.0, 5.0, 5.0, 5.0)
+
+
+def test_the_experts_that_are_used_are_on_the_device() -> None:
+    plan = routed(SKEWED).plan("experts")
+    hot = {place.name: place.hot_experts for place in plan.operators if place.hot_experts}
+    assert plan.policy == "experts" and hot
+    assert all(name.split(".")[2].endswith("_exps") and {0, 3} <= set(experts) for name, experts in hot.items())
+    for layer in (0, 1):
+        sets = {experts for name, experts in hot.items() if name.startswith(f"blk.{layer}.")}
+        assert len(sets) <= 1, "gate, up and down of an expert are together"
+    alike = routed((100.0,) * 8)
+    assert total_s(plan) < total_s(alike.plan("auto"))
+    assert routed(SKEWED).plan("auto").policy == "experts"
+
+
+def test_experts_used_alike_are_not_placed_by_use() -> None:
+    plan = routed((100.0,) * 8).plan("experts")
+    assert any("no layer's experts are worth placing by use" in note for note in plan.notes)
+    assert not any(place.hot_experts for place in plan.operators)
+    assert routed((100.0,) * 8).plan("auto").policy != "experts"
+
+
+def test_without_known_uses_it_says_how_to_come_by_them() -> None:
+    with pytest.raises(UsageError, match="this one has none"):
+        slow_cpu().plan("experts")
+    with pytest.raises(UsageError, match="count-experts"):
+        slow_cpu(model=EXPERTS).plan("experts")
+
+
+#
+# other systems
+#
+
+PUBLISHED = {one.name: one.published for one in POLICIES.values() if one.published}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_plan_says_what_of_the_published_system_it_has_not(name: str) -> None:
+    plan = slow_cpu(model=EXPERTS).plan(name)
+    assert PUBLISHED[name] in plan.notes and plan.policy == name
+
+
+def test_fiddler_keeps_experts_on_the_host_and_the_rest_on_the_device() -> None:
+    world = slow_cpu(model=EXPERTS)
+    others = [o for o in world.operators if o.op == "MUL_MAT"]
+    last = [o for o in world.operators if o.op == "MUL_MAT_ID" and o.layer == 1]
+    for more in ([], last):
+        made = replace(world, room=bytes_of((*others, *more)) + 200_000)
+        assert set(there(made, made.plan("fiddler"))) == {*others, *more}
+    with pytest.raises(UsageError, match="models with experts"):
+        slow_cpu().plan("fiddler")
+
+
+#
+# memory
+#
+
+
+def test_the_micro_batch_is_halved_until_the_buffers_fit_and_said_so() -> None:
+    world = World(compute_per_token=1 << 16, workload=Workload(n_prompt=64, n_gen=8, n_ctx=512))
+    small = replace(world, room=-300 * (1 << 16))
+    plan = small.plan("oato")
+    assert plan.workload.n_ubatch == 128
+    assert "micro-batch lowered from 512 to 128" in plan.notes[0]
+
+
+def test_does_not_fit_names_required_available_and_device() -> None:
+    none = World(compute_per_token=1 << 16, room=-500 * (1 << 16))
+    with pytest.raises(DoesNotFit, match="card") as caught:
+        none.plan("oato")
+    assert caught.value.required > caught.value.available > 0 and caught.value.device == "card"
+    assert none.plan("auto").memory.spare >= 0
+
+
+def test_a_kv_cache_that_does_not_fit_leaves_layers_on_the_host() -> None:
+    world = World(workload=Workload(n_prompt=64, n_gen=8, n_ctx=4096), room=-2_000_000, compute_per_token=64)
+    plan = world.plan("layers")
+    assert any("some layers keep theirs on the host" in note for note in plan.notes)
+    assert (
+        plan.n_gpu_layers < world.model.n_layer + 1
+        and plan.memory.kv
+        < world.taken(
+            world.workload,
+            plan.attention,  # type: ignore[arg-type]
+        ).kv
+    )
+
+
+def test_the_share_of_the_weights_is_a_cap() -> None:
+    for share, name in product((0.25, 0.5, 0.75), ("oato", "layers", "scheinfer")):
+        world = World(share=2.0, options=Options(flash_attn="on", gpu_weights=share), model=model_info(n_layer=4))
+        placed = sum(device_bytes(world.operators, world.plan(name)))
+        assert 0 < placed <= share * bytes_of(world.operators)
+
+
+def test_a_larger_micro_batch_is_taken_where_it_gains_and_said_so() -> None:
+    """A weight that is streamed is read once a micro-batch."""
+    load = Workload(n_prompt=2000, n_gen=1, n_ctx=4096)
+    world = slow_cpu(workload=load, share=0.2, model=model_info(n_layer=4), compute_per_token=64)
+    larger = larger_ubatches(load, world.options)
+    assert larger == (1024, 2048)
+    plan = world.plan("layers", larger_ubatches=larger)
+    assert plan.workload.n_ubatch == 2048 and "raised from 512 to 2048 tokens" in plan.notes[0]
+    assert total_s(plan) < total_s(world.plan("layers"))
+    decode = replace(world, workload=replace(load, n_prompt=1, n_gen=100))
+    assert decode.plan("layers", larger_ubatches=larger) == decode.plan("layers")
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "options", "sizes"),
+    [(1, {}, ()), (512, {}, ()), (513, {}, (768,)), (1100, {}, (1024, 1280)), (10_000, {}, (1024, 2048)),
+     (10_000, {"n_batch": 700}, (700,)), (10_000, {"n_batch": 8192}, (1024, 2048, 4096, 8192)),
+     (10_000, {"n_ubatch": 512}, ())],
+)  # fmt: skip
+def test_micro_batches_are_doubled_up_to_the_whole_prompt(
+    n_prompt: int, options: dict[str, int], sizes: object
+) -> None:
+    assert larger_ubatches(Workload(n_prompt, 1, 16384), Options(**options)) == sizes  # type: ignore[arg-type]
+
+
+#
+# attention
+#
+
+
+@given(st.sampled_from([64, 300, 1000, 2000]))
+@settings(max_examples=4)
+def test_attention_is_whichever_is_predicted_to_be_faster(depth: int) -> None:
+    world = World(workload=Workload(n_prompt=1, n_gen=64, n_ctx=4096, n_past=depth), share=0.4)
+    found = {way: replace(world, options=Options(flash_attn=way)).plan("oato") for way in ("on", "off", "auto")}
+    assert total_s(found["auto"]) == pytest.approx(min(total_s(found["on"]), total_s(found["off"])))
+    for way, plan in found.items():
+        assert plan.attention is not None
+        assert plan.attention.flash_attn == way or way == "auto"
+
+
+def test_more_depth_costs_more() -> None:
+    seconds = [
+        total_s(World(workload=Workload(n_prompt=1, n_gen=64, n_ctx=8192, n_past=depth)).plan("layers"))
+        for depth in (0, 500, 2000, 6000)
+    ]
+    assert all(less < more for less, more in pairwise(seconds))

@@ -1,0 +1,228 @@
+"""Small models on described machines, for tests of plans: each fact by its keyword, each plan through pure_plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hypothesis import strategies as st
+
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
+from oallama.core.options import Options
+from oallama.core.profile import Profile
+from oallama.core.routing import LayerRouting, Routing
+from oallama.core.types import CPU_DEVICE, Attention, ModelInfo, Operator, Workload
+from oallama.cost.graph import build_graph
+from oallama.device.card import Card, Host
+from oallama.place.policies.registry import Policy, Rules
+from oallama.place.problem import LoadBytes
+from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan
+from oallama.plan.plan import Plan
+from oallama.profile.described import described
+
+CARD = Card(
+    name="card", description="a card", memory_bytes=8 << 30, bytes_per_s=500e9, flops_per_s=50e12,
+    flops_float_per_s=25e12, kernel_s=2e-6, launch_s=5e-6, launch_node_s=1e-6, copy_s=4e-6, copy_issue_s=1e-6,
+    synchronize_s=3e-6, pinned_bytes_per_s=20e9, pageable_bytes_per_s=8e9,
+)  # fmt: skip
+HOST = Host(name="host", bytes_per_s=40e9, flops_per_s=1e12, source="nobody", flops_float_per_s=0.5e12)
+
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+
+
+def model_info(
+    *, n_layer: int = 2, n_embd: int = 512, n_ff: int = 1024, n_expert: int = 0, n_expert_used: int = 0, **more: object
+) -> ModelInfo:
+    usual = ModelInfo(
+        path="m.gguf", arch="llama", name="m", n_layer=n_layer, n_embd=n_embd, n_ff=n_ff, n_head=8, n_head_kv=2,
+        n_embd_head_k=n_embd // 8, n_embd_head_v=n_embd // 8, n_expert=n_expert, n_expert_used=n_expert_used,
+        n_vocab=4096, n_ctx_train=4096, file_bytes=1, fingerprint="f" * 64,
+    )  # fmt: skip
+    return replace(usual, **more)  # type: ignore[arg-type]
+
+
+def weight(
+    *, role: str, k: int, n: int, layer: int | None = None, n_expert: int = 0, used: int = 1, type_name: str = "Q4_0"
+) -> Operator:
+    """One weight; with experts, one that tokens are routed through."""
+    e = max(1, n_expert)
+    return Operator(
+        name=f"{role}.weight" if layer is None else f"blk.{layer}.{role}.weight",
+        layer=layer,
+        role=role,
+        op="MUL_MAT_ID" if n_expert else "MUL_MAT",
+        type=type_name,
+        shape=(k, n, e),
+        bytes=GGML_TYPES_BY_NAME[type_name].n_bytes(k * n * e),
+        active_fraction=used / e,
+        n_expert_used=used,
+    )
+
+
+def weights_of(model: ModelInfo, *, type_name: str = "Q4_0", n_ffs: tuple[int, ...] = ()) -> tuple[Operator, ...]:
+    """Llama's operators in graph order, or Mixtral's. n_ffs: of each layer, where they differ."""
+    n_embd, n_kv = model.n_embd, model.n_head_kv * model.n_embd_head_k
+    tail, used = ("_exps", model.n_expert_used) if model.n_expert else ("", 1)
+    made = []
+    for layer in range(model.n_layer):
+        n_ff = n_ffs[layer] if n_ffs else model.n_ff
+        for role, n in zip(ATTENTION, (n_embd, n_kv, n_kv, n_embd), strict=True):
+            made.append(weight(role=role, k=n_embd, n=n, layer=layer, type_name=type_name))
+        if model.n_expert:
+            made.append(weight(role="ffn_gate_inp", k=n_embd, n=model.n_expert, layer=layer, type_name="F32"))
+        for role, k, n in (("ffn_gate", n_embd, n_ff), ("ffn_up", n_embd, n_ff), ("ffn_down", n_ff, n_embd)):
+            made.append(
+                weight(role=role + tail, k=k, n=n, layer=layer, n_expert=model.n_expert, used=used, type_name=type_name)
+            )
+    return (*made, weight(role="output", k=n_embd, n=model.n_vocab, type_name=type_name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A model, a machine, and what is asked of them.
+
+    share: of the weights that fit the device beside KV cache and buffers; room: bytes that do, where they are given.
+    repacked: how many times faster the CPU is in a second layout; 0: it has none. uses: of each expert in decode, of
+    every layer; none: not known.
+    """
+
+    model: ModelInfo = model_info()  # noqa: RUF009 - frozen
+    type_name: str = "Q4_0"
+    n_ffs: tuple[int, ...] = ()
+    card: Card = CARD
+    host: Host = HOST
+    tokens: tuple[int, ...] = (1, 8, 32, 128, 512)
+    share: float = 0.5
+    room: int | None = None
+    host_room: int = 1 << 40
+    compute_per_token: int = 2048
+    repacked: float = 0.0
+    device_facts: tuple[tuple[str, object], ...] = ()
+    workload: Workload = Workload(n_prompt=64, n_gen=32, n_ctx=512)  # noqa: RUF009
+    options: Options = Options(flash_attn="on")  # noqa: RUF009
+    uses: tuple[float, ...] = ()
+
+    @cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        return weights_of(self.model, type_name=self.type_name, n_ffs=self.n_ffs)
+
+    @cached_property
+    def header(self) -> Header:
+        return Header(self.model, self.operators, build_graph(self.model, self.operators))
+
+    @cached_property
+    def profile(self) -> Profile:
+        made = described(self.host, self.card, self.model, self.operators, self.tokens)
+        if self.repacked:
+            own = [case for case in made.cases if case.device == CPU_DEVICE and case.mul_mat.type == self.type_name]
+            faster = (
+                replace(case, layout="CPU_REPACK", seconds=case.seconds / self.repacked, samples=()) for case in own
+            )
+            made = replace(made, cases=(*made.cases, *faster))
+        return replace(made, fingerprint={**made.fingerprint, **dict(self.device_facts)})
+
+    def taken(self, workload: Workload, attention: Attention) -> LoadBytes:
+        """By a load on the CPU alone."""
+        compute = self.compute_per_token * workload.largest_batch
+        return replace(counted_load(self.header, workload, attention), compute=compute)
+
+    @property
+    def device_bytes(self) -> int:
+        """Free on the card: the share of the weights and what the largest load takes beside them."""
+        taken = self.taken(self.workload, Attention())
+        room = self.share * taken.weights_host if self.room is None else self.room
+        return int((room + taken.kv + taken.compute) / self.options.vram_fill) + 1
+
+    @property
+    def routing(self) -> Routing | None:
+        if not self.uses:
+            return None
+        layers = tuple(
+            LayerRouting(layer, 8192, self.uses, self.uses, self.uses) for layer in range(self.model.n_layer)
+        )
+        used = self.model.n_expert_used
+        return Routing(1, self.model.fingerprint, self.model.n_expert, used, 4096, layers, layers)
+
+    def plan(
+        self,
+        policy: str | Policy = "auto",
+        *,
+        rules: Rules = Rules(),  # noqa: B008
+        larger_ubatches: tuple[int, ...] = (),
+    ) -> Plan:
+        """Raises UsageError, DoesNotFit."""
+        return pure_plan(
+            self.header, self.profile, self.options, Memory(self.device_bytes, self.host_room, self.taken),
+            self.workload, policy, rules, self.routing, larger_ubatches,
+        )  # fmt: skip
+
+
+def total_s(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.total_s
+
+
+def device_bytes(operators: tuple[Operator, ...], plan: Plan) -> Iterator[float]:
+    """Of each operator, the bytes that stay on the device."""
+    for operator, place in zip(operators, plan.operators, strict=True):
+        yield operator.bytes * (place.gg + len(place.hot_experts) / operator.shape[2])
+
+
+FACTORS = st.sampled_from([0.3, 0.6, 1.0, 2.0, 5.0])
+
+
+@st.composite
+def cards(draw: st.DrawFn) -> Card:
+    memory, link, flops, wait = (draw(FACTORS) for _ in range(4))
+    return replace(
+        CARD, bytes_per_s=CARD.bytes_per_s * memory, flops_per_s=CARD.flops_per_s * flops,
+        flops_float_per_s=CARD.flops_float_per_s * flops, pinned_bytes_per_s=CARD.pinned_bytes_per_s * link,
+        pageable_bytes_per_s=CARD.pageable_bytes_per_s * link, kernel_s=CARD.kernel_s * wait,
+        launch_s=CARD.launch_s * wait, synchronize_s=CARD.synchronize_s * wait,
+    )  # fmt: skip
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Anything that the planner meets, small."""
+    n_expert = draw(st.sampled_from([0, 0, 4]))
+    n_ff = draw(st.sampled_from([1024, 1408, 2816]))
+    model = model_info(
+        n_layer=draw(st.integers(1, 3)), n_ff=n_ff, n_expert=n_expert, n_expert_used=2 if n_expert else 0
+    )
+    n_prompt = draw(st.sampled_from([1, 64, 600]))
+    skewed = n_expert and draw(st.booleans())
+    return World(
+        model=model,
+        type_name=draw(st.sampled_from(["Q4_0", "Q8_0", "F16"])),
+        card=draw(cards()),
+        host=replace(HOST, bytes_per_s=HOST.bytes_per_s * draw(FACTORS), flops_per_s=HOST.flops_per_s * draw(FACTORS)),
+        share=draw(st.sampled_from([0.02, 0.2, 0.5, 0.8, 1.2])),
+        host_room=draw(st.sampled_from([0, 1 << 40])),
+        repacked=draw(st.sampled_from([0.0, 1.5])),
+        device_facts=draw(st.sampled_from([(), (("device_asynchronous", False), ("device_backend", "RPC"))])),
+        workload=Workload(
+            n_prompt=n_prompt,
+            n_gen=draw(st.sampled_from([0, 16, 200])),
+            n_ctx=1024,
+            n_past=draw(st.sampled_from([0, 100])),
+        ),
+        options=Options(
+            flash_attn=draw(st.sampled_from(["on", "off", "auto"])),
+            gpu_weights=draw(st.sampled_from([None, None, 0.0, 0.4])),
+        ),
+        uses=(4000.0, 2000.0, 100.0, 50.0) if skewed else (),
+    )
+
+
+def where(plan: Plan) -> dict[str, str]:
+    """Of each operator by its role: `device` where it lies there whole, `cut` where some of it does, `streamed` where
+    some of it is copied there, else `cpu`; of a role in several layers joined."""
+    found: dict[str, set[str]] = {}
+    for place in plan.operators:
+        side = (
+            "device" if place.gg == 1 else "streamed" if place.cg else "cut" if place.gg or place.hot_experts else "cpu"
+        )
+        found.setdefault(place.name.removesuffix(".weight").split(".")[-1], set()).add(side)
+    return {role: " ".join(sorted(sides)) for role, sides in found.items()}
