@@ -23,6 +23,7 @@ QUICK = (
     "emulated-rtx3060/llama-1b/vram_share=0.45/twinpilots",
     "pc+rtx3060-12/gpt-oss-20b:MXFP4:12/vram=3GiB/experts",
     "pc+rtx3060-12/moe-2.7b:Q8_0/vram=2GiB/oato",
+    "pc+rtx3060-12/qwen3-30b-a3b:Q4_0:12/vram=4GiB/auto",
 )
 """Of every policy and setting something, a few seconds together. The whole corpus: scripts/plan_corpus.py compare."""
 
