@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from oallama.core.profile import LinearFit
@@ -10,7 +9,7 @@ from oallama.core.types import ModelInfo, Operator
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import Pass
 from oallama.cost.rates import NO_TRANSFER, TransferRates
-from oallama.cost.whole import Costs, OperatorCost, placement_seconds
+from oallama.cost.whole import Costs, OperatorCost
 
 ROLES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 DECODE = (Pass(1, 256, 1),)
@@ -45,15 +44,3 @@ def costs(
 ) -> Costs:
     priced = tuple(OperatorCost(op.bytes, t_cpu, t_gpu, "CPU") for op, (t_cpu, t_gpu) in zip(ops, times, strict=True))
     return Costs(priced, build_graph(model(n_layer), ops), transfer, DECODE, *rest)
-
-
-def best_by_brute_force(problem: Costs, budget: int, first_device_layer: int) -> float:
-    """Least predicted seconds over all subsets of operators within the budget that llama.cpp can load: none in a layer
-    whose norms and KV are on the host."""
-    sides = [(False, True) if layer >= first_device_layer else (False,) for layer in problem.graph.operator_layer]
-    best = float("inf")
-    for choice in itertools.product(*sides):
-        used = sum(c.bytes for c, chosen in zip(problem.operators, choice, strict=True) if chosen)
-        if used <= budget:
-            best = min(best, placement_seconds(problem, choice, first_device_layer))
-    return best

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from split_cases import EMBD, FF, VOCAB, World, attention, llama, model, operator
+from split_cases import EMBD, FF, World, llama, model, operator
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
@@ -64,17 +62,3 @@ FAST_LINK = LinearFit(1e-6, 2e-10, 1.0)
 
 STREAMS = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=FAST_LINK)
 """A CPU so slow that most of a block is better streamed."""
-
-
-SLOW = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=LinearFit(1e-6, 2e-9, 1.0))
-
-
-def with_experts(world: World, free: int) -> Problem:
-    layers = [
-        replace(op, layer=layer, name=op.name.replace("blk.0", f"blk.{layer}"))
-        for layer in range(N_LAYER)
-        for op in (*attention(0), *experts())
-    ]
-    ops = [*layers, operator("output", EMBD, VOCAB, None)]
-    graph = build_graph(model(N_LAYER), ops)
-    return Problem(tuple(ops), graph, world.profile(ops), Table(ops, free), None, 0.9, None)

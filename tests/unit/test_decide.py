@@ -11,15 +11,12 @@ from placement_cases import model, operators
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import LinearFit, Profile, ProfileCase
-from oallama.core.types import MulMat, Operator, StreamSettings, Workload
+from oallama.core.types import MulMat, Operator, Workload
 from oallama.cost.graph import build_graph
-from oallama.cost.slices import Cut
 from oallama.place.decide import decide
 from oallama.place.explain import baselines
-from oallama.place.memory import CorrectedRoom, DeviceMemory, ledger
-from oallama.place.placement import Place, Placement, plan_record
-from oallama.place.policies.registry import Rules
-from oallama.place.problem import LoadBytes, Problem, device_memory, own_bytes
+from oallama.place.placement import Placement
+from oallama.place.problem import LoadBytes, Problem, device_memory
 
 N_LAYER = 4
 LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256)
@@ -70,36 +67,6 @@ def problem(free: int, gpu_weights: float | None = None, **table: Any) -> tuple[
     return Problem(tuple(ops), graph, profile(), probe, None, 0.9, gpu_weights), probe
 
 
-def test_ledger_stays_under_ninety_percent_and_adds_up() -> None:
-    made, _ = problem(free=20_000)
-    decision = decide(made, "oato", LOAD, "mixed")
-    memory = decision.memory
-    assert memory.limit == 18_000
-    assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
-    assert memory.spare >= 0
-    assert any(decision.placement.on_device)
-
-
-def test_everything_goes_to_a_device_that_is_faster_and_large_enough() -> None:
-    made, _ = problem(free=10**6)
-    decision = decide(made, "auto", LOAD, "mixed")
-    assert all(decision.placement.on_device)
-    assert decision.predicted.total_s == pytest.approx(
-        decision.predicted.ttft_s + LOAD.n_gen * decision.predicted.tpot_s
-    )
-
-
-def test_gpu_weights_caps_the_share_of_operator_bytes() -> None:
-    for share in (0.25, 0.5, 0.75):
-        made, _ = problem(free=10**6, gpu_weights=share)
-        for policy in ("oato", "layers"):
-            decision = decide(made, policy, LOAD, "mixed")
-            ops = made.operators
-            placed = sum(op.bytes for op, there in zip(ops, decision.placement.on_device, strict=True) if there)
-            assert placed <= share * sum(op.bytes for op in ops)
-            assert placed > 0
-
-
 def test_what_the_probe_adds_is_taken_off_the_budget_until_it_fits() -> None:
     made, probe = problem(free=20_000, hidden=lambda placed_bytes: 2_500 if placed_bytes else 0)
     decision = decide(made, "oato", LOAD, "mixed")
@@ -121,77 +88,6 @@ def test_what_is_a_little_too_large_again_and_again_is_shrunk_until_it_fits(poli
     made, _ = problem(free=20_000, hidden=lambda placed_bytes: max(0, 17_000 - placed_bytes) * (placed_bytes > 9_000))
     decision = decide(made, policy, LOAD, "mixed")
     assert decision.memory.spare >= 0 and any(decision.placement.on_device)
-
-
-def test_overruns_of_two_looks_add_up() -> None:
-    """3,000 bytes more than expected, then 500 more beside what that took off: 3,500 in all, whatever is proposed."""
-    first = DeviceMemory(capacity=20_000, fill=0.9, kv=400, compute=100, other_weights=40, n_layer=N_LAYER)
-    room = CorrectedRoom(first)
-    for hidden in (3_000, 3_500):
-        own = room.memory.operator_room(0)
-        real = ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + hidden)
-        assert real.spare < 0
-        assert room.learn(0, own, real)
-    assert room.memory.compute >= 100 + 3_500
-    own = room.memory.operator_room(0)
-    assert ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + 3_500).spare >= 0
-
-
-def test_operators_need_their_layers_norms_and_cache_beside_them() -> None:
-    memory = DeviceMemory(capacity=20_000, fill=0.9, kv=400, compute=100, other_weights=40, n_layer=N_LAYER)
-    rooms = [memory.operator_room(first) for first in range(N_LAYER + 2)]
-    assert rooms == [17_460, 17_570, 17_680, 17_790, 17_900, 0], "llama.cpp has nothing there behind the last layer"
-    limited = replace(memory, operators_limit=17_600)
-    assert [limited.operator_room(first) for first in (0, 2)] == [17_460, 17_600]
-
-
-def test_slices_are_a_placement_s_own_bytes_with_what_they_need_beside_them() -> None:
-    made, _ = problem(free=20_000)
-    placed = Placement.whole([i < 3 for i in range(len(made.operators))], 0)
-    assert own_bytes(made, placed) == 3 * 1000
-    assert own_bytes(made, replace(placed, gg_bytes=500, staging_bytes=30, hot_bytes=7)) == 3 * 1000 + 500 + 30 + 7
-
-
-def test_a_record_is_of_the_machine_and_says_how_tokens_are_assigned() -> None:
-    made, _ = problem(free=20_000)
-    decision = decide(made, "oato", LOAD, "mixed")
-    assert plan_record(decision, model(N_LAYER), made.operators, "card", "a machine").machine_fingerprint == "a machine"
-    tokens = ((1, 0), (64, 16))
-    streamed = replace(decision.placement, token_assignment=tokens, streaming=StreamSettings(3))
-    sliced = replace(decision, placement=streamed)
-    record = plan_record(sliced, model(N_LAYER), made.operators, "card", "a machine")
-    assert (record.token_assignment, record.streaming) == (tokens, StreamSettings(3))
-
-
-def test_between_what_fitted_and_what_did_not_the_room_is_halved() -> None:
-    """Beside more than 80,000 bytes of operators another 20,000 are taken."""
-    first = DeviceMemory(capacity=100_000, fill=0.9, kv=400, compute=100, other_weights=40, n_layer=N_LAYER)
-    room, fitted = CorrectedRoom(first), []
-    for _ in range(12):
-        own = room.memory.operator_room(0)
-        real = ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + (20_000 if own > 80_000 else 0))
-        fitted += [own] if real.spare >= 0 else []
-        if not room.learn(0, own, real):
-            break
-    else:
-        pytest.fail("it looks without end")
-    assert 80_000 - 2 * 0.003 * first.limit <= max(fitted) <= 80_000
-
-
-def test_a_placement_is_verified_with_the_layouts_that_its_plan_names() -> None:
-    made, probe = problem(free=12_000)
-    decision = decide(made, "oato", LOAD, "mixed")
-    assert probe.asked[-1][1] == decision.placement
-    assert set(decision.placement.layouts) == {"CPU"}
-    left_open = replace(made, profile=replace(made.profile, fingerprint={"device_host_buffer": False}))
-    assert set(decide(left_open, "oato", LOAD, "mixed").placement.layouts) == {None}, "llama.cpp chooses as we would"
-
-
-def test_micro_batch_is_halved_until_the_compute_buffers_fit_and_said_so() -> None:
-    made, _ = problem(free=20_000, compute_per_token=100)  # 51,200 bytes at 512 tokens, 12,800 at 128
-    decision = decide(made, "oato", LOAD, "mixed")
-    assert decision.workload.n_ubatch == 128
-    assert "micro-batch lowered from 512 to 128" in decision.notes[0]
 
 
 def test_does_not_fit_names_required_available_and_device() -> None:
@@ -216,13 +112,6 @@ def test_auto_leaves_a_policy_alone_that_nothing_fits() -> None:
     assert decision.memory.spare >= 0
 
 
-def test_kv_that_does_not_fit_leaves_layers_on_the_host() -> None:
-    made, _ = problem(free=250)  # limit 225: KV and norms of two layers, no operator of 1000 bytes
-    decision = decide(made, "auto", LOAD, "mixed")
-    assert decision.policy in ("cpu", "oato", "layers")
-    assert not any(decision.placement.on_device)
-
-
 @pytest.mark.parametrize(("compute_per_token", "n_ubatch"), [(0.05, 512), (1.0, 128)])
 def test_the_micro_batch_is_not_halved_for_a_kv_cache_that_does_not_fit_anyway(
     compute_per_token: float, n_ubatch: int
@@ -232,62 +121,6 @@ def test_the_micro_batch_is_not_halved_for_a_kv_cache_that_does_not_fit_anyway(
     assert memory is not None and memory.operator_room(N_LAYER) >= 0
     assert load.n_ubatch == n_ubatch
     assert "some layers keep theirs on the host" in notes[-1] and len(notes) == 1 + (n_ubatch < 512)
-
-
-def test_auto_is_never_predicted_slower_than_its_candidates() -> None:
-    made, _ = problem(free=16_000)
-    auto = decide(made, "auto", LOAD, "mixed")
-    for policy in ("oato", "layers", "cpu"):
-        assert auto.placement.seconds <= decide(made, policy, LOAD, "mixed").placement.seconds
-
-
-def test_a_device_is_used_for_whole_layers_and_for_slices_of_any_sort() -> None:
-    of = Placement.whole((False, False), first_device_layer=5)
-    assert not of.uses_device(4) and of.uses_device(5)
-    for some in (Place(Cut(32, 0, 32)), Place(Cut(32, 32, 0)), Place(Cut(0, 64, 0)), Place(Cut(64, 0, 0), None, (1,))):
-        assert replace(of, places=(of.places[0], some)).uses_device(4)
-
-
-def test_slow_device_is_left_alone() -> None:
-    made, _ = problem(free=10**6)
-    slow = replace(made, profile=profile(t_gpu_s=5.0))
-    decision = decide(slow, "oato", LOAD, "mixed")
-    assert not any(decision.placement.on_device)
-    assert "nothing is placed on RPC0" in decision.notes[0]
-    assert decision.memory.spare == decision.memory.limit == 900_000
-
-
-def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not_fit() -> None:
-    made, _ = problem(free=10**6)
-    slow = replace(made, profile=profile(t_gpu_s=5.0))
-    assert all(decide(slow, "oato", LOAD, "mixed", Rules("paper", "paper")).placement.on_device)
-
-
-@pytest.mark.parametrize("name", ["affinity", "fill", "prefetch"])
-def test_a_rule_that_there_is_not_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is 'best'; give one of"):
-        Rules(**{name: "best"})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("rules", [Rules(affinity="paper"), Rules(fill="paper"), Rules(fill="full")])
-def test_auto_with_rules_of_oato_is_oato_whatever_would_be_faster(rules: Rules) -> None:
-    made, _ = problem(free=10**6)
-    slow = replace(made, profile=profile(t_gpu_s=5.0))
-    assert decide(slow, "auto", LOAD, "mixed").policy == "split"
-    decision = decide(slow, "auto", LOAD, "mixed", rules)
-    assert decision.policy == "oato"
-    assert decision.placement == decide(slow, "oato", LOAD, "mixed", rules).placement
-    for policy in ("layers", "scheinfer", "cpu", "hetegen"):
-        with pytest.raises(UsageError, match=f"say how oato places; policy {policy} does not"):
-            decide(slow, policy, LOAD, "mixed", rules)
-
-
-def test_full_uses_a_slow_device_up() -> None:
-    made, _ = problem(free=16_000)
-    slow = replace(made, profile=profile(t_gpu_s=5.0))
-    decision = decide(slow, "oato", LOAD, "mixed", Rules(fill="full"))
-    assert decision.memory.spare < 1000  # no operator of 1000 bytes would still fit
-    assert decision.memory.spare >= 0
 
 
 def test_without_a_device_every_policy_is_the_cpu() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from described_cases import CARD, HOST, model, operators
@@ -17,7 +16,6 @@ from oallama.cost.passes import Pass
 from oallama.cost.rates import NO_INTERFERENCE, interference_at, interference_curve, transfer_rates, weight_stream
 from oallama.cost.whole import placement_seconds
 from oallama.place.attention import attention_seconds, with_attention
-from oallama.place.decide import decide
 from oallama.place.placement import Placement
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import (
@@ -40,7 +38,6 @@ from oallama.profile.wanted import wanted
 pytestmark = pytest.mark.usefixtures("small_cards")
 
 TOKENS = (1, 32, 512)
-LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
 
 
 def made(n_expert: int = 0, type_name: str = "Q4_0") -> tuple[Profile, Problem]:
@@ -76,46 +73,6 @@ def test_all_on_the_device_costs_the_sum_of_its_kernels() -> None:
     there_and_back = rates.split_s + rates.copy_in.seconds(4 * 1024) + rates.copy_out.seconds(4 * 4096)
     assert placement_seconds(costs, everything, 0) == pytest.approx(kernels + there_and_back)
     assert rates.split_s == pytest.approx(CARD.launch_s + CARD.launch_node_s + CARD.synchronize_s)
-
-
-@pytest.mark.parametrize(
-    ("policy", "n_expert"),
-    [("layers", 8), ("oato", 0), ("split", 8), ("scheinfer", 0), ("auto", 8)],
-)
-def test_more_memory_is_never_slower(policy: str, n_expert: int) -> None:
-    _, problem = made(n_expert)
-    total = sum(op.bytes for op in problem.operators)
-    seconds = [
-        decide(replace(problem, vram=int(share * total) + 6 * MIB), policy, LOAD, "mixed").predicted.total_s
-        for share in (0.1, 0.6, 1.6)
-    ]
-    for less, more in pairwise(seconds):
-        assert more <= less * (1.0 if policy in ("layers", "auto") else 1.05), (policy, seconds)
-    assert seconds[-1] < 0.5 * seconds[0]
-
-
-def test_policies_are_no_slower_than_whole_layers() -> None:
-    _, problem = made()
-    half = replace(problem, vram=sum(op.bytes for op in problem.operators) // 2 + 8 * MIB)
-    layers = decide(half, "layers", LOAD, "mixed")
-    auto = decide(half, "auto", LOAD, "mixed")
-    assert auto.placement.seconds <= layers.placement.seconds
-    assert 0 < sum(layers.placement.on_device) < len(problem.operators)
-
-
-def test_a_faster_card_is_never_slower() -> None:
-    of = model()
-    ops = operators(of)
-    on_cpu = host_profile(HOST, of, ops, TOKENS)
-    graph = build_graph(of, ops)
-    seconds = []
-    for factor in (4.0, 2.0, 1.0):
-        problem = Problem(
-            tuple(ops), graph, with_card(on_cpu, CARD.slower(factor, factor), of, ops), lambda *_: None, None, 0.9, None
-        )  # type: ignore[arg-type, return-value]
-        costs = costs_over(problem, (Pass(512, 512, 1),))
-        seconds.append(placement_seconds(costs, (True,) * len(ops), 0))
-    assert seconds == sorted(seconds, reverse=True)
 
 
 def test_points_of_the_link_lie_on_their_lines_and_nothing_slows_the_card() -> None:

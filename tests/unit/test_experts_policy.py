@@ -11,8 +11,8 @@ from math import comb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_cases import GPU, LOAD, N_LAYER, PAIR, block_of, experts, plan_of, problem
-from seeds import crossed, examples
+from policy_cases import GPU, LOAD, N_LAYER, PAIR, block_of, experts, problem
+from seeds import examples
 from split_cases import EMBD, FF, VOCAB, World, attention, llama, operator
 
 from oallama.core.errors import UsageError
@@ -24,13 +24,10 @@ from oallama.cost.experts import ExpertUse, expert_use, experts_alike
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Cut, Pricing, slice_times
 from oallama.place.decide import decide
-from oallama.place.explain import physical_bound
-from oallama.place.placement import Placement, cpu, nothing_there, placed_by_plan
+from oallama.place.placement import Placement, cpu, nothing_there
 from oallama.place.price import price
 from oallama.place.problem import Problem, costs_of
 from oallama.place.sharing import Slicer
-from oallama.placer.affinity import affinities
-from oallama.plan.plan import Plan
 
 N_EXPERT, N_USED = 8, 2
 SKEWED: Uses = (1.0, 2.0, 900.0, 3.0, 800.0, 4.0, 5.0, 6.0)
@@ -113,19 +110,6 @@ def test_of_a_prompt_the_device_computes_all_rows_and_the_cpu_what_misses() -> N
     assert slice_times(of, slice_rates(profile), Cut(FF, 0, 0, N_EXPERT), 512).cpu_s == 0, "all hits"
 
 
-@given(st.integers(1, N_EXPERT), st.integers(1, 64), st.floats(1e8, 1e10))
-def test_more_coverage_is_never_dearer(n_hot: int, n_tokens: int, rate: float) -> None:
-    world = World(device_rate=rate, token_s_per_byte=1e-10)
-    profile = world.profile(experts())
-    on = Pricing(slice_rates(profile))
-    seconds = []
-    for c in (0.0, 0.3, 0.6, 0.9, 1.0):
-        use = ExpertUse(tuple(range(N_EXPERT)), (c,) * 9, (c,) * 9)
-        of = replace(block_of(experts(), profile), use=use)
-        seconds.append(on.seconds(of, Cut(FF, 0, 0, n_hot), n_tokens))
-    assert all(less >= more - 1e-12 for less, more in itertools.pairwise(seconds))
-
-
 def test_a_set_is_judged_on_later_traffic() -> None:
     changed = tuple(reversed(SKEWED))
     (use,) = expert_use(routing(SKEWED, later=changed)).values()
@@ -187,39 +171,6 @@ def test_choices_are_close_to_brute_force(rate: float, launch_s: float, room: in
     assert plan.total_s(load) <= best + most + 1e-12, "a greedy ends at most one block worse"
     if not plan.short:
         assert plan.total_s(load) <= best * (1 + 1e-9)
-
-
-@settings(max_examples=examples(15))
-@given(
-    st.sampled_from([PAIR, GPU, SLOW_CPU, World(launch_s=1e-2)]),
-    st.integers(5_000, 6_000_000),
-    st.sampled_from([SKEWED, EVEN, (0.0,) * 7 + (1.0,)]),
-    st.sampled_from([None, 0.0, 0.4]),
-)
-def test_it_keeps_to_the_memory_and_is_never_predicted_slower(
-    world: World, free: int, use: Uses, gpu_weights: float | None
-) -> None:
-    made = replace(known(world, free, routing(*[use] * N_LAYER)), gpu_weights=gpu_weights)
-    found = decide(made, "experts", LOAD, "mixed")
-    memory, slices = found.memory, found.placement
-    assert memory.spare >= 0
-    assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
-    sliced_s = decide(made, "scheinfer", LOAD, "mixed").placement.seconds
-    if not slices.is_sliced or not slices.hot_bytes:
-        assert found.placement.seconds <= sliced_s, "without hot sets it is that policy"
-    assert found.placement.seconds <= sliced_s * (1 + 1e-3)
-    if not slices.is_sliced:
-        return
-    hot = slices.hot or ((),) * len(made.operators)
-    whole = sum(op.bytes for op, there in zip(made.operators, found.placement.on_device, strict=True) if there)
-    assert slices.hot_bytes == hot_weights(made.operators, hot)
-    assert slices.staging_bytes >= max(hot_staging(len(own), found.workload.n_ubatch) for own in hot)
-    if gpu_weights is not None:
-        allowed = gpu_weights * sum(op.bytes for op in made.operators)
-        assert whole + slices.gg_bytes + slices.hot_bytes <= allowed
-    for i, own in enumerate(hot):
-        assert not own or not (slices.gg[i] or slices.cg[i] or found.placement.on_device[i])
-        assert set(own) == set(sorted(range(8), key=lambda e: (-use[e], e))[: len(own)]), "the most used ones"
 
 
 def hot_of(made: Problem, policy: str = "experts", load: Workload = LOAD) -> tuple[tuple[int, ...], ...]:
@@ -297,60 +248,6 @@ def test_experts_with_biases_that_are_used_alike_are_sliced() -> None:
     made = known(SLOW_CPU, FREE, routing(*[EVEN] * N_LAYER), biased(moe()))
     slices = decide(made, "experts", LOAD, "mixed").placement
     assert slices.is_sliced and not any(slices.hot) and any(slices.gg)
-
-
-def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
-    made = known(SLOW_CPU, FREE, routing(*[SKEWED] * N_LAYER))
-    found = decide(made, "experts", LOAD, "mixed")
-    assert found.policy == "experts" and any("experts of" in note for note in found.notes)
-    plan = Plan.from_json(plan_of(made, found).to_json(), "test")
-    placed = placed_by_plan(N_LAYER, made.operators, plan)
-    assert placed.is_sliced and found.placement.is_sliced
-    assert placed.hot == found.placement.hot
-    assert placed.hot_bytes == found.placement.hot_bytes > 0
-    again = price(made, found.workload, placed)
-    assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
-    assert again.ttft_s == pytest.approx(found.predicted.ttft_s)
-    unknown = price(replace(made, routing=None), found.workload, placed)
-    assert unknown.tpot_s > again.tpot_s, "experts are taken to be used alike where nothing is known"
-    rows = affinities(found.costs, made.operators, found.placement)
-    hot = {op.name for op, own in zip(made.operators, placed.hot, strict=True) if own}
-    assert {row.name for row in rows if row.backend == "split"} >= hot
-
-
-@pytest.mark.parametrize(("world", "free"), crossed([SLOW_CPU, PAIR, GPU], [1_500_000, FREE]))
-def test_no_hot_set_beats_the_physical_bound(world: World, free: int) -> None:
-    made = known(world, free, routing(*[SKEWED] * N_LAYER))
-    found = decide(made, "experts", LOAD, "mixed")
-    bound = physical_bound(made, found.workload, found.memory)
-    assert 0 < bound.tpot_s <= found.predicted.tpot_s and 0 < bound.ttft_s <= found.predicted.ttft_s
-
-
-@pytest.mark.parametrize("uses", [SKEWED, EVEN])
-def test_where_all_fits_the_device_the_bound_is_below_it(uses: Uses) -> None:
-    """The device computes each use once, wherever it lies among the experts."""
-    made = known(GPU, 10**8, routing(*[uses] * N_LAYER))
-    found = decide(made, "oato", LOAD, "mixed")
-    assert all(found.placement.on_device)
-    bound = physical_bound(made, found.workload, found.memory)
-    assert bound.tpot_s <= found.predicted.tpot_s and bound.ttft_s <= found.predicted.ttft_s
-    assert bound.tpot_s >= 0.3 * found.predicted.tpot_s
-
-
-def test_where_no_expert_is_worth_a_place_of_its_own_it_says_so() -> None:
-    made = known(SLOW_CPU, FREE, routing(*[EVEN] * N_LAYER))
-    found = decide(made, "experts", LOAD, "mixed")
-    assert found.policy == "experts" and "no layer's experts are worth placing by use" in found.notes
-    auto = decide(made, "auto", LOAD, "mixed")
-    assert auto.policy != "experts" and not any("placing by use" in note for note in auto.notes)
-
-
-def test_auto_takes_experts_where_their_use_is_known() -> None:
-    uses = routing(*[SKEWED] * N_LAYER)
-    assert hot_of(known(SLOW_CPU, FREE, uses), "auto")
-    assert decide(known(SLOW_CPU, FREE, uses), "auto", LOAD, "mixed").policy == "experts"
-    for unknown in (known(SLOW_CPU, FREE, None), known(SLOW_CPU, 10**8, uses)):
-        assert decide(unknown, "auto", LOAD, "mixed").policy != "experts"
 
 
 def test_without_known_uses_it_says_how_to_come_by_them() -> None:

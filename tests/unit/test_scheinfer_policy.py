@@ -7,20 +7,16 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from policy_cases import GPU, LOAD, N_LAYER, PAIR, STREAMS, Table, plan_of, problem
-from seeds import examples
-from split_cases import World, model
+from policy_cases import GPU, LOAD, N_LAYER, STREAMS, Table, plan_of, problem
+from split_cases import model
 
-from oallama.core.profile import LinearFit, Sharing
-from oallama.core.types import Phase, Workload
+from oallama.core.profile import LinearFit
+from oallama.core.types import Workload
 from oallama.model.cut import cut_granularity
 from oallama.place.decide import decide
-from oallama.place.placement import Candidate, Placement, placed_by_plan
+from oallama.place.placement import Candidate, placed_by_plan
 from oallama.place.policies.registry import Rules
-from oallama.place.price import price
-from oallama.place.problem import LoadBytes, Problem
+from oallama.place.problem import Problem
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
@@ -30,43 +26,6 @@ from oallama.plan.split import slice_counts
 def cg_of(decision: Candidate) -> int:
     slices = decision.placement
     return sum(slices.cg) if slices else 0
-
-
-@settings(max_examples=examples(12))
-@given(
-    st.sampled_from([PAIR, GPU, STREAMS, replace(STREAMS, link=LinearFit(1e-4, 1e-8, 1.0))]),
-    st.sampled_from([10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**8]),
-    st.sampled_from(["mixed", "decode"]),
-    st.sampled_from([(), (Sharing("cpu", "link", 1, 0.2, 5.0, 0.1, 2.0),)]),
-)
-def test_it_is_within_the_memory_and_never_predicted_slower(
-    world: World, free: int, phase: Phase, shared: tuple[Sharing, ...]
-) -> None:
-    made = problem(world, free, compute_per_token=100)
-    made = replace(made, profile=replace(made.profile, sharing=shared))
-    best = decide(made, "scheinfer", LOAD, phase)
-    assert best.memory.spare >= 0
-    for other in ("cpu", "oato", "split"):
-        assert best.placement.seconds <= decide(made, other, LOAD, phase).placement.seconds * (1 + 1e-3), other
-    assert decide(made, "auto", LOAD, phase).placement.seconds <= best.placement.seconds
-
-
-def test_its_prediction_is_what_it_was_chosen_by() -> None:
-    made = problem(STREAMS, free=10**7, gpu_weights=0.2)
-    decision = decide(made, "scheinfer", LOAD, "mixed")
-    assert cg_of(decision) > 0
-    predicted = decision.predicted
-    assert predicted.total_s == pytest.approx(decision.placement.seconds)
-    assert predicted.total_s == pytest.approx(predicted.ttft_s + LOAD.n_gen * predicted.tpot_s)
-    assert predicted == price(made, decision.workload, decision.placement)
-
-
-def test_a_slow_link_is_not_used_and_a_fast_one_is() -> None:
-    shares = []
-    for beta in (1e-6, 4e-9, 2e-10):
-        world = replace(STREAMS, link=LinearFit(1e-6, beta, 1.0))
-        shares.append(cg_of(decide(problem(world, free=10**7, gpu_weights=0.2), "scheinfer", LOAD, "mixed")))
-    assert shares == sorted(shares) and shares[0] == 0 < shares[-1]
 
 
 def test_the_ledger_counts_ring_and_second_copies() -> None:
@@ -134,26 +93,6 @@ def test_pageable_memory_is_said_with_its_rate() -> None:
     assert "no pinned host memory" in note, "its buffer type gives plain memory"
     pinned = replace(made.profile, fingerprint={"device_host_buffer": True, "device_pins": True})
     assert decide(replace(made, profile=pinned), "scheinfer", LOAD, "mixed").notes == ()
-
-
-def test_a_device_that_copies_nothing_by_itself_is_sent_less() -> None:
-    made = problem(STREAMS, free=10**7, gpu_weights=0.2)
-    profiles = [
-        replace(made.profile, fingerprint={"device_asynchronous": asynchronous}) for asynchronous in (True, False)
-    ]
-    free, held = (decide(replace(made, profile=p), "scheinfer", LOAD, "mixed") for p in profiles)
-    assert held.predicted.total_s > free.predicted.total_s
-
-
-def test_what_a_load_takes_beside_is_taken_off_the_room() -> None:
-    made = problem(GPU, free=1_500_000, compute_per_token=100)
-
-    def hiding(load: Workload, placed: Placement) -> LoadBytes:
-        taken = made.probe(load, placed)
-        return replace(taken, compute=taken.compute + 500_000 * any(placed.on_device))
-
-    decision = decide(replace(made, probe=hiding), "scheinfer", replace(LOAD, n_ubatch=8), "mixed")
-    assert decision.memory.spare >= 0
 
 
 def test_of_experts_a_token_streams_those_it_is_routed_to_where_that_pays() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,26 +11,23 @@ from xml.etree import ElementTree
 import placement_records as records
 import pytest
 from described_cases import TOKENS, described_problem, model, operators
-from policy_cases import LOAD, PAIR, SLOW, STREAMS, with_experts
+from policy_cases import LOAD, PAIR, STREAMS
 from policy_cases import problem as small_problem
-from seeds import crossed
 
 from oallama.cli.main import exit_code
 from oallama.cli.served import as_asked as as_asked_for
 from oallama.core.errors import PlanError, UsageError
 from oallama.core.options import Options
-from oallama.core.profile import LinearFit, Profile
-from oallama.core.routing import LayerRouting, Routing
-from oallama.core.types import Attention, Operator, PrefetchMode, Workload
+from oallama.core.profile import Profile
+from oallama.core.types import Attention, PrefetchMode, Workload
 from oallama.core.units import MIB
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
-from oallama.place.decide import POLICIES, decide
+from oallama.place.decide import decide
 from oallama.place.placement import Candidate, placed_by_plan, plan_record
 from oallama.place.policies.registry import Rules
 from oallama.place.problem import Problem
-from oallama.place.pure_plan import stock_decision
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate
 from oallama.placer import Placer
 from oallama.placer.described import plan_for
@@ -83,53 +79,6 @@ def check_course(course: Course, one_after_another: bool) -> None:
     assert until == pytest.approx(course.seconds, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("policy", "asked"),
-    crossed(
-        [p for p in POLICIES if p not in ("fiddler", "experts")],
-        [(0.4, Workload(700, 64, 1024)), (0.4, Workload(16, 8, 512, n_past=300)), (0.8, Workload(64, 8, 512))],
-    ),
-)
-def test_spans_add_up_to_what_a_policy_predicts(policy: str, asked: tuple[float, Workload]) -> None:
-    share, load = asked
-    problem = described_problem("pc-12gb", share)
-    check(problem, decide(problem, policy, load, "mixed"))
-
-
-def skewed(operators: Sequence[Operator]) -> Routing:
-    """Of each layer half of the experts are hardly used."""
-    (n_expert,) = {op.shape[2] for op in operators if op.op == "MUL_MAT_ID"}
-    uses = tuple(100.0 if expert % 2 else 1.0 for expert in range(n_expert))
-    layers = sorted({op.layer for op in operators if op.op == "MUL_MAT_ID" and op.layer is not None})
-    counted = tuple(LayerRouting(layer, 100, uses, uses, uses) for layer in layers)
-    return Routing(1, "f" * 64, n_expert, max(op.n_expert_used for op in operators), 4096, counted, counted)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_spans_add_up_for_experts(policy: str) -> None:
-    problem = described_problem(f"{TESTBEDS}/scheinfer-c.json", 0.5, n_expert=8)
-    if policy == "experts":
-        problem = replace(problem, routing=skewed(problem.operators))
-    check(problem, decide(problem, policy, Workload(128, 32, 512), "mixed"))
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
-def test_spans_add_up_for_stock_fit(share: float) -> None:
-    problem = described_problem("pc-24gb", share)
-    decision = stock_decision(problem, Workload(512, 64, 1024))
-    if decision.placement.uses_device(problem.graph.n_layer):
-        check(problem, decision)
-
-
-@pytest.mark.parametrize("policy", ["split", "scheinfer", "hetegen"])
-def test_spans_add_up_on_a_device_that_slices_pay_on(policy: str) -> None:
-    problem = small_problem(PAIR, 700_000)
-    decision = decide(problem, policy, LOAD, "mixed")
-    assert decision.placement.is_sliced
-    made = check(problem, decision)
-    assert {("gpu", "slice"), ("cpu", "join")} <= made.token.parts().keys()
-
-
 @pytest.mark.parametrize("prefetch", ["ahead", "layer"])
 def test_spans_add_up_where_tokens_of_a_prompt_go_to_the_device(prefetch: PrefetchMode) -> None:
     load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
@@ -149,24 +98,6 @@ def test_a_device_that_does_nothing_by_itself_works_while_the_thread_waits() -> 
     assert {("in", "stream"), ("gpu", "slice"), ("cpu", "slice")} <= token.parts().keys()
     both = sorted((w.start_s, w.end_s) for w in token.works)
     assert all(end <= start + ROUNDING for (_, end), (start, _) in pairwise(both)), "nothing at the same time"
-
-
-def test_spans_add_up_where_the_link_falls_behind() -> None:
-    world = replace(SLOW, link=LinearFit(1e-6, 2e-8, 1.0))
-    problem = small_problem(world, 700_000)
-    decision = decide(problem, "hetegen", LOAD, "mixed")
-    assert decision.placement.is_sliced
-    check(problem, decision)
-    check(with_experts(world, 10**6), decide(with_experts(world, 10**6), "fiddler", LOAD, "mixed"))
-
-
-def test_streamed_slices_are_copied_while_both_sides_compute() -> None:
-    problem = described_problem(f"{TESTBEDS}/scheinfer-a.json", 0.3)
-    made = check(problem, decide(problem, "flexgen", Workload(64, 32, 512), "mixed"))
-    copies = [w for w in made.token.works if w.kind == "stream"]
-    assert copies and all(w.stream == "in" for w in copies)
-    beside = [w for w in made.token.works if w.stream in ("cpu", "gpu")]
-    assert any(a.start_s < b.end_s and b.start_s < a.end_s for a in copies for b in beside)
 
 
 def test_whole_operators_run_in_graph_order_where_they_are() -> None:
