@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from model_shapes import attention_and_ffn
-from shared import InputError, read_toml, record, write_document
+from shared import InputError, record, write_document
 
 from oallama.core.codec import Count32, Size32, to_json
+from oallama.core.files import read_toml
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import ModelInfo, Operator
 from oallama.cost.graph import Graph, build_graph

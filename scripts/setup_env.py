@@ -26,8 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from oallama.core.units import format_seconds  # noqa: E402
 from oallama.setup import vulkan  # noqa: E402
-from oallama.setup.console import Console, capture, format_seconds, guarded, lock, run  # noqa: E402
+from oallama.setup.console import Console, capture, guarded, lock, run  # noqa: E402
 from oallama.setup.install import Installer, asked_backend  # noqa: E402
 from oallama.setup.uv import package_environment  # noqa: E402
 

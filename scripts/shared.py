@@ -33,18 +33,6 @@ class InputError(Exception):
     """A file, or what it says, cannot be used: one sentence."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Raises InputError."""
-    import tomllib
-
-    try:
-        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
-
-
 def record(cls: type[T], table: Any, where: str) -> T:
     """The dataclass of a table. Raises InputError for a key that is not known, is missing, or has the wrong type."""
     known = sorted(field.name for field in fields(cls))  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from itertools import groupby, product
 from pathlib import Path
 from statistics import mean
@@ -15,7 +14,7 @@ from oallama.bench.records import BenchTest
 from oallama.bench.stats import speed_ratio
 from oallama.core.codec import CodecError, finite, from_json, parse_json
 from oallama.core.errors import UsageError
-from oallama.core.files import unwritten, write_whole
+from oallama.core.files import read_toml, unwritten, write_whole
 from oallama.report.matrix import Measured
 
 VERSION = 1
@@ -50,7 +49,7 @@ class Outcome:
 
 def read_matrix(path: Path, flags: Mapping[str, str]) -> tuple[str, tuple[Cell, ...]]:
     """The file's `about` and its cells. flags: how each key is spelled on the command line. Raises UsageError."""
-    document = _toml(path)
+    document = read_toml(path)
     about, settings = document.pop("about", ""), document.pop("setting", None)
     if not isinstance(about, str):
         raise UsageError(f"{path}: about is not text")
@@ -65,19 +64,6 @@ def read_matrix(path: Path, flags: Mapping[str, str]) -> tuple[str, tuple[Cell, 
     if len({cell.command for cell in cells}) < len(cells):
         raise UsageError(f"{path} asks for the same comparison twice: leave one out")
     return about, cells
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        tomllib = import_module("tomllib")
-    except ImportError:
-        raise UsageError(f"reading {path} needs Python 3.11 or later") from None
-    try:
-        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
 
 
 def _one_value_each(path: Path, table: Mapping[str, Any], flags: Mapping[str, str]) -> list[dict[str, Any]]:

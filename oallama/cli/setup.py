@@ -28,7 +28,8 @@ def command(context: click.Context, llama_cpp: str | None, sha256: str | None, r
     compiled for this machine's CPU and GPU, once, and kept in the cache; what was given before stays. A prebuilt one
     must be of the release that oallama works with. OALLAMA_BACKEND and CMAKE_ARGS choose what is compiled.
     """
-    from oallama.setup.console import Console, format_seconds, guarded, lock
+    from oallama.core.units import format_seconds
+    from oallama.setup.console import Console, guarded, lock
     from oallama.setup.install import Installer, asked_backend
 
     env, start_s = {"PATH": os.defpath, **os.environ}, time.monotonic()

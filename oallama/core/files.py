@@ -1,5 +1,5 @@
-"""Files that are only ever replaced whole, the error for one that cannot be written, locks of files, and the cache's
-folder."""
+"""Files that are only ever replaced whole, the error for one that cannot be written, locks of files, TOML, and the
+cache's folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from oallama.core.errors import OallamaError
+from oallama.core.errors import OallamaError, UsageError
 
 E = TypeVar("E", bound=OallamaError)
 
@@ -71,6 +72,20 @@ def lock_file(file: IO[Any], taken: Callable[[], None]) -> None:
     except BlockingIOError:
         taken()
         fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML document. Raises UsageError."""
+    try:
+        tomllib = import_module("tomllib")
+    except ImportError:
+        raise UsageError(f"reading {path} needs Python 3.11 or later") from None
+    try:
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
 
 
 def unwritten(kind: type[E], what: str, error: OSError) -> E:

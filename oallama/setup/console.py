@@ -22,6 +22,7 @@ from typing import TextIO
 
 from oallama.core.errors import OallamaError
 from oallama.core.files import lock_file
+from oallama.core.units import format_seconds
 
 TAIL_LINES = 15
 DRIVER_S = 60.0  # a driver that has to wake several cards may take so long to answer
@@ -87,13 +88,6 @@ def remedy(output: Iterable[str]) -> str | None:
     """Remedy for the first known fault in the output of a failed program; None where none is known."""
     text = "\n".join(output)
     return next((advice for pattern, advice in _REMEDIES if re.search(pattern, text)), None)
-
-
-def format_seconds(seconds: float) -> str:
-    """`0.04 s`, `8.1 s`, `4 min 31 s`."""
-    if seconds < 59.95:
-        return f"{seconds:.{2 if seconds < 0.1 else 1}f} s"
-    return f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
 
 
 class Step:

@@ -14,8 +14,9 @@ from typing import Any
 from setup_env import digest_files, native_sources
 
 from oallama.core.files import cache_folder
+from oallama.core.units import format_seconds
 from oallama.setup.build import fetch_source, pinned_version
-from oallama.setup.console import Console, SetupError, Step, capture, format_seconds, guarded, lock, run
+from oallama.setup.console import Console, SetupError, Step, capture, guarded, lock, run
 from oallama.setup.machine import build_jobs, check_compiler, find_compiler, platform_tag
 from oallama.setup.uv import package_environment
 

@@ -8,7 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from shared import InputError, read_toml, record
+from shared import InputError, record
+
+from oallama.core.files import read_toml
 
 FOLDER = Path(__file__).parent / "published"
 ORDER = ("oato", "scheinfer", "hetegen", "twinpilots", "atsinfer", "pipeshard")

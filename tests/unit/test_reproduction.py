@@ -21,8 +21,9 @@ from reproduce.page import CLOSE, DIFFERS, FAILS, RULED_OUT, chart, page, verdic
 from reproduce.problems import TESTBEDS, machine, needed, run  # noqa: E402
 from reproduce.quantities import KINDS, find, least_seconds  # noqa: E402
 from reproduce.texts import TEXTS, fails, filled  # noqa: E402
-from shared import InputError, read_toml  # noqa: E402
+from shared import InputError  # noqa: E402
 
+from oallama.core.files import read_toml  # noqa: E402
 from oallama.device.machines import machine_of  # noqa: E402
 from oallama.place.decide import POLICIES  # noqa: E402
 
