@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from oallama.core.codec import NotNegative, Positive, Size
+
 FLOAT_TYPES = ("F32", "F16", "BF16")
 """Weights that are multiplied in floating point; all others in integers."""
 
@@ -17,19 +19,19 @@ class Card:
 
     name: str  # as a preset is called: rtx3060-12
     description: str
-    memory_bytes: int
-    bytes_per_s: float  # of the card's memory
-    flops_per_s: float  # of mul-mats by quantised weights
-    flops_float_per_s: float  # of mul-mats by F16, BF16 and F32 weights, and of attention
-    kernel_s: float  # of one kernel on the card, beside its work
-    launch_s: float  # of the caller's time for a graph
-    launch_node_s: float  # of the caller's time for each kernel of it
-    copy_s: float  # of one copy on the link, beside its bytes
-    copy_issue_s: float  # of the caller's time to ask for a copy
-    synchronize_s: float  # of the caller's time once what it waits for is done
-    pinned_bytes_per_s: float  # of the link, from and to pinned host memory
-    pageable_bytes_per_s: float  # from and to other host memory
-    uncaptured_node_s: float = 0.0  # of the caller's time for each kernel of a graph that CUDA has not captured
+    memory_bytes: Size
+    bytes_per_s: Positive  # of the card's memory
+    flops_per_s: Positive  # of mul-mats by quantised weights
+    flops_float_per_s: Positive  # of mul-mats by F16, BF16 and F32 weights, and of attention
+    kernel_s: NotNegative  # of one kernel on the card, beside its work
+    launch_s: NotNegative  # of the caller's time for a graph
+    launch_node_s: NotNegative  # of the caller's time for each kernel of it
+    copy_s: NotNegative  # of one copy on the link, beside its bytes
+    copy_issue_s: NotNegative  # of the caller's time to ask for a copy
+    synchronize_s: NotNegative  # of the caller's time once what it waits for is done
+    pinned_bytes_per_s: Positive  # of the link, from and to pinned host memory
+    pageable_bytes_per_s: Positive  # from and to other host memory
+    uncaptured_node_s: NotNegative = 0.0  # of the caller's time for each kernel of a graph that CUDA has not captured
 
     def slower(self, bytes_factor: float, flops_factor: float) -> Card:
         """The card in a machine slower in memory and link by one factor and in arithmetic by another: every rate is
@@ -57,15 +59,15 @@ class Host:
     """The CPU and DRAM of a computer, as ggml's CPU kernels find them."""
 
     name: str
-    bytes_per_s: float  # of weights in decode, all cores
-    flops_per_s: float  # of mul-mats by quantised weights in prompts
+    bytes_per_s: Positive  # of weights in decode, all cores
+    flops_per_s: Positive  # of mul-mats by quantised weights in prompts
     source: str
-    flops_float_per_s: float | None = None  # by F16, BF16 and F32 weights; None: the same
-    flops_attention_per_s: float | None = None  # None: as by float weights
-    flops_by_type: tuple[tuple[str, float], ...] = ()  # of weights whose kernels are slower or faster than the others
-    bytes_float_per_s: float | None = None  # of F16, BF16 and F32 weights in decode; None: the same
-    kernel_s: float = 5e-6  # of one node, beside its work: all threads meet behind it
-    dram_bytes_per_s: float | None = None  # that the CPU and the link read together; None: not known
+    flops_float_per_s: Positive | None = None  # by F16, BF16 and F32 weights; None: the same
+    flops_attention_per_s: Positive | None = None  # None: as by float weights
+    flops_by_type: tuple[tuple[str, Positive], ...] = ()  # of weights whose kernels are slower or faster than others
+    bytes_float_per_s: Positive | None = None  # of F16, BF16 and F32 weights in decode; None: the same
+    kernel_s: NotNegative = 5e-6  # of one node, beside its work: all threads meet behind it
+    dram_bytes_per_s: Positive | None = None  # that the CPU and the link read together; None: not known
 
     def kernel_seconds(self, flop: float, n_bytes: float, weight_type: str | None) -> float:
         """Seconds of one node: a mul-mat by weights of this type, or without a type attention and the like."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from oallama.core.codec import CodecError, from_json, parse_json
 from oallama.core.errors import UsageError
@@ -67,20 +66,7 @@ def _read(path: Path) -> Machine:
         card = preset(named) if isinstance(named, str) else from_json(Card, named, "card")
     except CodecError as error:
         raise UsageError(f"{path}: {error}") from None
-    _check(path, "host", host)
-    _check(path, "card", card)
     name, sources = str(document["name"]), document.get("sources", {"all": str(path), "CPU": host.source})
     if not isinstance(sources, dict) or not all(isinstance(source, str) for source in sources.values()):
         raise UsageError(f"{path}: sources must be texts by figure")
     return Machine(name, str(document.get("description", name)), host, card, tuple(sources.items()))
-
-
-def _check(path: Path, part: str, record: Any) -> None:
-    """Rates and sizes are above 0, latencies not below it."""
-    values = [(field.name, getattr(record, field.name)) for field in fields(record)]
-    values += [(f"flops_by_type {name!r}", rate) for name, rate in getattr(record, "flops_by_type", ())]
-    for name, value in values:
-        if isinstance(value, int | float):
-            latency = name.endswith("_s") and not name.endswith("_per_s")
-            if not (value >= 0 if latency else value > 0) or value == float("inf"):
-                raise UsageError(f"{path}: {part}.{name} is {value:g}, but a number above 0 is needed")

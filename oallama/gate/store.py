@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oallama import __version__
-from oallama.core.codec import from_json, parse_json
 from oallama.core.files import cache_folder, write_whole
 from oallama.core.profile import Profile
 from oallama.gate.verdict import MOST_PAIRS, Key, Verdict
 from oallama.profile.machine import fingerprint_key
-from oallama.profile.store import profile_to_json
+from oallama.profile.store import profile_to_json, read_in_cache
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
@@ -69,11 +68,8 @@ def verdict_path(key: Key) -> Path:
 
 def read_verdict(key: Key) -> Verdict | None:
     """Read the verdict of a key; None where there is none that can be used."""
-    try:
-        verdict = from_json(Verdict, parse_json(verdict_path(key).read_text(encoding="utf-8")), "the verdict")
-    except (OSError, ValueError):
-        return None
-    return verdict if verdict.key == key and _is_sound(verdict) else None
+    verdict = read_in_cache(Verdict, verdict_path(key))
+    return verdict if verdict is not None and verdict.key == key and _is_sound(verdict) else None
 
 
 def write_verdict(verdict: Verdict) -> None:

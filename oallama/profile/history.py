@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oallama.core.codec import CodecError, from_json, parse_json, to_json
+from oallama.core.codec import to_json
 from oallama.core.files import cache_folder
 from oallama.core.history import History, Rates, SeenPasses
 from oallama.core.profile import LinearFit, Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE
-from oallama.profile.store import write_in_cache
+from oallama.profile.store import read_in_cache, write_in_cache
 
 MEMORY_PASSES = 1024
 """Older passes weigh no more than so many."""
@@ -150,11 +150,7 @@ def timings_of(profile: Profile) -> str:
 def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
     """Read the history of a profile with these timings; an empty one where there is none, or none that can be used."""
     nothing = History(VERSION, model_fingerprint, timings)
-    try:
-        text = history_path(model_fingerprint, machine).read_text(encoding="utf-8")
-        history = from_json(History, parse_json(text), "history")
-    except (OSError, UnicodeDecodeError, CodecError):
-        return nothing
+    history = read_in_cache(History, history_path(model_fingerprint, machine)) or nothing
     found = (history.version, history.model_fingerprint, history.profile)
     return history if found == (VERSION, model_fingerprint, timings) else nothing
 

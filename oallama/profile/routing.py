@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from oallama.core.codec import CodecError, from_json, parse_json, to_json
+from oallama.core.codec import to_json
 from oallama.core.files import cache_folder
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally, Traffic
-from oallama.profile.store import write_in_cache
+from oallama.profile.store import read_in_cache, write_in_cache
 
 VERSION = 1
 _DIGITS = 4  # of a decayed count
@@ -80,10 +80,8 @@ def routing_path(model_fingerprint: str) -> Path:
 
 def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing | None:
     """Read the counts of this model; None where there are none that can be used."""
-    try:
-        text = routing_path(model_fingerprint).read_text(encoding="utf-8")
-        routing = from_json(Routing, parse_json(text), "routing")
-    except (OSError, UnicodeDecodeError, CodecError):
+    routing = read_in_cache(Routing, routing_path(model_fingerprint))
+    if routing is None:
         return None
     expected = (VERSION, model_fingerprint, n_expert, n_expert_used)
     found = (routing.version, routing.model_fingerprint, routing.n_expert, routing.n_expert_used)

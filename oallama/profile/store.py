@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError, UsageError
@@ -31,6 +31,8 @@ from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, owner_o
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile, Sharing
 from oallama.profile.machine import fingerprint_key
+
+T = TypeVar("T")
 
 VERSION = 1
 READABLE_VERSIONS = (1,)
@@ -196,6 +198,14 @@ def measuring_lock(folder: Path, on_wait: Callable[[], None], on_fault: OnFault 
     with file:
         lock_file(file, on_wait)
         yield
+
+
+def read_in_cache(kind: type[T], path: Path) -> T | None:
+    """Read a record of the cache; None where there is none that can be used."""
+    try:
+        return from_json(kind, parse_json(path.read_text(encoding="utf-8")), path.name)
+    except (OSError, ValueError):
+        return None
 
 
 @contextlib.contextmanager

@@ -245,7 +245,7 @@ def test_a_machine_may_come_from_a_file(tmp_path) -> None:
         ("[]", "needs name, host and card"),
         ('{"name": "m", "host": {"name": "h"}, "card": "rtx3060"}', "bytes_per_s is missing"),
         ('{"name": "m", "host": {"name": "h", "bytes_per_s": 0, "flops_per_s": 1, "source": ""}, "card": "rtx3060"}',
-         r"host.bytes_per_s is 0"),
+         "host: bytes_per_s must be above 0, not 0"),
         ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "pdp"}',
          "there is no card"),
         ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "rtx3060", '
