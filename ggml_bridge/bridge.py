@@ -326,19 +326,9 @@ class Bridge:
         """n samples of a copy of small_bytes to the device while one of large_bytes, queued in pieces of piece_bytes,
         is under way on another stream; large_bytes 0: alone. The closing read is taken off, as of `transfer`. Raises
         Unsupported where there is no pinned memory."""
-        return self._beside(device, int(pinned), large_bytes, piece_bytes, small_bytes, n)
-
-    def input_beside(
-        self, device: str, in_place: bool, large_bytes: int, piece_bytes: int, small_bytes: int, n: int
-    ) -> list[CopyBeside]:
-        """Time small copies from pinned memory as copy_beside does, each until a kernel has computed with it. in_place:
-        the kernel reads the host's memory, without a copy. Raises Unsupported where kernels are not known to do so."""
-        return self._beside(device, 3 if in_place else 2, large_bytes, piece_bytes, small_bytes, n)
-
-    def _beside(self, device: str, kind: int, *sizes: int) -> list[CopyBeside]:  # gb_small_copy
-        n = sizes[-1]
         samples = ffi.new("gb_copy_beside_sample[]", max(n, 1))
-        self.native.call("gb_copy_beside", encode(device), kind, *sizes, samples)
+        arguments = (encode(device), int(pinned), large_bytes, piece_bytes, small_bytes, n, samples)
+        self.native.call("gb_copy_beside", *arguments)
         return [record(CopyBeside, samples[i]) for i in range(n)]
 
     #

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,7 @@ def steps_of(device: str, work: Path) -> list[CardStep]:
         CardStep("doctor", "does everything that oallama builds on work here", 30, (*oallama, "doctor", "--json")),
         CardStep("correctness", "logits against the CPU's: every type, F16 with K of 4096", 240, tests,
                  (("OALLAMA_TEST_GPU", device),)),
-        CardStep("pinned", "is pinned memory pinned, and how long it takes to get", 20, measure("pinned")),
         CardStep("copies", "a small copy behind streamed weights, whole and in pieces", 20, measure("copies")),
-        CardStep("zero-copy", "the same until a kernel has its input: copied, or read in the host's memory", 20,
-                 measure("zero-copy")),
-        CardStep("slices", "slices of 3584 against 3616 rows", 30, measure("slices")),
         CardStep("launch", "launching a graph, from the calling thread and from one of its own", 10, measure("launch")),
         CardStep("launch-no-graphs", "the same without CUDA graphs", 10, measure("launch"),
                  (("GGML_CUDA_DISABLE_GRAPHS", "1"),)),
@@ -184,89 +179,20 @@ def copies(bridge: Any, device: str) -> Rows:
                    "samples": [list(astuple(sample)) for sample in found]}  # fmt: skip
 
 
-def zero_copy(bridge: Any, device: str) -> Rows:
-    """A kernel that computes with a small input in pinned memory, behind large copies on another stream as in copies():
-    the input is copied first, or read in place. If that does not wait, small copies need no pacing."""
-    from ggml_bridge import Unsupported
-
-    large, small = 32 * MIB, 16 * KIB
-    for in_place in (False, True):
-        for queued, piece in ((0, 0), (large, large), (large, MIB)):
-            row = {"in_place": in_place, "large_bytes": queued, "piece_bytes": piece}
-            try:
-                found = bridge.input_beside(device, in_place, queued, piece, small, SAMPLES)
-            except Unsupported as error:
-                yield {**row, "small_s": None, "why": str(error)}
-                continue
-            yield {**row, "small_s": statistics.median(sample.small_s for sample in found),
-                   "samples": [list(astuple(sample)) for sample in found]}  # fmt: skip
-
-
-def slices(bridge: Any, device: str) -> Rows:
-    """One mul-mat over a slice of the rows of an 8B's gate: rows that are a multiple of 128, and that are not."""
-    for type_name in ("Q4_0", "F16"):
-        for n_tokens in (1, 32, 512):
-            for rows in (1024, 1056, 3584, 3616, 14336):
-                seconds, samples = _timed(bridge, device, type_name, 4096, rows, n_tokens)
-                yield {"type": type_name, "rows": rows, "n_tokens": n_tokens, "seconds": seconds, "samples": samples,
-                       "gflops": 2e-9 * 4096 * rows * n_tokens / seconds}  # fmt: skip
-
-
 def launch(bridge: Any, device: str) -> Rows:
     """A graph of one mul-mat that computes next to nothing: what remains is launching and waiting for it. caller_s:
     what launching an FFN takes of the time of the thread that does it."""
-    seconds, samples = _timed(bridge, device, "F16", 256, 32, 1, SAMPLES)
-    yield {"launch_s": seconds, "samples": samples}
+    with bridge.mul_mat(device, None, "F16", 256, 32, n_tokens=1, working_set_bytes=0) as timer:
+        timer.run(3)
+        samples = list(timer.run(SAMPLES))
+    yield {"launch_s": statistics.median(samples), "samples": samples}
     with bridge.launch_issue(device) as timer:
         timer.run(3)
         samples = list(timer.run(SAMPLES))
     yield {"caller_s": statistics.median(samples), "samples": samples}
 
 
-def pinned(bridge: Any, device: str) -> Rows:
-    """Seconds to get memory of the device's host buffer type, beside plain memory. own: it is of that type; CUDA
-    silently gives plain memory where it cannot pin."""
-    from ggml_bridge.library import soname
-
-    ggml = ctypes.CDLL(str(bridge.libraries.folder / soname("ggml-base")))
-    allocate, base_of, name_of, type_of, free = (
-        getattr(ggml, f"ggml_backend_{name}")
-        for name in ("buft_alloc_buffer", "buffer_get_base", "buffer_name", "buffer_get_type", "buffer_free")
-    )
-    for function in (allocate, base_of, type_of):
-        function.restype = ctypes.c_void_p
-    name_of.restype = ctypes.c_char_p
-    allocate.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    for function in (base_of, name_of, type_of, free):
-        function.argtypes = (ctypes.c_void_p,)
-    for n_bytes in (64 * MIB, 256 * MIB, 1024 * MIB):
-        for kind, buft in (("pinned", bridge.host_buft(device)), ("plain", bridge.layout_buft("CPU"))):
-            start = time.perf_counter()
-            buffer = allocate(buft, n_bytes) if buft else None
-            if not buffer:
-                yield {"kind": kind, "n_bytes": n_bytes, "seconds": None, "is": "none"}
-                continue
-            ctypes.memset(base_of(buffer), 1, n_bytes)
-            seconds = time.perf_counter() - start
-            is_own = type_of(buffer) == buft
-            yield {"kind": kind, "n_bytes": n_bytes, "seconds": seconds, "is": name_of(buffer).decode(), "own": is_own}
-            free(buffer)
-    case = bridge.mul_mat_case(device, None, "F16", 4096, 14336, n_tokens=1, working_set_bytes=0)
-    yield {"kind": "mul-mats and copies at once", **asdict(bridge.share_link(case, device, chunk_bytes=32 * MIB))}
-
-
-def _timed(
-    bridge: Any, device: str, type_name: str, k: int, rows: int, n_tokens: int, n: int = 11
-) -> tuple[float, list[float]]:
-    with bridge.mul_mat(device, None, type_name, k, rows, n_tokens=n_tokens, working_set_bytes=0) as timer:
-        timer.run(3)
-        samples = list(timer.run(n))
-    return statistics.median(samples), samples
-
-
-MEASURED: dict[str, Callable[[Any, str], Rows]] = {
-    "copies": copies, "zero-copy": zero_copy, "slices": slices, "launch": launch, "pinned": pinned,
-}  # fmt: skip
+MEASURED: dict[str, Callable[[Any, str], Rows]] = {"copies": copies, "launch": launch}
 
 
 def _measure(what: str, device_name: str) -> int:

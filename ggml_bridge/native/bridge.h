@@ -217,17 +217,10 @@ typedef struct gb_copy_beside_sample {
     double rest_s;  // seconds from then until the large copy was done; 0 without one
 } gb_copy_beside_sample;
 
-typedef enum gb_small_copy {
-    GB_COPY_PAGEABLE  = 0,
-    GB_COPY_PINNED    = 1,
-    GB_INPUT_COPIED   = 2, // from pinned memory; done when a kernel has computed with it
-    GB_INPUT_IN_PLACE = 3  // nothing is copied, the kernel reads pinned memory; OALLAMA_UNSUPPORTED but on CUDA
-} gb_small_copy;
-
 // n times: queues a copy of large_bytes to the device in pieces of piece_bytes on one stream, then times a copy of
 // small_bytes on another. large_bytes 0: the small copy alone.
-int gb_copy_beside(const char * device, gb_small_copy kind, int64_t large_bytes, int64_t piece_bytes,
-                   int64_t small_bytes, int64_t n, gb_copy_beside_sample * samples);
+int gb_copy_beside(const char * device, int32_t pinned, int64_t large_bytes, int64_t piece_bytes, int64_t small_bytes,
+                   int64_t n, gb_copy_beside_sample * samples);
 
 //
 // memory

@@ -180,54 +180,6 @@ double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) {
     return under_way > alone ? std::clamp((waited - called - alone) / under_way, 0.0, 1.0) : 0.0;
 }
 
-// Seconds until a kernel has computed with n_bytes of pinned host memory and its result is on the host. The bytes are
-// copied to the device first, or the kernel reads them where they are.
-class Input : public gb_timer {
-  public:
-    Input(ggml_backend_dev_t device, bool in_place, int64_t n_bytes)
-        : in_place_(in_place), host_(device, /*pinned=*/true, n_bytes), backend_(init_backend(device)),
-          ctx_(new_context(2, 1)),
-          input_(ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, n_bytes / int64_t{sizeof(float)})),
-          result_(ggml_scale(ctx_.get(), input_, 1.0F)), graph_(new_graph(ctx_.get(), 1)) {
-        if (in_place) {
-            ggml_backend_tensor_alloc(host_.buffer.get(), input_, host_.base);
-        }
-        ggml_build_forward_expand(graph_, result_);
-        buffer_ = alloc_tensors(ctx_.get(), ggml_backend_dev_buffer_type(device));
-        run_once();
-    }
-
-    double run_once() override {
-        const size_t end = ggml_nbytes(input_) - sizeof last_;
-        last_ += 1.0F;
-        std::memcpy(host_.base + end, &last_, sizeof last_);
-        const double start = seconds_now();
-        if (!in_place_) {
-            ggml_backend_tensor_set_async(backend_.get(), input_, host_.base, 0, ggml_nbytes(input_));
-        }
-        const ggml_status status = ggml_backend_graph_compute_async(backend_.get(), graph_);
-        float             found  = 0.0F;
-        ggml_backend_tensor_get_async(backend_.get(), result_, &found, end, sizeof found);
-        ggml_backend_synchronize(backend_.get());
-        const double seconds = seconds_now() - start;
-        if (status != GGML_STATUS_SUCCESS || (in_place_ && found != last_)) {
-            throw Error(OALLAMA_FAILED, "a kernel did not read what the host had written" + ggml_reason());
-        }
-        return seconds;
-    }
-
-  private:
-    bool          in_place_;
-    HostMemory    host_;
-    BackendPtr    backend_;
-    ContextPtr    ctx_;
-    ggml_tensor * input_;
-    ggml_tensor * result_;
-    ggml_cgraph * graph_;
-    BufferPtr     buffer_;
-    float         last_ = 0.0F; // of the input; other in every run
-};
-
 //
 // two kinds of work at once
 //
@@ -415,30 +367,19 @@ int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * 
     });
 }
 
-int gb_copy_beside(const char * device, gb_small_copy kind, int64_t large_bytes, int64_t piece_bytes,
-                   int64_t small_bytes, int64_t n, gb_copy_beside_sample * samples) {
+int gb_copy_beside(const char * device, int32_t pinned, int64_t large_bytes, int64_t piece_bytes, int64_t small_bytes,
+                   int64_t n, gb_copy_beside_sample * samples) {
     return guarded([&] {
         require(samples != nullptr && large_bytes >= 0 && n >= 0, "sizes and counts must not be negative");
-        ggml_backend_dev_t        to     = find_link(device);
-        const bool                pinned = kind != GB_COPY_PAGEABLE;
-        std::unique_ptr<gb_timer> small;
-        if (kind == GB_COPY_PAGEABLE || kind == GB_COPY_PINNED) {
-            small = std::make_unique<Transfer>(to, /*to_device=*/true, pinned, small_bytes);
-        } else {
-            require(small_bytes > 0 && small_bytes % int64_t{sizeof(float)} == 0, "an input is made of whole floats");
-            const std::string reg = ggml_backend_reg_name(ggml_backend_dev_backend_reg(to));
-            if (kind == GB_INPUT_IN_PLACE && reg != "CUDA") {
-                throw Error(OALLAMA_UNSUPPORTED, "kernels of " + reg + " are not known to read host memory");
-            }
-            small = std::make_unique<Input>(to, kind == GB_INPUT_IN_PLACE, small_bytes);
-        }
+        ggml_backend_dev_t        to = find_link(device);
+        Transfer                  small(to, /*to_device=*/true, pinned != 0, small_bytes);
         std::unique_ptr<Transfer> large;
         if (large_bytes > 0) {
-            large = std::make_unique<Transfer>(to, /*to_device=*/true, pinned, large_bytes, piece_bytes);
+            large = std::make_unique<Transfer>(to, /*to_device=*/true, pinned != 0, large_bytes, piece_bytes);
         }
         for (int64_t i = 0; i < n; i++) {
             samples[i].queue_s = large ? large->begin() : 0.0;
-            samples[i].small_s = small->run_once();
+            samples[i].small_s = small.run_once();
             samples[i].rest_s  = large ? large->finish() : 0.0;
         }
     });

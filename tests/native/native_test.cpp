@@ -237,17 +237,14 @@ void test_two_devices(const char * device) {
     double share = -1.0;
     check(gb_copy_wait(device, 0, 1 << 20, &share) == OALLAMA_OK && share >= 0.0 && share <= 1.0, "waiting for a copy");
     gb_copy_beside_sample samples[2] = {};
-    check(gb_copy_beside(device, GB_COPY_PAGEABLE, 1 << 20, 300000, 8192, 2, samples) == OALLAMA_OK,
+    check(gb_copy_beside(device, 0, 1 << 20, 300000, 8192, 2, samples) == OALLAMA_OK,
           "a copy beside pieces of another");
     check(samples[1].queue_s > 0.0 && samples[1].small_s > 0.0 && samples[1].rest_s > 0.0, "each takes time");
-    check(gb_copy_beside(device, GB_COPY_PAGEABLE, 0, 0, 8192, 2, samples) == OALLAMA_OK && samples[1].small_s > 0.0,
-          "a copy alone");
+    check(gb_copy_beside(device, 0, 0, 0, 8192, 2, samples) == OALLAMA_OK && samples[1].small_s > 0.0, "a copy alone");
     check(samples[1].queue_s == 0.0 && samples[1].rest_s == 0.0, "nothing is queued beside it");
-    check(gb_copy_beside(device, GB_COPY_PAGEABLE, 1 << 20, 0, 8192, 1, samples) == OALLAMA_INVALID,
-          "pieces of no bytes are refused");
-    check(gb_copy_beside(device, GB_COPY_PAGEABLE, 1 << 20, 4096, 8192, -1, samples) == OALLAMA_INVALID,
-          "so is a negative count");
-    check(gb_copy_beside("CPU", GB_COPY_PAGEABLE, 0, 0, 8192, 1, samples) == OALLAMA_INVALID, "and the CPU");
+    check(gb_copy_beside(device, 0, 1 << 20, 0, 8192, 1, samples) == OALLAMA_INVALID, "pieces of no bytes are refused");
+    check(gb_copy_beside(device, 0, 1 << 20, 4096, 8192, -1, samples) == OALLAMA_INVALID, "so is a negative count");
+    check(gb_copy_beside("CPU", 0, 0, 0, 8192, 1, samples) == OALLAMA_INVALID, "and the CPU");
 }
 
 //

@@ -179,20 +179,6 @@ def test_a_small_copy_waits_for_the_copy_in_service_and_not_for_those_queued_beh
         bridge.copy_beside("CPU", False, large, large, small, 1)
 
 
-def test_a_kernel_waits_for_its_copied_input(bridge: ggml_bridge.Bridge, timed: EmulatedDevice) -> None:
-    """Its own memory alone is what this card's kernels read, so that a wrong address is found: what a card does with
-    pinned memory is asked on that card."""
-    rate, large, small = 2e9, 32 << 20, 8 << 10
-    alone = min(sample.small_s for sample in bridge.input_beside(NAME, False, 0, 0, small, 5))
-    assert alone >= 0.99 * (small / rate + 2e-4 + 5e-5), "the copy, then the kernel"
-    behind = min(sample.small_s for sample in bridge.input_beside(NAME, False, large, large, small, 5))
-    assert behind >= 0.9 * large / rate
-    with pytest.raises(ggml_bridge.Unsupported, match="kernels of Emulated are not known to read host memory"):
-        bridge.input_beside(NAME, True, large, large, small, 5)
-    with pytest.raises(ValueError, match="whole floats"):
-        bridge.input_beside(NAME, False, 0, 0, 6, 1)
-
-
 def test_a_launch_issue_is_one_graph(bridge: ggml_bridge.Bridge, timed: EmulatedDevice) -> None:
     with bridge.launch_issue(NAME) as timer:
         before = timed.stats().n_graphs
