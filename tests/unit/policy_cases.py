@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from split_cases import EMBD, FF, World, llama, model, operator
 
-from oallama.core.profile import LinearFit
+from oallama.core.profile import LinearFit, Profile
 from oallama.core.types import Operator, Workload
+from oallama.cost.blocks import split_blocks
 from oallama.cost.graph import build_graph
+from oallama.cost.kernels import Kernels
+from oallama.cost.slices import BlockType, block_types
 from oallama.place.placement import Candidate, Placement, plan_record
 from oallama.place.problem import LoadBytes, Problem
 from oallama.plan.plan import Plan
@@ -62,3 +65,10 @@ FAST_LINK = LinearFit(1e-6, 2e-10, 1.0)
 
 STREAMS = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=FAST_LINK)
 """A CPU so slow that most of a block is better streamed."""
+
+
+def block_of(ops: list[Operator], profile: Profile, layout: str = "CPU") -> BlockType:
+    """The FFN among these operators."""
+    chosen = [FF * ("ffn" in op.role) for op in ops]
+    (block,) = split_blocks(ops, chosen)
+    return next(one for one in block_types(Kernels(profile), ops, block) if one.layout == layout)
