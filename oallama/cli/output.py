@@ -20,7 +20,6 @@ from oallama.core.files import unwritten, write_whole
 
 if TYPE_CHECKING:
     from oallama.bench.ab import ProgressCallback
-    from oallama.report.chart import Picture
     from oallama.report.table import Table
 
 
@@ -128,9 +127,9 @@ def deliver(text: str, path: str | None) -> None:
         talk(f"wrote {path}")
 
 
-def write_chart(path: str, chart: Picture) -> None:
-    """Write a chart as SVG. Raises UsageError where that cannot be done."""
-    _write(path, chart.svg().encode())
+def write_chart(path: str, svg: str) -> None:
+    """Write a picture. Raises UsageError where that cannot be done."""
+    _write(path, svg.encode())
     talk(f"wrote {path}")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -43,41 +42,26 @@ class Text:
     ends_at_x: bool = False
 
 
-class Picture(ABC):
-    """Rectangles and text on white, WIDTH pixels wide."""
-
-    __slots__ = ()
-
-    label: str  # what it shows, for those who do not see it
-
-    @property
-    @abstractmethod
-    def height(self) -> int:
-        """Pixels."""
-
-    @abstractmethod
-    def shapes(self) -> Iterator[Bar | Text]:
-        """Yield shapes in drawing order."""
-
-    def svg(self) -> str:
-        lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
-            f'height="{self.height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(self.label)}">',
-            f'<rect width="{WIDTH}" height="{self.height}" fill="#ffffff"/>',
-        ]
-        for shape in self.shapes():
-            if isinstance(shape, Bar):
-                lines.append(
-                    f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
-                    f'fill="{shape.colour}"/>'
-                )
-            else:
-                anchor = ' text-anchor="end"' if shape.ends_at_x else ""
-                lines.append(
-                    f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" fill="{shape.colour}"'
-                    f"{anchor}>{escape(shape.text)}</text>"
-                )
-        return "\n".join([*lines, "</svg>"]) + "\n"
+def svg(height: int, label: str, shapes: Iterable[Bar | Text]) -> str:
+    """Draw shapes in their order on white, WIDTH pixels wide. label: tells it to those who cannot see it."""
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(label)}">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    for shape in shapes:
+        if isinstance(shape, Bar):
+            lines.append(
+                f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
+                f'fill="{shape.colour}"/>'
+            )
+        else:
+            anchor = ' text-anchor="end"' if shape.ends_at_x else ""
+            lines.append(
+                f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" fill="{shape.colour}"'
+                f"{anchor}>{escape(shape.text)}</text>"
+            )
+    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,44 +94,40 @@ class Group:
     lines: tuple[Line, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TimesChart(Picture):
-    """label: what the chart shows, for those who do not see it. legend: (colour, meaning)."""
+def times_chart(
+    title: str, subtitle: str, groups: Sequence[Group], label: str, legend: Sequence[tuple[str, str]] = ()
+) -> str:
+    """A chart of bars as SVG. label: as in svg; legend: (colour, meaning)."""
+    height = TOP + sum(sum(line.height for line in group.lines) + GAP for group in groups)
+    return svg(height, label, _times_shapes(title, subtitle, groups, legend))
 
-    title: str
-    subtitle: str
-    groups: tuple[Group, ...]
-    label: str
-    legend: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def height(self) -> int:
-        return TOP + sum(sum(line.height for line in group.lines) + GAP for group in self.groups)
-
-    def shapes(self) -> Iterator[Bar | Text]:
-        yield Text(MARGIN, 32, self.title, 18)
-        yield Text(MARGIN, 52, self.subtitle, 12, GREY)
-        for index, (colour, meaning) in enumerate(self.legend):
-            x = WIDTH - MARGIN - 230 + 130 * index
-            yield from (Bar(x, 22, 12, 12, colour), Text(x + 18, 33, meaning))
-        y = TOP
-        for group in self.groups:
-            if group.label:
-                yield Text(MARGIN, y - 14, group.label, colour=GREY)
-            for number, title in enumerate(PANELS):
-                yield Text(MARGIN + NAMES + number * PANEL, y - 14, title, colour=GREY)
-            longest = [
-                max((bar.seconds or 0.0 for line in group.lines for bar in line.bars[number]), default=0.0)
-                for number in range(len(PANELS))
-            ]
-            for line in group.lines:
-                yield Text(MARGIN + NAMES - 12, y + 13, line.name, ends_at_x=True)
-                if line.remark:
-                    yield Text(MARGIN + NAMES - 12, y + 28, line.remark, 11, GREY, ends_at_x=True)
-                for number, bars in enumerate(line.bars):
-                    yield from _bars(bars, MARGIN + NAMES + number * PANEL, y, longest[number])
-                y += line.height
-            y += GAP
+def _times_shapes(
+    title: str, subtitle: str, groups: Sequence[Group], legend: Sequence[tuple[str, str]]
+) -> Iterator[Bar | Text]:
+    yield Text(MARGIN, 32, title, 18)
+    yield Text(MARGIN, 52, subtitle, 12, GREY)
+    for index, (colour, meaning) in enumerate(legend):
+        x = WIDTH - MARGIN - 230 + 130 * index
+        yield from (Bar(x, 22, 12, 12, colour), Text(x + 18, 33, meaning))
+    y = TOP
+    for group in groups:
+        if group.label:
+            yield Text(MARGIN, y - 14, group.label, colour=GREY)
+        for number, panel in enumerate(PANELS):
+            yield Text(MARGIN + NAMES + number * PANEL, y - 14, panel, colour=GREY)
+        longest = [
+            max((bar.seconds or 0.0 for line in group.lines for bar in line.bars[number]), default=0.0)
+            for number in range(len(PANELS))
+        ]
+        for line in group.lines:
+            yield Text(MARGIN + NAMES - 12, y + 13, line.name, ends_at_x=True)
+            if line.remark:
+                yield Text(MARGIN + NAMES - 12, y + 28, line.remark, 11, GREY, ends_at_x=True)
+            for number, bars in enumerate(line.bars):
+                yield from _bars(bars, MARGIN + NAMES + number * PANEL, y, longest[number])
+            y += line.height
+        y += GAP
 
 
 def _bars(bars: Sequence[TimeBar], left: float, top: float, longest: float) -> Iterator[Bar | Text]:

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from oallama.core.units import format_seconds
-from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, TimesChart
+from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, times_chart
 from oallama.report.table import Table, table
 
 Row = Mapping[str, Any]
@@ -39,8 +39,8 @@ def matrix_table(about: str, measured: Sequence[Measured], missing: Iterable[str
     return table(about, headings, rows, [*_totals(measured), *missing])
 
 
-def matrix_chart(about: str, measured: Sequence[Measured]) -> TimesChart:
-    """A group for each test of each cell, which has a scale of its own."""
+def matrix_chart(about: str, measured: Sequence[Measured]) -> str:
+    """The picture as SVG: a group for each test of each cell, which has a scale of its own."""
     groups = tuple(
         Group(
             ", ".join(each.label.values()),
@@ -49,7 +49,7 @@ def matrix_chart(about: str, measured: Sequence[Measured]) -> TimesChart:
         for each in measured
     )
     machines = dict.fromkeys(str(row["gpu_info"] or row["cpu_info"]) for each in measured for row in each.rows)
-    return TimesChart(about, f"{', '.join(machines)}; seconds, so shorter is better", groups, about)
+    return times_chart(about, f"{', '.join(machines)}; seconds, so shorter is better", groups, about)
 
 
 def _totals(measured: Sequence[Measured]) -> list[str]:

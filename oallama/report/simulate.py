@@ -11,7 +11,7 @@ from typing import Any
 from oallama.core.types import ModelInfo
 from oallama.core.units import format_bytes, format_seconds
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, Work
-from oallama.report.chart import FONT, GREY, MARGIN, WIDTH, Bar, Picture, Text
+from oallama.report.chart import FONT, GREY, MARGIN, WIDTH, Bar, Text, svg
 from oallama.report.table import WIDTH as LINE_WIDTH
 from oallama.report.table import Table, table
 from oallama.report.text import model_title
@@ -128,40 +128,25 @@ LANE, LANE_GAP, NAME = 26, 8, 80  # pixels: of a stream's row, between rows, lef
 TOP, TITLE, AXIS = 92, 26, 40  # above the first phase, of a phase's title, below its streams
 LEGEND_STEP = 20
 LEGEND_WIDTH = 170
+LEGEND_COLUMNS = (WIDTH - 2 * MARGIN) // LEGEND_WIDTH
 NEAR = 0.3  # pixels between works of one kind that are drawn as one
 
+Phases = Sequence[tuple[str, Course]]
+"""Name and course of each."""
 
-@dataclass(frozen=True, slots=True)
-class StreamsChart(Picture):
+
+def _streams_shapes(title: str, subtitle: str, phases: Phases, kinds: Sequence[str]) -> Iterator[Bar | Text]:
     """A row for each stream, of a prompt and of a token, each in its own scale."""
-
-    title: str
-    subtitle: str
-    phases: tuple[tuple[str, Course], ...]
-    label: str
-
-    @property
-    def height(self) -> int:
-        per_row = (WIDTH - 2 * MARGIN) // LEGEND_WIDTH
-        n_rows = -(-len(self._kinds()) // per_row)
-        return TOP + len(self.phases) * _phase_height() + n_rows * LEGEND_STEP + MARGIN
-
-    def _kinds(self) -> list[str]:
-        used = {work.kind for _, course in self.phases for work in course.works}
-        return [kind for kind in KINDS if kind in used]
-
-    def shapes(self) -> Iterator[Bar | Text]:
-        yield Text(MARGIN, 32, self.title, 18)
-        yield Text(MARGIN, 52, self.subtitle, 12, GREY)
-        y = float(TOP)
-        for name, course in self.phases:
-            yield from _phase_shapes(name, course, y)
-            y += _phase_height()
-        per_row = (WIDTH - 2 * MARGIN) // LEGEND_WIDTH
-        for number, kind in enumerate(self._kinds()):
-            row, column = divmod(number, per_row)
-            x, entry_y = MARGIN + column * LEGEND_WIDTH, y + row * LEGEND_STEP
-            yield from (Bar(x, entry_y - 10, 12, 12, LOOKS[kind][1]), Text(x + 18, entry_y, LOOKS[kind][0]))
+    yield Text(MARGIN, 32, title, 18)
+    yield Text(MARGIN, 52, subtitle, 12, GREY)
+    y = float(TOP)
+    for name, course in phases:
+        yield from _phase_shapes(name, course, y)
+        y += _phase_height()
+    for number, kind in enumerate(kinds):
+        row, column = divmod(number, LEGEND_COLUMNS)
+        x, entry_y = MARGIN + column * LEGEND_WIDTH, y + row * LEGEND_STEP
+        yield from (Bar(x, entry_y - 10, 12, 12, LOOKS[kind][1]), Text(x + 18, entry_y, LOOKS[kind][0]))
 
 
 def _phase_height() -> int:
@@ -200,7 +185,8 @@ def _merged(works: Sequence[Work], scale: float) -> Iterator[tuple[str, float, f
         yield now
 
 
-def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> StreamsChart:
+def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> str:
+    """The picture of the four streams as SVG."""
     load, predicted = simulation.workload, simulation.predicted
     title = model_title(setting.model)
     phases = (
@@ -211,10 +197,12 @@ def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> Stream
         f"{name}: " + ", ".join(f"{STREAMS[s]} {_share(course.busy_s(s), course):.0%}" for s in ENGINES)
         for name, course in phases
     )
-    return StreamsChart(
-        title=f"{title}: policy {setting.policy}",
-        subtitle=f"on {setting.machine}; simulated, nothing was run",
-        phases=phases,
-        label=f"What CPU, GPU and copies of {title} do on {setting.machine}, simulated. Time to the first token "
+    used = {work.kind for _, course in phases for work in course.works}
+    kinds = [kind for kind in KINDS if kind in used]
+    subtitle = f"on {setting.machine}; simulated, nothing was run"
+    return svg(
+        TOP + len(phases) * _phase_height() + -(-len(kinds) // LEGEND_COLUMNS) * LEGEND_STEP + MARGIN,
+        f"What CPU, GPU and copies of {title} do on {setting.machine}, simulated. Time to the first token "
         f"{format_seconds(predicted.ttft_s)}, for each one more {format_seconds(predicted.tpot_s)}. Busy: {busy}",
+        _streams_shapes(f"{title}: policy {setting.policy}", subtitle, phases, kinds),
     )

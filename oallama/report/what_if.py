@@ -11,7 +11,7 @@ from oallama.core.units import format_bytes, format_seconds
 from oallama.device.card import Host
 from oallama.place.placement import Candidate, n_gpu_layers
 from oallama.place.pure_plan import WhatIf
-from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, TimesChart
+from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, times_chart
 from oallama.report.table import WIDTH
 from oallama.report.text import model_title, rate_text, three_digits
 
@@ -104,14 +104,14 @@ def _rate(predicted: Predicted) -> str:
     return three_digits(1 / predicted.tpot_s) if predicted.tpot_s > 0 else "-"
 
 
-def what_if_chart(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> TimesChart:
-    """Bars by card, for stock llama.cpp and for our best plan."""
+def what_if_chart(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> str:
+    """The picture as SVG: bars by card, for stock llama.cpp and for our best plan."""
     title = model_title(model)
     cards = ", ".join(
         f"{row.card.name} {format_seconds(row.best.predicted.ttft_s)} and {format_seconds(row.best.predicted.tpot_s)}"
         for row in rows
     )
-    return TimesChart(
+    return times_chart(
         title=f"{title if len(title) <= LONGEST_TITLE else title[:LONGEST_TITLE] + '…'}: which card?",
         subtitle=f"{load.n_prompt} + {load.n_gen} tokens, context {load.n_ctx}; {CLAIM}",
         groups=(Group("", tuple(_chart_line(row) for row in rows)),),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,14 +15,13 @@ from oallama.core.temporary import temporary_folder
 from oallama.device.interrupt import held_interrupt
 from oallama.report.placement import Served, page_policy, placement_document, placement_html
 from oallama.serve.address import Address, listens
-from oallama.serve.live import Live, block_runs, live_of
+from oallama.serve.live import block_runs, live_of
 from oallama.serve.placement import placement_server
 from oallama.serve.program import TIMES_FILE
 from oallama.serve.supervisor import Launch, Supervisor
 
 FOLDER = "oallama-serve-"
 ANSWER_S = 2.0  # that llama-server may take to answer us
-KEPT_S = 1.0  # that its numbers are told again
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +75,14 @@ def serve(
 
         def document() -> dict[str, Any]:
             state, of = asdict(supervisor.state), served()
-            live = numbers.now() if state["phase"] == "ready" else None
+            text = address.get("/metrics", ANSWER_S) if state["phase"] == "ready" else None
+            live = None if text is None else asdict(live_of(text))
             runs = _runs(folder) if of is wanted else []
-            return placement_document(of, state, None if live is None else asdict(live), runs)
+            return placement_document(of, state, live, runs)
 
         def page() -> tuple[str, str]:
             return placement_html(served()), page_policy()
 
-        numbers = LiveNumbers(address)
         with held_interrupt(supervisor.stop), placement_server(document, page, placement_port) as url:
             where = f"oallama: serving at {address.url}/v1, placement at {url}; Ctrl-C ends it"
             supervisor.on_ready = partial(talk, where)
@@ -98,22 +95,3 @@ def _runs(folder: Path) -> list[BlockRuns]:
         return block_runs((folder / TIMES_FILE).read_text(encoding="utf-8", errors="replace"))
     except OSError:  # none is split, or none ran yet
         return []
-
-
-class LiveNumbers:
-    """llama-server's own measurements, asked at most once in KEPT_S, however many pages are open."""
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._lock = threading.Lock()
-        self._known: Live | None = None
-        self._at = float("-inf")
-
-    def now(self) -> Live | None:
-        """None where it does not tell."""
-        with self._lock:
-            if time.monotonic() - self._at > KEPT_S:
-                text = self._address.get("/metrics", ANSWER_S)
-                self._known = None if text is None else live_of(text)
-                self._at = time.monotonic()
-            return self._known

@@ -66,7 +66,7 @@ def write(only: str | None, jobs: int | None) -> int:
     }
     RESULTS.write_text(text_of(document), encoding="utf-8")
     PAGE.write_text(page(document), encoding="utf-8")
-    PICTURE.write_text(chart(document).svg(), encoding="utf-8")
+    PICTURE.write_text(chart(document), encoding="utf-8")
     return 0
 
 

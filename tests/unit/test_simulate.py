@@ -306,7 +306,7 @@ def test_the_tables_are_narrow_and_name_the_sources(made) -> None:
 
 
 def test_the_picture_is_legible_on_any_background_and_keeps_inside(made) -> None:
-    root = ElementTree.fromstring(simulate_chart(*made).svg())
+    root = ElementTree.fromstring(simulate_chart(*made))
     width, height = int(root.attrib["width"]), int(root.attrib["height"])
     space = "{http://www.w3.org/2000/svg}"
     first, *bars = root.findall(f"{space}rect")
