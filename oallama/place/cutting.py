@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from math import ceil
 from typing import Literal
@@ -188,22 +188,17 @@ class Menus:
             "workload": passes(workload, "mixed"),
         }
         self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
-        self._made: dict[tuple[Hashable, Objective, int | None], tuple[Choice, ...]] = {}
+        self.choices, self._seconds = cache(self._choices), cache(self._seconds_of)
 
-    def choices(self, kind: BlockType, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
+    def _choices(self, kind: BlockType, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
         """Fastest choice for each number of bytes on the device, ascending, with the CG that is best for the objective.
         most_cg: most elements of CG; None: as many as are best."""
         key = (kind.gemms, kind.around.resident, kind.use)
         if key not in self._cuts_of:
             self._cuts_of[key] = self._cuts(kind)
-        if (kind, objective, most_cg) not in self._made:
-            sliced = (
-                self._best(kind, objective, [_streaming(kind, cut, most_cg) for cut in cuts])
-                for cuts in self._cuts_of[key]
-            )
-            hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, self._n_values))
-            self._made[kind, objective, most_cg] = _ascending(kind, (*sliced, *hot))
-        return self._made[kind, objective, most_cg]
+        sliced = [[_streaming(kind, cut, most_cg) for cut in cuts] for cuts in self._cuts_of[key]]
+        hot = [[cut] for cut in _hot_cuts(kind, self._n_values)]
+        return _ascending(kind, [self._best(kind, objective, cuts) for cuts in (*sliced, *hot)])
 
     def _cuts(self, kind: BlockType) -> tuple[tuple[Cut, ...], ...]:
         """Cuts by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and the best of
@@ -219,12 +214,12 @@ class Menus:
             cc = min(n * step, extent)
             return Cut(cc, 0, extent - cc)
 
-        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, max(1, n_steps - 1))
+        balanced, _ = least(lambda n: self._seconds(kind, resident(n), "workload"), 1, max(1, n_steps - 1))
         shares = (1 - i / self._n_values for i in range(self._n_values))
         wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
 
         def streamed(gg: int) -> set[Cut]:
-            return {best_cg(kind, gg, partial(self._seconds, kind, over=over))[0] for over in self._over.values()}
+            return {best_cg(kind, gg, lambda cut: self._seconds(kind, cut, of))[0] for of in self._over}  # noqa: B023
 
         found = []
         for n in sorted(wanted, reverse=True):
@@ -234,11 +229,11 @@ class Menus:
 
     def _best(self, kind: BlockType, objective: Objective, cuts: Sequence[Cut]) -> Choice:
         """Fastest cut, ignoring n_g; ties stream least."""
-        over = self._over[objective]
-        return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
+        return min(((cut, self._seconds(kind, cut, objective)) for cut in cuts), key=lambda choice: choice[1])
 
-    def _seconds(self, kind: BlockType, cut: Cut, over: Sequence[Pass]) -> float:
-        """Seconds of one block over these passes, ignoring n_g."""
+    def _seconds_of(self, kind: BlockType, cut: Cut, objective: Objective) -> float:
+        """Seconds of one block over the passes of an objective, ignoring n_g."""
+        over = self._over[objective]
         return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
 

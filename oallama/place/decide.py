@@ -26,10 +26,6 @@ from oallama.place.problem import Problem, costs_of
 from oallama.place.sharing import slicer_of
 from oallama.place.verify import on_cpu, verify
 
-LEAST_GAIN = 0.03
-"""Least gain, as a share of the predicted time, for which the micro-batch is raised. Profiles have no batch as large,
-so its time is extrapolated from theirs."""
-
 PROMPT_STEP = 256
 """Tokens that a prompt is rounded up to: those of `oallama run` are estimated from its bytes."""
 
@@ -65,15 +61,14 @@ def with_larger_ubatch(
     policies: Sequence[Policy],
     n_ubatches: Sequence[int],
 ) -> Candidate:
-    """The decision with the least seconds: the best of those found, or one with a larger micro-batch that takes at
-    least LEAST_GAIN less.
+    """The decision with the least seconds: the best of those found, or a faster one with a larger micro-batch.
 
     found: by policy. Another system's policy keeps its micro-batch; so does a placement whose memory was short already,
     and one with nothing on the device, where nothing is streamed. The others are searched for anew in the order of what
     they promise, and only where that would win.
     """
     best = first = min(found.values(), key=lambda decision: decision.placement.seconds)
-    to_beat, n_layer = (1 - LEAST_GAIN) * first.placement.seconds, problem.graph.n_layer
+    to_beat, n_layer = first.placement.seconds, problem.graph.n_layer
     grow = [
         policy for policy in policies
         if not policy.published and (made := found[policy.name]).workload == asked.workload

@@ -32,8 +32,8 @@ from oallama.place.problem import Problem, capacity_of, costs_of, operators_limi
 from oallama.plan.plan import Plan
 from oallama.profile.wanted import KV_STEP
 
-SCALE, LEAST_S = 1e3, 1e-300  # CPU seconds of all works in the linear program; below that seconds count as none
-TOLERANCE = 1e-6  # of the value, that its solver leaves
+GOLDEN = 0.6180339887498949
+ROUNDS = 40  # of a search: its interval shrinks to 4e-9 of the first one
 USE_STEP = 1.01  # by which shares of uses differ that are told apart
 
 
@@ -110,35 +110,62 @@ def _rounded(share: float) -> float:
 
 
 def least_seconds(works: Sequence[Work], room: int, dram: float = 2.0) -> float:
-    """The least time of all works together with `room` bytes of weights on the device: the linear program's value, less
-    what its solver's tolerances may add.
+    """The least time of all works together with `room` bytes of weights on the device.
 
-    dram: how many of CPU and link the memory feeds at once, 1 to 2.
+    dram: how many of CPU and link the memory feeds at once, 1 to 2. The linear program's dual: at any prices of a
+    second of the CPU, the device, the link and the DRAM that make one together, no placement takes less than what the
+    cheapest places cost; the best prices give the program's own value. What the DRAM feeds is worth the more the more
+    of the prices of CPU and link is its own, so that is all of the smaller one, and two prices are left to look for.
     """
-    import highspy
+    cost_at = _dual(Counter(works), room)
+    spared = 2.0 - min(2.0, max(1.0, dram))
 
-    kinds = Counter(works)
-    scale = SCALE / max(sum(n * work.cpu_s for work, n in kinds.items()), LEAST_S)
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.setOptionValue("output_flag", False)
-    makespan = solver.addVariable(lb=0, ub=SCALE)
-    cpu, device, link, resident = [], [], [], []
-    for work, n in kinds.items():
-        there = solver.addVariable(lb=0, ub=0 if work.device_s is None else n)
-        streamed = solver.addVariable(lb=0, ub=0 if work.device_s is None or work.link_s == inf else n)
-        solver.addConstr(there + streamed <= n)
-        cpu.append((n - there - streamed) * (scale * work.cpu_s))
-        resident.append(there * work.bytes)
-        if work.device_s is not None:
-            device.append((there + streamed) * (scale * work.device_s))
-            link += [] if work.link_s == inf else [streamed * (scale * work.link_s)]
-    busy = [solver.qsum(of_stream) for of_stream in (cpu, device, link)]
-    for seconds in busy:
-        solver.addConstr(seconds <= makespan)
-    solver.addConstr(busy[0] + busy[2] <= makespan * min(2.0, max(1.0, dram)))
-    solver.addConstr(solver.qsum(resident) <= room)
-    solver.minimize(makespan)
-    return float(solver.getInfo().objective_function_value) / scale * (1 - TOLERANCE)
+    def at(cpu: float, link: float) -> float:
+        return cost_at(cpu, max(0.0, 1 - cpu - link), link) / (1 - spared * min(cpu, link))
+
+    return _highest(lambda cpu: _highest(lambda link: at(cpu, link), 1 - cpu), 1.0)
+
+
+def _dual(works: Counter[Work], room: int) -> Callable[[float, float, float], float]:
+    """Cost of all works at prices of CPU, device and link. Works that save the most for each byte are resident."""
+    import numpy as np
+
+    n, size = np.array(list(works.values()), dtype=float), np.array([work.bytes for work in works], dtype=float)
+    cpu_s = np.array([work.cpu_s for work in works])
+    device_s = np.array([work.device_s or 0.0 for work in works])
+    link_s = np.array([0.0 if work.link_s == inf else work.link_s for work in works])
+    not_there = np.array([inf if work.device_s is None else 0.0 for work in works])
+    not_streamed = np.array([inf if work.link_s == inf else 0.0 for work in works])
+
+    def cost(cpu: float, device: float, link: float) -> float:
+        there = device * device_s + not_there
+        each = np.minimum(cpu * cpu_s, there + link * link_s + not_streamed)
+        saved = np.maximum(each - there, 0.0) / np.maximum(size, 1.0)
+        order = np.argsort(-saved)
+        n_bytes = (n * size)[order]
+        taken = np.clip(room - (np.cumsum(n_bytes) - n_bytes), 0.0, n_bytes)
+        return float(n @ each - saved[order] @ taken)
+
+    return cost
+
+
+def _highest(f: Callable[[float], float], end: float) -> float:
+    """The maximum of a function between 0 and `end` that rises to it and falls behind it."""
+    low, high = 0.0, max(0.0, end)
+    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_a, at_b = f(a), f(b)
+    found = max(f(low), f(high), at_a, at_b)
+    for _ in range(ROUNDS):
+        if at_a < at_b:
+            low, a, at_a = a, b, at_b
+            b = low + GOLDEN * (high - low)
+            at_b = f(b)
+        else:
+            high, b, at_b = b, a, at_a
+            a = high - GOLDEN * (high - low)
+            at_a = f(a)
+        found = max(found, at_a, at_b)
+    return found
 
 
 STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"

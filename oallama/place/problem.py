@@ -21,6 +21,7 @@ from oallama.place.memory import RUNTIME_BYTES, DeviceMemory, ledger
 from oallama.place.placement import Placement, nothing_there, whole_bytes
 
 SMALLEST_UBATCH = 64
+"""Tokens below which a micro-batch is not lowered. 16 and 256 change none of 26 plans."""
 
 
 @dataclass(frozen=True, slots=True)

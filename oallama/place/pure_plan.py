@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 from oallama.core.errors import DoesNotFit
 from oallama.core.ggml_types import bytes_per_element
@@ -86,6 +88,12 @@ COMPUTE_BYTES_PER_TOKEN = 512 * KIB
 """Bytes of a context's buffers for each token of a micro-batch, where no load says it."""
 
 
+class Taken(Protocol):
+    """A dry load: what a placement takes."""
+
+    def __call__(self, workload: Workload, placed: Placement, /, attention: Attention) -> LoadBytes: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """A model as the header of its GGUF describes it. operators: in graph order."""
@@ -157,6 +165,31 @@ def decide_with_attention(
     return rule.decide(made, profile, workload, attention_passes)
 
 
+def problem_of(
+    header: Header,
+    options: Options,
+    profile: Profile,
+    flash_attn: FlashAttention,
+    taken: Taken,
+    host_room: int,
+    routing: Routing | None,
+    slices_only: bool = False,
+) -> Problem:
+    """The problem for one way of attention. taken: what a placement takes with an attention."""
+    return Problem(
+        header.operators,
+        header.graph,
+        with_attention(profile, flash_attn),
+        partial(taken, attention=AttentionRule(header.model, options).attention(flash_attn)),
+        options.vram,
+        options.vram_fill,
+        options.gpu_weights,
+        slices_only,
+        host_room,
+        routing,
+    )
+
+
 def pure_problem(
     header: Header,
     profile: Profile,
@@ -166,24 +199,12 @@ def pure_problem(
     routing: Routing | None = None,
 ) -> Problem:
     """The problem for one way of attention, its dry loads counted."""
-    model, operators = header.model, header.operators
-    attention = AttentionRule(model, options).attention(flash_attn)
 
-    def probe(workload: Workload, placed: Placement) -> LoadBytes:
+    def taken(workload: Workload, placed: Placement, attention: Attention) -> LoadBytes:
         host = memory.on_host(workload, attention) if memory.on_host else counted_load(header, workload, attention)
-        return probe_of(host, operators, model.n_layer, memory.device_bytes)(workload, placed)
+        return probe_of(host, header.operators, header.model.n_layer, memory.device_bytes)(workload, placed)
 
-    return Problem(
-        operators,
-        header.graph,
-        with_attention(profile, flash_attn),
-        probe,
-        options.vram,
-        options.vram_fill,
-        options.gpu_weights,
-        host_room=memory.host_room,
-        routing=routing,
-    )
+    return problem_of(header, options, profile, flash_attn, taken, memory.host_room, routing)
 
 
 def counted_load(header: Header, workload: Workload, attention: Attention) -> LoadBytes:

@@ -202,14 +202,11 @@ class Slicer:
         self.surroundings = Surroundings(problem, workload)
 
     def varied(self, workload: Workload, n_slots: int) -> Slicer:
-        """For another workload, and a ring of so many slots. What operators form, and the tasks of sliced blocks, are
-        the same."""
+        """For another workload, and a ring of so many slots. The tasks of sliced blocks are the same."""
         other = copy(self)
-        other.workload, other.on, other.surroundings = (
-            workload,
-            self.on.with_slots(n_slots),
-            self.surroundings.varied(workload),
-        )
+        other.on = self.on.with_slots(n_slots)
+        if workload != self.workload:
+            other.workload, other.surroundings = workload, Surroundings(self._problem, workload)
         return other
 
     def blocks(
@@ -264,7 +261,7 @@ class Slicer:
 
         def solved(mode: _Mode, objective: Objective, most_cg: Sequence[int | None]) -> SlicePlan | None:
             choices = [menus.choices(kind, objective, most) for kind, most in zip(mode.kinds, most_cg, strict=True)]
-            plan = self._solved(blocks, mode, choices, kind_of, room, weights_room, best.total_s(workload), tables)
+            plan = self._solved(blocks, mode, choices, kind_of, room, weights_room, tables)
             return None if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_room) else plan
 
         for mode, objective, most in product(modes, _objectives(workload), (0, None) if self._streams else (0,)):
@@ -342,11 +339,10 @@ class Slicer:
         kind_of: Sequence[int],
         room: int,
         weights_room: int,
-        to_beat: float,
         tables: dict[Hashable, TokenTable],
     ) -> SlicePlan | None:
         """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not,
-        or no prompt gains by n_g, or whatever n_g gives it takes no less than to_beat.
+        or no prompt gains by n_g.
 
         choices: of each kind of the mode; kind_of: the kind of each block; tables: n_g of cuts that were met before.
         """
@@ -364,12 +360,6 @@ class Slicer:
             counts = Counter(zip(kind_of, assigned.chosen, strict=True))
             one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
             counted = [(*one_of[at], count) for at, count in counts.items()]
-            if lengths and lengths[0] > 1:
-                least_s = self.workload.n_gen * counted_seconds(counted, self.on, 1, 0)
-                gaps = (self.on.gap_times(kind, p.n_tokens)[0] * p.count * n for kind, _, n in counted for p in prompt)
-                least_s += sum(gaps)
-                if least_s >= to_beat:
-                    return None
             key = mode.with_n_g, frozenset(counted)
             if key not in tables:
                 tables[key] = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import cache
 
@@ -33,8 +32,7 @@ class Surroundings:
     """Blocks of a problem with their surroundings, at the batch sizes of a workload and of its profile."""
 
     def __init__(self, problem: Problem, workload: Workload) -> None:
-        self._problem = problem
-        self._ask(workload)
+        self._problem, self._workload = problem, workload
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
             if can:
@@ -44,28 +42,16 @@ class Surroundings:
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._types: dict[Types, Types] = {}
         self._blocks_of = cache(self._blocks_in)
-
-    def _ask(self, workload: Workload) -> None:
-        self._workload = workload
+        self.costs_at, self._layouts = cache(self._costs_at), cache(self._layouts_for)
         self._over: dict[int, tuple[Pass, ...]] = {
             n_tokens: (Pass(n_tokens, mean_depth(workload), 1),)
-            for n_tokens in {case.n_tokens for case in self._problem.profile.cases}
+            for n_tokens in {case.n_tokens for case in problem.profile.cases}
             if n_tokens <= workload.largest_batch
         }
         asked: dict[int, list[Pass]] = defaultdict(list)
         for one in (*passes(workload, "prefill"), *passes(workload, "decode")):
             asked[one.n_tokens].append(replace(one, count=workload.n_gen or 1) if one.n_tokens == 1 else one)
         self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
-        self._costs: dict[tuple[int, bool], Costs] = {}
-        self._layouts_of: dict[bool, tuple[str, ...]] = {}
-
-    def varied(self, workload: Workload) -> Surroundings:
-        """The same blocks for another workload."""
-        if workload == self._workload:
-            return self
-        other = copy(self)
-        other._ask(workload)
-        return other
 
     @property
     def biased_layers(self) -> frozenset[int]:
@@ -199,22 +185,14 @@ class Surroundings:
             for n_tokens, over in sorted(self._over.items())
         )
 
-    def costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
+    def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
         """Costs of the workload's passes over so many tokens, together."""
-        key = (n_tokens, llama_uses_device)
-        if key not in self._costs:
-            layouts = self._layouts(llama_uses_device)
-            over = self._over[n_tokens]
-            self._costs[key] = costs_over(self._problem, over, llama_uses_device, layouts, mapped=False)
-        return self._costs[key]
+        layouts = self._layouts(llama_uses_device)
+        return costs_over(self._problem, self._over[n_tokens], llama_uses_device, layouts, mapped=False)
 
-    def _layouts(self, llama_uses_device: bool) -> tuple[str, ...]:
+    def _layouts_for(self, llama_uses_device: bool) -> tuple[str, ...]:
         """Layout in which the host holds each operator that is not cut."""
-        if llama_uses_device not in self._layouts_of:
-            self._layouts_of[llama_uses_device] = costs_of(
-                self._problem, self._workload, "mixed", llama_uses_device
-            ).layouts
-        return self._layouts_of[llama_uses_device]
+        return costs_of(self._problem, self._workload, "mixed", llama_uses_device).layouts
 
 
 def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> dict[int, tuple[int, ...]]:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oallama.core.types import Phase, Workload
-from oallama.core.units import format_bytes, format_seconds
-from oallama.cost.blocks import residents, split_blocks
-from oallama.cost.rates import transfer_rates
+from oallama.core.units import format_bytes
+from oallama.cost.blocks import residents
 from oallama.cost.whole import Costs
 from oallama.place.memory import ledger
 from oallama.place.placement import Candidate, Placement, cpu
@@ -68,23 +67,15 @@ def _streaming_notes(problem: Problem, placed: Placement) -> tuple[str, ...]:
 
 
 def _resident_notes(problem: Problem, placed: Placement) -> tuple[str, ...]:
-    """A note with the seconds lost where split blocks cannot live on the device beside their neighbours."""
+    """A note where split blocks cannot live on the device beside their neighbours."""
     profile = problem.profile
     if not placed.is_sliced or profile.takes_residents:
         return ()
     resident = residents(problem.operators, placed.on_device, placed.first_device_layer)
-    there = tuple((gg + cg) * resident for gg, cg, resident in zip(placed.gg, placed.cg, resident, strict=True))
-    blocks = split_blocks(problem.operators, there)
-    if not blocks:
+    n = sum(place.is_split and lives for place, lives in zip(placed.places, resident, strict=True))
+    if not n:
         return ()
-    rates = transfer_rates(profile)
-    seconds = sum(
-        rates.split_s
-        + rates.copy_in.seconds(block.upload_bytes(there[block.operators[0]], 1))
-        + rates.copy_out.seconds(block.download_bytes(there[block.operators[0]], 1))
-        for block in blocks
-    )
     return (
-        f"{profile.device} takes no buffer type but its own: {len(blocks)} split blocks whose neighbours are there "
-        f"compute through host memory, which takes {format_seconds(seconds)} a token",
+        f"{profile.device} takes no buffer type but its own: {n} split operators whose neighbours are there compute "
+        "through host memory",
     )

@@ -19,11 +19,11 @@ from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
-from oallama.place.attention import AttentionRule, with_attention
+from oallama.place.attention import AttentionRule
 from oallama.place.placement import Placement, placed_by_plan
 from oallama.place.price import seen_passes
 from oallama.place.problem import Problem
-from oallama.place.pure_plan import Header
+from oallama.place.pure_plan import Header, problem_of
 from oallama.plan.plan import Plan
 from oallama.profile.emulate import resolved, this_host
 from oallama.profile.history import adopted, corrected, rates_text, with_seen
@@ -170,18 +170,9 @@ class Measured:
 
     def problem(self, flash_attn: FlashAttention) -> Problem:
         """The problem that decisions are made from, for one way of attention. Raises as profile."""
-        return Problem(
-            self.operators,
-            self.graph,
-            with_attention(self.profile(), flash_attn),
-            partial(self.dry_loads.taken, attention=self.attention_rule.attention(flash_attn)),
-            self.options.vram,
-            self.options.vram_fill,
-            self.options.gpu_weights,
-            slices_only=self.device.is_pair,  # llama.cpp has no second CPU
-            host_room=host_free_beside(self.model.file_bytes),
-            routing=self.routing,
-        )
+        room, alone = host_free_beside(self.model.file_bytes), self.device.is_pair  # llama.cpp has no second CPU
+        taken = self.dry_loads.taken
+        return problem_of(self.header, self.options, self.profile(), flash_attn, taken, room, self.routing, alone)
 
     def problem_for(self, plan: Plan) -> Problem:
         """With the attention that this plan is loaded with."""

@@ -133,7 +133,8 @@ def policy(
 
 
 ROUNDS = 6
-"""Most dry loads of a search, each of which costs seconds for a large model."""
+"""Most dry loads of a search, each of which costs seconds for a large model. With four nothing fits on 135 of 5,000
+drawn devices (ENOUGH_USED), with eight the same as with six."""
 
 
 def best_verified(
