@@ -36,22 +36,23 @@ def affinity_html(report: AffinityReport) -> str:
     }
     memory = report.memory
     headings = layout.OPERATOR_HEADINGS
+    slices = any(row.backend == "split" for row in report.operators)
     return page.rendered(
         "affinity.html.j2",
         ["affinity.js"],
         filters,
         title=model_title(report.model),
-        subtitle=layout.subtitle(report),
+        about=("GPU affinity", "GPU affinity"),
+        subtitles=(layout.subtitle(report), measured_text(report)),
         device=printable(report.device),
         fingerprint=f"model {printable(report.model.fingerprint, 16)}",
-        tiles=layout.tiles(report),
+        tiles=[(*tile, "") for tile in layout.tiles(report)],
         notes=[printable_sentence(note) for note in report.notes],
         map=layout.affinity_map(report.operators),
         scale_marks=layout.scale_marks(report.operators),
         zero=zero_text(report.operators),
         compared=compared(asked) if report.baselines else (),
         compared_title=compared_title(report),
-        measured=measured_text(report),
         bar_width=layout.BAR_WIDTH,
         memory=memory,
         memory_segments=layout.memory_segments(memory),
@@ -60,10 +61,9 @@ def affinity_html(report: AffinityReport) -> str:
         convergence=convergence_text(report),
         run=run_text(report),
         streaming=streaming_sentences(report),
-        slices=any(row.backend == "split" for row in report.operators),
+        slices=slices,
+        places=("CPU and GPU", "GPU", "CPU", *(["split"] if slices else [])),
         headings=headings,
         numeric={headings.index("rank"), *range(headings.index("bytes"), len(headings))},
-        name_column=headings.index("operator"),
-        affinity_column=headings.index("affinity"),
         operators=layout.operator_rows(report.operators),
     )

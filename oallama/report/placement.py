@@ -25,7 +25,7 @@ Seconds = Mapping[str, float]
 
 HEADINGS = ("on", "layer", "operator", "type", "bytes", "on the card", "copied", "µs/token", "of a token")
 SCRIPTS = ("affinity.js", "placement.js")
-_NAME, _NUMERIC = 2, range(4, len(HEADINGS))
+_NUMERIC = range(4, len(HEADINGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,14 @@ def place_of(placement: OperatorPlacement) -> str:
 
 def placement_html(served: Served) -> str:
     """The page. What changes while the server runs is filled in by its script."""
-    rows = _rows(served)
     memory = served.plan.memory
     return page.rendered(
         "placement.html.j2",
         SCRIPTS,
         {},
         title=model_title(served.model),
-        subtitle=_subtitle(served),
-        said=printable(served.reason, 1000),
+        about=("placement", "Placement"),
+        subtitles=(_subtitle(served), printable(served.reason, 1000)),
         notes=[printable_sentence(note) for note in served.plan.notes],
         tiles=_tiles(served),
         map=layout.arranged(_marks(served)),
@@ -131,10 +130,11 @@ def placement_html(served: Served) -> str:
         weight_segments=layout.weight_segments(*weights_on_device(served.plan, served.operators)),
         headings=HEADINGS,
         numeric=_NUMERIC,
-        name_column=_NAME,
-        rows=rows,
+        places=("all", "GPU", "CPU", "both"),
+        operators=_rows(served),
         others=_others(served),
-        fingerprint=served.plan.fingerprint,
+        plan=served.plan.fingerprint,
+        fingerprint=f"plan {served.plan.fingerprint[:16]}",
     )
 
 
