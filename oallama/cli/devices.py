@@ -39,9 +39,8 @@ def command(as_json: bool) -> None:
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:
     """(`cpu` of the JSON, the versions of the native libraries)."""
-    from oallama.profile.emulate import this_host
+    from oallama.profile.emulate import this_host, usual_threads
     from oallama.profile.machine import fingerprint
-    from oallama.profile.threads import usual_threads
 
     threads = usual_threads(partial(this_host, say=talk))
     machine = fingerprint(threads, "none")

@@ -6,8 +6,10 @@ import ctypes
 import os
 import re
 import signal
+import threading
 from typing import Any, NoReturn
 
+from ggml_bridge.threads import Thread
 from oallama.device.load_params import load_bridge
 
 SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu|cuh):\d+)")
@@ -65,3 +67,36 @@ def sentence_of(message: str) -> str:
     if _GPU_BACK_END.search(message):
         return f"{LOST} or failed: {reason}; run again, or use --device none"
     return f"llama.cpp ended with a fault of its own{': ' * bool(reason)}{reason}; use another file or other options"
+
+
+WATCH_S = 0.5
+
+
+class Watchdog:
+    """Ends this process in one sentence when a `with` block makes no progress for stall_s. The time in which the
+    process is stopped does not count. device: its name in the sentence."""
+
+    def __init__(self, device: str, stall_s: float) -> None:
+        self._device = device
+        self._stall_s = stall_s
+        self._silent_s = 0.0  # since the last beat
+        self._over = threading.Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    def beat(self) -> None:
+        """Note progress."""
+        self._silent_s = 0.0
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCH_S):
+            self._silent_s += WATCH_S
+            if self._silent_s > self._stall_s:
+                end_process(f"{LOST}: {self._device} did not answer for {self._stall_s:.0f} s")

@@ -23,8 +23,7 @@ from ggml_bridge.library import soname
 from oallama.core.errors import DeviceError
 from oallama.core.types import DeviceInfo
 from oallama.device.load_params import load_bridge
-from oallama.device.native_abort import RPC_SILENCE_S, exit_at_abort
-from oallama.device.watchdog import Watchdog
+from oallama.device.native_abort import RPC_SILENCE_S, Watchdog, exit_at_abort
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge, Device

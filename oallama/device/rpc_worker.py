@@ -16,13 +16,8 @@ if TYPE_CHECKING:
     from ggml_bridge.rpc import RpcServer
 
 
-def worker_threads(spec: DeviceSpec) -> int:
-    """Threads the worker gets: as asked, else one for each CPU it is pinned to, else one."""
-    return spec.threads or max(len(spec.cpus), 1)
-
-
 def start_worker(spec: DeviceSpec) -> RpcServer:
-    """Raises DeviceError where it cannot be started."""
+    """Start it with as many threads as asked, else one for each CPU it is pinned to. Raises DeviceError."""
     from ggml_bridge import BridgeError
     from ggml_bridge.rpc import RpcServer
 
@@ -33,6 +28,6 @@ def start_worker(spec: DeviceSpec) -> RpcServer:
             "pin the worker to some of these"
         )
     try:
-        return RpcServer(threads=worker_threads(spec), cpus=spec.cpus or None)
+        return RpcServer(threads=spec.threads or max(len(spec.cpus), 1), cpus=spec.cpus or None)
     except (BridgeError, OSError) as error:
         raise DeviceError(f"the worker {spec} did not start: {error}") from None

@@ -25,10 +25,9 @@ from oallama.place.price import seen_passes
 from oallama.place.problem import Problem
 from oallama.place.pure_plan import Header, problem_of
 from oallama.plan.plan import Plan
-from oallama.profile.emulate import resolved, this_host
+from oallama.profile.emulate import resolved, this_host, usual_threads
 from oallama.profile.history import adopted, corrected, rates_text, with_seen
 from oallama.profile.progress import Progress
-from oallama.profile.threads import usual_threads
 from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:

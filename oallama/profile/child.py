@@ -50,8 +50,8 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     {"start", "device", "layout", "kind"} and {"fragment", "done"}; returns nothing more."""
     from oallama.device.emulated_link import Watch
     from oallama.device.load_params import load_bridge
+    from oallama.device.native_abort import Watchdog
     from oallama.device.opening import open_device
-    from oallama.device.watchdog import Watchdog
     from oallama.profile.link import link_tasks, sharing_tasks
     from oallama.profile.tasks import Session, mul_mat_tasks, rest_tasks
 

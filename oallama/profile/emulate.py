@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT
 from oallama.device.card import Card, Host
 from oallama.device.cards import USUAL_PC
 from oallama.device.child import ask_child
-from oallama.device.cpu import allowed_cpus, default_threads
+from oallama.device.cpu import allowed_cpus, default_threads, thread_counts
 from oallama.device.emulated import PARAMETERS, Emulated, card_of, card_parameters
 from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
@@ -124,6 +124,20 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
             with contextlib.suppress(ProfileError):  # measured again next time
                 write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
     return Host(str(machine["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
+
+
+def usual_threads(rates: Callable[[int], Host], counts: Sequence[int] | None = None) -> int:
+    """Return the count of threads with the most weight bytes/s in decode, the least of equal ones, among those worth
+    trying. A single count is not measured. rates: measures the CPU with so many threads, and remembers it
+    (this_host); counts: tests. Where they cannot be measured it is one thread for every physical core."""
+    tried = thread_counts() if counts is None else counts
+    if len(tried) < 2:
+        return tried[0] if tried else default_threads()
+    try:
+        decoded = {count: rates(count).bytes_per_s for count in sorted(tried)}
+    except (BridgeError, ProfileError):
+        return max(tried)
+    return max(decoded, key=lambda count: decoded[count])  # the first of equal ones
 
 
 def _read_rates(path: Path) -> dict[str, float] | None:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from oallama.core.profile import LinearFit
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
 
 ITERATIONS = 30
 TRUSTED = 0.25
@@ -25,46 +32,32 @@ def fit_linear(points: Sequence[tuple[int, float]]) -> LinearFit:
 
     Raises ValueError where the points cannot determine a line.
     """
+    import numpy as np
+
     if len({size for size, _ in points}) < 2:
         raise ValueError("a linear fit needs at least two different sizes")
     ordered = sorted((int(size), float(seconds)) for size, seconds in points)  # float sums depend on order
-    scale = _rising(ordered)
-    trust = [1.0] * len(ordered)
+    n_bytes, seconds = np.array(ordered).T
+    scale = np.maximum(np.maximum.accumulate(seconds), NOISE_S)  # a first guess: more bytes never take less time
+    trust = np.ones_like(scale)
     alpha = beta = 0.0
     for _ in range(ITERATIONS):
-        weights = [w / s**2 for w, s in zip(trust, scale, strict=True)]
-        alpha, beta = _weighted_line(ordered, weights)
-        scale = [max(alpha + beta * x, NOISE_S) for x, _ in ordered]
-        off = [abs(t - alpha - beta * x) / s for (x, t), s in zip(ordered, scale, strict=True)]
-        trust = [1.0 if r <= TRUSTED else TRUSTED / r for r in off]
-    return LinearFit(alpha, beta, _r2(ordered, [1 / s**2 for s in scale], alpha, beta), tuple(ordered))
+        alpha, beta = _weighted_line(n_bytes, seconds, trust / scale**2)
+        scale = np.maximum(alpha + beta * n_bytes, NOISE_S)
+        off = np.abs(seconds - alpha - beta * n_bytes) / scale
+        trust = TRUSTED / np.maximum(off, TRUSTED)
+    spread = float(np.sum(((seconds - np.average(seconds, weights=scale**-2)) / scale) ** 2))
+    return LinearFit(alpha, beta, 1.0 - float(np.sum(off**2)) / spread if spread > 0 else 1.0, tuple(ordered))
 
 
-def _rising(ordered: Sequence[tuple[int, float]]) -> list[float]:
-    """A first guess of the times: the largest so far, as more bytes never take less time."""
-    rising: list[float] = []
-    for _, seconds in ordered:
-        rising.append(max(seconds, rising[-1] if rising else NOISE_S))
-    return rising
-
-
-def _weighted_line(points: Sequence[tuple[int, float]], weights: Sequence[float]) -> tuple[float, float]:
+def _weighted_line(x: Floats, t: Floats, weights: Floats) -> tuple[float, float]:
     """(alpha, beta) >= 0 of least squares."""
-    rows = [(w, x, t) for w, (x, t) in zip(weights, points, strict=True)]
-    total = sum(w for w, _, _ in rows)
-    mean_x = sum(w * x for w, x, _ in rows) / total
-    mean_t = sum(w * t for w, _, t in rows) / total
-    beta = sum(w * (x - mean_x) * (t - mean_t) for w, x, t in rows) / sum(w * (x - mean_x) ** 2 for w, x, _ in rows)
+    total = weights.sum()
+    mean_x, mean_t = (weights * x).sum() / total, (weights * t).sum() / total
+    beta = (weights * (x - mean_x) * (t - mean_t)).sum() / (weights * (x - mean_x) ** 2).sum()
     alpha = mean_t - beta * mean_x
     if beta < 0:
-        return max(0.0, mean_t), 0.0
+        return max(0.0, float(mean_t)), 0.0
     if alpha < 0:
-        return 0.0, max(0.0, sum(w * x * t for w, x, t in rows) / sum(w * x * x for w, x, _ in rows))
-    return alpha, beta
-
-
-def _r2(points: Sequence[tuple[int, float]], weights: Sequence[float], alpha: float, beta: float) -> float:
-    mean = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / sum(weights)
-    residual = sum(w * (t - alpha - beta * x) ** 2 for w, (x, t) in zip(weights, points, strict=True))
-    spread = sum(w * (t - mean) ** 2 for w, (_, t) in zip(weights, points, strict=True))
-    return 1.0 - residual / spread if spread > 0 else 1.0
+        return 0.0, max(0.0, float((weights * x * t).sum() / (weights * x * x).sum()))
+    return float(alpha), float(beta)

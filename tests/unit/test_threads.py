@@ -12,7 +12,7 @@ from oallama.core.errors import BridgeError
 from oallama.device.card import Host
 from oallama.device.cpu import core_kinds, thread_counts
 from oallama.placer import Placer
-from oallama.profile.threads import usual_threads
+from oallama.profile.emulate import usual_threads
 
 
 def machine(root: Path, files: Mapping[str, str]) -> Path:
@@ -117,7 +117,7 @@ def test_a_placer_uses_what_is_fastest_unless_the_user_says_a_count(
         asked.append(count)
         return host({1: 50e9, 2: 40e9}[count])
 
-    monkeypatch.setattr("oallama.profile.threads.thread_counts", lambda: (1, 2))
+    monkeypatch.setattr("oallama.profile.emulate.thread_counts", lambda: (1, 2))
     monkeypatch.setattr("oallama.placer.measured.this_host", rates)
     model = write_gguf(tmp_path / "model.gguf", "llama")
     assert Placer.load(model, device="none", threads=7).threads == 7 and not asked

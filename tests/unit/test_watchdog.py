@@ -16,13 +16,13 @@ STOPPED_S = 1.5  # longer than the device may be silent
 
 SILENT = """
 import time
-from oallama.device.watchdog import Watchdog
+from oallama.device.native_abort import Watchdog
 with Watchdog("RPC0", 0.1):
     time.sleep(60)
 """
 ANSWERS = """
 import time
-from oallama.device import watchdog
+from oallama.device import native_abort as watchdog
 watchdog.WATCH_S = 0.01
 with watchdog.Watchdog("RPC0", 1.0) as watched:
     for _ in range(25):
@@ -32,7 +32,7 @@ print("done")
 """
 STOPPED = """
 import os, signal, time
-from oallama.device import watchdog
+from oallama.device import native_abort as watchdog
 watchdog.WATCH_S = 0.01
 with watchdog.Watchdog("RPC0", 1.0):
     os.kill(os.getpid(), signal.SIGSTOP)
