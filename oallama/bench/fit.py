@@ -26,7 +26,7 @@ FIT_PARAMS = (
     "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32llama_model_tensor_buft_overridePm"
     "jPK22common_fit_extra_model14ggml_log_level"
 )
-"""As C++ names it: common_fit_params(char const *, llama_model_params *, llama_context_params *, float *,
+"""The C++ function common_fit_params(char const *, llama_model_params *, llama_context_params *, float *,
 llama_model_tensor_buft_override *, size_t *, uint32_t, common_fit_extra_model const *, ggml_log_level)."""
 
 TIMEOUT_S = 900.0

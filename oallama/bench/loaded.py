@@ -19,7 +19,7 @@ from oallama.device.spec import parse_device
 from oallama.model.memory import BufferBytes, load_refusal, memory_of
 
 PLUGIN_PREFIX = "OALLAMA"
-"""What our backend's name in ggml's registry begins with."""
+"""Prefix of our backend's name in ggml's registry."""
 
 
 @dataclass(frozen=True, slots=True)

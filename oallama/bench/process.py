@@ -18,8 +18,8 @@ from oallama.core.errors import DeviceError, OutOfTime, named_error
 from oallama.device.user_backend import VARIABLE, user_backend
 
 PLUGIN_VARIABLES = (VARIABLE, "OALLAMA_PLAN")
-"""What would load our plugin into llama.cpp behind its back; taken out of every arm's environment. A back end of the
-user's stays: every arm may use its device."""
+"""Variables that load our plugin into llama.cpp; taken out of every arm's environment. A back end of the user's stays:
+every arm may use its device."""
 
 
 class ArmProcess:

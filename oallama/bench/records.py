@@ -13,7 +13,7 @@ from oallama.core.types import Operator
 from oallama.device.load_params import LoadSettings
 
 Place = Literal["device", "host", "split"]
-"""Where an operator's weight lies: all of it on the device, all of it in host memory, or in parts on both."""
+"""Place of an operator's weight: all on the device, all in host memory, or in parts on both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ OUR_FIELDS: Mapping[str, str] = {
     "device_bytes": INT, "host_bytes": INT, "operator_bytes_on_device": INT, "cap_device_bytes": INT,
     "cap_operator_bytes": INT, "flash_attn_used": INT,
 }  # fmt: skip
-"""What we add to every format; a `_ci95` is the JSON list [low, high]."""
+"""Fields of ours in every format; a `_ci95` is the JSON list [low, high]."""
 
 Row = dict[str, Any]
 Value = Callable[[Sample], float]  # of a sample, seconds; 0: the test has none

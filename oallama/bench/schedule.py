@@ -15,16 +15,16 @@ Visit = Callable[[int, Sequence[BenchTest]], Mapping[BenchTest, Sample]]
 """(position of the arm, tests) -> one sample of each test."""
 
 Done = Callable[[Sequence[Series]], Collection[int]]
-"""What was measured so far -> positions of the arms that need not be measured any more."""
+"""(series so far) -> positions of the arms that need not be measured any more."""
 
 MAX_DRIFT = 0.10
 """A block in which the machine got slower or faster by more than this is measured again."""
 
 MAX_FAULTY = 2
-"""So many blocks with a fault at the start, and the machine is not fit to measure on."""
+"""Number of faulty blocks at the start from which the machine is not fit to measure on."""
 
 REPAIRS = 2
-"""So often an arm with a fault is measured again at the end of its block, where others of the block have none."""
+"""Times that an arm with a fault is measured again at the end of its block, where others of the block have none."""
 
 
 def measure_blocks(

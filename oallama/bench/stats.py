@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 LEAST_PAIRS = 6
-"""Below this no interval is given: of four pairs it would hold the truth in 89 of 100 cases, not in 95."""
+"""Fewest pairs with an interval: with four it would hold the truth in 89 of 100 cases, not in 95."""
 
 _CHUNK_VALUES = 4_000_000  # of pairwise means held at once
 

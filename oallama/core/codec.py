@@ -92,8 +92,8 @@ def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises CodecError for what is none, what no JSON could be written of again (NaN,
-    Infinity, 1e999), and more than MOST_NESTED lists and objects in each other."""
+    """Parse a JSON text. Raises CodecError for what is not JSON, for numbers that JSON cannot have (NaN, Infinity,
+    1e999), and for more than MOST_NESTED lists and objects in each other."""
     try:
         value = json.loads(text, parse_constant=_refused_constant, parse_float=_finite_number)
     except RecursionError:

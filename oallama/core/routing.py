@@ -11,10 +11,10 @@ from oallama.core.codec import Count, Line, NotNegative, Positive, Size
 RoutingPhase = Literal["decode", "prompt"]
 
 HALF_LIFE_TOKENS = 4096
-"""So many tokens of a phase halve what a use counted before them."""
+"""Tokens of a phase after which a use counts half."""
 
 Uses = tuple[NotNegative, ...]
-"""By expert."""
+"""Counts by expert."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str, parent: Path) -> Iterator[Path]:
-    """A folder for the block, removed at its end. With it go those of this prefix whose programs were killed: each is
-    locked by the program that made it for as long as that lives. Raises OSError where none can be made."""
+    """Make a folder for the block, removed at its end, and remove those of this prefix whose programs were killed: each
+    is locked by the program that made it for as long as that lives. Raises OSError where none can be made."""
     for path in parent.glob(f"{prefix}*"):
         _remove_abandoned(path)
     while True:

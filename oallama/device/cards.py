@@ -120,7 +120,7 @@ def _card(published: _Published) -> Card:
 
 
 CARDS: dict[str, Card] = {published.name: _card(published) for published in _PUBLISHED}
-"""By name, from the smallest to the largest."""
+"""Cards by name, from the smallest to the largest."""
 
 ALIASES = {
     "gtx1650": "gtx1650-4", "rtx3050": "rtx3050-6", "rtx3060": "rtx3060-12", "rtx4060ti": "rtx4060ti-16",

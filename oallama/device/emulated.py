@@ -243,4 +243,4 @@ _KEYS: dict[str, Callable[[str], Any]] = {
     "pinned": parse_bytes,
     "buffers": partial(_one_of, "name", "address"),
 }
-"""How a key's value is read."""
+"""Reader of each key's value."""

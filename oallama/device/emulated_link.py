@@ -80,7 +80,7 @@ class Punctuality:
 
     @property
     def fault(self) -> str:
-        """Why times taken meanwhile are none of a card; "" where they are."""
+        """Why times taken meanwhile are not a card's; "" where they are."""
         if self.stats["n_shared"]:
             return "another emulated device used the same core at the same time"
         if self.late_share > MOST_LATE:

@@ -30,7 +30,7 @@ def _pc(name: str, description: str, card: str) -> Machine:
 _ALL = (_pc("pc-12gb", "RTX 3060 12 GB", "rtx3060-12"), _pc("pc-24gb", "RTX 4090 24 GB", "rtx4090"))
 
 MACHINES: dict[str, Machine] = {machine.name: machine for machine in _ALL}
-"""By name."""
+"""Machines by name."""
 
 MAX_FILE_BYTES = 1 << 20
 

@@ -19,7 +19,7 @@ RPC_SILENCE_S = 60.0
 """An RPC server that owes an answer, or takes no data, for so long is lost."""
 
 LOST = "the device was lost"
-"""How the sentence about a lost device begins."""
+"""Beginning of the sentence about a lost device."""
 
 _RPC_CLIENT = "ggml-rpc.cpp"
 _GPU_BACK_END = re.compile(r"ggml-(?:cuda|hip|musa|vulkan|sycl|metal|opencl)")

@@ -122,8 +122,8 @@ def device_info(device: Device) -> DeviceInfo:
 
 
 class _Client:
-    """The functions of ggml's RPC client and registry that the bridge has no need of. For an endpoint that is
-    connected, none of them but `buffer_type` waits for the server."""
+    """Functions of ggml's RPC client and registry that the bridge does not need. For an endpoint that is connected,
+    only `buffer_type` waits for the server."""
 
     def __init__(self, bridge: Bridge) -> None:
         folder, registry = bridge.libraries.folder, bridge.libraries.llama_cpp.llama_cpp._lib

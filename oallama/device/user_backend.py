@@ -21,8 +21,8 @@ _loaded: set[str] = set()
 
 
 def user_backend(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The path of the user's back end; None without one. Our own plugin is none: llama.cpp's programs load it by that
-    variable too, and the bridge loads it when it needs it."""
+    """The path of the user's back end; None without one. Our own plugin does not count: llama.cpp's programs load it by
+    that variable too, and the bridge loads it when it needs it."""
     path = environment.get(VARIABLE)
     return None if not path or Path(path).name.startswith("libggml-oallama.") else path
 

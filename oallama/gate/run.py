@@ -334,7 +334,7 @@ def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
     """The arm `auto`: what the gate lets through, with its verdict for the reader."""
 
     def words(doing: str, done: int = 0, expect: int = 0) -> None:
-        """The gate's turns are none of the comparison's."""
+        """Show what the gate does, without its turns, which the comparison does not count."""
         if doing:
             maker.progress(f"the gate: {doing}")
 

@@ -27,7 +27,7 @@ MOST_PAIRS = 40  # that a candidate gets; an interval around 1 says then that th
 WORTH = 1.02  # as many times as fast as stock is worth another plan
 
 Key = Mapping[str, Any]
-"""What a verdict holds for: text and numbers."""
+"""Conditions of a verdict: text and numbers."""
 
 Standing = Literal["won", "lost", "open"]
 

@@ -8,7 +8,7 @@ GGML_MAX_NAME = 64
 
 LLAMA_MAX_LAYERS = 512
 LLAMA_MAX_EXPERTS = 1024
-"""Above these numbers llama.cpp 0.3.36 aborts (llama-hparams.h)."""
+"""Numbers above which llama.cpp 0.3.36 aborts (llama-hparams.h)."""
 
 DEFAULT_ALIGNMENT = 32
 

@@ -52,7 +52,7 @@ _OUTSIDE: dict[str, tuple[str, ...]] = {
     "gpt2": ("position_embd", "output_norm+"),
     "bloom": ("token_embd_norm+", "output_norm+"),
 }
-"""Where it is not output_norm alone."""
+"""Tensors outside layers, where they are not output_norm alone."""
 
 
 def check_required(gguf: GgufFile, h: Hyperparameters, layers: set[int]) -> None:

@@ -22,8 +22,8 @@ from oallama.profile.merge import PAIRS, empty
 from oallama.profile.wanted import Wanted, in_steps, rest_ways, sharing_tokens, wanted
 
 DRAM_SHARE = 0.9
-"""Of what the CPU and the link read together, what the CPU reads alone, where nobody says: 0.82 and 0.99 were measured
-on two desktops (63.8 of 77.9 GB/s, 29.97 of 30.3)."""
+"""Share of the DRAM's rate that the CPU alone reads, where nobody says it: 0.82 and 0.99 were measured on two desktops
+(63.8 of 77.9 GB/s, 29.97 of 30.3)."""
 
 TOKENS = (1, 8, 32, 128, 512)
 """Batch sizes of a described profile: rates change between them where memory no longer limits."""
@@ -36,8 +36,8 @@ ATTENTION = 0.5
 """Share of a card's memory rate that attention of one token reaches, as few heads share the cache."""
 
 IN_CACHE, IN_CACHE_BYTES = 1.2, 12 << 20
-"""How much faster a CPU's attention is while the keys and values of a layer are so few bytes that they stay in its
-cache. Found, as the half above, in 274 published runs (docs/real-card.md)."""
+"""Speed-up of a CPU's attention while the keys and values of a layer are so few bytes that they stay in its cache.
+Found, as the half above, in 274 published runs (docs/real-card.md)."""
 
 DEPTHS = (256, 1024, 4096, 16384, 65536)  # of the KV cache in rest cases; nothing is measured, so they may be deep
 F32 = 4

@@ -18,7 +18,7 @@ TRUSTED = 0.25
 """Relative residual up to which a point counts fully; beyond it its pull no longer grows (Huber)."""
 
 NOISE_S = 1e-6
-"""Times are not known better than this."""
+"""Precision to which times are known."""
 
 
 def fit_linear(points: Sequence[tuple[int, float]]) -> LinearFit:

@@ -24,7 +24,7 @@ MEMORY_PASSES = 1024
 """Older passes weigh no more than so many."""
 
 ENOUGH_PASSES = {True: 32, False: 4}
-"""From so many on passes of single tokens, and of more, are believed: the first ones prepare what they compute."""
+"""Fewest passes that are believed, by whether they are of single tokens: the first ones prepare what they compute."""
 
 WAITED = 0.05
 """Share of a pass from which on waiting for the device says how fast that is."""
@@ -32,7 +32,7 @@ WAITED = 0.05
 FASTEST, SLOWEST = 1 / 8, 8.0  # rates that are believed
 
 CHANGE = 0.05
-"""By which share a rate must change before a profile is corrected anew."""
+"""Share by which a rate must change before a profile is corrected anew."""
 
 
 def with_seen(history: History, seen: Sequence[SeenPasses]) -> History:

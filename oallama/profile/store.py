@@ -38,7 +38,7 @@ VERSION = 1
 READABLE_VERSIONS = (1,)
 
 UNHINDERED_TOKENS = 32
-"""From so many tokens on a CPU kernel reads too few bytes for the DRAM to limit it: assumed of a file that has
+"""Batch from which on a CPU kernel reads too few bytes for the DRAM to limit it: assumed of a file that has
 `contention` alone, which was measured in decode."""
 
 _REMEDY = "measure it again with `oallama profile MODEL --refresh`"

@@ -27,7 +27,7 @@ from oallama.core.units import format_seconds
 TAIL_LINES = 15
 DRIVER_S = 60.0  # a driver that has to wake several cards may take so long to answer
 REPORT_EVERY_S = {True: 0.1, False: 30.0}
-"""Between two reports of progress; the key tells whether there is a terminal."""
+"""Seconds between two reports of progress, by whether there is a terminal."""
 _COUNTER = re.compile(r"^\s*\[\s*(\d+/\d+|\d+%)\]")  # ninja's or make's
 _TROUBLE = re.compile(r"error|fail|denied|No space|Killed|unreachable|resolution|dns", re.IGNORECASE)
 _REMEDIES = (  # most specific first: a full disk also breaks the compiler, a dead network also finds no version

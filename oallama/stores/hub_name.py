@@ -11,7 +11,8 @@ from oallama.core.errors import UsageError
 
 HOSTS = ("hf.co", "huggingface.co")
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-"""What a name without QUANT means, the first there is; else the first model (find_best_model of llama.cpp)."""
+"""QUANTs of a name without one, the first that is there; else the first model is taken (find_best_model of
+llama.cpp)."""
 
 _ACCESSORIES = ("mmproj", "imatrix", "mtp-")  # in names of GGUF files that go beside a model (llama.cpp)
 _WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
