@@ -60,16 +60,13 @@ Device::Device(Parameters given)
     : parameters(std::move(given)), host_name(parameters.name + "_Host"), time(parameters.cpu),
       pinned(static_cast<size_t>(std::max<int64_t>(parameters.pinned_bytes, 0))), noise_f32_(noise_bytes + noise_spare),
       noise_f16_(noise_bytes + noise_spare) {
-    for (size_t i = 0; i < noise_f32_.size() / sizeof(float); i++) { // evenly over -1 to 1: no NaN, no denormals
+    for (size_t i = 0; i < noise_f16_.size() / sizeof(uint16_t); i++) { // evenly over -1 to 1: no NaN, no denormals
         const float value = static_cast<float>(static_cast<double>(mixed(parameters.seed + i) >> 11U) * 0x1p-52 - 1.0);
-        std::memcpy(&noise_f32_[i * sizeof value], &value, sizeof value);
-        if (i < noise_f16_.size() / sizeof(uint16_t)) {
-            const uint16_t half = ggml_fp32_to_fp16(value);
-            std::memcpy(&noise_f16_[i * sizeof half], &half, sizeof half);
+        const uint16_t half = ggml_fp32_to_fp16(value);
+        std::memcpy(&noise_f16_[i * sizeof half], &half, sizeof half);
+        if (i < noise_f32_.size() / sizeof(float)) {
+            std::memcpy(&noise_f32_[i * sizeof value], &value, sizeof value);
         }
-    }
-    for (size_t i = noise_f32_.size() / sizeof(float); i < noise_f16_.size() / sizeof(uint16_t); i++) {
-        std::memcpy(&noise_f16_[i * 2], &noise_f16_[(i % 1024) * 2], 2);
     }
 }
 

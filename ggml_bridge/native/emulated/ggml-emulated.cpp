@@ -79,15 +79,9 @@ ggml_status emulated_backend_graph_compute(ggml_backend_t backend, ggml_cgraph *
     return started;
 }
 
-struct EventContext {
-    std::mutex mutex;
-    PointPtr   last;
-};
-
-PointPtr last_point(ggml_backend_event_t event) {
-    auto *                            context = static_cast<EventContext *>(event->context);
-    const std::lock_guard<std::mutex> lock(context->mutex);
-    return context->last;
+// An event is the last point that was recorded: ggml's threads may record and wait at once.
+PointPtr & point_of(ggml_backend_event_t event) {
+    return *static_cast<PointPtr *>(event->context);
 }
 
 void emulated_backend_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
@@ -98,9 +92,7 @@ void emulated_backend_event_record(ggml_backend_t backend, ggml_backend_event_t 
         item.point           = std::make_shared<Point>();
         const PointPtr point = item.point;
         emulated_device().time.submit(context_of(backend).stream, std::move(item));
-        auto *                            context = static_cast<EventContext *>(event->context);
-        const std::lock_guard<std::mutex> lock(context->mutex);
-        context->last = point; // of what is queued: nobody waits for anything else
+        std::atomic_store(&point_of(event), point); // of what is queued: nobody waits for anything else
     });
 }
 
@@ -108,7 +100,7 @@ void emulated_backend_event_wait(ggml_backend_t backend, ggml_backend_event_t ev
     attempt([&] {
         Item item;
         item.kind  = Item::wait;
-        item.point = last_point(event);
+        item.point = std::atomic_load(&point_of(event));
         if (item.point) {
             emulated_device().time.submit(context_of(backend).stream, std::move(item));
         }
@@ -222,7 +214,7 @@ bool emulated_device_offload_op(ggml_backend_dev_t /*dev*/, const ggml_tensor * 
 ggml_backend_event_t emulated_device_event_new(ggml_backend_dev_t dev) {
     ggml_backend_event_t event = nullptr;
     logged([&] {
-        auto context   = std::make_unique<EventContext>();
+        auto context   = std::make_unique<PointPtr>();
         event          = new ggml_backend_event{dev, nullptr};
         event->context = context.release();
         emulated_device().n_events++;
@@ -232,12 +224,12 @@ ggml_backend_event_t emulated_device_event_new(ggml_backend_dev_t dev) {
 
 void emulated_device_event_free(ggml_backend_dev_t /*dev*/, ggml_backend_event_t event) {
     emulated_device().n_events--;
-    delete static_cast<EventContext *>(event->context);
+    delete &point_of(event);
     delete event;
 }
 
 void emulated_device_event_synchronize(ggml_backend_dev_t /*dev*/, ggml_backend_event_t event) {
-    const PointPtr point = last_point(event);
+    const PointPtr point = std::atomic_load(&point_of(event));
     if (!point) {
         return;
     }
@@ -380,14 +372,7 @@ int emulated_get_stats(emulated_stats * stats) {
     return guarded([&] {
         require(stats != nullptr, "room for the result is needed");
         const Device & device = known_device();
-        const Ends     ends   = device.time.ends();
-        *stats                = {};
-        stats->n_ends         = ends.n;
-        stats->late_median_s  = ends.median_s;
-        stats->late_p99_s     = ends.p99_s;
-        stats->late_s         = ends.late_s;
-        stats->n_overruns     = ends.n_overruns;
-        stats->n_shared       = ends.n_shared;
+        *stats                = device.time.ends();
         stats->bytes_in       = device.bytes_in;
         stats->bytes_out      = device.bytes_out;
         stats->n_graphs       = device.n_graphs;

@@ -123,18 +123,18 @@ void Timekeeper::finish(const Stream & stream) const {
     }
 }
 
-Ends Timekeeper::ends() const {
+emulated_stats Timekeeper::ends() const {
     const std::lock_guard<std::mutex> lock(ends_mutex_);
-    Ends                              found = ends_;
+    emulated_stats                    found = ends_;
     int64_t                           seen  = 0;
     for (size_t i = 0; i < n_buckets; i++) {
         const int64_t before = seen;
         seen += late_[i];
-        if (2 * before < ends_.n && 2 * seen >= ends_.n) {
-            found.median_s = bucket_seconds(i);
+        if (2 * before < ends_.n_ends && 2 * seen >= ends_.n_ends) {
+            found.late_median_s = bucket_seconds(i);
         }
-        if (100 * before < 99 * ends_.n && 100 * seen >= 99 * ends_.n) {
-            found.p99_s = bucket_seconds(i);
+        if (100 * before < 99 * ends_.n_ends && 100 * seen >= 99 * ends_.n_ends) {
+            found.late_p99_s = bucket_seconds(i);
         }
     }
     found.n_shared = core_ ? static_cast<int64_t>(core_->n_shared() - n_shared_before_) : 0;
@@ -363,7 +363,7 @@ void Timekeeper::note_late(Nanoseconds since, Nanoseconds at) {
 
 void Timekeeper::note_end(Nanoseconds late) {
     const std::lock_guard<std::mutex> lock(ends_mutex_);
-    ends_.n++;
+    ends_.n_ends++;
     late_[bucket_of(late, n_buckets)]++;
 }
 

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "ggml-emulated.h"
 #include "shared_core.h"
 
 namespace emulated {
@@ -85,12 +86,6 @@ class Stream {
 
 using StreamPtr = std::shared_ptr<Stream>;
 
-struct Ends {
-    int64_t n = 0, n_overruns = 0, n_shared = 0;
-    double  median_s = 0.0, p99_s = 0.0;
-    double  late_s = 0.0; // time in which something was late, however much of it
-};
-
 class Timekeeper {
   public:
     // cpu: the core that the thread keeps for itself; -1: none.
@@ -105,9 +100,10 @@ class Timekeeper {
     // Holds the caller until all that was submitted to the stream is done.
     void finish(const Stream & stream) const;
 
-    Ends ends() const;
-    void reset_ends();
-    void rest();
+    // What was told late, and nothing else of the statistics.
+    emulated_stats ends() const;
+    void           reset_ends();
+    void           rest();
 
   private:
     using Arrival = std::pair<StreamPtr, Item>;
@@ -145,7 +141,7 @@ class Timekeeper {
 
     mutable std::mutex             ends_mutex_;
     std::array<int64_t, n_buckets> late_{}; // by power of 2^(1/8)
-    Ends                           ends_;
+    emulated_stats                 ends_{};
     uint64_t                       n_shared_before_ = 0;
 
     std::thread thread_; // last: it uses the others
