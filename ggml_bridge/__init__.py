@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout, OutOfMemory, Unsupported, VersionMismatch
 
 if TYPE_CHECKING:
-    from ggml_bridge.bridge import Bridge
-    from ggml_bridge.devices import Device, TypeInfo
+    from ggml_bridge.bridge import Bridge, Device, TypeInfo
     from ggml_bridge.emulated import EmulatedDevice, EmulatedStats
     from ggml_bridge.split import BlockTimes, SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
 
@@ -45,8 +44,7 @@ def load() -> Bridge:
 
 
 _LAZY = {
-    "Bridge": "bridge",
-    **dict.fromkeys(("Device", "TypeInfo"), "devices"),
+    **dict.fromkeys(("Bridge", "Device", "TypeInfo"), "bridge"),
     **dict.fromkeys(("EmulatedDevice", "EmulatedStats"), "emulated"),
     **dict.fromkeys(("BlockTimes", "SliceInfo", "SplitBackend", "SplitMemory", "SplitPlan", "SplitStats"), "split"),
 }

@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-from ggml_bridge.devices import Device, TypeInfo, device_at, list_devices, list_types
 from ggml_bridge.emulated import EmulatedDevice
+from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import Native, decode, encode, ffi, record
-from ggml_bridge.library import Libraries, find_emulated, find_plugin, open_libraries
-from ggml_bridge.llama_context import MemoryRow, RoutingRecorder, memory_breakdown
+from ggml_bridge.library import Libraries, find_built, find_plugin, open_libraries
 from ggml_bridge.rpc import probe
 from ggml_bridge.split import SplitBackend
 from ggml_bridge.timing import (
+    WHOLE,
+    WORKING_SET_BYTES,
     BoundaryTimer,
-    CopyBeside,
     LayerRestTimer,
     MulMatCase,
     MulMatTimer,
     Sharing,
     Timer,
+    Transfer,
 )
 
 NAME_BYTES = 128
-WORKING_SET_BYTES = 256 << 20
-"""Default set of weights a timer rotates through: beyond the last-level cache of common machines."""
+_ISSUE = 2  # gb_transfer_kind
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One ggml device. Memory in bytes; `pointer` is its ggml_backend_dev_t, for llama_model_params.devices."""
+
+    name: str  # CPU, CUDA0, Vulkan0, RPC0, ...
+    description: str
+    backend: str  # registry name: CPU, CUDA, Vulkan, RPC, ...
+    type: str  # CPU, GPU, IGPU, ACCEL, META
+    memory_total: int
+    memory_free: int
+    asynchronous: bool
+    host_buffer: bool  # offers pinned host memory
+    events: bool
+    pointer: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """A tensor type as the loaded ggml knows it: `block_elements` values are stored in `block_bytes` bytes."""
+
+    name: str  # as in GGUF: F16, Q4_K, IQ2_XXS, ...
+    number: int  # ggml_type
+    block_elements: int
+    block_bytes: int
+    quantized: bool
+    mul_mat: bool  # ggml's CPU has a kernel for weights of this type
+
 
 _lock = threading.Lock()
 _bridge: Bridge | None = None
@@ -53,8 +83,7 @@ class Bridge:
         self.native = native
         self._split: SplitBackend | None = None
         self._emulated: EmulatedDevice | None = None
-        native.call("gb_log_capture", 0)
-        native.call("gb_check")
+        native.call("gb_open")
 
     #
     # library
@@ -67,17 +96,20 @@ class Bridge:
         """The commit ggml was built from, as its build recorded it: `unknown` or `…-dirty` say nothing."""
         return decode(self.native.lib.gb_ggml_commit())
 
-    def log_tail(self) -> list[str]:
-        """The last lines that ggml logged."""
-        return self.native.lines("gb_log_tail")
-
     #
     # types
     #
 
     @cached_property
     def _types(self) -> dict[str, TypeInfo]:
-        return list_types(self.native)
+        types = {}
+        for number in range(self.native.lib.gb_type_count()):
+            info = self.native.value("gb_type_info", "gb_get_type_info", number)
+            if decode(info.name):
+                types[decode(info.name)] = record(TypeInfo, info)
+        if not types:
+            raise BridgeError("the loaded ggml names no tensor type; run `oallama setup --refresh`")
+        return types
 
     def types(self) -> list[TypeInfo]:
         """Every tensor type of the loaded ggml."""
@@ -97,19 +129,25 @@ class Bridge:
     def devices(self, ask_servers: bool = True) -> list[Device]:
         """Every device, memory figures fresh. For an RPC device this asks its server, which must be alive; where
         ask_servers is False, it has only name, backend, type and pointer."""
-        return list_devices(self.native, ask_servers)
+        return [self._device(index, ask_servers) for index in range(self.native.lib.gb_device_count())]
 
     def device(self, name: str) -> Device:
         """The device of that name, memory figures fresh: an RPC device's server is asked. Raises ValueError."""
         devices = self.devices(ask_servers=False)
         for index, device in enumerate(devices):
             if device.name.lower() == name.lower():
-                return device_at(self.native, index, ask_server=True)
+                return self._device(index, ask_server=True)
         raise ValueError(f"no ggml device is called {name}; there are: {', '.join(d.name for d in devices)}")
 
-    def device_buft(self, device: str) -> int:
-        """The device's own buffer type (ggml_backend_buffer_type_t), for tensor_buft_overrides."""
-        return self.native.pointer("gb_device_buft", encode(device))
+    def _device(self, index: int, ask_server: bool) -> Device:
+        return record(Device, self.native.value("gb_device_info", "gb_get_device_info", index, int(ask_server)))
+
+    def buft(self, device: str, layout: str | None = None) -> int:
+        """The buffer type (ggml_backend_buffer_type_t) of a layout, or the device's own, for tensor_buft_overrides.
+
+        Only the CPU has more than one layout. Raises ValueError.
+        """
+        return self.native.pointer("gb_buft", encode(device), encode(layout))
 
     def host_buft(self, device: str) -> int:
         """The device's pinned host buffer type; 0 if it has none."""
@@ -117,16 +155,12 @@ class Bridge:
 
     def pins(self, device: str, n_bytes: int) -> bool:
         """Whether the device has so many bytes of pinned host memory. Its buffer type gives plain memory where not."""
-        pinned = ffi.new("int32_t *")
-        self.native.call("gb_pins", encode(device), n_bytes, pinned)
-        return bool(pinned[0])
+        return bool(self.native.value("int32_t", "gb_pins", encode(device), n_bytes))
 
     def takes_residents(self, device: str) -> bool:
         """Whether blocks of the split back end can live on the device: it takes a buffer type that is its own in all
         but its address."""
-        taken = ffi.new("int32_t *")
-        self.native.call("gb_takes_residents", encode(device), taken)
-        return bool(taken[0])
+        return bool(self.native.value("int32_t", "gb_takes_residents", encode(device)))
 
     def cpu_features(self) -> list[str]:
         """What the CPU backend was compiled for and found: AVX2, AVX512, OPENMP, REPACK, ..."""
@@ -136,19 +170,13 @@ class Bridge:
         """Layouts the CPU keeps weights in, best first: its extra buffer types, then plain `CPU`."""
         return self.native.lines("gb_cpu_layouts")
 
-    def layout_buft(self, layout: str) -> int:
-        """The buffer type of a CPU layout, for tensor_buft_overrides; raises ValueError."""
-        return self.native.pointer("gb_layout_buft", encode(layout))
-
     def layout_supports(self, layout: str, type: str, K: int, N: int, E: int = 1, n_expert_used: int = 0) -> bool:
         """Whether llama.cpp would keep a weight [K, N, E] of this type in that layout.
 
         n_expert_used 0: it is used by MUL_MAT (also with E > 1); else by MUL_MAT_ID. Raises ValueError, Unsupported.
         """
-        supported = ffi.new("int32_t *")
-        number = self.type_info(type).number
-        self.native.call("gb_layout_supports", encode(layout), number, K, N, E, n_expert_used, supported)
-        return bool(supported[0])
+        case = (encode(layout), self.type_info(type).number, K, N, E, n_expert_used)
+        return bool(self.native.value("int32_t", "gb_layout_supports", *case))
 
     def load_backend(self, path: str) -> str:
         """Loads a ggml back end from a library of the user's, for the rest of the process; the name of its registry.
@@ -193,44 +221,27 @@ class Bridge:
         another; the graph's time less an empty launch is divided by their number. Memory: working_set_bytes and up to
         two more copies while it is made. Raises ValueError, Unsupported, OutOfMemory, BridgeError.
         """
-        return MulMatTimer(
-            self.native,
-            self._case(device, layout, type, K, N, E, n_expert_used, n_tokens, working_set_bytes, n_threads),
-        )
+        case = MulMatCase(device, layout, type, K, N, E, n_expert_used, n_tokens, working_set_bytes, n_threads)
+        return MulMatTimer(self.native, case, self.type_info(type).number)
 
-    def mul_mat_case(
-        self,
-        device: str,
-        layout: str | None,
-        type: str,
-        K: int,
-        N: int,
-        n_tokens: int = 1,
-        working_set_bytes: int = WORKING_SET_BYTES,
-        n_threads: int = 1,
-    ) -> MulMatCase:
-        """Mul-mats for `share_link` and `share_compute`, as in `mul_mat`."""
-        return self._case(device, layout, type, K, N, 1, 0, n_tokens, working_set_bytes, n_threads)
-
-    def _case(self, device: str, layout: str | None, type: str, *numbers: int) -> MulMatCase:
-        return MulMatCase(device, layout, self.type_info(type).number, *numbers)
-
-    def transfer(self, device: str, direction: Literal["h2d", "d2h"], pinned: bool, n_bytes: int) -> Timer:
-        """A timer for copies of n_bytes between host memory and the device, on a stream of its own.
+    def transfer(
+        self, device: str, direction: Literal["h2d", "d2h"], pinned: bool, n_bytes: int, piece_bytes: int = WHOLE
+    ) -> Transfer:
+        """A timer for copies of n_bytes between host memory and the device, on a stream of its own, each queued in
+        pieces of piece_bytes.
 
         One sample: h2d: what the copy adds to a stream whose last byte is read back (the read's own time is taken off,
         and at least 1 ns is left); only an answer proves arrival over RPC. d2h: the whole time. Host memory is cycled
         through 128 MiB, so that it comes from DRAM. Raises Unsupported where there is no pinned memory.
         """
-        if direction not in ("h2d", "d2h"):
-            raise ValueError(f"a transfer goes h2d or d2h, not {direction}")
-        return Timer(self.native, "gb_transfer_new", encode(device), int(direction == "h2d"), int(pinned), n_bytes)
+        kind = ("h2d", "d2h").index(direction)
+        return Transfer(self.native, "gb_transfer_new", encode(device), kind, int(pinned), n_bytes, piece_bytes)
 
     def issue(self, device: str, pinned: bool, n_bytes: int) -> Timer:
         """A timer for how long a copy of n_bytes to the device holds up the thread that asks for it; one sample:
         seconds until the asynchronous call returns, the device being idle. Raises Unsupported where there is no pinned
         memory."""
-        return Timer(self.native, "gb_issue_new", encode(device), int(pinned), n_bytes)
+        return Timer(self.native, "gb_transfer_new", encode(device), _ISSUE, int(pinned), n_bytes, WHOLE)
 
     def launch(self, device: str, n_threads: int = 1) -> Timer:
         """A timer for an empty launch: a graph of one tiny operation, until its result is on the host."""
@@ -258,99 +269,43 @@ class Bridge:
         device: str,
         n_tokens: int,
         n_kv: int,
-        n_embd: int,
-        n_head: int,
-        n_head_kv: int,
-        head_dim_k: int,
-        head_dim_v: int,
-        n_ff: int,
-        n_layers_in_graph: int = 4,
+        n_layers: int = 4,
         n_threads: int = 1,
         flash_attn: bool = True,
         type_k: str = "F16",
         type_v: str = "F16",
+        **shape: int,
     ) -> LayerRestTimer:
         """A timer for everything of a Llama block that is no weight mul-mat: two rms_norms with their weights, rope on
         q and k, the KV write, attention over n_kv positions (causal mask, the batch being the last n_tokens of them;
-        padded to 256 as llama.cpp does), swiglu (n_ff 0: none), two residual additions. type_k, type_v: of the KV
-        cache, names as in type_info; quantised V needs flash_attn. One sample: seconds per layer, an empty launch taken
-        off.
+        padded to 256 as llama.cpp does), swiglu (n_ff 0: none), two residual additions.
 
-        Raises ValueError, OutOfMemory, and Unsupported where the device lacks an operation (try flash_attn=False).
+        shape: n_embd, n_head, n_head_kv, head_dim_k, head_dim_v, n_ff. type_k, type_v: of the KV cache, names as in
+        type_info; quantised V needs flash_attn. One sample: seconds per layer, of n_layers in one graph, an empty
+        launch taken off. Raises ValueError, OutOfMemory, and Unsupported where the device lacks an operation (try
+        flash_attn=False).
         """
-        return LayerRestTimer(
-            self.native,
-            device,
-            n_tokens=n_tokens,
-            n_kv=n_kv,
-            n_embd=n_embd,
-            n_head=n_head,
-            n_head_kv=n_head_kv,
-            head_dim_k=head_dim_k,
-            head_dim_v=head_dim_v,
-            n_ff=n_ff,
-            n_layers=n_layers_in_graph,
-            type_k=self.type_info(type_k).number,
-            type_v=self.type_info(type_v).number,
-            flash_attn=int(flash_attn),
-            n_threads=n_threads,
-        )
+        types = {"type_k": self.type_info(type_k).number, "type_v": self.type_info(type_v).number}
+        numbers = {"n_tokens": n_tokens, "n_kv": n_kv, "n_layers": n_layers, "n_threads": n_threads}
+        return LayerRestTimer(self.native, device, flash_attn=int(flash_attn), **types, **numbers, **shape)
 
     def share_link(self, first: MulMatCase, device: str, chunk_bytes: int = 4 << 20, seconds: float = 0.5) -> Sharing:
-        """How mul-mats (of the CPU or of the device: `mul_mat_case`) and copies of chunk_bytes to the device (from
+        """How mul-mats (of the CPU or of the device) and copies of chunk_bytes to the device (from
         pinned memory if it has any) slow each other down; takes three times `seconds`."""
-        params, _strings = first.params()
-        return self._sharing("gb_share_link", params, encode(device), chunk_bytes, seconds)
+        params, _strings = first.params(self.type_info(first.type).number)
+        found = self.native.value("gb_sharing_result", "gb_share_link", params, encode(device), chunk_bytes, seconds)
+        return record(Sharing, found)
 
     def share_compute(self, first: MulMatCase, second: MulMatCase, seconds: float = 0.5) -> Sharing:
         """How mul-mats in two places slow each other down; takes three times `seconds`."""
-        params, _strings = first.params()
-        other, _other_strings = second.params()
-        return self._sharing("gb_share_compute", params, other, seconds)
-
-    def _sharing(self, function: str, *arguments: Any) -> Sharing:
-        result = ffi.new("gb_sharing_result *")
-        self.native.call(function, *arguments, result)
-        return record(Sharing, result)
+        params, _strings = first.params(self.type_info(first.type).number)
+        other, _other_strings = second.params(self.type_info(second.type).number)
+        return record(Sharing, self.native.value("gb_sharing_result", "gb_share_compute", params, other, seconds))
 
     def copy_wait(self, device: str, pinned: bool, n_bytes: int) -> float:
         """Share of a copy of n_bytes under way on one stream of the device that a result of another stream waits for,
         0 to 1: 1 where all streams share one queue. Raises Unsupported where there is no pinned memory."""
-        share = ffi.new("double *")
-        self.native.call("gb_copy_wait", encode(device), int(pinned), n_bytes, share)
-        return float(share[0])
-
-    def copy_beside(
-        self, device: str, pinned: bool, large_bytes: int, piece_bytes: int, small_bytes: int, n: int
-    ) -> list[CopyBeside]:
-        """n samples of a copy of small_bytes to the device while one of large_bytes, queued in pieces of piece_bytes,
-        is under way on another stream; large_bytes 0: alone. The closing read is taken off, as of `transfer`. Raises
-        Unsupported where there is no pinned memory."""
-        samples = ffi.new("gb_copy_beside_sample[]", max(n, 1))
-        arguments = (encode(device), int(pinned), large_bytes, piece_bytes, small_bytes, n, samples)
-        self.native.call("gb_copy_beside", *arguments)
-        return [record(CopyBeside, samples[i]) for i in range(n)]
-
-    #
-    # memory
-    #
-
-    def memory_breakdown(self, context: int, no_alloc_on: Sequence[str] | None = None) -> list[MemoryRow]:
-        """What the llama_context at that address holds in each buffer type, exactly.
-
-        no_alloc_on: the devices that the model was given, where it was loaded with no_alloc: of such contexts llama.cpp
-        counts a compute buffer once for each backend that uses it (plain host memory is an accelerator's as well as
-        the CPU's), which is put right. Raises ValueError for a device that there is not.
-        """
-        return memory_breakdown(self.native, self.libraries.llama_cpp, context, no_alloc_on)
-
-    #
-    # routing
-    #
-
-    def routing(self) -> RoutingRecorder:
-        """A recorder of the experts that the routers of one llama_context choose."""
-        return RoutingRecorder(self.native)
+        return float(self.native.value("double", "gb_copy_wait", encode(device), int(pinned), n_bytes))
 
     #
     # the split backend
@@ -375,5 +330,7 @@ class Bridge:
         libggml-emulated is missing."""
         with _lock:
             if self._emulated is None:
-                self._emulated = EmulatedDevice(find_emulated())
+                if not sys.platform.startswith("linux"):
+                    raise BridgeError("the emulated device needs Linux: it keeps a core for itself")
+                self._emulated = EmulatedDevice(find_built("ggml-emulated"))
             return self._emulated

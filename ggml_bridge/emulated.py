@@ -57,9 +57,7 @@ class EmulatedDevice:
 
     def stats(self) -> EmulatedStats:
         """What was done since the last reset."""
-        found = _ffi.new("emulated_stats *")
-        self._native.call("emulated_get_stats", found)
-        return record(EmulatedStats, found)
+        return record(EmulatedStats, self._native.value("emulated_stats", "emulated_get_stats"))
 
     def reset_stats(self) -> None:
         self._native.call("emulated_reset_stats")
@@ -70,6 +68,5 @@ class EmulatedDevice:
 
     def mul_mat_seconds(self, type_number: int, K: int, N: int, E: int, n_expert_used: int, n_tokens: int) -> float:
         """Seconds that the device takes for one mul-mat; n_expert_used 0: MUL_MAT over E matrices."""
-        seconds = _ffi.new("double *")
-        self._native.call("emulated_mul_mat_seconds", type_number, K, N, E, n_expert_used, n_tokens, seconds)
-        return float(seconds[0])
+        shape = (type_number, K, N, E, n_expert_used, n_tokens)
+        return float(self._native.value("double", "emulated_mul_mat_seconds", *shape))

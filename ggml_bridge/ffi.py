@@ -65,11 +65,15 @@ class Native:
         self.call(function, *arguments, text, TEXT_BYTES)
         return [line for line in decode(text).split("\n") if line]
 
+    def value(self, kind: str, function: str, *arguments: Any) -> Any:
+        """Calls a function whose last parameter points to room for a value of this kind; returns that value."""
+        out = self._ffi.new(f"{kind} *")
+        self.call(function, *arguments, out)
+        return out[0]
+
     def pointer(self, function: str, *arguments: Any) -> int:
         """Calls a function whose last parameter is a `void **`; returns the address, 0 for NULL."""
-        out = self._ffi.new("void **")
-        self.call(function, *arguments, out)
-        return int(self._ffi.cast("uintptr_t", out[0]))
+        return int(self._ffi.cast("uintptr_t", self.value("void *", function, *arguments)))
 
 
 def record(kind: type[Record], struct: Any) -> Record:

@@ -52,6 +52,14 @@ def asking_version(library: str | os.PathLike[str], python: str | os.PathLike[st
     return [os.fspath(python), "-I", "-c", code, os.fspath(library)]
 
 
+def wrong_version(found: str | None) -> str | None:
+    """What is wrong with a ggml that says it is of this version (None: it does not say); None for the right one."""
+    if found == GGML_VERSION:
+        return None
+    told = f"is of ggml {found}" if found else "does not tell the version of its ggml"
+    return f"{told} and only {GGML_VERSION} works"
+
+
 def library_folder() -> Path:
     """Folder of llama-cpp-python's libraries, found without importing it; raises BridgeError."""
     override = os.environ.get(LIB_PATH_VARIABLE)
@@ -110,29 +118,17 @@ def open_libraries() -> Libraries:
         _load_backends(ggml, base, folder)
     llama_cpp = _import_llama_cpp(folder)
     _check_one_registry(ggml, llama_cpp)
-    return Libraries(folder, llama_cpp, find_bridge())
-
-
-def find_bridge() -> Path:
-    """Path of libggml_bridge, what Python loads: see `_find_built`. Raises BridgeError."""
-    return _find_built("ggml_bridge")
+    return Libraries(folder, llama_cpp, find_built("ggml_bridge"))
 
 
 def find_plugin() -> Path:
-    """Path of libggml-oallama, the split backend that llama.cpp loads too: see `_find_built`. Raises BridgeError."""
-    return _find_built("ggml-oallama")
+    """Path of libggml-oallama, the split backend that llama.cpp loads too: see `find_built`. Raises BridgeError."""
+    return find_built("ggml-oallama")
 
 
-def find_emulated() -> Path:
-    """Path of libggml-emulated, the emulated device: see `_find_built`. Raises BridgeError."""
-    if not sys.platform.startswith("linux"):
-        raise BridgeError("the emulated device needs Linux: it keeps a core for itself")
-    return _find_built("ggml-emulated")
-
-
-def _find_built(name: str) -> Path:
-    """Beside this package (wheel, editable install) or in the build folder of a checkout; the newest, where there are
-    several."""
+def find_built(name: str) -> Path:
+    """Path of our own library `lib<name>`: beside this package (wheel, editable install) or in the build folder of a
+    checkout; the newest, where there are several. Raises BridgeError."""
     file = f"lib{name}.dylib" if sys.platform == "darwin" else f"lib{name}.so"
     folders = [Path(folder) for folder in sys.modules["ggml_bridge"].__path__]
     folders += [folder.parent / "build" / "native" for folder in folders]
@@ -174,14 +170,12 @@ def _load_backends(ggml: ctypes.CDLL, base: ctypes.CDLL, folder: Path) -> None:
 
 
 def _check_ggml_version(base: ctypes.CDLL, folder: Path) -> None:
-    try:
-        ggml_version = base.ggml_version
-    except AttributeError:
-        raise VersionMismatch(f"the ggml in {folder} does not tell its version; {_INSTALL}") from None
-    ggml_version.restype = ctypes.c_char_p
-    version = (ggml_version() or b"").decode(errors="replace")
-    if version != GGML_VERSION:
-        raise VersionMismatch(f"the ggml in {folder} is version {version} but only {GGML_VERSION} works; {_INSTALL}")
+    version = getattr(base, "ggml_version", None)  # missing of other libraries
+    if version is not None:
+        version.restype = ctypes.c_char_p
+    fault = wrong_version((version() or b"").decode(errors="replace") if version is not None else None)
+    if fault is not None:
+        raise VersionMismatch(f"the llama.cpp in {folder} {fault}; {_INSTALL}")
 
 
 def _import_llama_cpp(folder: Path) -> ModuleType:

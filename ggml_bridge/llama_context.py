@@ -5,15 +5,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ggml_bridge.errors import BridgeError
-from ggml_bridge.ffi import Native, encode, ffi, record
+from ggml_bridge.ffi import encode, ffi, record
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from ggml_bridge.bridge import Bridge
 
 _MANGLED = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MAX_ROWS = 64
@@ -36,13 +37,15 @@ class MemoryRow:
         return self.model + self.context + self.compute
 
 
-def memory_breakdown(
-    native: Native, llama_cpp: ModuleType, context: int, no_alloc_on: Sequence[str] | None = None
-) -> list[MemoryRow]:
-    """The rows of llama_get_memory_breakdown for the llama_context at that address; no_alloc_on: see Bridge. Raises
-    BridgeError, ValueError."""
+def memory_breakdown(bridge: Bridge, context: int, no_alloc_on: Sequence[str] | None = None) -> list[MemoryRow]:
+    """What the llama_context at that address holds in each buffer type, exactly.
+
+    no_alloc_on: the devices that the model was given, where it was loaded with no_alloc: of such contexts llama.cpp
+    counts a compute buffer once for each backend that uses it (plain host memory is an accelerator's as well as the
+    CPU's), which is put right. Raises ValueError for a device that there is not, BridgeError.
+    """
     try:
-        function = getattr(llama_cpp.llama_cpp._lib, _MANGLED)
+        function = getattr(bridge.libraries.llama_cpp.llama_cpp._lib, _MANGLED)
     except AttributeError:
         raise BridgeError(
             "this libllama does not export llama_get_memory_breakdown; run `oallama setup --refresh`"
@@ -51,7 +54,7 @@ def memory_breakdown(
     rows = ffi.new("gb_memory_row[]", _MAX_ROWS)
     n_rows = ffi.new("int64_t *")
     names = [ffi.new("char[]", encode(name)) for name in no_alloc_on or ()]
-    native.call(
+    bridge.native.call(
         "gb_memory_breakdown",
         ffi.cast("void *", address),
         ffi.cast("void *", context),
@@ -72,12 +75,11 @@ class RoutingRecorder:
     context that has it, ggml's scheduler waits for every split of a graph; while it listens, also for every router.
     """
 
-    def __init__(self, native: Native) -> None:
-        self._native = native
-        handle = ffi.new("gb_routing **")
-        native.call("gb_routing_new", handle)
-        self._handle: Any = ffi.gc(handle[0], native.lib.gb_routing_free)
-        self.callback = native.pointer("gb_routing_callback")
+    def __init__(self, bridge: Bridge) -> None:
+        self._native = bridge.native
+        made = self._native.value("gb_routing *", "gb_routing_new")
+        self._handle: Any = ffi.gc(made, self._native.lib.gb_routing_free)
+        self.callback = int(ffi.cast("uintptr_t", self._native.lib.gb_routing_on_node))
         self.user_data = int(ffi.cast("uintptr_t", self._handle))
 
     def close(self) -> None:
@@ -95,11 +97,10 @@ class RoutingRecorder:
         Unsupported where this llama.cpp keeps ids in another form, OutOfMemory."""
         import numpy as np
 
-        size = ffi.new("int64_t *")
-        self._native.call("gb_routing_size", self._handle, size)
-        numbers = np.empty(size[0], dtype=np.int32)
-        self._native.call("gb_routing_take", self._handle, ffi.cast("int32_t *", numbers.ctypes.data), size[0])
-        return list(_routers(numbers))
+        address, size = ffi.new("int32_t **"), ffi.new("int64_t *")
+        self._native.call("gb_routing_take", self._handle, address, size)
+        taken = ffi.buffer(address[0], size[0] * 4) if size[0] else b""
+        return list(_routers(np.frombuffer(taken, dtype=np.int32).copy()))
 
 
 def _routers(numbers: npt.NDArray[np.int32]) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:

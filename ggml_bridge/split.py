@@ -122,21 +122,16 @@ class SplitBackend:
 
         Raises ValueError for a type that ggml does not have.
         """
-        elements = _ffi.new("int64_t *")
-        self._native.call("oallama_granularity", self._type_number(type_name), _AXES.index(axis), elements)
-        return int(elements[0])
+        case = (self._type_number(type_name), _AXES.index(axis))
+        return int(self._native.value("int64_t", "oallama_granularity", *case))
 
     def memory(self) -> SplitMemory:
         """What is held now."""
-        found = _ffi.new("oallama_memory *")
-        self._native.call("oallama_get_memory", found)
-        return record(SplitMemory, found)
+        return record(SplitMemory, self._native.value("oallama_memory", "oallama_get_memory"))
 
     def stats(self) -> SplitStats:
         """What was done since the last reset. Two threads that compute at once are counted together."""
-        found = _ffi.new("oallama_stats *")
-        self._native.call("oallama_get_stats", found)
-        return record(SplitStats, found)
+        return record(SplitStats, self._native.value("oallama_stats", "oallama_get_stats"))
 
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
@@ -148,9 +143,7 @@ class SplitPlan:
 
     def __init__(self, native: Native, text: str) -> None:
         self._native = native
-        handle = _ffi.new("oallama_plan **")
-        native.call("oallama_plan_new", encode(text), handle)
-        self._handle = handle[0]
+        self._handle = native.value("oallama_plan *", "oallama_plan_new", encode(text))
         self._times = _ffi.new("oallama_block_times[]", _TIMES)
 
     def __enter__(self) -> SplitPlan:
@@ -172,13 +165,12 @@ class SplitPlan:
 
     def slices(self) -> list[SliceInfo]:
         """The weights in the order of the plan's text; where a model is loaded, as they came to lie."""
-        plan, count, out = self._open(), _ffi.new("int64_t *"), []
-        self._native.call("oallama_plan_count", plan, count)
-        for index in range(count[0]):
-            slice = _ffi.new("oallama_slice *")
-            self._native.call("oallama_plan_slice", plan, index, slice)
-            out.append(replace(record(SliceInfo, slice), axis=_AXES[slice.axis]))
-        return out
+        plan, value = self._open(), self._native.value
+        slices = [
+            value("oallama_slice", "oallama_plan_slice", plan, i)
+            for i in range(value("int64_t", "oallama_plan_count", plan))
+        ]
+        return [replace(record(SliceInfo, slice), axis=_AXES[slice.axis]) for slice in slices]
 
     def take_times(self) -> list[BlockTimes]:
         """What each block took since this was asked last, in no order that means anything."""

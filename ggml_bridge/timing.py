@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 TimerType = TypeVar("TimerType", bound="Timer")
 
+WORKING_SET_BYTES = 256 << 20
+"""Default set of weights a timer rotates through: beyond the last-level cache of common machines."""
+WHOLE = 1 << 31  # bytes of the largest piece of a copy
+
 _TILE, _SRC1, _IDS, _DST = 0, 1, 2, 3  # gb_mul_mat_part
 
 
@@ -25,9 +29,7 @@ class Timer:
     def __init__(self, native: Native, constructor: str, *arguments: Any) -> None:
         """Calls the gb_…_new function of that name. Raises ValueError, Unsupported, OutOfMemory or BridgeError."""
         self._native = native
-        handle = ffi.new("gb_timer **")
-        native.call(constructor, *arguments, handle)
-        self._handle: Any = ffi.gc(handle[0], native.lib.gb_timer_free)
+        self._handle: Any = ffi.gc(native.value("gb_timer *", constructor, *arguments), native.lib.gb_timer_free)
 
     def run(self, n: int = 1) -> list[float]:
         """n samples in seconds."""
@@ -53,6 +55,18 @@ class Timer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Transfer(Timer):
+    """Copies between host memory and a device; the two halves of a copy can be called by themselves."""
+
+    def begin(self) -> float:
+        """Queue a copy; seconds until the call has returned."""
+        return float(self._native.value("double", "gb_transfer_begin", self.handle))
+
+    def finish(self) -> float:
+        """Wait for what was begun; seconds."""
+        return float(self._native.value("double", "gb_transfer_finish", self.handle))
 
 
 class BoundaryTimer(Timer):
@@ -96,56 +110,39 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyBeside:
-    """Seconds of a small copy to a device, begun once a large one is queued on another stream, and what lies around it:
-    until all of the large one is queued, and from the small one's end to the large one's."""
-
-    queue_s: float
-    small_s: float
-    rest_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class MulMatCase:
-    """A mul-mat to time, as `Bridge.mul_mat` takes it; `type_number` is the ggml_type."""
+    """A mul-mat to time, as `Bridge.mul_mat` takes it."""
 
     device: str
     layout: str | None
-    type_number: int
-    k: int
-    n: int
-    e: int
-    n_expert_used: int
-    n_tokens: int
-    working_set_bytes: int
-    n_threads: int
+    type: str
+    K: int
+    N: int
+    E: int = 1
+    n_expert_used: int = 0
+    n_tokens: int = 1
+    working_set_bytes: int = WORKING_SET_BYTES
+    n_threads: int = 1
 
-    def params(self) -> tuple[Any, list[Any]]:
-        """`gb_mul_mat_params *`, and the strings that it points to, which must live as long."""
+    def params(self, type_number: int) -> tuple[Any, list[Any]]:
+        """`gb_mul_mat_params *`, and the strings that it points to, which must live as long. type_number: ggml_type."""
         device = ffi.new("char[]", encode(self.device))
         layout = ffi.NULL if self.layout is None else ffi.new("char[]", encode(self.layout))
-        shape = (self.k, self.n, self.e, self.n_expert_used, self.n_tokens)
-        values = (device, layout, self.type_number, *shape, self.working_set_bytes, self.n_threads)
+        shape = (self.K, self.N, self.E, self.n_expert_used, self.n_tokens)
+        values = (device, layout, type_number, *shape, self.working_set_bytes, self.n_threads)
         return ffi.new("gb_mul_mat_params *", values), [device, layout]
 
 
 class MulMatTimer(Timer):
     """A mul-mat of weight [K, N, E] over a rotating set of weights; one sample: seconds of a single mul-mat.
 
-    n_copies: weights in the set; n_nodes: mul-mats in the timed graph; copy_bytes: bytes of one weight;
-    launch_seconds: time of an empty launch, taken off each graph before dividing by n_nodes.
+    info: gb_mul_mat_info.
     """
 
-    def __init__(self, native: Native, case: MulMatCase) -> None:
-        params, _strings = case.params()
-        info = ffi.new("gb_mul_mat_info *")
-        super().__init__(native, "gb_mul_mat_new", params, info)
-        self.case = case
-        self.n_copies: int = info.n_copies
-        self.n_nodes: int = info.n_nodes
-        self.copy_bytes: int = info.copy_bytes
-        self.launch_seconds: float = info.launch_seconds
-        self._tile_rows: int = info.tile_rows
+    def __init__(self, native: Native, case: MulMatCase, type_number: int) -> None:
+        params, _strings = case.params(type_number)
+        self.case, self.info = case, ffi.new("gb_mul_mat_info *")
+        super().__init__(native, "gb_mul_mat_new", params, self.info)
 
     def check(self) -> float:
         """Normalised mean squared error of the kernel's result against the product computed by numpy in F32 from the
@@ -153,11 +150,11 @@ class MulMatTimer(Timer):
         import numpy as np
 
         self.run(1)
-        k, n, e, n_tokens = self.case.k, self.case.n, self.case.e, self.case.n_tokens
+        k, n, e, n_tokens = self.case.K, self.case.N, self.case.E, self.case.n_tokens
         used = self.case.n_expert_used if e > 1 else 0
-        tile = self._read(_TILE, (self._tile_rows, k), "float32")
+        tile = self._read(_TILE, (self.info.tile_rows, k), "float32")
         # row r of the weight [K, N * E] is row r % tile_rows of the tile
-        rows = np.arange(n * e).reshape(e, n) % self._tile_rows
+        rows = np.arange(n * e).reshape(e, n) % self.info.tile_rows
         if used:
             src1 = self._read(_SRC1, (n_tokens, used, k), "float32")
             ids = self._read(_IDS, (n_tokens, used), "int32")

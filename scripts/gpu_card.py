@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,11 +172,14 @@ def copies(bridge: Any, device: str) -> Rows:
     """
     pinned, large = bool(bridge.host_buft(device)), 32 * MIB
     for small in (8 * KIB, 16 * KIB):
-        for queued, piece in ((0, 0), (large, large), *((large, p) for p in (256 * KIB, MIB, 4 * MIB))):
-            found = bridge.copy_beside(device, pinned, queued, piece, small, SAMPLES)
-            yield {"small_bytes": small, "large_bytes": queued, "piece_bytes": piece, "pinned": pinned,
-                   "small_s": statistics.median(sample.small_s for sample in found),
-                   "samples": [list(astuple(sample)) for sample in found]}  # fmt: skip
+        with bridge.transfer(device, "h2d", pinned, small) as copy:
+            rows = [(0, [(0.0, seconds, 0.0) for seconds in copy.run(SAMPLES)])]
+            for piece in (large, 256 * KIB, MIB, 4 * MIB):
+                with bridge.transfer(device, "h2d", pinned, large, piece) as stream:
+                    rows.append((piece, [(stream.begin(), *copy.run(1), stream.finish()) for _ in range(SAMPLES)]))
+        for piece, samples in rows:
+            yield {"small_bytes": small, "large_bytes": large if piece else 0, "piece_bytes": piece, "pinned": pinned,
+                   "small_s": statistics.median(seconds for _, seconds, _ in samples), "samples": samples}  # fmt: skip
 
 
 def launch(bridge: Any, device: str) -> Rows:

@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,7 +21,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 12
+#define GB_ABI 13
 #define GB_NAME_BYTES 128
 
 //
@@ -32,13 +33,9 @@ const char * gb_last_error(void);
 const char * gb_ggml_version(void);
 const char * gb_ggml_commit(void);
 
-// Compares version, struct layouts, op and type numbers of the loaded ggml with the ones compiled in.
-int gb_check(void);
-
-// Sends ggml's log into a ring of the last lines (to_stderr != 0: prints them too), and makes a ggml abort print one
-// line on stderr instead of running a debugger.
-int gb_log_capture(int to_stderr);
-int gb_log_tail(char * text, int64_t capacity);
+// Keeps ggml's log for the reasons of errors, makes a ggml abort print one line on stderr instead of running a
+// debugger, and compares struct layouts, op and type numbers of the loaded ggml with the ones compiled in.
+int gb_open(void);
 
 //
 // types
@@ -79,8 +76,9 @@ int gb_device_count(void);
 int gb_get_device_info(int index, int32_t ask_server, gb_device_info * info);
 int gb_cpu_features(char * text, int64_t capacity);
 
-// Buffer types (ggml_backend_buffer_type_t): the device's own, and its pinned host memory (NULL: it has none).
-int gb_device_buft(const char * device, void ** buft);
+// Buffer types (ggml_backend_buffer_type_t): that of a layout (NULL: the device's own), and the device's pinned host
+// memory (NULL: it has none).
+int gb_buft(const char * device, const char * layout, void ** buft);
 int gb_host_buft(const char * device, void ** buft);
 
 // Whether the device has so many bytes of pinned host memory: where none is left, its buffer type gives plain memory.
@@ -92,7 +90,6 @@ int gb_takes_residents(const char * device, int32_t * taken);
 
 // Layouts the CPU keeps weights in, best first: its extra buffer types, then plain "CPU".
 int gb_cpu_layouts(char * text, int64_t capacity);
-int gb_layout_buft(const char * layout, void ** buft);
 int gb_layout_supports(const char * layout, int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used,
                        int32_t * supported);
 
@@ -150,11 +147,19 @@ typedef enum gb_mul_mat_part {
 // Reads what the last run computed with, so that a test can compute it again.
 int gb_mul_mat_read(gb_timer * timer, gb_mul_mat_part part, void * data, int64_t n_bytes);
 
-// One value: seconds of one n_bytes copy; host_to_device: marginal time in a stream that is read back.
-int gb_transfer_new(const char * device, int32_t host_to_device, int32_t pinned, int64_t n_bytes, gb_timer ** timer);
+typedef enum gb_transfer_kind {
+    GB_TO_DEVICE   = 0, // what a copy adds to a stream that is read back
+    GB_FROM_DEVICE = 1, // a whole copy
+    GB_ISSUE       = 2  // for how long a copy to the device holds up the thread that asks for it
+} gb_transfer_kind;
 
-// One value: seconds for which a copy of n_bytes to the device holds up the thread that asks for it.
-int gb_issue_new(const char * device, int32_t pinned, int64_t n_bytes, gb_timer ** timer);
+// One value: seconds of a copy of n_bytes, which is queued in pieces of piece_bytes.
+int gb_transfer_new(const char * device, gb_transfer_kind kind, int32_t pinned, int64_t n_bytes, int64_t piece_bytes,
+                    gb_timer ** timer);
+
+// The halves of such a copy, so that something else can be timed between them: queue it; wait until it is done.
+int gb_transfer_begin(gb_timer * timer, double * seconds);
+int gb_transfer_finish(gb_timer * timer, double * seconds);
 
 // One value: seconds to launch a graph of one tiny operation and to see its result on the host.
 int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer);
@@ -211,17 +216,6 @@ int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * 
 // Share of a copy of n_bytes under way on one stream of the device that a result of another stream waits for: 0 to 1.
 int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * share);
 
-typedef struct gb_copy_beside_sample {
-    double queue_s; // seconds until the large copy was queued, all its pieces
-    double small_s; // seconds of the small copy, begun then, until it was done
-    double rest_s;  // seconds from then until the large copy was done; 0 without one
-} gb_copy_beside_sample;
-
-// n times: queues a copy of large_bytes to the device in pieces of piece_bytes on one stream, then times a copy of
-// small_bytes on another. large_bytes 0: the small copy alone.
-int gb_copy_beside(const char * device, int32_t pinned, int64_t large_bytes, int64_t piece_bytes, int64_t small_bytes,
-                   int64_t n, gb_copy_beside_sample * samples);
-
 //
 // memory
 //
@@ -248,19 +242,18 @@ int gb_memory_breakdown(void * breakdown, const void * context, int32_t no_alloc
 // Records which experts the routers of a llama_context choose.
 typedef struct gb_routing gb_routing;
 
-// callback: of every gb_routing, for cb_eval of llama_context_params, beside the gb_routing as cb_eval_user_data, which
-// must outlive the context.
 int  gb_routing_new(gb_routing ** routing);
-int  gb_routing_callback(void ** callback);
 void gb_routing_free(gb_routing * routing);
+
+// cb_eval of llama_context_params, with the gb_routing as cb_eval_user_data, which must outlive the context.
+bool gb_routing_on_node(struct ggml_tensor * node, bool ask, void * routing);
 
 // Whether it records; not at first. While it does, the scheduler cuts its graphs behind every router.
 void gb_routing_listen(gb_routing * routing, int32_t on);
 
-// What was recorded since the last take, as so many numbers: for each router, in the order they were computed, layer,
+// What was recorded since the last take, until the next one: for each router, in the order they were computed, layer,
 // n_used, n_tokens, and ids [n_tokens][n_used]. A failure to record is reported here, once.
-int gb_routing_size(gb_routing * routing, int64_t * n_numbers);
-int gb_routing_take(gb_routing * routing, int32_t * numbers, int64_t n_numbers);
+int gb_routing_take(gb_routing * routing, const int32_t ** numbers, int64_t * n_numbers);
 
 // cdef end
 

@@ -49,7 +49,7 @@ class LaunchIssue : public gb_timer {
         work();
         const double both = seconds_now() - start;
         if (status != GGML_STATUS_SUCCESS) {
-            throw Error(OALLAMA_FAILED, "ggml could not compute a graph on " + device_ + ggml_reason());
+            fail(OALLAMA_FAILED, "ggml could not compute a graph on " + device_);
         }
         float close = 0.0F; // over RPC only an answer says that the device is idle again
         ggml_backend_tensor_get_async(backend_.get(), ffn.result, &close, 0, sizeof close);
@@ -86,55 +86,45 @@ class LaunchIssue : public gb_timer {
 // A chain of operations on one activation: the first on the CPU, then turns of device and CPU. Between two excursions
 // the CPU has some tenths of a millisecond of work, as it has in a model: until then threads of a driver, or of a
 // worker, have gone to sleep and must be woken again.
-class Boundary : public gb_timer {
-  public:
-    Boundary(ggml_backend_dev_t device, int64_t n_bytes, int64_t n_excursions, bool on_cpu, int32_t n_threads)
-        : session_(device, n_threads) {
-        require(n_bytes > 0 && n_bytes <= int64_t{1} << 31, "an activation must be of 1 byte to 2 GiB");
-        require(n_excursions > 0 && n_excursions <= max_excursions, "the number of excursions must be 1 to 256");
-        require(!is_cpu(device), "the CPU has no boundary with itself");
+std::unique_ptr<GraphTimer> new_boundary(ggml_backend_dev_t device, int64_t n_bytes, int64_t n_excursions, bool on_cpu,
+                                         int32_t n_threads) {
+    require(n_bytes > 0 && n_bytes <= int64_t{1} << 31, "an activation must be of 1 byte to 2 GiB");
+    require(n_excursions > 0 && n_excursions <= max_excursions, "the number of excursions must be 1 to 256");
+    require(!is_cpu(device), "the CPU has no boundary with itself");
 
-        const int64_t n_elements = ceil_div(n_bytes, static_cast<int64_t>(sizeof(float)));
-        leaf_ctx_                = new_context(3);
-        ggml_tensor * leaf       = ggml_new_tensor_1d(leaf_ctx_.get(), GGML_TYPE_F32, n_elements);
-        ggml_tensor * weight     = ggml_new_tensor_2d(leaf_ctx_.get(), GGML_TYPE_F32, work_columns, work_rows);
-        ggml_tensor * input      = ggml_new_tensor_1d(leaf_ctx_.get(), GGML_TYPE_F32, work_columns);
-        leaf_buffer_             = alloc_tensors(leaf_ctx_.get(), ggml_backend_dev_buffer_type(cpu_device()));
-        ggml_backend_buffer_clear(leaf_buffer_.get(), 0);
+    auto          timer      = std::make_unique<GraphTimer>(device, n_threads);
+    const int64_t n_elements = ceil_div(n_bytes, static_cast<int64_t>(sizeof(float)));
+    timer->leaf_ctx          = new_context(3);
+    ggml_context * leafs     = timer->leaf_ctx.get();
+    ggml_tensor *  node      = ggml_new_tensor_1d(leafs, GGML_TYPE_F32, n_elements);
+    ggml_tensor *  weight    = ggml_new_tensor_2d(leafs, GGML_TYPE_F32, work_columns, work_rows);
+    ggml_tensor *  input     = ggml_new_tensor_1d(leafs, GGML_TYPE_F32, work_columns);
+    timer->leaf_buffer       = alloc_tensors(leafs, ggml_backend_dev_buffer_type(cpu_device()));
+    ggml_backend_buffer_clear(timer->leaf_buffer.get(), 0);
 
-        const int64_t n_nodes         = 2 + 3 * n_excursions;
-        graph_ctx_                    = new_context(n_nodes, n_nodes);
-        ggml_context *          ctx   = graph_ctx_.get();
-        ggml_cgraph *           graph = new_graph(ctx, n_nodes);
-        std::set<ggml_tensor *> there;
-        ggml_tensor *           node = leaf;
-        for (int64_t i = 0; i <= n_excursions; i++) {
-            if (i > 0) {
-                node = ggml_scale(ctx, node, 1.0F);
-                there.insert(node);
-            }
+    const int64_t n_nodes         = 2 + 3 * n_excursions;
+    timer->graph_ctx              = new_context(n_nodes, n_nodes);
+    ggml_context *          ctx   = timer->graph_ctx.get();
+    ggml_cgraph *           graph = new_graph(ctx, n_nodes);
+    std::set<ggml_tensor *> there;
+    for (int64_t i = 0; i <= n_excursions; i++) {
+        if (i > 0) {
             node = ggml_scale(ctx, node, 1.0F);
-            ggml_build_forward_expand(graph, node);
-            if (i < n_excursions) {
-                ggml_build_forward_expand(graph, ggml_mul_mat(ctx, weight, input));
-            }
+            there.insert(node);
         }
-
-        session_.set_graph(graph, [&](ggml_tensor * tensor) {
-            return there.count(tensor) > 0 && !on_cpu ? session_.device_backend() : session_.cpu_backend();
-        });
-        session_.compute();
+        node = ggml_scale(ctx, node, 1.0F);
+        ggml_build_forward_expand(graph, node);
+        if (i < n_excursions) {
+            ggml_build_forward_expand(graph, ggml_mul_mat(ctx, weight, input));
+        }
     }
-
-    double  run_once() override { return session_.compute(); }
-    int64_t n_splits() const { return session_.n_splits(); }
-
-  private:
-    ContextPtr leaf_ctx_;
-    ContextPtr graph_ctx_;
-    BufferPtr  leaf_buffer_;
-    Session    session_;
-};
+    Session & session = timer->session;
+    session.set_graph(graph, [&](ggml_tensor * tensor) {
+        return there.count(tensor) > 0 && !on_cpu ? session.device_backend() : session.cpu_backend();
+    });
+    session.compute();
+    return timer;
+}
 
 } // namespace
 
@@ -147,18 +137,18 @@ using namespace bridge;
 //
 
 int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer) {
-    return new_timer(timer, [&] { return new Launch(find_device(device), n_threads); });
+    return guarded([&] { *timer = new_launch(find_device(device), n_threads).release(); });
 }
 
 int gb_launch_issue_new(const char * device, gb_timer ** timer) {
-    return new_timer(timer, [&] { return new LaunchIssue(find_device(device)); });
+    return guarded([&] { *timer = new LaunchIssue(find_device(device)); });
 }
 
 int gb_boundary_new(const char * device, int64_t n_bytes, int64_t n_excursions, int32_t on_cpu, int32_t n_threads,
                     int64_t * n_splits, gb_timer ** timer) {
-    return new_timer(timer, [&] {
-        auto made = std::make_unique<Boundary>(find_device(device), n_bytes, n_excursions, on_cpu != 0, n_threads);
-        *n_splits = made->n_splits();
-        return made.release();
+    return guarded([&] {
+        auto made = new_boundary(find_device(device), n_bytes, n_excursions, on_cpu != 0, n_threads);
+        *n_splits = made->session.n_splits();
+        *timer    = made.release();
     });
 }

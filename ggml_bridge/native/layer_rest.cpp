@@ -65,32 +65,29 @@ struct Cache {
     ggml_tensor * v; // type_v [head_dim_v * n_head_kv, n_cells], transposed without flash attention
 };
 
-class LayerRest : public gb_timer {
+class LayerRest : public GraphTimer {
   public:
     explicit LayerRest(const gb_layer_rest_params & params)
-        : p_(params), device_(find_device(params.device)), session_(device_, params.n_threads) {
+        : GraphTimer(find_device(params.device), params.n_threads), p_(params), device_(find_device(params.device)) {
         check_params(p_);
         n_cells_        = padded(p_.n_kv);
-        launch_seconds_ = Launch(device_, p_.n_threads).median_seconds();
+        launch_seconds_ = launch_seconds(*new_launch(device_, p_.n_threads));
         make_leafs();
         fill_leafs();
 
         const int64_t n_nodes = p_.n_layers * max_layer_nodes;
-        graph_ctx_            = new_context(n_nodes, n_nodes);
-        graph_                = new_graph(graph_ctx_.get(), n_nodes);
+        graph_ctx             = new_context(n_nodes, n_nodes);
+        graph_                = new_graph(graph_ctx.get(), n_nodes);
         ggml_tensor * hidden  = in_.hidden;
         for (const Cache & cache : caches_) {
             hidden = build_layer(hidden, cache);
         }
         check_supported();
-        session_.set_graph(graph_, [&](ggml_tensor *) { return session_.device_backend(); });
-        session_.compute();
+        session.set_graph(graph_);
+        session.compute();
     }
 
-    double run_once() override {
-        const double seconds = session_.compute();
-        return std::max(seconds - launch_seconds_, 0.5 * seconds) / static_cast<double>(p_.n_layers);
-    }
+    double run_once() override { return session.compute_each(p_.n_layers, launch_seconds_); }
 
     std::vector<std::string> ops() const {
         std::vector<std::string> names;
@@ -105,8 +102,8 @@ class LayerRest : public gb_timer {
 
   private:
     void make_leafs() {
-        leaf_ctx_          = new_context(13 + 2 * p_.n_layers);
-        ggml_context * ctx = leaf_ctx_.get();
+        leaf_ctx           = new_context(13 + 2 * p_.n_layers);
+        ggml_context * ctx = leaf_ctx.get();
 
         const auto f32_2d = [&](int64_t ne0, int64_t ne1) { return ggml_new_tensor_2d(ctx, GGML_TYPE_F32, ne0, ne1); };
         const auto f32_3d = [&](int64_t ne0, int64_t ne1) {
@@ -132,8 +129,8 @@ class LayerRest : public gb_timer {
             caches_.push_back({ggml_new_tensor_2d(ctx, type_k(), p_.head_dim_k * p_.n_head_kv, n_cells_),
                                ggml_new_tensor_2d(ctx, type_v(), p_.head_dim_v * p_.n_head_kv, n_cells_)});
         }
-        leaf_buffer_ = alloc_tensors(ctx, ggml_backend_dev_buffer_type(device_));
-        ggml_backend_buffer_clear(leaf_buffer_.get(), 0); // the cache: zeros cost as much as any other values
+        leaf_buffer = alloc_tensors(ctx, ggml_backend_dev_buffer_type(device_));
+        ggml_backend_buffer_clear(leaf_buffer.get(), 0); // the cache: zeros cost as much as any other values
     }
 
     void fill_leafs() {
@@ -189,11 +186,11 @@ class LayerRest : public gb_timer {
     }
 
     ggml_tensor * build_norm(ggml_tensor * x) {
-        return ggml_mul(graph_ctx_.get(), ggml_rms_norm(graph_ctx_.get(), x, 1e-5F), in_.norm);
+        return ggml_mul(graph_ctx.get(), ggml_rms_norm(graph_ctx.get(), x, 1e-5F), in_.norm);
     }
 
     ggml_tensor * build_layer(ggml_tensor * hidden, const Cache & cache) {
-        ggml_context * ctx = graph_ctx_.get();
+        ggml_context * ctx = graph_ctx.get();
 
         add(build_norm(hidden));
         ggml_tensor * q = add(rope(in_.q));
@@ -210,7 +207,7 @@ class LayerRest : public gb_timer {
     }
 
     void build_kv_write(ggml_tensor * k, const Cache & cache) {
-        ggml_context * ctx = graph_ctx_.get();
+        ggml_context * ctx = graph_ctx.get();
         add(ggml_set_rows(ctx, cache.k, ggml_view_2d(ctx, k, p_.head_dim_k * p_.n_head_kv, p_.n_tokens, k->nb[2], 0),
                           in_.k_idxs));
         if (p_.flash_attn != 0) {
@@ -225,7 +222,7 @@ class LayerRest : public gb_timer {
     }
 
     void build_attention(ggml_tensor * q, const Cache & cache) {
-        ggml_context * ctx   = graph_ctx_.get();
+        ggml_context * ctx   = graph_ctx.get();
         const float    scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_k));
         const auto     row_k = [&](int64_t n) { return ggml_row_size(type_k(), n); };
         const auto     row_v = [&](int64_t n) { return ggml_row_size(type_v(), n); };
@@ -264,7 +261,7 @@ class LayerRest : public gb_timer {
     }
 
     ggml_tensor * rope(ggml_tensor * x) {
-        return ggml_rope_ext(graph_ctx_.get(), x, in_.pos, nullptr, static_cast<int>(p_.head_dim_k), /*mode=*/0,
+        return ggml_rope_ext(graph_ctx.get(), x, in_.pos, nullptr, static_cast<int>(p_.head_dim_k), /*mode=*/0,
                              /*n_ctx_orig=*/4096, /*freq_base=*/10000.0F, /*freq_scale=*/1.0F, /*ext_factor=*/0.0F,
                              /*attn_factor=*/1.0F, /*beta_fast=*/32.0F, /*beta_slow=*/1.0F);
     }
@@ -276,13 +273,9 @@ class LayerRest : public gb_timer {
     ggml_backend_dev_t   device_;
     int64_t              n_cells_        = 0; // rows of the KV cache that attention goes through
     double               launch_seconds_ = 0.0;
-    ContextPtr           leaf_ctx_;
-    ContextPtr           graph_ctx_;
-    BufferPtr            leaf_buffer_;
-    Inputs               in_ = {};
+    Inputs               in_             = {};
     std::vector<Cache>   caches_;
     ggml_cgraph *        graph_ = nullptr;
-    Session              session_;
 };
 
 } // namespace
@@ -296,9 +289,9 @@ using namespace bridge;
 //
 
 int gb_layer_rest_new(const gb_layer_rest_params * params, char * ops, int64_t capacity, gb_timer ** timer) {
-    return new_timer(timer, [&] {
+    return guarded([&] {
         auto made = std::make_unique<LayerRest>(*params);
         copy_text(join_lines(made->ops()), ops, capacity);
-        return made.release();
+        *timer = made.release();
     });
 }

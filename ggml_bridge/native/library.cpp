@@ -4,8 +4,8 @@
 #include <cctype>
 #include <cstdio>
 #include <cstring>
-#include <deque>
 #include <mutex>
+#include <utility>
 
 #include "ggml-rpc.h"
 #include "mul_mat.h"
@@ -21,14 +21,10 @@ namespace {
 // log
 //
 
-constexpr size_t max_log_lines = 64;
-
 struct Log {
-    std::mutex              mutex;
-    std::deque<std::string> lines;
-    std::string             partial;    // a line that ggml has not ended yet
-    std::string             last_error; // the last line of level error
-    bool                    to_stderr = false;
+    std::mutex  mutex;
+    std::string partial;    // a line that ggml has not ended yet
+    std::string last_error; // the last line of level error
 };
 
 // Never destroyed: ggml may log from its own threads while the process ends.
@@ -41,20 +37,12 @@ void on_log(ggml_log_level level, const char * text, void * /*user_data*/) {
     guarded([&] { // ggml is C: a line that there is no memory for is lost
         Log &                       log = the_log();
         std::lock_guard<std::mutex> lock(log.mutex);
-        if (log.to_stderr) {
-            std::fputs(text, stderr);
-        }
         log.partial += text;
         for (size_t end = log.partial.find('\n'); end != std::string::npos; end = log.partial.find('\n')) {
-            std::string line = log.partial.substr(0, end);
-            log.partial.erase(0, end + 1);
             if (level == GGML_LOG_LEVEL_ERROR) {
-                log.last_error = line;
+                log.last_error = log.partial.substr(0, end);
             }
-            log.lines.push_back(std::move(line));
-            if (log.lines.size() > max_log_lines) {
-                log.lines.pop_front();
-            }
+            log.partial.erase(0, end + 1);
         }
     });
 }
@@ -89,7 +77,9 @@ std::string shortened(const char * text, size_t capacity) {
 std::string backend_load(const char * path) {
     require(path != nullptr && *path != '\0', "a back end is the path of a library");
     ggml_backend_reg_t reg = ggml_backend_load(path);
-    require(reg != nullptr, std::string(path) + " is no back end of this ggml" + ggml_reason());
+    if (reg == nullptr) {
+        fail(OALLAMA_INVALID, std::string(path) + " is no back end of this ggml");
+    }
     return ggml_backend_reg_name(reg);
 }
 
@@ -109,7 +99,7 @@ std::vector<std::string> rpc_add(const char * endpoint) {
 
     ggml_backend_reg_t reg = add_server(endpoint);
     if (reg == nullptr) {
-        throw Error(OALLAMA_FAILED, std::string("the RPC server at ") + endpoint + " offers no device" + ggml_reason());
+        fail(OALLAMA_FAILED, std::string("the RPC server at ") + endpoint + " offers no device");
     }
     ggml_backend_register(reg);
     std::vector<std::string> names;
@@ -137,15 +127,11 @@ bool layout_supports(const char * layout, ggml_type type, int64_t k, int64_t n, 
 
 } // namespace
 
-std::string ggml_reason() {
+void fail(oallama_status status, const std::string & what) {
     Log &                       log = the_log();
     std::lock_guard<std::mutex> lock(log.mutex);
-    std::string                 reason;
-    if (!log.last_error.empty()) {
-        reason = " (ggml: " + log.last_error + ")";
-        log.last_error.clear();
-    }
-    return reason;
+    const std::string           reason = std::exchange(log.last_error, {});
+    throw Error(status, reason.empty() ? what : what + " (ggml: " + reason + ")");
 }
 
 } // namespace bridge
@@ -168,28 +154,11 @@ const char * gb_ggml_commit(void) {
     return ggml_commit();
 }
 
-int gb_check(void) {
-    return guarded(oallama::check_ggml);
-}
-
-int gb_log_capture(int to_stderr) {
-    return guarded([&] {
-        {
-            std::lock_guard<std::mutex> lock(the_log().mutex);
-            the_log().to_stderr = to_stderr != 0;
-        }
+int gb_open(void) {
+    return guarded([] {
         ggml_log_set(on_log, nullptr);
         ggml_set_abort_callback(on_abort);
-    });
-}
-
-int gb_log_tail(char * text, int64_t capacity) {
-    return guarded([&] {
-        Log &                       log = the_log();
-        std::lock_guard<std::mutex> lock(log.mutex);
-        std::string                 tail = join_lines({log.lines.begin(), log.lines.end()});
-        const size_t                room = static_cast<size_t>(std::max<int64_t>(capacity - 1, 0));
-        copy_text(tail.size() > room ? tail.substr(tail.size() - room) : tail, text, capacity);
+        oallama::check_ggml();
     });
 }
 
@@ -199,7 +168,7 @@ int gb_type_count(void) {
 
 int gb_get_type_info(int number, gb_type_info * info) {
     return guarded([&] {
-        require(info != nullptr && number >= 0 && number < GGML_TYPE_COUNT, "there is no ggml type of this number");
+        require(number >= 0 && number < GGML_TYPE_COUNT, "there is no ggml type of this number");
         const auto type = static_cast<ggml_type>(number);
         *info           = {};
         info->number    = number;
@@ -222,7 +191,7 @@ int gb_device_count(void) {
 
 int gb_get_device_info(int index, int32_t ask_server, gb_device_info * info) {
     return guarded([&] {
-        require(info != nullptr && index >= 0 && index < gb_device_count(), "there is no device of this index");
+        require(index >= 0 && index < gb_device_count(), "there is no device of this index");
         ggml_backend_dev_t device  = ggml_backend_dev_get(static_cast<size_t>(index));
         const char *       backend = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
 
@@ -259,25 +228,16 @@ int gb_cpu_features(char * text, int64_t capacity) {
     });
 }
 
-int gb_device_buft(const char * device, void ** buft) {
-    return guarded([&] {
-        require(buft != nullptr, "no room for the result");
-        *buft = ggml_backend_dev_buffer_type(find_device(device));
-    });
+int gb_buft(const char * device, const char * layout, void ** buft) {
+    return guarded([&] { *buft = find_layout(find_device(device), layout); });
 }
 
 int gb_host_buft(const char * device, void ** buft) {
-    return guarded([&] {
-        require(buft != nullptr, "no room for the result");
-        *buft = ggml_backend_dev_host_buffer_type(find_device(device));
-    });
+    return guarded([&] { *buft = ggml_backend_dev_host_buffer_type(find_device(device)); });
 }
 
 int gb_takes_residents(const char * device, int32_t * taken) {
-    return guarded([&] {
-        require(taken != nullptr, "no room for the result");
-        *taken = oallama::resident_buft(find_device(device)) != nullptr ? 1 : 0;
-    });
+    return guarded([&] { *taken = oallama::resident_buft(find_device(device)) != nullptr ? 1 : 0; });
 }
 
 int gb_cpu_layouts(char * text, int64_t capacity) {
@@ -290,19 +250,10 @@ int gb_cpu_layouts(char * text, int64_t capacity) {
     });
 }
 
-int gb_layout_buft(const char * layout, void ** buft) {
-    return guarded([&] {
-        require(buft != nullptr, "no room for the result");
-        *buft = find_layout(cpu_device(), layout);
-    });
-}
-
 int gb_layout_supports(const char * layout, int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used,
                        int32_t * supported) {
-    return guarded([&] {
-        require(supported != nullptr, "no room for the result");
-        *supported = layout_supports(layout, static_cast<ggml_type>(type), k, n, e, n_expert_used) ? 1 : 0;
-    });
+    return guarded(
+        [&] { *supported = layout_supports(layout, static_cast<ggml_type>(type), k, n, e, n_expert_used) ? 1 : 0; });
 }
 
 int gb_backend_load(const char * path, char * name, int64_t capacity) {
@@ -319,6 +270,6 @@ int gb_rpc_serve(const char * endpoint, int32_t n_threads) {
         const auto serve = rpc_function<decltype(&ggml_backend_rpc_start_server)>("ggml_backend_rpc_start_server");
         ggml_backend_dev_t device = cpu_device();
         serve(endpoint, nullptr, static_cast<size_t>(n_threads), 1, &device);
-        throw Error(OALLAMA_FAILED, std::string("the RPC server could not listen at ") + endpoint + ggml_reason());
+        fail(OALLAMA_FAILED, std::string("the RPC server could not listen at ") + endpoint);
     });
 }

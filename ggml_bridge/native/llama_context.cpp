@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
 #include "support.h"
 
@@ -111,7 +112,8 @@ struct gb_routing {
     std::atomic<bool>    listening = false;
     std::mutex           mutex; // of what follows
     std::vector<int32_t> numbers;
-    std::vector<char>    rows; // of one node, as they lie in its buffer
+    std::vector<int32_t> taken; // numbers of the last take, which its caller still reads
+    std::vector<char>    rows;  // of one node, as they lie in its buffer
     oallama_status       status = OALLAMA_OK;
 };
 
@@ -160,24 +162,6 @@ void record(gb_routing & routing, const ggml_tensor & ids, int32_t layer) {
     }
 }
 
-// ggml_backend_sched_eval_callback: asked of every node whether it is wanted, then called with it computed. True then
-// lets the scheduler go on: what cannot be recorded is told by the next take.
-bool on_node(ggml_tensor * node, bool ask, void * user_data) noexcept {
-    gb_routing & routing = *static_cast<gb_routing *>(user_data);
-    if (!routing.listening.load(std::memory_order_relaxed)) {
-        return !ask;
-    }
-    const int32_t layer = layer_of(*node);
-    if (ask || layer < 0) {
-        return !ask || layer >= 0;
-    }
-    const std::lock_guard<std::mutex> lock(routing.mutex);
-    if (routing.status == OALLAMA_OK) {
-        routing.status = static_cast<oallama_status>(guarded([&] { record(routing, *node, layer); }));
-    }
-    return true;
-}
-
 } // namespace
 
 //
@@ -191,8 +175,7 @@ int gb_memory_breakdown(void * breakdown, const void * context, int32_t no_alloc
         for (int64_t i = 0; i < n_devices; i++) {
             given.push_back(find_device(devices[i]));
         }
-        require(breakdown != nullptr && context != nullptr && rows != nullptr && n_rows != nullptr,
-                "a function, a context and room for the result are needed");
+        require(context != nullptr, "a memory breakdown is of a context");
         const auto function                = reinterpret_cast<llama_get_memory_breakdown_func>(breakdown);
         *n_rows                            = 0;
         const llama_memory_breakdown found = function(static_cast<const llama_context *>(context));
@@ -224,48 +207,46 @@ int gb_memory_breakdown(void * breakdown, const void * context, int32_t no_alloc
 }
 
 int gb_routing_new(gb_routing ** routing) {
-    return guarded([&] {
-        require(routing != nullptr, "room for the result is needed");
-        *routing = new gb_routing();
-    });
-}
-
-int gb_routing_callback(void ** callback) {
-    return guarded([&] {
-        require(callback != nullptr, "room for the result is needed");
-        *callback = reinterpret_cast<void *>(&on_node);
-    });
+    return guarded([&] { *routing = new gb_routing(); });
 }
 
 void gb_routing_free(gb_routing * routing) {
     delete routing;
 }
 
+// ggml_backend_sched_eval_callback: asked of every node whether it is wanted, then called with it computed. True then
+// lets the scheduler go on: what cannot be recorded is told by the next take.
+bool gb_routing_on_node(ggml_tensor * node, bool ask, void * user_data) {
+    gb_routing & routing = *static_cast<gb_routing *>(user_data);
+    if (!routing.listening.load(std::memory_order_relaxed)) {
+        return !ask;
+    }
+    const int32_t layer = layer_of(*node);
+    if (ask || layer < 0) {
+        return !ask || layer >= 0;
+    }
+    guarded([&] {
+        const std::lock_guard<std::mutex> lock(routing.mutex);
+        if (routing.status == OALLAMA_OK) {
+            routing.status = static_cast<oallama_status>(guarded([&] { record(routing, *node, layer); }));
+        }
+    });
+    return true;
+}
+
 void gb_routing_listen(gb_routing * routing, int32_t on) {
     routing->listening.store(on != 0, std::memory_order_relaxed);
 }
 
-int gb_routing_size(gb_routing * routing, int64_t * n_numbers) {
+int gb_routing_take(gb_routing * routing, const int32_t ** numbers, int64_t * n_numbers) {
     return guarded([&] {
-        require(routing != nullptr && n_numbers != nullptr, "what records and room for the result are needed");
         const std::lock_guard<std::mutex> lock(routing->mutex);
-        if (routing->status != OALLAMA_OK) {
-            const oallama_status status = routing->status;
-            routing->status             = OALLAMA_OK;
+        const oallama_status              status = std::exchange(routing->status, OALLAMA_OK);
+        if (status != OALLAMA_OK) {
             throw Error(status, "the experts that routers chose could not be recorded");
         }
-        *n_numbers = static_cast<int64_t>(routing->numbers.size());
-    });
-}
-
-int gb_routing_take(gb_routing * routing, int32_t * numbers, int64_t n_numbers) {
-    return guarded([&] {
-        require(routing != nullptr && numbers != nullptr, "what records and room for the result are needed");
-        const std::lock_guard<std::mutex> lock(routing->mutex);
-        require(n_numbers == static_cast<int64_t>(routing->numbers.size()), "the room must be of gb_routing_size");
-        if (n_numbers > 0) {
-            std::memcpy(numbers, routing->numbers.data(), routing->numbers.size() * sizeof(int32_t));
-        }
-        routing->numbers.clear();
+        routing->taken = std::exchange(routing->numbers, {});
+        *numbers       = routing->taken.data();
+        *n_numbers     = static_cast<int64_t>(routing->taken.size());
     });
 }

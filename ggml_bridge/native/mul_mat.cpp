@@ -112,7 +112,7 @@ MulMat::MulMat(const gb_mul_mat_params & params)
     : shape_(shape_of(params)), device_(find_device(params.device)), working_set_bytes_(params.working_set_bytes),
       session_(device_, params.n_threads) {
     require(working_set_bytes_ >= 0, "the working set cannot be negative");
-    launch_seconds_ = Launch(device_, params.n_threads).median_seconds();
+    launch_seconds_ = launch_seconds(*new_launch(device_, params.n_threads));
 
     make_weights(find_layout(device_, params.layout));
     make_inputs();
@@ -215,18 +215,16 @@ void MulMat::make_graph(int64_t n_nodes) {
         }
         if (ggml_backend_tensor_alloc(dst_buffer_.get(), node, ggml_backend_buffer_get_base(dst_buffer_.get())) !=
             GGML_STATUS_SUCCESS) {
-            throw Error(OALLAMA_FAILED, "ggml could not place the result of a mul-mat" + ggml_reason());
+            fail(OALLAMA_FAILED, "ggml could not place the result of a mul-mat");
         }
         ggml_build_forward_expand(graph, node);
         nodes_.push_back(node);
     }
-    session_.set_graph(graph, [&](ggml_tensor *) { return session_.device_backend(); });
+    session_.set_graph(graph);
 }
 
 double MulMat::run_once() {
-    const double seconds = session_.compute();
-    // a launch that was slower when it was measured alone must not turn a time negative
-    return std::max(seconds - launch_seconds_, 0.5 * seconds) / static_cast<double>(nodes_.size());
+    return session_.compute_each(static_cast<int64_t>(nodes_.size()), launch_seconds_);
 }
 
 gb_mul_mat_info MulMat::info() const {
@@ -262,17 +260,13 @@ using namespace bridge;
 //
 
 int gb_mul_mat_new(const gb_mul_mat_params * params, gb_mul_mat_info * info, gb_timer ** timer) {
-    return new_timer(timer, [&] {
+    return guarded([&] {
         auto made = std::make_unique<MulMat>(*params);
         *info     = made->info();
-        return made.release();
+        *timer    = made.release();
     });
 }
 
 int gb_mul_mat_read(gb_timer * timer, gb_mul_mat_part part, void * data, int64_t n_bytes) {
-    return guarded([&] {
-        auto * mul_mat = dynamic_cast<MulMat *>(timer);
-        require(mul_mat != nullptr, "this timer does not time mul-mats");
-        mul_mat->read(part, data, n_bytes);
-    });
+    return guarded([&] { timer_of<MulMat>(timer).read(part, data, n_bytes); });
 }

@@ -25,17 +25,23 @@ bool openmp(ggml_backend_reg_t cpu_reg) {
 BackendPtr init_backend(ggml_backend_dev_t device) {
     BackendPtr backend(ggml_backend_dev_init(device, nullptr));
     if (!backend) {
-        throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) +
-                                        " could not be initialised" + ggml_reason());
+        fail(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " could not be initialised");
     }
     return backend;
 }
 
 //
-// CpuBackend
+// Session
 //
 
-CpuBackend::CpuBackend(int32_t n_threads) : backend_(init_backend(cpu_device())) {
+Session::Session(ggml_backend_dev_t device, int32_t n_threads) : device_(device), cpu_(init_backend(cpu_device())) {
+    set_threads(n_threads);
+    if (!is_cpu(device)) {
+        device_backend_ = init_backend(device);
+    }
+}
+
+void Session::set_threads(int32_t n_threads) {
     require(n_threads > 0 && n_threads <= GGML_MAX_N_THREADS, "the number of threads must be 1 to 512");
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(cpu_device());
 
@@ -43,62 +49,44 @@ CpuBackend::CpuBackend(int32_t n_threads) : backend_(init_backend(cpu_device()))
     if (set_n_threads == nullptr) {
         throw Error(OALLAMA_FAILED, "the CPU backend does not let its threads be set");
     }
-    set_n_threads(backend_.get(), n_threads);
-
-    if (n_threads > 1 && !openmp(reg)) {
-        const auto create = proc_address<ggml_threadpool_new_t>(reg, "ggml_threadpool_new");
-        const auto attach = proc_address<ggml_backend_cpu_set_threadpool_t>(reg, "ggml_backend_cpu_set_threadpool");
-        threadpool_free_  = proc_address<ggml_threadpool_free_t>(reg, "ggml_threadpool_free");
-        if (create != nullptr && attach != nullptr && threadpool_free_ != nullptr) {
-            ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-            threadpool_                   = create(&params);
-            attach(backend_.get(), threadpool_);
-        }
+    set_n_threads(cpu_.get(), n_threads);
+    if (n_threads == 1 || openmp(reg)) {
+        return;
+    }
+    const auto create = proc_address<ggml_threadpool_new_t>(reg, "ggml_threadpool_new");
+    const auto free   = proc_address<ggml_threadpool_free_t>(reg, "ggml_threadpool_free");
+    const auto attach = proc_address<ggml_backend_cpu_set_threadpool_t>(reg, "ggml_backend_cpu_set_threadpool");
+    if (create != nullptr && attach != nullptr && free != nullptr) {
+        ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+        threadpool_                   = ThreadpoolPtr(create(&params), free);
+        attach(cpu_.get(), threadpool_.get());
     }
 }
 
-CpuBackend::~CpuBackend() {
-    backend_.reset();
-    if (threadpool_ != nullptr) {
-        threadpool_free_(threadpool_);
-    }
-}
-
-//
-// Session
-//
-
-Session::Session(ggml_backend_dev_t device, int32_t n_threads) : device_(device), cpu_(n_threads) {
-    if (!is_cpu(device)) {
-        device_backend_ = init_backend(device);
-    }
-}
-
-void Session::new_sched(ggml_cgraph * graph) {
-    ggml_backend_t             backends[2] = {};
-    ggml_backend_buffer_type_t bufts[2]    = {};
-    int                        n_backends  = 0;
-    ggml_backend_buffer_type_t pinned      = ggml_backend_dev_host_buffer_type(device_); // NULL of the CPU
+void Session::set_graph(ggml_cgraph * graph, const std::function<ggml_backend_t(ggml_tensor *)> & backend_of) {
+    std::vector<ggml_backend_t>             backends;
+    std::vector<ggml_backend_buffer_type_t> bufts;
+    ggml_backend_buffer_type_t              pinned = ggml_backend_dev_host_buffer_type(device_); // NULL of the CPU
     if (device_backend_) {
-        bufts[n_backends]      = ggml_backend_dev_buffer_type(device_);
-        backends[n_backends++] = device_backend_.get();
+        backends.push_back(device_backend_.get());
+        bufts.push_back(ggml_backend_dev_buffer_type(device_));
     }
-    bufts[n_backends]      = pinned != nullptr ? pinned : ggml_backend_dev_buffer_type(cpu_device());
-    backends[n_backends++] = cpu_.get();
+    backends.push_back(cpu_.get());
+    bufts.push_back(pinned != nullptr ? pinned : ggml_backend_dev_buffer_type(cpu_device()));
 
     const int n_nodes = ggml_graph_n_nodes(graph);
-    require(n_nodes > 0, "an empty graph cannot be timed");
-    sched_.reset(ggml_backend_sched_new(backends, bufts, n_backends, graph_capacity(n_nodes), /*parallel=*/false,
-                                        /*op_offload=*/false));
+    sched_.reset(ggml_backend_sched_new(backends.data(), bufts.data(), static_cast<int>(backends.size()),
+                                        graph_capacity(n_nodes), /*parallel=*/false, /*op_offload=*/false));
     if (!sched_) {
         throw Error(OALLAMA_NO_MEMORY, "ggml could not create a scheduler");
     }
-}
-
-void Session::alloc(ggml_cgraph * graph) {
+    for (int i = 0; i < n_nodes; i++) {
+        ggml_tensor * node = ggml_graph_node(graph, i);
+        ggml_backend_sched_set_tensor_backend(sched_.get(), node, backend_of ? backend_of(node) : device_backend());
+    }
     if (!ggml_backend_sched_alloc_graph(sched_.get(), graph)) {
-        throw Error(OALLAMA_NO_MEMORY, std::string("not enough memory on ") + ggml_backend_dev_name(device_) +
-                                           " for the graph" + ggml_reason());
+        fail(OALLAMA_NO_MEMORY,
+             std::string("not enough memory on ") + ggml_backend_dev_name(device_) + " for the graph");
     }
     graph_ = graph;
 
@@ -108,10 +96,8 @@ void Session::alloc(ggml_cgraph * graph) {
 }
 
 void Session::begin() {
-    const ggml_status status = ggml_backend_sched_graph_compute_async(sched_.get(), graph_);
-    if (status != GGML_STATUS_SUCCESS) {
-        throw Error(OALLAMA_FAILED,
-                    std::string("ggml could not compute a graph on ") + ggml_backend_dev_name(device_) + ggml_reason());
+    if (ggml_backend_sched_graph_compute_async(sched_.get(), graph_) != GGML_STATUS_SUCCESS) {
+        fail(OALLAMA_FAILED, std::string("ggml could not compute a graph on ") + ggml_backend_dev_name(device_));
     }
 }
 
@@ -130,33 +116,40 @@ double Session::compute() {
     return seconds_now() - start;
 }
 
-//
-// Launch
-//
-
-Launch::Launch(ggml_backend_dev_t device, int32_t n_threads)
-    : leaf_ctx_(new_context(1)), graph_ctx_(new_context(1, 1)), session_(device, n_threads) {
-    ggml_tensor * leaf = ggml_new_tensor_1d(leaf_ctx_.get(), GGML_TYPE_F32, 32);
-    leaf_buffer_       = alloc_tensors(leaf_ctx_.get(), ggml_backend_dev_buffer_type(device));
-    ggml_backend_buffer_clear(leaf_buffer_.get(), 0);
-
-    ggml_cgraph * graph = new_graph(graph_ctx_.get(), 1);
-    ggml_build_forward_expand(graph, ggml_scale(graph_ctx_.get(), leaf, 1.0F));
-    session_.set_graph(graph, [&](ggml_tensor *) { return session_.device_backend(); });
+double Session::compute_each(int64_t n, double launch_seconds) {
+    const double seconds = compute();
+    // a launch that was slower when it was measured alone must not turn a time negative
+    return std::max(seconds - launch_seconds, 0.5 * seconds) / static_cast<double>(n);
 }
 
-double Launch::median_seconds() {
+//
+// launch
+//
+
+std::unique_ptr<GraphTimer> new_launch(ggml_backend_dev_t device, int32_t n_threads) {
+    auto timer          = std::make_unique<GraphTimer>(device, n_threads);
+    timer->leaf_ctx     = new_context(1);
+    ggml_tensor * leaf  = ggml_new_tensor_1d(timer->leaf_ctx.get(), GGML_TYPE_F32, 32);
+    timer->leaf_buffer  = alloc_tensors(timer->leaf_ctx.get(), ggml_backend_dev_buffer_type(device));
+    timer->graph_ctx    = new_context(1, 1);
+    ggml_cgraph * graph = new_graph(timer->graph_ctx.get(), 1);
+    ggml_backend_buffer_clear(timer->leaf_buffer.get(), 0);
+    ggml_build_forward_expand(graph, ggml_scale(timer->graph_ctx.get(), leaf, 1.0F));
+    timer->session.set_graph(graph);
+    return timer;
+}
+
+double launch_seconds(gb_timer & launch) {
     constexpr int n_warmup = 4;
     constexpr int n_runs   = 15;
     for (int i = 0; i < n_warmup; i++) {
-        run_once();
+        launch.run_once();
     }
     std::vector<double> seconds;
     for (int i = 0; i < n_runs; i++) {
-        seconds.push_back(run_once());
+        seconds.push_back(launch.run_once());
     }
-    std::nth_element(seconds.begin(), seconds.begin() + n_runs / 2, seconds.end());
-    return seconds[n_runs / 2];
+    return median(std::move(seconds));
 }
 
 } // namespace bridge

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <functional>
+
 #include "support.h"
 
 namespace bridge {
@@ -11,48 +13,24 @@ namespace bridge {
 // A backend instance of the device; throws OALLAMA_FAILED.
 BackendPtr init_backend(ggml_backend_dev_t device);
 
-// The CPU backend with its threads.
-class CpuBackend {
-  public:
-    explicit CpuBackend(int32_t n_threads);
-    CpuBackend(const CpuBackend &)             = delete;
-    CpuBackend & operator=(const CpuBackend &) = delete;
-    ~CpuBackend();
-
-    ggml_backend_t get() const { return backend_.get(); }
-
-  private:
-    BackendPtr             backend_;
-    ggml_threadpool *      threadpool_      = nullptr; // OpenMP builds keep their threads by themselves
-    ggml_threadpool_free_t threadpool_free_ = nullptr;
-};
-
 class Session {
   public:
     // Node memory comes from the scheduler unless the nodes have theirs already.
     Session(ggml_backend_dev_t device, int32_t n_threads);
 
-    ggml_backend_dev_t device() const { return device_; }
-    ggml_backend_t     device_backend() const { return device_backend_ ? device_backend_.get() : cpu_.get(); }
-    ggml_backend_t     cpu_backend() const { return cpu_.get(); }
+    ggml_backend_t device_backend() const { return device_backend_ ? device_backend_.get() : cpu_.get(); }
+    ggml_backend_t cpu_backend() const { return cpu_.get(); }
 
-    // Prepares the graph. The last node's first bytes are read back at the end of each run. pin: called for each node
-    // before allocation, returns the backend to run it on, or NULL to let the scheduler choose.
-    template <typename Pin> void set_graph(ggml_cgraph * graph, Pin && pin) {
-        new_sched(graph);
-        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-            ggml_tensor *  node    = ggml_graph_node(graph, i);
-            ggml_backend_t backend = pin(node);
-            if (backend != nullptr) {
-                ggml_backend_sched_set_tensor_backend(sched_.get(), node, backend);
-            }
-        }
-        alloc(graph);
-    }
+    // Prepares the graph, whose nodes all run on the device unless backend_of says otherwise. The last node's first
+    // bytes are read back at the end of each run.
+    void set_graph(ggml_cgraph * graph, const std::function<ggml_backend_t(ggml_tensor *)> & backend_of = nullptr);
 
     // Computes the graph and waits until its last result is on the host: a run that ends on the device is closed by
     // reading 4 bytes of the last node, since over RPC ggml's synchronize only waits until the request is sent.
     double compute(); // seconds
+
+    // Seconds of each of the graph's n equal parts, without what an empty launch takes.
+    double compute_each(int64_t n, double launch_seconds);
 
     // The two halves of compute: a device that works by itself goes on when begin has returned; finish waits for all
     // that was begun.
@@ -62,32 +40,35 @@ class Session {
     int n_splits() const { return ggml_backend_sched_get_n_splits(sched_.get()); }
 
   private:
-    void new_sched(ggml_cgraph * graph);
-    void alloc(ggml_cgraph * graph);
+    using ThreadpoolPtr = std::unique_ptr<ggml_threadpool, ggml_threadpool_free_t>;
+
+    void set_threads(int32_t n_threads);
 
     ggml_backend_dev_t device_;
-    CpuBackend         cpu_;
+    ThreadpoolPtr      threadpool_{nullptr, nullptr}; // builds with OpenMP keep their threads by themselves
+    BackendPtr         cpu_;
     BackendPtr         device_backend_; // NULL: the device is the CPU
     SchedPtr           sched_;          // declared last: freed before its backends
     ggml_cgraph *      graph_   = nullptr;
     ggml_tensor *      closing_ = nullptr; // last node, if it is not on the CPU
 };
 
-// Seconds of launching a graph of one tiny operation on a device and reading its result.
-class Launch : public gb_timer {
-  public:
-    Launch(ggml_backend_dev_t device, int32_t n_threads);
+// Computes one graph, which it owns.
+struct GraphTimer : gb_timer {
+    GraphTimer(ggml_backend_dev_t device, int32_t n_threads) : session(device, n_threads) {}
 
-    double run_once() override { return session_.compute(); }
+    double run_once() override { return session.compute(); }
 
-    // Median of some runs after some to warm up.
-    double median_seconds();
-
-  private:
-    ContextPtr leaf_ctx_;
-    ContextPtr graph_ctx_;
-    BufferPtr  leaf_buffer_;
-    Session    session_;
+    ContextPtr leaf_ctx;
+    ContextPtr graph_ctx;
+    BufferPtr  leaf_buffer;
+    Session    session;
 };
+
+// Seconds of launching a graph of one tiny operation on a device and reading its result.
+std::unique_ptr<GraphTimer> new_launch(ggml_backend_dev_t device, int32_t n_threads);
+
+// Median of some runs of it, after some to warm up.
+double launch_seconds(gb_timer & launch);
 
 } // namespace bridge

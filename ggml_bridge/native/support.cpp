@@ -31,6 +31,12 @@ double seconds_now() noexcept {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
 void copy_text(const std::string & text, char * out, int64_t capacity) {
     require(out != nullptr && static_cast<int64_t>(text.size()) < capacity, "a text does not fit into its array");
     std::memcpy(out, text.c_str(), text.size() + 1);
@@ -67,8 +73,7 @@ ggml_cgraph * new_graph(ggml_context * ctx, int64_t n_nodes) {
 BufferPtr alloc_tensors(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
     if (!buffer) {
-        throw Error(OALLAMA_NO_MEMORY,
-                    std::string("not enough memory of type ") + ggml_backend_buft_name(buft) + ggml_reason());
+        fail(OALLAMA_NO_MEMORY, std::string("not enough memory of type ") + ggml_backend_buft_name(buft));
     }
     return buffer;
 }
@@ -76,8 +81,8 @@ BufferPtr alloc_tensors(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
 BufferPtr alloc_buffer(ggml_backend_buffer_type_t buft, int64_t n_bytes) {
     BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, static_cast<size_t>(n_bytes)));
     if (!buffer) {
-        throw Error(OALLAMA_NO_MEMORY, "could not allocate " + std::to_string(n_bytes) + " bytes of type " +
-                                           ggml_backend_buft_name(buft) + ggml_reason());
+        fail(OALLAMA_NO_MEMORY,
+             "could not allocate " + std::to_string(n_bytes) + " bytes of type " + ggml_backend_buft_name(buft));
     }
     return buffer;
 }
@@ -297,8 +302,6 @@ const char * gb_last_error(void) {
 
 int gb_timer_run(gb_timer * timer, int64_t n, double * seconds) {
     return bridge::guarded([&] {
-        bridge::require(timer != nullptr && seconds != nullptr && n >= 0,
-                        "a timer and room for its results are needed");
         for (int64_t i = 0; i < n; i++) {
             seconds[i] = timer->run_once();
         }

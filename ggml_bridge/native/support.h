@@ -19,8 +19,8 @@ using oallama::guarded;
 using oallama::require;
 using oallama::SchedPtr;
 
-// The last error line that ggml logged, as " (ggml: ...)", or nothing; forgets it.
-std::string ggml_reason();
+// Throws an error that ends with the last error line that ggml logged, and forgets that line.
+[[noreturn]] void fail(oallama_status status, const std::string & what);
 
 //
 // sizes and strings
@@ -33,6 +33,8 @@ int64_t add(int64_t a, int64_t b);
 int64_t ceil_div(int64_t a, int64_t b);
 
 double seconds_now() noexcept; // steady clock
+
+double median(std::vector<double> values);
 
 // Copies text into a caller's array; throws OALLAMA_INVALID when it does not fit.
 void copy_text(const std::string & text, char * out, int64_t capacity);
@@ -131,12 +133,11 @@ struct gb_timer {
 
 namespace bridge {
 
-// A constructor of the C interface: what make returns is the timer.
-template <typename Make> int new_timer(gb_timer ** timer, Make && make) noexcept {
-    return guarded([&] {
-        require(timer != nullptr, "no room for the result");
-        *timer = make();
-    });
+// The timer of that kind; throws OALLAMA_INVALID for another one.
+template <typename Kind> Kind & timer_of(gb_timer * timer) {
+    auto * found = dynamic_cast<Kind *>(timer);
+    require(found != nullptr, "this timer is of another kind");
+    return *found;
 }
 
 } // namespace bridge

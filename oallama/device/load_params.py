@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import BridgeError
 from oallama.core.options import FLASH_ATTENTION, STOCK_ATTENTION, STOCK_BATCH, STOCK_UBATCH, cache_type
-from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, Attention
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, SPLIT_LAYOUT, Attention
 from oallama.device.cpu import default_threads
 from oallama.device.user_backend import load_user_backend
 
@@ -99,10 +99,10 @@ def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split
     for entry, (pattern, layout) in zip(array, patterns, strict=False):
         entry.pattern = pattern.encode()
         if layout == SPLIT_LAYOUT:
-            entry.buft = split_buft or bridge.layout_buft(PLAIN_LAYOUT)
+            entry.buft = split_buft or bridge.buft(CPU_DEVICE, PLAIN_LAYOUT)
             continue
         try:
-            entry.buft = bridge.layout_buft(layout or PLAIN_LAYOUT)
+            entry.buft = bridge.buft(CPU_DEVICE, layout or PLAIN_LAYOUT)
         except ValueError as error:
             raise BridgeError(f"the plan names a layout this CPU does not have: {error}; make a new plan") from None
     return array

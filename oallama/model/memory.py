@@ -165,9 +165,11 @@ def _failed(request: LoadSettings, message: str) -> OallamaError:
 def memory_of(bridge: Bridge, context: Any, no_alloc_on: Sequence[str] | None = None) -> tuple[BufferBytes, ...]:
     """Memory of a live llama_context (its address), one record per buffer type. no_alloc_on: the model's devices where
     it was loaded with no_alloc."""
+    from ggml_bridge.llama_context import memory_breakdown
+
     return tuple(
         BufferBytes(row.buft, row.device, row.is_host, row.model, row.context, row.compute)
-        for row in bridge.memory_breakdown(context, no_alloc_on)
+        for row in memory_breakdown(bridge, context, no_alloc_on)
         if row.model or row.context or row.compute
     )
 

@@ -152,7 +152,7 @@ def _read_rates(path: Path) -> dict[str, float] | None:
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     """The child's side: the best of some runs, as whatever else runs here only slows them down."""
     import ggml_bridge
-    from ggml_bridge.bridge import WORKING_SET_BYTES
+    from ggml_bridge.timing import WORKING_SET_BYTES
 
     bridge = ggml_bridge.load()
     n_threads = request["n_threads"]

@@ -17,7 +17,7 @@ from oallama.profile.tasks import Fragment, Session, Task, guessed_making
 from oallama.profile.wanted import PASS_FLOPS, cases_at
 
 if TYPE_CHECKING:
-    from ggml_bridge.timing import MulMatCase, Timer
+    from ggml_bridge.timing import Timer
 
 
 LINK_SIZES = tuple(4 * KIB * 4**i for i in range(7))  # 4 KiB .. 16 MiB
@@ -152,20 +152,22 @@ def sharing_tasks(session: Session) -> list[Task]:
 
 
 def _sharing(session: Session, first: Worker, second: Worker, n_tokens: int) -> Fragment:
+    from ggml_bridge.timing import MulMatCase
+
     case = _largest(session, n_tokens, on_device="device" in (first, second))
     if case is None:  # there is no kernel for any of them
         return {}
 
     def mul_mats(worker: Worker) -> MulMatCase:
         on_cpu = worker == "cpu"
-        return session.bridge.mul_mat_case(
+        return MulMatCase(
             CPU_DEVICE if on_cpu else session.ggml_device,
             case.layout if on_cpu else None,
             case.mul_mat.type,
             *case.mul_mat.shape[:2],
-            n_tokens,
-            case.working_set_bytes if n_tokens == 1 else 0,
-            session.n_threads,
+            n_tokens=n_tokens,
+            working_set_bytes=case.working_set_bytes if n_tokens == 1 else 0,
+            n_threads=session.n_threads,
         )
 
     seconds = SHARING_CAP * session.policy.time_cap_s

@@ -256,17 +256,17 @@ def _measure_rest(session: Session, device: str, n_tokens: int, n_kv: int, shape
             session.ggml_name(device),
             n_tokens,
             n_kv,
-            shape.n_embd,
-            shape.n_head,
-            shape.n_head_kv,
-            shape.n_embd_head_k,
-            shape.n_embd_head_v,
-            shape.n_ff,
             max(1, min(session.want.n_layer, MAX_GRAPH_LAYERS, GRAPH_TOKENS // n_tokens)),
             session.n_threads,
             shape.flash_attn,
             shape.type_k.upper(),
             shape.type_v.upper(),
+            n_embd=shape.n_embd,
+            n_head=shape.n_head,
+            n_head_kv=shape.n_head_kv,
+            head_dim_k=shape.n_embd_head_k,
+            head_dim_v=shape.n_embd_head_v,
+            n_ff=shape.n_ff,
         )
     except (OutOfMemory, Unsupported) as error:
         return {"skipped": [to_json(rest_skipped(device, n_tokens, n_kv, shape, str(error)))]}

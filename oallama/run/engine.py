@@ -149,7 +149,9 @@ class Engine:
                 self._split = open_split(plan, placements, operators, model.n_layer, device_now)
                 loaded.extend([self._split] if self._split is not None else [])
             if on_traffic is not None:
-                self._recorder = load_bridge().routing()
+                from ggml_bridge.llama_context import RoutingRecorder
+
+                self._recorder = RoutingRecorder(load_bridge())
                 loaded.append(self._recorder)
             self._llama = load_llama(model, self._settings, device_now, self._split, progress, loaded, self._recorder)
             if self._split is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import ggml_bridge
-from ggml_bridge.library import GGML_VERSION, asking_version, find_plugin, library_folder, soname
+from ggml_bridge.library import asking_version, find_plugin, library_folder, soname, wrong_version
 from oallama.core.errors import BridgeError, PlanError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
@@ -68,10 +68,9 @@ def find_program(asked: str | None) -> Path:
     if program is None:
         where = "beside llama.cpp's libraries nor on PATH"
         raise BridgeError(f"there is no program {asked}; {BUILD}" if asked else f"{NAME} is neither {where}; {BUILD}")
-    version = ggml_version(program)
-    if version != GGML_VERSION:
-        fault = f"its ggml is {version}" if version else "it does not tell the version of its ggml"
-        raise BridgeError(f"{program} cannot be used: {fault}, and only {GGML_VERSION} works here; {BUILD}")
+    fault = wrong_version(ggml_version(program))
+    if fault is not None:
+        raise BridgeError(f"{program} {fault}; {BUILD}")
     return program
 
 

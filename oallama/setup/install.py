@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ggml_bridge.library import GGML_VERSION
 from oallama.core.files import cache_folder, write_whole
 from oallama.setup.build import Build, Variant, compile_build, install_bindings, make_build, pinned_version
 from oallama.setup.console import Console, SetupError, lock, run
@@ -130,7 +129,7 @@ class Installer:
         with self.console.step("llama.cpp", f"taking {given}") as step:
             with lock(self.cache / "setup.lock", self.console):
                 folder = take(given, sha256, self.cache, step)
-            check(folder, GGML_VERSION, self.python, self.env)
+            check(folder, self.python, self.env)
             step.result = f"taken from {folder}"
         with self._placed(folder) as keep:
             layouts = self._test()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from ggml_bridge.library import asking_version
+from ggml_bridge.library import asking_version, wrong_version
 from oallama.core.errors import UsageError
 from oallama.setup.console import SetupError, Step, capture
 
@@ -55,16 +55,16 @@ def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
     return _libraries(folder, given)
 
 
-def check(folder: Path, wanted: str, python: Path, env: Mapping[str, str]) -> None:
-    """Raises SetupError unless the libraries are for this processor and of the ggml that is `wanted`."""
+def check(folder: Path, python: Path, env: Mapping[str, str]) -> None:
+    """Raises SetupError unless the libraries are for this processor and of our ggml."""
     header = (folder / "libggml-base.so.0").open("rb").read(20)
     machine = _MACHINES.get(int.from_bytes(header[18:20], "little"), "another processor")
     if header[:4] != b"\x7fELF" or machine != platform.machine():
         raise SetupError(f"the libraries in {folder} are for {machine} and this is {platform.machine()}")
     found = capture(asking_version(folder / "libggml-base.so.0", python), env)
-    if found is None or found.strip() != wanted:
-        what = f"ggml {found.strip()}" if found else "a ggml that does not tell its version"
-        raise SetupError(f"the libraries in {folder} are of {what} and only {wanted} works: take llama.cpp b11312")
+    fault = wrong_version(found.strip() if found else None)
+    if fault is not None:
+        raise SetupError(f"the llama.cpp in {folder} {fault}: take llama.cpp b11312")
 
 
 def _libraries(folder: Path, given: str) -> Path:

@@ -67,7 +67,7 @@ import sys
 from pathlib import Path
 import ggml_bridge.library as library
 from ggml_bridge.errors import BridgeError
-library.find_plugin = lambda: library._find_built("ggml-of-nobody")
+library.find_plugin = lambda: library.find_built("ggml-of-nobody")
 import ggml_bridge.bridge as bridge
 bridge.find_plugin = library.find_plugin
 from oallama.cli import checks

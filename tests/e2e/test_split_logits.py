@@ -73,7 +73,7 @@ def plain(device: str) -> dict[str, bool]:
 def whole_on(case: Placed, given: list[str], device: str) -> np.ndarray:
     """Logits of stock llama.cpp with the same operators placed whole: on the device, by tensor overrides."""
     there = device != "CPU"
-    overrides = [(pattern_of(given), load_bridge().device_buft(device))] if there else []
+    overrides = [(pattern_of(given), load_bridge().buft(device))] if there else []
     with loaded(Path(case.model.path), overrides, [device_pointer(device)] * there, **plain(device)) as context:
         return logits_of(context, TOKENS)
 

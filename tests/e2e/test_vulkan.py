@@ -241,7 +241,7 @@ def test_all_gg_is_what_the_device_computes_unsplit(models: Path) -> None:
     with with_plugin(case, split_placements(case.operators, ffn(1)), given, DEVICE) as context:
         found = logits_of(context, TOKENS)
     bridge = load_bridge()
-    overrides = [(pattern_of(given), bridge.device_buft(DEVICE))]
+    overrides = [(pattern_of(given), bridge.buft(DEVICE))]
     with loaded(Path(case.model.path), overrides, [bridge.device(DEVICE).pointer]) as context:
         assert nmse(found, logits_of(context, TOKENS)) <= SAME_DEVICE_NMSE
 

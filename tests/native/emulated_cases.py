@@ -8,8 +8,6 @@ import sys
 import time
 from typing import Any
 
-from native_helpers import undisturbed
-
 import ggml_bridge
 from ggml_bridge.child import child_main
 
@@ -20,7 +18,7 @@ def touch(parameters: str) -> dict[str, Any]:
     """Reads a byte of a device buffer."""
     bridge = ggml_bridge.load()
     bridge.emulated().register(parameters)
-    buft = bridge.device_buft(NAME)
+    buft = bridge.buft(NAME)
     library = bridge.libraries.llama_cpp.llama_cpp._lib
     library.ggml_backend_buft_alloc_buffer.restype = ctypes.c_void_p
     library.ggml_backend_buft_alloc_buffer.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -44,8 +42,6 @@ def busy(parameters: str, seconds: float) -> int:
 
 
 def two(parameters: str) -> dict[str, Any]:
-    alone = undisturbed(lambda: busy(parameters, 0.2), lambda n_shared: n_shared == 0)
-    ggml_bridge.load().emulated().rest()
     other = subprocess.Popen([sys.executable, "-m", "emulated_cases", parameters], stdout=subprocess.PIPE)
     assert other.stdout is not None
     other.stdout.readline()  # it is at work
@@ -54,7 +50,7 @@ def two(parameters: str) -> dict[str, Any]:
         together = together or busy(parameters, 1.0)
     other.kill()
     other.wait()
-    return {"alone": alone, "together": together}
+    return {"together": together}
 
 
 CASES = {"touch": touch, "two": two}

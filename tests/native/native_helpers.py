@@ -8,24 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-Found = TypeVar("Found")
-
-
-def undisturbed(measure: Callable[[], Found], holds: Callable[[Found], bool]) -> Found:
-    """The first measurement of which this holds; the last of a minute where whatever else runs here disturbed all."""
-    deadline = time.monotonic() + 60
-    while not holds(found := measure()) and time.monotonic() < deadline:
-        pass
-    return found
 
 
 class RunHere(Protocol):

@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +19,7 @@
 
 #include "bridge.h"
 #include "native_test.h"
+#include "sharing.h"
 #include "support.h"
 
 // ggml keeps what it registers, and its uninstrumented threads and futures are unknown to the thread sanitizer; what is
@@ -96,10 +99,7 @@ gb_layer_rest_params layer_rest_params(const char * device, bool flash_attn) {
 
 void test_library() {
     check(gb_abi() == GB_ABI, "the header belongs to the library");
-    check(gb_log_capture(0) == OALLAMA_OK, "the log is captured");
-    check(gb_check() == OALLAMA_OK, "this ggml is the expected one");
-    char tail[8];
-    check(gb_log_tail(tail, sizeof tail) == OALLAMA_OK, "the log's tail fits into a small array");
+    check(gb_open() == OALLAMA_OK, "this ggml is the expected one");
     check(std::strlen(gb_ggml_version()) > 0 && gb_ggml_commit() != nullptr, "ggml tells its version");
 }
 
@@ -121,9 +121,9 @@ void test_types_and_devices() {
     check(gb_cpu_features(text, sizeof text) == OALLAMA_OK, "the CPU has features");
     check(gb_cpu_features(text, 1) == OALLAMA_INVALID, "an array that is too small is refused");
     void * buft = nullptr;
-    check(gb_device_buft("CPU", &buft) == OALLAMA_OK && buft != nullptr, "the CPU has a buffer type");
+    check(gb_buft("CPU", nullptr, &buft) == OALLAMA_OK && buft != nullptr, "the CPU has a buffer type");
     check(gb_host_buft("CPU", &buft) == OALLAMA_OK && buft == nullptr, "the CPU has no pinned memory");
-    check(gb_device_buft("NOBODY", &buft) == OALLAMA_INVALID, "an unknown device is refused");
+    check(gb_buft("NOBODY", nullptr, &buft) == OALLAMA_INVALID, "an unknown device is refused");
     check(gb_memory_breakdown(nullptr, nullptr, 0, nullptr, 0, nullptr, 0, nullptr) == OALLAMA_INVALID,
           "no context, no memory breakdown");
 }
@@ -188,13 +188,13 @@ void test_refusals() {
     check(gb_mul_mat_new(&params, &info, &timer) == OALLAMA_INVALID, "a size beyond 64 bits is refused");
     params = mul_mat_params("CPU", nullptr, 24);
     check(gb_mul_mat_new(&params, &info, &timer) == OALLAMA_UNSUPPORTED, "a type without a kernel is refused");
-    check(gb_timer_run(nullptr, 1, nullptr) == OALLAMA_INVALID, "no timer is refused");
     gb_layer_rest_params rest = layer_rest_params("CPU", true);
     rest.n_kv                 = 1;
     check(gb_layer_rest_new(&rest, ops, sizeof ops, &timer) == OALLAMA_INVALID, "a cache that is too small is refused");
     check(gb_boundary_new("CPU", 64, 1, 0, 1, &n_splits, &timer) == OALLAMA_INVALID,
           "the CPU has no boundary with itself");
-    check(gb_transfer_new("CPU", 1, 1, 64, &timer) == OALLAMA_UNSUPPORTED, "no pinned memory on the CPU");
+    check(gb_transfer_new("CPU", GB_TO_DEVICE, 1, 64, 64, &timer) == OALLAMA_UNSUPPORTED,
+          "no pinned memory on the CPU");
     check(gb_rpc_add("nowhere", nullptr, 0) == OALLAMA_INVALID, "an endpoint without a port is refused");
     gb_timer_free(nullptr);
 }
@@ -204,9 +204,9 @@ void test_timers(const char * device) {
     gb_timer *        timer = nullptr;
     check_timer(name + " launch", gb_launch_new(device, 1, &timer), timer);
     check_timer(name + " queueing a graph", gb_launch_issue_new(device, &timer), timer);
-    check_timer(name + " device to host", gb_transfer_new(device, 0, 0, 5000, &timer), timer);
-    check_timer(name + " host to device", gb_transfer_new(device, 1, 0, 5000, &timer), timer);
-    check_timer(name + " issue of a copy", gb_issue_new(device, 0, 5000, &timer), timer);
+    check_timer(name + " device to host", gb_transfer_new(device, GB_FROM_DEVICE, 0, 5000, 5000, &timer), timer);
+    check_timer(name + " host to device", gb_transfer_new(device, GB_TO_DEVICE, 0, 5000, 300, &timer), timer);
+    check_timer(name + " issue of a copy", gb_transfer_new(device, GB_ISSUE, 0, 5000, 5000, &timer), timer);
     char ops[4096] = "";
     for (bool flash_attn : {true, false}) {
         const gb_layer_rest_params params = layer_rest_params(device, flash_attn);
@@ -236,15 +236,40 @@ void test_two_devices(const char * device) {
     check(gb_share_link(&host, "CPU", 1 << 16, 0.1, &result) == OALLAMA_INVALID, "the CPU has no link to itself");
     double share = -1.0;
     check(gb_copy_wait(device, 0, 1 << 20, &share) == OALLAMA_OK && share >= 0.0 && share <= 1.0, "waiting for a copy");
-    gb_copy_beside_sample samples[2] = {};
-    check(gb_copy_beside(device, 0, 1 << 20, 300000, 8192, 2, samples) == OALLAMA_OK,
-          "a copy beside pieces of another");
-    check(samples[1].queue_s > 0.0 && samples[1].small_s > 0.0 && samples[1].rest_s > 0.0, "each takes time");
-    check(gb_copy_beside(device, 0, 0, 0, 8192, 2, samples) == OALLAMA_OK && samples[1].small_s > 0.0, "a copy alone");
-    check(samples[1].queue_s == 0.0 && samples[1].rest_s == 0.0, "nothing is queued beside it");
-    check(gb_copy_beside(device, 0, 1 << 20, 0, 8192, 1, samples) == OALLAMA_INVALID, "pieces of no bytes are refused");
-    check(gb_copy_beside(device, 0, 1 << 20, 4096, 8192, -1, samples) == OALLAMA_INVALID, "so is a negative count");
-    check(gb_copy_beside("CPU", 0, 0, 0, 8192, 1, samples) == OALLAMA_INVALID, "and the CPU");
+    double halves[2] = {};
+    check(gb_transfer_new(device, GB_TO_DEVICE, 0, 1 << 20, 300000, &timer) == OALLAMA_OK &&
+              gb_transfer_begin(timer, &halves[0]) == OALLAMA_OK &&
+              gb_transfer_finish(timer, &halves[1]) == OALLAMA_OK && halves[0] > 0.0 && halves[1] > 0.0,
+          "a copy in pieces has two halves");
+    gb_timer_free(timer);
+    check(gb_launch_new(device, 1, &timer) == OALLAMA_OK && gb_transfer_begin(timer, &halves[0]) == OALLAMA_INVALID,
+          "a launch has none");
+    gb_timer_free(timer);
+    check(gb_transfer_new(device, GB_TO_DEVICE, 0, 1 << 20, 0, &timer) == OALLAMA_INVALID,
+          "pieces of no bytes are refused");
+}
+
+// Mul-mats of the CPU beside copies that a device makes by itself, by a clock of our own. slowed: how much longer the
+// CPU takes while copies are under way. delayed: seconds by which a mul-mat holds up a copy.
+void test_sharing() {
+    for (const auto & [slowed, delayed] : {std::pair(1.0, 0.0), std::pair(1.25, 0.0), std::pair(1.0, 0.5e-3)}) {
+        double                  now = 0.0, copies_end = 0.0;
+        const double            mul_mat_s = 1e-3, copy_s = 4e-3;
+        const bridge::Work      mul_mats = {[&, slower = slowed, delay = delayed] {
+                                           const bool both = copies_end > now;
+                                           copies_end += both ? delay : 0.0;
+                                           now += mul_mat_s * (both ? slower : 1.0);
+                                            },
+                                            [] {}, 1e6};
+        const bridge::Work      copies   = {[&] { copies_end = std::max(copies_end, now) + copy_s; },
+                                            [&] { now = std::max(now, copies_end); }, 1e6};
+        const gb_sharing_result found = bridge::share(mul_mats, copies, /*on_device=*/false, 1.0, [&] { return now; });
+        const auto              is    = [](double rate, double wanted) { return std::abs(rate / wanted - 1.0) < 0.02; };
+        check(is(found.first_alone, 1e9) && is(found.second_alone, 2.5e8), "each alone has its own rate");
+        check(is(found.first_with_second, 1e9 / slowed), "the first loses by how much longer it takes");
+        check(is(found.second_with_first, 2.5e8 * (1.0 - delayed / mul_mat_s)),
+              "the second by how much later it is done");
+    }
 }
 
 //
@@ -291,29 +316,24 @@ void test_routing() {
     ggml_backend_tensor_set(argsort, order, 0, sizeof order);
 
     gb_routing * routing = nullptr;
-    void *       address = nullptr;
-    check(gb_routing_new(&routing) == OALLAMA_OK && gb_routing_callback(&address) == OALLAMA_OK,
-          "a recorder of routers is made");
-    const auto callback = reinterpret_cast<bool (*)(ggml_tensor *, bool, void *)>(address);
+    check(gb_routing_new(&routing) == OALLAMA_OK, "a recorder of routers is made");
+    const auto callback = gb_routing_on_node;
     check(!callback(ids, true, routing) && callback(ids, false, routing), "it asks for nothing unasked");
     gb_routing_listen(routing, 1);
     check(callback(ids, true, routing) && !callback(argsort, true, routing) && !callback(other, true, routing),
           "it asks for what routers choose alone");
     check(callback(ids, false, routing) && callback(other, false, routing), "computing goes on");
-    int64_t size        = 0;
-    int32_t numbers[16] = {};
-    check(gb_routing_size(routing, &size) == OALLAMA_OK && size == 9, "one router was recorded");
-    check(gb_routing_take(routing, numbers, 8) == OALLAMA_INVALID, "too little room is refused");
-    const int32_t expected[9] = {17, 2, 3, 3, 0, 2, 1, 0, 3};
-    check(gb_routing_take(routing, numbers, size) == OALLAMA_OK && std::memcmp(numbers, expected, sizeof expected) == 0,
-          "layer, counts and ids are as computed");
-    check(gb_routing_size(routing, &size) == OALLAMA_OK && size == 0, "what was taken is gone");
+    int64_t         size        = 0;
+    const int32_t * numbers     = nullptr;
+    const int32_t   expected[9] = {17, 2, 3, 3, 0, 2, 1, 0, 3};
+    check(gb_routing_take(routing, &numbers, &size) == OALLAMA_OK && size == 9 &&
+              std::memcmp(numbers, expected, sizeof expected) == 0,
+          "layer, counts and ids of one router are as computed");
+    check(gb_routing_take(routing, &numbers, &size) == OALLAMA_OK && size == 0, "what was taken is gone");
     check(callback(floats, true, routing) && callback(floats, false, routing), "ids of another type stop nothing");
-    check(gb_routing_size(routing, &size) == OALLAMA_UNSUPPORTED, "they are told of");
-    check(gb_routing_size(routing, &size) == OALLAMA_OK && size == 0, "once");
+    check(gb_routing_take(routing, &numbers, &size) == OALLAMA_UNSUPPORTED, "they are told of");
+    check(gb_routing_take(routing, &numbers, &size) == OALLAMA_OK && size == 0, "once");
     gb_routing_free(routing);
-    check(gb_routing_new(nullptr) == OALLAMA_INVALID && gb_routing_callback(nullptr) == OALLAMA_INVALID,
-          "a recorder needs room for its address");
 }
 
 } // namespace
@@ -338,6 +358,7 @@ int main() {
     }
     test_timers("CPU");
     test_routing();
+    test_sharing();
 
     for (int i = 0; i < 6000 && !answers(port); i++) { // a minute
         usleep(10000);

@@ -140,14 +140,14 @@ void test_layouts() {
 void test_other_apis() {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(bridge::cpu_device());
     reg->api_version       = 4;
-    check(gb_check() == OALLAMA_MISMATCH && std::strstr(gb_last_error(), "has version 4") != nullptr &&
+    check(gb_open() == OALLAMA_MISMATCH && std::strstr(gb_last_error(), "has version 4") != nullptr &&
               std::strstr(gb_last_error(), "only 2 and 3 are known") != nullptr,
           "an unknown API is refused, and the known ones are named");
     reg->api_version = 3; // and is not laid out so
-    check(gb_check() == OALLAMA_MISMATCH && std::strstr(gb_last_error(), "ggml_backend_buffer_type") != nullptr,
+    check(gb_open() == OALLAMA_MISMATCH && std::strstr(gb_last_error(), "ggml_backend_buffer_type") != nullptr,
           "an API that is another than it says is refused");
     reg->api_version = 2;
-    check(gb_check() == OALLAMA_OK, "the true API is taken");
+    check(gb_open() == OALLAMA_OK, "the true API is taken");
 }
 
 } // namespace

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ggml_bridge.child import child_main
-from ggml_bridge.library import find_emulated, find_plugin
+from ggml_bridge.library import find_built, find_plugin
 
 EMULATED = """
 name Emulated0
@@ -57,7 +57,7 @@ def logits(request: dict[str, Any]) -> dict[str, Any]:
     base, ggml, llama = (opened(folder, name) for name in ("ggml-base", "ggml", "llama"))
     base.ggml_version.restype = ctypes.c_char_p
     ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
-    emulated = ctypes.CDLL(str(find_emulated()))
+    emulated = ctypes.CDLL(str(find_built("ggml-emulated")))
     emulated.emulated_last_error.restype = ctypes.c_char_p
     if emulated.emulated_register(EMULATED.encode()) != 0:
         raise RuntimeError(emulated.emulated_last_error().decode())

@@ -12,6 +12,7 @@ from gguf import GGUFReader
 from gguf_factory import write_gguf
 
 import ggml_bridge
+from ggml_bridge.llama_context import memory_breakdown
 
 N_CTX, N_LAYER, N_EMBD_KV, F16_BYTES = 256, 2, 128, 2
 LOAD_MODE_NONE = 0  # llama_load_mode
@@ -41,7 +42,7 @@ def test_adds_up(bridge: ggml_bridge.Bridge, tmp_path: Path, weight_type: str, n
     path = tmp_path / "llama.gguf"
     write_gguf(path, "llama", weight_type=weight_type)
     with context_of(bridge, path, no_alloc) as context:
-        rows = bridge.memory_breakdown(context, [] if no_alloc else None)
+        rows = memory_breakdown(bridge, context, [] if no_alloc else None)
     weights = sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors)
     kv = 2 * N_CTX * N_LAYER * N_EMBD_KV * F16_BYTES
     assert weights <= sum(row.model for row in rows) <= weights + (1 << 20)
@@ -61,10 +62,10 @@ def test_simulated_is_the_same_as_real(bridge: ggml_bridge.Bridge, tmp_path: Pat
     if with_split_backend:
         bridge.split()
     with context_of(bridge, path, False) as context:
-        real = bridge.memory_breakdown(context)
+        real = memory_breakdown(bridge, context)
     with context_of(bridge, path, True) as context:
-        simulated = bridge.memory_breakdown(context, [])
-        uncorrected = bridge.memory_breakdown(context)
+        simulated = memory_breakdown(bridge, context, [])
+        uncorrected = memory_breakdown(bridge, context)
     assert sum(row.context for row in real) == sum(row.context for row in simulated)
     assert sum(row.compute for row in real) == sum(row.compute for row in simulated)
     if with_split_backend:
@@ -75,9 +76,9 @@ def test_devices_must_exist(bridge: ggml_bridge.Bridge, tmp_path: Path) -> None:
     path = tmp_path / "llama.gguf"
     write_gguf(path, "llama", weight_type="F16")
     with context_of(bridge, path, True) as context, pytest.raises(ValueError, match="no ggml device is called GPU9"):
-        bridge.memory_breakdown(context, ["GPU9"])
+        memory_breakdown(bridge, context, ["GPU9"])
 
 
 def test_needs_a_context(bridge: ggml_bridge.Bridge) -> None:
     with pytest.raises(ValueError, match="a context"):
-        bridge.memory_breakdown(0)
+        memory_breakdown(bridge, 0)

@@ -48,10 +48,10 @@ def test_layouts_end_with_the_plain_one(bridge: ggml_bridge.Bridge) -> None:
     layouts = bridge.cpu_layouts()
     assert layouts[-1] == "CPU"
     assert ("REPACK" in bridge.cpu_features()) == ("CPU_REPACK" in layouts)
-    assert bridge.layout_buft("CPU") == bridge.device_buft("CPU")
-    assert len({bridge.layout_buft(layout) for layout in layouts}) == len(layouts)
+    assert bridge.buft("CPU", "CPU") == bridge.buft("CPU")
+    assert len({bridge.buft("CPU", layout) for layout in layouts}) == len(layouts)
     with pytest.raises(ValueError, match="the CPU has no layout GPU_REPACK; it has: "):
-        bridge.layout_buft("GPU_REPACK")
+        bridge.buft("CPU", "GPU_REPACK")
 
 
 def test_layouts_support_what_llama_cpp_would_put_there(bridge: ggml_bridge.Bridge) -> None:

@@ -13,7 +13,7 @@ from gguf_factory import write_llama_shape
 from native_helpers import build_native
 
 import ggml_bridge
-from ggml_bridge.library import find_bridge, find_plugin
+from ggml_bridge.library import find_built, find_plugin
 from oallama.device.user_backend import VARIABLE
 from oallama.stores.default_model import default_model
 
@@ -67,7 +67,7 @@ def test_every_arm_of_a_comparison_may_use_it(library: Path, tmp_path: Path) -> 
         (lambda folder: folder / "missing.so", "there is no such file"),
         (lambda folder: folder, "there is no such file"),
         (lambda folder: write(folder / "text.so"), "is no back end of this ggml"),
-        (lambda folder: find_bridge(), "is no back end of this ggml"),
+        (lambda folder: find_built("ggml_bridge"), "is no back end of this ggml"),
     ],
     ids=["missing", "a folder", "no library", "another library"],
 )

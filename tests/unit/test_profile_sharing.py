@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from split_cases import World, ffn
 
+from ggml_bridge.timing import MulMatCase
 from ggml_bridge.timing import Sharing as Rates
 from oallama.core.profile import Profile
 from oallama.profile.link import sharing_tasks
@@ -28,17 +29,16 @@ class Bridge:
     def cpu_layouts(self) -> list[str]:
         return ["CPU"]
 
-    def mul_mat_case(self, device: str, layout: str | None, type_name: str, k: int, n: int, n_tokens: int,
-                     working_set_bytes: int, n_threads: int) -> str:  # fmt: skip
-        self.cases.append((device, layout, n_tokens, working_set_bytes))
-        return device
+    def share_link(self, first: MulMatCase, device: str, chunk_bytes: int, seconds: float) -> Rates:
+        return self._asked(first, "link")
 
-    def share_link(self, first: str, device: str, chunk_bytes: int, seconds: float) -> Rates:
-        self.asked.append((first, "link"))
-        return RATES
+    def share_compute(self, first: MulMatCase, second: MulMatCase, seconds: float) -> Rates:
+        return self._asked(first, second)
 
-    def share_compute(self, first: str, second: str, seconds: float) -> Rates:
-        self.asked.append((first, second))
+    def _asked(self, *workers: MulMatCase | str) -> Rates:
+        cases = [worker for worker in workers if isinstance(worker, MulMatCase)]
+        self.cases += [(case.device, case.layout, case.n_tokens, case.working_set_bytes) for case in cases]
+        self.asked.append(tuple(worker if isinstance(worker, str) else worker.device for worker in workers))
         return RATES
 
 
