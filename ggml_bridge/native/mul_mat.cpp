@@ -76,6 +76,20 @@ std::string describe(const MulMatShape & shape) {
            std::to_string(shape.k) + ", " + std::to_string(shape.n) + ", " + std::to_string(shape.e) + "]";
 }
 
+ggml_tensor * new_src1(ggml_context * ctx, const MulMatShape & shape) {
+    return shape.routed() ? ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape.k, shape.n_expert_used, shape.n_tokens)
+                          : ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape.k, shape.n_tokens, shape.e);
+}
+
+// NULL where no expert is chosen.
+ggml_tensor * new_ids(ggml_context * ctx, const MulMatShape & shape) {
+    return shape.routed() ? ggml_new_tensor_2d(ctx, GGML_TYPE_I32, shape.n_expert_used, shape.n_tokens) : nullptr;
+}
+
+ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * src1, ggml_tensor * ids) {
+    return ids != nullptr ? ggml_mul_mat_id(ctx, weight, src1, ids) : ggml_mul_mat(ctx, weight, src1);
+}
+
 } // namespace
 
 void check_shape(const MulMatShape & shape) {
@@ -96,12 +110,7 @@ void check_shape(const MulMatShape & shape) {
 }
 
 ggml_tensor * build_mul_mat(ggml_context * ctx, ggml_tensor * weight, const MulMatShape & shape) {
-    if (!shape.routed()) {
-        return ggml_mul_mat(ctx, weight, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape.k, shape.n_tokens, shape.e));
-    }
-    ggml_tensor * src1 = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, shape.k, shape.n_expert_used, shape.n_tokens);
-    ggml_tensor * ids  = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, shape.n_expert_used, shape.n_tokens);
-    return ggml_mul_mat_id(ctx, weight, src1, ids);
+    return multiply(ctx, weight, new_src1(ctx, shape), new_ids(ctx, shape));
 }
 
 //
@@ -177,28 +186,25 @@ void MulMat::make_weights(ggml_backend_buffer_type_t buft) {
 }
 
 void MulMat::make_inputs() {
-    input_ctx_ = new_context(1);
-    src1_ = shape_.routed()
-                ? ggml_new_tensor_3d(input_ctx_.get(), GGML_TYPE_F32, shape_.k, shape_.n_expert_used, shape_.n_tokens)
-                : ggml_new_tensor_3d(input_ctx_.get(), GGML_TYPE_F32, shape_.k, shape_.n_tokens, shape_.e);
+    input_ctx_    = new_context(1);
+    src1_         = new_src1(input_ctx_.get(), shape_);
     input_buffer_ = alloc_tensors(input_ctx_.get(), ggml_backend_dev_buffer_type(device_));
-
     set_normal(src1_, /*seed=*/3);
 }
 
 void MulMat::make_graph(int64_t n_nodes) {
     ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(device_);
 
-    std::vector<ggml_tensor *> ids;
+    std::vector<ggml_tensor *> ids(static_cast<size_t>(n_nodes));
     if (shape_.routed()) {
         ids_ctx_ = new_context(n_nodes);
-        for (int64_t i = 0; i < n_nodes; i++) {
-            ids.push_back(ggml_new_tensor_2d(ids_ctx_.get(), GGML_TYPE_I32, shape_.n_expert_used, shape_.n_tokens));
+        for (ggml_tensor *& each : ids) {
+            each = new_ids(ids_ctx_.get(), shape_);
         }
         ids_buffer_ = alloc_tensors(ids_ctx_.get(), buft);
         Router router(shape_.e, shape_.n_expert_used);
-        for (ggml_tensor * tensor : ids) {
-            set_values(tensor, router.route(shape_.n_tokens));
+        for (ggml_tensor * each : ids) {
+            set_values(each, router.route(shape_.n_tokens));
         }
     }
 
@@ -207,9 +213,7 @@ void MulMat::make_graph(int64_t n_nodes) {
     nodes_.clear();
     for (int64_t i = 0; i < n_nodes; i++) {
         ggml_tensor * weight = weights_[static_cast<size_t>(i) % weights_.size()];
-        ggml_tensor * node   = shape_.routed()
-                                   ? ggml_mul_mat_id(graph_ctx_.get(), weight, src1_, ids[static_cast<size_t>(i)])
-                                   : ggml_mul_mat(graph_ctx_.get(), weight, src1_);
+        ggml_tensor * node   = multiply(graph_ctx_.get(), weight, src1_, ids[static_cast<size_t>(i)]);
         if (i == 0) {
             dst_buffer_ = alloc_buffer(buft, static_cast<int64_t>(ggml_backend_buft_get_alloc_size(buft, node)));
         }

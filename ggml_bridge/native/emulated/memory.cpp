@@ -97,24 +97,17 @@ char * DeviceRange::behind(const void * address, size_t size) const {
 
 void * PinnedRanges::allocate(size_t size) {
     const size_t aligned = std::max<size_t>(size, 1);
+    void * const memory  = map(aligned, PROT_READ | PROT_WRITE);
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (aligned > most_ - std::min(most_, n_bytes_)) {
+            ::munmap(memory, aligned);
             return nullptr;
         }
+        ranges_[static_cast<const char *>(memory)] = aligned;
         n_bytes_ += aligned;
     }
-    void * memory = nullptr;
-    try {
-        memory = map(aligned, PROT_READ | PROT_WRITE);
-    } catch (const std::bad_alloc &) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        n_bytes_ -= aligned;
-        throw;
-    }
     std::memset(memory, 0, aligned); // pinned memory is there, all of it
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ranges_[static_cast<const char *>(memory)] = aligned;
     return memory;
 }
 

@@ -47,18 +47,14 @@ std::atomic<int> left_by_others{-1}; // a core; -1: none
 SharedCore::SharedCore(int cpu) {
     const std::string path = "/dev/shm/oallama-emulated-cpu" + std::to_string(cpu);
     file_                  = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (file_ < 0) {
-        throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot open " + path);
-    }
     ::fchmod(file_, 0666); // other users' devices use the same core; fails where the file is theirs
-    if (::ftruncate(file_, sizeof(uint64_t)) != 0) {
-        ::close(file_);
-        throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot write " + path);
+    void * mapped = MAP_FAILED;
+    if (file_ >= 0 && ::ftruncate(file_, sizeof(uint64_t)) == 0) {
+        mapped = ::mmap(nullptr, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     }
-    void * mapped = ::mmap(nullptr, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     if (mapped == MAP_FAILED) {
         ::close(file_);
-        throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot map " + path);
+        throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot open and map " + path);
     }
     count_ = static_cast<std::atomic<uint64_t> *>(mapped);
 }
