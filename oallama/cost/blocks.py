@@ -104,11 +104,6 @@ class SplitBlock:
             summed=min(self.summed, n_rows),
         )
 
-    def cuts(self) -> range:
-        """Every possible size of GG, ascending, none and all of it excepted: CC is a multiple of the step."""
-        last_cc = (self.extent - 1) // self.step * self.step
-        return range(self.extent - last_cc, self.extent, self.step)
-
 
 def can_split(operator: Operator) -> bool:
     """Whether the split backend may have this operator: an FFN's, or one of LONE_ROLES, that is long enough to be cut.

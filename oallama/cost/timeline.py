@@ -265,26 +265,23 @@ SETTLED = 1e-9  # how alike rounds are that are the same
 MAX_ROUNDS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """A run of blocks from 0 s to end_s."""
-
-    spans: tuple[Span, ...]
-    block_ends_s: tuple[float, ...]
-
-    @property
-    def end_s(self) -> float:
-        return self.block_ends_s[-1] if self.block_ends_s else 0.0
-
-    def busy_s(self, stream: Stream) -> float:
-        return sum(span.end_s - span.start_s for span in self.spans if span.stream == stream)
+def timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> list[Span]:
+    """What the streams do while the blocks run one after another."""
+    drawing = Drawing()
+    _run_once(blocks, streaming, drawing)
+    return drawing.spans
 
 
-def timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings, draws: bool = True) -> Timeline:
-    """Run the blocks one after another. draws: whether spans are wanted."""
-    run = _Run(blocks, streaming, n_rounds=1, draws=draws)
-    ends = tuple(run.next_block() for _ in blocks)
-    return Timeline(tuple(run.drawing.spans) if run.drawing else (), ends)
+def run_seconds(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> float:
+    """Seconds of the blocks, one after another."""
+    return _run_once(blocks, streaming, None)
+
+
+def _run_once(blocks: Sequence[BlockTimes], streaming: StreamSettings, drawing: Drawing | None) -> float:
+    run = _Run(blocks, streaming, len(blocks), drawing)
+    for _ in blocks:
+        run.next_block()
+    return run.now
 
 
 def cycle_seconds(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: int = MAX_ROUNDS) -> float:
@@ -295,7 +292,7 @@ def cycle_seconds(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_r
     is too slow each leaves it with more to do, which the thread will have to wait for once the ring has run empty.
     """
     if len(blocks) > 1:
-        return _cycle(_Run(blocks, streaming, n_rounds=None, draws=False), len(blocks), max_rounds)[0]
+        return _cycle(_Run(blocks, streaming, None, None), len(blocks), max_rounds)[0]
     block = blocks[0]
     if runs_ahead(blocks, streaming):
         return own_cycle_seconds(block, block.gap_s, block.gap_cpu_s, streaming, max_rounds)
@@ -350,38 +347,39 @@ class _Rounds:
             self.last = (sum(s for s, _ in ran) + max(0.0, sum(added for _, added in ran))) / len(ran)
 
 
-def cycle_timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: int = MAX_ROUNDS) -> Timeline:
+def cycle_timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: int = MAX_ROUNDS) -> list[Span]:
     """The last round that cycle_seconds runs, from 0 s; blocks of the next one, which copies may be for, are numbered
     on. Where rounds do not come out alike it is drawn as long as they are on average."""
-    run = _Run(blocks, streaming, n_rounds=None, draws=True)
-    assert run.drawing is not None
-    seconds, start_s, ends_s = _cycle(run, len(blocks), max_rounds)
+    drawing = Drawing()
+    run = _Run(blocks, streaming, None, drawing)
+    seconds, start_s = _cycle(run, len(blocks), max_rounds)
     stretch = seconds / (run.now - start_s) if run.now > start_s else 1.0
     if abs(stretch - 1) <= SETTLED:
         stretch = 1.0
     first = run.ordinal - len(blocks)
-    spans = (
+    return [
         Span(s.stream, s.block - first, max(0.0, s.start_s - start_s) * stretch, (s.end_s - start_s) * stretch)
-        for s in run.drawing.until(run.now)
+        for s in drawing.until(run.now)
         if s.end_s > start_s
-    )
-    return Timeline(tuple(spans), tuple((end_s - start_s) * stretch for end_s in ends_s))
+    ]
 
 
-def _cycle(run: _Run, n_blocks: int, max_rounds: int) -> tuple[float, float, list[float]]:
-    """(seconds of a round, when the last one that was run began, when its blocks ended)."""
+def _cycle(run: _Run, n_blocks: int, max_rounds: int) -> tuple[float, float]:
+    """(seconds of a round, when the last one that was run began)."""
     if not run.ahead:
-        ends_s = [run.next_block() for _ in range(n_blocks)]
-        return run.now, 0.0, ends_s
+        for _ in range(n_blocks):
+            run.next_block()
+        return run.now, 0.0
     run.link_left_s = 0.0  # what was asked for has arrived: the ring is full
     if run.drawing is not None:
         run.drawing.copying.clear()
     rounds = _Rounds(max_rounds)
     while rounds.last is None:
         now, left_s, ring = run.now, run.link_left_s, run.ring
-        ends_s = [run.next_block() for _ in range(n_blocks)]
+        for _ in range(n_blocks):
+            run.next_block()
         rounds.add(run.now - now, run.link_left_s - left_s, run.ring == ring)
-    return rounds.last, now, ends_s
+    return rounds.last, now
 
 
 class _Run:
@@ -389,17 +387,18 @@ class _Run:
     the order in which they were asked for."""
 
     def __init__(
-        self, blocks: Sequence[BlockTimes], streaming: StreamSettings, n_rounds: int | None, draws: bool
+        self, blocks: Sequence[BlockTimes], streaming: StreamSettings, end: int | None, drawing: Drawing | None
     ) -> None:
+        """end: blocks after which nothing follows; None: rounds follow one another without end."""
         self.now = 0.0
         self.link_left_s = 0.0  # work of all copies that were asked for and are not done
         self.ordinal = 0  # of the next block, over all rounds
-        self.drawing = Drawing() if draws else None
+        self.drawing = drawing
         self._blocks = blocks
         self._copies = [0.0 if block.offloaded else block.copy_s for block in blocks]  # into the ring
         self.ahead = runs_ahead(blocks, streaming)
         self._n_slots = streaming.n_slots
-        self._end = None if n_rounds is None else n_rounds * len(blocks)
+        self._end = end
         self._asked = 0  # blocks whose copies were asked for, if they have any
         self._held = 0  # slots
         self._later_s = 0.0  # work of copies for blocks behind the present one
@@ -411,8 +410,8 @@ class _Run:
         """For how many blocks ahead copies were asked for, and how many slots are held."""
         return self._asked - self.ordinal, self._held
 
-    def next_block(self) -> float:
-        """Run the next block to the end of its join; returns that time."""
+    def next_block(self) -> None:
+        """Run the next block to the end of its join."""
         ordinal, index = self.ordinal, self.ordinal % len(self._blocks)
         block, copy_s, drawing = self._blocks[index], self._copies[index], self.drawing
         asked = self._asked > ordinal
@@ -435,7 +434,6 @@ class _Run:
             drawing.copies(self.now, min(self.link_left_s, ask_s + block.join_s), 1.0)
         self.link_left_s = left(self.link_left_s - ask_s - block.join_s)
         self.now += ask_s + block.join_s
-        return self.now
 
     def _ask_ahead(self) -> float:
         """Ask for copies for blocks to come; returns for how long that holds up the thread."""

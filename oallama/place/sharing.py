@@ -28,7 +28,7 @@ from oallama.cost.experts import expert_use, experts_alike
 from oallama.cost.passes import Pass, passes
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Block, BlockType, Cut, Pricing
-from oallama.cost.timeline import BlockTimes, cycle_seconds, timeline
+from oallama.cost.timeline import BlockTimes, cycle_seconds, run_seconds
 from oallama.place.cutting import (
     Choice,
     Counted,
@@ -429,7 +429,7 @@ class Slicer:
         prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(plan, p)]
         token = self.pass_times(plan, Pass(1, self.workload.n_prompt, 1))
         decode_s = cycle_seconds(token, self.on.streaming, MODEL_ROUNDS)
-        return replace(plan, prefill_s=timeline(prompt, self.on.streaming, draws=False).end_s, decode_s=decode_s)
+        return replace(plan, prefill_s=run_seconds(prompt, self.on.streaming), decode_s=decode_s)
 
     def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
         """Times of the blocks in order, each with the gap before it."""

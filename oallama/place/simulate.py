@@ -15,7 +15,7 @@ from itertools import accumulate
 from oallama.core.types import Operator, Predicted, Workload
 from oallama.cost.passes import Pass, passes
 from oallama.cost.slices import Block
-from oallama.cost.timeline import BlockTimes, Span, Timeline, cycle_timeline, timeline
+from oallama.cost.timeline import BlockTimes, Span, cycle_timeline, timeline
 from oallama.cost.whole import Engine, HostCache, Task, host_cache, whole_tasks
 from oallama.place.placement import Placement
 from oallama.place.price import host_layouts, price
@@ -120,8 +120,8 @@ def _sliced(problem: Problem, workload: Workload, placed: Placement, predicted: 
     names = [_block_name([problem.operators[i] for i in block.operators]) for block in plan.blocks]
     gaps = _Gaps(problem, slicer, placed, plan.blocks, host_cache(problem.profile))
 
-    def course(over: Sequence[Pass], ran: Timeline, times: Sequence[BlockTimes], seconds: float) -> Course:
-        drawn = (work for span in ran.spans for work in _works(span, over, times, names, gaps))
+    def course(over: Sequence[Pass], spans: Sequence[Span], times: Sequence[BlockTimes], seconds: float) -> Course:
+        drawn = (work for span in spans for work in _works(span, over, times, names, gaps))
         return Course(_in_order(_apart(drawn)), seconds)
 
     prompt = passes(workload, "prefill")
