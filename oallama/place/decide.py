@@ -22,7 +22,7 @@ from oallama.place.policies.registry import Asked, Policy, Rules
 from oallama.place.policies.sliced import EXPERTS, has_hot, hot_fault
 from oallama.place.policies.stock import FIT
 from oallama.place.price import price
-from oallama.place.problem import Problem, costs_of
+from oallama.place.problem import Problem
 from oallama.place.sharing import slicer_of
 from oallama.place.verify import on_cpu, verify
 
@@ -152,4 +152,4 @@ def decide(
 
 def decide_as_given(problem: Problem, placed: Placement, workload: Workload, policy: str) -> Candidate:
     """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
-    return verify(problem, policy, workload, costs_of(problem, workload, "mixed"), placed)
+    return verify(problem, policy, workload, placed)

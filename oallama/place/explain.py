@@ -188,7 +188,7 @@ def baselines(
         return others
     memory = stock_memory(problem, workload)
     empty = memory.room(problem.graph.n_layer) < 0  # its buffers do not fit
-    return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, workload, memory)[2]), *others)
+    return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, workload, memory)[1]), *others)
 
 
 def _cpu_alone(problem: Problem, workload: Workload) -> Predicted:

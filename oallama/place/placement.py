@@ -146,7 +146,6 @@ class Candidate:
 
     policy: str
     workload: Workload
-    costs: Costs  # over the phase that was asked for
     placement: Placement
     memory: MemoryLedger
     predicted: Predicted

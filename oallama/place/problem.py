@@ -104,11 +104,14 @@ def costs_over(
     )
 
 
-def with_layouts(problem: Problem, costs: Costs, placed: Placement) -> Placement:
-    """`placed` with the host layouts that its plan names. Where llama.cpp would choose another one by itself (pinned
-    host memory instead of repacking) that is the fastest for each operator; and always the one of a split operator's
-    CC, as the split backend repacks nothing by itself."""
-    named: Sequence[str | None] = costs.layouts if problem.profile.has_host_buffer else (None,) * len(problem.operators)
+def with_layouts(problem: Problem, workload: Workload, placed: Placement) -> Placement:
+    """`placed` with the host layouts that its plan names: always the one of a split operator's CC, as the split
+    back end repacks nothing by itself. Where llama.cpp would choose another one by itself (pinned host memory instead
+    of repacking) the others are the fastest for each operator."""
+    if not problem.profile.has_host_buffer:
+        return placed
+    beside = placed.llama_uses_device(problem.graph.n_layer) or not placed.is_sliced
+    named = costs_of(problem, workload, "mixed", beside).layouts
     places = (p._replace(layout=p.layout or other) for p, other in zip(placed.places, named, strict=True))
     return replace(placed, places=tuple(places))
 
@@ -154,7 +157,7 @@ def operators_limit(problem: Problem) -> int | None:
 
 def operators_on_host(problem: Problem, workload: Workload) -> Placement:
     """Norms and KV of all layers on the device."""
-    return with_layouts(problem, costs_of(problem, workload, "mixed"), nothing_there(len(problem.operators), 0))
+    return with_layouts(problem, workload, nothing_there(len(problem.operators), 0))
 
 
 def device_memory(

@@ -9,7 +9,6 @@ from dataclasses import replace
 from oallama.core.types import Phase, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import residents
-from oallama.cost.whole import Costs
 from oallama.place.memory import ledger
 from oallama.place.placement import Candidate, Placement, cpu
 from oallama.place.price import price
@@ -20,30 +19,27 @@ def verify(
     problem: Problem,
     policy: str,
     workload: Workload,
-    costs: Costs,
     placed: Placement,
     notes: Sequence[str] = (),
     capacity: int | None = None,
 ) -> Candidate:
-    """A placement with the ledger of a dry load: `spare` may be negative. costs: over the phase that was asked for.
-    notes: on what was changed before it was searched for. capacity: bytes of the device; None: as that load found it.
+    """A placement with the ledger of a dry load: `spare` may be negative. notes: on what was changed before it
+    was searched for. capacity: bytes of the device; None: as that load found it.
     """
-    placed = with_layouts(problem, costs, placed)
+    placed = with_layouts(problem, workload, placed)
     memory = measured(problem, workload, placed, capacity)
     predicted = price(problem, workload, placed)
     notes = (*notes, *placed.notes, *_streaming_notes(problem, placed), *_resident_notes(problem, placed))
-    return Candidate(policy, workload, costs, placed, memory, predicted, notes)
+    return Candidate(policy, workload, placed, memory, predicted, notes)
 
 
 def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> Candidate:
-    """Everything on the CPU. `costs` are those that a placement would be made from."""
-    alone = costs_of(problem, workload, phase, llama_uses_device=False)
-    placed = cpu(alone)
+    """Everything on the CPU."""
+    placed = cpu(costs_of(problem, workload, phase, llama_uses_device=False))
     taken = problem.probe(workload, placed)
     memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
     predicted = price(problem, workload, placed)
-    costs = costs_of(problem, workload, phase)
-    return Candidate("cpu", workload, costs, with_layouts(problem, costs, placed), memory, predicted, ())
+    return Candidate("cpu", workload, with_layouts(problem, workload, placed), memory, predicted, ())
 
 
 def nothing_placed(

@@ -45,7 +45,7 @@ def search_report(
         raise UsageError(f"phase is {phase!r}; give one of {', '.join(get_args(Phase))}")
     load = on.workload(n_prompt, n_gen, n_ctx)
     larger = larger_ubatches(load, on.options)
-    decision, _ = decided(on, "oato", load, phase, Rules(affinity, fill), larger_ubatches=larger)
+    decision, way = decided(on, "oato", load, phase, Rules(affinity, fill), larger_ubatches=larger)
     placed = decision.placement
     return AffinityReport(
         on.model,
@@ -53,7 +53,7 @@ def search_report(
         phase,
         placed.iterations,
         placed.converged,
-        affinities(decision.costs, on.operators, placed, affinity),
+        affinities(costs_of(on.problem(way), decision.workload, phase), on.operators, placed, affinity),
         decision.memory,
         decision.predicted,
         with_doubt(on, decision.notes),

@@ -11,10 +11,7 @@ from placement_cases import model, operators
 from oallama.core.errors import DoesNotFit, PlanError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Attention, FlashAttention, MemoryLedger, Operator, Predicted, Workload
-from oallama.cost.graph import build_graph
 from oallama.cost.passes import Pass, passes, passes_at
-from oallama.cost.rates import NO_TRANSFER
-from oallama.cost.whole import Costs
 from oallama.place.attention import (
     AttentionRule,
     attention_choices,
@@ -114,10 +111,9 @@ LOAD = Workload(64, 128, 4096)
 
 def decision(seconds: float, first_device_layer: int = N_LAYER + 1) -> Candidate:
     ops: list[Operator] = operators(N_LAYER)
-    costs = Costs((), build_graph(model(N_LAYER), ops), NO_TRANSFER, (), 0.0, 0.0)
     placed = Placement.whole((False,) * len(ops), first_device_layer, seconds)
     ledger = MemoryLedger(0, 0.9, 0, 0, 0, 0, 0, 0, 0)
-    return Candidate("oato", LOAD, costs, placed, ledger, Predicted(seconds, 0.0, seconds), ())
+    return Candidate("oato", LOAD, placed, ledger, Predicted(seconds, 0.0, seconds), ())
 
 
 BOTH = profile(*(rest("CPU", way) for way in PER_POSITION), rest("GPU", "on", 0.1), rest("GPU", "off"), device="GPU")

@@ -139,7 +139,7 @@ def test_operators_are_whole_on_one_side_and_both_sides_have_some() -> None:
     assert {cg for cg in slices.cg if cg} <= extents
     least = makespan(made, LOAD, "decode")
     assert least is not None and least.is_least
-    assert max(least.cpu_s, least.device_s) < sum(cost.t_cpu_s for cost in decision.costs.operators)
+    assert max(least.cpu_s, least.device_s) < sum(cost.t_cpu_s for cost in costs_of(made, LOAD, "decode").operators)
 
 
 def test_the_note_has_the_makespan_and_the_predicted_times_stay_the_timelines() -> None:

@@ -168,7 +168,9 @@ def best_verified(
         if i < 0 or not proposed[i].uses_device(problem.graph.n_layer):
             last = None
             break
-        last = verified(problem, name, rooms[i], proposed.pop(i))
+        placed, room = proposed.pop(i), rooms[i]
+        workload = replace(room.workload, n_ubatch=placed.n_ubatch or room.workload.n_ubatch)
+        last = verify(problem, name, workload, placed, room.notes, capacity)
         if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
             best = last
             proposed = {i: placed for i, placed in proposed.items() if placed.seconds < last.placement.seconds}
@@ -201,12 +203,3 @@ def _rooms(problem: Problem, asked: Asked, slices_alone: bool) -> tuple[list[Roo
         costs = costs_of(problem, asked.workload, asked.phase, llama_uses_device=False)
         made.append(Room(asked, asked.workload, costs, memory, slicer, has_llama=False))
     return made, notes
-
-
-def verified(problem: Problem, policy: str, room: Room, placed: Placement) -> Candidate:
-    """A proposal with the ledger of a dry load."""
-    workload, costs = room.workload, room.costs
-    if placed.n_ubatch is not None and placed.n_ubatch != workload.n_ubatch:
-        workload = replace(workload, n_ubatch=placed.n_ubatch)
-        costs = costs_of(problem, workload, room.asked.phase, room.has_llama)
-    return verify(problem, policy, workload, costs, placed, room.notes, room.memory.capacity)

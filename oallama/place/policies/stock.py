@@ -25,7 +25,7 @@ PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
 """Parts of one more layer's experts, of which the largest that fits is taken: all but down, or up alone."""
 
 
-def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory) -> tuple[Costs, Placement, Predicted]:
+def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory) -> tuple[Placement, Predicted]:
     """The placement in the device's memory (before any operator), and what it is predicted to take. What stays on the
     host is computed in the plain layout, as stock llama.cpp does beside a GPU, and streamed there for large batches."""
     cases = problem.profile.cases
@@ -34,7 +34,7 @@ def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory)
     streams = memory.room(memory.n_layer) >= 0  # its buffers fit the device
     costs = costs_of(stock, workload, "mixed", streams)
     placed = stock_fit(costs, problem.operators, memory.operator_room)
-    return costs, placed, price(stock, workload, placed, streams)
+    return placed, price(stock, workload, placed, streams)
 
 
 def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placement:
@@ -69,9 +69,9 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Pl
 
 def stock_decision(problem: Problem, workload: Workload) -> Candidate:
     """--fit's placement on the device, with its ledger."""
-    costs, placed, predicted = priced_stock_fit(problem, workload, stock_memory(problem, workload))
+    placed, predicted = priced_stock_fit(problem, workload, stock_memory(problem, workload))
     memory = measured(problem, workload, placed, problem.capacity(problem.probe(workload, placed)))
-    return Candidate("fit", workload, costs, placed, memory, predicted, ())
+    return Candidate("fit", workload, placed, memory, predicted, ())
 
 
 def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
