@@ -33,12 +33,12 @@ def number(gguf: GgufFile, key: str, default: int = 0) -> int:
     return value if isinstance(value, int) else default
 
 
-def per_layer(gguf: GgufFile, key: str, n_layer: int, default: int = 0) -> tuple[int, ...]:
+def per_layer(gguf: GgufFile, key: str, n_layer: int) -> tuple[int, ...]:
     """The integers under `<arch>.<key>`, one per layer; a single one stands for all."""
     value = gguf.metadata.get(f"{gguf.arch}.{key}")
     if isinstance(value, GgufArray):
         return tuple(int(v) for v in value.values)
-    return (value if isinstance(value, int) else default,) * n_layer
+    return (value if isinstance(value, int) else 0,) * n_layer
 
 
 def vocabulary_size(gguf: GgufFile) -> int:

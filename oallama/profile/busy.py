@@ -35,15 +35,15 @@ def busy_percent(environment: Mapping[str, str] = os.environ) -> float:
     return percent
 
 
-def others_percent(interval_s: float = LOOK_S) -> float:
-    """Measure for interval_s what processes other than this one use, in percent of all cores."""
+def others_percent() -> float:
+    """Measure for LOOK_S what processes other than this one use, in percent of all cores."""
     import psutil
 
     own = psutil.Process()
     own_before_s = sum(own.cpu_times()[:2])
-    used_percent = float(psutil.cpu_percent(interval=interval_s))
+    used_percent = float(psutil.cpu_percent(interval=LOOK_S))
     own_s: float = sum(own.cpu_times()[:2]) - own_before_s
-    return max(0.0, used_percent - 100.0 * own_s / (interval_s * (psutil.cpu_count() or 1)))
+    return max(0.0, used_percent - 100.0 * own_s / (LOOK_S * (psutil.cpu_count() or 1)))
 
 
 def was_busy(profile: Profile) -> bool:

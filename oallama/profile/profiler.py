@@ -24,7 +24,7 @@ from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted, cases_at, kernel_kind, wanted
 
 DEFAULT_TOKENS = (1, 32, 512)
-DEFAULT_POLICY = Policy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
+POLICY = Policy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
 
 Message = dict[str, Any]
 RunChild = Callable[[str, Mapping[str, Any], Callable[[Message], None]], Message]
@@ -40,7 +40,6 @@ def profile_model(
     tokens: Sequence[int] = DEFAULT_TOKENS,
     refresh: bool = False,
     progress: bool = True,
-    policy: Policy = DEFAULT_POLICY,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
     """What the model's operators cost on this machine and on the device, in seconds.
@@ -84,7 +83,7 @@ def profile_model(
                         journal.clear()
                         journal.append({_RESTART: True})
                     known = empty(machine) if refresh else _resumed(path, journal, machine, shown)
-                    request = Request(str(known_as.spec.timed), n_threads, want, known, policy)
+                    request = Request(str(known_as.spec.timed), n_threads, want, known, POLICY)
                     profile = _Measurement(request, journal, shown).run()
                     try:
                         profile = _kept(path, profile, refresh)
@@ -106,13 +105,12 @@ def stored_profile(
     operators: Sequence[Operator],
     device: KnownDevice | DeviceSpec,
     n_threads: int,
-    tokens: Sequence[int] = DEFAULT_TOKENS,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile | None:
     """Return the cached profile that profile_model would; None where it would have to measure. Raises as known_device
     does."""
     machine = machine_with(known_device(device), n_threads)
-    want = wanted(model, operators, tokens, machine["llc_bytes"], kv)
+    want = wanted(model, operators, DEFAULT_TOKENS, machine["llc_bytes"], kv)
     profile = _serving(store.profile_path(machine), want, lambda _: None)
     return select(profile, want) if profile is not None else None
 

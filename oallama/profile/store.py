@@ -140,9 +140,9 @@ def _read(path: str | Path) -> Profile:
 #
 
 
-def profile_path(fingerprint: dict[str, Any], folder: Path | None = None) -> Path:
+def profile_path(fingerprint: dict[str, Any]) -> Path:
     """The file for profiles of this machine, device and thread count."""
-    return (folder or cache_folder()) / f"profile-v{VERSION}-{fingerprint_key(fingerprint)}.json"
+    return cache_folder() / f"profile-v{VERSION}-{fingerprint_key(fingerprint)}.json"
 
 
 def busy_path(path: Path) -> Path:
