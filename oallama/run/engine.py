@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -44,7 +45,6 @@ from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_war
 from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
-    Held,
     check_device,
     check_host,
     check_layers,
@@ -137,23 +137,25 @@ class Engine:
         """What the split backend did for the last generate or stream; None without split operators."""
         self._on_traffic = on_traffic
         self._recorder: RoutingRecorder | None = None
-        loaded: list[Held] = []
+        held = ExitStack()
         exit_at_abort()
         with held_interrupt():  # as long as nobody would close the device
             device_now = open_now(spec)
             self.device = device_now.label
-            self._release = weakref.finalize(self, release, loaded, device_now)
+            held.callback(device_now.close)
+            self._release = weakref.finalize(self, release, held)
         try:
             check_device(plan, device_now)
             with held_interrupt():
                 self._split = open_split(plan, placements, operators, model.n_layer, device_now)
-                loaded.extend([self._split] if self._split is not None else [])
+                if self._split is not None:
+                    held.callback(self._split.close)
             if on_traffic is not None:
                 from ggml_bridge.llama_context import RoutingRecorder
 
                 self._recorder = RoutingRecorder(load_bridge())
-                loaded.append(self._recorder)
-            self._llama = load_llama(model, self._settings, device_now, self._split, progress, loaded, self._recorder)
+                held.callback(self._recorder.close)
+            self._llama = load_llama(model, self._settings, device_now, self._split, progress, held, self._recorder)
             if self._split is not None:
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)

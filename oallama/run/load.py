@@ -17,7 +17,6 @@ from oallama.device.native_log import native_log
 from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer
 from oallama.model.gguf_file import check_unchanged
 from oallama.model.memory import BufferBytes, load_refusal
-from oallama.run.setup import Held
 from oallama.run.split import LoadedSplit
 
 if TYPE_CHECKING:
@@ -65,11 +64,11 @@ def load_llama(
     device: OpenDevice,
     split: LoadedSplit | None,
     show_progress: bool,
-    loaded: list[Held],
+    held: contextlib.ExitStack,
     recorder: RoutingRecorder | None = None,
 ) -> PlacedLlama:
-    """Load as the settings say; split: where the split operators go. loaded: gets the model as soon as
-    it is there, so that the caller frees it where this is interrupted. recorder: of its routers.
+    """Load as the settings say. split: where the split operators go; held: frees the model from the moment that it is
+    there, also where this is interrupted; recorder: of its routers.
 
     Raises ModelFileError where a file changed since it was checked, ModelFileError, DeviceError where llama.cpp or the
     split backend refuses, BridgeError, KeyboardInterrupt.
@@ -84,7 +83,7 @@ def load_llama(
         try:
             with held_interrupt(shown.cancel):
                 llama = PlacedLlama.load(settings, placement, shown.callback, recorder)
-                loaded.append(llama)
+                held.callback(llama.close)
         except ValueError as error:
             if split is not None and (failure := split.failure()):
                 raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import ExitStack
 
 from oallama.core.errors import DeviceError, DoesNotFit, PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator
@@ -15,23 +15,11 @@ from oallama.model.memory import PARTS, ProbeResult
 from oallama.plan.plan import Plan
 
 
-class Held(Protocol):
-    """Something native that an engine holds."""
-
-    def close(self) -> None: ...
-
-
-def release(loaded: list[Held], device: OpenDevice) -> None:
-    """Free what an engine holds, the last made first, then close the device.
-
-    A Ctrl-C waits until all is done: a worker that ends before what lies on it is freed takes this process with it.
-    """
+def release(held: ExitStack) -> None:
+    """Free what an engine holds, the last made first. A Ctrl-C waits until all is done: a worker that ends before what
+    lies on it is freed takes this process with it."""
     with held_interrupt():
-        try:
-            for held in reversed(loaded):
-                held.close()
-        finally:
-            device.close()
+        held.close()
 
 
 def read_operators(path: str) -> tuple[Sequence[Operator], Sequence[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,6 @@ from interrupts import interrupted_at, native_log_callback
 
 from oallama.device.interrupt import held_interrupt
 from oallama.device.native_log import native_log
-from oallama.device.opening import OpenDevice
-from oallama.device.spec import DeviceSpec
 from oallama.placer import Placer
 from oallama.run.load import LoadProgress
 from oallama.run.setup import release
@@ -96,18 +95,13 @@ def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPa
     engine.close()
 
 
-class Order:
-    """What an engine holds and its device, which note when they have been closed."""
-
-    def __init__(self) -> None:
-        self.closed: list[str] = []
-
-    def close(self) -> None:
-        time.sleep(0.005)
-        self.closed.append("held")
-
-    def device(self) -> OpenDevice:
-        return OpenDevice("a device", None, DeviceSpec("none"), close=lambda: self.closed.append("device"))
+def held_noting(closed: list[str]) -> ExitStack:
+    """A device and what lies on it, which note when they have been closed."""
+    held = ExitStack()
+    held.callback(closed.append, "device")
+    held.callback(closed.append, "held")
+    held.callback(time.sleep, 0.005)
+    return held
 
 
 def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it_is_freed() -> None:
@@ -115,11 +109,11 @@ def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it
     moment, comes_so_far, n_done = 0, True, 0
     while comes_so_far:
         moment += 1
-        order = Order()
-        close = functools.partial(release, [order], order.device())
+        closed: list[str] = []
+        close = functools.partial(release, held_noting(closed))
         comes_so_far = interrupted_at(moment, close)
-        n_done += order.closed != []
-        if not order.closed:  # nothing had begun
+        n_done += closed != []
+        if not closed:  # nothing had begun
             close()
-        assert order.closed == ["held", "device"], moment
+        assert closed == ["held", "device"], moment
     assert n_done > moment / 2 > 10
