@@ -77,9 +77,9 @@ class RpcServer:
 
         Raises BridgeError or ChildDied when it does not come up.
         """
-        command = [*python_module("ggml_bridge.rpc_server"), "--host", host, "--threads", str(threads), "--child"]
+        command = [*python_module("ggml_bridge.rpc_server"), "--host", host, "--threads", str(threads)]
         if cpus is not None:
-            command += ["--cpus", ",".join(map(str, cpus))]
+            command += ["--cpus", *map(str, cpus)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         try:

@@ -1,4 +1,4 @@
-"""Serves this machine's CPU as a ggml RPC device: python -m ggml_bridge.rpc_server --threads 1 --cpus 1
+"""Serves this machine's CPU as a ggml RPC device, as the child of an RpcServer: ends when its stdin does.
 
 Prints one JSON line {"endpoint": "host:port", "pid": n} to stdout when it answers; all else goes to stderr. ggml's
 server has one client at a time and trusts it: anyone who connects can read and write this process's memory, so bind it
@@ -24,52 +24,34 @@ from ggml_bridge.rpc import probe
 from ggml_bridge.threads import Thread
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _parse(arguments)
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", help="IPv4 address to listen at")
+    parser.add_argument("--threads", type=int, help="threads to compute with")
+    parser.add_argument("--cpus", type=int, nargs="*", help="CPUs to run on (default: all)")
+    options = parser.parse_args()
     if options.cpus:
         os.sched_setaffinity(0, options.cpus)  # before any thread starts: all inherit it
-    if options.child:
-        Thread(target=_leave_with_stdin, daemon=True).start()
+    Thread(target=_leave_with_stdin, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the native call to return
     ready_fd = os.dup(1)
     os.dup2(2, 1)  # ggml's server prints to stdout
     try:
-        endpoint = f"{options.host}:{_choose_port(options.host, options.port)}"
+        endpoint = f"{options.host}:{_free_port(options.host)}"
         bridge = load()
         Thread(target=_announce, args=(endpoint, ready_fd), daemon=True).start()
         bridge.native.call("gb_rpc_serve", encode(endpoint), options.threads)
     except (BridgeError, OSError) as error:
-        print(f"rpc_server: cannot serve at {options.host}:{options.port}: {error}", file=sys.stderr)
+        print(f"rpc_server: cannot serve at {options.host}: {error}", file=sys.stderr)
     return 1
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m ggml_bridge.rpc_server", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="IPv4 address to listen at (default %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="0 (default): any free port")
-    parser.add_argument("--threads", type=int, default=1, help="threads to compute with (default %(default)s)")
-    parser.add_argument("--cpus", type=_cpu_list, help="CPUs to run on, for example 1 or 0-3,8")
-    parser.add_argument("--child", action="store_true", help="end when stdin does")
-    return parser.parse_args(arguments)
-
-
-def _cpu_list(text: str) -> set[int]:
-    cpus: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return cpus
-
-
-def _choose_port(host: str, port: int) -> int:
-    """That port, or any free one for 0; raises OSError when it is taken."""
+def _free_port(host: str) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        chosen: int = listener.getsockname()[1]
-        return chosen
+        listener.bind((host, 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def _announce(endpoint: str, ready_fd: int) -> None:
