@@ -17,6 +17,7 @@ from worlds import CARD, HOST, World, device_bytes, model_info, total_s, where, 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Operator, Workload
+from oallama.device.card import Card
 from oallama.place.decide import larger_ubatches
 from oallama.place.placement import placed_whole
 from oallama.place.policies.registry import POLICIES, Policy, Room, Rules, policy
@@ -246,6 +247,41 @@ def test_more_of_the_weights_are_streamed_over_a_faster_link() -> None:
         plan = slow_cpu(card=card, options=Options(flash_attn="on", gpu_weights=0.2), share=1.0).plan("scheinfer")
         shares.append(sum(place.cg for place in plan.operators))
     assert shares == sorted(shares) and shares[0] == 0 < shares[1] < shares[-1]
+
+
+def long_prompt(**facts: object) -> World:
+    """A CPU that is slow in prompts, and a device to which llama.cpp itself sends no batches."""
+    world = slow_cpu(
+        host=replace(PLAIN_HOST, bytes_per_s=20e9, flops_per_s=2e11), model=model_info(n_embd=1024, n_ff=4096),
+        share=2.0, workload=Workload(n_prompt=512, n_gen=100, n_ctx=1024),
+        options=Options(flash_attn="on", gpu_weights=0.2), device_facts=(("device_backend", "RPC"),),
+    )  # fmt: skip
+    return replace(world, **facts)  # type: ignore[arg-type]
+
+
+def linked(rate: float) -> Card:
+    return replace(FAST, pinned_bytes_per_s=rate, pageable_bytes_per_s=rate)
+
+
+def test_tokens_of_a_long_prompt_go_to_the_device_and_of_a_short_one_do_not() -> None:
+    """n_g: what is copied once is computed for as many tokens as the CPU would take longer for (Eq. 15)."""
+    firsts = []
+    for rate in (10e9, 4e9, 2e9):
+        table = long_prompt(card=linked(rate)).plan("scheinfer").token_assignment
+        (below, none), (first, some), *_, (longest, most) = table
+        assert (none, first) == (0, below + 1) and some > 0 and longest // 2 < most
+        assert all(n - n_g in (0, 1, n) or (n - n_g) % 4 == 0 for n, n_g in table), "the CPU computes four rows at once"
+        firsts.append(first)
+    assert firsts == sorted(firsts) and firsts[0] < firsts[-1]
+    assert long_prompt(card=linked(1e6)).plan("scheinfer").token_assignment == ()
+
+
+@pytest.mark.parametrize("host_room", [0, 1 << 40])
+def test_what_the_cpu_computes_in_a_faster_layout_is_kept_twice_where_the_host_has_room(host_room: int) -> None:
+    plan = long_prompt(repacked=1.2, host_room=host_room, card=linked(4e9)).plan("scheinfer")
+    assert plan.streaming is not None and plan.token_assignment
+    assert plan.streaming.kept_twice is (host_room > 0)
+    assert {place.layout for place in plan.operators if 0 < place.cc < 1} >= {"CPU_REPACK"}
 
 
 def test_copies_run_ahead_unless_they_may_not() -> None:

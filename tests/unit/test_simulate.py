@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import placement_records as records
 import pytest
-from described_cases import TOKENS, described_problem, model, operators
-from policy_cases import LOAD, PAIR, STREAMS
-from policy_cases import problem as small_problem
+from worlds import World, model_info
 
 from oallama.cli.main import exit_code
 from oallama.cli.served import as_asked as as_asked_for
 from oallama.core.errors import PlanError, UsageError
 from oallama.core.options import Options
 from oallama.core.profile import Profile
-from oallama.core.types import Attention, PrefetchMode, Workload
+from oallama.core.types import CPU_DEVICE, Attention, Workload
 from oallama.core.units import MIB
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
-from oallama.place.decide import decide
-from oallama.place.placement import Candidate, placed_by_plan, plan_record
-from oallama.place.policies.registry import Rules
-from oallama.place.problem import Problem
-from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate
+from oallama.place.simulate import ENGINES, KINDS, Simulation
 from oallama.placer import Placer
 from oallama.placer.described import plan_for
 from oallama.plan.plan import Plan
@@ -39,119 +33,72 @@ from oallama.report.table import plain
 pytestmark = pytest.mark.usefixtures("small_cards")
 
 TESTBEDS = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "testbeds"
-ROUNDING = 1e-9
+MODEL = model_info(n_layer=4, n_embd=1024, n_ff=2048)
+WORLD = World(model=MODEL)
+DECODE = Workload(n_prompt=64, n_gen=8, n_ctx=256)
 
 
-def simulated(problem: Problem, decision: Candidate) -> Simulation:
-    """As from the decision's plan."""
-    of = model(problem.graph.n_layer)
-    record = plan_record(decision, of, problem.operators, "a card", "")
-    return simulate(problem, decision.workload, placed_by_plan(of.n_layer, problem.operators, record))
+def world_on(machine: str, **facts: Any) -> World:
+    """A small model on a machine by name or file, whose card has room for half of it."""
+    on = machine_of(machine)
+    return replace(World(model=MODEL, host=on.host, card=on.card, workload=DECODE), **facts)
 
 
-def check(problem: Problem, decision: Candidate) -> Simulation:
-    made = simulated(problem, decision)
-    assert made.prompt.seconds == pytest.approx(made.predicted.ttft_s, rel=ROUNDING)
-    assert made.token.seconds == pytest.approx(made.predicted.tpot_s, rel=ROUNDING)
-    assert made.predicted.ttft_s == pytest.approx(decision.predicted.ttft_s, rel=ROUNDING)
-    assert made.predicted.tpot_s == pytest.approx(decision.predicted.tpot_s, rel=ROUNDING)
-    for course in (made.prompt, made.token):
-        check_course(course, one_after_another=not decision.placement.is_sliced)
-    return made
-
-
-def check_course(course: Course, one_after_another: bool) -> None:
-    tolerance = ROUNDING * course.seconds
-    for stream in ENGINES:
-        works = [work for work in course.works if work.stream == stream]
-        assert all(a.end_s <= b.start_s + tolerance for a, b in pairwise(works)), stream
-        assert course.busy_s(stream) <= course.seconds + tolerance
-    assert all(0 <= w.start_s < w.end_s <= course.seconds + tolerance and w.kind in KINDS for w in course.works)
-    parts = [seconds for seconds, _ in course.parts().values()]
-    assert parts == sorted(parts, reverse=True) and sum(parts) == pytest.approx(sum(w.seconds for w in course.works))
-    if one_after_another:
-        assert sum(work.seconds for work in course.works) == pytest.approx(course.seconds, rel=ROUNDING)
-    # never is nothing going on for longer than a launch takes
-    until = 0.0
-    for work in sorted(course.works, key=lambda w: w.start_s):
-        assert work.start_s <= until + 1e-4
-        until = max(until, work.end_s)
-    assert until == pytest.approx(course.seconds, abs=1e-4)
-
-
-@pytest.mark.parametrize("prefetch", ["ahead", "layer"])
-def test_spans_add_up_where_tokens_of_a_prompt_go_to_the_device(prefetch: PrefetchMode) -> None:
-    load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
-    problem = small_problem(replace(STREAMS, cpu_rate=4e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
-    decision = decide(problem, "scheinfer", load, "mixed", Rules(prefetch=prefetch))
-    assert decision.placement.is_sliced and decision.placement.token_assignment
-    made = check(problem, decision)
-    assert ("in", "stream") in made.prompt.parts()
-
-
-def test_a_device_that_does_nothing_by_itself_works_while_the_thread_waits() -> None:
-    problem = small_problem(PAIR, 700_000)
-    blocking = replace(problem, profile=replace(problem.profile, fingerprint={"device_asynchronous": False}))
-    decision = decide(blocking, "hetegen", LOAD, "mixed")
-    assert decision.placement.is_sliced and any(decision.placement.cg)
-    token = check(blocking, decision).token
-    assert {("in", "stream"), ("gpu", "slice"), ("cpu", "slice")} <= token.parts().keys()
-    both = sorted((w.start_s, w.end_s) for w in token.works)
-    assert all(end <= start + ROUNDING for (_, end), (start, _) in pairwise(both)), "nothing at the same time"
+#
+# what runs when: that it adds up is in test_every_plan.py
+#
 
 
 def test_whole_operators_run_in_graph_order_where_they_are() -> None:
-    problem = described_problem("pc-12gb", 0.5)
-    decision = decide(problem, "layers", Workload(64, 8, 256), "mixed")
-    made = check(problem, decision)
-    found = [w for w in sorted(made.token.works, key=lambda w: w.start_s) if w.kind == "operator"]
-    assert [w.name for w in found] == [o.name for o in problem.operators]
-    sides = dict(zip((o.name for o in problem.operators), decision.placement.on_device, strict=True))
-    assert {w.stream for w in found} == {"cpu", "gpu"}
-    assert all((w.stream == "gpu") == sides[w.name] for w in found)
+    world = world_on("pc-12gb")
+    plan = world.plan("layers")
+    works = sorted(world.simulate(plan).token.works, key=lambda work: work.start_s)
+    found = [work for work in works if work.kind == "operator"]
+    assert [work.name for work in found] == [operator.name for operator in world.operators]
+    assert [work.stream == "gpu" for work in found] == [place.gg == 1 for place in plan.operators]
+    assert {work.stream for work in found} == {"cpu", "gpu"}
 
 
 def test_a_host_layer_of_a_large_prompt_is_streamed_and_computed_on_the_card() -> None:
-    problem = described_problem("pc-24gb", 0.4)
-    decision = decide(problem, "layers", Workload(512, 8, 1024), "mixed")
-    made = check(problem, decision)
-    name = problem.operators[0].name
-    assert not decision.placement.on_device[0]
+    world = world_on("pc-24gb", share=0.4, workload=Workload(n_prompt=512, n_gen=8, n_ctx=1024))
+    plan = world.plan("layers")
+    made, name = world.simulate(plan), plan.operators[0].name
+    assert plan.operators[0].cc == 1
     assert {(w.stream, w.kind) for w in made.prompt.works if w.name == name} == {("in", "weights"), ("gpu", "operator")}
-    assert {"cache", "weights"} <= {w.kind for w in made.prompt.works} and "weights" not in {
-        w.kind for w in made.token.works
-    }
+    assert {"cache", "weights"} <= {work.kind for work in made.prompt.works}
+    assert "weights" not in {work.kind for work in made.token.works}
 
 
-@pytest.mark.parametrize("policy", ["layers", "split"])
-def test_a_plan_says_in_which_layout_the_host_holds_each_operator(policy: str) -> None:
-    problem = small_problem(PAIR, 700_000)
-    pinned = replace(problem, profile=replace(problem.profile, fingerprint={"device_host_buffer": True}))
-    record = plan_record(decide(pinned, policy, LOAD, "mixed"), model(), problem.operators, "a card", "")
-    named = tuple(operator.layout for operator in record.operators)
-    assert any(named) and placed_by_plan(model().n_layer, problem.operators, record).layouts == named
+@pytest.mark.parametrize("blocking", [False, True])
+def test_streamed_slices_are_copied_while_the_cpu_computes_unless_the_device_blocks(blocking: bool) -> None:
+    facts = (("device_asynchronous", False), ("device_backend", "RPC")) if blocking else ()
+    world = world_on(f"{TESTBEDS}/scheinfer-a.json", share=0.3, device_facts=facts)
+    works = world.simulate(world.plan("flexgen")).token.works
+    copies = [work for work in works if work.kind == "stream"]
+    others = [work for work in works if work.stream != "in"]
+    assert copies and all(work.stream == "in" for work in copies)
+    beside = sum(max(0.0, min(a.end_s, b.end_s) - max(a.start_s, b.start_s)) for a in copies for b in others)
+    assert (beside > 1e-9) is not blocking
 
 
 def test_a_plan_that_splits_what_the_device_cannot_compute_is_refused() -> None:
-    problem = small_problem(PAIR, 700_000)
-    decision = decide(problem, "split", LOAD, "mixed")
-    check(problem, decision)
-    assert decision.placement.is_sliced
-    on_cpu = tuple(case for case in problem.profile.cases if case.device == "CPU")
-    without = replace(problem, profile=replace(problem.profile, cases=on_cpu))
-    assert on_cpu
+    world = world_on(f"{TESTBEDS}/scheinfer-a.json", share=0.3)
+    plan = world.plan("flexgen")
+    assert any(place.cg for place in plan.operators)
+    without = replace(world)
+    vars(without)["profile"] = replace(
+        world.profile, cases=tuple(case for case in world.profile.cases if case.device == CPU_DEVICE)
+    )
     with pytest.raises(PlanError, match="cannot compute"):
-        simulated(without, decision)
+        without.simulate(plan)
 
 
 def placer(profile: Profile | None = None) -> Placer:
-    return Placer(model(), operators(model(), "Q4_0"), (), Options.given(device="none"), profile)
+    return Placer(WORLD.model, WORLD.operators, (), Options.given(device="none"), profile)
 
 
 def plan_on(machine: str) -> Plan:
-    problem = described_problem(machine, 0.5)
-    decision = decide(problem, "layers", Workload(64, 8, 256), "mixed")
-    return plan_record(decision, model(), problem.operators, "a card", "")
+    return world_on(machine).plan("layers")
 
 
 def test_a_plan_is_simulated_on_any_machine_without_a_load() -> None:
@@ -171,18 +118,18 @@ def test_a_plan_of_another_model_is_refused() -> None:
 
 
 def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for(monkeypatch) -> None:
-    ops = operators(model(), "Q4_0")
+    ops = WORLD.operators
     weights = sum(op.bytes for op in ops)
     monkeypatch.setattr("oallama.run.dry_loads.DryLoads.on_host", lambda *_: (weights, MIB, MIB))
 
     def fit(**options: object) -> Plan:
-        asked = Placer(model(), ops, (), Options.given(device="none", **options))
+        asked = Placer(WORLD.model, ops, (), Options.given(device="none", **options))
         return plan_for(asked, MACHINES["pc-12gb"], Workload(64, 8, 256), "fit")
 
     whole, part = fit(), fit(vram=weights // 2 + 2 * MIB)
     assert part.memory.capacity == weights // 2 + 2 * MIB < whole.memory.capacity
     assert part.memory.spare >= 0
-    assert 0 < part.n_gpu_layers < whole.n_gpu_layers == model().n_layer + 1
+    assert 0 < part.n_gpu_layers < whole.n_gpu_layers == WORLD.model.n_layer + 1
     with pytest.raises(UsageError, match="--vram"):
         fit(gpu_weights=0.5)
 
@@ -192,7 +139,7 @@ def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() ->
 
     def as_asked(**options: object) -> Plan:
         asked = Options.given(device="none", **options)
-        return as_asked_for(Placer(model(), operators(model(), "Q4_0"), (), asked), planned)
+        return as_asked_for(Placer(WORLD.model, WORLD.operators, (), asked), planned)
 
     assert as_asked() == planned
     asked = as_asked(n_ctx=16384, n_ubatch=64, type_k="q8_0", flash_attn="on")
@@ -204,7 +151,7 @@ def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() ->
 
 
 def test_a_plan_for_a_device_needs_one() -> None:
-    profile = host_profile(USUAL_PC, model(), operators(model(), "Q4_0"), TOKENS)
+    profile = host_profile(USUAL_PC, WORLD.model, WORLD.operators, WORLD.tokens)
     with pytest.raises(PlanError, match="name one with --device"):
         placer(profile).simulate(plan_on("pc-12gb"))
 
@@ -268,11 +215,11 @@ def test_a_bad_machine_file_is_refused(tmp_path, document: str, said: str) -> No
 
 @pytest.fixture(scope="module")
 def made() -> tuple[SimulationSetting, Simulation]:
-    problem = described_problem(f"{TESTBEDS}/scheinfer-a.json", 0.3)
-    simulation = simulated(problem, decide(problem, "flexgen", Workload(64, 32, 512), "mixed"))
+    world = world_on(f"{TESTBEDS}/scheinfer-a.json", share=0.3, workload=Workload(n_prompt=64, n_gen=32, n_ctx=512))
+    simulation = world.simulate(world.plan("flexgen"))
     machine = machine_of(f"{TESTBEDS}/scheinfer-a.json")
     return SimulationSetting(
-        model(), "flexgen", machine.card.name, machine.description, machine.sources, ("a note",)
+        WORLD.model, "flexgen", machine.card.name, machine.description, machine.sources, ("a note",)
     ), simulation
 
 

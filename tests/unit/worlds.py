@@ -15,9 +15,11 @@ from oallama.core.routing import LayerRouting, Routing
 from oallama.core.types import CPU_DEVICE, Attention, ModelInfo, Operator, Workload
 from oallama.cost.graph import build_graph
 from oallama.device.card import Card, Host
+from oallama.place.placement import placed_by_plan
 from oallama.place.policies.registry import Policy, Rules
 from oallama.place.problem import LoadBytes
-from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan
+from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan, pure_problem
+from oallama.place.simulate import Simulation, simulate
 from oallama.plan.plan import Plan
 from oallama.profile.described import described
 
@@ -139,10 +141,13 @@ class World:
         if not self.uses:
             return None
         layers = tuple(
-            LayerRouting(layer, 8192, self.uses, self.uses, self.uses) for layer in range(self.model.n_layer)
+            LayerRouting(layer=layer, n_tokens=8192, uses=self.uses, before=self.uses, latest=self.uses)
+            for layer in range(self.model.n_layer)
         )
-        used = self.model.n_expert_used
-        return Routing(1, self.model.fingerprint, self.model.n_expert, used, 4096, layers, layers)
+        return Routing(
+            version=1, model_fingerprint=self.model.fingerprint, n_expert=self.model.n_expert,
+            n_expert_used=self.model.n_expert_used, half_life_tokens=4096, decode=layers, prompt=layers,
+        )  # fmt: skip
 
     def plan(
         self,
@@ -156,6 +161,14 @@ class World:
             self.header, self.profile, self.options, Memory(self.device_bytes, self.host_room, self.taken),
             self.workload, policy, rules, self.routing, larger_ubatches,
         )  # fmt: skip
+
+    def simulate(self, plan: Plan) -> Simulation:
+        """What runs when, by a plan that is read back."""
+        assert plan.attention is not None
+        memory = Memory(self.device_bytes, self.host_room, self.taken)
+        way = plan.attention.flash_attn
+        problem = pure_problem(self.header, self.profile, self.options, memory, way, self.routing)
+        return simulate(problem, plan.workload, placed_by_plan(self.model.n_layer, self.operators, plan))
 
 
 def total_s(plan: Plan) -> float:
