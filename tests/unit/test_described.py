@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from described_cases import CARD, HOST, model, operators
+from worlds import CARD, HOST, ROUTED, SMALL, weights_of
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import Profile, RestShape
@@ -41,8 +41,8 @@ TOKENS = (1, 32, 512)
 
 
 def made(n_expert: int = 0, type_name: str = "Q4_0") -> tuple[Profile, Problem]:
-    of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
-    ops = tuple(operators(of, type_name))
+    of = ROUTED if n_expert else SMALL
+    ops = weights_of(of, type_name=type_name)
     profile = described(HOST, CARD, of, ops, TOKENS)
 
     def probe(load: Workload, placed: Placement) -> LoadBytes:
@@ -88,8 +88,8 @@ def test_points_of_the_link_lie_on_their_lines_and_nothing_slows_the_card() -> N
 
 
 def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
-    of = model()
-    ops = operators(of)
+    of = SMALL
+    ops = weights_of(of)
     before = described(HOST, replace(CARD, name="another"), of, ops, TOKENS)
     profile = with_card(before, CARD, of, ops)
     assert profile.device == "card"
@@ -100,7 +100,7 @@ def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
 
 def test_nothing_is_left_to_measure_and_it_can_be_stored() -> None:
     profile, problem = made(n_expert=8)
-    want = wanted(model(n_expert=8, n_expert_used=2), problem.operators, TOKENS, 0)
+    want = wanted(ROUTED, problem.operators, TOKENS, 0)
     assert missing_link(profile) == []
     assert missing_sharing(profile, want) == []
     assert profile_from_json(profile_to_json(profile)) == profile
@@ -112,8 +112,8 @@ def test_nothing_is_left_to_measure_and_it_can_be_stored() -> None:
 
 
 def test_cpu_and_link_together_read_what_the_dram_gives() -> None:
-    of = model()
-    ops = operators(of)
+    of = SMALL
+    ops = weights_of(of)
     profile = with_card(host_profile(HOST, of, ops, TOKENS), CARD, of, ops, dram_bytes_per_s=45e9)
     shared = profile.contention
     assert shared is not None
@@ -160,8 +160,8 @@ def test_a_quantised_cache_is_read_for_each_query_head() -> None:
     assert one_token_share(f16) == ATTENTION
     assert one_token_share(replace(f16, type_v="q8_0")) == 2 / 8
     assert one_token_share(replace(f16, type_k="q8_0", n_head_kv=8)) == ATTENTION
-    of = model()
-    profile = described(HOST, CARD, of, tuple(operators(of, "Q4_0")), (1, 32), Attention("on", "q8_0", "q8_0"))
+    of = SMALL
+    profile = described(HOST, CARD, of, weights_of(of), (1, 32), Attention("on", "q8_0", "q8_0"))
     assert {case.shape.type_k for case in profile.rest if case.shape} == {"q8_0"}
 
 
@@ -189,10 +189,10 @@ def test_float_weights_take_the_float_rate() -> None:
 
 
 def test_a_profile_without_the_cpu_is_refused() -> None:
-    of = model()
-    nothing = replace(described(HOST, CARD, of, operators(of), TOKENS), cases=())
+    of = SMALL
+    nothing = replace(described(HOST, CARD, of, weights_of(of), TOKENS), cases=())
     with pytest.raises(ProfileError, match="no mul-mat of the CPU"):
-        with_card(nothing, CARD, of, operators(of))
+        with_card(nothing, CARD, of, weights_of(of))
 
 
 def test_a_host_may_be_slower_with_some_types_and_in_attention() -> None:

@@ -41,7 +41,7 @@ def planned(world: World, policy: str, rules: Rules = Rules()) -> Plan | None:  
 
 @pytest.mark.parametrize("policy", (*OURS, *OTHERS))
 @given(world=worlds())
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(32))
 def test_a_plan_is_sound(policy: str, world: World) -> None:
     plan = planned(world, policy)
     if plan is not None:
@@ -49,7 +49,7 @@ def test_a_plan_is_sound(policy: str, world: World) -> None:
 
 
 @given(world=worlds())
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @pytest.mark.parametrize(
     ("policy", "rules"),
     [
@@ -142,7 +142,7 @@ def check_text(plan: Plan, operators: Sequence[Operator]) -> None:
 
 
 @given(world=worlds())
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 def test_the_best_of_several_is_taken(world: World) -> None:
     """By the workload's own micro-batch."""
     found = {name: total_s(world.plan(name)) for name in OURS}
@@ -171,7 +171,7 @@ def better(world: World) -> dict[str, World]:
 
 @pytest.mark.parametrize("policy", ["oato", "layers", "scheinfer"])
 @given(world=worlds())
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(20))
 def test_a_better_machine_is_never_slower(policy: str, world: World) -> None:
     """Searches are no proofs: a faster CPU, which streams less, may cost one a few percent."""
     before = total_s(world.plan(policy))
@@ -187,7 +187,7 @@ def test_a_better_machine_is_never_slower(policy: str, world: World) -> None:
 
 @pytest.mark.parametrize("policy", (*OURS[1:], *OTHERS))
 @given(world=worlds())
-@settings(max_examples=examples(24))
+@settings(max_examples=examples(20))
 def test_a_plan_runs_as_long_as_it_is_predicted_to(policy: str, world: World) -> None:
     """Read back and simulated."""
     plan = planned(world, policy)

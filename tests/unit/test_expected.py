@@ -5,19 +5,19 @@ from dataclasses import replace
 import placement_records
 import pytest
 from attention_cases import CPU, profile, rest
-from described_cases import described_problem
 from report_records import model
+from worlds import SMALL, World
 
 from oallama.core.errors import DeviceError, ModelFileError
 from oallama.core.types import DeviceInfo, Predicted, Workload
 from oallama.core.units import GIB
+from oallama.device.machines import machine_of
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
 from oallama.model.memory import load_refusal
-from oallama.place.decide import decide
+from oallama.place.attention import with_attention
 from oallama.place.explain import planned_depth, slower_from, token_seconds
-from oallama.place.placement import placed_by_plan, plan_record, unmeasured_cpu_record
-from oallama.place.price import price
+from oallama.place.placement import unmeasured_cpu_record
 from oallama.report.expected import UNMEASURED, expected_line, fits_text, measured_texts, rates_text
 from oallama.run.load import spill_warning
 
@@ -48,15 +48,14 @@ def test_a_token_takes_longer_by_what_attention_takes_longer():
 def test_it_is_what_a_plan_made_for_that_depth_would_be_priced_at(policy, share):
     """Whole operators to the digit. Behind slices that are streamed, attention that takes longer may hide copies, or
     take memory from them."""
-    problem = described_problem("pc-12gb", share)
-    of, n_layer = model(n_layer=problem.graph.n_layer), problem.graph.n_layer
-    record = plan_record(decide(problem, policy, Workload(500, 200, 16384), "mixed"), of, problem.operators, "a", "")
-    placed = placed_by_plan(n_layer, problem.operators, record)
-    sliced = placed.is_sliced and placed.streams
+    on = machine_of("pc-12gb")
+    world = World(model=SMALL, host=on.host, card=on.card, share=share, workload=Workload(500, 200, 16384))
+    plan = world.plan(policy)
+    streams = any(place.cg for place in plan.operators) or bool(plan.token_assignment)
     for depth in (600, 2048, 12000):
-        there = price(problem, Workload(depth, 1, 16384), placed).tpot_s
-        found = token_seconds(problem.profile, "on", n_layer, record, depth)
-        assert found == pytest.approx(there, rel=0.05 if sliced else 1e-6)
+        there = world.simulate(plan, Workload(depth, 1, 16384)).predicted.tpot_s
+        found = token_seconds(with_attention(world.profile, "on"), "on", world.model.n_layer, plan, depth)
+        assert found == pytest.approx(there, rel=0.05 if streams else 1e-6)
 
 
 def test_nothing_is_expected_without_a_prediction_or_a_profile():

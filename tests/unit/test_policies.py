@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from described_cases import CARD, HOST, model, operators
+from worlds import CARD, HOST, SMALL, weights_of
 
 from oallama import Placer
 from oallama.core.errors import UsageError
@@ -46,8 +46,8 @@ def own() -> Iterator[Policy]:
 @pytest.fixture
 def placer() -> Placer:
     """On a card with room for half of the model, without any load."""
-    of = model()
-    made = tuple(operators(of))
+    of = SMALL
+    made = weights_of(of)
     total = sum(operator.bytes for operator in made)
     found = Placer(of, made, (), Options(vram=total // 2 + 4 * MIB), described(HOST, CARD, of, made, (1, 32, 512)))
 

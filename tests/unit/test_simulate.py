@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import placement_records as records
 import pytest
-from worlds import World, model_info
+from worlds import SMALL, World
 
 from oallama.cli.main import exit_code
 from oallama.cli.served import as_asked as as_asked_for
@@ -33,15 +33,14 @@ from oallama.report.table import plain
 pytestmark = pytest.mark.usefixtures("small_cards")
 
 TESTBEDS = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "testbeds"
-MODEL = model_info(n_layer=4, n_embd=1024, n_ff=2048)
-WORLD = World(model=MODEL)
+WORLD = World(model=SMALL)
 DECODE = Workload(n_prompt=64, n_gen=8, n_ctx=256)
 
 
 def world_on(machine: str, **facts: Any) -> World:
     """A small model on a machine by name or file, whose card has room for half of it."""
     on = machine_of(machine)
-    return replace(World(model=MODEL, host=on.host, card=on.card, workload=DECODE), **facts)
+    return replace(World(model=SMALL, host=on.host, card=on.card, workload=DECODE), **facts)
 
 
 #

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
-from described_cases import HOST, model, operators
+from worlds import HOST, ROUTED, SMALL, weights_of
 
 from oallama.cli import main as cli_main
 from oallama.core.options import Options
@@ -41,8 +41,8 @@ TOKENS = (1, 32, 512)
 
 def problem(card, n_expert=0, repacked=1.0):
     """Of a small model. repacked: how many times faster the CPU's repacked layout is than the plain one."""
-    of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
-    ops = tuple(operators(of, "Q4_0"))
+    of = ROUTED if n_expert else SMALL
+    ops = weights_of(of)
     profile = host_profile(HOST, of, ops, TOKENS)
     if repacked != 1.0:
         profile = replace(profile, cases=profile.cases + tuple(faster(case, repacked) for case in profile.cases))
@@ -61,7 +61,7 @@ def sized(mib: float, name: str = "rtx3060"):
 
 
 def small_rows(*sizes: float) -> tuple[ModelInfo, list[WhatIf]]:
-    return model(), [what_if(problem(sized(mib)), sized(mib), LOAD) for mib in sizes]
+    return SMALL, [what_if(problem(sized(mib)), sized(mib), LOAD) for mib in sizes]
 
 
 #
@@ -127,7 +127,7 @@ def test_the_quick_search_is_near_the_long_one(n_expert):
 
 
 def test_limits_of_the_device_that_is_here_do_not_hold_for_cards():
-    card, made, of, options = sized(8), problem(sized(8)), model(), Options()
+    card, made, of, options = sized(8), problem(sized(8)), SMALL, Options()
 
     class Loads:
         def on_host(self, load, attention):
@@ -253,8 +253,8 @@ def answered(monkeypatch):
     asked = {}
 
     class Known:
-        model = model()
-        operators = tuple(operators(model))
+        model = SMALL
+        operators = weights_of(model)
         tensor_names = tuple(operator.name for operator in operators)
 
         def workload(self, n_prompt, n_gen):
@@ -321,8 +321,8 @@ def test_a_chart_that_cannot_be_written_is_said(capsys, tmp_path, answered):
 
 
 def test_only_cpu_times_of_the_profile_count():
-    of = model()
-    ops = operators(of)
+    of = SMALL
+    ops = weights_of(of)
     first = with_card(host_profile(HOST, of, ops, TOKENS), preset("h100"), of, ops)
     again = with_card(first, preset("rtx3060"), of, ops)
     assert {case.device for case in again.cases} == {CPU_DEVICE, "rtx3060-12"}
@@ -335,4 +335,4 @@ def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy):
     assert row.best.policy == policy and row.best.memory.spare >= 0
     none = sized(0.5)
     assert what_if(problem(none), none, LOAD, policy).best.policy == "cpu"
-    assert f"the plan of policy {policy}" in " ".join(said(model(), [row], policy).split())
+    assert f"the plan of policy {policy}" in " ".join(said(SMALL, [row], policy).split())

@@ -80,6 +80,10 @@ def weights_of(model: ModelInfo, *, type_name: str = "Q4_0", n_ffs: tuple[int, .
     return (*made, weight(role="output", k=n_embd, n=model.n_vocab, type_name=type_name))
 
 
+SMALL = model_info(n_layer=4, n_embd=1024, n_ff=2048)
+ROUTED = replace(SMALL, n_expert=8, n_expert_used=2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     """A model, a machine, and what is asked of them.
@@ -162,13 +166,13 @@ class World:
             self.workload, policy, rules, self.routing, larger_ubatches,
         )  # fmt: skip
 
-    def simulate(self, plan: Plan) -> Simulation:
-        """What runs when, by a plan that is read back."""
+    def simulate(self, plan: Plan, workload: Workload | None = None) -> Simulation:
+        """What runs when, by a plan that is read back; workload: None: the plan's."""
         assert plan.attention is not None
         memory = Memory(self.device_bytes, self.host_room, self.taken)
         way = plan.attention.flash_attn
         problem = pure_problem(self.header, self.profile, self.options, memory, way, self.routing)
-        return simulate(problem, plan.workload, placed_by_plan(self.model.n_layer, self.operators, plan))
+        return simulate(problem, workload or plan.workload, placed_by_plan(self.model.n_layer, self.operators, plan))
 
 
 def total_s(plan: Plan) -> float:
