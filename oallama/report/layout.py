@@ -65,9 +65,7 @@ class Segment:
     name: str
     x: float
     width: float
-    size: str
     n_bytes: int
-    exact: str
     share: str
 
 
@@ -171,9 +169,7 @@ def _segments(parts: Sequence[tuple[str, str, int]]) -> tuple[Segment, ...]:
     x = 0.0
     for kind, name, n_bytes in parts:
         width = BAR_WIDTH * max(0, n_bytes) / total if total else 0.0
-        size = f"{n_bytes / MIB:,.2f} MiB"
-        share = percent(n_bytes, total)
-        segments.append(Segment(kind, name, round(x, 2), round(width, 2), size, n_bytes, f"{n_bytes:,}", share))
+        segments.append(Segment(kind, name, round(x, 2), round(width, 2), n_bytes, percent(n_bytes, total)))
         x += width
     return tuple(segments)
 
