@@ -98,6 +98,7 @@ def check_memory(world: World, plan: Plan) -> None:
         assert 0 < twice <= min(world.host_room, total)
     streams = any(place.cg for place in plan.operators) or any(n_g for _, n_g in plan.token_assignment)
     assert (held.staging > 0) >= streams
+    assert streaming is not None or not streams
     if streaming is not None and streams and not plan.token_assignment:
         largest = max(o.bytes * p.cg for o, p in zip(world.operators, plan.operators, strict=True))
         assert largest <= streaming.ring_bytes <= held.staging

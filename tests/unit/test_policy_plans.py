@@ -267,7 +267,8 @@ def test_tokens_of_a_long_prompt_go_to_the_device_and_of_a_short_one_do_not() ->
     """n_g: what is copied once is computed for as many tokens as the CPU would take longer for (Eq. 15)."""
     firsts = []
     for rate in (10e9, 2e9):
-        table = long_prompt(card=linked(rate)).plan("scheinfer").token_assignment
+        plan = long_prompt(card=linked(rate)).plan("scheinfer")
+        table = plan.token_assignment
         (below, none), (first, some), *_, (longest, most) = table
         assert (none, first) == (0, below + 1) and some > 0 and longest // 2 < most
         assert all(n - n_g in (0, 1, n) or (n - n_g) % 4 == 0 for n, n_g in table), "the CPU computes four rows at once"
@@ -285,11 +286,15 @@ def test_what_the_cpu_computes_in_a_faster_layout_is_kept_twice_where_the_host_h
 
 
 def test_copies_run_ahead_unless_they_may_not() -> None:
-    world = slow_cpu(options=Options(flash_attn="on", gpu_weights=0.0), share=1.0)
+    world = slow_cpu(
+        model=model_info(n_embd=1024, n_ff=4096), options=Options(flash_attn="on", gpu_weights=0.0), share=1.0,
+        workload=Workload(n_prompt=512, n_gen=100, n_ctx=1024),
+    )  # fmt: skip
     ahead, layer = (world.plan("scheinfer", rules=Rules(prefetch=mode)) for mode in ("ahead", "layer"))
     assert ahead.streaming is not None and layer.streaming is not None
     assert (ahead.streaming.prefetch, layer.streaming.prefetch) == ("ahead", "layer")
-    assert layer.streaming.n_slots == 1 and total_s(ahead) < total_s(layer)
+    assert ahead.streaming.n_slots == 2 and layer.streaming.n_slots == 1
+    assert total_s(ahead) < total_s(layer)
     blocking = replace(world, device_facts=(("device_asynchronous", False),)).plan("scheinfer")
     assert total_s(blocking) > total_s(ahead)
     assert blocking.streaming is None or blocking.streaming.n_slots == 1
