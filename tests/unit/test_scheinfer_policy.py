@@ -16,6 +16,7 @@ from oallama.model.cut import cut_granularity
 from oallama.place.decide import decide
 from oallama.place.placement import Candidate, placed_by_plan
 from oallama.place.policies.registry import Rules
+from oallama.place.price import price
 from oallama.place.problem import Problem
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
@@ -26,6 +27,14 @@ from oallama.plan.split import slice_counts
 def cg_of(decision: Candidate) -> int:
     slices = decision.placement
     return sum(slices.cg) if slices else 0
+
+
+def test_its_prediction_is_what_it_was_chosen_by() -> None:
+    made = problem(STREAMS, free=10**7, gpu_weights=0.2)
+    decision = decide(made, "scheinfer", LOAD, "mixed")
+    assert cg_of(decision) > 0
+    assert decision.predicted.total_s == pytest.approx(decision.placement.seconds)
+    assert decision.predicted == price(made, decision.workload, decision.placement)
 
 
 def test_the_ledger_counts_ring_and_second_copies() -> None:
