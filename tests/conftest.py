@@ -84,3 +84,12 @@ def small_cards() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
         yield
+
+
+@pytest.fixture(scope="module")
+def prober() -> Iterator[None]:
+    """One process for all dry loads of a file."""
+    from kept_child import kept
+
+    with kept():
+        yield

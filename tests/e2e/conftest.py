@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_worker
-from e2e.placed import one_prober
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.profile import Profile
@@ -29,13 +27,6 @@ def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def worker_profile(two_layers: Path) -> Profile:
     """A profile of two_layers on a worker: splitting and streaming it pay."""
     return slow_cpu_worker(two_layers)
-
-
-@pytest.fixture(scope="module")
-def prober() -> Iterator[None]:
-    """One process for all dry loads of the file's hand-made plans."""
-    with one_prober():
-        yield
 
 
 @pytest.fixture(scope="session")

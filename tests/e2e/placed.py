@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacem
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.model.memory import Prober, ProbeResult, probe_memory
+from oallama.model.memory import ProbeResult, probe_memory
 from oallama.model.operators import operators
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
@@ -85,21 +84,7 @@ def with_ledger(plan: Plan, **changes: int) -> Plan:
     return replace(plan, memory=replace(plan.memory, **changes))
 
 
-@contextlib.contextmanager
-def one_prober() -> Iterator[None]:
-    """Have one process make the dry loads of the plans that are made meanwhile."""
-    with Prober() as prober:
-        _probers.append(prober)
-        try:
-            yield
-        finally:
-            _probers.pop()
-
-
-_probers: list[Prober] = []
-
-
 @functools.cache
 def probe(request: LoadSettings) -> ProbeResult:
     """A dry load, made once."""
-    return _probers[-1].answer(request) if _probers else probe_memory(request)
+    return probe_memory(request)

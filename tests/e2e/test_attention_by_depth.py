@@ -22,6 +22,8 @@ from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.profile.store import profile_to_json
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 N_CTX = 1024
 FLASH_ATTENTION = {"on": 1, "off": 0}  # llama_flash_attn_type
 

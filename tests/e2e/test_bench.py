@@ -42,6 +42,8 @@ from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.placer import Placer
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 WORKER = "rpc-worker:1"
 N_LAYER = 3
 PP, TG, DEEP = BenchTest(16, 0), BenchTest(0, 4), BenchTest(8, 4, 32)

@@ -33,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from routing import RoutingDraw, counts_of, draw, first_and_second, zipf_shares
 from routing import write_routing as write_ids
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 EMULATED = "emulated:vram=1GiB,scale=1,values=real"
 EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)
 N_LAYER, N_EXPERT = 4, 8

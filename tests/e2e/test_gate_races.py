@@ -38,6 +38,8 @@ from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 LOAD = Workload(64, 32, 1024)
 SHARE = 0.5  # of the weights may lie on the device
 SLOWER, FASTER = 1.5, 1 / 1.5  # seconds of a plan, stock's being 1

@@ -24,6 +24,8 @@ from oallama.gate.run import Gated, gated_plan
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 DEVICE = "emulated:vram=1GiB,scale=1,values=real"
 LOAD = Workload(256, 32, 512)
 PATIENCE_S = 250.0  # with any one answer of an arm; the clock that the gate looks at stands still

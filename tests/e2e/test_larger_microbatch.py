@@ -20,6 +20,8 @@ from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 DEVICE = "emulated:vram=1GiB,scale=1,values=real"
 N_PROMPT, N_CTX = 1024, 1280
 TOKENS = [1 + i * 37 % 900 for i in range(N_PROMPT)]

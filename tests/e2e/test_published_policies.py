@@ -25,6 +25,8 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 from oallama.profile.store import profile_to_json
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 CARD = "emulated:vram=1GiB,scale=1,values=real"
 EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)
 STREAMING = ("hetegen", "twinpilots", "flexgen")

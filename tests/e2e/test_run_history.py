@@ -15,6 +15,8 @@ from oallama.placer import Placer
 from oallama.profile.history import read_history, timings_of
 from oallama.profile.store import FOLDER_VARIABLE
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 WORKER = "rpc-worker:1"
 N_PROMPT, N_GEN = 40, 48
 

@@ -11,6 +11,8 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 from oallama.profile.store import profile_to_json
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 WORKER = ("--device", "rpc-worker:1")
 
 

@@ -25,6 +25,8 @@ from model_shapes import KNOWN  # noqa: E402
 
 from oallama.profile.store import profile_to_json  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("prober")
+
 LEDGER = {"capacity", "fill", "limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare"}
 DEVICE = "emulated:rtx3060-12,scale=8"
 """Given the scale, nothing is measured."""

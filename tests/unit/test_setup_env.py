@@ -280,6 +280,17 @@ def test_known_faults_have_a_remedy(output: str, advice: str) -> None:
     assert found is not None and advice in found
 
 
+def test_progress_is_the_builds_own_counter(console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = program(
+        tmp_path, "build", "echo '-- [1/2]'; echo '  [57/197] c++ -DX'; echo '[ 45%] Building'; echo '[x]'"
+    )
+    seen: list[str] = []
+    with console.step("x", "y") as step:
+        monkeypatch.setattr(step, "progress", seen.append)
+        console_module.run(console, step, [str(script)], os.environ, "building")
+    assert seen == ["", "57/197", "45%", "45%"]
+
+
 def test_failing_command_gives_its_last_lines_and_a_remedy(tmp_path: Path, console: Console) -> None:
     fails = program(tmp_path, "fails", "seq 100; echo 'No space left on device' >&2; exit 3")
     with pytest.raises(SetupError, match="fetching failed: the disk is full") as caught, console.step("x", "y") as step:
