@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from gguf_factory import write_gguf
-from processes import COMMAND, PATIENCE_S, must_end
+from processes import COMMAND, PATIENCE_S, here, must_end, oallama
 
 from oallama.stores.default_model import FILE
 
@@ -34,13 +34,7 @@ needs_model = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no def
 
 def piped(lines, *arguments, code=0):
     """A session that reads these lines from a pipe."""
-    done = subprocess.run(
-        [*COMMAND, "chat", *ON_CPU, *map(str, arguments)],
-        input=lines, capture_output=True, text=True, cwd=ROOT, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+    return here("chat", *ON_CPU, *arguments, input=lines, code=code)
 
 
 class Typist:
@@ -213,10 +207,7 @@ def test_ctrl_c_ends_a_session_in_a_pipe(chatty):
 
 
 def test_run_in_a_pipe_reads_its_prompt_as_before(plain):
-    done = subprocess.run(
-        [*COMMAND, "run", plain, *ON_CPU, "-n", "2", "--json"], input="once\n/bye\n", capture_output=True, text=True,
-        cwd=ROOT, timeout=280, check=True,
-    )  # fmt: skip
+    done = oallama("run", plain, *ON_CPU, "-n", "2", "--json", input="once\n/bye\n")
     assert json.loads(done.stdout)["n_gen"] <= 2
 
 
