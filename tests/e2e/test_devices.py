@@ -16,12 +16,11 @@ from processes import PATIENCE_S, must_end
 
 from ggml_bridge import Bridge, BridgeError
 from ggml_bridge.rpc import RpcServer, probe
-from oallama.core.errors import DeviceError, UsageError
+from oallama.core.errors import DeviceError
 from oallama.device.cpu import default_threads
 from oallama.device.identity import known_device
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import list_devices, open_device
-from oallama.device.spec import parse_device
 from oallama.profile.child import device_details
 
 
@@ -47,11 +46,6 @@ def test_a_profile_knows_what_a_device_pins_and_whether_blocks_live_there(
     with open_device(device) as opened:
         found = device_details(load_bridge(), opened)["fingerprint"]
     assert (found["device_pins"], found["device_takes_residents"]) == (pins, takes_residents)
-
-
-def test_none_is_no_device() -> None:
-    with open_device("none") as device:
-        assert (device.name, device.info) == ("none", None)
 
 
 def test_auto_is_the_first_gpu_or_none() -> None:
@@ -94,11 +88,6 @@ def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
         pass
 
 
-def test_wrong_text_is_a_usage_error() -> None:
-    with pytest.raises(UsageError), open_device("rpc-worker:0"):
-        pass
-
-
 def test_a_worker_is_a_device_of_its_own_until_closed() -> None:
     cpu = min(os.sched_getaffinity(0))
     with open_device(f"rpc-worker:1:{cpu}") as device:
@@ -109,15 +98,6 @@ def test_a_worker_is_a_device_of_its_own_until_closed() -> None:
         assert device.name in [listed.name for listed in list_devices()]
     must_end(device.pid)
     assert device.name not in [listed.name for listed in list_devices()], "a dead device would abort who lists devices"
-
-
-def test_two_workers_do_not_disturb_each_other() -> None:
-    with open_device("rpc-worker") as first:
-        with open_device("rpc-worker") as second:
-            assert first.name != second.name
-            assert {first.name, second.name} <= {listed.name for listed in list_devices()}
-        names = [listed.name for listed in list_devices()]
-        assert first.name in names and second.name not in names
 
 
 def test_a_worker_cannot_be_pinned_outside_our_cpus() -> None:
@@ -245,8 +225,3 @@ def test_threads_are_physical_cores_within_affinity_and_quota(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5})
     assert default_threads(sysfs(tmp_path, siblings, cpu_max)) == expected
-
-
-def test_open_devices_know_what_they_were_asked_for() -> None:
-    with open_device("cpu-pair") as device:
-        assert device.spec == parse_device("cpu-pair")

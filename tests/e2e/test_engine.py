@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from llama_cpp import Llama
 from processes import must_end
 from seeds import crossed
 
-from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
+from oallama.core.errors import ModelFileError, PlanError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
@@ -105,15 +104,6 @@ def test_a_named_layout_computes_the_same(q4_0: Path) -> None:
             assert any(layout in buft for buft in held), (layout, held)
 
 
-def test_a_layout_this_cpu_lacks_is_left_to_llama_cpp(q4_0: Path) -> None:
-    case = placed(q4_0)
-    operators = tuple(replace(placement, layout="CPU_NEXT_YEAR") for placement in case.plan.operators)
-    plan = replace(case.plan, operators=operators)
-    with Engine(case.model, plan, Options(threads=1), probed=True, progress=False) as engine:
-        assert len(engine.warnings) == 1 and "CPU_NEXT_YEAR" in engine.warnings[0]
-        assert np.array_equal(engine.logits(TOKENS), stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH))
-
-
 #
 # text
 #
@@ -138,16 +128,6 @@ def test_the_seed_decides_the_draw(cpu_engine: Engine) -> None:
     first = cpu_engine.generate("once", max_tokens=24, temperature=1.5, seed=7)
     assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, seed=7).tokens == first.tokens
     assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, seed=8).tokens != first.tokens
-
-
-def test_one_candidate_is_the_greedy_one_and_a_penalty_moves_the_choice(cpu_engine: Engine) -> None:
-    greedy = cpu_engine.generate("once", max_tokens=24, temperature=0)
-    assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, top_k=1).tokens == greedy.tokens
-    assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, min_p=1.0).tokens == greedy.tokens
-    penalised = cpu_engine.generate("once", max_tokens=24, temperature=0, repeat_penalty=10.0)
-    assert len(set(penalised.tokens)) > len(set(greedy.tokens))
-    wide = [cpu_engine.generate("once", max_tokens=24, top_k=0, top_p=1.0, min_p=0.0, seed=s).tokens for s in (1, 2)]
-    assert wide[0] != wide[1]
 
 
 def test_a_stop_text_ends_the_answer_and_is_left_out(cpu_engine: Engine) -> None:
@@ -196,11 +176,6 @@ def test_generation_ends_with_the_context(cpu_engine: Engine) -> None:
     prompt = [1 + i % 200 for i in range(n_ctx - 3)]
     assert cpu_engine.generate(prompt, max_tokens=50, temperature=1.0).n_gen <= 4
     assert cpu_engine.generate([*prompt, 1, 2, 3], max_tokens=50, temperature=1.0).n_gen <= 1
-
-
-def test_no_token_may_be_asked_for(cpu_engine: Engine) -> None:
-    generation = cpu_engine.generate("once", max_tokens=0)
-    assert (generation.text, generation.n_gen, generation.tpot_s) == ("", 0, 0.0)
 
 
 def test_a_closed_stream_leaves_the_engine_usable(cpu_engine: Engine) -> None:
@@ -344,25 +319,10 @@ def test_another_models_plan_is_refused(f16: Path, q4_0: Path) -> None:
         Engine(placed(q4_0).model, placed(f16).plan)
 
 
-def test_cpu_pair_holds_no_whole_operators(f16: Path) -> None:
-    case = placed(f16, "rpc-worker", attention)
-    with pytest.raises(DeviceError, match="cpu-pair runs plans that only split"):
-        Engine(case.model, case.plan, Options(device="cpu-pair"))
-
-
 def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
     case = placed(f16, "rpc-worker", attention)
     with pytest.raises(PlanError, match="--device none is none"):
         Engine(case.model, case.plan, Options(device="none"))
-
-
-def test_a_file_that_vanished_is_a_model_file_error(f16: Path, tmp_path: Path) -> None:
-    path = tmp_path / "copy.gguf"
-    path.write_bytes(f16.read_bytes())
-    case = placed(path)
-    path.unlink()
-    with pytest.raises(ModelFileError, match=r"copy\.gguf"):
-        engine_of(case)
 
 
 #

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from oallama.core.types import Attention
 from oallama.core.units import MIB
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
-from oallama.model.memory import PARTS, Prober, ProbeResult, graph_splits, probe_memory
+from oallama.model.memory import PARTS, Prober, ProbeResult, probe_memory
 from oallama.placer import Placer
 from oallama.run.engine import Engine
 
@@ -166,19 +165,6 @@ def sizes(result: ProbeResult) -> dict[str, Any]:
     return {"device": [*map(result.on_device, PARTS)], "host": [*map(result.on_host, PARTS)], "splits": splits}
 
 
-@pytest.mark.parametrize("device", ["rpc-worker:1", "emulated:rtx3060,scale=1"])
-def test_loads_of_one_process_on_a_device_are_those_of_a_process_each(device: str, tmp_path: Path) -> None:
-    path = str(write_gguf(tmp_path / "model.gguf", "llama", weight_type="Q4_0", n_layer=3))
-    with Prober() as prober:
-        for n_gpu_layers in (4, 2, 4):
-            request = LoadSettings(path, device=device, n_ctx=256, n_threads=1, n_gpu_layers=n_gpu_layers)
-            taken = sizes(prober.answer(request))
-            assert taken == sizes(probe_memory(request)), n_gpu_layers
-            assert all(taken["device"])
-        on_host = replace(request, device="none", n_gpu_layers=0)
-        assert prober.answer(on_host) == probe_memory(on_host)
-
-
 def test_a_worker_serves_the_loads_of_one_process_and_ends_with_it(tmp_path: Path) -> None:
     path = str(write_gguf(tmp_path / "model.gguf", "llama"))
     request = LoadSettings(path, device="rpc-worker:1", n_ctx=256, n_threads=1, n_gpu_layers=9)
@@ -224,15 +210,6 @@ def test_a_prober_survives_a_file_that_kills_its_process(tmp_path: Path) -> None
             prober.answer(bad)
 
 
-def test_a_prober_that_is_left_ends_what_it_was_asked(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    os.mkfifo(path)  # keeps the child waiting
-    with Prober() as prober:
-        prober.ask(LoadSettings(str(path), n_threads=1))
-        children = psutil.Process().children()
-    must_end(*(child.pid for child in children))
-
-
 def test_errors_of_the_device_come_back_as_they_are(tmp_path: Path) -> None:
     path = str(write_gguf(tmp_path / "model.gguf", "llama"))
     with pytest.raises(DeviceError, match="CUDA77"):
@@ -258,22 +235,3 @@ def test_the_child_ends_with_a_killed_parent(tmp_path: Path) -> None:
         children = until(psutil.Process(parent.pid).children)
         parent.send_signal(signal.SIGKILL)
     must_end(*(child.pid for child in children))
-
-
-@pytest.mark.parametrize(
-    ("line", "splits"),
-    [
-        ("sched_reserve: graph (pp bs=512, tg bs=1): nodes = 1 / 2, splits = 7 / 5, input objects = 3", (7, 5)),
-        ("sched_reserve: graph: nodes = 61, splits = 2, input objects = 5, input tensors = 5", (2, 2)),
-        ("nothing of the kind", (-1, -1)),
-    ],
-)
-def test_graph_splits_are_read_from_the_log(line: str, splits: tuple[int, int]) -> None:
-    assert graph_splits(["before", line, "after"]) == splits
-
-
-def test_requests_are_plain_values(tmp_path: Path) -> None:
-    request = LoadSettings("x.gguf", host_patterns=(("^a$", None),))
-    assert request == LoadSettings("x.gguf", host_patterns=(("^a$", None),))
-    assert len({request, LoadSettings("x.gguf", host_patterns=(("^a$", None),))}) == 1
-    assert json.dumps(request.host_patterns)

@@ -49,11 +49,6 @@ def test_run_reports_what_the_split_backend_did(device: str, tmp_path: Path) -> 
     assert made["memory"]["host_bytes"] > memory["host_weights"] + memory["host_compute"]
 
 
-def test_a_plan_that_splits_nothing_says_nothing_of_it(tmp_path: Path) -> None:
-    plan = saved(tmp_path, "none", lambda operator: None)
-    assert json.loads(run(plan, "--json").stdout)["split"] is None
-
-
 def test_a_plan_for_another_model_is_exit_code_2(tmp_path: Path) -> None:
     plan = saved(tmp_path, "cpu-pair", ffn(0.5))
     other = write_llama_shape(tmp_path / "other.gguf", 1, 256, 512, 4, 2, 300, "Q4_0")
