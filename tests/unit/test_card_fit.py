@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from card_model import (
     with_rates,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 MODELS = """
 [dense]
 n_layer = 4
@@ -161,8 +159,3 @@ def test_a_bad_table_is_one_sentence(
     told = capsys.readouterr().err
     assert sentence in told and told.count("\n") == 1 and told.startswith("real_card: ")
     assert not (tmp_path / "m.json").exists()
-
-
-def test_the_script_runs() -> None:
-    done = subprocess.run([ROOT / "scripts" / "real_card", "--help"], capture_output=True, text=True, check=True)
-    assert "predict" in done.stdout

@@ -197,23 +197,6 @@ def test_a_bad_file_is_a_sentence_and_the_conversation_stays(chat, tmp_path, cap
     assert "no JSON" in lines[3] and "cannot read" in lines[2] and "cannot write" in lines[6]
 
 
-def test_a_value_that_is_no_text_is_refused(chat, capsys):
-    session, say = chat()
-    say('/set system "\\ud800"', '/set stop "a\\udfff"', "hello")
-    assert session.conversation.system is None and session.engine.drawn[0]["stop"] == ()
-    assert contents(session) == ["hello", "ok"]
-    assert capsys.readouterr().err.count("no text") == 2
-
-
-def test_an_answer_alone_that_is_longer_than_the_context_is_a_sentence(chat, tmp_path, capsys):
-    session, say = chat(chats=False, n_ctx=100)
-    file = tmp_path / "saved.json"
-    file.write_text(json.dumps([{"role": "assistant", "content": "x" * 200}]))
-    say(f"/load {file}", "")
-    assert contents(session) == ["x" * 200]
-    assert "this text has 200 tokens but the context holds 100" in capsys.readouterr().err
-
-
 def test_commands_that_are_none(chat, capsys):
     session, say = chat()
     say("/sav x", "/xyzzy", "/etc/hosts is a file", " /bye")

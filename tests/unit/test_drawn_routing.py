@@ -53,17 +53,6 @@ def test_a_drawing_has_the_published_curve() -> None:
     assert len(hot[0] & hot[1]) < 36, "each layer has its own"
 
 
-def test_a_file_reads_back_and_its_head_is_a_shorter_run(tmp_path: Path) -> None:
-    path = tmp_path / "ids.txt"
-    routing = {3: [(1, 2), (5, 0), (7, 1)], 0: [(4, 3), (2, 6)]}
-    write_routing(path, routing, "a remark")
-    assert read_routing(path) == {3: list(routing[3]), 0: list(routing[0])}
-    assert path.read_text().splitlines() == ["# a remark", "0 4 3", "3 1 2", "0 2 6", "3 5 0", "3 7 1"]
-    path.write_text("0 1\n0 one\n")
-    with pytest.raises(ValueError, match=r":2: a line is LAYER ID"):
-        read_routing(path)
-
-
 def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ids.txt"
     asked = ["draw", "--layers", "2", "--experts", "16", "--used", "2", "--tokens", "400", "-o", str(path)]
