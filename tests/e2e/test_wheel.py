@@ -112,7 +112,7 @@ def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(
     assert done.returncode == 0, done.stderr
     story = run(oallama, "run", "Once upon a time", "-n", "16", "--tune", "never")
     assert story.returncode == 0 and len(story.stdout.split()) > 5, story.stderr
-    profile = run(oallama, "profile", "--device", "none", "-t", "1", "--tokens", "1", "--json")
+    profile = run(oallama, "profile", ROOT / "models" / FILE, "--device", "none", "-t", "1", "--tokens", "1", "--json")
     assert profile.returncode == 0 and json.loads(profile.stdout)["cases"], profile.stderr
     checked = run(oallama, "doctor")
     assert checked.returncode == 0, checked.stdout
