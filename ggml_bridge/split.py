@@ -21,7 +21,7 @@ Axis = Literal["rows", "cols", "halves"]
 _AXES: tuple[Axis, ...] = ("rows", "cols", "halves")  # in the order of enum oallama_axis
 _TEXT_BYTES = 1 << 20
 _TIMES = 256  # records of blocks' times that are fetched at once
-_TIME = Struct("=128s6q4d")  # oallama_block_times, whose fields are those of BlockTimes; cffi takes ten times as long
+_TIME = Struct("=128s3q4d")  # oallama_block_times, whose fields are those of BlockTimes; cffi takes ten times as long
 
 _ffi: Any = declared("split/ggml-oallama.h")
 
@@ -81,13 +81,10 @@ class SplitStats:
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """What runs of one sub-graph took, with one cut of its weights and batches of one class. Seconds of the caller's
-    thread, of all runs together."""
+    """What runs of one sub-graph took, with batches of one class. Seconds of the caller's thread, of all runs
+    together."""
 
     name: str  # its first weight
-    cc: int  # of that weight, elements along the axis
-    cg: int
-    gg: int
     batch: int  # tokens at most: a power of two, and half of it is less than any run had
     n_runs: int
     n_tokens: int  # of all runs together

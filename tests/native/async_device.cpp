@@ -341,6 +341,23 @@ bool moves(Backend & backend, const ggml_cgraph * graph) {
     return moved;
 }
 
+// Ends the process where a graph writes over what it is sent before: an input without a name, that another device's
+// kernel may read for longer than ggml's allocator knows.
+void check_inputs(const ggml_cgraph * graph) {
+    const auto begin_of = [](const ggml_tensor * tensor) { return static_cast<const char *>(tensor->data); };
+    for (int i = 0; i < graph->n_nodes; i++) {
+        for (const ggml_tensor * sent : graph->nodes[i]->src) {
+            const bool is_input =
+                sent != nullptr && (sent->flags & GGML_TENSOR_FLAG_INPUT) != 0 && sent->name[0] == '\0';
+            for (int j = 0; is_input && j < graph->n_nodes; j++) {
+                const ggml_tensor * node = graph->nodes[j];
+                GGML_ASSERT(node->view_src != nullptr || begin_of(node) >= begin_of(sent) + ggml_nbytes(sent) ||
+                            begin_of(sent) >= begin_of(node) + ggml_nbytes(node));
+            }
+        }
+    }
+}
+
 // To queue a command in.
 Stream & stream_of(ggml_backend_t backend, bool fetches = false) {
     auto * own   = static_cast<Backend *>(backend->context);
@@ -399,6 +416,7 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (graph->n_nodes == 0) {
         return GGML_STATUS_SUCCESS;
     }
+    check_inputs(graph);
     state().n_moved += moves(*static_cast<Backend *>(backend->context), graph) ? 1 : 0;
     const auto launch = std::make_shared<emulated::Launch>(graph, graph_memory, is_computed);
     stream_of(backend).submit([launch, cpu = static_cast<Backend *>(backend->context)->cpu] { compute(*launch, cpu); });

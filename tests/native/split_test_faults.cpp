@@ -81,7 +81,8 @@ void check_small_device(const Subject & own, Cut cut) {
         check(model.loaded() && now.usable, what + ": the model is loaded");
         check((now.gg < now.gg_planned || wanted == 0) && now.device_bytes <= wanted * percent / 100,
               what + ": GG shrinks to what fits");
-        check(percent < 90 || now.gg > 0 || wanted == 0, what + ": GG is as large as can be");
+        check(percent < 90 || now.gg > 0 || own.block.weights.size() == 1 || wanted == 0,
+              what + ": GG is as large as can be");
         check((!now.problems.empty() || wanted == 0) && now.problems.find('\n') == std::string::npos,
               what + ": one sentence is told");
         async_device::set_options({}); // activations have room
@@ -343,12 +344,6 @@ void check_plainer_device(const Subject & own, bool pinned) {
               own.block.name + ", " + cut_name(cut) + ", a plainer device: NMSE " + text(error));
         check(pinned || async_device::counters().pinned_bytes == 0, "there is no pinned memory");
         check(!pinned || async_device::counters().n_events == 0, "there are no events");
-        session.compute(model, 1);
-        const std::string said = placed(plan.get()).problems;
-        const bool        told = said.find("no pinned host memory is left for activations") != std::string::npos;
-        check(told == (!pinned && stats().bytes_in + stats().bytes_out > 0), // where blocks live there, none may cross
-              own.block.name + ", " + cut_name(cut) + ", told where they are not pinned: " + said);
-        check(said.find("activations") == said.rfind("activations"), "and told once");
     }
     async_device::set_options({});
 }

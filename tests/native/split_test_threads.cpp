@@ -3,17 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <future>
 #include <mutex>
 #include <set>
 #include <thread>
 
 #include "host.h"
 #include "split_test.h"
-
-#if defined(__linux__)
-#include <sched.h>
-#endif
 
 namespace split_test {
 
@@ -185,67 +180,10 @@ void check_shares() {
     done("work that threads share");
 }
 
-#if defined(__linux__)
-std::vector<size_t> allowed_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    ::sched_getaffinity(0, sizeof set, &set);
-    std::vector<size_t> cores;
-    for (size_t core = 0; core < CPU_SETSIZE; core++) {
-        if (CPU_ISSET(core, &set)) {
-            cores.push_back(core);
-        }
-    }
-    return cores;
-}
-
-void pin(size_t core) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(core, &set);
-    check(::sched_setaffinity(0, sizeof set, &set) == 0, "a thread is pinned to a core");
-}
-
-// Our threads get the cores of llama.cpp's: inherited, or one each.
-void check_thread_settings() {
-    using oallama::ThreadSettings;
-    const std::vector<size_t> cores = allowed_cores();
-    if (cores.size() < 2) {
-        return;
-    }
-    const ThreadSettings         free   = ThreadSettings::of_this_thread();
-    const ggml_threadpool_params shared = free.pool_params(2);
-    check(!shared.strict_cpu && std::count(std::begin(shared.cpumask), std::end(shared.cpumask), true) == 0,
-          "threads inherit the cores of the one that makes them");
-    std::promise<void> pinned, done_with;
-    std::thread        other([&] {
-        pin(cores[0]);
-        pinned.set_value();
-        done_with.get_future().wait();
-    });
-    pinned.get_future().wait();
-    std::thread([&] {
-        pin(cores[1]);
-        const ThreadSettings own = ThreadSettings::of_this_thread();
-        check(!(own == free), "other cores are other settings");
-        const ggml_threadpool_params apart = own.pool_params(2);
-        check(apart.strict_cpu && apart.cpumask[cores[0]] && apart.cpumask[cores[1]], "each thread gets its own core");
-        check(!own.pool_params(1).strict_cpu, "a single thread has its core already");
-    }).join();
-    done_with.set_value();
-    other.join();
-    check(ThreadSettings::of_this_thread() == free, "this thread's settings are as they were");
-    done("cores that a user gives");
-}
-#endif
-
 } // namespace
 
 void test_threads() {
     check_shares();
-#if defined(__linux__)
-    check_thread_settings();
-#endif
     check_contexts();
     check_models();
     check_delays();

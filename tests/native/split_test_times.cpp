@@ -58,8 +58,6 @@ void check_times() {
     if (plan == nullptr) {
         return;
     }
-    oallama_slice slice = {};
-    check_ok(oallama_plan_slice(plan.get(), 0, &slice), "a slice is told");
     const Model                      model(block, data, plan.get());
     Session                          session;
     std::vector<oallama_block_times> times(8);
@@ -74,7 +72,6 @@ void check_times() {
     for (size_t i = 0; i < 2; i++) {
         const oallama_block_times & time   = times[i];
         const bool                  larger = time.batch == 16;
-        check(time.cc == slice.cc && time.cg == slice.cg && time.gg == slice.gg, "of the block as it is cut");
         check(time.batch == (larger ? 16 : 8), "the class is a power of two");
         check(time.n_runs == (larger ? 1 : 2) && time.n_tokens == (larger ? 9 : 13), "each run is noted once");
         check(time.host_s > 0 && time.launch_s > 0 && time.wait_s > 0 && time.join_s > 0, "seconds");
@@ -100,11 +97,9 @@ std::string text_of_file(const std::string & path) {
 void check_times_file() {
     std::string folder = (std::filesystem::temp_directory_path() / "oallama-times-XXXXXX").string();
     check(mkdtemp(folder.data()) != nullptr, "a folder is made");
-    const std::string  path  = folder + "/times";
-    const auto         times = std::make_shared<oallama::BlockTimes>();
-    oallama::SliceSpec slice;
-    slice.name        = "a block";
-    const auto add    = [&](int64_t n_tokens) { times->of(slice, n_tokens).add(n_tokens, {100, 200, 300, 400}); };
+    const std::string path  = folder + "/times";
+    const auto        times = std::make_shared<oallama::BlockTimes>();
+    const auto add    = [&](int64_t n_tokens) { times->of("a block", n_tokens).add(n_tokens, {100, 200, 300, 400}); };
     const auto become = [&](const std::string & text) {
         for (int i = 0; i < 600 && text_of_file(path) != text; i++) {
             std::this_thread::sleep_for(std::chrono::milliseconds(50));

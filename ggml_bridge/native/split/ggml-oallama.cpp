@@ -16,7 +16,6 @@
 #include "ggml-oallama.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -43,7 +42,7 @@ namespace {
 
 class SplitBuffer {
   public:
-    explicit SplitBuffer(std::shared_ptr<LoadedPlan> plan) : plan_(std::move(plan)), load_(plan_->begin_load()) {}
+    explicit SplitBuffer(std::shared_ptr<LoadedPlan> plan) : plan_(std::move(plan)) { plan_->begin_load(); }
 
     SplitBuffer(const SplitBuffer &)             = delete;
     SplitBuffer & operator=(const SplitBuffer &) = delete;
@@ -55,7 +54,7 @@ class SplitBuffer {
         if (placed_) {
             count(-1);
         }
-        plan_->end_load(load_);
+        plan_->end_load();
     }
 
     // Runs a step of the load. False where it failed: then the plan and the log say why.
@@ -64,14 +63,14 @@ class SplitBuffer {
             return true;
         }
         if (!failed_.exchange(true)) { // one sentence is enough
-            guarded([this] { plan_->problem(load_, last_error(), false); });
+            guarded([this] { plan_->problem(last_error(), false); });
         }
         return false;
     }
 
     bool failed() const { return failed_; }
 
-    void note(const std::string & sentence) { plan_->problem(load_, "not as planned: " + sentence, true); }
+    void note(const std::string & sentence) { plan_->problem("not as planned: " + sentence, true); }
 
     void add(ggml_tensor * tensor) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -122,7 +121,6 @@ class SplitBuffer {
     }
 
     std::shared_ptr<LoadedPlan>               plan_;
-    uint64_t                                  load_;
     std::vector<std::unique_ptr<SplitWeight>> weights_;
     WeightMemory                              memory_;
     std::mutex                                mutex_;
@@ -173,19 +171,6 @@ void ggml_backend_oallama_split_buffer_set_tensor(ggml_backend_buffer_t buffer, 
     context.attempt([&] { place.weight->set(data, place.offset + offset, size); });
 }
 
-void ggml_backend_oallama_split_buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value,
-                                                     size_t offset, size_t size) {
-    if (!context_of(buffer).place()) {
-        return;
-    }
-    std::array<uint8_t, 4096> bytes;
-    bytes.fill(value);
-    for (size_t at = 0; at < size; at += bytes.size()) {
-        ggml_backend_oallama_split_buffer_set_tensor(buffer, tensor, bytes.data(), offset + at,
-                                                     std::min(size - at, bytes.size()));
-    }
-}
-
 void ggml_backend_oallama_split_buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data,
                                                   size_t offset, size_t size) {
     std::memset(data, 0, size);
@@ -204,7 +189,7 @@ const ggml_backend_buffer_i ggml_backend_oallama_split_buffer_i = {
     /* .free_buffer   = */ ggml_backend_oallama_split_buffer_free_buffer,
     /* .get_base      = */ ggml_backend_oallama_split_buffer_get_base,
     /* .init_tensor   = */ ggml_backend_oallama_split_buffer_init_tensor,
-    /* .memset_tensor = */ ggml_backend_oallama_split_buffer_memset_tensor,
+    /* .memset_tensor = */ nullptr,
     /* .set_tensor    = */ ggml_backend_oallama_split_buffer_set_tensor,
     /* .get_tensor    = */ ggml_backend_oallama_split_buffer_get_tensor,
     /* .set_tensor_2d = */ nullptr,
@@ -275,10 +260,6 @@ bool ensure_placed(const ggml_tensor * tensor) {
 
 bool is_sound(const ggml_tensor * tensor) {
     return plan_of(tensor) == nullptr || !context_of(tensor->buffer).failed();
-}
-
-void note(const ggml_tensor * tensor, const std::string & sentence) {
-    context_of(tensor->buffer).note(sentence);
 }
 
 namespace {
@@ -635,7 +616,7 @@ void start(const char * plan_path) {
     ggml_backend_oallama_reg.api_version = api_version;
     if (default_plan() == nullptr) {
         PlanSpec spec  = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
-        default_plan() = LoadedPlan::make(std::move(spec), &devices[device_split]);
+        default_plan() = std::make_shared<LoadedPlan>(std::move(spec), &devices[device_split]);
 
         device_contexts[device_split].named = default_plan()->buft();
     }
@@ -725,7 +706,7 @@ int oallama_plan_new(const char * text, oallama_plan ** plan) {
             require(registered, "the backend is not registered yet; call oallama_register first");
         }
         auto made    = std::make_unique<oallama_plan>();
-        made->loaded = LoadedPlan::make(parse_plan(text), &devices[device_split]);
+        made->loaded = std::make_shared<LoadedPlan>(parse_plan(text), &devices[device_split]);
         made->loaded->device(); // a missing one is an error now, not when a model is loaded
         *plan = made.release();
     });
@@ -777,11 +758,8 @@ int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, in
         const auto seconds = [](int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
         *n = loaded_of(plan).times()->take(capacity, [&](const BlockTimes::Key & key, const BlockTotals & taken) {
             oallama_block_times & out = *times++;
-            std::snprintf(out.name, sizeof out.name, "%s", key.name.c_str());
-            out.cc       = key.numbers[0];
-            out.cg       = key.numbers[1];
-            out.gg       = key.numbers[2];
-            out.batch    = key.numbers[3];
+            std::snprintf(out.name, sizeof out.name, "%s", key.first.c_str());
+            out.batch    = key.second;
             out.n_runs   = taken[0];
             out.n_tokens = taken[1];
             out.launch_s = seconds(taken[2]);

@@ -16,7 +16,7 @@
 // Plan text: one item a line, words separated by blanks; empty lines and lines that begin with # are skipped.
 //
 //     oallama-plan 1                  first line: format and version
-//     model 9f2c…                     fingerprint of the GGUF, kept for the reader; at most once
+//     model 9f2c…                     fingerprint of the GGUF, for the reader
 //     device RPC0                     ggml device; at most once; needed where any CG or GG > 0
 //     staging 22151168                bytes of the device to leave for activations and the ring; default 0
 //     slots 2                         of the ring that CG is copied to, 1 to 64, each as large as what it holds;
@@ -73,7 +73,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 7
+#define OALLAMA_ABI 8
 #define OALLAMA_NAME_BYTES 128
 
 typedef enum oallama_status {
@@ -135,8 +135,8 @@ int oallama_plan_count(const oallama_plan * plan, int64_t * n_slices);
 int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice * slice);
 
 // Why the last load with this plan did not do what the plan says: one sentence a line, empty when it did. A device
-// that had too little memory gives smaller GG and a line here; host memory that ran out makes the load unusable
-// (*usable = 0: computing with it fails).
+// that had too little memory has GG of the first weights alone, and gives a line here; host memory that ran out makes
+// the load unusable (*usable = 0: computing with it fails).
 int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity);
 
 //
@@ -172,13 +172,10 @@ typedef struct oallama_stats {
 int oallama_get_stats(oallama_stats * stats);
 int oallama_reset_stats(void);
 
-// How long sub-graphs took: one record for each block, cut of it and class of batch sizes.
+// How long sub-graphs took: one record for each block and class of batch sizes.
 typedef struct oallama_block_times {
     char    name[OALLAMA_NAME_BYTES]; // the sub-graph's first weight
-    int64_t cc;                       // of that weight, elements along the axis
-    int64_t cg;
-    int64_t gg;
-    int64_t batch; // tokens at most: a power of two, and half of it is less than any run had
+    int64_t batch;                    // tokens at most: a power of two, and half of it is less than any run had
     int64_t n_runs;
     int64_t n_tokens; // of all runs together, as all that follows
     double  launch_s;

@@ -81,8 +81,8 @@ bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts) {
 }
 
 // The experts' results of which an addition ends the sum of the first ranks, ((0 + 1) + 2) and so on; NULL: it ends
-// none. steps: gets the additions and the views.
-const ggml_tensor * summed_by(const ggml_tensor * op, std::vector<const ggml_tensor *> * steps = nullptr) {
+// none.
+const ggml_tensor * summed_by(const ggml_tensor * op) {
     if (op->op != GGML_OP_ADD || op->src[1]->op != GGML_OP_VIEW) {
         return nullptr;
     }
@@ -93,12 +93,6 @@ const ggml_tensor * summed_by(const ggml_tensor * op, std::vector<const ggml_ten
         const ggml_tensor * view = more ? op->src[1] : op;
         if (!is_rank_view(view, experts) || view->view_offs != at || more != (at > 0)) {
             return nullptr;
-        }
-        if (steps != nullptr) {
-            steps->push_back(view);
-        }
-        if (more && steps != nullptr) {
-            steps->push_back(op);
         }
         op = op->src[0];
     }
@@ -270,13 +264,15 @@ int find_sum(const ggml_cgraph * graph, int weighting) {
     if (experts->ne[1] < 2 || last >= graph->n_nodes) {
         return -1;
     }
-    std::vector<const ggml_tensor *> steps = {experts};
-    if (summed_by(graph->nodes[last], &steps) != experts || static_cast<int64_t>(steps.size()) != n_steps) {
+    const ggml_tensor * sum = graph->nodes[last];
+    if (summed_by(sum) != experts ||
+        sum->src[1]->view_offs != static_cast<size_t>(experts->ne[1] - 1) * experts->nb[1]) {
         return -1;
     }
     for (int64_t i = weighting; i < last; i++) {
-        const ggml_tensor * step = graph->nodes[i];
-        if (std::find(steps.begin(), steps.end(), step) == steps.end() || read_outside(graph, static_cast<int>(i)) ||
+        const ggml_tensor * step    = graph->nodes[i];
+        const bool          is_step = step == experts || is_rank_view(step, experts) || summed_by(step) == experts;
+        if (!is_step || read_outside(graph, static_cast<int>(i)) ||
             std::any_of(graph->nodes + last + 1, graph->nodes + graph->n_nodes,
                         [&](const ggml_tensor * node) { return reads(node, step); })) {
             return -1;

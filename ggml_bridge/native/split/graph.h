@@ -114,10 +114,6 @@ struct Tokens {
     int64_t first_row(const ggml_tensor * tensor) const { return first * (dim == 2 ? tensor->ne[1] : 1); }
 
     Tokens along(int other) const { return {other, first, count}; }
-
-    bool operator==(const Tokens & other) const {
-        return dim == other.dim && first == other.first && count == other.count;
-    }
 };
 
 // Elements of a value on one side: [begin, begin + count).

@@ -3,52 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__linux__)
-#include <dirent.h>
-#include <sched.h>
-
-#include <cstdlib>
-#endif
-
 namespace oallama {
 
 namespace {
-
-#if defined(__linux__)
-
-// Cores that a thread may run on. task: 0 for the calling thread.
-std::vector<bool> cores_of(int task) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    ::sched_getaffinity(task, sizeof set, &set);
-    std::vector<bool> cores(GGML_MAX_N_THREADS);
-    for (size_t core = 0; core < cores.size(); core++) {
-        cores[core] = CPU_ISSET(core, &set) != 0;
-    }
-    return cores;
-}
-
-// Cores of all threads of this process that have exactly one.
-std::vector<bool> single_cores() {
-    std::vector<bool> all(GGML_MAX_N_THREADS);
-    DIR *             tasks = ::opendir("/proc/self/task");
-    if (tasks == nullptr) {
-        return all;
-    }
-    while (const dirent * entry = ::readdir(tasks)) {
-        if (entry->d_name[0] == '.') {
-            continue;
-        }
-        const std::vector<bool> cores = cores_of(std::atoi(entry->d_name));
-        if (std::count(cores.begin(), cores.end(), true) == 1) {
-            std::transform(all.begin(), all.end(), cores.begin(), all.begin(), [](bool a, bool b) { return a || b; });
-        }
-    }
-    ::closedir(tasks);
-    return all;
-}
-
-#endif
 
 template <typename F> F proc_address(ggml_backend_reg_t reg, const char * name) {
     return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
@@ -71,37 +28,6 @@ bool has_feature(ggml_backend_reg_t reg, const char * name) {
 constexpr size_t min_shared_bytes = size_t{512} << 10;
 
 } // namespace
-
-ThreadSettings ThreadSettings::of_this_thread() {
-    ThreadSettings settings;
-#if defined(__linux__)
-    sched_param priority = {};
-    settings.cores_      = cores_of(0);
-    settings.policy_     = ::sched_getscheduler(0);
-    ::sched_getparam(0, &priority);
-    settings.priority_ = priority.sched_priority;
-#endif
-    return settings;
-}
-
-ggml_threadpool_params ThreadSettings::pool_params(int n_threads) const {
-    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-    params.poll                   = 0; // ours sleep while llama.cpp's work
-#if defined(__linux__)
-    if (n_threads > 1 && std::count(cores_.begin(), cores_.end(), true) == 1) {
-        const std::vector<bool> cores = single_cores();
-        if (std::count(cores.begin(), cores.end(), true) >= n_threads) {
-            std::copy(cores.begin(), cores.end(), std::begin(params.cpumask));
-            params.strict_cpu = true;
-        }
-    }
-#endif
-    return params;
-}
-
-bool ThreadSettings::operator==(const ThreadSettings & other) const {
-    return cores_ == other.cores_ && policy_ == other.policy_ && priority_ == other.priority_;
-}
 
 Host::Host() : ctx_(new_context(1, 1, 1)) {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -131,11 +57,9 @@ Host::~Host() {
     }
 }
 
-// llama.cpp calls this before each of its graphs. Its own pool gives this thread the cores and the priority that the
-// user wants, possibly after ours was made: then ours is made anew.
+// llama.cpp calls this before each of its graphs.
 void Host::set_n_threads(int n_threads) {
-    const ThreadSettings settings = pool_ == nullptr ? settings_ : ThreadSettings::of_this_thread();
-    if (n_threads == n_threads_ && settings == settings_) {
+    if (n_threads == n_threads_) {
         return;
     }
     proc_address<ggml_backend_set_n_threads_t>(reg_, "ggml_backend_set_n_threads")(backend_.get(), n_threads);
@@ -149,9 +73,9 @@ void Host::set_n_threads(int n_threads) {
     if (new_pool == nullptr || free_pool == nullptr || set_pool == nullptr) {
         return; // ggml then makes threads for every graph
     }
-    settings_                     = ThreadSettings::of_this_thread();
-    ggml_threadpool_params params = settings_.pool_params(n_threads);
-    ggml_threadpool *      pool   = new_pool(&params);
+    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    params.poll                   = 0; // ours sleep while llama.cpp's work
+    ggml_threadpool * pool        = new_pool(&params);
     set_pool(backend_.get(), pool);
     if (pool_ != nullptr) {
         free_pool(pool_);
@@ -176,42 +100,20 @@ void Host::share(int64_t n, size_t bytes, const Share & work) {
     ggml_backend_graph_compute(backend_.get(), graph_); // an abort comes too late to stop its only node
 }
 
-// Moves ranges of items, the last range first. Within a range, all new places lie behind all packed items, so threads
-// can move them in any order. A range too small to share is moved with all items before it, from the last item on.
 void Host::spread(char * data, int64_t n, size_t bytes_each, const std::function<size_t(int64_t item)> & place) {
-    const auto move = [&](int64_t begin, int64_t end) {
-        for (int64_t i = end; i-- > begin;) {
-            std::memmove(data + place(i), data + static_cast<size_t>(i) * bytes_each, bytes_each);
-        }
-    };
-    for (int64_t end = n; end > 0;) {
-        int64_t begin = 0;
-        for (int64_t stays = end; begin < stays;) { // first item whose place is behind all packed ones
-            const int64_t middle = (begin + stays) / 2;
-            if (place(middle) >= static_cast<size_t>(end) * bytes_each) {
-                stays = middle;
-            } else {
-                begin = middle + 1;
-            }
-        }
-        const size_t bytes = static_cast<size_t>(end - begin) * bytes_each;
-        if (bytes < min_shared_bytes) {
-            move(0, end);
-            return;
-        }
-        share(end - begin, bytes, [&](int64_t first, int64_t last) { move(begin + first, begin + last); });
-        end = begin;
+    for (int64_t i = n; i-- > 0;) {
+        std::memmove(data + place(i), data + static_cast<size_t>(i) * bytes_each, bytes_each);
     }
 }
 
 void Host::reserve(const Program & program) {
     const size_t held  = made_ ? ggml_backend_buffer_get_size(made_.get()) : 0;
     const size_t bytes = std::max(program.host_bytes, held);
-    const bool   moves = program.resident && pinned_for_ != program.device;
+    const bool   moves = program.device != nullptr && pinned_for_ != program.device;
     if (program.host_bytes == 0 || (program.host_bytes <= held && !moves)) {
         return;
     }
-    pinned_for_ = program.resident ? program.device : pinned_for_;
+    pinned_for_ = program.device != nullptr ? program.device : pinned_for_;
     BufferPtr larger(pinned_for_ == nullptr ? nullptr : new_pinned(pinned_for_, bytes));
     if (!larger) {
         larger.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes));
@@ -224,13 +126,17 @@ void Host::reserve(const Program & program) {
         static_cast<int64_t>(ggml_backend_buffer_get_size(made_.get())) - static_cast<int64_t>(held);
 }
 
+char * Host::made() const {
+    return static_cast<char *>(ggml_backend_buffer_get_base(made_.get()));
+}
+
 bool Host::is_pinned(ggml_backend_dev_t device) const {
     return oallama::is_pinned(made_.get(), device);
 }
 
 void Host::place(const Program & program) const {
     for (const Staged & staged : program.staged) {
-        staged.tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(made_.get())) + staged.at;
+        staged.tensor->data   = made() + staged.at;
         staged.tensor->buffer = made_.get();
     }
 }

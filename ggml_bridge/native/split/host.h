@@ -13,24 +13,6 @@
 
 namespace oallama {
 
-// Cores and scheduling priority of a thread: what a user gives llama.cpp's threads holds for our thread pool.
-class ThreadSettings {
-  public:
-    static ThreadSettings of_this_thread();
-
-    // Parameters of a pool that the thread with these settings makes: its threads inherit cores and priority. A thread
-    // with one core belongs to a pool of llama.cpp's that gave each thread its own: ours get that pool's cores, one
-    // each.
-    ggml_threadpool_params pool_params(int n_threads) const;
-
-    bool operator==(const ThreadSettings & other) const;
-
-  private:
-    std::vector<bool> cores_;
-    int               policy_   = 0;
-    int               priority_ = 0;
-};
-
 class Host {
   public:
     Host(); // throws OALLAMA_FAILED without a CPU
@@ -51,11 +33,13 @@ class Host {
 
     // Moves n items of equal size, which lie packed at the front of a tensor's memory, to their places: bytes from the
     // front, increasing, and none before where the item lies.
-    void spread(char * data, int64_t n, size_t bytes_each, const std::function<size_t(int64_t item)> & place);
+    static void spread(char * data, int64_t n, size_t bytes_each, const std::function<size_t(int64_t item)> & place);
 
-    // Memory for what a program makes on the host, which all programs share since one runs at a time. Pinned where the
-    // device's copies begin and end there.
+    // Memory for what a program makes on the host, sends and receives, which all programs share since one runs at a
+    // time. Pinned where the program has a device with such memory.
     void reserve(const Program & program);
+
+    char * made() const; // that memory, where a program has some
 
     // Whether that memory is the device's pinned one.
     bool is_pinned(ggml_backend_dev_t device) const;
@@ -68,7 +52,6 @@ class Host {
     ggml_backend_reg_t reg_       = nullptr;
     ggml_threadpool *  pool_      = nullptr; // where ggml was built without OpenMP, whose threads are shared anyway
     int                n_threads_ = 0;
-    ThreadSettings     settings_;             // of the thread that made the pool
     BufferPtr          made_;                 // NULL: no program needed it yet
     ggml_backend_dev_t pinned_for_ = nullptr; // the device whose pinned memory it was asked to be in, if there is some
     ContextPtr         ctx_;                  // of graph_

@@ -16,8 +16,6 @@ namespace oallama {
 namespace {
 
 constexpr int64_t row_group   = 32;
-constexpr int64_t tile_rows   = 128;              // of a tile of mul-mats by quantised weights on CUDA
-constexpr int64_t long_rows   = 8192;             // from which on whole tiles are chosen
 constexpr int64_t max_tokens  = int64_t{1} << 31; // of a batch
 constexpr int64_t max_experts = int64_t{1} << 16;
 constexpr int64_t min_piece   = 4096; // bytes: asking for less takes longer than copying it
@@ -188,8 +186,7 @@ TokenSplit read_token_split(Line & line, const std::vector<TokenSplit> & before)
 void read_item(const std::string & item, Line & line, PlanSpec & plan) {
     StreamSpec & stream = plan.stream;
     if (item == "model") {
-        line.check(plan.model.empty(), "names a second model");
-        plan.model = line.word("fingerprint");
+        line.word("fingerprint"); // for the reader
     } else if (item == "device") {
         line.check(plan.device.empty(), "names a second device");
         plan.device = line.word("device");
@@ -268,11 +265,6 @@ int64_t granularity(ggml_type type, Axis axis) {
     return axis == Axis::cols ? std::lcm(block, row_group) : row_group;
 }
 
-int64_t cut_step(const SliceSpec & slice) {
-    const bool whole_tiles = slice.axis != Axis::cols && slice.extent() >= long_rows && slice.extent() % tile_rows == 0;
-    return whole_tiles && ggml_is_quantized(slice.type) ? tile_rows : granularity(slice.type, slice.axis);
-}
-
 int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens) {
     for (const TokenSplit & split : tokens) {
         if (split.n_tokens == n_tokens) {
@@ -323,10 +315,6 @@ bool has_residents(const PlanSpec & spec) {
 }
 
 } // namespace
-
-std::shared_ptr<LoadedPlan> LoadedPlan::make(PlanSpec spec, ggml_backend_dev_t owner) {
-    return std::shared_ptr<LoadedPlan>(new LoadedPlan(std::move(spec), owner));
-}
 
 ggml_backend_dev_t LoadedPlan::device() const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -391,18 +379,16 @@ SliceSpec LoadedPlan::slice_of(const ggml_tensor * tensor) const {
     return slice;
 }
 
-uint64_t LoadedPlan::begin_load() {
+void LoadedPlan::begin_load() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    problems_.erase(std::remove_if(problems_.begin(), problems_.end(),
-                                   [this](const Problem & problem) { return loads_.count(problem.load) == 0; }),
-                    problems_.end());
-    loads_.insert(++n_loads_);
-    return n_loads_;
+    if (n_loads_++ == 0) {
+        problems_.clear();
+    }
 }
 
-void LoadedPlan::end_load(uint64_t load) {
+void LoadedPlan::end_load() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    loads_.erase(load);
+    n_loads_--;
 }
 
 void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
@@ -421,14 +407,9 @@ void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
     }
 }
 
-void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usable) {
+void LoadedPlan::problem(const std::string & sentence, bool usable) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool said = std::any_of(problems_.begin(), problems_.end(), [&](const Problem & problem) {
-        return problem.load == load && problem.sentence == sentence;
-    });
-    if (!said) {
-        problems_.push_back({load, sentence, usable});
-    }
+    problems_.push_back({sentence, usable});
 }
 
 oallama_slice LoadedPlan::placed(size_t index) const {

@@ -10,7 +10,6 @@
 
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -61,7 +60,6 @@ struct StreamSpec {
 };
 
 struct PlanSpec {
-    std::string             model;  // fingerprint, kept for the reader
     std::string             device; // empty: no CG and GG anywhere
     StreamSpec              stream;
     int64_t                 staging   = 0;         // bytes of the device that GG leaves for activations and the ring
@@ -83,10 +81,6 @@ struct PlanSpec {
 // rows of every host layout (CPU_REPACK interleaves up to 16, AMX takes tiles of 32).
 int64_t granularity(ggml_type type, Axis axis);
 
-// Elements along the axis in which cuts are chosen: between tiles of rows of CUDA's mul-mats by quantised weights where
-// the weight is quantised, long and made of them, else the granularity. As cut_step of oallama/model/cut.py.
-int64_t cut_step(const SliceSpec & slice);
-
 // n_g for a batch: 0 below the first entry, linear between two (rounded, a half up), the same share above the last
 // (ScheInfer, Eq. 15); less by up to three at lengths that have no entry, such that the host's tokens come in groups.
 int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens);
@@ -103,8 +97,8 @@ class SplitWeight;
 
 class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
   public:
-    // owner: the inert device that the buffer type belongs to.
-    static std::shared_ptr<LoadedPlan> make(PlanSpec spec, ggml_backend_dev_t owner);
+    // owner: the inert device that the buffer type belongs to. Made by make_shared only.
+    LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
 
     ~LoadedPlan();
 
@@ -129,12 +123,12 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
     SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
 
-    // How a buffer reports what it did. A load is a buffer's life; when one begins, the problems of loads that have
-    // ended are forgotten.
-    uint64_t begin_load();
-    void     end_load(uint64_t load);
-    void     report(const SplitWeight & weight, bool loaded); // when it is loaded, and, false, when it is freed
-    void     problem(uint64_t load, const std::string & sentence, bool usable); // once
+    // How a buffer reports what it did. A load is a buffer's life; when one begins and no other is under way, the
+    // problems of those before are forgotten.
+    void begin_load();
+    void end_load();
+    void report(const SplitWeight & weight, bool loaded); // when it is loaded, and, false, when it is freed
+    void problem(const std::string & sentence, bool usable);
 
     // Counts uses of experts in weights that are loaded from here on, and adds them to this file when these are freed.
     void keep_uses(const std::string & path) { uses_path_ = path; }
@@ -148,12 +142,9 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
   private:
     struct Problem {
-        uint64_t    load;
         std::string sentence;
         bool        usable;
     };
-
-    LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
 
     const PlanSpec                    spec_;
     const std::shared_ptr<BlockTimes> times_;
@@ -162,12 +153,10 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     mutable std::mutex                mutex_;
     mutable ggml_backend_dev_t        device_   = nullptr;
     mutable ggml_backend_dev_t        resident_ = nullptr; // the device where blocks can live there
-    std::vector<oallama_slice>        placed_;
 
     std::vector<std::vector<const SplitWeight *>> held_; // of each slice, the weights that are loaded
     std::vector<Problem>                          problems_;
-    std::set<uint64_t>                            loads_; // that have not ended
-    uint64_t                                      n_loads_ = 0;
+    int                                           n_loads_ = 0; // that have not ended
 };
 
 // Vtable of the buffer types of plans, whose context is a LoadedPlan (ggml-oallama.cpp).

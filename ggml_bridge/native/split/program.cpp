@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 namespace oallama {
 
@@ -180,7 +181,7 @@ class Builder {
         const Tokens        tokens = tokens_of(value(i), side);
         if (program_.n_tokens == 0) {
             program_.n_tokens = value(i).n_tokens;
-            program_.times    = &plan_of(node->src[0])->times()->of(slice, program_.n_tokens);
+            program_.times    = &plan_of(node->src[0])->times()->of(slice.name, program_.n_tokens);
         }
         const bool    streamed = side == side_stream || side == side_prime;
         ggml_tensor * w        = streamed ? slot_of(i, weight, side) : part.tensor;
@@ -321,7 +322,7 @@ class Builder {
         ggml_tensor * whole = nullptr;
         routed.sized.push_back({rows, 2});
         if (v.is_summed) {
-            keep_rows(routed, rows);
+            stage(rows);
         } else if (program_.resident) { // the rows lie at the beginning of the whole that they become part of
             whole = stage(ggml_new_tensor(ctx(), node->type, GGML_MAX_DIMS, node->ne));
             program_.staged.push_back({rows, program_.staged.back().at});
@@ -406,7 +407,7 @@ class Builder {
     // Rows of a full input for the misses. x: on the host, [k, 1 or n_used, n_tokens].
     ggml_tensor * rows_for_misses(Routed & routed, ggml_tensor * x) {
         for (const GatheredRows & known : routed.gathered) {
-            if (known.x == x && !known.reused) {
+            if (known.x == x) {
                 return known.rows;
             }
         }
@@ -422,21 +423,8 @@ class Builder {
         rows->nb[2]         = rows->nb[1];
         routed.sized.push_back({index, 0});
         routed.sized.push_back({rows, 2});
-        routed.gathered.push_back({x, index, rows, program_.staged.back().at, x->ne[1] > 1});
+        routed.gathered.push_back({x, index, rows, x->ne[1] > 1});
         return rows;
-    }
-
-    // Memory for rows that stay until the phase ends: where an input's rows were, if they are as large, since what they
-    // were for has been computed by then.
-    void keep_rows(Routed & routed, ggml_tensor * rows) {
-        for (GatheredRows & used : routed.gathered) {
-            if (ggml_nbytes(used.rows) == ggml_nbytes(rows) && !used.reused && used.rows != rows->src[1]) {
-                used.reused = true;
-                program_.staged.push_back({rows, used.at});
-                return;
-            }
-        }
-        stage(rows);
     }
 
     // Weighted and added up where they come together; on the device, where many rows need not come back then.
@@ -532,15 +520,7 @@ class Builder {
                                           src->ne[3], src->nb[1], src->nb[2], src->nb[3], src->view_offs),
                              side_host);
         }
-        const auto find = [&](const Phase & phase) {
-            const auto found = std::find_if(phase.inputs.begin(), phase.inputs.end(),
-                                            [&](const Binding & one) { return one.origin.of(graph_) == src; });
-            return found == phase.inputs.end() ? nullptr : found->tensor;
-        };
-        ggml_tensor * known = find(phase_);
-        for (size_t p = 0; p < program_.phases.size() && known == nullptr; p++) {
-            known = find(program_.phases[p]);
-        }
+        ggml_tensor *& known = inputs_[src];
         if (known == nullptr) {
             known = stage(like(src));
             phase_.inputs.push_back({known, origin});
@@ -606,12 +586,12 @@ class Builder {
                     put(i, v, side);
                 } else if (side_of(i, side) != nullptr && side != side_host) {
                     const int64_t count = count_of(v, side);
-                    fetch(i, side_of(i, side), count == v.extent ? Download::Join::copy : Download::Join::scatter,
-                          begin_of(v, side), count, tokens_of(v, side));
+                    fetch(i, side_of(i, side), Download::Join::scatter, begin_of(v, side), count, tokens_of(v, side));
                 }
             }
             return;
         }
+        const int64_t n     = graph_->nodes[i]->ne[0];
         ggml_tensor * host  = side_of(i, side_host);
         ggml_tensor * prime = side_of(i, side_prime);
         ggml_tensor * sum   = add(side_of(i, side_device), side_of(i, side_stream));
@@ -623,7 +603,7 @@ class Builder {
             if (program_.resident) {
                 make_sum(i, host, of(tokens), tokens);
             } else {
-                fetch(i, sum, host != nullptr ? Download::Join::add : Download::Join::copy, 0, v.extent, tokens);
+                fetch(i, sum, host != nullptr ? Download::Join::add : Download::Join::scatter, 0, n, tokens);
             }
         }
         if (prime != nullptr) {
@@ -632,7 +612,7 @@ class Builder {
             if (program_.resident) {
                 make_sum(i, nullptr, whole, last);
             } else {
-                fetch(i, whole, Download::Join::copy, 0, v.extent, last);
+                fetch(i, whole, Download::Join::scatter, 0, n, last);
             }
         }
     }
@@ -663,13 +643,13 @@ class Builder {
         download.join                = how;
         download.begin               = begin;
         download.count               = count;
-        download.extent              = v.extent;
+        download.extent              = v.state == State::shard ? v.extent : node->ne[0];
         download.first_row           = tokens.first_row(node);
         download.n_rows              = ne[1] * ne[2] * ne[3];
         download.spread              = moves && first ? v.cc : 0;
         download.spread_rows         = host_ne[1] * host_ne[2] * host_ne[3];
         download.direct =
-            how == Download::Join::copy || (how == Download::Join::scatter && one_row && v.extent == node->ne[0]);
+            how == Download::Join::scatter && (count == download.extent || (one_row && download.extent == node->ne[0]));
         download.staging = take_staging(tensor);
         ggml_set_output(tensor);
         phase_.downloads.push_back(download);
@@ -705,11 +685,6 @@ class Builder {
     // where they lie, or what makes them contiguous.
     ggml_tensor * part_on_device(const ggml_tensor * tensor, Origin origin, int64_t begin, int64_t count,
                                  Tokens tokens) {
-        for (const KnownPart & known : parts_) {
-            if (known.tensor == tensor && known.begin == begin && known.count == count && known.tokens == tokens) {
-                return known.part;
-            }
-        }
         ggml_tensor * out     = whole_on_device(tensor, origin);
         const auto    ne      = tokens.shape(tensor, count);
         bool          aligned = true;
@@ -722,7 +697,6 @@ class Builder {
         if (!aligned || !ggml_is_contiguous(out)) {
             out = ggml_cont(ctx(), out);
         }
-        parts_.push_back({tensor, begin, count, tokens, out});
         return out;
     }
 
@@ -801,14 +775,14 @@ class Builder {
     }
 
     ggml_tensor * stage(ggml_tensor * tensor) {
-        program_.staged.push_back({tensor, program_.host_bytes});
-        program_.host_bytes += padded_bytes(tensor);
+        program_.staged.push_back({tensor, take_staging(tensor)});
         return tensor;
     }
 
+    // Bytes into the host's memory, for what is packed or comes back.
     size_t take_staging(const ggml_tensor * tensor) {
-        const size_t at = program_.staging_bytes;
-        program_.staging_bytes += padded_bytes(tensor);
+        const size_t at = program_.host_bytes;
+        program_.host_bytes += padded_bytes(tensor);
         return at;
     }
 
@@ -832,19 +806,13 @@ class Builder {
             ggml_view_4d(ctx(), full, ne[0], ne[1], ne[2], ne[3], full->nb[1], full->nb[2], full->nb[3], at), side);
     }
 
-    struct KnownPart {
-        const ggml_tensor * tensor;
-        int64_t             begin;
-        int64_t             count;
-        Tokens              tokens;
-        ggml_tensor *       part;
-    };
+    const ggml_cgraph * graph_;
+    const Values &      values_;
+    std::vector<Sides>  sides_;
+    Program &           program_;
 
-    const ggml_cgraph *        graph_;
-    const Values &             values_;
-    std::vector<Sides>         sides_;
-    Program &                  program_;
-    std::vector<KnownPart>     parts_;
+    std::map<const ggml_tensor *, ggml_tensor *> inputs_; // what the host has of llama.cpp's tensors on the device
+
     Phase                      phase_; // at hand, like all that follow
     int                        n_phase_ = 0;
     std::vector<ggml_tensor *> on_device_;           // results in GG

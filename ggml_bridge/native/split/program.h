@@ -7,7 +7,7 @@
 // Who owns what. Tensor headers and both graphs are the program's (`ctx`). Tensors of ours on the host have the memory
 // of llama.cpp's (`bindings`), or the Host's (`staged`); those on the device have the memory of weights, of the ring
 // (`streamed`), of llama.cpp's tensors there (`bindings`), or the allocator's, which all programs of a context share.
-// What is sent and what comes back passes staging memory of the Partner (run.h).
+// What is sent and what comes back passes the Host's memory too (`staging`).
 //
 // Shapes, of a node [n, ne1, ne2, ne3] on a side: a shard [elements of the side, tokens of the side, ...], contiguous
 // on the device and packed or with the node's strides on the host; a partial [n, tokens of the side, ...], contiguous;
@@ -70,7 +70,7 @@ struct Upload {
 
     What          what;
     ggml_tensor * tensor;  // on the device
-    size_t        staging; // bytes into the staging memory, where it is packed first
+    size_t        staging; // bytes into the host's memory, where it is packed first
     Source        source;
     int64_t       begin;
     int64_t       count;
@@ -82,7 +82,6 @@ struct Upload {
 // A result to fetch, and how it becomes part of the original tensor.
 struct Download {
     enum class Join {
-        copy,    // the device has all of it
         scatter, // elements [begin, begin + count) of each row or half
         add,     // partial sums
         rows,    // rows of routed values
@@ -100,7 +99,7 @@ struct Download {
     int64_t       spread;      // elements on the host that lie packed and must be moved apart first; 0: none
     int64_t       spread_rows; // of the node, from its first
     bool          direct;      // can be fetched to where it belongs
-    size_t        staging;     // bytes into the staging memory
+    size_t        staging;     // bytes into the host's memory
     int           routed;      // which of the phase's routings says what belongs where; of rows and sum
     ggml_tensor * host_rows;   // of a sum
     ggml_tensor * to;          // on the host, what is lifted to the node's device memory; NULL: the node itself
@@ -118,9 +117,7 @@ struct GatheredRows {
     const ggml_tensor * x;
     ggml_tensor *       index;
     ggml_tensor *       rows;
-    size_t              at;      // bytes into the memory of what is staged
     bool                by_rank; // x has a row for each rank, not one for each token
-    bool                reused = false;
 };
 
 // Which side computes what of the mul-mats by the same ids and the same hot experts.
@@ -164,6 +161,13 @@ struct Phase {
 };
 
 struct Program {
+    Program() { counters().n_programs++; }
+
+    Program(const Program &)             = delete;
+    Program & operator=(const Program &) = delete;
+
+    ~Program() { counters().n_programs--; }
+
     ContextPtr                 ctx;
     int64_t                    n_tokens     = 0;       // of the first mul-mat
     BlockTime *                times        = nullptr; // of this block, cut and class of batch sizes
@@ -176,9 +180,8 @@ struct Program {
     std::vector<Staged>        staged;
     std::vector<ggml_tensor *> views; // of bound and staged tensors; their addresses follow, in this order
     std::vector<Phase>         phases;
-    size_t                     staging_bytes = 0; // of what is packed for the device, and of what comes back
-    size_t                     host_bytes    = 0; // of what is staged
-    size_t                     bytes         = 0; // of itself
+    size_t                     host_bytes = 0; // of what is staged, packed for the device, and comes back
+    size_t                     bytes      = 0; // of itself
 };
 
 // Prepares a sub-graph; device memory is not allocated yet. memory: the device's that llama.cpp's tensors are in; NULL:

@@ -7,32 +7,8 @@
 namespace oallama {
 
 //
-// the device side: a stream of its own, memory for activations, and host memory that copies go through
+// the device side: a stream of its own, and memory for activations
 //
-
-namespace {
-
-// A node of a graph that was allocated which is written over a tensor that is sent before; NULL: none is.
-const ggml_tensor * find_overwriting(const ggml_cgraph * graph) {
-    const auto begin_of = [](const ggml_tensor * tensor) { return reinterpret_cast<uintptr_t>(tensor->data); };
-    for (int i = 0; i < graph->n_leafs; i++) {
-        const ggml_tensor * sent  = graph->leafs[i];
-        const uintptr_t     begin = begin_of(sent);
-        if ((sent->flags & GGML_TENSOR_FLAG_INPUT) == 0) {
-            continue; // a weight, or memory of llama.cpp's
-        }
-        for (int j = 0; j < graph->n_nodes; j++) {
-            const ggml_tensor * node = graph->nodes[j];
-            if (!is_view(node->op) && begin_of(node) < begin + ggml_nbytes(sent) &&
-                begin < begin_of(node) + ggml_nbytes(node)) {
-                return node;
-            }
-        }
-    }
-    return nullptr;
-}
-
-} // namespace
 
 class Partner {
   public:
@@ -47,10 +23,7 @@ class Partner {
         mark_.reset(props.caps.events ? ggml_backend_event_new(device) : nullptr);
     }
 
-    ~Partner() {
-        counters().device_compute -= static_cast<int64_t>(compute_bytes_);
-        release_staging();
-    }
+    ~Partner() { counters().device_compute -= static_cast<int64_t>(compute_bytes_); }
 
     Partner(const Partner &)             = delete;
     Partner & operator=(const Partner &) = delete;
@@ -77,11 +50,6 @@ class Partner {
             throw Error(OALLAMA_NO_MEMORY, std::string("device ") + name() +
                                                " has no memory left for activations; use a smaller micro-batch (-ub)");
         }
-        if (const ggml_tensor * node = find_overwriting(program.device_graph); node != nullptr) {
-            throw Error(OALLAMA_FAILED, std::string("the memory of what is sent to ") + name() + " was given to " +
-                                            ggml_op_name(node->op) + " as well; please report this");
-        }
-        grow_staging(program.staging_bytes);
         return moved;
     }
 
@@ -94,20 +62,6 @@ class Partner {
     }
 
     void await_mark() const { ggml_backend_event_synchronize(mark_.get()); }
-
-    char * staging() const { return staging_base_; }
-
-    bool pinned() const { return pinned_; } // staging is
-
-    // Whether a call that fetches a result returns only when it is there: so it is from CUDA to memory that is not
-    // pinned.
-    bool fetch_blocks() const { return !pinned_ && ggml_backend_dev_host_buffer_type(device_) != nullptr; }
-
-    // Whether a copy between the device and a host tensor of llama.cpp's need not go through staging.
-    bool reaches(const ggml_tensor * tensor) const {
-        const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
-        return !pinned_ || is_pinned(whole->buffer, device_);
-    }
 
     bool streams() const { return stream_ != nullptr; }
 
@@ -132,33 +86,9 @@ class Partner {
         }
         for (const Phase & phase : program.phases) { // the ring may have moved while it grew
             for (size_t i = 0; i < phase.streamed.size(); i++) {
-                stream_->bind(phase.streamed[i].tensor, *phase.block, i, slot);
+                stream_->bind(phase.streamed[i].tensor, *phase.block, slot, phase.block->offsets[i]);
             }
             slot = phase.block != nullptr ? stream_->slot_after(slot) : slot;
-        }
-    }
-
-    void grow_staging(size_t size) {
-        if (staging_ && size <= ggml_backend_buffer_get_size(staging_.get())) {
-            return;
-        }
-        release_staging();
-        staging_ = new_pinned(device_, size);
-        pinned_  = staging_ != nullptr;
-        if (!staging_) {
-            staging_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), std::max<size_t>(size, 64)));
-        }
-        if (!staging_) {
-            throw std::bad_alloc();
-        }
-        staging_base_ = static_cast<char *>(ggml_backend_buffer_get_base(staging_.get()));
-        counters().host_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
-    }
-
-    void release_staging() {
-        if (staging_) {
-            counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
-            staging_.reset();
         }
     }
 
@@ -166,16 +96,15 @@ class Partner {
     BackendPtr              backend_;
     GallocrPtr              compute_;
     size_t                  compute_bytes_ = 0;
-    EventPtr                mark_; // NULL: the device has no events
-    BufferPtr               staging_;
-    char *                  staging_base_ = nullptr;
-    bool                    pinned_       = false;
+    EventPtr                mark_;   // NULL: the device has no events
     std::unique_ptr<Stream> stream_; // NULL: nothing was streamed yet
 };
 
 SplitBackend::SplitBackend() = default;
 
-SplitBackend::~SplitBackend() = default;
+SplitBackend::~SplitBackend() {
+    forget();
+}
 
 //
 // programs
@@ -188,95 +117,15 @@ constexpr size_t max_bytes = size_t{16} << 20U;
 
 } // namespace
 
-size_t ProgramCache::Hash::operator()(const Signature & signature) const {
-    uint64_t hash = 0xCBF29CE484222325U;
-    for (const uint64_t word : signature) { // FNV-1a, eight bytes at a time, folded so that high bits count
-        hash = (hash ^ word) * 0x100000001B3U;
-        hash ^= hash >> 29U;
-    }
-    return hash;
-}
-
-Program * ProgramCache::find(const Signature & signature) {
-    const auto found = programs_.find(signature);
-    if (found == programs_.end()) {
-        return nullptr;
-    }
-    found->second.used = ++n_uses_;
-    return found->second.program.get();
-}
-
-bool ProgramCache::make_room(size_t bytes) {
-    if (bytes_ + bytes <= max_bytes) {
-        return false;
-    }
-    std::vector<Map::iterator> held;
-    for (auto one = programs_.begin(); one != programs_.end(); ++one) {
-        held.push_back(one);
-    }
-    std::sort(held.begin(), held.end(), [](auto a, auto b) { return a->second.used < b->second.used; });
-    for (size_t i = 0; i < held.size() && bytes_ + bytes > max_bytes / 2; i++) {
-        drop(held[i]);
-    }
-    return true;
-}
-
-Program & ProgramCache::add(const Signature & signature, std::unique_ptr<Program> program) {
-    Held & held  = programs_[signature];
-    held.program = std::move(program);
-    held.used    = ++n_uses_;
-    bytes_ += held.program->bytes;
-    counters().n_programs++;
-    counters().program_bytes += static_cast<int64_t>(held.program->bytes);
-    return *held.program;
-}
-
-void ProgramCache::clear() {
-    while (!programs_.empty()) {
-        drop(programs_.begin());
-    }
-}
-
-void ProgramCache::drop(Map::iterator held) {
-    const size_t bytes = held->second.program->bytes;
-    bytes_ -= bytes;
-    counters().n_programs--;
-    counters().program_bytes -= static_cast<int64_t>(bytes);
-    programs_.erase(held);
-}
-
 // A sub-graph has a program for each slot that its first streamed block comes to lie in, such as both of two where an
 // odd number of blocks takes turns: so no device graph's tensors move, and CUDA can capture it.
 Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot) {
     make_signature(graph, memory, scratch_);
-    const bool streams = may_stream(graph);
-    if (streams) {
+    if (may_stream(graph)) {
         scratch_.push_back(slot);
     }
-    Program * known = programs_.find(scratch_);
-    if (known == nullptr && streams) {
-        known           = find_held();
-        scratch_.back() = slot;
-    }
-    return known != nullptr ? *known : build(graph, memory, slot);
-}
-
-// The program for another slot, where its first streamed block lies in that slot already; NULL: there is none.
-Program * SplitBackend::find_held() {
-    const size_t n_slots = partner_ && partner_->streams() ? partner_->stream().n_slots() : 0;
-    for (size_t slot = 0; slot < n_slots; slot++) {
-        scratch_.back() = slot;
-        Program * known = programs_.find(scratch_);
-        if (known == nullptr) {
-            continue;
-        }
-        const auto first = std::find_if(known->phases.begin(), known->phases.end(),
-                                        [](const Phase & phase) { return phase.block != nullptr; });
-        if (first != known->phases.end() && partner_->stream().is_in(slot, *first->block)) {
-            return known;
-        }
-    }
-    return nullptr;
+    const auto known = programs_.find(scratch_);
+    return known != programs_.end() ? *known->second : build(graph, memory, slot);
 }
 
 // The slot of the ring that the next streamed block takes.
@@ -305,32 +154,18 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
         if (moved) {
             forget();
         }
-        note_pageable(graph, *program);
     }
-    if (programs_.make_room(program->bytes)) {
-        forget_turns();
+    if (program_bytes_ + program->bytes > max_bytes) {
+        forget();
     }
-    return programs_.add(scratch_, std::move(program));
-}
-
-// Where the device has pinned memory, and there was none left for what this program sends and receives.
-void SplitBackend::note_pageable(const ggml_cgraph * graph, const Program & program) const {
-    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(program.device);
-    const bool                 own    = program.host_bytes == 0 || !program.resident || host_.is_pinned(program.device);
-    if (pinned == nullptr || (partner_->pinned() && own)) {
-        return;
-    }
-    for (int i = 0; i < graph->n_nodes; i++) {
-        if (plan_of(graph->nodes[i]->src[0]) != nullptr) {
-            note(graph->nodes[i]->src[0], "no pinned host memory is left for activations: copies from and to plain "
-                                          "memory hold up the CPU");
-            return;
-        }
-    }
+    program_bytes_ += program->bytes;
+    counters().program_bytes += static_cast<int64_t>(program->bytes);
+    return *(programs_[scratch_] = std::move(program));
 }
 
 void SplitBackend::forget() {
     forget_turns();
+    counters().program_bytes -= static_cast<int64_t>(std::exchange(program_bytes_, 0));
     programs_.clear();
 }
 
@@ -426,16 +261,6 @@ void SplitBackend::forget_turns() {
     last_ = nullptr;
 }
 
-// All of a phase is computed.
-void SplitBackend::end(Phase & phase) {
-    if (phase.pace.feeds_device) {
-        turns_.made(nullptr);
-    }
-    phase.pace.feeds_device = false;
-    last_                   = &phase;
-    slot_                   = no_slot;
-}
-
 // Asks for streamed weights until the next small copy is due. Does nothing while the batch has another size than the
 // one that streamed last: decode may stream nothing, and needs no weights of a prompt.
 void SplitBackend::ask_ahead() {
@@ -518,7 +343,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             status = ggml_backend_graph_compute(host_.backend(), &host);
             took[1] += watch.lap(stats().host_ns);
         }
-        if (on_device && partner_->fetch_blocks() && status == GGML_STATUS_SUCCESS) {
+        if (on_device && fetch_blocks() && status == GGML_STATUS_SUCCESS) {
             fetch(phase, graph);
             took[2] += watch.lap(stats().wait_ns);
         }
@@ -533,8 +358,12 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         if (on_device) {
             partner_->synchronize(); // whatever became of the host side: the device must be idle
             took[2] += watch.lap(stats().wait_ns);
-            end(phase);
-            if (partner_->streams()) { // the slot that was computed with is free now
+            if (std::exchange(phase.pace.feeds_device, false)) {
+                turns_.made(nullptr);
+            }
+            last_ = &phase;
+            slot_ = no_slot; // what was computed with is free now
+            if (partner_->streams()) {
                 ask_ahead();
                 took[0] += watch.lap(stats().launch_ns);
             }
@@ -570,16 +399,20 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         turns_.made(&phase.pace.sent);
     }
     start(program, phase.device_begin, phase.stream_begin);
-    slot_ = phase.block != nullptr ? acquire(phase, graph) : no_slot;
+    slot_ = no_slot;
     if (phase.block != nullptr) {
+        if (phase.routed) {
+            read_all(phase.ids.of(graph), experts_);
+        }
+        slot_     = partner_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr);
         streamed_ = n_tokens_;
         partner_->stream().ready(partner_->backend(), slot_);
         for (size_t i = 0; i < phase.streamed.size(); i++) {
-            partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot_);
+            partner_->stream().bind(phase.streamed[i].tensor, *phase.block, slot_, phase.block->offsets[i]);
         }
     }
     start(program, phase.stream_begin, phase.lift_begin);
-    if (!partner_->fetch_blocks()) {
+    if (!fetch_blocks()) {
         fetch(phase, graph);
     }
     ask_ahead();
@@ -649,7 +482,7 @@ int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
             send_value(upload, graph);
             continue;
         }
-        char *     staged = partner_->staging() + upload.staging;
+        char *     staged = host_.made() + upload.staging;
         const auto number = static_cast<size_t>(upload.routed);
         pack(host_, phase.routings[number], batches_[number], upload, graph, staged);
         ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, staged, 0, bytes);
@@ -662,12 +495,12 @@ int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
 void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph) {
     constexpr int64_t   piece  = int64_t{1} << 20;
     const ggml_tensor * source = upload.source.of(graph);
-    if (upload.packed && prepared_ && partner_->reaches(source)) {
+    if (upload.packed && prepared_ && reaches(source)) {
         const char * data = host_data(source) + static_cast<size_t>(upload.first_row) * source->nb[1];
         ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, ggml_nbytes(upload.tensor));
         return;
     }
-    char *        staged   = partner_->staging() + upload.staging;
+    char *        staged   = host_.made() + upload.staging;
     const size_t  row      = upload.tensor->nb[1];
     const int64_t all_rows = n_rows(upload.tensor);
     const int64_t at_once  = std::max<int64_t>(1, piece / static_cast<int64_t>(row));
@@ -683,18 +516,20 @@ void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph) 
     }
 }
 
-// A slot with the phase's CG, or with the experts of it that are used.
-size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
-    if (!phase.routed) {
-        return partner_->stream().acquire(*phase.block, nullptr);
-    }
-    read_all(phase.ids.of(graph), experts_);
-    return partner_->stream().acquire(*phase.block, &experts_);
+// Whether a call that fetches a result returns only when it is there: so it is from CUDA to memory that is not pinned.
+bool SplitBackend::fetch_blocks() const {
+    return !host_.is_pinned(partner_->device()) && ggml_backend_dev_host_buffer_type(partner_->device()) != nullptr;
+}
+
+// Whether a copy between the device and a host tensor of llama.cpp's need not go through memory of our own.
+bool SplitBackend::reaches(const ggml_tensor * tensor) const {
+    const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
+    return !host_.is_pinned(partner_->device()) || is_pinned(whole->buffer, partner_->device());
 }
 
 // Whether a result is fetched to where it belongs. A call that fetches it to memory that is not pinned may wait for it.
 bool SplitBackend::lands(const Download & download, const ggml_tensor * node) const {
-    return download.direct && partner_->reaches(node);
+    return download.direct && reaches(node);
 }
 
 namespace {
@@ -746,14 +581,6 @@ void add(Host & host, const Download & download, const ggml_tensor * node, const
     });
 }
 
-void copy(Host & host, const Download & download, const ggml_tensor * node, const char * from) {
-    char *       to    = place_of(download, node);
-    const size_t bytes = download_bytes(download);
-    host.share(static_cast<int64_t>(bytes), bytes, [&](int64_t begin, int64_t end) {
-        std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
-    });
-}
-
 } // namespace
 
 // Bytes that come back, queued behind the computation. Through pinned memory where the device has some, so that the
@@ -763,7 +590,7 @@ void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
     for (const Download & download : phase.downloads) {
         const ggml_tensor * node  = graph->nodes[download.node];
         const size_t        bytes = download_bytes(download);
-        char * to = lands(download, node) ? place_of(download, node) : partner_->staging() + download.staging;
+        char *              to    = lands(download, node) ? place_of(download, node) : host_.made() + download.staging;
         ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
         fetched += static_cast<int64_t>(bytes);
     }
@@ -773,12 +600,11 @@ void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
 void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
     for (const Download & download : phase.downloads) {
         const ggml_tensor * node = graph->nodes[download.node];
-        const char *        from = partner_->staging() + download.staging;
+        const char *        from = host_.made() + download.staging;
         if (lands(download, node)) {
             continue;
         }
         switch (download.join) {
-            case Download::Join::copy: copy(host_, download, node, from); break;
             case Download::Join::add: add(host_, download, node, from); break;
             case Download::Join::scatter: scatter(host_, download, node, from); break;
             case Download::Join::rows:

@@ -7,52 +7,11 @@
 
 #pragma once
 
-#include <unordered_map>
+#include <map>
 
 #include "experts.h"
 
 namespace oallama {
-
-// Programs that were prepared, to be used again: those used last, as many as there is room for. A server computes
-// batches of ever new sizes, and each needs a program for each block.
-class ProgramCache {
-  public:
-    ProgramCache() = default;
-
-    ~ProgramCache() { clear(); }
-
-    ProgramCache(const ProgramCache &)             = delete;
-    ProgramCache & operator=(const ProgramCache &) = delete;
-
-    // The program of a sub-graph, which is now the one used last; NULL: there is none.
-    Program * find(const Signature & signature);
-
-    // Where so much more may not be held, drops what was used longest ago, half of all at once: what was made at about
-    // the same time lies together, so that memory is not full of small holes. Whether anything was dropped.
-    bool make_room(size_t bytes);
-
-    Program & add(const Signature & signature, std::unique_ptr<Program> program);
-
-    void clear();
-
-  private:
-    struct Hash {
-        size_t operator()(const Signature & signature) const;
-    };
-
-    struct Held {
-        std::unique_ptr<Program> program;
-        uint64_t                 used; // when it was last
-    };
-
-    using Map = std::unordered_map<Signature, Held, Hash>;
-
-    void drop(Map::iterator held);
-
-    Map      programs_;
-    size_t   bytes_  = 0;
-    uint64_t n_uses_ = 0;
-};
 
 class Partner;
 
@@ -79,11 +38,9 @@ class SplitBackend {
     // programs
     Program & find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
     Program & build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
-    Program * find_held();
     size_t    next_slot() const;
     void      forget();
     void      forget_turns();
-    void      note_pageable(const ggml_cgraph * graph, const Program & program) const;
 
     // a run
     ggml_status run(Program & program, const ggml_cgraph * graph);
@@ -91,21 +48,20 @@ class SplitBackend {
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     void        lift(Program & program, Phase & phase);
-    void        end(Phase & phase);
     void        ask_ahead();
 
     // copies
     int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph);
     int64_t send(const Phase & phase, const ggml_cgraph * graph);
     void    send_value(const Upload & upload, const ggml_cgraph * graph);
-    size_t  acquire(const Phase & phase, const ggml_cgraph * graph);
+    bool    fetch_blocks() const;
+    bool    reaches(const ggml_tensor * tensor) const;
     bool    lands(const Download & download, const ggml_tensor * node) const;
     void    fetch(const Phase & phase, const ggml_cgraph * graph);
     void    join(const Phase & phase, const ggml_cgraph * graph);
 
     Host                     host_;
-    std::unique_ptr<Partner> partner_; // NULL: no program needed one yet
-    ProgramCache             programs_;
+    std::unique_ptr<Partner> partner_;           // NULL: no program needed one yet
     bool                     prepared_  = true;  // all of llama.cpp's graph
     bool                     preparing_ = false; // since the last one was computed
     size_t                   foreseen_  = 0;     // the next streamed block's slot, of a graph that is prepared
@@ -117,6 +73,11 @@ class SplitBackend {
     int64_t                  streamed_ = 0;       // of the last one that streamed
     std::vector<int32_t>     experts_;
     std::vector<RoutedBatch> batches_; // of the phase at hand
+
+    // Programs that were prepared, to be used again. A server computes batches of ever new sizes, and each needs a
+    // program for each block: all are dropped where one more would be too much.
+    std::map<Signature, std::unique_ptr<Program>> programs_;
+    size_t                                        program_bytes_ = 0;
 };
 
 } // namespace oallama

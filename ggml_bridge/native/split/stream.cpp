@@ -31,7 +31,6 @@ void Slot::hold(StreamBlock & block) {
     holds = &block;
     part  = 0;
     at    = 0;
-    experts.clear();
 }
 
 Stream::Stream(ggml_backend_dev_t device, const StreamSpec & spec)
@@ -126,12 +125,7 @@ size_t Stream::begin_of(const StreamBlock & block, size_t slot) const {
     return slot > 0 && slot + 1 == slots_.size() ? last : std::min(begin, last);
 }
 
-void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const {
-    bind_at(tensor, block, slot, block.offsets[part]);
-}
-
-// Gives a tensor the bytes at `at` of a block in a slot.
-void Stream::bind_at(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const {
+void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const {
     tensor->buffer = ring_.get();
     tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) + begin_of(block, slot) + at;
 }
@@ -189,16 +183,10 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         slot = next_slot();
         take(block, slot);
     }
-    last_slot_      = slot;
-    Slot &     to   = slots_[slot];
-    const bool some = !to.experts.empty();
-    const bool none = !some && to.part == 0 && to.at == 0;
-    if (experts != nullptr && (some || none)) {
+    last_slot_ = slot;
+    if (experts != nullptr && slots_[slot].part == 0 && slots_[slot].at == 0) {
         copy_experts(slot, *experts);
     } else {
-        if (some) {
-            to.hold(block);
-        }
         copy(slot, Time::max());
     }
     return slot;
@@ -236,7 +224,7 @@ void Stream::prefetch(size_t busy, Time until) {
             take(next, slot);
         }
         kept.push_back(slot);
-        if (slots_[slot].experts.empty() && !copy(slot, until)) {
+        if (!copy(slot, until)) {
             return;
         }
     }
@@ -258,7 +246,7 @@ void Stream::clear_tails(size_t slot) {
             continue;
         }
         ggml_tensor * there = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, static_cast<int64_t>(count));
-        bind_at(there, block, slot, first);
+        bind(there, block, slot, first);
         for (size_t at = 0; at < count; at += zeros.size()) {
             ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
         }
@@ -297,16 +285,14 @@ bool Stream::copy(size_t slot, Time until) {
     return to.part == block.parts.size();
 }
 
-// Asks for the experts that are missing in a slot; for those that lie side by side at once.
+// Asks for experts of a slot's block, which counts as not there afterwards; for those that lie side by side at once.
 void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
     clear_tails(slot);
-    Slot &              to    = slots_[slot];
-    const StreamBlock & block = *to.holds;
+    const StreamBlock & block = *slots_[slot].holds;
     const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
-    to.experts.resize(static_cast<size_t>(block.parts[0].first->slice().e));
-    std::vector<bool> wanted(to.experts.size());
+    std::vector<bool>   wanted(static_cast<size_t>(block.parts[0].first->slice().e));
     for (const int32_t expert : experts) {
-        wanted[static_cast<size_t>(expert)] = !to.experts[static_cast<size_t>(expert)];
+        wanted[static_cast<size_t>(expert)] = true;
     }
     int64_t bytes = 0;
     for (size_t i = 0; i < block.parts.size(); i++) {
@@ -330,16 +316,13 @@ void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
             bytes += static_cast<int64_t>((e - first) * each);
         }
     }
-    for (const int32_t expert : experts) {
-        to.experts[static_cast<size_t>(expert)] = true;
-    }
     asked(slot, bytes);
 }
 
 ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) {
     const auto & [weight, side] = slots_[slot].holds->parts[part];
     ggml_tensor * there         = weight->new_tensor(ctx, side);
-    bind(there, *slots_[slot].holds, part, slot);
+    bind(there, *slots_[slot].holds, slot, slots_[slot].holds->offsets[part]);
     return there;
 }
 

@@ -123,7 +123,6 @@ struct StreamBlock {
 struct Slot {
     StreamBlock *      holds = nullptr;
     std::vector<Bytes> zeros;    // tails of what was copied there last, if nothing else was since
-    std::vector<bool>  experts;  // that are there; empty: all that was asked for
     size_t             part = 0; // the first that is not all asked for; the number of parts: none
     size_t             at   = 0; // bytes of it that are
 
@@ -150,8 +149,8 @@ class Stream {
     // The block of these parts, with room for it in the ring. Throws OALLAMA_NO_MEMORY.
     StreamBlock * block(const std::vector<StreamedPart> & parts);
 
-    // Gives a device tensor the place of a block's part in a slot.
-    void bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const;
+    // Gives a device tensor the bytes of a block in a slot from `at` on.
+    void bind(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const;
 
     // The slot that the next block is going to have, if it is in none.
     size_t next_slot() const { return slot_after(last_slot_); }
@@ -179,7 +178,6 @@ class Stream {
     void   grow(size_t bytes);
     void   free_ring();
     size_t begin_of(const StreamBlock & block, size_t slot) const;
-    void   bind_at(ggml_tensor * tensor, const StreamBlock & block, size_t slot, size_t at) const;
     size_t find(const StreamBlock & block) const;
     bool   spares(size_t other, const StreamBlock & block, size_t slot) const;
     void   take(StreamBlock & block, size_t slot);

@@ -21,14 +21,14 @@ int64_t class_of(int64_t n_tokens) {
 
 // What is in the file, and the thread that keeps it so.
 struct Writer {
-    std::shared_ptr<BlockTimes>                            times;
-    std::string                                            path;
-    std::map<std::pair<std::string, int64_t>, BlockTotals> totals; // by name and class of batch sizes
+    std::shared_ptr<BlockTimes>            times;
+    std::string                            path;
+    std::map<BlockTimes::Key, BlockTotals> totals;
 
     // Whether there was something new.
     bool take() {
         return times->take(INT64_MAX, [this](const BlockTimes::Key & key, const BlockTotals & taken) {
-            BlockTotals & sums = totals[{key.name, key.numbers[3]}];
+            BlockTotals & sums = totals[key];
             for (size_t i = 0; i < sums.size(); i++) {
                 sums[i] += taken[i];
             }
@@ -92,9 +92,9 @@ BlockTotals BlockTime::take() {
     return taken;
 }
 
-BlockTime & BlockTimes::of(const SliceSpec & first, int64_t n_tokens) {
+BlockTime & BlockTimes::of(const std::string & name, int64_t n_tokens) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::unique_ptr<BlockTime> &      time = times_[{first.name, {first.cc, first.cg, first.gg, class_of(n_tokens)}}];
+    std::unique_ptr<BlockTime> &      time = times_[{name, class_of(n_tokens)}];
     if (time == nullptr) {
         time = std::make_unique<BlockTime>();
     }

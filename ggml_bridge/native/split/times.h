@@ -1,6 +1,6 @@
-// How long each block took, by its cut and by classes of batch sizes: what `oallama tune` plans anew from.
+// How long each block took, by classes of batch sizes: what `oallama tune` plans anew from.
 //
-// A BlockTimes belongs to its plan, and keeps a record of each block, cut of it and class for as long. Any thread adds
+// A BlockTimes belongs to its plan, and keeps a record of each block and class for as long. Any thread adds
 // to a record, which takes no lock; what is taken is zero afterwards, so each run is told once.
 
 #pragma once
@@ -35,17 +35,11 @@ class BlockTime {
 
 class BlockTimes {
   public:
-    struct Key {
-        std::string            name;    // the block's first weight
-        std::array<int64_t, 4> numbers; // CC, CG, GG of it; tokens at most: a power of two
+    // The block's first weight; tokens at most: a power of two.
+    using Key = std::pair<std::string, int64_t>;
 
-        bool operator<(const Key & other) const {
-            return name != other.name ? name < other.name : numbers < other.numbers;
-        }
-    };
-
-    // The record of a block; first: its first weight, as it is cut.
-    BlockTime & of(const SliceSpec & first, int64_t n_tokens);
+    // The record of a block; name: its first weight's.
+    BlockTime & of(const std::string & name, int64_t n_tokens);
 
     // Hands over what there is, of `capacity` records at most; returns of how many.
     int64_t take(int64_t capacity, const std::function<void(const Key &, const BlockTotals &)> & taker);

@@ -22,14 +22,10 @@ namespace oallama {
 // errors
 //
 
-class Error : public std::runtime_error {
-  public:
-    Error(oallama_status status, const std::string & message) : std::runtime_error(message), status_(status) {}
+struct Error : std::runtime_error {
+    Error(oallama_status what, const std::string & message) : std::runtime_error(message), status(what) {}
 
-    oallama_status status() const noexcept { return status_; }
-
-  private:
-    oallama_status status_;
+    oallama_status status;
 };
 
 void require(bool condition, const std::string & message); // throws OALLAMA_INVALID
@@ -44,7 +40,7 @@ template <typename F> int guarded(F && f) noexcept {
         return OALLAMA_OK;
     } catch (const Error & error) {
         set_last_error(error.what());
-        return error.status();
+        return error.status;
     } catch (const std::bad_alloc &) {
         set_last_error("out of host memory");
         return OALLAMA_NO_MEMORY;

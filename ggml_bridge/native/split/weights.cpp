@@ -4,7 +4,6 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <numeric>
 #include <set>
 
 namespace oallama {
@@ -41,16 +40,11 @@ uint64_t next_id() {
 
 SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
     : id_(next_id()), slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
-    set_hot(slice_.hot);
-}
-
-void SplitWeight::set_hot(std::vector<int32_t> hot) {
-    slice_.hot = std::move(hot);
     slot_of_.assign(slice_.hot.empty() ? 0 : static_cast<size_t>(slice_.e), -1);
     for (size_t slot = 0; slot < slice_.hot.size(); slot++) {
         slot_of_[static_cast<size_t>(slice_.hot[slot])] = static_cast<int32_t>(slot);
     }
-    move_cuts(slice_.cg, slice_.gg);
+    lay_out();
 }
 
 void SplitWeight::count_uses() {
@@ -92,13 +86,20 @@ void SplitWeight::append_uses(const std::string & path) const {
     }
 }
 
-void SplitWeight::move_cuts(int64_t cg, int64_t gg) {
-    slice_.cg           = cg;
-    slice_.gg           = gg;
-    slice_.cc           = slice_.extent() - cg - gg;
-    parts_[side_host]   = Part{0, slice_.cc, nullptr, true};
-    parts_[side_stream] = Part{slice_.cc, cg, nullptr, true};
-    parts_[side_device] = slice_.hot.empty() ? Part{slice_.cc + cg, gg, nullptr, true} : parts_[side_host];
+void SplitWeight::leave_device(int64_t cg) {
+    slice_.hot.clear();
+    slot_of_.clear();
+    slice_.cg = cg;
+    slice_.gg = 0;
+    slice_.cc = slice_.extent() - cg;
+    lay_out();
+}
+
+// All of an expert's elements are on the device where it is hot.
+void SplitWeight::lay_out() {
+    parts_[side_host]   = Part{0, slice_.cc};
+    parts_[side_stream] = Part{slice_.cc, slice_.cg};
+    parts_[side_device] = slice_.hot.empty() ? Part{slice_.cc + slice_.cg, slice_.gg} : parts_[side_host];
     parts_[side_prime]  = parts_[side_host];
 }
 
@@ -274,7 +275,7 @@ void SplitWeight::flush(Side side) {
 namespace {
 
 constexpr int64_t pinned_piece = int64_t{1} << 30; // bytes taken at once: one allocation of many GiB may fail
-constexpr int64_t shrink_steps = 64;               // parts of the planned GG that are tried when the whole does not fit
+constexpr size_t  max_attempts = 64;               // to find how many weights the device has room for
 
 using Weights = std::vector<std::unique_ptr<SplitWeight>>;
 using Problem = std::function<void(const std::string &)>;
@@ -319,8 +320,7 @@ void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device, cons
             problem(std::string(device == nullptr ? "no device" : ggml_backend_dev_name(device)) +
                     " cannot multiply by " + weight->slice().name + " (" + ggml_type_name(weight->slice().type) +
                     "): it stays on the host");
-            weight->set_hot({});
-            weight->move_cuts(0, 0);
+            weight->leave_device(0);
         }
     }
 }
@@ -358,55 +358,30 @@ std::vector<SplitWeight *> with_part(const Weights & weights, Side side) {
     return chosen;
 }
 
-// The device's planned part of a weight: elements of GG, and hot experts.
-struct Planned {
-    int64_t              gg;
-    std::vector<int32_t> hot;
-};
-
-// Makes every GG smaller alike, to part / shrink_steps of what was planned, and every set of hot experts. GG gives up
-// whole steps from its front, the same for all types, so that gate, up and down still end at one cut.
-int64_t shrink(const std::map<SplitWeight *, Planned> & planned, int64_t part) {
-    int64_t step = 1;
-    for (const auto & [weight, whole] : planned) {
-        step = std::lcm(step, cut_step(weight->slice()));
-    }
+int64_t bytes_of(const std::vector<SplitWeight *> & weights, Side side) {
     int64_t bytes = 0;
-    for (const auto & [weight, whole] : planned) {
-        const int64_t lost =
-            (whole.gg * (shrink_steps - part) + shrink_steps * step - 1) / (shrink_steps * step) * step;
-        weight->set_hot(
-            {whole.hot.begin(), whole.hot.begin() + static_cast<int64_t>(whole.hot.size()) * part / shrink_steps});
-        weight->move_cuts(weight->slice().cg, part == 0 ? 0 : std::max<int64_t>(0, whole.gg - lost));
-        bytes += weight->part_bytes(side_device);
+    for (const SplitWeight * weight : weights) {
+        bytes += weight->part_bytes(side);
     }
     return bytes;
 }
 
-// Takes device memory for every GG; when there is too little, for as much of it as fits.
+// Takes device memory for every GG, and all hot experts; when there is too little, for those of the first weights.
 void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
                      const Problem & problem) {
-    std::map<SplitWeight *, Planned> planned;
-    int64_t                          wanted_bytes = 0;
-    for (SplitWeight * weight : with_part(weights, side_device)) {
-        planned[weight] = {weight->slice().gg, weight->slice().hot};
-        wanted_bytes += weight->part_bytes(side_device);
-    }
-    if (planned.empty()) {
-        return;
-    }
-    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(device);
-    if (allocate(with_part(weights, side_device), side_device, buft, memory)) {
-        return;
-    }
-    for (int64_t part = shrink_steps - 1; part >= 0; part--) {
-        const int64_t                    bytes = shrink(planned, part);
-        const std::vector<SplitWeight *> left  = with_part(weights, side_device);
-        if (left.empty() || allocate(left, side_device, buft, memory)) {
-            problem(std::string(ggml_backend_dev_name(device)) + " has no room for " + std::to_string(wanted_bytes) +
-                    " bytes of weights: " + std::to_string(bytes) + " bytes are there, the rest is on the host");
-            return;
+    std::vector<SplitWeight *> chosen = with_part(weights, side_device);
+    const int64_t              wanted = bytes_of(chosen, side_device);
+    const size_t               step   = chosen.size() / max_attempts + 1;
+    while (!chosen.empty() && !allocate(chosen, side_device, ggml_backend_dev_buffer_type(device), memory)) {
+        for (size_t i = 0; i < step && !chosen.empty(); i++) {
+            chosen.back()->leave_device(chosen.back()->slice().cg);
+            chosen.pop_back();
         }
+    }
+    const int64_t bytes = bytes_of(chosen, side_device);
+    if (bytes < wanted) {
+        problem(std::string(ggml_backend_dev_name(device)) + " has no room for " + std::to_string(wanted) +
+                " bytes of weights: " + std::to_string(bytes) + " bytes are there, the rest is on the host");
     }
 }
 
@@ -426,14 +401,6 @@ ggml_backend_buffer_type_t layout_of(SplitWeight & weight, const Problem & probl
     }
     problem("the CPU cannot keep " + weight.slice().name + " in the layout " + layout + ": plain memory is used");
     return ggml_backend_cpu_buffer_type();
-}
-
-int64_t bytes_of(const std::vector<SplitWeight *> & weights, Side side) {
-    int64_t bytes = 0;
-    for (const SplitWeight * weight : weights) {
-        bytes += weight->part_bytes(side);
-    }
-    return bytes;
 }
 
 // Runs of weights of at most pinned_piece bytes each, or of one weight.

@@ -70,9 +70,6 @@ class SplitWeight {
 
     int64_t n_slots() const { return static_cast<int64_t>(slice_.hot.size()); }
 
-    // Chooses the hot experts, in the order of their slots.
-    void set_hot(std::vector<int32_t> hot);
-
     // From here on counts how often tokens use each expert, where it has hot ones: what hot experts are chosen by at
     // the next load.
     void count_uses();
@@ -89,9 +86,8 @@ class SplitWeight {
     // Whether the device can be sent CC: it lies in the plain layout, as CC does or as a second copy.
     bool has_prime() const { return parts_[side_prime].tensor != nullptr; }
 
-    // Moves the cuts: so many elements along the axis streamed and on the device, the others on the host. All of an
-    // expert's are on the device where it is hot.
-    void move_cuts(int64_t cg, int64_t gg);
+    // Gives up the device's part: of the elements along the axis so many are streamed, the others are on the host.
+    void leave_device(int64_t cg);
 
     // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces.
     void set(const void * data, size_t offset, size_t size);
@@ -131,6 +127,7 @@ class SplitWeight {
 
     int64_t expert_bytes() const { return row_bytes_ * slice_.n; }
 
+    void lay_out();
     bool prime_is_copy() const;
     void write(Side side, const char * data, int64_t offset, int64_t size);
     void write_hot(const char * data, int64_t offset, int64_t size);
@@ -179,8 +176,5 @@ bool ensure_placed(const ggml_tensor * tensor);
 
 // Whether nothing has gone wrong with what a tensor's buffer holds; true for any other tensor.
 bool is_sound(const ggml_tensor * tensor);
-
-// Says something of the load of a tensor in a split buffer that its plan did not ask for, once.
-void note(const ggml_tensor * tensor, const std::string & sentence);
 
 } // namespace oallama
