@@ -45,25 +45,10 @@ struct Test {
 };
 
 constexpr Test tests[] = {
-    {"device", test_device},
-    {"plan", test_plan},
-    {"types-dense", test_types_dense},
-    {"types-moe", test_types_moe},
-    {"types-lone", test_types_lone},
-    {"random", test_random},
-    {"graphs", test_graphs},
-    {"partial", test_partial},
-    {"loading", test_loading},
-    {"memory", test_memory},
-    {"programs", test_programs},
-    {"stream", test_stream},
-    {"tokens", test_tokens},
-    {"times", test_times},
-    {"resident", test_resident},
-    {"faults", test_faults},
-    {"hot", test_hot},
-    {"threads", test_threads},
-    {"leaks", test_leaks},
+    {"device", test_device},   {"plan", test_plan},       {"random", test_random},   {"graphs", test_graphs},
+    {"partial", test_partial}, {"loading", test_loading}, {"memory", test_memory},   {"programs", test_programs},
+    {"stream", test_stream},   {"tokens", test_tokens},   {"times", test_times},     {"resident", test_resident},
+    {"faults", test_faults},   {"hot", test_hot},         {"threads", test_threads}, {"leaks", test_leaks},
 };
 
 } // namespace
@@ -110,10 +95,6 @@ int main(int argc, char ** argv) {
             n_threads = std::atoi(argv[++i]);
         } else if (std::strcmp(argv[i], "--streamed") == 0 && i + 1 < argc) {
             streamed = std::strcmp(argv[++i], "all") == 0 ? Streamed::all : Streamed::half;
-        } else if (std::strcmp(argv[i], "--ring") == 0 && i + 1 < argc) {
-            ring = std::atoi(argv[++i]);
-        } else if (std::strcmp(argv[i], "--slots") == 0 && i + 1 < argc) {
-            n_slots = std::atoi(argv[++i]);
         } else if (std::strcmp(argv[i], "--late") == 0 && i + 1 < argc) {
             const std::string share = argv[++i];
             late                    = share == "all" ? Late::all : share == "one" ? Late::one : Late::half;
@@ -123,8 +104,6 @@ int main(int argc, char ** argv) {
             random_cases = std::atoll(argv[++i]);
         } else if (std::strcmp(argv[i], "--first") == 0 && i + 1 < argc) {
             random_first = std::atoll(argv[++i]);
-        } else if (std::strcmp(argv[i], "--largest") == 0 && i + 1 < argc) {
-            largest_batch = std::atoll(argv[++i]);
         } else if (std::strcmp(argv[i], "--resident") == 0) {
             resident = true;
         } else {

@@ -211,6 +211,61 @@ Block batch_block(ggml_type type) {
     return block;
 }
 
+// Of all tokens and of the first one, which is added to each of them.
+Block one_for_all_block(ggml_type type) {
+    const int64_t k = width(type, 64);
+
+    Block block;
+    block.name    = "one token's added to all " + type_name(type);
+    block.n_embd  = k;
+    block.weights = {{"attn_q", type, k, 96, 1, OALLAMA_ROWS}, {"attn_k", type, k, 96, 1, OALLAMA_ROWS}};
+    block.build   = [](Graph & g) {
+        ggml_tensor * cur = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        ggml_tensor * all = g.mul_mat("attn_q", cur);
+        ggml_tensor * one = g.mul_mat("attn_k", ggml_view_2d(g.ctx, cur, cur->ne[0], 1, cur->nb[1], 0));
+        g.output(ggml_scale(g.ctx, ggml_add(g.ctx, all, one), 2.0F));
+    };
+    return block;
+}
+
+// A mul-mat of no tokens beside one of some.
+Block none_beside_some_block(ggml_type type) {
+    const int64_t k = width(type, 64);
+
+    Block block;
+    block.name    = "no tokens beside some " + type_name(type);
+    block.n_embd  = k;
+    block.weights = {{"attn_q", type, k, 96, 1, OALLAMA_ROWS}, {"attn_k", type, k, 96, 1, OALLAMA_COLS}};
+    block.build   = [](Graph & g) {
+        ggml_tensor * cur  = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        ggml_tensor * none = ggml_view_2d(g.ctx, cur, cur->ne[0], 0, cur->nb[1], 0);
+        ggml_tensor * some = g.mul_mat("attn_q", cur);
+        for (ggml_tensor * node : {g.mul_mat("attn_k", none), some, ggml_sqr(g.ctx, g.mul_mat("attn_q", none))}) {
+            ggml_build_forward_expand(g.gf, node);
+        }
+        g.output(some);
+    };
+    return block;
+}
+
+// The intermediate is read again after the block, by an operation of ours and by one that is not.
+Block read_again_block(ggml_type type) {
+    Block block = ffn_block(type, type);
+    block.name  = "read again, " + block.name;
+    block.build = [](Graph & g) {
+        ggml_tensor * cur  = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        ggml_tensor * up   = g.mul_mat("ffn_up", cur);
+        ggml_tensor * gate = g.mul_mat("ffn_gate", cur);
+        ggml_tensor * act  = g.named(ggml_swiglu_split(g.ctx, gate, up), "act");
+        ggml_tensor * down = g.mul_mat("ffn_down", act);
+        g.output(ggml_add(g.ctx, down, g.x));
+        g.output(ggml_scale(g.ctx, act, 0.5F));
+        g.output(ggml_soft_max(g.ctx, up));
+        g.output(ggml_mul_mat(g.ctx, g["ffn_gate"], down));
+    };
+    return block;
+}
+
 //
 // experts
 //
@@ -295,6 +350,24 @@ Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options) {
                     {"gate_b", {n_ff, n_expert}},
                     {"down_b", {n_embd, n_expert}}};
     block.build  = [options](Graph & g) { build_moe(g, options); };
+    return block;
+}
+
+// A shared expert beside those that are routed to, after them in one phase: it computes where nothing is a miss too.
+Block shared_expert_block(ggml_type type) {
+    Block block       = moe_block(type, type);
+    block.name        = "a shared expert, " + block.name;
+    const auto routed = block.build;
+    const auto k      = block.n_embd;
+    const auto n_ff   = block.weights.front().n;
+    block.weights.push_back({"ffn_up_shexp", type, k, n_ff, 1, OALLAMA_ROWS});
+    block.weights.push_back({"ffn_down_shexp", type, n_ff, k, 1, OALLAMA_COLS});
+    block.build = [routed](Graph & g) {
+        routed(g);
+        ggml_tensor * moe = g.outputs.back();
+        ggml_tensor * act = ggml_silu(g.ctx, g.mul_mat("ffn_up_shexp", ggml_rms_norm(g.ctx, g.x, 1e-5F)));
+        g.output(ggml_add(g.ctx, g.mul_mat("ffn_down_shexp", act), moe));
+    };
     return block;
 }
 

@@ -45,7 +45,6 @@ Streamed streamed  = Streamed::none;
 Late     late      = Late::none;
 bool     resident  = false;
 int      n_slots   = 2;
-int      ring      = 0;
 int64_t  sum_bytes = 0;
 
 const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
@@ -112,9 +111,6 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
                       const std::string & layout) {
     std::string text =
         "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\nsum " + std::to_string(sum_bytes) + "\n";
-    if (ring > 0) {
-        text += "ring " + std::to_string(ring) + "\n";
-    }
     if (!device.empty()) {
         text += "device " + device + "\n" + link_lines() + token_lines();
     }

@@ -94,7 +94,6 @@ void check_all_refused() {
                               "tokens 8 4\ntokens 8 5",
                               "tokens 8 4\ntokens 7 5",
                               "model",
-                              "model a\nmodel b",
                               "model a b",
                               "tensor",
                               "tensor x",
@@ -133,8 +132,12 @@ void check_all_refused() {
     check_refused("oallama-plan 1\ndevice OALLAMA_Split\n" + valid);
     check_refused(head + "tensor x F32 32x96x1 rows 32 16 48 CPU\n");         // no granule of CG
     check_refused("oallama-plan 1\ntensor x F32 32x96x1 rows 32 64 0 CPU\n"); // CG without a device
-    check_refused(head + "slots 0\n" + valid);
-    check_refused(head + "slots 65\n" + valid);
+    for (const char * end : {"64 0 0 CPU hot=", "64 0 0 CPU hot=4", "64 0 0 CPU hot=1,1", "64 0 0 CPU hot=2,1",
+                             "64 0 0 CPU hot=1 hot=2", "32 0 32 CPU hot=1", "64 0 0 CPU hot=1,,2", "0 64 0 - hot=1"}) {
+        check_refused(head + "tensor a_exps Q4_0 64x64x4 rows " + end);
+    }
+    check_refused(head + "tensor a_exps Q4_0 64x64x65537 rows 64 0 0 CPU hot=1");
+    check_refused("oallama-plan 1\ntensor a_exps Q4_0 64x64x4 rows 64 0 0 CPU hot=1"); // without a device
     check_refused(head + "staging many\n" + valid);
     check_refused(head + "ring -1\n" + valid);
 }

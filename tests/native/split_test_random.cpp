@@ -3,7 +3,7 @@
 // table of n_g, and batches of random sizes; on TEST0, on a second CPU backend and on the emulated device. Case i of a
 // seed is always the same.
 //
-// Bounds. The median token differs by no more than split_test_types.cpp allows. Over all tokens there is room for some
+// Bounds. The median token differs by no more than summation_bound allows. Over all tokens there is room for some
 // activations that are quantised to the next step, of 1e-7 each: cuts and n_g have kernels see other rows and tokens
 // together, whose last digits differ. In 4,500 cases of 13 comparisons each, two had one such activation. A wrong
 // element is 1e-5 or more of outputs of this size.
@@ -71,17 +71,18 @@ Block random_moe(bridge::Random & random, ggml_type up, ggml_type down) {
     constexpr Ffn  par[]   = {Ffn::silu, Ffn::gelu, Ffn::swiglu_oai};
     constexpr Ffn  none[]  = {Ffn::silu, Ffn::gelu, Ffn::relu_sqr};
     MoeOptions     options;
-    options.gate   = one_of(random, gates);
-    options.op     = options.gate == Gate::none  ? one_of(random, none)
-                     : options.gate == Gate::par ? one_of(random, par)
-                                                 : Ffn::silu;
-    options.bias   = one_in(random, 3);
-    options.before = one_in(random, 4);
-    options.n_used = static_cast<int>(1 + random.below(4));
+    options.gate     = one_of(random, gates);
+    options.op       = options.gate == Gate::none  ? one_of(random, none)
+                       : options.gate == Gate::par ? one_of(random, par)
+                                                   : Ffn::silu;
+    options.bias     = one_in(random, 3);
+    options.before   = one_in(random, 4);
+    options.n_used   = static_cast<int>(1 + random.below(4));
+    options.n_expert = one_in(random, 3) ? 9 : 4;
     return moe_block(up, down, options);
 }
 
-constexpr int64_t n_kinds = 9;
+constexpr int64_t n_kinds = 13;
 
 Block random_block(bridge::Random & random, int64_t kind, ggml_type type, ggml_type other) {
     switch (kind) {
@@ -93,7 +94,11 @@ Block random_block(bridge::Random & random, int64_t kind, ggml_type type, ggml_t
         case 5: return lone_block(type);
         case 6: return qkv_block(type, one_in(random, 2));
         case 7: return heads_block(type);
-        default: return batch_block(type);
+        case 8: return batch_block(type);
+        case 9: return shared_expert_block(type);
+        case 10: return one_for_all_block(type);
+        case 11: return none_beside_some_block(type);
+        default: return read_again_block(type);
     }
 }
 
@@ -109,6 +114,7 @@ int64_t random_part(bridge::Random & random, int64_t n) {
 std::string random_lines(bridge::Random & random) {
     std::string lines = "slots " + std::to_string(1 + random.below(4)) + "\n";
     lines += one_in(random, 2) ? "sum " + std::to_string(random.below(1 << 16)) + "\n" : "";
+    lines += one_in(random, 3) ? "ring " + std::to_string(random.below(1 << 17)) + "\n" : "";
     lines += one_in(random, 3) ? "prefetch layer\n" : "";
     lines += one_in(random, 2) ? "piece " + std::to_string(4096 << random.below(5)) + "\n" : "";
     lines += one_in(random, 2) ? "link " + std::to_string(int64_t{1'000'000'000} << random.below(6)) + "\n" : "";
@@ -146,7 +152,7 @@ std::string random_plan(bridge::Random & random, const Block & block, const std:
     const std::string hot      = random_hot(random, block);
     for (const Weight & weight : block.weights) {
         if (!hot.empty() && weight.name.find("_exps") != std::string::npos) {
-            text += tensor_line(weight, weight.extent(), 0, layout) + " hot=" + hot + "\n";
+            text += tensor_line(weight, weight.extent(), 0, layout) + " hot=" + hot + (resident ? " resident\n" : "\n");
             continue;
         }
         bridge::Random   same(cuts);
@@ -156,7 +162,9 @@ std::string random_plan(bridge::Random & random, const Block & block, const std:
         bridge::Random & from    = together ? same : own;
         const int64_t    last    = std::min(weight.extent(), granule * random_part(from, n)); // where CC and CG end
         const int64_t    cc      = std::min(last, granule * random_part(from, n));
-        text += tensor_line(weight, cc, last - cc, layout) + (one_in(random, 6) ? " n_g=0" : "") + "\n";
+        const bool       chunks  = !resident && weight.e == 1 && one_in(random, 4);
+        text += tensor_line(weight, cc, last - cc, layout) + (one_in(random, 6) ? " n_g=0" : "") +
+                (resident ? " resident" : "") + (chunks ? " chunk=" + std::to_string(1 + random.below(40)) : "") + "\n";
     }
     return text;
 }
@@ -220,14 +228,18 @@ void check_device(const Drawn & own, const std::string & device, bridge::Random 
         }
         laid = layout == layouts.front() ? plain : laid;
     }
+    // blocks live on the device; what a small one's memory does to ggml's own allocator is not tested
+    resident               = device == async_device::device_name && one_in(random, 3);
     const std::string text = random_plan(random, own.block, device, ggml_backend_buft_name(layout));
     const PlanPtr     plan = new_plan(text);
     if (plan == nullptr) {
+        resident = false;
         return;
     }
     constexpr Pieces pieces[] = {Pieces::whole, Pieces::odd, Pieces::shuffled};
     const Model      model(own.block, own.data, plan.get(), one_of(random, pieces));
     const auto       found = computed(own, model, own.options, seed);
+    resident               = false;
     for (size_t i = 0; i < found.size(); i++) {
         const double      layouts_differ = layout_headroom * nmse(plain[i], laid[i]);
         const std::string where = what + ", " + std::to_string(own.tokens[i]) + " tokens on " + device + ": NMSE ";
@@ -254,9 +266,10 @@ void check_case(int64_t i) {
     const ggml_type              type  = types[static_cast<size_t>(i % n)];
     const ggml_type              other = types[static_cast<size_t>(random.below(n))];
     Drawn                        own;
-    own.block         = random_block(random, i / n % n_kinds, type, one_in(random, 3) ? type : other);
+    own.block         = random_block(random, (i + i / n) % n_kinds, type, one_in(random, 3) ? type : other);
     own.data          = make_data(own.block);
     own.options.reuse = one_in(random, 4);
+    own.options.gpu   = one_in(random, 4);
     for (int64_t most : {3, 16, 100}) {
         own.tokens.push_back(1 + random.below(most));
     }

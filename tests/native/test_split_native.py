@@ -24,9 +24,6 @@ pytestmark = pytest.mark.timeout(1200)  # building, and machines that are busy w
 TESTS = [
     "device",
     "plan",
-    "types-dense",
-    "types-moe",
-    "types-lone",
     "random",
     "graphs",
     "partial",
@@ -48,31 +45,9 @@ THREADED = ["device", "partial", "faults", "threads", "leaks"]
 
 STREAMS = ["--streamed half", "--late all --streamed half"]
 if ALL:
-    STREAMS += [
-        "--streamed all",
-        "--streamed half --slots 1",
-        "--streamed half --slots 4",
-        "--streamed half --ring 1",  # as large as one block
-        "--streamed half --slots 4 --ring 30000",
-        "--late half",
-        "--late one --streamed half --slots 1",
-    ]
+    STREAMS += ["--streamed all", "--late half", "--late one --streamed half"]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
-RESIDENT = [
-    "types-dense",
-    "types-moe",
-    "types-lone",
-    "times",
-    "device",
-    "graphs",
-    "partial",
-    "faults",
-    "hot",
-    "threads",
-    "leaks",
-]
-# beside other options: 512 tokens, most of the time of all tests, show what options change no better than 64
-FEWER = "--largest 64"
+RESIDENT = ["times", "device", "graphs", "partial", "faults", "hot", "threads", "leaks"]
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
@@ -98,10 +73,10 @@ def run_all(pool: ThreadPoolExecutor, program: Path, runs: Sequence[tuple[list[s
 def streaming(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> dict[str, Future[None]]:
     """The tests under each of STREAMS, started together."""
     program = build_native("split_test", bridge.libraries.folder)
-    some = ["types-dense", "types-moe", "graphs", "times", *THREADED]
+    some = ["graphs", "times", *THREADED]
     every = [name for name in TESTS if name != "random"]  # whose plans are its own, whatever the options
     tests = {options: every if ALL and options == STREAMS[0] else some for options in STREAMS}
-    return {options: pool.submit(run_tests, program, tests[options], 1, f"{options} {FEWER}") for options in STREAMS}
+    return {options: pool.submit(run_tests, program, tests[options], 1, options) for options in STREAMS}
 
 
 def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
@@ -112,7 +87,7 @@ def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
 
 @pytest.mark.parametrize("name", TESTS)
 def test_split_backend(bridge: ggml_bridge.Bridge, name: str) -> None:
-    fewer = "" if ALL or name != "random" else "--cases 80"
+    fewer = "" if ALL or name != "random" else "--cases 320"  # each type with each kind of block
     run_tests(build_native("split_test", bridge.libraries.folder), [name], options=fewer)
 
 
@@ -136,20 +111,19 @@ def test_split_backend_that_streams(streaming: dict[str, Future[None]], options:
     [
         "--streamed half --late half",
         pytest.param("", marks=pytest.mark.thorough),
-        pytest.param("--streamed all --slots 1 --late one", marks=pytest.mark.thorough),
+        pytest.param("--streamed all --late one", marks=pytest.mark.thorough),
     ],
 )
 def test_split_backend_where_blocks_live_on_the_device(bridge: ggml_bridge.Bridge, options: str) -> None:
-    tests = RESIDENT if ALL else [name for name in RESIDENT if not name.startswith("types-")]
-    run_tests(build_native("split_test", bridge.libraries.folder), tests, options=f"--resident {options} {FEWER}")
+    run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options=f"--resident {options}")
 
 
 @pytest.mark.thorough
 def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
     program = build_native("split_test", bridge.libraries.folder, "address,undefined")
-    half, fewer = len(TESTS) // 2, f"{FEWER} --cases 100 --seed {FRESH}"
+    half, fewer = len(TESTS) // 2, f"--cases 100 --seed {FRESH}"
     streamed = ([*THREADED, "graphs", "tokens"], "--streamed half --late half")
-    resident = (["types-lone", "graphs", "partial", "leaks"], f"--resident --streamed half --late half {FEWER}")
+    resident = (["graphs", "partial", "leaks"], "--resident --streamed half --late half")
     run_all(pool, program, [(TESTS[:half], fewer), streamed, resident, (TESTS[half:], fewer)])
 
 
