@@ -21,6 +21,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from math import inf
 
 from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamSettings, Workload
@@ -111,8 +112,9 @@ def assign(menus: Sequence[Menu], room: int, menu_of: Sequence[int] | None = Non
 
 def _path(menu: Menu) -> Iterator[tuple[float, int, int]]:
     """(seconds saved for each byte, rounded; from which choice; to which) of the steps that save the most for each byte
-    (Eq. 14), one after the other."""
-    now = 0
+    (Eq. 14), one after the other. A later step is never worth more, or it would be taken before those that lead to it:
+    equal ones differ by rounding."""
+    now, least = 0, inf
     while True:
         (n_bytes, seconds) = menu[now]
         steps = [((seconds - s) / (b - n_bytes), i) for i, (b, s) in enumerate(menu[now + 1 :], now + 1) if s < seconds]
@@ -120,7 +122,8 @@ def _path(menu: Menu) -> Iterator[tuple[float, int, int]]:
             return
         most = max(steps)[0]
         then = next(i for worth, i in steps if worth >= most * (1 - TIE))
-        yield float(f"{most:.9g}"), now, then
+        least = min(least, float(f"{most:.9g}"))
+        yield least, now, then
         now = then
 
 

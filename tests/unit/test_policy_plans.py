@@ -405,6 +405,19 @@ def test_the_share_of_the_weights_is_a_cap() -> None:
         assert 0 < placed <= share * bytes_of(world.operators)
 
 
+def test_the_share_of_the_weights_is_a_cap_where_each_byte_gains_the_same() -> None:
+    """Equal gains for a byte differ by rounding, which must not take a block's larger step before its smaller ones."""
+    world = World(
+        model=model_info(n_layer=1, n_ff=1408),
+        type_name="F16",
+        compute_per_token=512 * 1024,
+        workload=Workload(n_prompt=600, n_gen=0, n_ctx=1024),
+        options=Options(flash_attn="on", gpu_weights=0.4),
+    )
+    placed = sum(device_bytes(world.operators, world.plan("split")))
+    assert 0 < placed <= 0.4 * bytes_of(world.operators)
+
+
 def test_a_larger_micro_batch_is_taken_where_it_gains_and_said_so() -> None:
     """A weight that is streamed is read once a micro-batch."""
     load = Workload(n_prompt=2000, n_gen=1, n_ctx=4096)

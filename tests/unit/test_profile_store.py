@@ -184,3 +184,10 @@ def test_an_old_file_s_contention_stands_for_decode_and_is_not_written_as_measur
         Sharing("cpu", "link", 32, 10.0, 20.0, 10.0, 20.0, assumed=True),
     )
     assert profile_to_json(profile) == old
+
+
+def test_keys_of_a_later_writer_are_ignored() -> None:
+    record = small()
+    record["colour"] = "blue"
+    record["cases"][0]["colour"] = "blue"
+    assert profile_from_json(record) == profile_from_json(small())
