@@ -77,13 +77,13 @@ def connect(endpoint: str) -> RpcLink:
     return link
 
 
-def limit_silence(endpoint: str) -> None:
-    """Limit each read and write on this process's sockets to host:port to RPC_SILENCE_S: ggml sets no limit."""
+def limit_silence(endpoint: str, seconds: float = RPC_SILENCE_S) -> None:
+    """Limit how long a read or write on this process's sockets to host:port may take: ggml sets no limit."""
     import psutil
 
     host, _, port = endpoint.rpartition(":")
     to = (socket.gethostbyname(host), int(port))
-    limit = struct.pack("ll", int(RPC_SILENCE_S), 0)  # struct timeval
+    limit = struct.pack("ll", int(seconds), 0)  # struct timeval
     for connection in psutil.Process().net_connections("tcp4"):
         if connection.raddr == to and connection.fd >= 0:
             with socket.socket(fileno=os.dup(connection.fd)) as shared:

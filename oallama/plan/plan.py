@@ -131,8 +131,10 @@ class Plan:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def pairs(self, operators: Sequence[Operator]) -> list[tuple[Operator, OperatorPlacement]]:
-        """Operators of the plan's model with their placements, in the order that is given."""
+        """Operators of the plan's model with their placements, in the order that is given. Raises PlanError for
+        another model's."""
         by_name = {placement.name: placement for placement in self.operators}
+        _same_names(set(by_name), [operator.name for operator in operators])
         return [(operator, by_name[operator.name]) for operator in operators]
 
     def check(self, model: ModelInfo, operators: Sequence[Operator]) -> None:
@@ -144,7 +146,6 @@ class Plan:
                 f"{self.model_fingerprint[:12]}, but {Path(model.path).name} has {model.fingerprint[:12]}; "
                 "make a new plan with `oallama plan`"
             )
-        _same_names({placement.name for placement in self.operators}, [operator.name for operator in operators])
         for operator, placement in self.pairs(operators):
             slice_counts(operator, placement)
             check_hot_experts(operator, placement)

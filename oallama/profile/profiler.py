@@ -40,6 +40,7 @@ def profile_model(
     tokens: Sequence[int] = DEFAULT_TOKENS,
     refresh: bool = False,
     progress: bool = True,
+    policy: Policy = POLICY,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
     """What the model's operators cost on this machine and on the device, in seconds.
@@ -83,7 +84,7 @@ def profile_model(
                         journal.clear()
                         journal.append({_RESTART: True})
                     known = empty(machine) if refresh else _resumed(path, journal, machine, shown)
-                    request = Request(str(known_as.spec.timed), n_threads, want, known, POLICY)
+                    request = Request(str(known_as.spec.timed), n_threads, want, known, policy)
                     profile = _Measurement(request, journal, shown).run()
                     try:
                         profile = _kept(path, profile, refresh)

@@ -393,7 +393,7 @@ def on_terminal(*arguments, **env):
 @needs_model
 def test_on_a_terminal_there_are_colours_unless_no_color_is_set(half):
     command = ("affinity-report", MODEL, *half, "--policy", "oato", "--fill", "full")
-    assert "\x1b[1;32mGPU" in on_terminal(*command, NO_COLOR="")
+    assert "\x1b[32m\x1b[1mGPU" in on_terminal(*command, NO_COLOR="")
     plain = on_terminal(*command, NO_COLOR="1")
     assert "GPU" in plain
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]", plain)

@@ -60,7 +60,7 @@ def test_what_pays_is_streamed_and_computes_the_same(model: Path) -> None:
 def test_a_plan_with_one_slot_computes_what_stock_does(model: Path) -> None:
     """Chosen where memory is short: the ring is as long as a block, whose successors overwrite it one after another."""
     profile = slow_cpu_fast_card(model, 3e8)
-    placer = Placer.load(model, device=REAL, profile=profile, vram=1536 * 1024, threads=1)
+    placer = Placer.load(model, device=REAL, profile=profile, vram=1700 * 1024, threads=1)
     plan = placer.plan("scheinfer", n_prompt=1, n_gen=32)
     streaming = plan.streaming
     assert streaming is not None and streaming.n_slots == 1

@@ -86,10 +86,19 @@ class Machine:
             raise OutOfMemory("no memory")
         return self.timer(mul_mat_s(device, layout, (k, n, e), n_tokens))
 
-    def layer_rest(self, device: str, n_tokens: int, n_kv: int, *of: Any) -> Any:
+    def layer_rest(
+        self,
+        device: str,
+        n_tokens: int,
+        n_kv: int,
+        n_layer: int,
+        n_threads: int,
+        flash_attn: bool,
+        *types: str,
+        **of: int,
+    ) -> Any:
         if device in self.refused:
             raise Unsupported("no kernel of attention")
-        *_, n_layer, _, flash_attn, _, _ = of
         assert n_layer * n_tokens <= GRAPH_TOKENS or n_layer == 1
         return self.timer(rest_s(device, n_kv, flash_attn))
 
