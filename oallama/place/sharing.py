@@ -272,14 +272,16 @@ class Slicer:
             short = short or (plan.short if plan is not None else not mode.with_n_g)
             if plan is not None and plan.total_s(workload) < best.total_s(workload):
                 best, best_mode, best_objective = plan, mode, objective
+        best = self._exact(best)
         most_cg: list[int | None] = [None] * len(kinds)
         while (narrower := self._narrower(best, kind_of)) is not None:  # leaves the device more room for weights
             most_cg[narrower[0]] = narrower[1]
             plan = solved(best_mode, best_objective, most_cg)
-            if plan is None or self._exact(plan).total_s(workload) >= self._exact(best).total_s(workload):
+            plan = plan and self._exact(plan)
+            if plan is None or plan.total_s(workload) >= best.total_s(workload):
                 break
             best = plan
-        return replace(self._exact(best), short=short)
+        return replace(best, short=short)
 
     def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
