@@ -158,10 +158,6 @@ class Stream {
     // The slot whose turn it is after that of another; after no_slot, the first.
     size_t slot_after(size_t slot) const { return slot == no_slot ? 0 : (slot + 1) % slots_.size(); }
 
-    size_t n_slots() const { return slots_.size(); }
-
-    bool is_in(size_t slot, const StreamBlock & block) const { return slots_[slot].holds == &block; }
-
     // The slot of a block whose turn has come; asks for what is missing of it. experts: the only ones needed; NULL:
     // all.
     size_t acquire(StreamBlock & block, const std::vector<int32_t> * experts);
