@@ -53,7 +53,7 @@ def asking_version(library: str | os.PathLike[str], python: str | os.PathLike[st
 
 
 def wrong_version(found: str | None) -> str | None:
-    """What is wrong with a ggml that says it is of this version (None: it does not say); None for the right one."""
+    """The sentence about a ggml of another version; None for the right one. found: None where it does not tell."""
     if found == GGML_VERSION:
         return None
     told = f"is of ggml {found}" if found else "does not tell the version of its ggml"

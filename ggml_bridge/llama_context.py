@@ -38,7 +38,7 @@ class MemoryRow:
 
 
 def memory_breakdown(bridge: Bridge, context: int, no_alloc_on: Sequence[str] | None = None) -> list[MemoryRow]:
-    """What the llama_context at that address holds in each buffer type, exactly.
+    """Bytes that the llama_context at that address holds in each buffer type, exactly.
 
     no_alloc_on: the devices that the model was given, where it was loaded with no_alloc: of such contexts llama.cpp
     counts a compute buffer once for each backend that uses it (plain host memory is an accelerator's as well as the

@@ -81,8 +81,7 @@ class SplitStats:
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """What runs of one sub-graph took, with batches of one class. Seconds of the caller's thread, of all runs
-    together."""
+    """Times of all runs of one sub-graph with batches of one class: seconds of the caller's thread."""
 
     name: str  # its first weight
     batch: int  # tokens at most: a power of two, and half of it is less than any run had

@@ -251,8 +251,8 @@ bool gb_routing_on_node(struct ggml_tensor * node, bool ask, void * routing);
 // Whether it records; not at first. While it does, the scheduler cuts its graphs behind every router.
 void gb_routing_listen(gb_routing * routing, int32_t on);
 
-// What was recorded since the last take, until the next one: for each router, in the order they were computed, layer,
-// n_used, n_tokens, and ids [n_tokens][n_used]. A failure to record is reported here, once.
+// Gives the numbers recorded since the last take, which stay until the next one: for each router, in the order in which
+// they were computed, layer, n_used, n_tokens, and ids [n_tokens][n_used]. A failure to record is reported here, once.
 int gb_routing_take(gb_routing * routing, const int32_t ** numbers, int64_t * n_numbers);
 
 // cdef end

@@ -25,7 +25,8 @@ struct Round {
     // One queue: the first begins when the second is done.
     bool first_waits() const { return with_second > 0.9 * (first + left); }
 
-    // What holds its caller up until most of it is done takes turns with the first, and loses nothing by it.
+    // True where the second holds its caller up until most of it is done: it takes turns with the first, and loses
+    // nothing by it.
     bool takes_turns() const { return left < 0.5 * with_second; }
 
     // The first was not beside more of it than was left.

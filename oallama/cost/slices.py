@@ -141,8 +141,7 @@ class Around:
 
 @dataclass(frozen=True)
 class BlockType:
-    """What blocks that cost the same have in common: mul-mats, layout and surroundings. A value, whose hash is computed
-    once."""
+    """Mul-mats, layout and surroundings that blocks of one cost share. A value, whose hash is computed once."""
 
     block: SplitBlock
     gemms: Gemms
@@ -170,7 +169,7 @@ class BlockType:
 
     @cached_property
     def without_gap(self) -> BlockType:
-        """As its own tasks see it where it is sliced: of its surroundings only where its inputs are counts."""
+        """The type that prices a sliced block's own tasks: of its surroundings only where its inputs are counts."""
         return replace(self, around=Around(resident=self.around.resident))
 
     @cached_property

@@ -266,7 +266,7 @@ MAX_ROUNDS = 40
 
 
 def timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> list[Span]:
-    """What the streams do while the blocks run one after another."""
+    """Spans of each stream while the blocks run one after another."""
     drawing = Drawing()
     _run_once(blocks, streaming, drawing)
     return drawing.spans

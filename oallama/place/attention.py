@@ -162,7 +162,7 @@ class AttentionRule:
     def ways(
         self, profile: Profile, workload: Workload, passes: Sequence[Pass] | None = None
     ) -> tuple[FlashAttention, ...]:
-        """That `decide` looks at."""
+        """Settings of flash attention that `decide` compares."""
         if self.asked.flash_attn != "auto":
             return (self.asked.flash_attn,)
         return attention_choices(profile, _passes(workload, passes), self._plain_allowed(workload)) or ("auto",)

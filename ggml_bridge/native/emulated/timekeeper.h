@@ -100,7 +100,7 @@ class Timekeeper {
     // Holds the caller until all that was submitted to the stream is done.
     void finish(const Stream & stream) const;
 
-    // What was told late, and nothing else of the statistics.
+    // Statistics with the ends that were told late, and nothing else.
     emulated_stats ends() const;
     void           reset_ends();
     void           rest();

@@ -7,7 +7,7 @@
 // Who owns what. Tensor headers and both graphs are the program's (`ctx`). Tensors of ours on the host have the memory
 // of llama.cpp's (`bindings`), or the Host's (`staged`); those on the device have the memory of weights, of the ring
 // (`streamed`), of llama.cpp's tensors there (`bindings`), or the allocator's, which all programs of a context share.
-// What is sent and what comes back passes the Host's memory too (`staging`).
+// Uploads and downloads pass the Host's memory too (`staging`).
 //
 // Shapes, of a node [n, ne1, ne2, ne3] on a side: a shard [elements of the side, tokens of the side, ...], contiguous
 // on the device and packed or with the node's strides on the host; a partial [n, tokens of the side, ...], contiguous;
