@@ -13,7 +13,6 @@ from processes import here
 from oallama.bench.arms import ArmMaker
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest, Setting
-from oallama.core.errors import UsageError
 from oallama.core.types import Attention, Workload
 from oallama.cost.passes import passes
 from oallama.device.load_params import LoadSettings
@@ -64,19 +63,6 @@ def test_a_plan_that_says_nothing_is_run_as_a_new_one_would_be(model: Path, plan
         load = replace(plan.workload, n_prompt=n_prompt, n_gen=64)
         old = replace(plan, workload=load, attention=None)
         assert loaded(model, old)[0] == FLASH_ATTENTION[way]
-
-
-def test_the_depth_of_the_workload_chooses_without_a_profile(model: Path) -> None:
-    placer = Placer.load(model, device="none", threads=1)
-    for n_prompt, n_gen, way in ((16, 64, "on"), (64, 900, "off")):
-        said = placer.plan("cpu", workload=Workload(n_prompt, n_gen, N_CTX, 64), measure=False).attention
-        assert said == Attention(way, "f16", "f16")  # type: ignore[arg-type]
-    quantised = Placer.load(model, device="none", threads=1, type_v="q8_0")
-    assert quantised.plan("cpu", workload=Workload(64, 900, N_CTX, 64), measure=False).attention == Attention(
-        "on", "f16", "q8_0"
-    )
-    with pytest.raises(UsageError, match="needs flash attention"):
-        Placer.load(model, device="none", type_v="q8_0", flash_attn="off")
 
 
 def test_an_arm_chooses_for_what_is_measured_and_runs_with_it(model: Path) -> None:

@@ -25,7 +25,6 @@ from processes import PATIENCE_S, here, must_end, until
 from seeds import ALL
 from stock import needs_programs, program
 
-from oallama.bench.ab import Bench, run_bench
 from oallama.bench.arms import STOCK_NCMOE, ArmMaker
 from oallama.bench.fit import fit_under
 from oallama.bench.fit_plan import stock_plan
@@ -347,18 +346,6 @@ def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(mode
     assert deep == pytest.approx(arm.plan["predicted"]), "what it was made for"
     assert prompt["ttft_s"] == pytest.approx(shallow["ttft_s"]) and prompt["tpot_s"] == 0
     assert token["ttft_s"] == 0 < token["total_s"] == pytest.approx(4 * token["tpot_s"])
-
-
-@pytest.mark.thorough
-def test_arms_that_do_not_fit_together_are_loaded_in_turns(model: Path, ops: tuple[Operator, ...]) -> None:
-    specs = (
-        ArmSpec("stock-cpu", setting(model), StockPlacement(0)),
-        ArmSpec("no-fa", setting(model, attention=Attention("off")), StockPlacement(0)),
-    )
-    bench = Bench(specs, (PP,), ops, N_LAYER, n_blocks=1)
-    result = run_bench(bench, available_memory=lambda: 1000)
-    assert not result.resident
-    assert [len(result.series[0].samples(arm)) for arm in (0, 1)] == [2, 2]
 
 
 def test_where_the_gate_says_stock_the_very_configuration_of_the_stock_arm_is_loaded(moe: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from gguf_factory import write_gguf
-from processes import COMMAND, PATIENCE_S, here, must_end, oallama
+from processes import COMMAND, PATIENCE_S, here, must_end
 
 from oallama.stores.default_model import FILE
 
@@ -206,11 +206,6 @@ def test_ctrl_c_ends_a_session_in_a_pipe(chatty):
     assert process.returncode == 130
 
 
-def test_run_in_a_pipe_reads_its_prompt_as_before(plain):
-    done = oallama("run", plain, *ON_CPU, "-n", "2", "--json", input="once\n/bye\n")
-    assert json.loads(done.stdout)["n_gen"] <= 2
-
-
 #
 # at a terminal
 #
@@ -328,14 +323,5 @@ def test_what_was_typed_is_remembered_and_commands_are_completed(chatty, tmp_pat
         person.type("\x1b[A\x1b[A\r")  # up twice, over /bye
         person.wait(READY)
         assert "user: a message to remember" in person.ask("/show conversation")
-        person.type("\x04")
-        assert person.leave()[0] == 0
-
-
-def test_a_cache_that_cannot_be_written_is_no_failure(chatty, tmp_path):
-    (tmp_path / "file").write_text("")
-    with Typist("chat", chatty, *ON_CPU, "-n", "2", "-c", "512", OALLAMA_CACHE_DIR=str(tmp_path / "file")) as person:
-        person.wait(READY)
-        person.ask("hi")
         person.type("\x04")
         assert person.leave()[0] == 0

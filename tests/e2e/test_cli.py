@@ -182,14 +182,6 @@ def test_affinity_report_in_every_format(half, tmp_path):
 
 
 @needs_model
-def test_affinity_report_as_published(half):
-    paper = ("--affinity", "paper", "--fill", "paper", "--phase", "prefill")
-    report = document("affinity-report", MODEL, *half, *paper, "--json")
-    assert report["phase"] == "prefill"
-    assert all(operator["t_transfer_s"] >= 0 for operator in report["operators"])  # the published T' is never negative
-
-
-@needs_model
 def test_plan_goes_to_stdout_or_to_a_file(half, tmp_path):
     arguments = ("plan", MODEL, *half, "--policy", "oato", "-p", "64", "-n", "32")
     plan = document(*arguments)
@@ -283,13 +275,6 @@ def test_what_limits_a_device_is_not_ignored_silently(cpu_plan, tmp_path):
     said = here(*common, "--vram", "6GiB", "--gpu-weights", "50%").stderr
     assert "note: --vram and --gpu-weights limit a device, and there is none" in said
     assert "limit a device" not in here(*common).stderr
-
-
-@needs_model
-def test_a_chat_begins_with_the_models_template(cpu_plan):
-    common = ("-n", "4", "--temp", "0", "--plan", cpu_plan, "--json")
-    raw, chat = (document("run", MODEL, "What is 2 + 3?", *common, *way) for way in ([], ["--chat"]))
-    assert chat["n_prompt"] > raw["n_prompt"]
 
 
 @needs_model

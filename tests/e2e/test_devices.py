@@ -48,17 +48,6 @@ def test_a_profile_knows_what_a_device_pins_and_whether_blocks_live_there(
     assert (found["device_pins"], found["device_takes_residents"]) == (pins, takes_residents)
 
 
-def test_auto_is_the_first_gpu_or_none() -> None:
-    gpus = [device.name for device in list_devices() if device.type in ("GPU", "IGPU")]
-    with open_device(None) as device:
-        assert device.name == (gpus[0] if gpus else "none")
-
-
-def test_cpu_pair_is_the_cpu_playing_the_device() -> None:
-    with open_device("cpu-pair") as device:
-        assert device.is_pair and device.name == "CPU" and device.info is not None
-
-
 def test_auto_is_known_by_the_device_it_stands_for() -> None:
     gpus = [device.name for device in list_devices() if device.type in ("GPU", "IGPU")]
     known = known_device("auto")
@@ -81,11 +70,6 @@ def test_a_server_is_asked_and_left_free_for_the_next() -> None:
         assert known_device(f"rpc://{server.endpoint}") == known
     finally:
         server.close()
-
-
-def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(DeviceError, match=r"CUDA77.*emulated.*none"), open_device("CUDA77"):
-        pass
 
 
 def test_a_worker_is_a_device_of_its_own_until_closed() -> None:
@@ -111,12 +95,6 @@ def test_nobody_takes_our_place_at_a_server_between_calls() -> None:
         with open_device(f"rpc://{server.endpoint}"), pytest.raises(BridgeError, match="one client"):
             probe(server.endpoint, timeout_s=0.5)
         probe(server.endpoint)
-
-
-def test_a_running_server_is_connected_to() -> None:
-    with RpcServer() as server, open_device(f"rpc://{server.endpoint}") as device:
-        assert device.info is not None and device.info.backend == "RPC"
-        assert device.pid is None
 
 
 def test_a_ctrl_c_while_it_is_connected_to_leaves_the_server_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,7 @@ their own; how long they take is not asserted.
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +16,12 @@ from e2e.cores import needs_a_core
 from e2e.described_card import slow_cpu_fast_card
 from e2e.logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, TOKENS, nmse, stock_logits
 from e2e.plugin_runs import loaded, logits_of
-from gguf_factory import write_gguf, write_llama_shape
-from processes import COMMAND, ROOT, here
+from gguf_factory import write_gguf
+from processes import here
 
 from oallama.core.errors import DeviceError, DoesNotFit
 from oallama.core.units import MIB
 from oallama.device.opening import device_pointer, list_devices, open_device
-from oallama.device.spec import parse_device
 from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
 
@@ -168,31 +164,3 @@ def test_threads_leave_it_a_core(model: Path) -> None:
     n = len(os.sched_getaffinity(0))
     done = here("profile", model, "--device", "emulated:scale=1", "--threads", n, code=2)
     assert f"--threads {n}" in done.stderr
-
-
-@pytest.mark.thorough
-@needs_a_core
-def test_a_profile_says_that_it_is_of_an_emulated_device(tmp_path: Path) -> None:
-    path = write_llama_shape(tmp_path / "model.gguf", 1, 256, 256, 2, 2, 300)
-    asked = ("profile", path, "--device", "emulated:vram=1GiB,scale=2", "--tokens", 1, "--json")
-    machine = json.loads(here(*asked, cache=tmp_path / "cache").stdout)["fingerprint"]
-    assert machine["device_name"] == "Emulated0" and "emulated" in machine["device_description"]
-
-
-@pytest.mark.thorough
-@needs_a_core
-def test_a_comparison_says_that_it_is_of_an_emulated_device(tmp_path: Path) -> None:
-    """Times are those of a busy machine here, and it may refuse to give any."""
-    path = write_llama_shape(tmp_path / "model.gguf", 2, 256, 512, 4, 2, 300)
-    command = [*COMMAND, "bench", path, "--device", "emulated:vram=1GiB,scale=2", "-p", 32, "-n", 4]
-    command += ["--arms", "stock-fit,stock-cpu", "-r", 2, "-o", "json"]
-    bench = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT, timeout=280)
-    if bench.returncode:
-        assert re.search("emulated device (was late|used the same core)", bench.stderr), bench.stderr
-    else:
-        assert "emulated" in bench.stdout and "emulated device" in bench.stderr
-
-
-def test_a_spec_is_the_same_in_a_child() -> None:
-    text = "emulated:rtx3060-12,vram=1073741824,scale=2/3,cpus=1,values=drawn"
-    assert str(parse_device(text)) == text

@@ -7,10 +7,8 @@ import html
 import json
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,47 +82,6 @@ def driven(report, folder):
     return json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', dom)[1]))
 
 
-def pixels(png):
-    """Rows of RGB(A) bytes of an 8-bit PNG without interlace."""
-    data, position, packed, header = png.read_bytes(), 8, b"", None
-    while position < len(data):
-        length, kind = struct.unpack_from(">I4s", data, position)
-        body = data[position + 8 : position + 8 + length]
-        if kind == b"IHDR":
-            header = struct.unpack(">IIBBBBB", body)
-        elif kind == b"IDAT":
-            packed += body
-        position += 12 + length
-    width, height, depth, colour, _, _, interlace = header
-    assert (depth, interlace) == (8, 0)
-    size = {2: 3, 6: 4}[colour]
-    raw, rows, above = zlib.decompress(packed), [], bytearray(width * size)
-    for y in range(height):
-        start = y * (width * size + 1)
-        row = bytearray(raw[start + 1 : start + 1 + width * size])
-        unfilter(raw[start], row, above, size)
-        rows.append(row)
-        above = row
-    return rows, size
-
-
-def unfilter(kind, row, above, size):
-    """PNG's five filters, undone in place."""
-    for i in range(len(row)):
-        left = row[i - size] if i >= size else 0
-        up, corner = above[i], above[i - size] if i >= size else 0
-        if kind == 1:
-            row[i] = (row[i] + left) & 255
-        elif kind == 2:
-            row[i] = (row[i] + up) & 255
-        elif kind == 3:
-            row[i] = (row[i] + (left + up) // 2) & 255
-        elif kind == 4:
-            guess = left + up - corner
-            nearest = min((abs(guess - left), 0, left), (abs(guess - up), 1, up), (abs(guess - corner), 2, corner))
-            row[i] = (row[i] + nearest[2]) & 255
-
-
 def test_script_and_style_pass_the_pages_own_policy_and_nothing_is_fetched(tmp_path):
     page = tmp_path / "report.html"
     page.write_text(affinity_html(records.moe(n_layer=4)), encoding="utf-8")
@@ -166,18 +123,3 @@ def test_hostile_names_run_nothing(tmp_path):
     assert "<img" not in dom
     assert "&lt;script&gt;alert('x')&lt;/script&gt;" in dom
     assert driven(report, tmp_path)["alerts"] == 0
-
-
-@pytest.mark.parametrize(("scheme", "setting"), [("light", "1"), ("dark", "0")])
-def test_light_and_dark_pages_are_drawn(tmp_path, scheme, setting):
-    page, picture = tmp_path / "report.html", tmp_path / "picture.png"
-    page.write_text(affinity_html(records.moe(n_layer=6)), encoding="utf-8")
-    chromium(
-        page, tmp_path, f"--screenshot={picture}", "--window-size=500,700",
-        f"--blink-settings=preferredColorScheme={setting}",
-    )  # fmt: skip
-    rows, size = pixels(picture)
-    colours = {bytes(row[i : i + 3]) for row in rows[::3] for i in range(0, len(row), 3 * size)}
-    assert len(colours) > 40  # text, cards, the scale's steps
-    corner = sum(rows[2][:3]) / 3
-    assert corner > 200 if scheme == "light" else corner < 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,6 @@ from e2e.described_card import slow_cpu_fast_card
 from e2e.logits import QUANTISED_NMSE, nmse, stock_logits
 from gguf_factory import write_llama_shape
 
-from oallama.bench.arms import ArmMaker
-from oallama.bench.prepare import prepare, shared_setting
-from oallama.bench.process import ArmProcess
-from oallama.bench.records import BenchTest
-from oallama.bench.verify import problems
 from oallama.core.units import KIB
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
@@ -60,24 +54,3 @@ def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(policy: str, model
         assert engine.llama.context_params.n_ubatch == N_PROMPT
         assert nmse(engine.logits(TOKENS), stock_logits(model, TOKENS, n_ctx=N_CTX)) <= QUANTISED_NMSE
     assert abs(memory.limit - memory.spare - held) <= max(SHARE * held, SLACK)
-
-
-def test_stock_is_measured_in_that_micro_batch_as_well_under_the_same_cap(model: Path, tmp_path: Path) -> None:
-    placer = placer_of(model)
-    placer.plan("oato", n_prompt=N_PROMPT, n_gen=1).save(tmp_path / "ours.json")
-    tests = (BenchTest(N_PROMPT, 1),)
-    setting = shared_setting(placer, tests)
-    maker = ArmMaker(placer, setting, tests)
-    made = prepare(maker, ["stock-fit", str(tmp_path / "ours.json")])
-    seen = {}
-    for spec in made.arms:
-        arm = ArmProcess(spec)
-        try:
-            report = arm.load([operator.name for operator in placer.operators])
-            device_bytes, host_bytes = arm.warm_up(tests)
-        finally:
-            arm.close()
-        held = replace(report, device_bytes=device_bytes, host_bytes=host_bytes)
-        assert problems(spec, held, placer.operators, placer.model.n_layer) == ()
-        seen[spec.name] = report.n_ubatch
-    assert seen == {"stock-fit": 512, "ours": N_PROMPT, f"stock-fit-ub{N_PROMPT}": N_PROMPT}

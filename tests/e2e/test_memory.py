@@ -53,32 +53,6 @@ def test_the_probe_says_what_a_load_really_takes(arch: str, where: str, tmp_path
         assert engine.warnings == ()
 
 
-def test_without_a_device_everything_is_host_memory(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", "llama", weight_type="Q4_0")
-    result = probe_memory(LoadSettings(str(path), n_ctx=256, n_threads=1))
-    assert all(buffer.in_host_memory for buffer in result.buffers)
-    assert result.on_device("model") == result.on_device("context") == result.on_device("compute") == 0
-    # K and V, f16, of 2 layers with 128 columns each
-    assert result.on_host("context") == 256 * 2 * 2 * 128 * 2
-    assert (result.n_splits_prefill, result.n_splits_decode) == (1, 1)
-    assert (result.device_total, result.device_free) == (0, 0)
-
-
-def test_a_larger_context_and_cache_type_show_in_the_bytes(tmp_path: Path) -> None:
-    path = str(write_gguf(tmp_path / "model.gguf", "llama"))
-    small = probe_memory(LoadSettings(path, n_ctx=256, n_threads=1))
-    large = probe_memory(LoadSettings(path, n_ctx=1024, attention=Attention("auto", "q8_0", "q8_0"), n_threads=1))
-    assert large.on_host("context") * 64 == small.on_host("context") * 4 * 34, "34 bytes for 32 values, not 64"
-
-
-def test_the_weights_on_the_device_are_the_chosen_ones(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", "llama", n_layer=3)
-    none = placed(path, "rpc-worker", lambda op: False).probed.on_device("model")
-    some = placed(path, "rpc-worker", lambda op: op.role == "ffn_up" and op.layer == 1)
-    chosen = sum(op.bytes for op in some.operators if op.role == "ffn_up" and op.layer == 1)
-    assert some.probed.on_device("model") - none == chosen > 0
-
-
 def overridden(path: Path, patterns: tuple[tuple[str, str | None], ...]) -> dict[str, str]:
     """Tensor name -> buffer type, as llama.cpp's own pattern matching decided while loading."""
     bridge = load_bridge()

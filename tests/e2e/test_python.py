@@ -120,20 +120,6 @@ def test_wrong_arguments_are_errors_of_ours(
     assert str(caught.value).startswith(said)
 
 
-def test_a_closed_engine_ends_its_streams_with_an_error(placer: Placer, plan: Plan) -> None:
-    engine = placer.engine(plan)
-    begun, new = engine.stream("Once", temperature=0), engine.stream("Once", temperature=0)
-    next(begun)
-    assert not repr(engine).endswith("closed>")
-    engine.close()
-    for stream in (begun, new, begun):
-        with pytest.raises(UsageError, match="this engine is closed; make another one"):
-            next(stream)
-    with pytest.raises(UsageError, match="this engine is closed"):
-        engine.chat(QUESTION)
-    assert re.fullmatch(rf"<Engine {FILE} on none: cpu, 0 B there, [\d.]+ MiB on the host, closed>", repr(engine))
-
-
 def test_a_stream_that_was_closed_has_no_record(engine: Engine) -> None:
     stream = engine.stream("Once", temperature=0)
     next(stream)

@@ -142,18 +142,6 @@ def test_what_cannot_be_served_is_one_sentence(stub: str, tmp_path: Path) -> Non
         assert f"no device {device.partition(':')[0]}" in refused("--port", 0, *asked, "--device", device)
 
 
-def test_one_that_does_not_start_is_an_error(stub: str, tmp_path: Path) -> None:
-    orders = tmp_path / "orders"
-    orders.write_text("fail", encoding="utf-8")
-    command = [sys.executable, "-m", "oallama", "serve", str(MODEL), "--port", "0", "--llama-server", stub]
-    environment = {**os.environ, "STUB_ORDERS": str(orders)}
-    done = subprocess.run(
-        [*command, "--device", "none"], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S, env=environment
-    )
-    assert done.returncode == 1
-    assert "does not start: exit code 3: error: the device is not here" in done.stderr.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("number", "code", "answering"),
     [
@@ -281,28 +269,6 @@ def test_openais_client_chats_streams_completes_and_embeds(on_worker: Serving) -
     assert vectors[0].embedding != pytest.approx(vectors[2].embedding, abs=1e-3)
 
 
-def test_tools_are_taken_and_a_grammar_is_kept_to(on_worker: Serving) -> None:
-    """The default model calls no tool: its template knows none."""
-    schema = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": schema}}
-    asked: Any = {"model": FILE, "messages": [{"role": "user", "content": "Rain?"}], "max_tokens": 16}
-    create = on_worker.client().chat.completions.create
-    assert create(tools=[tool], **asked).choices[0].finish_reason in ("stop", "length")
-    made = create(extra_body={"grammar": 'root ::= "Rome" | "Oslo"'}, **asked)
-    assert made.choices[0].message.content in ("Rome", "Oslo")
-
-
-def test_eight_clients_at_once_are_answered(on_worker: Serving) -> None:
-    def one(_: int) -> str:
-        asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
-        parts = on_worker.client().completions.create(stream=True, **asked)
-        return "".join(part.choices[0].text for part in parts)
-
-    with ThreadPoolExecutor(8) as clients:
-        answers = list(clients.map(one, range(8)))
-    assert len(answers) == 8 and all(answers)
-
-
 @pytest.mark.thorough
 def test_many_requests_one_after_another_leave_it_as_it_was(on_worker: Serving) -> None:
     """Of four clients at once; whatever is held grows with the first of them."""
@@ -330,15 +296,6 @@ def test_a_page_of_another_origin_may_not_read(on_worker: Serving, origin: str, 
         httpx.options(f"{on_worker.url}/v1/chat/completions", headers={"Origin": origin}, timeout=PATIENCE_S),
     ):
         assert answer.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
-
-
-def test_plain_http_reaches_the_rest_of_the_api(on_worker: Serving) -> None:
-    assert get(f"{on_worker.url}/health").json() == {"status": "ok"}
-    assert "llamacpp:tokens_predicted_total" in get(f"{on_worker.url}/metrics").text
-    tokens = post(f"{on_worker.url}/tokenize", json={"content": "Once upon"}).json()["tokens"]
-    assert post(f"{on_worker.url}/detokenize", json={"tokens": tokens}).json()["content"].strip() == "Once upon"
-    wrong = post(f"{on_worker.url}/v1/chat/completions", content=b"no json")
-    assert wrong.status_code >= 400 and "error" in wrong.json()
 
 
 def test_the_placement_tells_what_was_measured(on_worker: Serving) -> None:
@@ -389,31 +346,6 @@ def test_a_picture_is_taken_where_a_projector_is_given(
         assert answer.usage is not None and answer.usage.prompt_tokens > 16  # a token for each patch
         words = psutil.Process(server.state()["pid"]).cmdline()
         assert ("--mmproj-offload" in words, "--no-mmproj-offload" in words) == ("device" in side, "CPU" in side)
-
-
-@needs_programs
-def test_a_killed_llama_server_is_started_again(tmp_path: Path) -> None:
-    with serving(tmp_path, program("llama-server"), "--device", "none", "-c", "256", "-n", "32", "-p", "32") as server:
-        before = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
-        os.kill(server.state()["pid"], signal.SIGKILL)
-        server.until(lambda state: state["restarts"] == 1 and state["phase"] == "ready")
-        assert "starting it again" in server.said
-        after = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
-        assert after.choices[0].text == before.choices[0].text
-
-
-@needs_programs
-def test_a_lost_worker_leaves_the_cpu(tmp_path: Path) -> None:
-    options = ("--device", "rpc-worker", "-c", "256", "-n", "32", "-p", "32")
-    with serving(tmp_path, program("llama-server"), *options) as server:
-        children = psutil.Process(server.process.pid).children()
-        worker = next(child for child in children if "ggml_bridge.rpc_server" in child.cmdline())
-        worker.kill()
-        state = server.until(lambda state: not state["on_device"] and state["phase"] == "ready")
-        assert "the device was lost" in state["said"] and "the device was lost" in server.said
-        answer = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
-        assert answer.choices[0].text
-        assert server.placement()["device"] == "none"
 
 
 @needs_programs

@@ -28,29 +28,3 @@ def test_every_page_is_built_and_no_link_is_broken(tmp_path: Path) -> None:
     assert pages <= made
     start = (tmp_path / "site/index.html").read_text(encoding="utf-8")
     assert not re.findall(r"""<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)=["']?https?://""", start)
-
-
-def test_a_broken_link_fails(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/index.md").write_text("[there](nowhere.md)\n")
-    wanted = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[0]
-    (tmp_path / "mkdocs.yml").write_text(wanted.replace("hooks: [scripts/site_links.py]\n", ""))
-    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
-    assert done.returncode != 0 and "nowhere.md" in done.stderr
-
-
-def test_files_outside_of_the_site_are_named() -> None:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import site_links
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    from types import SimpleNamespace
-
-    from mkdocs.exceptions import PluginError
-
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="serve.md"))
-    said = "[card](../models/README.md), [here](run.md)"
-    assert site_links.on_page_markdown(said, page) == "card (`models/README.md`), [here](run.md)"
-    with pytest.raises(PluginError, match="not there"):
-        site_links.on_page_markdown("[x](../gone.md)", page)

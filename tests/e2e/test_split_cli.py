@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from e2e.split_cases import Share, ffn, split_case
-from gguf_factory import write_gguf, write_llama_shape
+from gguf_factory import write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "oallama")
@@ -47,35 +46,3 @@ def test_run_reports_what_the_split_backend_did(device: str, tmp_path: Path) -> 
     assert memory["device_weights"] == placed["weights_gpu"] > 0
     assert made["memory"]["device_bytes"] == memory["device_weights"] + memory["device_compute"]
     assert made["memory"]["host_bytes"] > memory["host_weights"] + memory["host_compute"]
-
-
-def test_a_plan_for_another_model_is_exit_code_2(tmp_path: Path) -> None:
-    plan = saved(tmp_path, "cpu-pair", ffn(0.5))
-    other = write_llama_shape(tmp_path / "other.gguf", 1, 256, 512, 4, 2, 300, "Q4_0")
-    done = run(plan, "-m", str(other))
-    assert done.returncode == 2
-    assert "fingerprint" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-MISSING = """
-import sys
-from pathlib import Path
-import ggml_bridge.library as library
-from ggml_bridge.errors import BridgeError
-library.find_plugin = lambda: library.find_built("ggml-of-nobody")
-import ggml_bridge.bridge as bridge
-bridge.find_plugin = library.find_plugin
-from oallama.cli import checks
-for check in (checks.check_split_backend, checks.check_split_run):
-    try:
-        print(check())
-    except Exception as error:
-        print(type(error).__name__, error)
-"""
-
-
-def test_doctor_finds_a_missing_library() -> None:
-    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    first, second = done.stdout.splitlines()
-    for line in (first, second):
-        assert re.match(r"BridgeError libggml-of-nobody\.\w+ is not built; run pip install", line), done.stderr

@@ -34,7 +34,6 @@ from processes import PATIENCE_S
 
 from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, PlanError
-from oallama.core.options import Options
 from oallama.core.types import SPLIT_LAYOUT
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
@@ -64,16 +63,6 @@ def changed(case: Placed, **fields: object) -> Plan:
 #
 # what it computes and holds
 #
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_an_engine_with_split_ffns(device: str, q4_0: Path) -> None:
-    case = split_case(q4_0, device, ffn(0.5))
-    with engine_of(case) as engine:
-        assert nmse(engine.logits(TOKENS), stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH)) <= QUANTISED_NMSE
-        assert engine.warnings == ()
-        assert engine.plan == case.plan
-        assert engine.generate("once", max_tokens=5, temperature=0).n_gen == 5
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -237,42 +226,11 @@ def test_two_engines_compute_in_two_threads(f16: Path, q4_0: Path) -> None:
 #
 
 
-def test_another_models_plan_is_refused(f16: Path, q4_0: Path) -> None:
-    with pytest.raises(PlanError, match="fingerprint"):
-        Engine(placed(q4_0).model, split_case(f16, "cpu-pair", ffn(0.5)).plan)
-
-
-def test_an_operator_the_model_does_not_have_is_refused(f16: Path) -> None:
-    case = split_case(f16, "cpu-pair", ffn(0.5))
-    renamed = tuple(replace(p, name=p.name.replace("blk.1", "blk.7")) for p in case.plan.operators)
-    with pytest.raises(PlanError, match=r"no place for operator blk\.1"):
-        Engine(case.model, changed(case, operators=renamed))
-
-
 def test_fractions_off_the_granularity_are_refused(f16: Path) -> None:
     case = split_case(f16, "cpu-pair", ffn(0.5))
     off = tuple(replace(p, gg=p.gg + 1 / 512, cc=p.cc - 1 / 512) if 0 < p.gg < 1 else p for p in case.plan.operators)
     with pytest.raises(PlanError, match="granularity"):
         Engine(case.model, changed(case, operators=off))
-
-
-def test_a_plan_that_streams_computes_the_same(f16: Path) -> None:
-    case = split_case(f16, "cpu-pair", ffn(0.5))
-    streamed = tuple(replace(p, gg=p.gg / 2, cg=p.gg / 2) if 0 < p.gg < 1 else p for p in case.plan.operators)
-    prompt = list(range(3, 20))
-    with engine_of(case) as engine:
-        resident = engine.logits(prompt)
-    with engine_of(replace(case, plan=changed(case, operators=streamed))) as engine:
-        assert nmse(engine.logits(prompt), resident) <= 1e-6
-        assert {p.name: p.cg for p in engine.plan.operators} == {p.name: p.cg for p in streamed}
-
-
-def test_a_device_that_is_not_there_is_an_error(f16: Path) -> None:
-    case = split_case(f16, "cpu-pair", ffn(0.5))
-    with pytest.raises(DeviceError, match="CUDA77"):
-        Engine(case.model, changed(case, device="CUDA77"))
-    with pytest.raises(PlanError, match="--device none is none"):
-        Engine(case.model, case.plan, Options(device="none"), probed=True)
 
 
 def test_a_whole_operator_in_a_layer_on_the_host_is_refused(f16: Path) -> None:

@@ -19,8 +19,6 @@ from oallama.core.types import Operator, OperatorPlacement
 from oallama.cost.blocks import F32, ffn_block, hot_weights, is_biased_ffn, is_ffn, split_blocks
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
-from oallama.plan.plan import Plan
-from oallama.run.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("prober")
 
@@ -110,15 +108,6 @@ def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, mod
         assert engine.plan == case.plan
         assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT, n_ubatch=64)) <= EXACT_NMSE
         assert load_bridge().split().memory() == held, "nothing comes with computing"
-
-
-def test_a_plan_of_hot_experts_is_written_and_read(models: Path, tmp_path: Path) -> None:
-    case = hot_case(written(models, "qwen3moe", n_expert_used=2), "cpu-pair", (1, 5))
-    case.plan.save(tmp_path / "plan.json")
-    plan = Plan.load(tmp_path / "plan.json")
-    assert plan == case.plan
-    with Engine(case.model, plan) as engine:
-        assert engine.generate("once", max_tokens=4, temperature=0).n_gen == 4
 
 
 @pytest.mark.parametrize(

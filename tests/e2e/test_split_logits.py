@@ -166,14 +166,3 @@ def test_two_contexts_of_one_model(device: str, models: Path) -> None:
             assert nmse(logits_of(second, TOKENS), alone) <= EXACT_NMSE
             assert np.array_equal(logits_of(first, TOKENS), alone)
         assert np.array_equal(logits_of(first, TOKENS), alone)
-
-
-@pytest.mark.parametrize("n_tokens", [1, 2, 7, 32])
-def test_batches_of_any_size(n_tokens: int, device: str, models: Path) -> None:
-    case = model(models, "llama", "Q4_0")
-    given = [operator.name for operator in case.operators if is_ffn(operator)]
-    with loaded(Path(case.model.path)) as context:
-        wanted = logits_of(context, TOKENS[:n_tokens])
-    with with_plugin(case, split_placements(case.operators, ffn(0.5)), given, device) as context:
-        for _ in range(2):
-            assert nmse(logits_of(context, TOKENS[:n_tokens]), wanted) <= QUANTISED_NMSE

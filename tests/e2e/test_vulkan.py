@@ -12,26 +12,20 @@ to 2.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import pytest
 from e2e.logits import engine_of, nmse
 from e2e.placed import Placed, placed
-from e2e.plugin_runs import context_of, loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
-from e2e.split_cases import everything, ffn, split_case, split_placements, streaming_case
+from e2e.plugin_runs import loaded, logits_of, pattern_of, with_plugin
+from e2e.split_cases import everything, ffn, split_placements, streaming_case
 from gguf_factory import write_gguf
-from llama_cpp import llama_cpp as api
 from processes import oallama
 
-from oallama.core.types import CPU_DEVICE, Operator, StreamSettings
+from oallama.core.types import CPU_DEVICE, StreamSettings
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
@@ -40,7 +34,6 @@ from oallama.profile.store import profile_to_json
 pytestmark = pytest.mark.vulkan
 
 DEVICE = "Vulkan0"
-ROOT = Path(__file__).resolve().parents[2]
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 300, 150)]
 F32_NMSE = 5e-6
 ROUNDED_NMSE = 1e-3
@@ -155,18 +148,6 @@ def test_a_policy_places_half_and_computes_the_same(policy: str, measured: Place
     assert nmse(found, on_cpu(Path(placer.model.path))) <= ROUNDED_NMSE
 
 
-def test_plan_and_run_from_the_command_line(measured: Placer, profile: Path, tmp_path: Path) -> None:
-    path, common = measured.model.path, ("--device", DEVICE, "--threads", "1")
-    given = (*common, "--gpu-weights", "50%", "--profile", profile, "-p", "64", "-n", "16")
-    oallama("plan", path, *given, "--policy", "split", "-o", tmp_path / "plan.json")
-    plan = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
-    assert plan["device"] == DEVICE and any(0 < row["gg"] < 1 for row in plan["operators"])
-    run = ("run", path, "-p", "once", "-n", "8", "--plan", tmp_path / "plan.json", *common, "--json")
-    made = json.loads(oallama(*run).stdout)
-    assert (made["device"], made["policy"], made["n_gen"]) == (DEVICE, "split", len(made["tokens"]))
-    assert made["memory"]["device_bytes"] > 0
-
-
 #
 # split operators
 #
@@ -220,21 +201,6 @@ def test_every_type_that_both_sides_know(weight_type: str, models: Path) -> None
             assert nmse(logits_of(context, TOKENS[:n_tokens]), on_cpu(path, TOKENS[:n_tokens])) <= ROUNDED_NMSE
 
 
-def test_starting_the_device_does_not_wait_for_it(models: Path) -> None:
-    """Else there would be nothing to compute beside."""
-    path = write_gguf(models / "deep.gguf", "llama", weight_type="Q4_0", n_ff=8192)
-    case = placed(path)
-    split = load_bridge().split()
-    with with_plugin(case, split_placements(case.operators, ffn(1)), ffn_names(case), DEVICE) as context:
-        logits_of(context, TOKENS[:64])
-        before = split.stats()
-        for _ in range(5):
-            logits_of(context, TOKENS[:64])
-        done = split.stats() - before
-    assert done.n_built == 0 and done.n_phases == 2 * 5
-    assert done.launch_s < 0.5 * done.wait_s
-
-
 def test_all_gg_is_what_the_device_computes_unsplit(models: Path) -> None:
     case = placed(model(models, "llama", "Q4_0"))
     given = ffn_names(case)
@@ -244,55 +210,6 @@ def test_all_gg_is_what_the_device_computes_unsplit(models: Path) -> None:
     overrides = [(pattern_of(given), bridge.buft(DEVICE))]
     with loaded(Path(case.model.path), overrides, [bridge.device(DEVICE).pointer]) as context:
         assert nmse(found, logits_of(context, TOKENS)) <= SAME_DEVICE_NMSE
-
-
-def test_the_engine_splits_with_the_rest_on_the_device(models: Path) -> None:
-    """KV, norms and attention there, FFNs half here: results of the device's own graph go into the split and back."""
-    path = model(models, "llama", "Q4_0")
-
-    def whole(operator: Operator) -> bool:
-        return operator.role.startswith("attn") or operator.role == "output"
-
-    with engine_of(split_case(path, DEVICE, ffn(0.5), whole=whole)) as engine:
-        found = engine.logits(TOKENS)
-        text = engine.generate("once upon", max_tokens=8, temperature=0)
-        assert engine.warnings == () and engine.split_stats is not None
-        assert engine.split_stats.decode.bytes_out > 0 and text.n_gen == 8
-    assert nmse(found, on_cpu(path)) <= ROUNDED_NMSE
-
-
-def test_several_sequences_in_a_batch(models: Path) -> None:
-    case = placed(model(models, "llama", "F32"))
-    sequences = [TOKENS[start : start + 12] for start in (0, 20, 40, 60)]
-    with loaded(Path(case.model.path), n_seq=len(sequences)) as context:
-        wanted = logits_of_sequences(context, sequences)
-    placements = split_placements(case.operators, ffn(0.5))
-    with with_plugin(case, placements, ffn_names(case), DEVICE, n_seq=len(sequences)) as context:
-        assert nmse(logits_of_sequences(context, sequences), wanted) <= F32_NMSE
-
-
-def test_two_contexts_of_one_model_at_once(models: Path) -> None:
-    """Each has a stream of its own on the device."""
-    case = placed(model(models, "llama", "F16"))
-    path = Path(case.model.path)
-    found: dict[int, list[npt.NDArray[np.float32]]] = {0: [], 1: []}
-    with with_plugin(case, split_placements(case.operators, ffn(0.5)), ffn_names(case), DEVICE) as first:
-        alone = logits_of(first, TOKENS)
-        with context_of(path, api.llama_get_model(first)) as second:
-
-            def repeat(index: int) -> None:
-                for _ in range(5):
-                    found[index].append(logits_of((first, second)[index], TOKENS))
-
-            threads = [threading.Thread(target=repeat, args=(index,)) for index in found]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert np.array_equal(logits_of(first, TOKENS), alone)
-    assert [len(runs) for runs in found.values()] == [5, 5]
-    for runs in found.values():
-        assert all(np.array_equal(logits, alone) for logits in runs)
 
 
 #
@@ -321,40 +238,10 @@ def test_streamed_slices_compute_the_same(weight_type: str, prefetch: str, n_slo
     assert nmse(streamed_logits(case), on_cpu(path)) <= bound("llama", weight_type)
 
 
-@pytest.mark.parametrize("table", [((1, 0), (64, 1)), ((2, 1), (64, 32)), ((1, 1), (64, 64))])
-@pytest.mark.parametrize("cut", [(0.0, 0.0), (0.25, 0.0), (0.25, 0.25)])
-def test_assigned_tokens_compute_the_same(
-    table: tuple[tuple[int, int], ...], cut: tuple[float, float], models: Path
-) -> None:
-    path = model(models, "llama", "F32")
-    case = streaming_case(path, DEVICE, lambda operator: cut, "CPU", token_assignment=table)
-    assert nmse(streamed_logits(case), on_cpu(path)) <= F32_NMSE
-
-
-def test_a_layout_that_the_device_cannot_read_is_kept_twice(models: Path) -> None:
-    path = model(models, "llama", "Q4_0")
-    record = {"token_assignment": ((1, 0), (64, 32)), "streaming": StreamSettings(kept_twice=True)}
-    case = streaming_case(path, DEVICE, lambda operator: (0.25, 0.0), "CPU_REPACK", **record)
-    assert nmse(streamed_logits(case), on_cpu(path)) <= ROUNDED_NMSE
-
-
 def test_experts_are_streamed(models: Path) -> None:
     path = model(models, "qwen3moe", "F32")
     case = streaming_case(path, DEVICE, lambda operator: (0.0, 0.5), token_assignment=((1, 0), (64, 16)))
     assert nmse(streamed_logits(case), on_cpu(path)) <= F32_NMSE
-
-
-def test_streamed_weights_stay_on_the_host_and_go_with_the_model(models: Path) -> None:
-    split = load_bridge().split()
-    case = streaming_case(model(models, "llama", "F16"), DEVICE, lambda operator: (0.0, 0.5))
-    streamed = sum(round(p.cg * o.bytes) for o, p in zip(case.operators, case.plan.operators, strict=True))
-    before = split.memory()
-    with engine_of(case, probed=None) as engine:
-        engine.logits(TOKENS[:1])
-        there = split.memory()
-        assert there.host_weights - before.host_weights >= streamed > 0
-        assert there.device_weights == before.device_weights
-    assert split.memory() == before
 
 
 #
@@ -374,58 +261,3 @@ def test_results_come_back_through_pinned_memory(models: Path) -> None:
         assert split.memory().host_compute > before.host_compute
         assert nmse(logits_of(context, TOKENS), on_cpu(path)) <= F32_NMSE
     assert split.memory() == before
-
-
-def test_loading_and_freeing_leaks_nothing(models: Path) -> None:
-    """On lavapipe the device's memory is this process's, so what it leaks shows there as well."""
-    path = write_gguf(models / "wide.gguf", "llama", weight_type="F16", n_ff=2048)
-    case = placed(path)
-    placements, given = split_placements(case.operators, ffn(0.5)), ffn_names(case)
-    split = load_bridge().split()
-    before, process = split.memory(), psutil.Process()
-
-    def once() -> int:
-        """Bytes on the device."""
-        with with_plugin(case, placements, given, DEVICE) as context:
-            logits_of(context, TOKENS[:8])
-            held = split.memory()
-        assert split.memory() == before
-        return held.device_weights - before.device_weights + held.device_compute - before.device_compute
-
-    for _ in range(4):
-        once()
-    start = process.memory_info().rss
-    on_device = [once() for _ in range(20)]
-    assert min(on_device) == max(on_device) > 2 << 20
-    assert process.memory_info().rss - start < 2 * max(on_device), "not even two of twenty are left"
-
-
-SMALL_BUFFERS = """
-import json, sys
-from pathlib import Path
-sys.path[:0] = [sys.argv[1] + "/tests", sys.argv[1] + "/scripts"]
-import numpy as np
-from e2e.placed import placed
-from e2e.split_cases import ffn, split_case
-from e2e.logits import engine_of
-case = split_case(Path(sys.argv[2]), "Vulkan0", ffn(0.75))
-with engine_of(case) as engine:
-    logits = engine.logits(json.loads(sys.argv[3]))
-    np.save(sys.argv[4], logits)
-    shares = [(p.gg, q.gg) for p, q in zip(case.plan.operators, engine.plan.operators) if 0 < p.gg < 1]
-    print(json.dumps({"shares": shares, "warnings": engine.warnings, "device_bytes": engine.memory.device_bytes}))
-"""
-
-
-def test_a_device_that_refuses_large_buffers_gets_less(models: Path, tmp_path: Path) -> None:
-    path = write_gguf(models / "refused.gguf", "llama", weight_type="F16", n_ff=2048)
-    largest = 3 * 2048 * 256 * 2 * 2  # bytes of gate, up and down of two layers
-    command = [sys.executable, "-c", SMALL_BUFFERS, str(ROOT), str(path), json.dumps(TOKENS[:40]), tmp_path / "l.npy"]
-    env = {**os.environ, "GGML_VK_FORCE_MAX_BUFFER_SIZE": str(largest // 4)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert all(0 < loaded < planned for planned, loaded in said["shares"])
-    assert any("no room" in warning for warning in said["warnings"])
-    assert said["device_bytes"] > 0
-    assert nmse(np.load(tmp_path / "l.npy"), on_cpu(path, TOKENS[:40])) <= ROUNDED_NMSE

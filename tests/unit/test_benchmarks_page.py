@@ -80,43 +80,6 @@ def test_arms_on_the_emulated_card(name, tpot_digits, predicted_digits, arms):
     assert_on_the_page(arm_rows(name, tpot_digits, predicted_digits, arms))
 
 
-def test_flash_attention_on_the_cpu():
-    assert_on_the_page(
-        line(run["model"], phase, *(interval(c["off_speed"]["median"], c["off_speed"]["q1"], c["off_speed"]["q3"])
-                                    for c in run["cases"] if c["phase"] == phase))
-        for run in raw("attention")["runs"]
-        for phase in ("prefill", "decode")
-    )  # fmt: skip
-
-
-def test_the_cpu_alone_against_stock():
-    for result in raw("cpu")["results"]:
-        for phase, key in (("prefill", "ttft_s"), ("decode", "tpot_s")):
-            n_tokens = result["n_prompt"] if key == "ttft_s" else 1
-            rates = [
-                n_tokens / statistics.median(sample[key] for sample in result["samples"][arm])
-                for arm in ("stock", "oallama")
-            ]
-            speed = result["speed"][key]
-            assert_on_the_page([line(result["model"].removesuffix(".gguf"), phase, *(f"{rate:.1f}" for rate in rates),
-                                     f"{speed['median']:.3f}", f"{speed['q1']:.3f} .. {speed['q3']:.3f}")])  # fmt: skip
-
-
-def test_policies_by_whole_run():
-    """The measured seconds of each arm and cell."""
-    begin = next(n for n, row in enumerate(LINES) if row.startswith("| policy | llama-1b, 25 %"))
-    table = (row.split("|") for row in LINES[begin : LINES.index("", begin)])
-    rows = {row[1].strip(" `"): row[2:-1] for row in table}
-    cells = raw("emulated-policies")["cells"]
-    places = list(dict.fromkeys((cell["model"], cell["cap"]) for cell in cells))
-    assert len(places) == 9
-    for cell in cells:
-        for row in cell["rows"]:
-            shown = rows[row["arm"]][places.index((cell["model"], cell["cap"]))]
-            seconds = statistics.median(row["samples_ns"]) / 1e9
-            assert row["arm"] == "stock-fit" or f"{seconds:.2f}" in shown, (cell["id"], row["arm"], shown, seconds)
-
-
 def test_every_raw_file_is_named_by_a_page():
     text = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
     kept = {path.name for path in (DOCS / "benchmarks").iterdir()}

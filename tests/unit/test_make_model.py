@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf_factory  # noqa: F401 - puts scripts on the path
-import llama_cpp
-import numpy as np
 import pytest
 from make_model import write_shape
 from model_shapes import (
@@ -47,18 +45,6 @@ def test_the_command_writes_the_shape_asked_for(tmp_path: Path) -> None:
     assert (info.n_layer, info.n_embd, info.n_ff, info.n_head, info.n_head_kv) == (3, 512, 768, 8, 2)
     assert (info.n_vocab, info.n_ctx_train) == (300, 128)
     assert {operator.type for operator in operators(read_gguf(path))} == {"Q4_0"}
-
-
-@pytest.mark.parametrize(
-    "options",
-    ["--embd 100", "--heads 3", "--kv-heads 5", "--vocab 10", "--type Q9_9", "--type I8"],
-)
-def test_shapes_that_cannot_be_are_refused_in_one_line(options: str, tmp_path: Path) -> None:
-    command = [sys.executable, SCRIPT, *options.split(), "--layers", "1", "-o", tmp_path / "model.gguf"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("make_model: ")
-    assert done.stderr.count("\n") == 1
 
 
 Trace = Callable[[Path], tuple[TracedOperator, ...]]
@@ -138,12 +124,3 @@ def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, trace: Trac
     assert model_info(read_gguf(path)).arch == KNOWN[name].arch
     assert small.metadata.keys() == KNOWN[name].metadata.keys()
     assert (small.dense.keys(), small.biases.keys()) == (KNOWN[name].dense.keys(), KNOWN[name].biases.keys())
-
-
-def test_activations_stay_sane(tmp_path: Path) -> None:
-    path = write_shape(tmp_path / "model.gguf", llama(24, 256, 512, 4, 2, 300), "Q4_0")
-    model = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
-    model.eval(list(range(3, 35)))
-    logits = np.array(model.scores[:32])
-    assert np.isfinite(logits).all()
-    assert 0.01 < logits.std() < 100
