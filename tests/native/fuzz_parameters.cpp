@@ -23,44 +23,11 @@ const std::vector<std::string> & seeds() {
 }
 
 const std::vector<std::string> & words() {
-    static const std::vector<std::string> known = {
-        "name",
-        "description",
-        "memory_bytes",
-        "values",
-        "real",
-        "drawn",
-        "cpu",
-        "seed",
-        "copy",
-        "in",
-        "out",
-        "pinned",
-        "pageable",
-        "kernel",
-        "MUL_MAT",
-        "Q4_K",
-        "lost_after",
-        "kernel_s",
-        "bytes_per_s",
-        "nan",
-        "inf",
-        "-inf",
-        "1e400",
-        "-1",
-        "-0",
-        "1e-400",
-        "9e18",
-        "8999999999999999999",
-        "4294967296",
-        "0x1p3",
-        "1.5",
-        "256x512",
-        "0x1x1",
-        "axbxc",
-        "9223372036854775807x1x1",
-        "99999999999999999999x1x1",
-    };
+    static const std::vector<std::string> known =
+        words_of("name description memory_bytes values real drawn cpu seed copy in out pinned pageable kernel "
+                 "MUL_MAT Q4_K lost_after kernel_s bytes_per_s nan inf -inf 1e400 -1 -0 1e-400 9e18 "
+                 "8999999999999999999 4294967296 0x1p3 1.5 256x512 0x1x1 axbxc 9223372036854775807x1x1 "
+                 "99999999999999999999x1x1");
     return known;
 }
 
@@ -74,9 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     emulated::Parameters made;
     const int            status = oallama::guarded([&] { made = emulated::parse_parameters(text); });
     if (status != OALLAMA_OK) {
-        const std::string said = oallama::last_error();
-        fuzz::must(status == OALLAMA_INVALID && !said.empty() && said.find('\n') == std::string::npos,
-                   "a text is refused with one sentence");
+        fuzz::must_be_refused_in_one_sentence(status == OALLAMA_INVALID, oallama::last_error());
         return 0;
     }
     fuzz::must(made.memory_bytes > 0 && made.bytes_per_s > 0.0 && made.flops_per_s > 0.0, "it has memory and rates");
