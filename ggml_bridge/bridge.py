@@ -149,10 +149,6 @@ class Bridge:
         """
         return self.native.pointer("gb_buft", encode(device), encode(layout))
 
-    def host_buft(self, device: str) -> int:
-        """The device's pinned host buffer type; 0 if it has none."""
-        return self.native.pointer("gb_host_buft", encode(device))
-
     def pins(self, device: str, n_bytes: int) -> bool:
         """Whether the device has so many bytes of pinned host memory. Its buffer type gives plain memory where not."""
         return bool(self.native.value("int32_t", "gb_pins", encode(device), n_bytes))

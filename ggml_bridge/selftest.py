@@ -1,8 +1,5 @@
 """Multiplies with every layout the CPU offers and compares with the plain F32 product.
 
-    python -m ggml_bridge.selftest                  {"AMX": "ok", "CPU_REPACK": "ok", "CPU": "ok"}; exit code 1 if not
-    python -m ggml_bridge.selftest --layout AMX     every case of one layout, in this very process
-
 A build of ggml can be broken in one layout only: compiled for another CPU (SIGILL), or by a compiler that drops the
 stores which fill AMX's tile configuration (SIGSEGV in the first batched mul-mat, ggml-org/llama.cpp#26954). So each
 layout is tried in a child process of its own, and its death is the answer.
@@ -10,16 +7,13 @@ layout is tried in a child process of its own, and its death is the answer.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from ggml_bridge.bridge import load
-from ggml_bridge.child import FD_VARIABLE, child_main, run_in_child
+from ggml_bridge.child import child_main, run_in_child
 from ggml_bridge.errors import BridgeError
 
 K, N, E, N_EXPERT_USED = 512, 160, 4, 2
@@ -33,7 +27,7 @@ _TIMEOUT_S = 120.0
 
 
 def check_layouts() -> dict[str, str]:
-    """For each CPU layout: `ok`, or in one sentence why it must not be used. About a second each.
+    """Try each CPU layout, about a second each: `ok`, or in one sentence why it must not be used.
 
     Raises BridgeError when not even the layouts can be listed: then nothing of this build of ggml can be used.
     """
@@ -42,7 +36,7 @@ def check_layouts() -> dict[str, str]:
 
 
 def test_layout(layout: str) -> dict[str, Any]:
-    """Every case of one layout, in this process: {"layout", "ok", "reason", "cases": [{...}]}. May crash."""
+    """Compute every case of one layout in this process: {"ok", "reason"}. May crash."""
     bridge = load()
     cases = []
     for info in bridge.types():
@@ -60,12 +54,8 @@ def test_layout(layout: str) -> dict[str, Any]:
                 cases.append(
                     {"op": op, "type": info.name, "n_tokens": n_tokens, "nmse": nmse, "limit": limit, "ok": ok}
                 )
-    return {
-        "layout": layout,
-        "ok": bool(cases) and all(case["ok"] for case in cases),
-        "reason": _reason(cases),
-        "cases": cases,
-    }
+    reason = _reason(cases)
+    return {"ok": not reason, "reason": reason}
 
 
 def _reason(cases: list[dict[str, Any]]) -> str:
@@ -95,24 +85,5 @@ def _handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None])
     return test_layout(request["layout"])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ggml_bridge.selftest", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--layout", help="test this layout only, in this process")
-    options = parser.parse_args(arguments)
-    try:
-        if options.layout is not None:
-            result = test_layout(options.layout)
-            print(json.dumps(result, indent=1))
-            return 0 if result["ok"] else 1
-        verdicts = check_layouts()
-    except (BridgeError, ValueError) as error:
-        print(f"selftest: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(verdicts, indent=1))
-    return 0 if all(verdict == "ok" for verdict in verdicts.values()) else 1
-
-
 if __name__ == "__main__":
-    if FD_VARIABLE in os.environ:
-        child_main(_handle)
-    sys.exit(main())
+    child_main(_handle)

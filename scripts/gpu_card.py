@@ -170,7 +170,7 @@ def copies(bridge: Any, device: str) -> Rows:
 
     samples: seconds [until the large copy was queued, of the small copy, from then until the large one was done].
     """
-    pinned, large = bool(bridge.host_buft(device)), 32 * MIB
+    pinned, large = bridge.device(device).host_buffer, 32 * MIB
     for small in (8 * KIB, 16 * KIB):
         with bridge.transfer(device, "h2d", pinned, small) as copy:
             rows = [(0, [(0.0, seconds, 0.0) for seconds in copy.run(SAMPLES)])]

@@ -21,7 +21,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 13
+#define GB_ABI 14
 #define GB_NAME_BYTES 128
 
 //
@@ -76,10 +76,8 @@ int gb_device_count(void);
 int gb_get_device_info(int index, int32_t ask_server, gb_device_info * info);
 int gb_cpu_features(char * text, int64_t capacity);
 
-// Buffer types (ggml_backend_buffer_type_t): that of a layout (NULL: the device's own), and the device's pinned host
-// memory (NULL: it has none).
+// The buffer type (ggml_backend_buffer_type_t) of a layout; NULL: the device's own.
 int gb_buft(const char * device, const char * layout, void ** buft);
-int gb_host_buft(const char * device, void ** buft);
 
 // Whether the device has so many bytes of pinned host memory: where none is left, its buffer type gives plain memory.
 int gb_pins(const char * device, int64_t n_bytes, int32_t * pinned);

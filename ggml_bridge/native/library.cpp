@@ -232,10 +232,6 @@ int gb_buft(const char * device, const char * layout, void ** buft) {
     return guarded([&] { *buft = find_layout(find_device(device), layout); });
 }
 
-int gb_host_buft(const char * device, void ** buft) {
-    return guarded([&] { *buft = ggml_backend_dev_host_buffer_type(find_device(device)); });
-}
-
 int gb_takes_residents(const char * device, int32_t * taken) {
     return guarded([&] { *taken = oallama::resident_buft(find_device(device)) != nullptr ? 1 : 0; });
 }

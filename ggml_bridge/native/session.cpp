@@ -1,26 +1,8 @@
 #include "session.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace bridge {
-
-namespace {
-
-bool openmp(ggml_backend_reg_t cpu_reg) {
-    const auto get_features = proc_address<ggml_backend_get_features_t>(cpu_reg, "ggml_backend_get_features");
-    if (get_features == nullptr) {
-        return false;
-    }
-    for (const ggml_backend_feature * feature = get_features(cpu_reg); feature->name != nullptr; feature++) {
-        if (std::strcmp(feature->name, "OPENMP") == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-} // namespace
 
 BackendPtr init_backend(ggml_backend_dev_t device) {
     BackendPtr backend(ggml_backend_dev_init(device, nullptr));
@@ -50,9 +32,6 @@ void Session::set_threads(int32_t n_threads) {
         throw Error(OALLAMA_FAILED, "the CPU backend does not let its threads be set");
     }
     set_n_threads(cpu_.get(), n_threads);
-    if (n_threads == 1 || openmp(reg)) {
-        return;
-    }
     const auto create = proc_address<ggml_threadpool_new_t>(reg, "ggml_threadpool_new");
     const auto free   = proc_address<ggml_threadpool_free_t>(reg, "ggml_threadpool_free");
     const auto attach = proc_address<ggml_backend_cpu_set_threadpool_t>(reg, "ggml_backend_cpu_set_threadpool");

@@ -45,7 +45,7 @@ class Session {
     void set_threads(int32_t n_threads);
 
     ggml_backend_dev_t device_;
-    ThreadpoolPtr      threadpool_{nullptr, nullptr}; // builds with OpenMP keep their threads by themselves
+    ThreadpoolPtr      threadpool_{nullptr, nullptr}; // has no threads of its own in builds with OpenMP
     BackendPtr         cpu_;
     BackendPtr         device_backend_; // NULL: the device is the CPU
     SchedPtr           sched_;          // declared last: freed before its backends

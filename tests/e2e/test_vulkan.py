@@ -90,7 +90,7 @@ def test_the_device_has_what_streaming_needs() -> None:
     assert found["backend"] == "Vulkan" and found["type"] in ("GPU", "IGPU")
     assert found["async"] and found["host_buffer"] and found["events"]
     assert found["memory_total"] > 0
-    assert load_bridge().host_buft(DEVICE) != 0
+    assert load_bridge().pins(DEVICE, 1 << 20)
 
 
 def test_doctor_finds_nothing_wrong() -> None:
@@ -251,7 +251,7 @@ def test_experts_are_streamed(models: Path) -> None:
 
 def test_results_come_back_through_pinned_memory(models: Path) -> None:
     """Into the host memory that the device offers, and from there to where they belong."""
-    assert load_bridge().host_buft(DEVICE) != 0
+    assert load_bridge().pins(DEVICE, 1 << 20)
     case = placed(model(models, "llama", "F32"))
     path = Path(case.model.path)
     split = load_bridge().split()

@@ -299,7 +299,7 @@ def test_a_line_of_a_routing_file_that_is_none_is_refused(
 
 
 def test_host_code_that_touches_device_memory_is_stopped(run_here: RunHere) -> None:
-    with pytest.raises(ggml_bridge.ChildDied, match="touched device memory") as caught:
+    with pytest.raises(ggml_bridge.ChildDied) as caught:
         run_here("emulated_cases", {"case": "touch", "parameters": REAL})
     assert caught.value.signal == signal.SIGSEGV
 

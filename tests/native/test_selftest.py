@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 import ggml_bridge
@@ -16,24 +12,6 @@ def test_every_layout_is_right(bridge: ggml_bridge.Bridge) -> None:
     verdicts = selftest.check_layouts()
     assert list(verdicts) == bridge.cpu_layouts()
     assert set(verdicts.values()) == {"ok"}
-
-
-def test_one_layout_as_a_command() -> None:
-    command = [sys.executable, "-m", "ggml_bridge.selftest", "--layout", "CPU"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    result = json.loads(run.stdout)
-    assert result["ok"] and result["layout"] == "CPU"
-    assert {"Q4_0", "Q4_K", "F16"} <= {case["type"] for case in result["cases"]}
-    assert {case["op"] for case in result["cases"]} == {"MUL_MAT", "MUL_MAT_ID"}
-
-
-def test_an_unknown_layout_as_a_command() -> None:
-    command = [sys.executable, "-m", "ggml_bridge.selftest", "--layout", "FPGA"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 1
-    assert run.stdout == ""
-    assert "the CPU has no layout FPGA" in run.stderr
 
 
 def test_a_wrong_product_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,8 @@
 #include "memory.h"
 
-#include <signal.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -13,43 +10,6 @@
 namespace emulated {
 
 namespace {
-
-// What the handler of SIGSEGV may look at: it must not lock.
-struct Forbidden {
-    std::atomic<uintptr_t> begin{0};
-    std::atomic<uintptr_t> end{0};
-};
-
-std::array<Forbidden, 4096> forbidden;
-struct sigaction            before;
-
-void on_fault(int signal, siginfo_t * info, void * context) {
-    const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
-    for (const Forbidden & range : forbidden) {
-        if (address >= range.begin.load() && address < range.end.load()) {
-            constexpr char text[] = "emulated device: host code touched device memory; copy it with "
-                                    "ggml_backend_tensor_get or ggml_backend_tensor_set\n";
-            if (::write(STDERR_FILENO, text, sizeof text - 1) < 0) {
-                break; // nobody listens
-            }
-        }
-    }
-    if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr) {
-        before.sa_sigaction(signal, info, context);
-        return;
-    }
-    ::sigaction(signal, &before, nullptr); // the same fault comes again, and is fatal
-}
-
-void watch_faults() {
-    static const bool watched = [] {
-        struct sigaction action = {};
-        action.sa_sigaction     = on_fault;
-        action.sa_flags         = SA_SIGINFO | SA_ONSTACK;
-        return ::sigaction(SIGSEGV, &action, &before) == 0;
-    }();
-    static_cast<void>(watched);
-}
 
 void * map(size_t size, int protection) {
     void * memory = ::mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -62,7 +22,6 @@ void * map(size_t size, int protection) {
 } // namespace
 
 DeviceRange::DeviceRange(size_t size, int64_t born) : size_(std::max<size_t>(size, 1)), born_(born) {
-    watch_faults();
     address_ = map(size_, PROT_NONE);
     try {
         memory_ = static_cast<char *>(map(size_, PROT_READ | PROT_WRITE));
@@ -70,22 +29,9 @@ DeviceRange::DeviceRange(size_t size, int64_t born) : size_(std::max<size_t>(siz
         ::munmap(address_, size_);
         throw;
     }
-    for (Forbidden & range : forbidden) { // the end first: a range without one is none
-        uintptr_t nobody = 0;
-        if (range.begin.compare_exchange_strong(nobody, reinterpret_cast<uintptr_t>(address_))) {
-            range.end = reinterpret_cast<uintptr_t>(address_) + size_;
-            break;
-        }
-    }
 }
 
 DeviceRange::~DeviceRange() {
-    for (Forbidden & range : forbidden) {
-        if (range.begin.load() == reinterpret_cast<uintptr_t>(address_)) {
-            range.end   = 0;
-            range.begin = 0;
-        }
-    }
     ::munmap(address_, size_);
     ::munmap(memory_, size_);
 }
