@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from policy_cases import block_of, experts
-from split_cases import EMBD, FF, World, ffn, llama, operator
+from worlds import model_info, weight, weights_of
 
 from oallama.core.types import Operator
 from oallama.cost.blocks import LOGITS_CHUNK, SUM_BYTES, can_split, ffn_block, slice_weights, split_blocks
-from oallama.cost.slices import Cut
-from oallama.place.memory import SLOT_PADDING, most_streamed, slot_bytes
+
+EMBD, FF = 256, 1024
+
+
+def operator(role: str, k: int = EMBD, n: int = FF, **more: object) -> Operator:
+    return weight(role=role, k=k, n=n, **{"layer": 0, **more})  # type: ignore[arg-type]
+
+
+def ffn(layer: int) -> list[Operator]:
+    return [
+        *(operator(role, layer=layer) for role in ("ffn_gate", "ffn_up")),
+        operator("ffn_down", FF, EMBD, layer=layer),
+    ]
+
+
+def experts(biased: bool = False) -> list[Operator]:
+    made = (operator(f"{o.role}_exps", *o.shape[:2], n_expert=8, used=2) for o in ffn(0))
+    return [replace(o, biased=biased) for o in made]
 
 
 def groups(ops: list[Operator], gg: list[int] | None = None) -> list[tuple[str, ...]]:
@@ -19,12 +34,12 @@ def groups(ops: list[Operator], gg: list[int] | None = None) -> list[tuple[str, 
 
 
 def test_an_ffn_is_one_block_and_everything_else_is_alone() -> None:
-    assert groups(llama(1)) == [
-        ("attn_q",), ("attn_v",), ("attn_k",), ("attn_output",), ("ffn_gate", "ffn_up", "ffn_down"), ("output",)
+    assert groups(list(weights_of(model_info(n_layer=1)))) == [
+        ("attn_q",), ("attn_k",), ("attn_v",), ("attn_output",), ("ffn_gate", "ffn_up", "ffn_down"), ("output",)
     ]  # fmt: skip
     assert groups(ffn(0) + ffn(1)) == [("ffn_gate", "ffn_up", "ffn_down")] * 2
     assert groups(ffn(0)[1:]) == [("ffn_up", "ffn_down")]
-    fused = [operator("ffn_up", EMBD, 2 * FF, gate_up=True), ffn(0)[2]]
+    fused = [replace(operator("ffn_up", EMBD, 2 * FF), gate_up=True), ffn(0)[2]]
     assert groups(fused) == [("ffn_up", "ffn_down")]
     shared = [operator(f"{op.role}_shexp", *op.shape[:2]) for op in ffn(0)]
     assert groups(experts() + shared) == [
@@ -45,9 +60,9 @@ def test_what_cannot_run_as_one_is_split_operator_by_operator() -> None:
     ("op", "possible"),
     [
         (ffn(0)[0], True),
-        (operator("output", EMBD, 3200, None), True),
-        (operator("token_embd", EMBD, 3200, None), False),
-        (operator("attn_k_b", 64, 256, e=8), False),
+        (operator("output", EMBD, 3200, layer=None), True),
+        (operator("token_embd", EMBD, 3200, layer=None), False),
+        (operator("attn_k_b", 64, 256, n_expert=8), False),
         (operator("ffn_gate_inp", EMBD, 8), False),
         (operator("attn_k", EMBD, 32), False),
         (operator("ssm_in", EMBD, 1024), False),
@@ -83,23 +98,13 @@ def test_activations_and_weights_of_a_block() -> None:
     (biased,) = split_blocks(experts(biased=True)[2:], [32])
     assert biased.download_bytes(32, large) == large * 2 * 32 * 4, "biases are added first"
     assert ffn_block(experts(biased=True), range(3)).n_summed(large) == 2, "and by themselves where they are hot"
-    (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
+    (rows,) = split_blocks([operator("output", EMBD, 3200, layer=None)], [32])
     assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
     assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
     assert rows.staging_bytes(320, 512) == rows.staging_bytes(320, LOGITS_CHUNK), "of a few tokens' logits at once"
     (cols,) = split_blocks([ffn(0)[2]], [32])
     assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
-    (halves,) = split_blocks([operator("ffn_up", EMBD, 2 * FF, gate_up=True)], [32])
+    (halves,) = split_blocks([replace(operator("ffn_up", EMBD, 2 * FF), gate_up=True)], [32])
     assert (halves.extent, halves.download_bytes(256, 7)) == (FF, 7 * 2 * 256 * 4)
     assert slice_weights(ffn(0) + ffn(1), [256] * 3 + [64] * 3) == block.weight_bytes(256) + block.weight_bytes(64)
     assert slice_weights(ffn(0), []) == 0
-
-
-@given(st.integers(0, 10**6), st.integers(1, 64))
-def test_what_a_slot_holds_is_the_most_that_fits_it(n_bytes: int, part: int) -> None:
-    of = block_of(ffn(0), World().profile(ffn(0)))
-    extent = of.block.extent
-    most = min(most_streamed(of, n_bytes), extent)
-    assert slot_bytes(of, Cut(extent - most, most, 0), 0) <= n_bytes or most == 0
-    more = most + max(1, extent // part)
-    assert more > extent or slot_bytes(of, Cut(extent - more, more, 0), 0) > n_bytes - SLOT_PADDING

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from placement_cases import model, operators
+from worlds import model_info, weights_of
 
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.core.errors import DoesNotFit, UsageError
@@ -20,7 +20,8 @@ LOAD = Workload(64, 16, 512, n_ubatch=128)
 class Known:
     """A placer on a device with so many bytes to spare; what it was asked for."""
 
-    model, operators = model(2), operators(2)
+    model = model_info(n_layer=2)
+    operators = weights_of(model)
 
     def __init__(self, spare: int = 0, device: str = "RPC0") -> None:
         self.memory, self.device, self.asked = SimpleNamespace(limit=100, spare=spare), device, {}

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import placement_records
 import pytest
-from attention_cases import CPU, profile, rest
 from report_records import model
 from worlds import SMALL, World
 
@@ -16,7 +15,7 @@ from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
 from oallama.model.memory import load_refusal
 from oallama.place.attention import with_attention
-from oallama.place.explain import planned_depth, slower_from, token_seconds
+from oallama.place.explain import slower_from, token_seconds
 from oallama.place.placement import unmeasured_cpu_record
 from oallama.report.expected import UNMEASURED, expected_line, fits_text, measured_texts, rates_text
 from oallama.run.load import spill_warning
@@ -27,20 +26,6 @@ SERVED = placement_records.served()
 RECORD = replace(SERVED.plan, workload=Workload(500, 200, 8192))
 OPERATORS = SERVED.operators
 N_LAYER = 3
-
-
-def of_cpu(n_ctx=8192):
-    record = unmeasured_cpu_record(model(n_layer=4), OPERATORS, Workload(500, 200, n_ctx), 500_000)
-    return replace(record, predicted=Predicted(1.0, 0.004, 2.0))
-
-
-def test_a_token_takes_longer_by_what_attention_takes_longer():
-    record = of_cpu()
-    assert planned_depth(record.workload) == 600
-    assert token_seconds(CPU, "on", 4, record, 600) == pytest.approx(0.004)
-    assert token_seconds(CPU, "on", 4, record, 1600) == pytest.approx(0.004 + 4 * 1000 * 1e-6)
-    half = profile(rest("CPU", "on"), rest("RPC0", "on", 0.5), device="RPC0")
-    assert token_seconds(half, "on", 4, replace(record, n_gpu_layers=3), 1600) == pytest.approx(0.004 + 3e-3)
 
 
 @pytest.mark.parametrize("policy", ["cpu", "layers", "oato", "split", "scheinfer"])
@@ -59,8 +44,10 @@ def test_it_is_what_a_plan_made_for_that_depth_would_be_priced_at(policy, share)
 
 
 def test_nothing_is_expected_without_a_prediction_or_a_profile():
-    assert token_seconds(CPU, "on", 4, replace(of_cpu(), predicted=None), 600) is None
-    assert token_seconds(replace(CPU, rest=()), "on", 4, of_cpu(), 600) is None
+    world = World(model=SMALL)
+    plan = world.plan("cpu")
+    assert token_seconds(world.profile, "on", 4, replace(plan, predicted=None), 600) is None
+    assert token_seconds(replace(world.profile, rest=()), "on", 4, plan, 600) is None
 
 
 def test_the_depth_from_which_on_it_is_slower_is_the_first_step_of_the_cache():

@@ -6,15 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from policy_cases import LOAD, N_LAYER, STREAMS, problem
-from split_cases import model
+from worlds import CARD, HOST, World, model_info
 
 from oallama.core.history import BlockRuns, History, Rates, SeenPasses
+from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE
-from oallama.place.decide import decide
-from oallama.place.placement import Candidate, plan_record
 from oallama.place.price import seen_passes
-from oallama.place.problem import Problem
 from oallama.profile.history import (
     CHANGE,
     MEMORY_PASSES,
@@ -30,10 +27,17 @@ from oallama.profile.history import (
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.report.expected import ENOUGH_TOKENS, drift_text
 
+pytestmark = pytest.mark.usefixtures("small_cards")
+
 NOTHING = History(1, "f" * 64, "a" * 16)
-MODEL = model(N_LAYER)
-BOTH = replace(STREAMS, cpu_rate=2e9)
-"""Of each block a part is computed by the CPU."""
+WORLD = World(
+    model=model_info(n_embd=1024, n_ff=8192),
+    card=replace(CARD, pinned_bytes_per_s=10e9, pageable_bytes_per_s=10e9),
+    host=replace(HOST, bytes_per_s=20e9),
+    options=Options(flash_attn="on", gpu_weights=0.0),
+    share=1.0,
+).with_profile(sharing=())
+"""Of each FFN a part is computed by the CPU, and a part is streamed."""
 PASSES = SeenPasses(1, 100, 2.0, 1.0, 0.5, 2.0, 3.0, 0.25, False)
 
 
@@ -68,44 +72,35 @@ def test_rates_follow_from_what_was_seen(passes: SeenPasses, decode: Rates, link
     assert history is seen or history.seen == ()
 
 
-def planned(made: Problem) -> Candidate:
-    return decide(made, "scheinfer", LOAD, "mixed")
-
-
-def runs_of(made: Problem, decision: Candidate, n_passes: int = 64) -> list[BlockRuns]:
-    """As blocks run where this problem's profile says the truth: single tokens."""
-    plan = plan_record(decision, MODEL, made.operators, "RPC0", "a" * 16)
-    names = [p.name for p in plan.operators if p.cg or 0 < p.gg < 1]
-    nothing = [BlockRuns(name, 1, n_passes, n_passes, 0.0, 0.0, 0.0) for name in names[:1]]
-    (true,) = seen_passes(made, plan, decision.placement, nothing)
-    cpu_s = true.predicted_cpu_s
-    wait_s = max(0.0, true.predicted_device_s - true.predicted_between_s - cpu_s)
-    return [BlockRuns(names[0], 1, n_passes, n_passes, n_passes * cpu_s, n_passes * wait_s, 0.0)]
-
-
 @pytest.mark.parametrize("slower", [1.0, 1.6])
 def test_a_corrected_profile_predicts_what_was_seen(slower: float) -> None:
-    made = problem(BOTH, free=10**7, gpu_weights=0.2)
-    decision = planned(made)
-    plan = plan_record(decision, MODEL, made.operators, "RPC0", "a" * 16)
-    cases = tuple(
-        replace(case, seconds=slower * case.seconds) if case.device == CPU_DEVICE else case
-        for case in made.profile.cases
-    )
-    truth = replace(made, profile=replace(made.profile, cases=cases))
-    runs = runs_of(truth, decision)
-    seen = seen_passes(made, plan, decision.placement, runs)
-    assert seen[0].cpu_s == pytest.approx(slower * seen[0].predicted_cpu_s, rel=0.02)
-    history = adopted(with_seen(NOTHING, seen))
+    """Of a CPU that is slower than the profile has it: the runs of single tokens that a true profile predicts."""
+    plan = WORLD.plan("hetegen")
+    name = next(place.name for place in plan.operators if place.cg and place.cc)
+    cases = WORLD.profile.cases
+    slow = tuple(replace(c, seconds=slower * c.seconds) if c.device == CPU_DEVICE else c for c in cases)
+
+    def seen(world: World, run: BlockRuns) -> SeenPasses:
+        placer = world.placer()
+        (found,) = seen_passes(placer.problem_for(plan), plan, placer.placed(plan), [run])
+        return found
+
+    nothing = BlockRuns(name, 1, 64, 64, 0.0, 0.0, 0.0)
+    true = seen(WORLD.with_profile(cases=slow), nothing)
+    waited_s = max(0.0, true.predicted_device_s - true.predicted_between_s - true.predicted_cpu_s)
+    run = replace(nothing, cpu_s=64 * true.predicted_cpu_s, wait_s=64 * waited_s)
+    one = seen(WORLD, run)
+    assert one.cpu_s == pytest.approx(slower * one.predicted_cpu_s, rel=0.02)
+    history = adopted(with_seen(NOTHING, [one]))
     assert history.decode.cpu == pytest.approx(slower if slower - 1 > CHANGE else 1.0, rel=0.02)
-    better = replace(made, profile=corrected(made.profile, history))
-    after = seen_passes(better, plan, decision.placement, runs)
-    assert after[0].cpu_s == pytest.approx(after[0].predicted_cpu_s, rel=0.02)
-    assert (better.profile is made.profile) is (slower == 1.0)
+    better = corrected(WORLD.profile, history)
+    after = seen(WORLD.with_profile(cases=better.cases, link=better.link), run)
+    assert after.cpu_s == pytest.approx(after.predicted_cpu_s, rel=0.02)
+    assert (better is WORLD.profile) is (slower == 1.0)
 
 
 def test_a_correction_scales_each_side_and_says_so() -> None:
-    profile = problem(STREAMS, free=10**7).profile
+    profile = WORLD.profile
     history = replace(NOTHING, decode=Rates(2.0, 3.0), prompt=Rates(5.0, 7.0), link=11.0)
     scaled = corrected(profile, history)
     for before, after in zip(profile.cases, scaled.cases, strict=True):
@@ -124,7 +119,7 @@ def test_a_history_is_kept_by_model_and_machine_until_that_is_measured_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    profile = problem(STREAMS, free=10**7).profile
+    profile = WORLD.profile
     nothing = replace(NOTHING, profile=(timings := timings_of(profile)))
     assert read_history("f" * 64, "a", timings) == nothing
     history = replace(with_seen(nothing, [PASSES]), link=1.5)

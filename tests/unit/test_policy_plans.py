@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise, product
@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import examples
-from worlds import CARD, HOST, World, device_bytes, model_info, total_s, where, worlds
+from worlds import CARD, HOST, World, bytes_of, device_bytes, model_info, there, total_s, where, worlds
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
-from oallama.core.types import CPU_DEVICE, Operator, Workload
+from oallama.core.profile import Sharing
+from oallama.core.types import CPU_DEVICE, ModelInfo, Workload
 from oallama.device.card import Card
 from oallama.place.decide import larger_ubatches
 from oallama.place.placement import placed_whole
 from oallama.place.policies.registry import POLICIES, Policy, Room, Rules, policy
 from oallama.place.problem import Problem
-from oallama.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
@@ -49,14 +49,6 @@ def slow_cpu(**facts: object) -> World:
     card = replace(FAST, pinned_bytes_per_s=10e9, pageable_bytes_per_s=10e9)
     host = replace(PLAIN_HOST, bytes_per_s=20e9)
     return replace(World(card=card, host=host, workload=TOKEN), **facts)  # type: ignore[arg-type]
-
-
-def bytes_of(operators: Iterable[Operator]) -> int:
-    return sum(operator.bytes for operator in operators)
-
-
-def there(world: World, plan: Plan) -> list[Operator]:
-    return [o for o, place in zip(world.operators, plan.operators, strict=True) if place.gg == 1]
 
 
 #
@@ -136,13 +128,18 @@ def test_fit_is_not_limited_by_a_share_of_the_weights() -> None:
         World(options=Options(flash_attn="on", gpu_weights=0.5)).plan("fit")
 
 
+def one_layer(world: World) -> ModelInfo:
+    return replace(world.model, n_layer=1, n_expert=0, n_expert_used=0)
+
+
 @contextmanager
-def every() -> Iterator[Policy]:
-    """A policy that looks at all placements of whole operators that fit."""
+def every(firsts: Sequence[int] = (0, 1)) -> Iterator[Policy]:
+    """A policy that looks at all placements of whole operators of one layer that fit. firsts: the first layers with
+    their norms and KV on the device."""
 
     @policy("every", "whatever fits")
     def found(problem: Problem, room: Room) -> Iterable[Any]:
-        for first in range(problem.graph.n_layer + 1):
+        for first in firsts:
             sides = [(False, True) if layer >= first else (False,) for layer in problem.graph.operator_layer]
             for choice in product(*sides):
                 used = sum(o.bytes for o, on in zip(problem.operators, choice, strict=True) if on)
@@ -157,8 +154,7 @@ def every() -> Iterator[Policy]:
 @settings(max_examples=examples(20))
 def test_oato_is_near_the_best_of_all_placements(world: World) -> None:
     """Of a model of one layer; the bound is below all of them."""
-    model = replace(world.model, n_layer=1, n_expert=0, n_expert_used=0)
-    world = replace(world, model=model, uses=())
+    world = replace(world, model=one_layer(world), uses=())
     with every() as brute_force:
         tried = world.plan(brute_force)
     best, found = min(tried, world.plan("cpu"), key=total_s), world.plan("oato")
@@ -332,6 +328,40 @@ def test_experts_used_alike_are_not_placed_by_use() -> None:
     assert routed((100.0,) * 8).plan("auto").policy != "experts"
 
 
+def hot_of(world: World) -> list[tuple[int, ...]]:
+    return [place.hot_experts for place in world.plan("experts").operators if place.hot_experts]
+
+
+def test_experts_that_others_took_the_place_of_are_not_hot() -> None:
+    """A set is chosen from all that is known, and judged by what it served later."""
+    assert hot_of(routed(SKEWED))
+    assert not hot_of(routed(SKEWED, latest=tuple(reversed(SKEWED))))
+
+
+def test_a_crossing_that_costs_more_than_it_saves_is_not_made() -> None:
+    dear = replace(slow_cpu().card, launch_s=1.0)
+    assert not hot_of(routed(SKEWED, card=dear))
+
+
+def test_biases_of_hot_experts_are_sent_with_each_batch() -> None:
+    plain, biased = (routed(SKEWED, biased=biased, card=linked(1e9)) for biased in (False, True))
+    plan = biased.plan("experts")
+    sent = sum(4 * o.shape[1] * len(p.hot_experts) for o, p in zip(biased.operators, plan.operators, strict=True))
+    less, more = (world.simulate(plan).token.seconds for world in (plain, biased))
+    assert sent > 0 and more - less == pytest.approx(sent / 1e9, rel=0.15)
+
+
+def test_a_prompt_of_some_tokens_reads_the_cold_experts_that_any_of_them_uses() -> None:
+    """A few tokens read more experts than one does, and never more than there are."""
+    ttft_s = []
+    for n_prompt in (1, 2, 4, 8):
+        plan = routed(SKEWED, workload=Workload(n_prompt=n_prompt, n_gen=400, n_ctx=512)).plan("experts")
+        assert plan.predicted is not None
+        ttft_s.append(plan.predicted.ttft_s)
+    gains = [more - less for less, more in pairwise(ttft_s)]
+    assert all(gain > 0 for gain in gains) and ttft_s[-1] < 8 * ttft_s[0]
+
+
 def test_without_known_uses_it_says_how_to_come_by_them() -> None:
     with pytest.raises(UsageError, match="this one has none"):
         slow_cpu().plan("experts")
@@ -343,13 +373,32 @@ def test_without_known_uses_it_says_how_to_come_by_them() -> None:
 # other systems
 #
 
-PUBLISHED = {one.name: one.published for one in POLICIES.values() if one.published}
+
+def test_twinpilots_has_whole_modules_on_both_sides_by_turns() -> None:
+    """S_cpu and S_gpu end together; of six alike FFNs two are loaded to the device, evenly among the others."""
+    model = model_info(n_layer=6, n_embd=1024, n_ff=4096)
+    world = slow_cpu(model=model, options=Options(flash_attn="on", gpu_weights=0.0), share=1.0)
+    plan = world.plan("twinpilots")
+    assert {place.cg for place in plan.operators} == {0, 1}
+    for role in FFN:
+        assert [place.cg for place in plan.operators if f".{role}." in place.name] == [0, 1, 0, 0, 1, 0]
+    assert any("(CPU 182 ms, device with its loading 182 ms); operators run in graph order" in n for n in plan.notes)
+    uneven = replace(world, model=model_info(n_layer=3, n_embd=1024, n_ff=8192)).plan("twinpilots")
+    assert any("(CPU 228 ms, device with its loading 44.7 ms)" in note for note in uneven.notes)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_plan_says_what_of_the_published_system_it_has_not(name: str) -> None:
-    plan = slow_cpu(model=EXPERTS).plan(name)
-    assert PUBLISHED[name] in plan.notes and plan.policy == name
+@given(world=worlds())
+@settings(max_examples=examples(20))
+def test_atsinfer_finds_the_best_of_all_placements_where_crossings_cost_nothing(world: World) -> None:
+    """Of a model of one layer in decode: its sum has times of operators alone."""
+    free = replace(world.card, copy_s=0.0, copy_issue_s=0.0, launch_s=0.0, launch_node_s=0.0, synchronize_s=0.0,
+                   pinned_bytes_per_s=1e18, pageable_bytes_per_s=1e18)  # fmt: skip
+    world = replace(world, model=one_layer(world), uses=(), card=free, workload=Workload(1, 64, 1024))
+    plan = world.plan("atsinfer")
+    with every(firsts=(0,)) as brute_force:
+        best = world.plan(brute_force)
+    if there(world, plan) or there(world, best):
+        assert total_s(best) * (1 - 1e-9) <= total_s(plan) <= total_s(best) * (1 + 1e-3)
 
 
 def test_fiddler_keeps_experts_on_the_host_and_the_rest_on_the_device() -> None:
@@ -387,7 +436,8 @@ def test_does_not_fit_names_required_available_and_device() -> None:
 def test_a_kv_cache_that_does_not_fit_leaves_layers_on_the_host() -> None:
     world = World(workload=Workload(n_prompt=64, n_gen=8, n_ctx=4096), room=-2_000_000, compute_per_token=64)
     plan = world.plan("layers")
-    assert any("some layers keep theirs on the host" in note for note in plan.notes)
+    (note,) = plan.notes
+    assert "some layers keep theirs on the host" in note and plan.workload.n_ubatch == 512
     assert (
         plan.n_gpu_layers < world.model.n_layer + 1
         and plan.memory.kv
@@ -465,3 +515,86 @@ def test_more_depth_costs_more() -> None:
         for depth in (0, 500, 2000, 6000)
     ]
     assert all(less < more for less, more in pairwise(seconds))
+
+
+def test_a_prompt_in_two_batches_takes_what_each_takes_behind_the_other() -> None:
+    world = World(options=Options(flash_attn="on"))
+
+    def ttft_s(n_prompt: int, n_past: int) -> float:
+        plan = replace(world, workload=Workload(n_prompt, 0, 2048, 512, n_past)).plan("cpu")
+        assert plan.predicted is not None
+        return plan.predicted.ttft_s
+
+    logits = sum(case.seconds for case in world.profile.cases if case.mul_mat.shape[1] == 4096 and case.n_tokens == 1)
+    assert ttft_s(1024, 0) == pytest.approx(ttft_s(512, 0) + ttft_s(512, 512), abs=2 * logits)
+    assert ttft_s(512, 512) > ttft_s(512, 0)
+
+
+def test_a_way_of_attention_that_was_not_timed_is_not_chosen() -> None:
+    world = World(workload=Workload(n_prompt=1, n_gen=64, n_ctx=2048, n_past=1500), options=Options())
+    usual, other = ("off", "on")
+
+    def chosen(*, without: str, device: str) -> str | None:
+        rest = [
+            case
+            for case in world.profile.rest
+            if (case.device == CPU_DEVICE) is not (device == CPU_DEVICE)
+            or (case.shape and case.shape.flash_attn) is not (without == "on")
+        ]
+        attention = world.with_profile(rest=tuple(rest)).plan("layers").attention
+        return attention and attention.flash_attn
+
+    for device in (CPU_DEVICE, "card"):
+        assert chosen(without=usual, device=device) == other
+        assert chosen(without=other, device=device) == usual
+
+
+def test_without_flash_attention_the_scores_may_not_take_more_than_the_model() -> None:
+    load = Workload(n_prompt=1, n_gen=64, n_ctx=8192, n_past=7000)
+    world = World(workload=load, options=Options(), share=1.5)
+    rest = [c if c.shape and c.shape.flash_attn else replace(c, seconds=c.seconds / 100) for c in world.profile.rest]
+    ways = []
+    for n_ctx, file_bytes in ((8192, 1), (65536, 1), (65536, 4 << 30)):
+        model = replace(world.model, file_bytes=file_bytes)
+        made = replace(world, model=model, workload=replace(load, n_ctx=n_ctx)).with_profile(rest=tuple(rest))
+        attention = made.plan("cpu").attention
+        ways.append(attention and attention.flash_attn)
+    assert ways == ["off", "on", "off"]
+
+
+def test_a_quantised_v_cache_needs_flash_attention() -> None:
+    deep = Workload(n_prompt=1, n_gen=64, n_ctx=8192, n_past=7000)
+    attention = World(workload=deep, options=Options(type_v="q8_0")).plan("cpu").attention
+    assert attention is not None and (attention.flash_attn, attention.type_v) == ("on", "q8_0")
+    with pytest.raises(UsageError, match="V cache of type q8_0 needs flash attention"):
+        Options(flash_attn="off", type_v="q8_0")
+
+
+#
+# what CPU, device and link leave each other, and how copies are made
+#
+
+
+def test_sides_that_slow_each_other_down_take_longer() -> None:
+    only = Options(flash_attn="on", gpu_weights=0.0)
+    world = slow_cpu(model=model_info(n_embd=1024, n_ff=4096), options=only, share=1.0)
+
+    def seconds(policy: str = "scheinfer", **profile: object) -> float:
+        return total_s(world.with_profile(**profile).plan(policy))
+
+    def halved(first: str, second: str, n_tokens: int = 1) -> tuple[Sharing, ...]:
+        return (Sharing(first, second, n_tokens, 20.0, 10.0, 10.0, 5.0),)
+
+    free = seconds(sharing=())
+    assert seconds(sharing=halved("cpu", "link")) == pytest.approx(seconds("cpu"), rel=0.05), "one of them at a time"
+    assert seconds(sharing=halved("device", "link")) >= free
+    assert seconds(sharing=halved("cpu", "link", n_tokens=512)) > free
+    assert seconds(sharing=(), copy_wait=0.9) > seconds(sharing=(), copy_wait=0.2) == free
+
+
+def test_pageable_memory_is_said_with_its_rate() -> None:
+    world = slow_cpu(options=Options(flash_attn="on", gpu_weights=0.0), share=1.0)
+    for facts in ({"device_host_buffer": False}, {"device_pins": False}):
+        notes = replace(world, device_facts=tuple(facts.items())).plan("flexgen").notes
+        assert any("no pinned host memory" in note and "9.31 GiB/s" in note for note in notes)
+    assert not any("pinned" in note for note in world.plan("flexgen").notes)

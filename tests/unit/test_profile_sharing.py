@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from split_cases import World, ffn
+from worlds import CARD, World, model_info
 
 from ggml_bridge.timing import MulMatCase
 from ggml_bridge.timing import Sharing as Rates
-from oallama.core.profile import Profile
 from oallama.profile.link import sharing_tasks
 from oallama.profile.tasks import Session
 from oallama.profile.timing import Policy
@@ -43,11 +42,9 @@ class Bridge:
 
 
 def session(bridge: Bridge) -> Session:
-    from split_cases import model
-
-    ops = ffn(0)
-    want = wanted(model(1), ops, (1, 32), 1 << 20)
-    timed: Profile = World(device="TEST0").profile(ops)
+    world = World(model=model_info(n_layer=1), card=replace(CARD, name="TEST0"), tokens=(1, 32))
+    want = wanted(world.model, world.operators, world.tokens, 1 << 20)
+    timed = world.with_profile(sharing=(), copy_wait=None).profile
     sizes = {(mul_mat, n): size for mul_mat, n, size in want.mul_mats}
     cases = tuple(
         replace(case, working_set_bytes=sizes[case.mul_mat, case.n_tokens])

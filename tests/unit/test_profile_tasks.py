@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from split_cases import attention, model, operator
+from worlds import ATTENTION, model_info, weight
 
 from ggml_bridge import OutOfMemory, Unsupported
 from oallama.core.profile import Profile
@@ -27,9 +27,15 @@ COPY_WAIT = 0.25
 
 N_USED = 2
 EXPERTS = [
-    operator(role, k, n, e=8, used=N_USED) for role, k, n in (("ffn_up_exps", 256, 64), ("ffn_down_exps", 64, 256))
+    weight(role=role, k=k, n=n, layer=0, n_expert=8, used=N_USED)
+    for role, k, n in (("ffn_up_exps", 256, 64), ("ffn_down_exps", 64, 256))
 ]
-OPERATORS: list[Operator] = [*attention(0), *EXPERTS, operator("output", 256, 3200, None)]
+OPERATORS: list[Operator] = [
+    *(weight(role=role, k=256, n=n, layer=0) for role, n in zip(ATTENTION, (256, 64, 64, 256), strict=True)),
+    *EXPERTS,
+    weight(role="output", k=256, n=3200),
+]
+MODEL = model_info(n_layer=1, n_embd=256)
 
 
 @dataclass
@@ -146,7 +152,7 @@ def session(
     tokens: Sequence[int] = (1, 32),
     **more: Any,
 ) -> Session:
-    want = wanted(model(1), operators, tokens, MIB)
+    want = wanted(MODEL, operators, tokens, MIB)
     profile = replace(empty({}), device=device) if known is None else known
     return Session(machine, device, profile, want, 1, Policy(), lambda: machine.now, **more)  # type: ignore[arg-type]
 
@@ -251,6 +257,6 @@ def test_long_passes_are_run_less_often(n_tokens: int, n_runs: int) -> None:
     """Without a run that only warms up, as making the timer ran two passes; here a run takes 0.02 s."""
     shape = (8192, 65536, 1)
     machine = Machine(slowdown=0.02 / mul_mat_s("CPU", "CPU", shape, n_tokens))
-    made = session(machine, device="CPU", operators=[operator("output", *shape[:2], None)], tokens=(n_tokens,))
+    made = session(machine, device="CPU", operators=[weight(role="output", k=shape[0], n=shape[1])], tokens=(n_tokens,))
     mul_mat_tasks(made)[0].run()
     assert machine.timers[0].n_runs == n_runs

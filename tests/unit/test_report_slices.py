@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from split_cases import llama
+from worlds import model_info, weights_of
 
 from oallama.core.affinity import Affinity
 from oallama.core.types import MemoryLedger, OperatorPlacement, StreamSettings, Workload
@@ -14,7 +14,7 @@ from oallama.report.slices import slices_table
 from oallama.report.table import plain
 from oallama.report.text import PAPERS, PLAIN
 
-OPERATORS = llama(4)
+OPERATORS = list(weights_of(model_info(n_layer=4, n_embd=256)))
 CUTS = {0: (0.5, 0.25, 0.25), 1: (0.5, 0.25, 0.25), 2: (0.5, 0.25, 0.25), 3: (1.0, 0.0, 0.0), None: (0.0, 0.5, 0.5)}
 
 

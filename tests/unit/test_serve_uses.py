@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from split_cases import operator
+from worlds import weight
 
 from oallama.core.types import Operator
 from oallama.profile.routing import counted, unknown_routing
@@ -16,10 +16,10 @@ N_EXPERT = 4
 
 def expert_operators() -> list[Operator]:
     return [
-        Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT_ID", "Q4_0", (64, 64, N_EXPERT), 9216, 0.5)
+        weight(role=role, k=64, n=64, layer=layer, n_expert=N_EXPERT, used=2)
         for layer in (0, 1)
         for role in ("ffn_gate_exps", "ffn_up_exps")
-    ] + [operator("output", 64, 64, None)]
+    ] + [weight(role="output", k=64, n=64)]
 
 
 def test_uses_are_added_by_layer_and_kind(tmp_path: Path) -> None:

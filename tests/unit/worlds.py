@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -12,14 +15,23 @@ from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.routing import LayerRouting, Routing
-from oallama.core.types import CPU_DEVICE, Attention, ModelInfo, Operator, Workload
+from oallama.core.types import (
+    CPU_DEVICE,
+    Attention,
+    MemoryLedger,
+    ModelInfo,
+    Operator,
+    OperatorPlacement,
+    Workload,
+)
 from oallama.cost.graph import build_graph
 from oallama.device.card import Card, Host
-from oallama.place.placement import placed_by_plan
+from oallama.place.placement import Placement, placed_by_plan
 from oallama.place.policies.registry import Policy, Rules
 from oallama.place.problem import LoadBytes
-from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan, pure_problem
+from oallama.place.pure_plan import Header, Memory, counted_load, probe_of, pure_plan, pure_problem
 from oallama.place.simulate import Simulation, simulate
+from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.profile.described import described
 
@@ -80,6 +92,33 @@ def weights_of(model: ModelInfo, *, type_name: str = "Q4_0", n_ffs: tuple[int, .
     return (*made, weight(role="output", k=n_embd, n=model.n_vocab, type_name=type_name))
 
 
+def placed(
+    name: str, *, gg: float = 0.0, cg: float = 0.0, layout: str | None = None, hot: tuple[int, ...] = ()
+) -> OperatorPlacement:
+    """What is not on the device or streamed is computed by the CPU."""
+    return OperatorPlacement(name=name, gg=gg, cg=cg, cc=1.0 - gg - cg, layout=layout, hot_experts=hot)
+
+
+def some_plan(operators: Iterable[OperatorPlacement], **changes: object) -> Plan:
+    """A plan as a file may have it, with a ledger that adds up and no prediction."""
+    usual = Plan(
+        model_path="m.gguf",
+        model_fingerprint="f" * 64,
+        machine_fingerprint="cd" * 32,
+        device="CUDA0",
+        policy="split",
+        workload=Workload(n_prompt=64, n_gen=32, n_ctx=512),
+        operators=tuple(operators),
+        n_gpu_layers=0,
+        memory=MemoryLedger(
+            capacity=6000, fill=0.9, limit=5400, weights_gpu=3000, weights_host=2000, kv=512, compute=256, staging=0,
+            spare=1632,
+        ),
+        predicted=None,
+    )  # fmt: skip
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
 SMALL = model_info(n_layer=4, n_embd=1024, n_ff=2048)
 ROUTED = replace(SMALL, n_expert=8, n_expert_used=2)
 
@@ -90,7 +129,8 @@ class World:
 
     share: of the weights that fit the device beside KV cache and buffers; room: bytes that do, where they are given.
     repacked: how many times faster the CPU is in a second layout; 0: it has none. uses: of each expert in decode, of
-    every layer; none: not known.
+    every layer; none: not known; latest: in the last recording, where they were others. biased: of experts, each has a
+    bias.
     """
 
     model: ModelInfo = model_info()  # noqa: RUF009 - frozen
@@ -108,10 +148,13 @@ class World:
     workload: Workload = Workload(n_prompt=64, n_gen=32, n_ctx=512)  # noqa: RUF009
     options: Options = Options(flash_attn="on")  # noqa: RUF009
     uses: tuple[float, ...] = ()
+    latest: tuple[float, ...] = ()
+    biased: bool = False
 
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
-        return weights_of(self.model, type_name=self.type_name, n_ffs=self.n_ffs)
+        made = weights_of(self.model, type_name=self.type_name, n_ffs=self.n_ffs)
+        return tuple(replace(o, biased=self.biased and o.op == "MUL_MAT_ID") for o in made)
 
     @cached_property
     def header(self) -> Header:
@@ -127,6 +170,12 @@ class World:
             )
             made = replace(made, cases=(*made.cases, *faster))
         return replace(made, fingerprint={**made.fingerprint, **dict(self.device_facts)})
+
+    def with_profile(self, **changes: object) -> World:
+        """This world as a profile with these changes has it."""
+        made = replace(self)
+        vars(made)["profile"] = replace(self.profile, **changes)  # type: ignore[arg-type]
+        return made
 
     def taken(self, workload: Workload, attention: Attention) -> LoadBytes:
         """By a load on the CPU alone."""
@@ -145,7 +194,7 @@ class World:
         if not self.uses:
             return None
         layers = tuple(
-            LayerRouting(layer=layer, n_tokens=8192, uses=self.uses, before=self.uses, latest=self.uses)
+            LayerRouting(layer=layer, n_tokens=8192, uses=self.uses, before=self.uses, latest=self.latest or self.uses)
             for layer in range(self.model.n_layer)
         )
         return Routing(
@@ -166,6 +215,31 @@ class World:
             self.workload, policy, rules, self.routing, larger_ubatches,
         )  # fmt: skip
 
+    def placer(self, hidden: Callable[[int], int] = lambda placed_bytes: 0) -> Placer:
+        """On this machine, without any load. hidden: of the operators' bytes on the device, what a load takes there
+        beside what is counted."""
+        found = Placer(self.model, self.operators, [o.name for o in self.operators], self.options, self.profile)
+
+        def taken(workload: Workload, placed: Placement, attention: Attention) -> LoadBytes:
+            on_host = self.taken(workload, attention)
+            counted = probe_of(on_host, self.operators, self.model.n_layer, self.device_bytes)(workload, placed)
+            return replace(counted, compute=counted.compute + hidden(counted.weights_gpu))
+
+        def on_host(workload: Workload, attention: Attention) -> tuple[int, int, int]:
+            counted = self.taken(workload, attention)
+            return counted.weights_host, counted.kv, counted.compute
+
+        loads: Any = SimpleNamespace(
+            taken=taken,
+            on_host=on_host,
+            together=nullcontext,
+            begin_on_host=lambda *_: None,
+            check_host=lambda *_: None,
+        )
+        found.dry_loads = loads
+        found.__dict__["routing"] = self.routing
+        return found
+
     def simulate(self, plan: Plan, workload: Workload | None = None) -> Simulation:
         """What runs when, by a plan that is read back; workload: None: the plan's."""
         assert plan.attention is not None
@@ -178,6 +252,15 @@ class World:
 def total_s(plan: Plan) -> float:
     assert plan.predicted is not None
     return plan.predicted.total_s
+
+
+def bytes_of(operators: Iterable[Operator]) -> int:
+    return sum(operator.bytes for operator in operators)
+
+
+def there(world: World, plan: Plan) -> list[Operator]:
+    """The operators that lie on the device whole."""
+    return [o for o, place in zip(world.operators, plan.operators, strict=True) if place.gg == 1]
 
 
 def device_bytes(operators: tuple[Operator, ...], plan: Plan) -> Iterator[float]:
