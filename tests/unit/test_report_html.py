@@ -1,4 +1,5 @@
-"""The html page: self-contained, escaped, and showing what the records say."""
+"""What holds for every page: it is self-contained, escapes what it shows, and has each operator once. What pages look
+like: tests/golden/report."""
 
 import base64
 import hashlib
@@ -6,101 +7,75 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
+import placement_records as placements
 import pytest
 import report_records as records
 from pages import Page
 
+from oallama.core.types import Predicted, Workload
+from oallama.place.simulate import Course, Simulation, Work
 from oallama.report.html import affinity_html
-from oallama.report.layout import (
-    BAR_WIDTH,
-    affinity_map,
-    memory_segments,
-    role_order,
-    scale_marks,
-    weight_segments,
-)
+from oallama.report.layout import BAR_WIDTH, affinity_map, memory_segments, role_order, scale_marks, weight_segments
+from oallama.report.placement import page_policy, placement_html, work_times
 
-REPORTS = pytest.mark.parametrize("make", [records.dense, records.moe, records.hostile])
+SERVED = placements.served()
+PAGES = {
+    "dense": (affinity_html(records.dense()), len(records.dense().operators)),
+    "moe": (affinity_html(records.moe()), len(records.moe().operators)),
+    "hostile": (affinity_html(records.hostile()), len(records.hostile().operators)),
+    "served": (placement_html(SERVED), len(SERVED.operators)),
+    "on the CPU": (placement_html(placements.on_cpu(SERVED)), len(SERVED.operators)),
+    "hostile, served": (placement_html(placements.hostile()), len(placements.hostile().operators)),
+}
 
 
-@REPORTS
-def test_nothing_is_loaded_and_nothing_runs_but_our_own(make):
-    page = Page(affinity_html(make()))
+@pytest.mark.parametrize(("text", "n_operators"), PAGES.values(), ids=PAGES)
+def test_nothing_is_loaded_nothing_runs_but_our_own_and_every_operator_is_there_once(text, n_operators):
+    page = Page(text)
     for tag, attributes in page.elements:
         assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "video", "audio"}
-        assert "style" not in attributes
-        assert "src" not in attributes
+        assert "style" not in attributes and "src" not in attributes
         assert not [name for name in attributes if name.startswith("on")]
         assert attributes.get("href", "#").startswith("#")
+    assert sum(tag in ("script", "style") for tag, _ in page.elements) == 2
     assert not re.search(r"url\(|@import|https?://", page.raw["style"])
-    assert not re.search(r"fetch|XMLHttp|import\(|eval|innerHTML|https?://", page.raw["script"])
-    policy = next(a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert not re.search(r"XMLHttp|import\(|eval|innerHTML|https?://", page.raw["script"])
+    rows = [attributes["id"] for tag, attributes in page.elements if tag == "tr" and "id" in attributes]
+    marks = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    assert len(set(rows)) == len(rows) == n_operators
+    assert sorted(marks) == sorted(f"#{row}" for row in rows)
+    assert "<!--" not in text and "\x1b" not in text and "\u202e" not in text
+
+
+@pytest.mark.parametrize(("name", "policy"), [("dense", None), ("served", page_policy())])
+def test_the_content_security_policy_allows_our_own_style_and_script(name, policy):
+    page = Page(PAGES[name][0])
+    said = (a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    allowed = policy or next(said)
     for kind in ("script", "style"):
         digest = base64.b64encode(hashlib.sha256(page.raw[kind].encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in policy
-    assert policy.startswith("default-src 'none'")
-    assert "unsafe" not in policy
+        assert f"{kind}-src 'sha256-{digest}'" in allowed
+    assert allowed.startswith("default-src 'none'") and "unsafe" not in allowed
+    assert policy or "fetch" not in page.raw["script"]
 
 
-def test_hostile_metadata_stays_text():
-    text = affinity_html(records.hostile())
-    page = Page(text)
-    assert sum(tag == "script" for tag, _ in page.elements) == 1
-    assert sum(tag == "style" for tag, _ in page.elements) == 1
-    assert "<!--" not in text
-    assert "\x1b" not in text
-    assert "\u202e" not in text
+@pytest.mark.parametrize("name", ["hostile", "hostile, served"])
+def test_hostile_metadata_stays_text(name):
+    page = Page(PAGES[name][0])
     assert "{{7*7}}" in page.text  # shown, not computed
     assert "<script>alert('x')</script>" in page.text
 
 
-@REPORTS
-def test_every_operator_is_marked_once_and_has_its_row(make):
-    report = make()
-    page = Page(affinity_html(report))
-    marks = [a for tag, a in page.elements if tag == "a"]
-    rows = [a["id"] for tag, a in page.elements if tag == "tr" and "id" in a]
-    assert sorted(a["href"] for a in marks) == sorted(f"#{row}" for row in rows)
-    assert len(rows) == len(set(rows)) == len(report.operators)
-    on_device = sum(operator.backend == "GPU" for operator in report.operators)
-    assert sum("on-G" in a["class"].split() for a in marks) == on_device
-
-
-def test_the_page_shows_the_numbers_of_the_report():
-    report = records.moe()
-    text = Page(affinity_html(report)).text
-    for wanted in ("412 ms", "31.8 ms", "4.45 s", "Qwen3 30B A3B Instruct", *report.notes, f"{report.memory.kv:,}"):
-        assert wanted in text
-    for wanted in ("Example CPU 1000", "Example GPU", "2026-11-21", "stock --fit", "all CPU", "1,211 tokens/s"):
-        assert wanted in text
-
-
-def test_where_an_operator_is_comes_first_and_zero_is_on_the_scale():
-    report = records.dense()
+def test_zero_is_on_the_scale_where_some_operators_lose_time():
+    report = records.dense(n_layer=2)
     some = tuple(replace(row, benefit_s_per_byte=row.affinity - 0.4) for row in report.operators)
-    report = replace(report, operators=some)
-    page = Page(affinity_html(report))
-    assert page.text.count("saved µs") == 2
-    tables = affinity_html(report).split("<table")
-    for name in ("lines roles", 'id="operators"'):
-        head = next(part for part in tables if name in part[:60])
-        assert re.search(r"<th[^>]*>([^<]*)</th>", head)[1] == "on"
+    page = Page(affinity_html(replace(report, operators=some)))
     zero = [a for tag, a in page.elements if tag == "i" and "zero" in a.get("class", "").split()]
-    assert len(zero) == sum(scale_marks(report.operators)) == 1
+    assert len(zero) == sum(scale_marks(some)) == 1
     assert "would have affinity" in page.text
-    none = [replace(row, benefit_s_per_byte=-1.0 - row.affinity) for row in report.operators]
+    none = tuple(replace(row, benefit_s_per_byte=-1.0 - row.affinity) for row in report.operators)
     assert not any(scale_marks(none))
-    assert "No operator saves time on the device" in Page(affinity_html(replace(report, operators=tuple(none)))).text
-
-
-def test_the_same_report_gives_the_same_page():
-    assert affinity_html(records.dense()) == affinity_html(records.dense())
-
-
-def test_a_model_without_operators_and_a_report_without_a_device_still_make_a_page():
-    empty = records.report(records.model(n_layer=0), [("output", None, "output", "F16", (8, 8, 1))], capacity=0)
-    assert "There is no device" in Page(affinity_html(empty)).text
-    assert "no operators" in Page(affinity_html(replace(empty, operators=()))).text
+    assert "No operator saves time on the device" in Page(affinity_html(replace(report, operators=none))).text
 
 
 def test_the_map_has_a_cell_for_every_layer_and_role():
@@ -108,12 +83,8 @@ def test_the_map_has_a_cell_for_every_layer_and_role():
     assert [row.heading for row in grid.rows] == ["0", "1", "2"]
     assert grid.roles[:4] == ("attn_q", "attn_k", "attn_v", "attn_output")
     assert grid.roles[-3:] == ("ffn_gate", "ffn_up", "ffn_down")
-    dense_columns = [bool(cell) for cell in grid.rows[0].cells]
-    assert dense_columns == [True] * 4 + [False] * 7 + [True] * 3
+    assert [bool(cell) for cell in grid.rows[0].cells] == [True] * 4 + [False] * 7 + [True] * 3
     assert [row.heading for row in grid.outside] == ["output"]
-
-
-def test_unknown_roles_come_last_by_name():
     assert sorted(["zeta", "attn_q", "alpha", "ffn_down"], key=role_order) == ["attn_q", "ffn_down", "alpha", "zeta"]
 
 
@@ -128,11 +99,11 @@ def test_bars_fill_their_width_and_negative_parts_are_not_drawn():
     assert next(s for s in over if s.name == "spare").width == 0
 
 
-def test_split_operators_are_marked_as_such_and_their_cuts_are_said():
-    report = records.sliced()
-    page = Page(affinity_html(report))
-    split = [a for tag, a in page.elements if tag == "a" and "on-S" in a.get("class", "")]
-    assert len(split) == sum(o.backend == "split" for o in report.operators) > 0
-    assert all("CPU/copied/card 50/25/25 %" in a["aria-label"] for a in split)
-    assert "divided, or copied when needed" in page.text and "a plan of policy scheinfer" in page.text
-    assert "split, or streamed" not in Page(affinity_html(records.dense())).text
+def test_works_are_added_up_by_name_kind_and_stream():
+    token = Course((Work("cpu", "operator", "a", 0.0, 1.0), Work("gpu", "operator", "b", 1.0, 3.0)), 3.0)
+    prompt = Course((Work("cpu", "operator", "a", 0.0, 2.0), Work("cpu", "operator", "a", 2.0, 5.0)), 5.0)
+    times = work_times(Simulation(Workload(n_prompt=8, n_gen=8, n_ctx=256), Predicted(0.0, 0.0, 0.0), prompt, token))
+    assert [(t.name, t.token_s, t.prompt_s) for t in times] == [
+        ("a", {"cpu": 1.0}, {"cpu": 5.0}),
+        ("b", {"gpu": 2.0}, {}),
+    ]

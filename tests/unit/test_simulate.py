@@ -1,4 +1,4 @@
-"""`oallama simulate`: spans of the four streams against what is predicted, the machines, the report, the command."""
+"""`oallama simulate`: what runs on which stream, the machines, the command. Its report: tests/golden/report."""
 
 from __future__ import annotations
 
@@ -6,29 +6,22 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-import placement_records as records
 import pytest
-from worlds import SMALL, World
+from worlds import SMALL, World, bytes_of, some_plan
 
 from oallama.cli.main import exit_code
 from oallama.cli.served import as_asked as as_asked_for
 from oallama.core.errors import PlanError, UsageError
 from oallama.core.options import Options
-from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, Attention, Workload
 from oallama.core.units import MIB
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
-from oallama.place.simulate import ENGINES, KINDS, Simulation
-from oallama.placer import Placer
 from oallama.placer.described import plan_for
 from oallama.plan.plan import Plan
 from oallama.profile.described import host_profile
-from oallama.report.simulate import LOOKS, SimulationSetting, simulate_chart, simulate_document, simulate_tables
-from oallama.report.table import plain
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
@@ -84,16 +77,9 @@ def test_a_plan_that_splits_what_the_device_cannot_compute_is_refused() -> None:
     world = world_on(f"{TESTBEDS}/scheinfer-a.json", share=0.3)
     plan = world.plan("flexgen")
     assert any(place.cg for place in plan.operators)
-    without = replace(world)
-    vars(without)["profile"] = replace(
-        world.profile, cases=tuple(case for case in world.profile.cases if case.device == CPU_DEVICE)
-    )
+    of_cpu = (case for case in world.profile.cases if case.device == CPU_DEVICE)
     with pytest.raises(PlanError, match="cannot compute"):
-        without.simulate(plan)
-
-
-def placer(profile: Profile | None = None) -> Placer:
-    return Placer(WORLD.model, WORLD.operators, (), Options.given(device="none"), profile)
+        world.with_profile(cases=tuple(of_cpu)).simulate(plan)
 
 
 def plan_on(machine: str) -> Plan:
@@ -102,29 +88,25 @@ def plan_on(machine: str) -> Plan:
 
 def test_a_plan_is_simulated_on_any_machine_without_a_load() -> None:
     plan = plan_on("pc-12gb")
-    small, large = (placer().simulate(plan, machine=MACHINES[name]) for name in ("pc-12gb", "pc-24gb"))
+    small, large = (WORLD.alone().simulate(plan, machine=MACHINES[name]) for name in ("pc-12gb", "pc-24gb"))
     assert plan.predicted is not None
     assert small.predicted.tpot_s == pytest.approx(plan.predicted.tpot_s, rel=1e-6)
     assert large.predicted.tpot_s < small.predicted.tpot_s
-    longer = placer().simulate(plan, replace(plan.workload, n_prompt=128), MACHINES["pc-12gb"])
+    longer = WORLD.alone().simulate(plan, replace(plan.workload, n_prompt=128), MACHINES["pc-12gb"])
     assert longer.predicted.ttft_s > small.predicted.ttft_s
 
 
 def test_a_plan_of_another_model_is_refused() -> None:
     other = replace(plan_on("pc-12gb"), model_fingerprint="e" * 64)
     with pytest.raises(PlanError, match="made for"):
-        placer().simulate(other, machine=MACHINES["pc-12gb"])
+        WORLD.alone().simulate(other, machine=MACHINES["pc-12gb"])
 
 
-def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for(monkeypatch) -> None:
-    ops = WORLD.operators
-    weights = sum(op.bytes for op in ops)
-    monkeypatch.setattr("oallama.run.dry_loads.DryLoads.on_host", lambda *_: (weights, MIB, MIB))
+def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for() -> None:
+    def fit(**options: Any) -> Plan:
+        return plan_for(replace(WORLD, options=Options(**options)).alone(), MACHINES["pc-12gb"], DECODE, "fit")
 
-    def fit(**options: object) -> Plan:
-        asked = Placer(WORLD.model, ops, (), Options.given(device="none", **options))
-        return plan_for(asked, MACHINES["pc-12gb"], Workload(64, 8, 256), "fit")
-
+    weights = bytes_of(WORLD.operators)
     whole, part = fit(), fit(vram=weights // 2 + 2 * MIB)
     assert part.memory.capacity == weights // 2 + 2 * MIB < whole.memory.capacity
     assert part.memory.spare >= 0
@@ -134,11 +116,10 @@ def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for
 
 
 def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() -> None:
-    planned = replace(records.served().plan, attention=Attention("off", "f16", "f16"))
+    planned = some_plan((), attention=Attention("off", "f16", "f16"))
 
     def as_asked(**options: object) -> Plan:
-        asked = Options.given(device="none", **options)
-        return as_asked_for(Placer(WORLD.model, WORLD.operators, (), asked), planned)
+        return as_asked_for(replace(WORLD, options=Options.given(**options)).alone(), planned)
 
     assert as_asked() == planned
     asked = as_asked(n_ctx=16384, n_ubatch=64, type_k="q8_0", flash_attn="on")
@@ -152,7 +133,7 @@ def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() ->
 def test_a_plan_for_a_device_needs_one() -> None:
     profile = host_profile(USUAL_PC, WORLD.model, WORLD.operators, WORLD.tokens)
     with pytest.raises(PlanError, match="name one with --device"):
-        placer(profile).simulate(plan_on("pc-12gb"))
+        WORLD.alone(profile).simulate(plan_on("pc-12gb"))
 
 
 #
@@ -205,64 +186,6 @@ def test_a_bad_machine_file_is_refused(tmp_path, document: str, said: str) -> No
         machine_of(str(path))
     with pytest.raises(UsageError, match="cannot read"):
         machine_of(str(tmp_path / "none.json"))
-
-
-#
-# report
-#
-
-
-@pytest.fixture(scope="module")
-def made() -> tuple[SimulationSetting, Simulation]:
-    world = world_on(f"{TESTBEDS}/scheinfer-a.json", share=0.3, workload=Workload(n_prompt=64, n_gen=32, n_ctx=512))
-    simulation = world.simulate(world.plan("flexgen"))
-    machine = machine_of(f"{TESTBEDS}/scheinfer-a.json")
-    return SimulationSetting(
-        WORLD.model, "flexgen", machine.card.name, machine.description, machine.sources, ("a note",)
-    ), simulation
-
-
-def test_the_document_says_all_of_it(made) -> None:
-    setting, simulation = made
-    document = json.loads(json.dumps(simulate_document(setting, simulation)))
-    assert {"simulated", "model", "machine", "policy", "workload", "ttft_s", "tpot_s", "total_s", "prompt", "token",
-            "notes"} == document.keys()  # fmt: skip
-    assert document["total_s"] == pytest.approx(document["ttft_s"] + 32 * document["tpot_s"])
-    assert document["ttft_s"] == document["prompt"]["seconds"] and document["tpot_s"] == document["token"]["seconds"]
-    for phase in (document["prompt"], document["token"]):
-        assert {"seconds", "busy", "parts", "spans"} == phase.keys() and set(phase["busy"]) == set(ENGINES)
-        for span in phase["spans"]:
-            assert {"stream", "kind", "name", "start_s", "end_s"} == span.keys()
-        for stream in ENGINES:
-            seconds = sum(s["end_s"] - s["start_s"] for s in phase["spans"] if s["stream"] == stream)
-            assert phase["busy"][stream] == pytest.approx(seconds / phase["seconds"], abs=1e-9)
-            assert seconds == pytest.approx(sum(p["seconds"] for p in phase["parts"] if p["stream"] == stream))
-
-
-def test_the_tables_are_narrow_and_name_the_sources(made) -> None:
-    text = "\n".join(plain(t) for t in simulate_tables(*made))
-    assert (
-        "TTFT" in text
-        and "copy out" in text
-        and "Table I" in text
-        and "a note" in text
-        and "copied when needed" in text
-    )
-    assert all(len(line) <= 100 for line in text.splitlines())
-
-
-def test_the_picture_is_legible_on_any_background_and_keeps_inside(made) -> None:
-    root = ElementTree.fromstring(simulate_chart(*made))
-    width, height = int(root.attrib["width"]), int(root.attrib["height"])
-    space = "{http://www.w3.org/2000/svg}"
-    first, *bars = root.findall(f"{space}rect")
-    assert (first.attrib["fill"], first.attrib["width"], first.attrib["height"]) == ("#ffffff", str(width), str(height))
-    for bar in bars:
-        assert float(bar.attrib["x"]) >= 0 and float(bar.attrib["x"]) + float(bar.attrib["width"]) <= width
-        assert float(bar.attrib["y"]) + float(bar.attrib["height"]) <= height
-    texts = [text.text or "" for text in root.findall(f"{space}text")]
-    assert {"CPU", "GPU", "copy in", "copy out"} <= set(texts) and "copied when needed" in texts
-    assert set(LOOKS) == set(KINDS) and len({colour for _, colour in LOOKS.values()}) == len(LOOKS)
 
 
 #

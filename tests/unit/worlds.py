@@ -240,6 +240,12 @@ class World:
         found.__dict__["routing"] = self.routing
         return found
 
+    def alone(self, profile: Profile | None = None) -> Placer:
+        """As placer, without a device. profile: None: nothing is known of the CPU."""
+        found = replace(self, options=replace(self.options, device="none")).placer()
+        found._profile = profile
+        return found
+
     def simulate(self, plan: Plan, workload: Workload | None = None) -> Simulation:
         """What runs when, by a plan that is read back; workload: None: the plan's."""
         assert plan.attention is not None
