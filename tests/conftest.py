@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when ggml is loaded, here and in every child
 
 # no deadline: an example may take long where others compute
-settings.register_profile("some", deadline=None, derandomize=True)
+settings.register_profile("some", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("all", deadline=None)
 settings.load_profile("all" if ALL else "some")
 

@@ -114,24 +114,32 @@ def measured(cell: Cell, shown: bool) -> Outcome:
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as child:
-        assert child.stdout is not None and child.stderr is not None
-        # a descriptor of its own: Popen closes child.stderr, at Ctrl-C perhaps before the thread has read all
-        reader = threading.Thread(target=_pass_on, args=(os.dup(child.stderr.fileno()), told, shown), daemon=True)
-        reader.start()
         try:
-            out = child.stdout.read()
-            status = child.wait()
+            out = _answer(child, told, shown)
         except BaseException:
             _end(child)
             raise
-        finally:
-            reader.join(1.0)
+    status = child.returncode
     if status in (130, 143):
         raise KeyboardInterrupt
     said = [line for line in told.decode("utf-8", "replace").splitlines() if line.startswith("oallama: ")]
     why = said[-1].removeprefix("oallama: ") if said else f"it ended with status {status} and said nothing"
     rows = tuple(json.loads(out)) if status == 0 else ()
     return Outcome(cell.command, round(time.monotonic() - start, 1), rows, "" if status == 0 else why)
+
+
+def _answer(child: subprocess.Popen[bytes], told: bytearray, shown: bool) -> bytes:
+    """Wait for the end of a comparison; return its stdout, and add its stderr to `told`."""
+    assert child.stdout is not None and child.stderr is not None
+    # a descriptor of its own: Popen closes child.stderr, at Ctrl-C perhaps before the thread has read all
+    reader = threading.Thread(target=_pass_on, args=(os.dup(child.stderr.fileno()), told, shown), daemon=True)
+    reader.start()
+    try:
+        out = child.stdout.read()
+        child.wait()
+    finally:
+        reader.join(1.0)
+    return out
 
 
 def _pass_on(source: int, told: bytearray, shown: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from processes import here
+from seeds import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -52,6 +53,7 @@ class Large:
 
 MODELS = {  # shape: (machine of the corpus, --vram, policy, operators of a layer)
     "llama3-8b": ("emulated-rtx3060", "3GiB", "split", 7),
+    **({"qwen3-30b-a3b": ("pc+rtx3060-12", "4GiB", "scheinfer", 8)} if ALL else {}),
 }
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from processes import PATIENCE_S, must_end, until
 
 from oallama.bench.matrix import Cell, Outcome, against_stock, read_matrix
 from oallama.cli import bench_matrix
@@ -179,20 +179,16 @@ def test_a_comparison_that_fails_says_why(matrix: Path) -> None:
 def test_ctrl_c_ends_the_comparison_too(matrix: Path) -> None:
     """The comparison is replaced by a sleeping process that ends when it is interrupted."""
     program = (
-        "import subprocess, sys, time; from pathlib import Path; from oallama.cli import bench_matrix, main\n"
+        "import subprocess, sys; from oallama.cli import bench_matrix, main\n"
         "real = subprocess.Popen\n"
-        "def sleeper(words, **options):\n"
-        "    child = real([sys.executable, '-c', 'import time; time.sleep(60)'], **options)\n"
-        "    Path('child').write_text(str(child.pid)); return child\n"
-        "bench_matrix.subprocess.Popen = sleeper\n"
+        "sleeps = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "bench_matrix.subprocess.Popen = lambda words, **options: real(sleeps, **options)\n"
         "main.main(['bench', '--matrix', 'm.toml'])"
     )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 30
-        while not (Path("child").is_file() and Path("child").read_text()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        parent = psutil.Process(process.pid)
+        (child,) = until(lambda: parent.num_threads() > 1 and parent.children())  # it reads what the child says
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and "Traceback" not in told
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(Path("child").read_text()), 0)
+    must_end(child.pid)
