@@ -265,18 +265,6 @@ def test_a_closed_terminal_ends_a_session_and_what_it_started(chatty, tmp_path, 
 
 
 @needs_model
-def test_a_lost_device_ends_it_with_a_sentence():
-    with Typist("chat", MODEL, "--device", "rpc-worker:1", "--temp", "0", "--tune", "never") as person:
-        person.wait(READY)
-        assert "a story or a sum?" in person.ask("Hello!")
-        for worker in psutil.Process(person.process.pid).children(recursive=True):
-            worker.kill()
-        person.type("What is 3 + 4?\r")
-        person.wait("the device was lost")
-        assert person.leave()[0] == 1
-
-
-@needs_model
 @pytest.mark.parametrize("ends", ["a key", pytest.param("SIGTERM", marks=pytest.mark.thorough)])
 def test_a_run_on_a_terminal_answers_and_then_measures_until_a_key_is_pressed(tmp_path, ends):
     arguments = ("run", MODEL, "Once upon a time", "-n", "8", "--device", "rpc-worker:1", "--temp", "0")

@@ -11,14 +11,13 @@ import os
 import pty
 import re
 import shlex
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_worker
 from gguf_factory import write_llama_shape
-from processes import COMMAND, PATIENCE_S, here, oallama
+from processes import COMMAND, here, oallama
 
 from oallama.profile.store import profile_to_json
 from oallama.stores.default_model import FILE
@@ -322,26 +321,8 @@ def test_a_plan_without_an_operator_or_with_another_one_is_refused(cpu_plan, tmp
     assert f"no place for operator {name}" in here("run", "hi", "--plan", file, code=2).stderr
 
 
-def test_what_is_no_text_is_said():
-    assert "not UTF-8" in here("run", "a\udcff", "-n", "1", code=2).stderr
-
-
 def start(*arguments, **options):
     return subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=ROOT, stdin=subprocess.DEVNULL, **options)
-
-
-@needs_model
-def test_an_interrupt_ends_a_run_with_130(plan_file):
-    arguments = ("run", "Once upon a time", "-n", "400", "--plan", plan_file)
-    for _ in range(10):
-        with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout.read(1)
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=PATIENCE_S)
-        if process.returncode:
-            break  # else it was over before
-    assert process.returncode == 130
-    assert said.decode().strip() == "oallama: interrupted"
 
 
 @needs_model

@@ -6,13 +6,11 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from processes import PATIENCE_S, must_end
+from processes import must_end
 
 from ggml_bridge import Bridge, BridgeError
 from ggml_bridge.rpc import RpcServer, probe
@@ -142,39 +140,6 @@ def test_a_server_with_another_client_is_reported_and_not_waited_for() -> None:
             open_device(f"rpc://{server.endpoint}"),
         ):
             pass
-
-
-def test_nobody_listening_is_reported() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(DeviceError, match="refused"), open_device(f"rpc://{endpoint}"):
-            pass
-
-
-OPENER = """
-import sys, time
-from oallama.device.opening import open_device
-with open_device("rpc-worker") as device:
-    print(device.pid, flush=True)
-    if sys.argv[1] == "raise":
-        raise RuntimeError("on purpose")
-    time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("end", ["raise", "SIGTERM", "SIGKILL"])
-def test_a_worker_ends_with_its_parent(end: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", OPENER, end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        if end != "raise":
-            assert psutil.pid_exists(worker)
-            parent.send_signal(getattr(signal, end))
-        parent.wait(PATIENCE_S)
-        must_end(worker)
 
 
 def sysfs(root: Path, siblings: dict[int, str], cpu_max: str | None) -> Path:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +165,6 @@ def test_a_closed_stream_leaves_the_engine_usable(cpu_engine: Engine) -> None:
     assert cpu_engine.generate("once", max_tokens=3, temperature=0).n_gen == 3
 
 
-def test_threads_on_one_engine_wait_for_each_other(cpu_engine: Engine) -> None:
-    alone = cpu_engine.generate("once", max_tokens=40, temperature=0).tokens
-    with ThreadPoolExecutor(4) as threads:
-        made = list(threads.map(lambda _: cpu_engine.generate("once", max_tokens=40, temperature=0).tokens, range(8)))
-    assert made == [alone] * 8
-
-
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(device: str, f16: Path) -> None:
     with engine_of(placed(f16, device)) as engine:
@@ -215,24 +206,6 @@ def test_llama_is_a_usual_llama_and_shares_the_engine(f16: Path) -> None:
         for _ in range(2):  # neither leaves anything in the shared KV cache that the other would take for its own
             assert engine.llama("once upon", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
             assert np.array_equal(engine.logits(TOKENS), logits)
-
-
-def test_chat_templates_run_in_the_sandbox(tmp_path: Path) -> None:
-    hostile = "{{ messages.__class__.__mro__[-1].__subclasses__() }}"
-    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template=hostile)
-    with engine_of(placed(path)) as engine, pytest.raises(Exception, match="unsafe"):
-        engine.llama.create_chat_completion([{"role": "user", "content": "hello"}], max_tokens=2)
-
-
-def test_a_chat_template_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> None:
-    """jinja2 computes this one's 16 GiB when it compiles it."""
-    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template="{{ ('x' * 2**17) * 2**17 }}")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with engine_of(placed(path)) as engine:
-        assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
-        with pytest.raises(ModelFileError, match="bytes of memory"):
-            engine.llama.create_chat_completion([{"role": "user", "content": "hello"}], max_tokens=2)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 def test_chat_templates_answer_as_those_of_llama_do(tmp_path: Path) -> None:

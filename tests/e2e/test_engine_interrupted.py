@@ -110,23 +110,33 @@ WORK = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from e2e.test_engine_interrupted import engine_on
+from e2e.placed import placed
+from e2e.split_cases import ffn, split_case
+from oallama.core.options import Options
+from oallama.device.load_params import load_bridge
+from oallama.run.engine import Engine
 model, device = Path(sys.argv[2]), sys.argv[3]
+splits = device == "cpu-pair"
+case = split_case(model, device, ffn(0.5)) if splits else placed(model, device, lambda op: op.role.startswith("attn"))
+def loaded():
+    return Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False)
 """
 
 ONCE = (
     WORK
     + """
-engine = engine_on(device, model)
+engine = loaded()
 engine.close()
 try:
     print("ready", flush=True)
     while True:
-        with engine_on(device, model) as engine:
+        with loaded() as engine:
             for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
                 pass
 except KeyboardInterrupt:
     assert engine._release.alive is False
+    held = load_bridge().split().memory() if splits else None
+    assert not splits or not any(getattr(held, name) for name in held.__slots__), held
     sys.exit(130)
 """
 )
@@ -135,7 +145,7 @@ MANY = (
     WORK
     + """
 def work():
-    with engine_on(device, model) as engine:
+    with loaded() as engine:
         for _ in engine.stream("once upon a time " * 8, max_tokens=3, temperature=1.5):
             pass
         engine.logits(engine.tokenize("once upon a time"))
@@ -161,7 +171,7 @@ def started(script: str, model: Path, device: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("device", ["none", "rpc-worker"])
+@pytest.mark.parametrize("device", ["none", "rpc-worker", "cpu-pair"])
 def test_a_ctrl_c_ends_a_program(f16: Path, device: str) -> None:
     with started(ONCE, f16, device) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"

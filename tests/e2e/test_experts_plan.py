@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from oallama.bench.verify import expected_shares
 from oallama.core.routing import LayerRouting, Routing, Traffic
 from oallama.cost.experts import expert_use
 from oallama.device.load_params import load_bridge
-from oallama.placer import Placer
+from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
 from oallama.profile.routing import write_routing
 from oallama.profile.store import profile_to_json
@@ -102,23 +103,8 @@ def test_the_command_line_and_bench_know_it(cache: Path) -> None:
     path = counted(cache, "qwen3moe")
     profile, folder = cache / "profile.json", cache / "cache"
     profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(path, SLOW_LINK))), encoding="utf-8")
-    asked = (
-        path,
-        "--device",
-        EMULATED,
-        "--profile",
-        profile,
-        "--threads",
-        1,
-        "--gpu-weights",
-        "40%",
-        "-p",
-        16,
-        "-n",
-        256,
-        "--policy",
-        "experts",
-    )
+    on = ("--device", EMULATED, "--profile", profile, "--threads", 1, "--gpu-weights", "40%")
+    asked = (path, *on, "-p", 16, "-n", 256, "--policy", "experts")
     here("plan", *asked, "-o", cache / "plan.json", cache=folder)
     plan = Plan.load(cache / "plan.json")
     assert plan.policy == "experts" and any(p.hot_experts for p in plan.operators)
@@ -131,6 +117,26 @@ def test_the_command_line_and_bench_know_it(cache: Path) -> None:
     shares = expected_shares(spec, placer.operators, N_LAYER)
     hot = next(p for p in Plan.from_json(dict(spec.plan or {}), "the arm").operators if p.hot_experts)
     assert shares[hot.name] == pytest.approx(len(hot.hot_experts) / N_EXPERT)
+
+
+def test_the_device_follows_a_file_and_begins_again_behind_its_end(tmp_path: Path) -> None:
+    """Each layer's tokens in their order, over several graphs; rows of 7 end in the middle of a prompt."""
+    path = write_gguf(tmp_path / "moe.gguf", "llama-moe", n_layer=N_LAYER)
+    rows = draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 0.5), 2, 7))
+    write_ids(tmp_path / "ids.txt", rows, "seven tokens")
+    device = f"emulated:vram=1GiB,scale=1,values=drawn,routing={tmp_path / 'ids.txt'}"
+    placer = Placer.load(path, device=device, threads=1, profile=slow_cpu_fast_card(path, 1e9))
+    plan = placer.plan(Given([o.name for o in placer.operators], N_LAYER + 1), 64, 16)
+    traffic: list[Traffic] = []
+    with placer.engine(plan, progress=False, on_traffic=traffic.append) as engine:
+        engine.generate(list(range(1, 17)), max_tokens=8, temperature=1.0)
+    for layer, chosen in rows.items():
+        n_seen = 0
+        for tally in (traffic[0].prompt[layer], traffic[0].decode[layer]):
+            uses = Counter(expert for i in range(tally.n_tokens) for expert in chosen[(n_seen + i) % 7])
+            assert tally.uses == tuple(uses[expert] for expert in range(N_EXPERT)), layer
+            n_seen += tally.n_tokens
+    assert traffic[0].prompt[0].n_tokens == 16
 
 
 def engine_tokens(traffic: list[Traffic]) -> int:

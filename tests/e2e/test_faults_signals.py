@@ -96,26 +96,6 @@ def test_a_signal_while_the_interpreter_ends_changes_nothing(number: signal.Sign
     assert process.returncode == 0
 
 
-TWICE = """
-import os, signal, sys
-from oallama.cli import main
-def work(**_):
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
-        print("kept", flush=True)
-main.cli.main = work
-main.main(['devices'])
-"""
-
-
-def test_what_is_kept_at_a_signal_is_kept_where_it_comes_twice(place: Place) -> None:
-    """As `timeout` sends it: to the command, and to its group."""
-    done = subprocess.run([sys.executable, "-c", TWICE], cwd=place.folder, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (143, "kept\n", "oallama: interrupted\n")
-
-
 def test_ctrl_c_ends_a_command_whose_stderr_nobody_reads(place: Place) -> None:
     """It is answered there, so it may take another one."""
     code = (

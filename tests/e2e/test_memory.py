@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from e2e.placed import Where, placed
 from gguf_factory import hostile, write_gguf
 from llama_cpp import llama_cpp as api
-from processes import children_with, must_end, until
+from processes import children_with, must_end
 from seeds import crossed
 
-from oallama.core.errors import DeviceError, ModelFileError, UsageError
+from oallama.core.errors import DeviceError, ModelFileError
 from oallama.core.options import Options
 from oallama.core.types import Attention
 from oallama.core.units import MIB
@@ -182,30 +178,3 @@ def test_a_prober_survives_a_file_that_kills_its_process(tmp_path: Path) -> None
         assert prober.answer(good) == probe_memory(good)
         with pytest.raises(ModelFileError, match="SIGABRT"):
             prober.answer(bad)
-
-
-def test_errors_of_the_device_come_back_as_they_are(tmp_path: Path) -> None:
-    path = str(write_gguf(tmp_path / "model.gguf", "llama"))
-    with pytest.raises(DeviceError, match="CUDA77"):
-        probe_memory(LoadSettings(path, device="CUDA77", n_threads=1))
-    with pytest.raises(UsageError, match="KV cache type"):
-        probe_memory(LoadSettings(path, attention=Attention(type_k="q9_9"), n_threads=1))
-
-
-PROBER = """
-import json, sys
-from oallama.device.load_params import LoadSettings
-from oallama.model.memory import probe_memory
-print("ready", flush=True)
-probe_memory(LoadSettings(sys.argv[1], n_threads=1), timeout_s=600)
-"""
-
-
-def test_the_child_ends_with_a_killed_parent(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    os.mkfifo(path)  # keeps the child waiting
-    with subprocess.Popen([sys.executable, "-c", PROBER, str(path)], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
-        children = until(psutil.Process(parent.pid).children)
-        parent.send_signal(signal.SIGKILL)
-    must_end(*(child.pid for child in children))

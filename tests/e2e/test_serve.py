@@ -30,7 +30,7 @@ from e2e.stock_plans import plugin_is_built, split_plan
 from e2e.stub import stub_program
 from gguf_factory import write_llama_shape
 from gguf_factory.projector import write_projector
-from processes import PATIENCE_S, here, must_end, until
+from processes import PATIENCE_S, here, until
 
 from ggml_bridge.library import find_plugin
 from oallama.core.types import Workload
@@ -40,7 +40,6 @@ from oallama.stores.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
-not_under_nohup = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="SIGHUP is ignored")
 START_S = 120.0
 get = functools.partial(httpx.get, timeout=PATIENCE_S)
 post = functools.partial(httpx.post, timeout=PATIENCE_S)
@@ -140,46 +139,6 @@ def test_what_cannot_be_served_is_one_sentence(stub: str, tmp_path: Path) -> Non
     assert "ggml" in refused("--port", 0, "--llama-server", other, code=1)
     for device in ("emulated:scale=1", "cpu-pair"):
         assert f"no device {device.partition(':')[0]}" in refused("--port", 0, *asked, "--device", device)
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "answering"),
-    [
-        (signal.SIGINT, 130, True),
-        (signal.SIGTERM, 143, False),
-        pytest.param(signal.SIGHUP, 130, False, marks=not_under_nohup),
-        pytest.param(signal.SIGINT, 130, False, marks=pytest.mark.thorough),
-        pytest.param(signal.SIGTERM, 143, True, marks=pytest.mark.thorough),
-        pytest.param(signal.SIGHUP, 130, True, marks=[not_under_nohup, pytest.mark.thorough]),
-    ],
-)
-def test_a_signal_ends_both_programs(
-    stub: str, tmp_path: Path, number: signal.Signals, code: int, answering: bool
-) -> None:
-    (temporary := tmp_path / "tmp").mkdir()
-    settings = {"STUB_ORDERS": str(tmp_path / "orders"), "TMPDIR": str(temporary)}
-    with serving(tmp_path, stub, "--device", "none", **settings) as server, socket.socket() as client:
-        assert "everything is on the CPU, as there is no device" in server.said
-        if answering:
-            client.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-            client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            until((tmp_path / "slow-began").exists)
-        pid = server.state()["pid"]
-        assert list(temporary.iterdir())
-        server.process.send_signal(number)
-        assert server.process.wait(PATIENCE_S) == code
-        must_end(pid)
-        assert not list(temporary.iterdir())
-        assert server.said.splitlines()[-1] == "oallama: interrupted"
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
-def test_a_killed_server_leaves_no_llama_server(stub: str, tmp_path: Path) -> None:
-    with serving(tmp_path, stub, "--device", "none") as server:
-        pid = server.state()["pid"]
-        server.process.kill()
-        server.process.wait(PATIENCE_S)
-        must_end(pid)
 
 
 def test_the_key_is_llama_servers_and_on_no_command_line(stub: str, tmp_path: Path) -> None:

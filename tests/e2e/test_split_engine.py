@@ -1,44 +1,33 @@
-"""The engine with plans that split operators: memory as it says, plans corrected, devices lost, nothing leaked."""
+"""The engine with plans that split operators: memory as it says, statistics, several at once, nothing leaked."""
 
 from __future__ import annotations
 
 import gc
 import os
-import resource
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from e2e.logits import (
     EXACT_NMSE,
-    QUANTISED_NMSE,
     TOKENS,
     attention,
     engine_of,
     nmse,
     stock_logits,
 )
-from e2e.placed import Placed, Where, placed, with_ledger
+from e2e.placed import Where, placed, with_ledger
 from e2e.split_cases import ffn, split_case
 from e2e.what_is_held import ONE_ARENA, nothing_grew
 from gguf_factory import write_gguf, write_llama_shape
-from processes import PATIENCE_S
 
-from ggml_bridge.rpc import RpcServer, probe
-from oallama.core.errors import DeviceError, PlanError
 from oallama.core.types import SPLIT_LAYOUT
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
-from oallama.plan.plan import Plan
-from oallama.run.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("prober")
 
@@ -54,10 +43,6 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     if "lost" not in request.node.name:
         assert load_bridge().split().memory() == before
-
-
-def changed(case: Placed, **fields: object) -> Plan:
-    return replace(case.plan, **fields)  # type: ignore[arg-type]
 
 
 #
@@ -212,165 +197,9 @@ def test_two_engines_with_two_plans_at_once(device: str, f16: Path, q4_0: Path) 
     assert not np.array_equal(alone[0], alone[2]), "the cuts differ, so the comparison says something"
 
 
-def test_two_engines_compute_in_two_threads(f16: Path, q4_0: Path) -> None:
-    cases = [split_case(f16, "cpu-pair", ffn(0.25)), split_case(q4_0, "cpu-pair", ffn(0.75))]
-    with engine_of(cases[0]) as first, engine_of(cases[1]) as second, ThreadPoolExecutor(2) as threads:
-        alone = [engine.logits(TOKENS) for engine in (first, second)]
-        jobs = [threads.submit(engine.logits, TOKENS) for engine in (first, second)]
-        for job, wanted in zip(jobs, alone, strict=True):
-            assert np.array_equal(job.result(timeout=60), wanted)
-
-
-#
-# plans that cannot be
-#
-
-
-def test_fractions_off_the_granularity_are_refused(f16: Path) -> None:
-    case = split_case(f16, "cpu-pair", ffn(0.5))
-    off = tuple(replace(p, gg=p.gg + 1 / 512, cc=p.cc - 1 / 512) if 0 < p.gg < 1 else p for p in case.plan.operators)
-    with pytest.raises(PlanError, match="granularity"):
-        Engine(case.model, changed(case, operators=off))
-
-
-def test_a_whole_operator_in_a_layer_on_the_host_is_refused(f16: Path) -> None:
-    case = split_case(f16, "rpc-worker", ffn(0.5), whole=attention)
-    with pytest.raises(PlanError, match=r"blk\.0\.attn_q\.weight .* n_gpu_layers = 2"):
-        Engine(case.model, changed(case, n_gpu_layers=2))
-
-
-#
-# too little memory
-#
-
-
-def limited(server: RpcServer, room_bytes: int) -> None:
-    """Let the server have so many bytes more than it has once the last client's are freed."""
-    probe(server.endpoint, PATIENCE_S)  # it answers nobody before
-    used = psutil.Process(server.pid).memory_info().data
-    resource.prlimit(server.pid, resource.RLIMIT_DATA, (used + room_bytes, resource.RLIM_INFINITY))
-
-
-@pytest.fixture
-def small_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Placed:
-    """10 MiB of slices in small tensors, since a server also needs memory for what it receives."""
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # the server gives back what it frees
-    path = write_llama_shape(tmp_path / "model.gguf", 32, 256, 1024, 4, 2, 300, "Q4_K")
-    return split_case(path, "rpc-worker", ffn(0.75))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of another process")
-@pytest.mark.parametrize("room_bytes", [9 << 20, 4 << 20])
-def test_a_device_with_too_little_memory_gets_less(room_bytes: int, small_blocks: Placed) -> None:
-    """The first slices that fit are there; the plan that was loaded is shown, computes, and can be used again."""
-    case = replace(small_blocks, plan=with_ledger(small_blocks.plan, staging=1 << 20))  # what slices compute in
-    with RpcServer() as server:
-        spec = f"rpc://{server.endpoint}"
-        with engine_of(case, device=spec) as engine:  # so that the server has all that it needs besides
-            wanted = engine.logits(TOKENS)
-        limited(server, room_bytes)
-        with engine_of(case, device=spec) as engine:
-            assert any("has no room" in warning for warning in engine.warnings)
-            assert {placement.gg for placement in engine.plan.operators} == {0.0, 0.75}
-            there = sum(round(p.gg * o.bytes) for p, o in zip(engine.plan.operators, case.operators, strict=True))
-            assert there < case.plan.memory.weights_gpu
-            assert there == load_bridge().split().memory().device_weights == engine.plan.memory.weights_gpu
-            assert engine.plan.predicted is None and engine.plan.fingerprint != case.plan.fingerprint
-            assert nmse(engine.logits(TOKENS), wanted) <= QUANTISED_NMSE
-            corrected = engine.plan
-    Plan.from_json(corrected.to_json()).check(case.model, case.operators)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of another process")
-def test_a_device_without_room_to_compute_in_is_an_error(small_blocks: Placed) -> None:
-    case = small_blocks
-    with RpcServer() as server:
-        spec = f"rpc://{server.endpoint}"
-        engine_of(case, device=spec).close()
-        limited(server, case.plan.memory.weights_gpu + (256 << 10))
-        with pytest.raises(DeviceError, match=r"has no room for what the split operators compute in.*-ub"):
-            engine_of(case, device=spec)
-        assert load_bridge().split().memory().n_weights == 0
-
-
-OUT_OF_MEMORY = """
-import resource, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import psutil
-from e2e.split_cases import ffn, split_case
-from oallama.core.errors import DeviceError
-from oallama.device.load_params import load_bridge
-from oallama.core.options import Options
-from oallama.run.engine import Engine
-case = split_case(Path(sys.argv[2]), "cpu-pair", ffn(0.125))
-def load(): return Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False)
-load().close()
-before = load_bridge().split().memory()
-soft = psutil.Process().memory_info().data + int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_DATA, (soft, resource.RLIM_INFINITY))
-try:
-    load()
-    print("loaded")
-except DeviceError as error:
-    print(error)
-resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(load_bridge().split().memory() == before)
-with load() as engine:
-    print(engine.generate("once", max_tokens=2, temperature=0).n_gen)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts otherwise elsewhere")
-def test_a_host_with_too_little_memory_is_an_error_and_all_is_freed(tmp_path: Path) -> None:
-    path = write_llama_shape(tmp_path / "model.gguf", 4, 1024, 8192, 8, 2, 300, "Q4_0")
-    tests = str(Path(__file__).parents[1])
-    command = [sys.executable, "-c", OUT_OF_MEMORY, tests, str(path), str(40 << 20)]
-    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is given back
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
-    first, *rest = done.stdout.splitlines()
-    assert "the model cannot be loaded as planned: host memory has no room for" in first, done.stderr
-    assert rest == ["True", "2"]
-
-
 #
 # leaks
 #
-
-
-INTERRUPTED = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from e2e.split_cases import ffn, split_case
-from oallama.device.load_params import load_bridge
-from oallama.core.options import Options
-from oallama.run.engine import Engine
-case = split_case(Path(sys.argv[2]), sys.argv[3], ffn(0.5))
-split = load_bridge().split()
-try:
-    print("ready", flush=True)
-    while True:
-        with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
-            for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
-                pass
-except KeyboardInterrupt:
-    assert not any(getattr(split.memory(), name) for name in split.memory().__slots__), split.memory()
-    sys.exit(130)
-"""
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_ctrl_c_ends_cleanly_and_frees_all(device: str, f16: Path) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, str(Path(__file__).parents[1]), str(f16), device]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        time.sleep(0.7)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, "")
 
 
 LEAK = """

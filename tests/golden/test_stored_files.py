@@ -65,3 +65,5 @@ def test_a_verdict_of_version_2() -> None:
     verdict = read_verdict(KEY)
     assert verdict is not None and verdict.won is not None
     assert (verdict.won.policy, verdict.stock, verdict.tests[0].n_gen) == ("split", "stock-fit", 16)
+    document = json.loads(json.dumps(verdict.document))
+    assert (document["winner"], document["settled"]) == ("split", True) and document["races"][0]["standing"] == "won"

@@ -105,21 +105,6 @@ def test_twins_and_liars_are_told_apart_after_the_load() -> None:
     assert any("same configuration" in warning for warning in result.warnings)
 
 
-def test_progress_counts_to_what_it_announced() -> None:
-    done = expected = 0
-
-    def progress(doing: str, done_now: int = 0, expect: int = 0) -> None:
-        nonlocal done, expected
-        done += done_now
-        expected += expect
-
-    def told(doing: str, done: int = 0, expect: int = 0) -> None:
-        progress(doing, done, expect)
-
-    run(BENCH, world(), progress=told)
-    assert done == expected == 2 * 2 + 2 * 2 * 2
-
-
 @dataclass
 class Clock:
     now: float = 0.0
@@ -139,18 +124,6 @@ def test_a_deadline_leaves_the_complete_blocks_and_ends_every_process() -> None:
     assert [len(series.kept) for series in result.series] == [1]
     assert clock.now == 4.5, "the turn under way is the last"
     assert made.said[-2:] == [("kill", "stock-cpu"), ("kill", "stock-ngl")]
-
-
-def test_an_arm_that_is_done_takes_no_more_turns() -> None:
-    made = world()
-    result = run(replace(BENCH, n_blocks=5, done=lambda series: {1} if len(series[0].kept) == 2 else ()), made)
-    assert [who for what, who in made.said if what == "measure"] == [
-        "stock-cpu",
-        "stock-ngl",
-        "stock-ngl",
-        "stock-cpu",
-    ] * 2
-    assert len(result.series[0].kept) == 2
 
 
 def test_a_process_that_does_not_answer_in_time_is_out_of_time() -> None:

@@ -37,12 +37,6 @@ def made(*arms: ArmResult, **changes: object):
     return rows(result(arms or (CPU, NGL), series(PP, SLOW, FAST), series(TG, SLOW, FAST), **changes))  # type: ignore[arg-type]
 
 
-def test_a_row_for_every_arm_and_test_in_order() -> None:
-    assert [(row["arm"], row["n_prompt"], row["n_gen"]) for row in made()] == [
-        ("stock-cpu", 64, 0), ("stock-ngl", 64, 0), ("stock-cpu", 0, 16), ("stock-ngl", 0, 16)
-    ]  # fmt: skip
-
-
 def test_times_and_rates_are_llama_benchs() -> None:
     row = made()[1]
     assert row["samples_ns"] == [round(s * 1e9) for s in FAST]
@@ -132,19 +126,6 @@ def test_sqlite_takes_the_statements(database: sqlite3.Connection) -> None:
     assert json.loads(found[1][4]) == expected[1]["ratio_ci95"]
     low = database.execute("SELECT json_extract(ratio_ci95, '$[0]') FROM llama_bench WHERE rowid = 2").fetchone()
     assert low == (pytest.approx(expected[1]["ratio_ci95"][0]),)
-
-
-def test_the_join_of_compare_llama_bench_finds_the_rows(database: sqlite3.Connection) -> None:
-    later = formatted(made(), "sql").replace("'0c1e570'", "'fffffff'")
-    database.executescript(later)
-    equal = " AND ".join(f"tb.{key} = tc.{key}" for key in COMPARE_KEYS)
-    found = database.execute(
-        f"SELECT tb.n_prompt, AVG(tb.avg_ts), AVG(tc.avg_ts) FROM llama_bench tb JOIN llama_bench tc ON {equal} "
-        "AND tb.build_commit = '0c1e570' AND tc.build_commit = 'fffffff' "
-        "GROUP BY tb.n_gpu_layers, tb.n_gen, tb.n_prompt ORDER BY tb.n_gen"
-    ).fetchall()
-    assert len(found) == 4
-    assert all(before == after for _, before, after in found)
 
 
 def test_markdown_is_for_people() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.bench.records import BenchTest, Sample, Series
+from oallama.bench.records import BenchTest, Sample
 from oallama.bench.schedule import MAX_DRIFT, measure_blocks, unsteady
 
 PP, TG = BenchTest(64, 0), BenchTest(0, 16)
@@ -86,22 +86,6 @@ def test_on_a_machine_that_never_calms_down_the_calmest_blocks_are_taken_and_cou
     assert [round(block.drift, 6) for block in made.kept] == [0.2, 0.3]
     assert len(made.discarded) == 2
     assert unsteady(made) == 2
-
-
-def test_an_interruption_leaves_the_blocks_before_it() -> None:
-    states: list[tuple[Series, ...]] = []
-    turns = 0
-
-    def visit(arm: int, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
-        nonlocal turns
-        turns += 1
-        if turns == 7:  # in the second block
-            raise KeyboardInterrupt
-        return {PP: Sample(1.0, 0.0)}
-
-    with pytest.raises(KeyboardInterrupt):
-        measure_blocks(2, [PP], 3, visit, lambda series: states.append(tuple(series)))
-    assert [len(series[0].kept) for series in states] == [1]
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.lists(st.floats(0.5, 2.0), min_size=64, max_size=64))

@@ -29,14 +29,6 @@ def test_the_best_of_one_valley_is_found_with_few_measurements(high: int, valley
     assert {0, high} <= measured.keys()
 
 
-def test_a_device_that_only_costs_gets_nothing() -> None:
-    assert best_value(0, 33, lambda value: 1.0 + value)[0] == 0
-
-
-def test_of_equals_the_fewest_layers_are_taken() -> None:
-    assert best_value(0, 8, lambda value: 1.0)[0] == 0
-
-
 def layers_that_fit(offered: int) -> StockPlacement:
     """A --fit for OPERATORS: output 3000, then 2000 a layer, and 500 of compute buffers."""
     n = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -24,13 +23,6 @@ def noisy(seconds: float, n: int, seed: int, sigma: float = 0.03) -> list[float]
     return [float(s) for s in seconds * np.exp(np.random.default_rng(seed).normal(0, sigma, n))]
 
 
-def test_of_two_equal_arms_neither_is_faster() -> None:
-    times = noisy(0.1, 10, seed=1)
-    ratio = speed_ratio(times, times)
-    assert ratio is not None
-    assert (ratio.value, ratio.low, ratio.high) == (1.0, 1.0, 1.0)
-
-
 @pytest.mark.parametrize(("truth", "n"), [(1.0, 6), (1.0, 20), (1.34, 8), (0.8, 12)])
 def test_the_interval_holds_the_truth_in_about_95_of_100_cases(truth: float, n: int) -> None:
     runs = 300
@@ -40,23 +32,6 @@ def test_the_interval_holds_the_truth_in_about_95_of_100_cases(truth: float, n: 
         assert ratio is not None
         inside += ratio.low <= truth <= ratio.high
     assert 0.91 <= inside / runs <= 0.99
-
-
-def test_the_interval_of_few_pairs_is_taken_at_students_level() -> None:
-    """The share of bootstrap estimates beyond either end is what Student's quantile and the factor for small samples
-    ask for (Hesterberg 2015, section 5.4): 1.08 % of 12 pairs, where it is 1.39 % without the factor."""
-    n, resamples, beyond = 12, 10_000, []
-    first, second = np.triu_indices(n)
-    for seed in range(10):
-        a, b = noisy(1.0, n, 2 * seed), noisy(1.0, n, 2 * seed + 1)
-        ratio = speed_ratio(a, b, seed=seed)
-        assert ratio is not None
-        logs = np.log(a) - np.log(b)
-        drawn = logs[np.random.default_rng(1000 + seed).integers(0, n, (resamples, n))]
-        estimates = np.median((drawn[:, first] + drawn[:, second]) / 2, axis=1)
-        beyond += [np.mean(estimates <= math.log(ratio.low)), np.mean(estimates >= math.log(ratio.high))]
-    expected = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t(0.975, n - 1))
-    assert float(np.mean(beyond)) == pytest.approx(expected, rel=0.15)
 
 
 def test_wild_samples_hardly_move_the_estimate() -> None:

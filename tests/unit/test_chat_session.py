@@ -1,6 +1,5 @@
 """Settings, commands and answers of a chat, with a model that says what it is told to say."""
 
-import json
 import types
 from pathlib import Path
 
@@ -98,14 +97,6 @@ def contents(session):
     return [each.content for each in session.conversation.messages]
 
 
-def test_answers_become_part_of_the_conversation(chat, capsys):
-    session, say = chat("one", "two")
-    say("a", "b")
-    assert contents(session) == ["a", "one", "b", "two"]
-    assert session.engine.asked[1] == "<user>a<assistant>one<user>b<assistant>"
-    assert capsys.readouterr().out == "one\ntwo\n"
-
-
 def test_without_a_template_it_is_one_text_that_enter_continues(chat, capsys):
     session, say = chat((" upon", "limit"), (" a time", "limit"), (" end.", "model"), " new", chats=False)
     say("", "Once", "", "The", "", "Another")
@@ -163,26 +154,6 @@ def test_the_oldest_exchanges_are_dropped_but_saved(chat, capsys, tmp_path):
     assert "q0" in (tmp_path / "all.json").read_text()
     say("/undo", "/undo", "/undo", "/undo", "/undo", "/undo", "/undo", "/undo", "short")
     assert contents(session)[-2:] == ["short", "ok"]
-
-
-def test_a_message_that_cannot_fit_is_not_kept(chat, capsys):
-    session, say = chat(n_ctx=100)
-    say("fits", "x" * 200, "too")
-    assert contents(session) == ["fits", "ok", "too", "ok"]
-    assert "this message alone makes 217 tokens but the context holds 100" in capsys.readouterr().err
-
-
-def test_saved_and_loaded_again(chat, tmp_path, capsys):
-    _session, say = chat("one", "two", system="be kind")
-    path = tmp_path / "two words.json"
-    say("a", "b", f"/save {path}")
-    again, say_again = chat()
-    say_again(f'/load "{path}"', "c")
-    assert again.conversation.system == "be kind"
-    assert contents(again) == ["a", "one", "b", "two", "c", "ok"]
-    assert json.loads(path.read_text())["model"] == "tiny"
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-    assert "2 exchanges" in capsys.readouterr().err
 
 
 def test_a_bad_file_is_a_sentence_and_the_conversation_stays(chat, tmp_path, capsys):

@@ -19,15 +19,6 @@ def test_the_document_is_current(generator):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_in_it(name):
-    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    part = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
-    for parameter in cli.get_command(click.Context(cli), name).params:
-        if isinstance(parameter, click.Option):
-            assert all(f"`{spelling}`" in part for spelling in parameter.opts)
-
-
 CONTRACT = {
     "devices": "--json --backend",
     "inspect": "--json -m -hf --hf-repo",

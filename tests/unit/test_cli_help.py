@@ -9,7 +9,7 @@ import click
 import pytest
 
 from oallama.cli import main as cli_main
-from oallama.cli.help import Group, Option, grouped, is_advanced
+from oallama.cli.help import Option, is_advanced
 
 SCREEN = 45  # lines of 80 characters
 
@@ -45,42 +45,11 @@ def test_all_of_help_names_every_option_and_spelling(capsys, monkeypatch, name):
             assert spelling in words, spelling
 
 
-def test_run_shows_what_most_people_need():
-    common = [option.opts[0] for option in options_of("run") if not is_advanced(option)]
-    assert 15 <= len(common) <= 20
-    for needed in [
-        "-m",
-        "-p",
-        "-n",
-        "-c",
-        "-dev",
-        "--vram",
-        "-t",
-        "-s",
-        "--temp",
-        "-sys",
-        "-r",
-        "-j",
-        "--tune",
-        "--json",
-    ]:
-        assert needed in common
-
-
 def test_the_policies_in_help_are_five_and_the_others_are_in_all_of_it(capsys, monkeypatch):
     text = shown(capsys, monkeypatch, "plan", "--help")
     assert "auto (default), oato, scheinfer, layers, cpu" in text
     assert "twinpilots" not in text
     assert "twinpilots" in shown(capsys, monkeypatch, "plan", "--help-all")
-
-
-def test_groups_keep_their_order_and_an_option_of_clicks_is_of_the_last():
-    made = grouped([Option(["--b"], group=Group.DEVICE), click.Option(["--c"]), Option(["--a"], group=Group.MODEL)])
-    assert [(group, [option.name for option in options]) for group, options in made.items()] == [
-        (Group.MODEL, ["a"]),
-        (Group.DEVICE, ["b"]),
-        (Group.OUTPUT, ["c"]),
-    ]
 
 
 @pytest.mark.parametrize("name", ["run", "chat", "serve", "plan"])

@@ -228,15 +228,6 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "report.html"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    target = tmp_path / "report.csv"
-    target.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        output.write_file(str(target), "bad \ud800")
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
 def python(code, **options):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
 

@@ -60,12 +60,6 @@ def test_a_word_that_is_none_is_the_prompt(folder, word):
     assert model_and_prompt([word], None, None) == (None, word)
 
 
-def test_where_there_is_no_model_near_by_that_is_said(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="there is no GGUF file near by"):
-        model_and_prompt(["llama3"], None, None)
-
-
 def test_model_and_prompt_in_every_spelling(model):
     assert model_and_prompt([model, "hi"], None, None) == (model, "hi")
     assert model_and_prompt([model], None, "hi") == (model, "hi")

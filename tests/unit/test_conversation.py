@@ -90,8 +90,3 @@ def test_as_few_of_the_oldest_are_dropped_as_must_be(n):
     made = talk(n).with_message("user", "last")
     for room in range(1, n + 2):  # exchanges that fit
         assert fewest_dropped(made, lambda shorter, room=room: shorter.n_exchanges <= room) == n + 1 - room
-
-
-def test_the_last_question_is_never_dropped():
-    assert fewest_dropped(talk(3), lambda shorter: False) is None
-    assert fewest_dropped(Conversation("s"), lambda shorter: True) is None

@@ -101,11 +101,6 @@ def test_auto_asks_only_where_there_is_a_back_end_for_gpus(
     assert asked == [{"device": "auto"}] * 2
 
 
-def test_what_is_known_is_not_asked_again(asked: list[Mapping[str, Any]]) -> None:
-    known = known_device("CUDA0")
-    assert known_device(known) is known and len(asked) == 1
-
-
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from gguf_factory import write_gguf
 
@@ -18,39 +16,10 @@ from oallama.profile.routing import read_routing as read_counts
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from routing import (
-    RoutingDraw,
-    Row,
-    curve_shares,
-    draw,
     main,
     read_routing,
     write_routing,
 )
-
-GLM = ((0.25, 0.74), (0.375, 0.84), (0.5, 0.91), (0.75, 0.98))
-
-
-def traffic(rows: Iterable[Row], n_expert: int) -> list[float]:
-    """Each expert's share of all uses."""
-    counts = Counter(expert for row in rows for expert in row)
-    return [counts[expert] / counts.total() for expert in range(n_expert)]
-
-
-def coverage(shares: Sequence[float], part: float) -> float:
-    """The share of the traffic that the most used part of the experts carries."""
-    return sum(sorted(shares, reverse=True)[: round(part * len(shares))])
-
-
-def test_a_drawing_has_the_published_curve() -> None:
-    shares = curve_shares(288, GLM)
-    routing = draw(RoutingDraw(n_layer=2, shares=shares, n_used=8, n_tokens=6000, seed=5))
-    for rows in routing.values():
-        assert len(rows) == 6000 and all(len(set(row)) == 8 and {*row} <= {*range(288)} for row in rows)
-        found = traffic(rows, 288)
-        for part, carried in GLM:
-            assert coverage(found, part) == pytest.approx(carried, abs=0.015)
-    hot = [set(np.argsort(traffic(rows, 288))[-72:].tolist()) for rows in routing.values()]
-    assert len(hot[0] & hot[1]) < 36, "each layer has its own"
 
 
 def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

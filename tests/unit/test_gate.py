@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,6 @@ import pytest
 from seeds import ALL
 
 from oallama.bench.records import BenchTest, StockPlacement
-from oallama.core.codec import from_json
 from oallama.gate.verdict import ERROR, MOST_PAIRS, MOST_RACES, Race, Verdict, speed_interval, weighted_seconds
 
 KEY = {"model": "m" * 64, "n_threads": 2, "gpu_weights": None, "type_k": "f16"}
@@ -103,14 +101,6 @@ def test_the_first_that_wins_is_used_and_what_is_open_goes_on() -> None:
     assert "not beyond noise" in verdict(race(*[1.0, 1.01] * 10)).sentence
     assert verdict().sentence == "using stock-fit's placement: there was nothing to compare"
     assert verdict(race(refused="no room")).sentence == "using stock-fit's placement: no room"
-
-
-def test_a_verdict_survives_its_file_and_tells_all_of_it() -> None:
-    found = verdict(race(1.3, 1.2, promised=1.4), race(policy="cpu", refused="slow"))
-    assert from_json(Verdict, json.loads(json.dumps(asdict(found))), "the verdict") == found
-    document = json.loads(json.dumps(found.document))
-    assert (document["winner"], document["settled"], document["stock"]) == (None, False, "stock-fit")
-    assert [row["standing"] for row in document["races"]] == ["open", "lost"]
 
 
 def test_short_tests_stand_for_the_workload() -> None:

@@ -194,26 +194,6 @@ def test_no_network_is_said(monkeypatch, capfd):
     assert "cannot reach http://127.0.0.1" in line
 
 
-def test_a_connection_that_breaks_is_made_anew_where_it_stopped(hub, weights, monkeypatch, capfd):
-    whole = weights["m-Q8_0.gguf"]
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
-    hub.cut_at = len(whole) // 2
-
-    def mend(seconds):
-        hub.cut_at = None
-
-    monkeypatch.setattr("time.sleep", mend)  # between two attempts
-    code, path, _ = said(capfd, "pull", REPO)
-    if code:  # huggingface_hub before 2 leaves it to the next command
-        mend(0)
-        code, path, _ = said(capfd, "pull", REPO)
-    assert code == 0
-    assert Path(path).read_bytes() == whole
-    (_, first), (_, second) = hub.downloads()
-    assert first is None
-    assert 0 < int(second[6:-1]) <= len(whole) // 2
-
-
 def test_a_download_that_stays_cut_is_no_model(hub, weights, monkeypatch, capfd):
     whole = weights["m-Q8_0.gguf"]
     monkeypatch.setattr("time.sleep", lambda seconds: None)

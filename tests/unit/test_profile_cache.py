@@ -12,29 +12,13 @@ import pytest
 
 from oallama.core.errors import ProfileError
 from oallama.core.files import cache_folder
-from oallama.core.profile import ProfileCase
-from oallama.profile.merge import empty, merged
+from oallama.profile.merge import empty
 from oallama.profile.store import Journal, load, measuring_lock, save
 
 CASE = {
     "device": "CPU", "layout": "CPU", "type": "F16", "shape": [64, 32, 1], "n_expert_used": 1, "n_tokens": 1,
     "seconds": 0.5, "samples": [0.5], "gb_per_s": 1.0, "gflops": 1.0, "working_set_bytes": 64, "op": "MUL_MAT",
 }  # fmt: skip
-
-
-def no_warning(text: str) -> None:
-    pytest.fail(f"warned: {text}")
-
-
-def test_saved_profiles_come_back(tmp_path: Path) -> None:
-    profile = merged(empty({"cpu": "x"}), [{"cases": [CASE]}])
-    path = tmp_path / "new" / "profile.json"
-    assert load(path, no_warning) is None
-    save(path, profile)
-    assert load(path, no_warning) == profile
-    save(path, empty({"cpu": "y"}))
-    assert load(path, no_warning) == empty({"cpu": "y"})
-    assert [child.name for child in path.parent.iterdir()] == ["profile.json"]
 
 
 def test_what_is_kept_is_for_its_user_alone(tmp_path: Path) -> None:
@@ -127,27 +111,3 @@ def test_a_journal_survives_being_cut_off_anywhere(tmp_path: Path) -> None:
     journal.clear()
     journal.clear()
     assert journal.read() == []
-
-
-def test_fragments_add_up_to_a_profile() -> None:
-    profile = merged(
-        empty({"cpu": "x"}),
-        [
-            {"fingerprint": {"device_name": "RPC0"}, "device": "RPC0"},
-            {"cases": [CASE]},
-            {"cases": [{**CASE, "n_tokens": 32}]},
-            {"cases": [{**CASE, "seconds": 0.25}]},  # measured again: the later one counts
-            {"link": {"d2h": {"alpha_s": 1.0, "beta_s_per_byte": 2.0, "r2": 1.0, "points": []}}},
-            {"link": {"h2d_pinned": {"alpha_s": 3.0, "beta_s_per_byte": 4.0, "r2": 1.0, "points": []}}},
-            {"launch_s": 0.125},
-            {"warnings": ["a"]},
-            {"warnings": ["a", "b"]},
-        ],
-    )
-    assert profile.fingerprint == {"cpu": "x", "device_name": "RPC0"}
-    assert profile.device == "RPC0"
-    assert {(case.n_tokens, case.seconds) for case in profile.cases} == {(1, 0.25), (32, 0.5)}
-    assert isinstance(profile.cases[0], ProfileCase)
-    assert set(profile.link) == {"d2h", "h2d_pinned"}
-    assert profile.launch_s == 0.125
-    assert profile.warnings == ("a", "b")

@@ -86,14 +86,6 @@ def test_rest_is_timed_both_ways_unless_the_cache_forbids_it() -> None:
     assert ways("f16", "q8_0") == [(True, "f16", "q8_0")]
 
 
-def test_a_rest_case_is_told_in_a_few_words() -> None:
-    plain, flash = sorted(
-        rest_ways(wanted(model(), LAYERS, (1,), llc_bytes=MIB).rest_shape), key=lambda s: s.flash_attn
-    )
-    assert rest_label("CPU", 1, 256, flash) == "CPU rest of a layer at 1 tokens, KV 256"
-    assert rest_label("CPU", 1, 256, plain) == "CPU rest of a layer at 1 tokens, KV 256, no flash attention"
-
-
 def test_rest_has_the_head_shape_and_the_activation_of_all_experts_in_use() -> None:
     shape = wanted(model(), LAYERS, (1,), llc_bytes=MIB).rest_shape
     assert (shape.n_head, shape.n_head_kv, shape.n_embd_head_k, shape.n_ff) == (8, 2, 32, 512)
@@ -153,21 +145,6 @@ def test_bytes_and_flops_of_a_dense_a_batched_and_a_routed_mul_mat() -> None:
     assert routed.bytes_read(512) == pytest.approx(8 * 4096)
 
 
-@pytest.mark.parametrize("n_tokens", [1, 7, 512])
-@pytest.mark.parametrize(
-    "mul_mat",
-    [
-        MulMat("MUL_MAT", "F16", (1000, 1000, 1), 1),
-        MulMat("MUL_MAT", "Q4_0", (64, 32, 8), 1),
-        MulMat("MUL_MAT_ID", "Q4_0", (64, 32, 8), 2),
-    ],
-)
-def test_a_record_tells_its_case(mul_mat: MulMat, n_tokens: int) -> None:
-    case = Case("CPU", "CPU_REPACK", mul_mat, n_tokens, 123456)
-    record = case.measured([0.0013], 0.0013)
-    assert record.key == case == case.key == case.skipped("why").key
-
-
 def test_a_slow_layout_is_left_out_at_large_batches_only() -> None:
     mul_mat = LAYERS[0].mul_mat
 
@@ -189,3 +166,11 @@ def test_a_slow_layout_is_left_out_at_large_batches_only() -> None:
     assert too_slow(case("CPU", 512), {}) is None
     only_decode = {key: value for key, value in known.items() if key.n_tokens == 1}
     assert too_slow(case("CPU", 512), only_decode) is None  # decode says nothing about large batches
+
+
+def test_a_rest_case_is_told_in_a_few_words() -> None:
+    plain, flash = sorted(
+        rest_ways(wanted(model(), LAYERS, (1,), llc_bytes=MIB).rest_shape), key=lambda s: s.flash_attn
+    )
+    assert rest_label("CPU", 1, 256, flash) == "CPU rest of a layer at 1 tokens, KV 256"
+    assert rest_label("CPU", 1, 256, plain) == "CPU rest of a layer at 1 tokens, KV 256, no flash attention"

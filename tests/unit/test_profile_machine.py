@@ -108,20 +108,6 @@ def test_each_part_that_must_agree_changes_the_key(laptop: Path, change: str) ->
     assert fingerprint_key({**found, change: "something else"}) != fingerprint_key(found)
 
 
-@pytest.mark.parametrize("change", sorted(IDENTITY))
-def test_two_devices_of_one_name_have_two_keys(laptop: Path, change: str) -> None:
-    one = fingerprint(4, "CUDA0", laptop, IDENTITY)
-    other = fingerprint(4, "CUDA0", laptop, {**IDENTITY, change: "other"})
-    assert fingerprint_key(one) != fingerprint_key(other)
-    assert fingerprint_key(one) == fingerprint_key(fingerprint(4, "CUDA0", laptop, dict(IDENTITY)))
-
-
-def test_a_profile_from_before_devices_had_an_identity_is_no_gpu_s(laptop: Path) -> None:
-    old = fingerprint(4, "CUDA0", laptop)
-    assert "device_identity" not in old
-    assert fingerprint_key(old) != fingerprint_key(fingerprint(4, "CUDA0", laptop, IDENTITY))
-
-
 def test_other_parts_do_not_change_the_key(laptop: Path) -> None:
     found = fingerprint(4, "CUDA0", laptop)
     for name in set(found) - set(machine.KEY_PARTS):

@@ -63,12 +63,6 @@ SMALL = want((64, 32, 1))
 LARGE = want((64, 32, 1), (128, 64, 1))
 
 
-def test_a_complete_profile_is_complete_and_an_empty_one_is_not() -> None:
-    assert is_complete(measured(LARGE), LARGE)
-    assert is_complete(measured(LARGE, "CUDA0"), LARGE)
-    assert not is_complete(empty({}), LARGE)
-
-
 def test_a_profile_serves_every_model_whose_cases_it_has() -> None:
     assert is_complete(measured(LARGE), SMALL)
     assert not is_complete(measured(SMALL), LARGE)

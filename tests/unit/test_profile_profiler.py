@@ -20,8 +20,7 @@ from oallama.device.identity import KnownDevice
 from oallama.device.spec import parse_device
 from oallama.profile.busy import Others, busy_percent, doubt
 from oallama.profile.child import Request
-from oallama.profile.link import line_over
-from oallama.profile.merge import empty, merged, select
+from oallama.profile.merge import empty, merged
 from oallama.profile.profiler import _Measurement, _resumed, profile_model, stored_profile
 from oallama.profile.progress import Progress
 from oallama.profile.store import Journal, save
@@ -82,17 +81,6 @@ def test_a_layout_that_crashes_is_left_out_and_named(tmp_path: Path) -> None:
     assert profile.fingerprint["broken_layouts"] == ["AMX"]
     (warning,) = profile.warnings
     assert "AMX" in warning and "SIGSEGV" in warning and "rebuild" in warning
-
-
-def test_of_a_layout_that_crashed_nothing_reaches_a_plan(tmp_path: Path) -> None:
-    def decodes_then_crashes(request: Mapping[str, Any], send: Send) -> None:
-        good(request, send)
-        send({"fragment": {"cases": [case_json("AMX")]}})
-        crashes("CPU", "AMX")(request, send)
-
-    profile, _ = measure(tmp_path, [decodes_then_crashes, good])
-    assert {case.layout for case in profile.cases} == {"CPU", "AMX"}
-    assert {case.layout for case in select(profile, WANT).cases} == {"CPU"}
 
 
 def test_a_kernel_for_3d_weights_may_crash_and_its_layout_stays(tmp_path: Path) -> None:
@@ -288,17 +276,3 @@ def test_a_cache_that_cannot_be_written_costs_one_note(
         assert found.fingerprint["device_name"] == "none", "what was measured is there"
         (note,) = capsys.readouterr().err.splitlines()
         assert "OALLAMA_CACHE_DIR" in note and "this run alone" in note
-
-
-def test_a_slow_link_is_spared_large_messages_but_has_a_line() -> None:
-    asked: list[int] = []
-
-    def seconds_of(size: int) -> float:
-        asked.append(size)
-        return size * 1e-3
-
-    fit = line_over((1, 10, 100, 1000, 10000), seconds_of, slow_s=0.005)
-    assert asked == [1, 10, 100]
-    assert fit.beta_s_per_byte == pytest.approx(1e-3)
-    line_over((1, 10, 100, 1000, 10000), seconds_of, slow_s=0.5)
-    assert asked[3:] == [1, 10, 100, 1000]

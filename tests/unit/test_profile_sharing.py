@@ -65,14 +65,6 @@ def test_each_rate_is_stored_as_what_it_is() -> None:
         assert row["second_with_first_gb_per_s"] == pytest.approx(3)
 
 
-def test_each_worker_is_asked_for_where_it_works() -> None:
-    bridge = Bridge()
-    made = session(bridge)
-    rows = [(row["first"], row["second"]) for task in sharing_tasks(made) for row in task.run()["sharing"]]
-    where = {"cpu": "CPU", "device": "TEST0", "link": "link"}
-    assert bridge.asked == [(where[first], where[second]) for first, second in rows]
-
-
 def test_each_worker_computes_in_a_layout_of_its_own_and_reads_memory_at_one_token() -> None:
     bridge = Bridge()
     for task in sharing_tasks(session(bridge)):

@@ -115,14 +115,6 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_what_was_written_is_read_again(cache: Path) -> None:
-    routing = counted(unknown(), Traffic({0: drawn(1, 50)}, {0: drawn(2, 80), 3: drawn(3, 8)}))
-    assert read_routing(MODEL, N_EXPERT, N_USED) is None
-    write_routing(routing)
-    assert read_routing(MODEL, N_EXPERT, N_USED) == routing
-    assert [path.name for path in cache.iterdir()] == [routing_path(MODEL).name]
-
-
 def _without_a_count(document: dict[str, object]) -> None:
     document["decode"][0]["uses"].pop()  # type: ignore[index]
 

@@ -1,13 +1,12 @@
 """How llama-server is found and started, and what it tells of its speed."""
 
-import errno
 from dataclasses import replace
 from pathlib import Path
 
 import placement_records as records
 import pytest
 
-from ggml_bridge.library import GGML_VERSION, library_folder, soname
+from ggml_bridge.library import library_folder, soname
 from oallama.core.errors import BridgeError, PlanError
 from oallama.core.history import BlockRuns
 from oallama.serve.address import Address
@@ -16,7 +15,6 @@ from oallama.serve.program import (
     ServerSettings,
     clean_environment,
     find_program,
-    ggml_version,
     launch,
     prompt_cache_mib,
 )
@@ -42,11 +40,6 @@ def libraries(tmp_path, monkeypatch):
     monkeypatch.setattr("oallama.serve.program.library_folder", lambda: tmp_path / "lib")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     return tmp_path / "lib"
-
-
-def test_the_version_is_that_of_the_library_beside_the_program(tmp_path):
-    assert ggml_version(program(tmp_path / "bin")) == GGML_VERSION
-    assert ggml_version(program(tmp_path / "other", with_ggml=False)) is None
 
 
 def test_what_set_up_put_beside_the_libraries_is_used_before_that_of_path(libraries, tmp_path, monkeypatch):
@@ -121,24 +114,6 @@ def test_uses_of_experts_are_counted_where_that_is_asked_for(tmp_path):
     assert "OALLAMA_USES" not in arguments(records.served(), tmp_path)[0].environment
     made, _ = arguments(records.served(), tmp_path, uses_file=tmp_path / "uses")
     assert made.environment["OALLAMA_USES"] == str(tmp_path / "uses")
-
-
-def test_a_plan_that_cannot_be_started_leaves_the_file_of_the_one_before(tmp_path, monkeypatch):
-    pytest.importorskip("llama_cpp")
-    arguments(records.served(), tmp_path)
-    before = (tmp_path / "plan.oallama").read_bytes()
-
-    def full(path, text):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("oallama.serve.program.write_whole", full)
-    with pytest.raises(OSError, match="No space left"):
-        arguments(records.served(), tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setattr("oallama.serve.program.plugin_text", lambda *_: "another")
-    with pytest.raises(PlanError):
-        arguments(replace(records.served(), plan=replace(records.served().plan, device="none")), tmp_path)
-    assert (tmp_path / "plan.oallama").read_bytes() == before
 
 
 def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):

@@ -47,16 +47,6 @@ def test_one_that_neither_answers_nor_computes_is_started_again(tmp_path):
         assert not alive(first)
 
 
-def test_one_whose_connections_are_all_busy_does_not_hang(tmp_path):
-    stub, looks = Stub(tmp_path), []
-    supervisor = stub.supervisor(patience=replace(QUICK, answer_s=0.5))
-    with running(supervisor) as run:
-        supervisor.healthy = lambda: looks.append(stub.healthy()) or looks[-1]
-        stub.order("busy")
-        run.until(lambda: looks.count(False) > 12)
-        assert supervisor.state.restarts == 0
-
-
 def test_one_that_fails_again_and_again_is_given_up(tmp_path):
     stub = Stub(tmp_path)
     supervisor = stub.supervisor()
@@ -94,15 +84,6 @@ def test_a_device_that_is_known_to_be_lost_ends_the_program_at_once(tmp_path):
         run.until_ready()
         assert not alive(first)
         assert "its worker is gone" in supervisor.state.said and supervisor.state.restarts == 1
-
-
-def test_a_pause_ends_when_it_is_stopped(tmp_path):
-    stub = Stub(tmp_path)
-    supervisor = stub.supervisor(patience=replace(QUICK, first_s=600.0, longest_s=600.0))
-    with running(supervisor) as run:
-        os.kill(supervisor.state.pid, signal.SIGKILL)
-        run.until(lambda: bool(stub.said))
-    assert run.error is None
 
 
 def test_last_words_are_those_of_the_error():

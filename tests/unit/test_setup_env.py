@@ -23,8 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import setup_env
 
 from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION
-from oallama.core.errors import UsageError
-from oallama.core.files import cache_folder
 from oallama.setup import build, gpu, install, machine, uv
 from oallama.setup import console as console_module
 from oallama.setup.console import Console, SetupError, lock, remedy
@@ -74,19 +72,6 @@ def test_cpu_is_known_by_its_first_processor_on_x86_and_arm() -> None:
     arm = machine.read_cpu("processor: 0\nFeatures : asimd sve\nCPU implementer : 0x41\nCPU part : 0xd40")
     assert arm.features == {"asimd", "sve"} and "0xd40" in arm.model
     assert len({XEON.digest, EPYC.digest, arm.digest}) == 3
-
-
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        ({"HOME": "/h"}, "/h/.cache/oallama"),
-        ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, "/x/oallama"),
-        ({"HOME": "/h", "XDG_CACHE_HOME": "relative"}, "/h/.cache/oallama"),
-        ({"HOME": "/h", "XDG_CACHE_HOME": "/x", "OALLAMA_CACHE_DIR": "/o"}, "/o"),
-    ],
-)
-def test_cache_folder(env: dict[str, str], expected: str) -> None:
-    assert cache_folder(env) == Path(expected)
 
 
 @pytest.mark.parametrize(
@@ -215,11 +200,6 @@ def test_a_vulkan_driver_on_the_processor_is_no_gpu(tmp_path: Path, bin_env: dic
     assert "Arc A770 answers, but the Vulkan loader and headers" in choose("auto", bin_env).why
 
 
-def test_unknown_backend_is_wrong_usage(bin_env: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="OALLAMA_BACKEND=opencl is not known: use one of auto, cpu"):
-        choose("opencl", bin_env)
-
-
 # ---- flags, key and order of variants
 
 
@@ -291,17 +271,6 @@ def test_progress_is_the_builds_own_counter(console: Console, tmp_path: Path, mo
     assert seen == ["", "57/197", "45%", "45%"]
 
 
-def test_failing_command_gives_its_last_lines_and_a_remedy(tmp_path: Path, console: Console) -> None:
-    fails = program(tmp_path, "fails", "seq 100; echo 'No space left on device' >&2; exit 3")
-    with pytest.raises(SetupError, match="fetching failed: the disk is full") as caught, console.step("x", "y") as step:
-        console_module.run(console, step, [str(fails)], os.environ, "fetching")
-    assert caught.value.tail[-2:] == ("100", "No space left on device")
-    assert len(caught.value.tail) <= 15
-    log = console.log_path.read_text(encoding="utf-8")
-    assert "\n1\n" in log and "No space left" in log, "the log has everything"
-    assert said(console) == "", "no line for a step that failed"
-
-
 # ---- packages
 
 
@@ -320,16 +289,6 @@ def test_pips_settings_are_uvs(tmp_path: Path) -> None:
     assert made["UV_DEFAULT_INDEX"] == "http://mirror/simple" and made["SSL_CERT_FILE"] == "/new.pem"
     assert made["UV_FIND_LINKS"] == "/a,/b" and made["UV_INDEX"] == "http://one http://two"
     assert made["UV_INDEX_STRATEGY"] == "unsafe-best-match"
-
-
-def test_uvs_own_settings_come_first(tmp_path: Path) -> None:
-    python = pip_settings(tmp_path, "global.index-url='http://pip'", "global.find-links='/a'", "global.cert='/c.pem'")
-    made = uv.package_environment({"HOME": str(tmp_path), "UV_INDEX": "http://uv"}, python)
-    assert made["UV_INDEX"] == "http://uv" and made["SSL_CERT_FILE"] == "/c.pem"
-    assert not {"UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_INDEX_STRATEGY"} & set(made)
-    (tmp_path / ".config" / "uv").mkdir(parents=True)
-    (tmp_path / ".config" / "uv" / "uv.toml").touch()
-    assert "UV_DEFAULT_INDEX" not in uv.package_environment({"HOME": str(tmp_path)}, python)
 
 
 def requirements(file: Path) -> dict[str, str]:
@@ -607,6 +566,3 @@ def test_wrong_backend_is_exit_code_2_and_one_line(
     monkeypatch.setenv("OALLAMA_BACKEND", "quantum")
     assert setup_env.main(root, []) == 2
     assert capsys.readouterr().err.startswith("error: OALLAMA_BACKEND=quantum is not known")
-
-
-# ---- scripts/test and scripts/demo

@@ -3,7 +3,6 @@ PATH of its own."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-import untested
 
 from oallama.setup import gpu, vulkan
 from oallama.setup.console import SetupError
@@ -119,18 +117,3 @@ def test_old_headers_are_not_a_missing_package(system: System) -> None:
     assert system.missing() == [vulkan.NEW_HEADERS]
     with pytest.raises(SetupError, match=r"1\.3\.272 or later are missing: name a Vulkan SDK .* in VULKAN_SDK$"):
         vulkan.check(system.cxx, system.env)
-
-
-def test_an_sdk_is_used_before_the_systems_headers(system: System) -> None:
-    system.complete(headers="old")
-    system.env["VULKAN_SDK"] = str(system.folder / "sdk")
-    system.header("vulkan/vulkan.h", "new", system.folder / "sdk" / "include")
-    assert system.missing() == []
-
-
-def test_a_processor_that_plays_a_vulkan_device_is_no_graphics_card() -> None:
-    played = {"name": "Vulkan0", "backend": "Vulkan", "description": "llvmpipe (LLVM 15.0.6, 256 bits)"}
-    (line,) = untested.absent_devices(json.dumps({"devices": [played]}))
-    assert line.startswith("a graphics card: none answers here") and "llvmpipe" in line
-    card = {**played, "description": "Arc A770"}
-    assert untested.absent_devices(json.dumps({"devices": [card]})) == ["back ends other than Vulkan"]

@@ -60,8 +60,3 @@ def test_what_is_no_folder_of_this_prefix_is_kept(tmp_path: Path) -> None:
     with temporary_folder("a-", tmp_path):
         pass
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_where_none_can_be_made_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"), temporary_folder("a-", tmp_path / "gone"):
-        pass

@@ -94,13 +94,6 @@ def test_the_count_that_decodes_fastest_is_taken(rates: dict[int, float], chosen
     assert usual_threads(lambda count: host(rates[count]), (4, 12)) == chosen
 
 
-def test_cores_that_are_alike_are_not_measured() -> None:
-    def never(count: int) -> Host:
-        raise AssertionError
-
-    assert usual_threads(never, (8,)) == 8
-
-
 def test_where_it_cannot_be_measured_every_core_is_used() -> None:
     def fails(count: int) -> Host:
         raise BridgeError("no library")
