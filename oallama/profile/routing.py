@@ -72,6 +72,7 @@ def _counted(
 
 
 MOST_USES = 2**53  # of an expert: beyond, adding one changes nothing
+LONGEST_HALF_LIFE = 2**40  # tokens: beyond, a count fades by nothing from one token to the next
 
 
 def routing_path(model_fingerprint: str) -> Path:
@@ -86,7 +87,8 @@ def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> R
     expected = (VERSION, model_fingerprint, n_expert, n_expert_used)
     found = (routing.version, routing.model_fingerprint, routing.n_expert, routing.n_expert_used)
     sound = all(_is_sound(layers, n_expert) for layers in (routing.decode, routing.prompt))
-    return routing if found == expected and routing.half_life_tokens >= 1 and sound else None
+    sound = sound and 1 <= routing.half_life_tokens <= LONGEST_HALF_LIFE
+    return routing if found == expected and sound else None
 
 
 def write_routing(routing: Routing) -> None:

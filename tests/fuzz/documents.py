@@ -13,10 +13,8 @@ from random import Random
 from typing import Any
 
 from fuzz.mutation import damaged_json
-from oallama.bench.records import BenchTest, StockPlacement
-from oallama.core.codec import to_json
 from oallama.core.errors import OallamaError
-from oallama.core.routing import LayerRouting, Routing, Tally, Traffic
+from oallama.core.routing import Tally, Traffic
 from oallama.core.types import (
     Attention,
     MemoryLedger,
@@ -32,12 +30,12 @@ from oallama.cost.kernels import Kernels
 from oallama.device.emulated import Emulated
 from oallama.device.machines import machine_of
 from oallama.gate.store import read_verdict, verdict_path
-from oallama.gate.verdict import Race, Verdict
 from oallama.plan.export import TARGETS, Plugin, export_command
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.profile.emulate import host_of, profile_parameters
+from oallama.profile.history import adopted, history_path, read_history, write_history
 from oallama.profile.routing import counted, read_routing, routing_path, write_routing
 from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
 from oallama.report.plan import plan_sentences
@@ -192,26 +190,23 @@ def check_profile(raw: bytes, folder: Path) -> None:
 # verdicts
 #
 
-KEY = {"model": "m" * 64, "machine": "0" * 16, "gpu_weights": None, "cap": 230, "prompt": 2}
-
 
 @functools.cache
+def stored(name: str) -> Any:
+    """A file of the cache as an earlier run left it."""
+    return json.loads((ROOT / "tests" / "golden" / "stored" / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def verdicts() -> tuple[Any, ...]:
-    """Settled and not, with and without pairs."""
-    won = Race("split", 1.3, ((1.3, 1.0), (1.31, 1.0), (1.29, 1.0), (1.3, 1.0)))
-    still, refused = Race("oato", 1.1, ((0.5, 0.4), (0.4, 0.5))), Race("cpu", None, (), "too slow")
-    stock = StockPlacement(20, ((r"blk\.0", "CPU"),), 1)
-    tests = (BenchTest(64, 16), BenchTest(64, 16, 4096))
-    races = ((won, refused), (still, refused), (refused,), ())
-    made = [Verdict(KEY, "stock-fit", stock, tests, each, 0.5, 12.5, "2026-11-21T05:00:00Z") for each in races]
-    return tuple(json.loads(json.dumps(asdict(each))) for each in made)
+    return (stored("gate-v2"),)
 
 
 def check_verdict(raw: bytes, folder: Path) -> None:
     """A file that is no use is as good as none: nothing is raised, and what is kept can be used as `run` does."""
     with _cache_in(folder):
-        verdict_path(KEY).write_bytes(raw)
-        verdict = read_verdict(KEY)
+        key = stored("gate-v2")["key"]
+        verdict_path(key).write_bytes(raw)
+        verdict = read_verdict(key)
     if verdict is None:
         raise OallamaError("no verdict that can be used")
     json.dumps(verdict.document)
@@ -222,20 +217,8 @@ def check_verdict(raw: bytes, folder: Path) -> None:
 #
 
 
-@functools.cache
 def routings() -> tuple[Any, ...]:
-    """Counted in both phases, and in one recording alone."""
-    nothing = (0.0,) * 4
-    layers = tuple(
-        LayerRouting(layer, 10, (8.5, 0.25, 0.0, 11.0), (1.0, 0.0, 0.0, 3.0), (8.0, 0.0, 0.0, 8.0))
-        for layer in (0, 1, 5)
-    )
-    begun = (LayerRouting(1, 0, (1.0, 2.0, 3.0, 4.0), nothing, nothing),)
-    made = (
-        Routing(1, MODEL.fingerprint, 4, 2, 4096.0, layers, layers[:2]),
-        Routing(1, MODEL.fingerprint, 4, 2, 64.5, begun, begun),
-    )
-    return tuple(json.loads(json.dumps(to_json(routing))) for routing in made)
+    return (stored("routing-v1"),)
 
 
 def check_routing(raw: bytes, folder: Path) -> None:
@@ -250,6 +233,27 @@ def check_routing(raw: bytes, folder: Path) -> None:
             expert_use(known)
         write_routing(routing)
         assert read_routing(MODEL.fingerprint, 4, 2) == routing, "a routing that was written is read back otherwise"
+
+
+#
+# histories
+#
+
+
+def histories() -> tuple[Any, ...]:
+    return (stored("history-v1"),)
+
+
+def check_history(raw: bytes, folder: Path) -> None:
+    """A file that is no use is as good as none; what is read is written again, and a profile can be corrected by it."""
+    machine, timings = "0" * 16, "c" * 16
+    with _cache_in(folder):
+        history_path(MODEL.fingerprint, machine).write_bytes(raw)
+        history = read_history(MODEL.fingerprint, machine, timings)
+        if not history.seen:
+            raise OallamaError("no history that can be used")
+        write_history(adopted(history), machine)
+        assert read_history(MODEL.fingerprint, machine, timings) == adopted(history), "it is read back otherwise"
 
 
 #

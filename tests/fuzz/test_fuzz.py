@@ -34,6 +34,7 @@ TARGETS: dict[str, tuple[Make, Check]] = {
     "profile": (documents.maker(documents.profiles), documents.check_profile),
     "verdict": (documents.maker(documents.verdicts), documents.check_verdict),
     "routing": (documents.maker(documents.routings), documents.check_routing),
+    "history": (documents.maker(documents.histories), documents.check_history),
     "machine": (documents.maker(documents.machines), documents.check_machine),
     "device": (texts.make_device, texts.check_device),
     "value": (texts.make_value, texts.check_value),
@@ -62,10 +63,11 @@ def test_an_input_that_did_harm_does_none_now(path: Path) -> None:
     accepted(TARGETS[path.parent.name][1], path.read_bytes())
 
 
-@pytest.mark.parametrize("name", ["plan", "profile", "verdict", "routing", "machine"])
+@pytest.mark.parametrize("name", ["plans", "profiles", "verdicts", "routings", "histories", "machines"])
 def test_sound_documents_are_accepted(name: str, tmp_path: Path) -> None:
-    for document in getattr(documents, f"{name}s")():
-        TARGETS[name][1](json.dumps(document).encode(), tmp_path)
+    check = {"histories": "history"}.get(name, name[:-1])
+    for document in getattr(documents, name)():
+        TARGETS[check][1](json.dumps(document).encode(), tmp_path)
 
 
 def test_sound_models_are_accepted(tmp_path: Path) -> None:

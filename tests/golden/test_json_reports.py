@@ -65,6 +65,8 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     file = write_shape(folder / f"{name}.gguf", KNOWN[name], "Q4_0", empty=True)
     profile = folder / "profile.json"
     document = profile_to_json(plan_corpus.profile_of(machine, name))
+    for case in (*document["cases"], *document["rest"]):
+        case["samples"] = case["samples"] or [case["seconds"]]  # those that are described have none
     profile.write_text(json.dumps(document), encoding="utf-8")
     return Large(name, file, profile, vram, policy, of_layer * KNOWN[name].n_layer + 1)
 
