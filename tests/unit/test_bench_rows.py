@@ -8,7 +8,7 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
-from bench_cases import NAMES, SETTING, capped, report, result, series, stock
+from bench_cases import NAMES, capped, report, result, series, stock
 
 from oallama.bench.records import ArmResult, BenchTest, Cap
 from oallama.bench.rows import FORMATS, LLAMA_BENCH_FIELDS, OUR_FIELDS, formatted, rows
@@ -35,16 +35,6 @@ COMPARE_FIELDS, COMPARE_KEYS = frozenset(_FIELDS.split()), _KEYS.split()
 
 def made(*arms: ArmResult, **changes: object):
     return rows(result(arms or (CPU, NGL), series(PP, SLOW, FAST), series(TG, SLOW, FAST), **changes))  # type: ignore[arg-type]
-
-
-def test_times_and_rates_are_llama_benchs() -> None:
-    row = made()[1]
-    assert row["samples_ns"] == [round(s * 1e9) for s in FAST]
-    assert row["samples_ts"] == pytest.approx([64 / s for s in FAST])
-    assert row["avg_ns"] == pytest.approx(1e9, rel=1e-6)
-    assert row["avg_ts"] == pytest.approx(sum(64 / s for s in FAST) / 6)
-    assert row["stddev_ns"] == pytest.approx(14142136, rel=1e-6)
-    assert row["test_time"] == "2026-11-21T04:00:00Z"
 
 
 def test_the_ratio_is_of_speeds_and_the_first_is_what_it_refers_to() -> None:
@@ -80,12 +70,6 @@ def test_a_ratio_that_would_mislead_is_refused(arms: tuple[ArmResult, ...], says
     assert says in row["ratio_refused"]
     assert row["avg_ts"] > 0  # what was measured is still told
     assert f": {row['ratio_refused']}." in formatted(made(*arms), "md")
-
-
-def test_too_few_samples_have_no_ratio() -> None:
-    (_, row) = rows(result((CPU, NGL), series(PP, SLOW[:4], FAST[:4])))
-    assert row["ratio_to_first"] is None
-    assert "4 samples of each arm are too few" in row["ratio_refused"]
 
 
 def test_every_field_of_llama_bench_is_there_and_typed() -> None:
@@ -148,9 +132,7 @@ def test_markdown_is_for_people() -> None:
     assert set(FORMATS) == {"md", "csv", "json", "jsonl", "sql"}
 
 
-def test_markdown_shows_the_micro_batch_where_arms_differ_in_it() -> None:
-    large = ArmResult(replace(stock("stock-ngl", 99), setting=SETTING.changed(n_ubatch=1024)), report(*NAMES))
-    head, _, first, second = formatted(made(CPU, large), "md").splitlines()[:4]
-    at = head.split("|").index(" n_ubatch ")
-    assert [line.split("|")[at].strip() for line in (first, second)] == ["512", "1024"]
-    assert "n_ubatch" not in formatted(made(), "md")
+def test_too_few_samples_have_no_ratio() -> None:
+    (_, row) = rows(result((CPU, NGL), series(PP, SLOW[:4], FAST[:4])))
+    assert row["ratio_to_first"] is None
+    assert "4 samples of each arm are too few" in row["ratio_refused"]

@@ -73,13 +73,6 @@ def test_an_arm_with_a_fault_is_measured_again_at_the_end_of_its_block() -> None
     assert made.unused(0) == made.unused(2) == []
 
 
-def test_a_machine_on_which_nothing_can_be_measured_is_given_up() -> None:
-    turns: list[int] = []
-    (made,) = measure_blocks(1, [PP], 10, faulty(range(40), turns))
-    assert not made.kept
-    assert len(turns) == 4
-
-
 def test_on_a_machine_that_never_calms_down_the_calmest_blocks_are_taken_and_counted() -> None:
     times = [v for drift in (0.5, 0.2, 0.9, 0.3) for v in (1.0, 1.0 + drift)]
     (made,) = measure_blocks(1, [PP], 2, timed({0: times}))
@@ -105,11 +98,3 @@ def test_a_done_arm_has_no_samples_in_later_blocks() -> None:
     )
     assert turns == [0, 1, 2, 2, 1, 0, *([0, 2, 2, 0] * 2)]
     assert [[len(samples) for samples in block.samples] for block in made.kept] == [[2, 2, 2], [2, 0, 2], [2, 0, 2]]
-
-
-def test_where_all_others_are_done_the_first_is_not_measured_alone_nor_are_blocks_made_up() -> None:
-    turns: list[int] = []
-    slow = [1.0, 1.5] * 6
-    (made,) = measure_blocks(2, [PP], 3, timed({0: slow, 1: slow}, turns), done=lambda series: {1})
-    assert turns == [0, 1, 1, 0]
-    assert (len(made.kept), len(made.discarded)) == (0, 1)

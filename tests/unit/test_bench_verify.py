@@ -95,3 +95,13 @@ def test_ncmoe_keeps_the_experts_of_the_first_layers_on_the_host_and_nothing_els
     assert {name for name, place in places.items() if place == "host"} == {
         "blk.0.ffn_up_exps.weight", "blk.0.ffn_down_chexps.weight"
     }  # fmt: skip
+
+
+def test_a_plan_that_the_engine_did_not_follow_is_noticed() -> None:
+    (problem,) = found(planned("oato", dict.fromkeys(LAST_LAYER, 1.0)), report(*LAST_LAYER[:2]))
+    assert "output.weight is not where it says" in problem
+
+
+def test_what_was_not_seen_is_not_believed() -> None:
+    (problem,) = found(stock("stock-cpu", 0), report(places={}))
+    assert "could not be read back" in problem

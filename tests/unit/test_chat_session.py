@@ -1,16 +1,15 @@
 """Settings, commands and answers of a chat, with a model that says what it is told to say."""
 
 import types
-from pathlib import Path
 
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from oallama.cli.chat.commands import COMMANDS, TOPICS, Leave, is_command, obey
+from oallama.cli.chat.commands import COMMANDS, Leave, is_command, obey
 from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
 from oallama.cli.chat.session import ChatSession
-from oallama.cli.chat.settings import MEANINGS, ChatSettings, changed, setting_name
+from oallama.cli.chat.settings import MEANINGS, ChatSettings, changed
 from oallama.cli.chat.terminal import Commands
 from oallama.cli.placement import keep_runs
 from oallama.core.errors import DeviceError, UsageError
@@ -108,13 +107,6 @@ def test_without_a_template_it_is_one_text_that_enter_continues(chat, capsys):
         session.go_on()
     with pytest.raises(UsageError, match="no chat template"):
         obey(session, "/set system be brief")
-
-
-def test_an_empty_line_in_a_pipe_or_a_chat_is_no_message(chat):
-    for chats in (True, False):
-        session, say = chat(("one", "limit"), chats=chats)
-        say("a", "", "  ", interactive=chats)
-        assert len(session.engine.asked) == 1
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(chat, capsys):
@@ -252,14 +244,6 @@ def test_a_bad_value_changes_nothing(name, value, said):
         changed(ChatSettings(), name, value)
 
 
-def test_names_of_other_programs_and_misspelt_ones():
-    assert [setting_name(word) for word in ("temp", "num_predict", "n")] == ["temperature", "n", "n"]
-    with pytest.raises(UsageError, match="did you mean temperature"):
-        setting_name("temprature")
-    with pytest.raises(UsageError, match="/set lists them"):
-        setting_name("zzz")
-
-
 def test_verbose_shows_the_rate_beside_the_predicted_one(chat, capsys):
     session, say = chat("one", "two")
     say("a")
@@ -313,9 +297,3 @@ def test_commands_settings_and_files_are_completed(typed, offered, tmp_path):
     text = typed.replace("FOLDER", str(tmp_path))
     found = Commands().get_completions(Document(text, len(text)), CompleteEvent())
     assert [completion.text for completion in found] == offered
-
-
-def test_the_page_names_every_command_setting_and_topic():
-    page = (Path(__file__).parents[2] / "docs" / "run.md").read_text(encoding="utf-8")
-    assert [name for name in COMMANDS if f"`{name}" not in page] == []
-    assert [name for name in (*MEANINGS, *TOPICS) if f"`{name}`" not in page] == []

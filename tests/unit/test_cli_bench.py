@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,8 @@ from bench_cases import NAMES, report, result, series, stock
 
 from oallama.bench.records import ArmResult, BenchTest
 from oallama.cli import bench as bench_options
-from oallama.cli import output
 from oallama.cli.bench import ResultOptions
 from oallama.cli.main import exit_code
-from oallama.core.errors import UsageError
 
 SECONDS = [1.2, 1.21, 1.19, 1.2, 1.22, 1.18]
 FOUND = result(
@@ -31,23 +28,6 @@ def test_a_result_that_cannot_be_written_is_known_before_anything_is_measured(
     monkeypatch.chdir(tmp_path)
     assert exit_code(["bench", "a.gguf", "-o", "no/such/folder/result.json"]) == 2
     assert "there is no folder no" in capsys.readouterr().err
-
-
-def test_a_chart_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    target = tmp_path / "times.svg"
-    target.write_text("old")
-    picture = "<svg/>"
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "fsync", full)
-        with pytest.raises(UsageError, match="No space left"):
-            output.write_chart(str(target), picture)
-    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
-    output.write_chart(str(target), picture)
-    assert target.read_text() == picture
 
 
 def test_json_goes_to_stdout_whatever_a_file_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

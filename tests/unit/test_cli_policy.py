@@ -48,15 +48,6 @@ def test_layers_that_do_not_fit_or_have_no_device_are_refused() -> None:
         PolicyOptions(None, 2).plan(Known(device="CPU"), LOAD)  # type: ignore[arg-type]
 
 
-def test_fit_asks_llama_cpp_under_the_setting_of_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr("oallama.bench.prepare.setting_of", lambda placer, n_ctx, n_ubatch: (n_ctx, n_ubatch))
-    monkeypatch.setattr("oallama.bench.fit_plan.fit_plan", lambda placer, *rest: asked.append(rest) or "the plan")
-    placer: Any = Known()
-    assert PolicyOptions("fit", None).plan(placer, LOAD) == "the plan"
-    assert asked == [(LOAD, (512, 128))]
-
-
 @pytest.mark.parametrize(
     ("policy", "allowed"), [("hetegen", True), ("twinpilots", True), ("flexgen", True), ("atsinfer", False)]
 )

@@ -4,7 +4,6 @@ import io
 
 import pytest
 
-from oallama.cli.output import is_terminal
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.cli.run import command, cut_text, most_tokens
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END
@@ -110,17 +109,6 @@ def test_the_prompt_comes_from_a_pipe_when_it_is_not_given():
 def test_no_prompt_is_said(prompt, stdin, says):
     with pytest.raises(UsageError, match=says):
         read_prompt(prompt, stdin)
-
-
-def test_a_dumb_or_closed_stream_is_no_terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    assert is_terminal(Terminal())
-    monkeypatch.setenv("TERM", "dumb")
-    assert not is_terminal(Terminal())
-    closed = io.StringIO()
-    closed.close()
-    assert not is_terminal(closed)
-    assert not is_terminal(None)
 
 
 def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):

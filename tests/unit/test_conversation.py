@@ -79,12 +79,6 @@ def test_exchanges_begin_with_the_user():
     assert greeted.without_messages() == Conversation("s")
 
 
-def test_an_empty_conversation_has_nothing_to_take_back():
-    for of in (Conversation.without_last, lambda made: made.last_question):
-        with pytest.raises(UsageError, match="empty"):
-            of(Conversation("s"))
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13])
 def test_as_few_of_the_oldest_are_dropped_as_must_be(n):
     made = talk(n).with_message("user", "last")

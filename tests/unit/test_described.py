@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from worlds import CARD, HOST, ROUTED, SMALL, weights_of
 
-from oallama.core.errors import ProfileError
 from oallama.core.profile import Profile, RestShape
 from oallama.core.types import CPU_DEVICE, Attention, MulMat, Workload
 from oallama.core.units import MIB
@@ -15,7 +14,7 @@ from oallama.cost.graph import build_graph
 from oallama.cost.passes import Pass
 from oallama.cost.rates import NO_INTERFERENCE, interference_at, interference_curve, transfer_rates, weight_stream
 from oallama.cost.whole import placement_seconds
-from oallama.place.attention import attention_seconds, with_attention
+from oallama.place.attention import with_attention
 from oallama.place.placement import Placement
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import (
@@ -73,29 +72,6 @@ def test_all_on_the_device_costs_the_sum_of_its_kernels() -> None:
     there_and_back = rates.split_s + rates.copy_in.seconds(4 * 1024) + rates.copy_out.seconds(4 * 4096)
     assert placement_seconds(costs, everything, 0) == pytest.approx(kernels + there_and_back)
     assert rates.split_s == pytest.approx(CARD.launch_s + CARD.launch_node_s + CARD.synchronize_s)
-
-
-def test_points_of_the_link_lie_on_their_lines_and_nothing_slows_the_card() -> None:
-    profile, _ = made()
-    for name, line in profile.link.items():
-        assert line.points, name
-        assert [seconds for _, seconds in line.points] == pytest.approx([line.seconds(n) for n, _ in line.points]), name
-    with_device = [pair for pair in profile.sharing if pair.second == "device"]
-    assert {pair.first for pair in with_device} == {"cpu"}
-    for pair in with_device:
-        rate = pytest.approx(CARD.bytes_per_s / 1e9)
-        assert (pair.second_alone_gb_per_s, pair.second_with_first_gb_per_s) == (rate, rate)
-
-
-def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
-    of = SMALL
-    ops = weights_of(of)
-    before = described(HOST, replace(CARD, name="another"), of, ops, TOKENS)
-    profile = with_card(before, CARD, of, ops)
-    assert profile.device == "card"
-    assert {case.device for case in profile.cases} == {CPU_DEVICE, "card"}
-    assert [c for c in profile.cases if c.device == CPU_DEVICE] == [c for c in before.cases if c.device == CPU_DEVICE]
-    assert {rest.device for rest in profile.rest} == {CPU_DEVICE, "card"}
 
 
 def test_nothing_is_left_to_measure_and_it_can_be_stored() -> None:
@@ -169,30 +145,6 @@ def test_a_card_s_experts_take_longer_than_one_matrix() -> None:
     profile, _ = made(n_expert=8)
     routed = next(c for c in profile.cases if c.mul_mat.op == "MUL_MAT_ID" and c.device == "card" and c.n_tokens == 512)
     assert routed.seconds == pytest.approx(routed.mul_mat.flops(512) / CARD.flops_per_s / EXPERTS + CARD.kernel_s)
-
-
-def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:
-    profile, _ = made()
-    on, off = (attention_seconds(profile, way, "card", (Pass(512, 8192, 1),)) for way in ("on", "off"))
-    deeper = attention_seconds(profile, "off", "card", (Pass(512, 16384, 1),))
-    assert on is not None and off is not None and deeper is not None
-    assert on < off < deeper
-
-
-def test_float_weights_take_the_float_rate() -> None:
-    _, quantised = made(type_name="Q4_0")
-    profile, floating = made(type_name="F16")
-    assert all(case.mul_mat.type == "F16" for case in profile.cases)
-    costs = [costs_over(problem, (Pass(512, 512, 1),)).operators[-4] for problem in (quantised, floating)]
-    assert costs[1].t_gpu_s is not None and costs[0].t_gpu_s is not None
-    assert costs[1].t_gpu_s > 1.5 * costs[0].t_gpu_s
-
-
-def test_a_profile_without_the_cpu_is_refused() -> None:
-    of = SMALL
-    nothing = replace(described(HOST, CARD, of, weights_of(of), TOKENS), cases=())
-    with pytest.raises(ProfileError, match="no mul-mat of the CPU"):
-        with_card(nothing, CARD, of, weights_of(of))
 
 
 def test_a_host_may_be_slower_with_some_types_and_in_attention() -> None:

@@ -74,11 +74,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
     return requests
 
 
-@pytest.mark.parametrize("spec", ["none", "cpu-pair", "rpc-worker", "rpc-worker:1:1"])
-def test_nothing_is_asked_where_only_this_cpu_computes(asked: list[Mapping[str, Any]], spec: str) -> None:
-    assert known_device(spec) == KnownDevice(parse_device(spec)) and asked == []
-
-
 def libraries(folder: Path, *names: str) -> None:
     for name in ("base", "cpu", "rpc", *names):
         (folder / f"libggml-{name}.so.0").touch()

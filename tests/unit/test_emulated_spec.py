@@ -16,7 +16,7 @@ from oallama.core.types import MulMat
 from oallama.device.card import Host
 from oallama.device.cards import CARDS
 from oallama.device.cpu import allowed_cpus
-from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated, use_parameters
+from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated
 from oallama.device.identity import known_device
 from oallama.device.spec import parse_device
 from oallama.profile.emulate import host_of, resolved
@@ -90,13 +90,6 @@ def test_what_a_spec_changes_is_changed_in_the_card() -> None:
     assert changed.copy_s == pytest.approx(2 * plain.copy_s)
 
 
-def test_the_parameters_say_that_it_is_emulated() -> None:
-    spec = parse_emulated("emulated:rtx3060,scale=2,values=drawn,cpus=1")
-    text = parameters_of(spec) + use_parameters(spec)
-    assert "RTX 3060" in text and text.splitlines()[0].endswith("emulated")
-    assert "values drawn" in text and "cpu 1" in text and "name Emulated0" in text
-
-
 def rates_of(bytes_per_s: float, flops_per_s: float):
     return lambda n_threads: Host("this CPU", bytes_per_s, flops_per_s, "a test")
 
@@ -127,13 +120,6 @@ def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch: pytest.
     assert beside.emulated is not None and beside.emulated.cpus == 7, "a core that others may not use"
     alone, _ = resolved(parse_device("emulated:scale=1,values=real"), 1)
     assert alone.emulated is not None and alone.emulated.cpus is None
-
-
-def test_a_core_that_is_not_there_is_refused() -> None:
-    for core in (os.cpu_count(), 4000):
-        assert core is not None and core not in allowed_cpus()
-        with pytest.raises(UsageError, match=f"no core {core} here"):
-            resolved(parse_device(f"emulated:scale=1,cpus={core}"), 1)
 
 
 def test_the_host_beside_a_card_has_its_best_rates() -> None:
@@ -215,3 +201,10 @@ def test_a_profile_of_a_cpu_is_no_card(tmp_path: Path) -> None:
         resolved(parse_device(f"emulated:{path},scale=1,values=real"), 1)
     with pytest.raises(UsageError, match=r"missing\.json"):
         resolved(parse_device(f"emulated:{tmp_path / 'missing.json'},scale=1,values=real"), 1)
+
+
+def test_a_core_that_is_not_there_is_refused() -> None:
+    for core in (os.cpu_count(), 4000):
+        assert core is not None and core not in allowed_cpus()
+        with pytest.raises(UsageError, match=f"no core {core} here"):
+            resolved(parse_device(f"emulated:scale=1,cpus={core}"), 1)

@@ -15,7 +15,7 @@ from gguf_factory.raw import RawTensor, tiny_llama
 
 from oallama.cli.served import host_left
 from oallama.core.errors import DoesNotFit
-from oallama.device.host_memory import host_free_bytes, host_memory_bytes
+from oallama.device.host_memory import host_free_bytes
 from oallama.placer import Placer
 
 
@@ -84,14 +84,6 @@ def test_experts_that_a_token_does_not_use_may_stay_on_disk(tmp_path: Path, monk
     monkeypatch.setattr("oallama.device.host_memory.host_memory_bytes", lambda: needed - 2 * idle)
     with pytest.raises(DoesNotFit):
         placer.plan("cpu", workload=placer.workload(8, 8), measure=False)
-
-
-@pytest.mark.parametrize(("limit", "expected"), [("4096\n", 4096), ("max\n", None), (None, None), ("", None)])
-def test_a_container_s_limit_counts(tmp_path: Path, limit: str | None, expected: int | None) -> None:
-    if limit is not None:
-        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-        (tmp_path / "sys/fs/cgroup/memory.max").write_text(limit)
-    assert host_memory_bytes(tmp_path) == (expected or psutil.virtual_memory().total)
 
 
 def test_what_a_container_has_left_is_its_limit_less_what_is_used_and_no_page_of_a_file(tmp_path: Path) -> None:

@@ -67,13 +67,6 @@ def test_what_is_held_is_told_at_once_and_raised_at_the_end() -> None:
     assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupt_is_raised_although_the_stopped_call_failed() -> None:
-    with pytest.raises(KeyboardInterrupt) as raised, held_interrupt():
-        signal.raise_signal(signal.SIGINT)
-        raise ValueError("the load was stopped")
-    assert isinstance(raised.value.__context__, ValueError)
-
-
 def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     from llama_cpp import _internals
 

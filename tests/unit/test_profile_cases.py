@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from oallama.core.profile import Case
-from oallama.core.types import Attention, ModelInfo, MulMat, Operator
+from oallama.core.types import ModelInfo, MulMat, Operator
 from oallama.core.units import MIB
 from oallama.profile.wanted import (
     required,
@@ -76,16 +76,6 @@ def test_rest_covers_every_batch_fresh_and_at_two_depths_that_hold_it() -> None:
     assert wanted(model(), LAYERS, (4096,), llc_bytes=MIB).rest == (*tiled, (512, 512), (512, 2048))
 
 
-def test_rest_is_timed_both_ways_unless_the_cache_forbids_it() -> None:
-    def ways(type_k: str, type_v: str) -> list[tuple[bool, str, str]]:
-        shape = wanted(model(), LAYERS, (1,), MIB, Attention("on", type_k, type_v)).rest_shape
-        return [(way.flash_attn, way.type_k, way.type_v) for way in rest_ways(shape)]
-
-    assert ways("f16", "F16") == [(True, "f16", "f16"), (False, "f16", "f16")]
-    assert ways("q8_0", "bf16") == [(True, "q8_0", "bf16"), (False, "q8_0", "bf16")]
-    assert ways("f16", "q8_0") == [(True, "f16", "q8_0")]
-
-
 def test_rest_has_the_head_shape_and_the_activation_of_all_experts_in_use() -> None:
     shape = wanted(model(), LAYERS, (1,), llc_bytes=MIB).rest_shape
     assert (shape.n_head, shape.n_head_kv, shape.n_embd_head_k, shape.n_ff) == (8, 2, 32, 512)
@@ -117,17 +107,6 @@ def test_layers_that_are_no_llama_block_have_no_rest_cases(odd: dict[str, int]) 
 def test_working_set_in_decode(weight: int, whole_model: int, llc: int, expected: int) -> None:
     matrix = MulMat("MUL_MAT", "F16", (1024, weight // 2048, 1), 1)
     assert working_set(matrix, 1, whole_model, llc) == expected
-
-
-def test_working_set_shrinks_to_one_copy_as_a_pass_gets_long() -> None:
-    matrix = MulMat("MUL_MAT", "Q4_0", (4096, 4096, 1), 1)
-    sizes = [working_set(matrix, n, 4000 * MIB, 32 * MIB) for n in (1, 8, 32, 64, 128, 512)]
-    assert sizes[:2] == [128 * MIB] * 2
-    assert sizes == sorted(sizes, reverse=True)
-    assert 64 * MIB < sizes[2] < 72 * MIB  # 8 GFLOP of 32 tokens
-    assert sizes[-1] == 9 * MIB
-    experts = MulMat("MUL_MAT_ID", "Q4_0", (4096, 1024, 64), 8)
-    assert working_set(experts, 1, 9000 * MIB, 32 * MIB) == 64 * 9 * MIB // 4  # larger than four caches by itself
 
 
 def test_bytes_and_flops_of_a_dense_a_batched_and_a_routed_mul_mat() -> None:

@@ -95,13 +95,6 @@ def test_the_version_of_ggml_is_in_the_name_of_its_library(
     assert fingerprint(1, "none", laptop)["ggml_cpu_build"] != found["ggml_cpu_build"]
 
 
-def test_without_llama_cpp_there_is_a_fingerprint_all_the_same(laptop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
-    monkeypatch.setattr(machine.util, "find_spec", lambda name: None)
-    found = fingerprint(1, "none", laptop)
-    assert found["ggml_version"] is None and found["ggml_cpu_build"] is None
-
-
 @pytest.mark.parametrize("change", sorted(set(machine.KEY_PARTS)))
 def test_each_part_that_must_agree_changes_the_key(laptop: Path, change: str) -> None:
     found = fingerprint(4, "CUDA0", laptop, IDENTITY)
@@ -113,12 +106,6 @@ def test_other_parts_do_not_change_the_key(laptop: Path) -> None:
     for name in set(found) - set(machine.KEY_PARTS):
         assert fingerprint_key({**found, name: "something else"}) == fingerprint_key(found)
     assert fingerprint_key({**found, "device_name": "recorded later"}) == fingerprint_key(found)
-
-
-@pytest.mark.parametrize("spec", ["none", "cpu-pair", "rpc-worker", "rpc-worker:1:1", "rpc://127.0.0.1:50052"])
-def test_a_graphics_driver_matters_only_where_it_computes(laptop: Path, spec: str) -> None:
-    found = fingerprint(4, spec, laptop)
-    assert fingerprint_key({**found, "gpu_driver": "nvidia 1000"}) == fingerprint_key(found)
 
 
 def test_power_changes_are_sentences_with_a_remedy(laptop: Path) -> None:

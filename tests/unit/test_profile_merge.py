@@ -106,12 +106,6 @@ def test_a_profile_of_one_way_of_attention_is_kept_and_lacks_only_the_other() ->
         assert not is_complete(replace(old, skipped=measured_already), SMALL), "it says nothing of the other way"
 
 
-def test_a_pair_of_cpu_backends_has_no_boundary_of_its_own() -> None:
-    pair = measured(SMALL, "cpu-pair")
-    assert is_complete(replace(pair, boundary=None, sharing=(), copy_wait=None, launch_issue_s=None), SMALL)
-    assert missing_link(replace(pair, link={}, launch_s=0.0)) == [*LINKS, "launch_s"]
-
-
 def test_a_model_gets_only_its_own_part_in_a_fixed_order() -> None:
     store = measured(LARGE, "CUDA0")
     part = select(store, SMALL)
@@ -125,14 +119,6 @@ def test_a_model_gets_only_its_own_part_in_a_fixed_order() -> None:
     assert len(select(replace(store, cases=store.cases + tuple(repacked)), SMALL).cases) == len(part.cases) + 2
     assert {rest.shape for rest in select(replace(store, rest=(*store.rest, replace(
         store.rest[0], shape=replace(SHAPE, n_ff=1)))), SMALL).rest} == {SHAPE, PLAIN}  # fmt: skip
-
-
-def test_what_is_wanted_of_the_cpu_alone_belongs_to_the_model() -> None:
-    more = replace(SMALL, on_cpu=((MulMat("MUL_MAT", "F16", (64, 32, 1)), 4, 1 << 20),))
-    assert not is_complete(measured(SMALL, "CUDA0"), more)
-    part = select(measured(more, "CUDA0"), more)
-    assert is_complete(part, more)
-    assert [case.device for case in part.cases if case.n_tokens == 4] == ["CPU"]
 
 
 def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
@@ -175,15 +161,6 @@ def test_of_a_profile_from_before_only_what_works_at_the_same_time_is_measured()
     assert missing_cases(before, required(SMALL, "CUDA0")) == [] == missing_rest(before, SMALL, "CUDA0")
     assert sorted(missing_sharing(before, SMALL)) == sorted((*pair, n) for pair in PAIRS for n in (1, 32))
     assert missing_sharing(replace(whole, sharing=whole.sharing[1:]), SMALL) == [("cpu", "device", 1)]
-
-
-def test_only_batch_sizes_that_are_quick_are_measured_at_the_same_time() -> None:
-    whole = measured(want((64, 32, 1), tokens=(1, 32, 512)), "CUDA0")
-    assert missing_sharing(whole, want((64, 32, 1), tokens=(1, 32, 512))) == []
-    assert missing_sharing(replace(whole, sharing=()), want((64, 32, 1), tokens=(512,)))[0][2] == 512
-    many = missing_sharing(replace(whole, sharing=()), want((64, 32, 1), tokens=(1, 4, 32, 512)))
-    assert {n for *_, n in many} == {1, 32}
-    assert missing_sharing(replace(whole, sharing=()), want((64, 32, 8))) == [], "3-D weights alone: nothing to take"
 
 
 def test_nothing_is_shared_without_a_second_device_or_kernels_on_it() -> None:

@@ -20,6 +20,7 @@ from oallama.device.identity import KnownDevice
 from oallama.device.spec import parse_device
 from oallama.profile.busy import Others, busy_percent, doubt
 from oallama.profile.child import Request
+from oallama.profile.link import line_over
 from oallama.profile.merge import empty, merged
 from oallama.profile.profiler import _Measurement, _resumed, profile_model, stored_profile
 from oallama.profile.progress import Progress
@@ -157,19 +158,6 @@ MODEL = ModelInfo(
 OPERATOR = Operator("a", 0, "attn_q", "MUL_MAT", "F16", (64, 64, 1), 8192, 1.0)
 
 
-def test_bad_requests_are_refused_before_anything_starts() -> None:
-    with pytest.raises(UsageError, match="--tokens"):
-        profile_model(MODEL, [OPERATOR], "none", 1, tokens=())
-    with pytest.raises(UsageError, match="--tokens"):
-        profile_model(MODEL, [OPERATOR], "none", 1, tokens=(0, 32))
-    with pytest.raises(UsageError, match="--threads"):
-        profile_model(MODEL, [OPERATOR], "none", 0)
-    with pytest.raises(UsageError, match="--device"):
-        profile_model(MODEL, [OPERATOR], "rpc://nowhere", 1)
-    with pytest.raises(ProfileError, match=r"m\.gguf has no weights"):
-        profile_model(MODEL, [], "none", 1)
-
-
 def known(spec: str, description: str = "a card", memory_bytes: int = 12 << 30) -> KnownDevice:
     identity = {"description": description, "backend": "CUDA", "type": "GPU", "memory_bytes": memory_bytes}
     return KnownDevice(parse_device(spec), identity)
@@ -248,12 +236,6 @@ def test_what_a_busy_machine_measured_is_marked_in_one_sentence(monkeypatch: pyt
     assert "3 of its measurements" in late and "% of" not in late and "--refresh" in late
 
 
-def test_other_programs_are_looked_for_now_and_then() -> None:
-    percents, times = iter([80.0, 4.0, 6.0]), iter([0.0, 0.0, 4.9, 5.0, 5.0, 20.0, 20.0])
-    others = Others(lambda: next(percents), lambda: next(times))
-    assert [others.looked() for _ in range(4)] == [80.0, None, 42.0, 6.0]
-
-
 @pytest.mark.parametrize("said", ["quiet", "-1", "101", "nan"])
 def test_a_wrong_share_of_the_cpu_is_named(said: str) -> None:
     with pytest.raises(UsageError, match=f"OALLAMA_BUSY_PERCENT must be a number from 0 to 100, not '{said}'"):
@@ -276,3 +258,23 @@ def test_a_cache_that_cannot_be_written_costs_one_note(
         assert found.fingerprint["device_name"] == "none", "what was measured is there"
         (note,) = capsys.readouterr().err.splitlines()
         assert "OALLAMA_CACHE_DIR" in note and "this run alone" in note
+
+
+def test_a_slow_link_is_spared_large_messages_but_has_a_line() -> None:
+    asked: list[int] = []
+
+    def seconds_of(size: int) -> float:
+        asked.append(size)
+        return size * 1e-3
+
+    fit = line_over((1, 10, 100, 1000, 10000), seconds_of, slow_s=0.005)
+    assert asked == [1, 10, 100]
+    assert fit.beta_s_per_byte == pytest.approx(1e-3)
+    line_over((1, 10, 100, 1000, 10000), seconds_of, slow_s=0.5)
+    assert asked[3:] == [1, 10, 100, 1000]
+
+
+def test_other_programs_are_looked_for_now_and_then() -> None:
+    percents, times = iter([80.0, 4.0, 6.0]), iter([0.0, 0.0, 4.9, 5.0, 5.0, 20.0, 20.0])
+    others = Others(lambda: next(percents), lambda: next(times))
+    assert [others.looked() for _ in range(4)] == [80.0, None, 42.0, 6.0]

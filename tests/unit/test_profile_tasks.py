@@ -212,13 +212,6 @@ def test_lines_of_the_link_are_those_of_its_copies() -> None:
     assert (boundary.alpha_s, boundary.beta_s_per_byte) == pytest.approx(EXCURSION), "of one excursion, less the graph"
 
 
-def test_a_device_without_pinned_memory_has_the_line_of_pageable_memory() -> None:
-    machine = Machine(pinned=False)
-    profile = measured(machine, session(machine))
-    assert profile.link["h2d_pinned"] == profile.link["h2d_pageable"]
-    assert profile.copy_wait == COPY_WAIT
-
-
 def test_what_has_no_kernel_is_said_and_not_asked_for_again() -> None:
     machine = Machine(refused=("TEST0",))
     profile = measured(machine, session(machine))
@@ -228,14 +221,6 @@ def test_what_has_no_kernel_is_said_and_not_asked_for_again() -> None:
     assert reasons == {"no kernel in TEST0", "no kernel of attention"}
     again = session(machine, profile)
     assert mul_mat_tasks(again) == rest_tasks(again) == []
-
-
-def test_where_a_working_set_finds_no_memory_one_copy_of_the_weight_is_timed() -> None:
-    machine = Machine(least_bytes=1)
-    profile = measured(machine, session(machine))
-    assert not profile.skipped and len(profile.cases) > 8
-    tried = [asked[-1] for asked in machine.asked]
-    assert tried[1::2] == [0] * (len(tried) // 2) and all(tried[::2])
 
 
 def test_the_first_case_is_timed_again_at_the_end() -> None:

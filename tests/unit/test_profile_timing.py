@@ -94,3 +94,18 @@ def test_a_median_that_is_not_known_well_is_found() -> None:
     (finding,) = assess([1.0, 1.5, 2.0, 1.2])
     assert finding.kind == "unsettled"
     assert finding.amount == pytest.approx(relative_half_width([1.0, 1.5, 2.0, 1.2]))
+
+
+def test_the_time_cap_ends_a_noisy_measurement() -> None:
+    machine = FakeMachine(chain.from_iterable(repeat((0.1, 0.3))))
+    timing = measure(machine.run, machine.clock, Policy(min_repeats=3, warmup_runs=0, time_cap_s=1.0))
+    assert machine.now - 100.0 == pytest.approx(1.2)
+    assert len(timing.samples) == 6  # 0.9 s after five runs is not yet the cap
+    assert machine.calls == [1] * len(machine.calls)
+
+
+def test_a_noisy_runner_is_repeated_until_max_repeats() -> None:
+    machine = FakeMachine(chain.from_iterable(repeat((0.001, 0.003))))
+    timing = measure(machine.run, machine.clock, Policy(max_repeats=40, warmup_runs=2, time_cap_s=100))
+    assert len(timing.samples) == 40 and sum(machine.calls) == 42
+    assert relative_half_width(timing.samples) > 0.02

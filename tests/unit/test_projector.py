@@ -20,7 +20,7 @@ from oallama.cli.projector import ProjectorOptions
 from oallama.core.errors import DoesNotFit, ModelFileError
 from oallama.core.units import MIB
 from oallama.model.projector import Projector, read_projector
-from oallama.place.memory import fits_beside, vram_beside
+from oallama.place.memory import vram_beside
 
 VIT_L = Projector("l.gguf", "mlp", 0, 336, 24**2, 1024, 4096, 16)
 SIGLIP = Projector("s.gguf", "mlp", 0, 896, 64**2, 1152, 4304, 16)
@@ -48,12 +48,6 @@ def test_what_is_no_vision_projector_is_refused(tmp_path: Path, changes: dict[st
     path = write_projector(tmp_path / "mmproj.gguf", **changes)
     with pytest.raises(ModelFileError, match=said):
         read_projector(path)
-
-
-def test_it_goes_where_there_is_room_unless_it_is_asked_for() -> None:
-    memory = records.served().plan.memory
-    assert fits_beside(memory, memory.spare, None) and not fits_beside(memory, memory.spare + 1, None)
-    assert fits_beside(memory, memory.spare + 1, True) and not fits_beside(memory, 1, False)
 
 
 @given(limit=st.integers(2, 2**40), fill=st.floats(0.1, 1.0), share=st.floats(0, 1, exclude_max=True))

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import examples
 
-from oallama.core.errors import ProfileError
 from oallama.core.routing import HALF_LIFE_TOKENS, Routing, Tally, Traffic
 from oallama.cost.experts import expert_use
 from oallama.profile.routing import (
@@ -139,17 +138,3 @@ def test_a_damaged_file_is_as_good_as_none(damage: object, cache: Path) -> None:
     damage(document)  # type: ignore[operator]
     routing_path(MODEL).write_text(json.dumps(document))
     assert read_routing(MODEL, N_EXPERT, N_USED) is None
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\udcff", '{"version": 1}', "[" * 100_000])
-def test_a_file_that_is_no_routing_is_as_good_as_none(text: str, cache: Path) -> None:
-    routing_path(MODEL).parent.mkdir(parents=True)
-    routing_path(MODEL).write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert read_routing(MODEL, N_EXPERT, N_USED) is None
-
-
-def test_a_cache_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file" / "cache"))
-    with pytest.raises(ProfileError, match=FOLDER_VARIABLE):
-        write_routing(unknown())

@@ -7,12 +7,6 @@ from oallama.core.errors import UsageError
 from oallama.run.sampler import Sampling, grammar_of_schema
 
 
-def test_the_defaults_are_llama_cpps():
-    plain = Sampling()
-    assert (plain.top_k, plain.top_p, plain.min_p, plain.repeat_penalty) == (40, 0.95, 0.05, 1.0)
-    assert plain.grammar is None
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -27,11 +21,6 @@ def test_the_defaults_are_llama_cpps():
 def test_values_that_cannot_be_are_refused(value, says):
     with pytest.raises(UsageError, match=says):
         Sampling(**value)
-
-
-def test_a_schema_becomes_a_grammar():
-    grammar = grammar_of_schema('{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}')
-    assert "root ::=" in grammar and "age" in grammar
 
 
 @pytest.mark.parametrize("schema", ["{", "[1]", "1", '{"$ref": "https://example.com/x"}', '{"type": "nonsense"}'])

@@ -109,13 +109,6 @@ def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
     assert (tmp_path / "plan.oallama").read_text(encoding="utf-8").startswith("oallama-plan 1\n")
 
 
-def test_uses_of_experts_are_counted_where_that_is_asked_for(tmp_path):
-    pytest.importorskip("llama_cpp")
-    assert "OALLAMA_USES" not in arguments(records.served(), tmp_path)[0].environment
-    made, _ = arguments(records.served(), tmp_path, uses_file=tmp_path / "uses")
-    assert made.environment["OALLAMA_USES"] == str(tmp_path / "uses")
-
-
 def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):
     own = {"GGML_BACKEND_PATH": "/opt/libggml-mine.so"}
     assert arguments(whole(), tmp_path, **own)[0].environment["GGML_BACKEND_PATH"] == "/opt/libggml-mine.so"
@@ -133,13 +126,6 @@ def test_embeddings_are_asked_for_by_pooling(tmp_path):
     assert "--embeddings" in words and "--pooling" not in words
     _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling=None, n_batch=1024))
     assert "--embeddings" not in words and value(words, "--batch-size") == "1024"
-
-
-def test_the_prompt_cache_is_limited_as_asked_for(tmp_path):
-    _, words = arguments(whole(), tmp_path, replace(SETTINGS, cache_mib=100))
-    assert value(words, "--cache-ram") == "100"
-    _, words = arguments(whole(), tmp_path)
-    assert "--cache-ram" not in words
 
 
 def test_a_vision_projector_lies_where_the_ledger_has_it(tmp_path):

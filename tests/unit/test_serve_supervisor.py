@@ -4,27 +4,11 @@ import os
 import signal
 from dataclasses import replace
 
-from processes import alive, until
+from processes import alive
 from serving import QUICK, Run, Stub, running
 
 from oallama.core.errors import DeviceError
 from oallama.serve.supervisor import last_words
-
-
-def test_it_is_not_ready_while_the_model_is_loading(tmp_path):
-    stub, told = Stub(tmp_path), []
-    stub.order("loading")
-    supervisor = stub.supervisor()
-    supervisor.healthy = lambda: told.append(stub.healthy()) or told[-1]
-    run = Run(supervisor)
-    until(lambda: stub.logged)
-    n_told = len(told)
-    run.until(lambda: len(told) > n_told + 2)
-    assert supervisor.state.phase == "starting"
-    stub.order("")
-    run.until_ready()
-    supervisor.stop()
-    assert run.end() is None
 
 
 def test_another_program_at_the_port_is_not_taken_for_it(tmp_path):

@@ -89,16 +89,6 @@ def test_a_model_of_ollama_is_found_by_its_names(store, gguf, manifest, names):
         assert find_model(other) is None
 
 
-def test_the_command_line_runs_what_ollama_downloaded(store, gguf, capfd):
-    blob = store.add("registry.ollama.ai/library/llama3.2/1b", gguf)
-    before = {path: path.stat().st_mtime_ns for path in store.folder.rglob("*")}
-    assert exit_code(["run", "llama3.2:1b", "hello", "-n", "2", "--device", "none", "--tune", "never"]) == 0
-    out, err = capfd.readouterr()
-    assert f"note: llama3.2:1b is llama3.2:1b of ollama: {blob}" in err
-    assert out.strip()
-    assert {path: path.stat().st_mtime_ns for path in store.folder.rglob("*")} == before
-
-
 def lacks_its_blob(store, data):
     store.add("registry.ollama.ai/library/m/latest", data).unlink()
     return "is missing"
@@ -221,6 +211,15 @@ def test_of_several_commits_the_current_one_counts_then_the_newest(gguf):
     assert find_model("a/b:Q2_K") is None
 
 
+@pytest.mark.parametrize(
+    "word", ["a\0b", "x" * 5000, "..", "../../etc/passwd", "", ":", "/", "a/b/c/d/e", "Hello", "~"]
+)
+def test_words_that_name_nothing_find_nothing(store, gguf, word):
+    store.add("registry.ollama.ai/library/m/latest", gguf)
+    in_hub_cache("a/b", "1" * 40, "m-Q8_0.gguf", gguf)
+    assert find_model(word) is None
+
+
 def test_downloaded_models_are_named_where_a_word_is_none(store, gguf, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store.add("registry.ollama.ai/library/llama3.2/1b", gguf)
@@ -229,12 +228,3 @@ def test_downloaded_models_are_named_where_a_word_is_none(store, gguf, tmp_path,
         model_and_prompt(["llama3"], None, None)
     with pytest.raises(UsageError, match="-hf c/d-GGUF:Q8_0 downloads it"):
         model_and_prompt(["c/d-GGUF:Q8_0"], None, None)
-
-
-@pytest.mark.parametrize(
-    "word", ["a\0b", "x" * 5000, "..", "../../etc/passwd", "", ":", "/", "a/b/c/d/e", "Hello", "~"]
-)
-def test_words_that_name_nothing_find_nothing(store, gguf, word):
-    store.add("registry.ollama.ai/library/m/latest", gguf)
-    in_hub_cache("a/b", "1" * 40, "m-Q8_0.gguf", gguf)
-    assert find_model(word) is None

@@ -50,13 +50,3 @@ def test_what_a_killed_program_left_is_removed_and_what_a_live_one_has_is_kept(t
             assert sorted(tmp_path.iterdir()) == sorted([kept, folder])
         alive.communicate("")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_no_folder_of_this_prefix_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "a-file").write_text("x")
-    (tmp_path / "b-folder").mkdir()
-    (tmp_path / "a-link").symlink_to(tmp_path / "b-folder")
-    before = sorted(tmp_path.iterdir())
-    with temporary_folder("a-", tmp_path):
-        pass
-    assert sorted(tmp_path.iterdir()) == before

@@ -68,13 +68,6 @@ def test_cores_are_told_apart_as_linux_says(
     assert thread_counts(root, range(n_cpus)) == counts
 
 
-def test_only_cpus_that_this_process_may_use_count(tmp_path: Path) -> None:
-    root = machine(tmp_path, INTEL)
-    assert thread_counts(root, {0, 1, 2, 3}) == (2,)
-    assert thread_counts(root, {4, 5}) == (2,)
-    assert thread_counts(root, {1, 6}) == (1, 2)
-
-
 @pytest.mark.parametrize(("quota", "counts"), [("300000 100000", (2, 3)), ("150000 100000", (2,)), ("max 1", (2, 6))])
 def test_a_containers_quota_limits_them(tmp_path: Path, quota: str, counts: tuple[int, ...]) -> None:
     root = machine(tmp_path, INTEL)
