@@ -182,3 +182,10 @@ def test_runs_of_split_blocks_are_read_and_damaged_lines_are_not():
         BlockRuns("blk.0.ffn gate", 512, 2, 700, near(2e-6), near(3e-6), near(5e-6)),
         BlockRuns("blk.0.ffn gate", 1, 1, 1, near(2e-9), near(3e-9), near(5e-9)),
     ]
+
+
+def test_the_prompt_cache_is_limited_as_asked_for(tmp_path):
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, cache_mib=100))
+    assert value(words, "--cache-ram") == "100"
+    _, words = arguments(whole(), tmp_path)
+    assert "--cache-ram" not in words
