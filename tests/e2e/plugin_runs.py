@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,18 +79,14 @@ def logits_of(context: Any, tokens: Sequence[int]) -> Logits:
     return teacher_forced_logits(context, tokens)
 
 
-def logits_of_sequences(
-    context: Any, sequences: Sequence[Sequence[int]], between: Callable[[int], None] = lambda position: None
-) -> Logits:
-    """Logits [n_sequences, n_tokens, n_vocab] of sequences of one length, one token of each in every batch; `between`
-    is called before each."""
+def logits_of_sequences(context: Any, sequences: Sequence[Sequence[int]]) -> Logits:
+    """Logits [n_sequences, n_tokens, n_vocab] of sequences of one length, one token of each in every batch."""
     n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(context)))
     n, length = len(sequences), len(sequences[0])
     out = np.empty((n, length, n_vocab), np.float32)
     batch = api.llama_batch_init(n, 0, 1)
     try:
         for position in range(length):
-            between(position)
             batch.n_tokens = n
             for i, tokens in enumerate(sequences):
                 batch.token[i], batch.pos[i], batch.logits[i] = tokens[position], position, 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.logits import nmse
 from e2e.placed import placed
 from e2e.plugin_runs import loaded, logits_of, with_plugin
 from e2e.split_cases import ffn, split_placements
@@ -73,7 +74,7 @@ def test_a_split_gives_the_logits_of_stock(tmp_path: Path, device: str, arch: st
         found = {n: logits_of(context, TOKENS[:n]) for n in (1, N_TOKENS)}
     done = split.stats() - before
     for n, logits in found.items():
-        nmse = float(np.square(logits - wanted[n]).sum() / np.square(wanted[n]).sum())
-        assert nmse <= bound(arch, weight_type), f"{n} tokens: {nmse:.2g}"
+        error = nmse(logits, wanted[n])
+        assert error <= bound(arch, weight_type), f"{n} tokens: {error:.2g}"
     assert done.bytes_in > 0, "the device computed nothing"
     assert mode == "split" or done.bytes_streamed > 0, "nothing was streamed"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from e2e.logits import nmse
 from gguf_factory import write_gguf
 
 from oallama.placer import Placer
@@ -18,10 +19,6 @@ def last_logits(llama):
     from llama_cpp import llama_cpp as api
 
     return np.ctypeslib.as_array(api.llama_get_logits_ith(llama.ctx, -1), shape=(llama.n_vocab(),)).astype(float)
-
-
-def nmse(found, wanted):
-    return ((found - wanted) ** 2).mean() / (wanted**2).mean()
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3moe", "gemma2", "gemma3", "gpt-oss", "deepseek2", "lfm2", "mamba2"])

@@ -1,5 +1,6 @@
-"""Hot experts: whole on the device, the others on the host. Logits against stock llama.cpp for whatever tokens are
-routed to, and the bytes that are held against the plan's."""
+"""Experts in the split back end: hot ones whole on the device and the others on the host, or all cut in parts, of which
+each side weights and adds up its own. Logits against stock llama.cpp for whatever tokens are routed to, and the bytes
+that are held and come back against the plan's."""
 
 from __future__ import annotations
 
@@ -9,23 +10,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.logits import attention, engine_of, nmse, stock_logits
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, attention, engine_of, nmse, stock_logits
 from e2e.placed import Placed, Where, placed
 from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, with_plugin
-from e2e.split_cases import with_ledger, with_whole, written
+from e2e.split_cases import ffn, split_placements, with_ledger, with_whole, written
 
+from ggml_bridge.split import SplitStats
 from oallama.core.errors import PlanError
 from oallama.core.types import Operator, OperatorPlacement
 from oallama.cost.blocks import F32, ffn_block, hot_weights, is_biased_ffn, is_ffn, split_blocks
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
+from oallama.plan.split import slice_counts
 
 pytestmark = pytest.mark.usefixtures("prober")
 
 ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
 EMULATED = "emulated:vram=2GiB,scale=1,values=real"
 SETS = ((0,), (1, 2, 5), (0, 1, 2, 3, 4, 6, 7), tuple(range(8)))  # of the 8 experts of tiny models
-EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)
+TRAINED = Path(__file__).parents[2] / "models" / "oallama-stories-moe-q4_0.gguf"
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, 300, 64)]  # one micro-batch
 
 
@@ -121,3 +124,58 @@ def test_hot_experts_that_cannot_be_are_refused(hot: tuple[int, ...], cc: float,
     )
     with pytest.raises(PlanError, match=said):
         replace(case.plan, operators=operators).check(case.model, case.operators)
+
+
+#
+# experts that are split
+#
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_used"), [*((arch, 2) for arch in ARCHITECTURES), ("llama-moe", 1), ("llama-moe", 8), ("qwen3moe", 5)]
+)
+def test_split_experts_compute_the_same(arch: str, n_used: int, device: str, models: Path) -> None:
+    case = placed(written(models, arch, n_expert_used=n_used))
+    given = [operator.name for operator in case.operators if is_ffn(operator)]
+    with loaded(Path(case.model.path)) as context:
+        decode, prompt = logits_of_sequences(context, [PROMPT[:12]]), logits_of(context, PROMPT)
+    with with_plugin(case, split_placements(case.operators, ffn(0.5)), given, device) as context:
+        assert nmse(logits_of_sequences(context, [PROMPT[:12]]), decode) <= EXACT_NMSE
+        assert nmse(logits_of(context, PROMPT), prompt) <= EXACT_NMSE
+
+
+def test_a_trained_model_of_experts_computes_the_same(device: str) -> None:
+    """Its routing is real: skewed, and other experts in each layer. Token by token, and a prompt at once."""
+    case = placed(TRAINED)
+    given = [operator.name for operator in case.operators if is_ffn(operator)]
+    with loaded(TRAINED) as context:
+        decode, prompt = logits_of_sequences(context, [PROMPT[:24]]), logits_of(context, PROMPT)
+    with with_plugin(case, split_placements(case.operators, ffn(0.5)), given, device) as context:
+        assert nmse(logits_of_sequences(context, [PROMPT[:24]]), decode) <= QUANTISED_NMSE
+        assert nmse(logits_of(context, PROMPT), prompt) <= QUANTISED_NMSE
+
+
+@pytest.mark.parametrize("n_used", [1, 2, 8])
+@pytest.mark.parametrize("n_tokens", [1, 64])
+def test_as_many_bytes_come_back_as_are_priced(n_tokens: int, n_used: int, device: str, models: Path) -> None:
+    """With 8 experts the sum of 64 tokens is worth it, else it is not."""
+    case = placed(written(models, "qwen3moe", n_expert_used=n_used))
+    placements = split_placements(case.operators, ffn(0.5))
+    pairs = list(zip(case.operators, placements, strict=True))
+    gg = [slice_counts(o, p)[2] if is_ffn(o) else 0 for o, p in pairs]
+    blocks = [block for block in split_blocks(case.operators, gg) if len(block.operators) == 3]
+    assert len(blocks) == 2, "a block of experts in each layer"
+    given = [operator.name for operator in case.operators if is_ffn(operator)]
+    with with_plugin(case, placements, given, device, sum_bytes=None) as context:
+        done = _stats_of(context, n_tokens)
+    elements = gg[blocks[0].operators[0]]
+    assert done.bytes_out == sum(block.download_bytes(elements, n_tokens) for block in blocks)
+    assert done.bytes_in == sum(block.upload_bytes(elements, n_tokens) for block in blocks)
+    results = n_tokens * case.model.n_embd * 4 * len(blocks)
+    assert done.bytes_out == (results if n_tokens * n_used == 512 else results * n_used)
+
+
+def _stats_of(context: object, n_tokens: int) -> SplitStats:
+    before = load_bridge().split().stats()
+    logits_of(context, PROMPT[:n_tokens])
+    return load_bridge().split().stats() - before
