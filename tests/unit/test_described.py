@@ -153,3 +153,15 @@ def test_a_host_may_be_slower_with_some_types_and_in_attention() -> None:
     assert host.kernel_seconds(1e11, 1.0, "Q6_K") == pytest.approx(1 + host.kernel_s)
     plain = replace(HOST, flops_float_per_s=None)
     assert plain.rate_of("F16") == plain.rate_of(None) == 1e12
+
+
+def test_points_of_the_link_lie_on_their_lines_and_nothing_slows_the_card() -> None:
+    profile, _ = made()
+    for name, line in profile.link.items():
+        assert line.points, name
+        assert [seconds for _, seconds in line.points] == pytest.approx([line.seconds(n) for n, _ in line.points]), name
+    with_device = [pair for pair in profile.sharing if pair.second == "device"]
+    assert {pair.first for pair in with_device} == {"cpu"}
+    for pair in with_device:
+        rate = pytest.approx(CARD.bytes_per_s / 1e9)
+        assert (pair.second_alone_gb_per_s, pair.second_with_first_gb_per_s) == (rate, rate)

@@ -14,3 +14,9 @@ def test_tpot_is_the_mean_of_the_times_between_tokens() -> None:
     assert (found.text, found.tokens, found.n_prompt, found.n_gen) == ("abcd", (7, 8, 9, 10), 5, 4)
     assert found.ttft_s == pytest.approx(0.5)
     assert found.tpot_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("made", "n_gen"), [([Piece(None, "", 11.0)], 0), ([Piece(1, "a", 11.0)], 1)])
+def test_fewer_than_two_tokens_have_no_time_between_them(made: list[Piece], n_gen: int) -> None:
+    found = generation_of(made, n_prompt=1, start_s=10.0)
+    assert (found.n_gen, found.ttft_s, found.tpot_s) == (n_gen, 1.0, 0.0)

@@ -278,3 +278,16 @@ def test_other_programs_are_looked_for_now_and_then() -> None:
     percents, times = iter([80.0, 4.0, 6.0]), iter([0.0, 0.0, 4.9, 5.0, 5.0, 20.0, 20.0])
     others = Others(lambda: next(percents), lambda: next(times))
     assert [others.looked() for _ in range(4)] == [80.0, None, 42.0, 6.0]
+
+
+def test_bad_requests_are_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="--tokens"):
+        profile_model(MODEL, [OPERATOR], "none", 1, tokens=())
+    with pytest.raises(UsageError, match="--tokens"):
+        profile_model(MODEL, [OPERATOR], "none", 1, tokens=(0, 32))
+    with pytest.raises(UsageError, match="--threads"):
+        profile_model(MODEL, [OPERATOR], "none", 0)
+    with pytest.raises(UsageError, match="--device"):
+        profile_model(MODEL, [OPERATOR], "rpc://nowhere", 1)
+    with pytest.raises(ProfileError, match=r"m\.gguf has no weights"):
+        profile_model(MODEL, [], "none", 1)
