@@ -20,6 +20,7 @@ from oallama.core.profile import Sharing
 from oallama.core.types import CPU_DEVICE, ModelInfo, Workload
 from oallama.device.card import Card
 from oallama.place.decide import larger_ubatches
+from oallama.place.memory import RUNTIME_BYTES
 from oallama.place.placement import placed_whole
 from oallama.place.policies.registry import POLICIES, Policy, Room, Rules, policy
 from oallama.place.problem import Problem
@@ -431,6 +432,21 @@ def test_does_not_fit_names_required_available_and_device() -> None:
         none.plan("oato")
     assert caught.value.required > caught.value.available > 0 and caught.value.device == "card"
     assert none.plan("auto").memory.spare >= 0
+
+
+def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's and the split back end's; first from what is kept free."""
+    world = slow_cpu(share=0.5)
+    capacity, one = world.device_bytes, world.device_bytes // 20
+    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", one)
+    found = {name: world.plan(name).memory.runtime for name in ("layers", "flexgen", "cpu")}
+    assert found == {"layers": one, "flexgen": 2 * one, "cpu": 0}
+    assert replace(world, device_facts=(("device_backend", "Vulkan"),)).plan("layers").memory.runtime == 0
+    limits = []
+    for runtime in (0, capacity // 20, capacity // 5):
+        monkeypatch.setitem(RUNTIME_BYTES, "CUDA", runtime)
+        limits.append(world.plan("layers").memory.limit)
+    assert limits == [int(0.9 * capacity), int(0.9 * capacity), capacity - capacity // 5]
 
 
 def test_a_kv_cache_that_does_not_fit_leaves_layers_on_the_host() -> None:
