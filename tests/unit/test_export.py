@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from worlds import placed, some_plan, weight
 
 from oallama.core.errors import PlanError
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Workload
 from oallama.plan.export import Plugin, Target, export_command, splits, stock_device
 from oallama.plan.plan import Plan
 
 PLUGIN = Plugin("/opt/o llama/libggml-oallama.so", "/plans/plan.oallama")
 ROLES = ("attn_q", "ffn_gate", "ffn_up", "ffn_down")
-OPERATORS = tuple(
-    Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT", "Q4_0", (256, 256, 1), 36864, 1.0)
-    for layer in range(2)
-    for role in ROLES
-)
+OPERATORS = tuple(weight(role=role, k=256, n=256, layer=layer) for layer in range(2) for role in ROLES)
 NAMES = [operator.name for operator in OPERATORS] + ["token_embd.weight", "blk.0.attn_norm.weight"]
 
 
 def plan(gg_of_ffn: float = 0.5, gg_of_attention: float = 1.0, cg: float = 0.0, **changes: Any) -> Plan:
     """Layer 0's FFN is split, its attention and layer 1 lie whole; layer 1's FFN is on the host."""
     share = {(0, True): gg_of_ffn, (0, False): gg_of_attention, (1, True): 0.0, (1, False): 1.0}
-    placements = tuple(
-        OperatorPlacement(operator.name, gg, cg if gg < 1 else 0.0, 1 - gg - (cg if gg < 1 else 0.0))
+    placements = [
+        placed(operator.name, gg=gg, cg=cg if gg < 1 else 0.0)
         for operator in OPERATORS
         for gg in [share[operator.layer or 0, operator.role.startswith("ffn")]]
-    )
-    fields: dict[str, Any] = {
-        "model_path": "m.gguf",
-        "model_fingerprint": "ab" * 32,
-        "machine_fingerprint": "cd" * 32,
-        "device": "rpc://10.0.0.2:50052",
-        "policy": "split",
-        "workload": Workload(64, 32, 512),
-        "operators": placements,
-        "n_gpu_layers": 999,
-        "memory": MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 0, 1632),
-        "predicted": None,
-    }
-    return Plan(**{**fields, **changes})
+    ]
+    return some_plan(**{"operators": placements, "device": "rpc://10.0.0.2:50052", "n_gpu_layers": 999, **changes})
 
 
 def words_of(made: Plan, target: Target = "llama-server", plugin: Plugin | None = PLUGIN) -> list[str]:
@@ -51,6 +36,17 @@ def words_of(made: Plan, target: Target = "llama-server", plugin: Plugin | None 
 
 def overrides(words: list[str]) -> list[str]:
     return [words[i + 1] for i, word in enumerate(words) if word == "-ot"]
+
+
+def test_a_path_is_quoted_for_the_shell_and_devices_are_named_as_the_program_has_them() -> None:
+    words = words_of(plan(gg_of_ffn=0.0, model_path="my models/it's.gguf", device="CUDA0"))
+    for option, value in (("-m", "my models/it's.gguf"), ("-ngl", "999"), ("--device", "CUDA0")):
+        assert words[words.index(option) + 1] == value
+    remote = words_of(plan(gg_of_ffn=0.0), "llama-cli")
+    assert remote[0] == "llama-cli" and remote[remote.index("--rpc") + 1] == "10.0.0.2:50052"
+    assert remote[remote.index("--device") + 1] == "RPC0"
+    host_only = [placed(operator.name) for operator in OPERATORS]
+    assert words_of(plan(operators=host_only, device="none"))[-4:] == ["--device", "none", "-ngl", "0"]
 
 
 def test_split_operators_go_to_the_plugin_before_the_host_ones() -> None:
@@ -123,7 +119,7 @@ def test_devices_that_no_stock_program_has_are_refused() -> None:
 @pytest.mark.parametrize(("target", "character"), [("llama-server", ","), ("llama-cli", "="), ("llama-bench", ";")])
 def test_a_name_that_would_end_the_override_is_refused(target: Target, character: str) -> None:
     name = f"odd{character}name.weight"
-    odd = Operator(name, None, "odd", "MUL_MAT", "Q4_0", (256, 256, 1), 36864, 1.0)
-    made = plan(operators=(OperatorPlacement(name, 0.0, 0.0, 1.0),))
+    odd = replace(weight(role="odd", k=256, n=256), name=name)
+    made = plan(operators=[placed(name)])
     with pytest.raises(PlanError, match="odd"):
         export_command(made, [odd], [name], target)

@@ -4,10 +4,12 @@ the model."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import placed, weight
 
 from oallama.core.errors import PlanError
 from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement
@@ -18,31 +20,12 @@ ROLES = ("attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "f
 
 def operator(name: str) -> Operator:
     layer = int(name.split(".")[1]) if name.startswith("blk.") else None
-    role = name.split(".")[-2]
-    return Operator(name, layer, role, "MUL_MAT", "Q4_0", (256, 512, 1), 73728, 1.0)
-
-
-def host(name: str, layout: str | None = None) -> OperatorPlacement:
-    return OperatorPlacement(name, 0.0, 0.0, 1.0, layout)
-
-
-def device(name: str) -> OperatorPlacement:
-    return OperatorPlacement(name, 1.0, 0.0, 0.0)
-
-
-def split(name: str, gg: float = 0.5) -> OperatorPlacement:
-    return OperatorPlacement(name, gg, 0.0, 1.0 - gg, "CPU_REPACK")
+    return replace(weight(role=name.split(".")[-2], k=256, n=512, layer=layer), name=name)
 
 
 def matches(patterns: tuple[Pattern, ...], name: str) -> list[str | None]:
     """Layouts of the patterns that match, as llama.cpp searches them."""
     return [layout for pattern, layout in patterns if re.search(pattern, name)]
-
-
-def splits(name: str) -> st.SearchStrategy[OperatorPlacement]:
-    if name == "token_embd.weight":
-        return st.nothing()
-    return st.sampled_from([0.25, 0.999]).map(lambda gg: split(name, gg))
 
 
 @st.composite
@@ -57,9 +40,13 @@ def models(draw: st.DrawFn) -> tuple[list[Operator], list[OperatorPlacement], se
         suffix = draw(st.sampled_from(["", ".bias", ".scale"]))
         if suffix and name.startswith("blk."):
             others.add(name.removesuffix(".weight") + suffix)
-    layout = st.sampled_from([None, "CPU", "CPU_REPACK"])
+    layouts, shares = st.sampled_from([None, "CPU", "CPU_REPACK"]), st.sampled_from([0.0, 0.0, 0.25, 0.999, 1.0, 1.0])
     placements = [
-        draw(st.one_of(st.just(device(name)), layout.map(lambda chosen, n=name: host(n, chosen)), splits(name)))
+        placed(
+            name,
+            gg=draw(shares) if name != "token_embd.weight" else draw(st.sampled_from([0.0, 1.0])),
+            layout=draw(layouts),
+        )
         for name in names
     ]
     return [operator(name) for name in names], placements, set(names) | others
@@ -99,7 +86,7 @@ def test_patterns_are_few_and_in_a_fixed_order(
 
 def test_more_patterns_than_llama_cpp_takes_are_refused() -> None:
     names = [f"part{i}.weight" for i in range(4097)]
-    operators, placements = [operator(f"x.{name}") for name in names], [host(f"x.{name}") for name in names]
+    operators, placements = [operator(f"x.{name}") for name in names], [placed(f"x.{name}") for name in names]
     assert len(host_patterns(operators[1:], placements, [])) == 4096
     with pytest.raises(PlanError, match=r"needs 4097 tensor patterns but llama\.cpp takes 4096"):
         host_patterns(operators, placements, [])
@@ -120,7 +107,7 @@ def test_with_tokens_assigned_what_is_whole_on_the_device_stays_llama_cpps() -> 
     """CG' is of CC, and there is none; on the host every layer's weight is the plugin's, but not the output."""
     names = ["blk.0.ffn_up.weight", "blk.1.ffn_up.weight", "output.weight"]
     operators = [operator(name) for name in names]
-    placements = [device(names[0]), host(names[1]), host(names[2])]
+    placements = [placed(names[0], gg=1.0), placed(names[1]), placed(names[2])]
     assert [is_split(o, p, streams_tokens=True) for o, p in zip(operators, placements, strict=True)] == [
         False, True, False
     ]  # fmt: skip
