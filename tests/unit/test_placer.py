@@ -221,15 +221,16 @@ def test_where_stock_s_buffers_do_not_fit_it_is_the_cpu() -> None:
 
 
 def test_without_measuring_attention_is_what_is_asked_for_or_usual_at_that_depth() -> None:
-    def way(depth: int, profile: bool = False, **asked: object) -> str:
+    def way(depth: int, profile: bool = False, n_gen: int = 64, **asked: object) -> str:
         world = World(options=Options(device="none", **asked))  # type: ignore[arg-type]
         placer = world.placer()
         placer._profile = world.profile if profile else None
-        plan = placer.plan("cpu", workload=Workload(1, 64, 8192, n_past=depth), measure=False)
+        plan = placer.plan("cpu", workload=Workload(1, n_gen, 8192, n_past=depth), measure=False)
         assert plan.attention is not None and plan.predicted is None
         return plan.attention.flash_attn
 
     assert (way(0), way(4096)) == ("on", "off")
+    assert way(0, n_gen=518) == "on", "half of them is a depth of 260, where a step of 512 is not filled"
     assert way(4096, type_v="q8_0") == "on", "a quantised V cache needs it"
     assert (way(0, flash_attn="off"), way(4096, flash_attn="on")) == ("off", "on")
     known = World(workload=Workload(1, 64, 8192, n_past=4096), options=Options()).plan("cpu").attention

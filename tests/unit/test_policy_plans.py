@@ -72,6 +72,16 @@ def test_the_cpu_takes_its_bytes_by_its_rate_and_the_rest_of_each_layer() -> Non
     assert plan.predicted.tpot_s == pytest.approx(by_hand + 2 * rest)
 
 
+def test_attention_between_two_depths_that_were_timed_is_on_the_line_between_them() -> None:
+    def tpot_s(depth: int) -> float:
+        plan = World(workload=Workload(n_prompt=1, n_gen=2, n_ctx=2048, n_past=depth - 2)).plan("cpu")
+        assert plan.predicted is not None
+        return plan.predicted.tpot_s
+
+    assert {256, 1024} < {case.n_kv for case in World().profile.rest}
+    assert tpot_s(256) < tpot_s(640) == pytest.approx((tpot_s(256) + tpot_s(1024)) / 2)
+
+
 def test_a_device_adds_its_crossings_and_launches() -> None:
     """Slower and slower links and launches: each costs what it adds, whatever is computed."""
     world = World(share=3.0, workload=TOKEN)

@@ -11,6 +11,7 @@ import pytest
 from gguf_factory import write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import placed, weight
 
 from oallama.core.errors import PlanError
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME, MUL_MAT_TYPES
@@ -24,8 +25,13 @@ from oallama.plan.split import check_hot_experts, device_share, hot_bytes, slice
 def operator(
     role: str, weight_type: str = "Q4_0", shape: tuple[int, int, int] = (1024, 4096, 1), **more: bool
 ) -> Operator:
-    op = "MUL_MAT_ID" if role.endswith("_exps") else "MUL_MAT"
-    return Operator(f"blk.0.{role}.weight", 0, role, op, weight_type, shape, 1, 1.0, 1, **more)  # type: ignore[arg-type]
+    k, n, e = shape
+    made = weight(role=role, k=k, n=n, layer=0, n_expert=e if role.endswith("_exps") else 0, type_name=weight_type)
+    return replace(made, **more)
+
+
+def slices(of: Operator, *, gg: float, cg: float = 0.0, cc: float | None = None) -> tuple[int, int, int]:
+    return slice_counts(of, OperatorPlacement("x", gg=gg, cg=cg, cc=1 - gg - cg if cc is None else cc))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +73,7 @@ def test_plans_cut_long_weights_between_tiles_of_rows_and_others_anywhere(role: 
     made = operator(role, "Q4_K", (1024, rows, 1))
     assert cut_step(made) == step and step % cut_granularity(made) == 0
     cut = rows - 32 if rows % 128 == 0 else rows // 2 // 32 * 32  # a plan may be cut otherwise
-    assert slice_counts(made, OperatorPlacement("x", 1 - cut / rows, 0.0, cut / rows)) == (cut, 0, rows - cut)
+    assert slices(made, gg=1 - cut / rows, cc=cut / rows) == (cut, 0, rows - cut)
 
 
 def test_steps_through_k_are_blocks_and_of_halves_whole_tiles_of_each() -> None:
@@ -105,15 +111,15 @@ def test_every_count_survives_as_a_fraction(data: st.DataObject, weight_type: st
     cc = data.draw(st.integers(0, extent // step)) * step
     cg = data.draw(st.integers(0, (extent - cc) // step)) * step
     gg = extent - cc - cg
-    assert slice_counts(made, OperatorPlacement("x", gg / extent, cg / extent, cc / extent)) == (cc, cg, gg)
+    assert slices(made, gg=gg / extent, cg=cg / extent, cc=cc / extent) == (cc, cg, gg)
 
 
 def test_gg_takes_the_rest_of_an_odd_extent() -> None:
     odd = operator("output", "F16", (256, 1000, 1))
-    assert slice_counts(odd, OperatorPlacement("x", 360 / 1000, 0.0, 640 / 1000)) == (640, 0, 360)
-    assert slice_counts(odd, OperatorPlacement("x", 0.0, 0.0, 1.0)) == (1000, 0, 0)
-    assert slice_counts(odd, OperatorPlacement("x", 1.0, 0.0, 0.0)) == (0, 0, 1000)
-    assert slice_counts(odd, OperatorPlacement("x", 0.0, 360 / 1000, 640 / 1000)) == (640, 360, 0)
+    assert slices(odd, gg=0.36) == (640, 0, 360)
+    assert slices(odd, gg=0.0) == (1000, 0, 0)
+    assert slices(odd, gg=1.0) == (0, 0, 1000)
+    assert slices(odd, gg=0.0, cg=0.36) == (640, 360, 0)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +137,14 @@ def test_gg_takes_the_rest_of_an_odd_extent() -> None:
 def test_fractions_that_are_no_such_counts_are_refused(fractions: tuple[float, float, float], message: str) -> None:
     odd = operator("output", "F16", (256, 1000, 1))
     with pytest.raises(PlanError, match=re.escape(message)):
-        slice_counts(odd, OperatorPlacement("x", *fractions))
+        slices(odd, gg=fractions[0], cg=fractions[1], cc=fractions[2])
 
 
 def test_of_a_weight_the_device_has_its_slice_or_whole_experts() -> None:
     made = operator("ffn_up_exps", shape=(1024, 4096, 8))
-    assert device_share(made, OperatorPlacement(made.name, 0.25, 0.5, 0.25)) == 0.25
-    hot = OperatorPlacement(made.name, 0.0, 0.0, 1.0, hot_experts=(0, 7))
+    assert device_share(made, placed(made.name, gg=0.25, cg=0.5)) == 0.25
+    hot = placed(made.name, hot=(0, 7))
     assert device_share(made, hot) == 2 / 8 and hot_bytes(made, hot) == 2 * made.bytes // 8
-
-
-def test_any_hot_experts_of_a_weight_are_sound() -> None:
-    made = operator("ffn_up_exps", shape=(1024, 4096, 8))
-    placement = OperatorPlacement(made.name, 0.0, 0.0, 1.0, hot_experts=(0, 7))
-    check_hot_experts(made, placement)
-    check_hot_experts(made, replace(placement, hot_experts=(3,)))
+    check_hot_experts(made, hot)
+    with pytest.raises(PlanError):
+        check_hot_experts(made, placed(made.name, hot=(0, 8)))
