@@ -41,7 +41,8 @@ def placed(
     model, ops, names = model_info(gguf), operators(gguf), tuple(tensor.name for tensor in gguf.tensors)
     there = {op.name: device != "none" and on_device(op) for op in ops}
     placements = tuple(
-        OperatorPlacement(name, float(gg), 0.0, float(not gg), None if gg else layout) for name, gg in there.items()
+        OperatorPlacement(name=name, gg=float(gg), cg=0.0, cc=float(not gg), layout=None if gg else layout)
+        for name, gg in there.items()
     )
     request = LoadSettings(
         path=model.path,
@@ -74,7 +75,7 @@ def placed(
         operators=placements,
         n_gpu_layers=request.n_gpu_layers,
         memory=ledger,
-        predicted=Predicted(0.0, 0.0, 0.0),
+        predicted=Predicted(ttft_s=0.0, tpot_s=0.0, total_s=0.0),
     )
     return Placed(model, ops, names, record, request, probed)
 

@@ -59,7 +59,9 @@ def split_placements(
         else:
             cc = min(max(round((1 - wanted) * extent / step), 1) * step, (extent - 1) // step * step)
         named = layout if cc and wanted is not None else None
-        made.append(OperatorPlacement(operator.name, (extent - cc) / extent, 0.0, cc / extent, named))
+        made.append(
+            OperatorPlacement(name=operator.name, gg=(extent - cc) / extent, cg=0.0, cc=cc / extent, layout=named)
+        )
     return tuple(made)
 
 
@@ -91,7 +93,9 @@ def with_whole(
 ) -> tuple[OperatorPlacement, ...]:
     """The placements, but for operators of `whole`, which are on the device."""
     return tuple(
-        OperatorPlacement(operator.name, 1.0, 0.0, 0.0) if whole is not None and whole(operator) else placement
+        OperatorPlacement(name=operator.name, gg=1.0, cg=0.0, cc=0.0)
+        if whole is not None and whole(operator)
+        else placement
         for operator, placement in zip(case.operators, placements, strict=True)
     )
 
@@ -155,7 +159,9 @@ def streaming_case(
             extent, step = cut_extent(operator), cut_granularity(operator)
             gg = min(round(share[0] * extent / step) * step, round(placement.gg * extent))
             cg = round(placement.gg * extent) - gg
-            placement = OperatorPlacement(placement.name, gg / extent, cg / extent, placement.cc, layout)
+            placement = OperatorPlacement(
+                name=placement.name, gg=gg / extent, cg=cg / extent, cc=placement.cc, layout=layout
+            )
         placements.append(placement)
     made = replace(case.plan, device=device, policy="scheinfer", n_gpu_layers=0, operators=tuple(placements), **record)
     patterns = host_patterns(case.operators, placements, case.tensor_names, bool(made.token_assignment))

@@ -30,25 +30,20 @@ def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:
     gguf = read_gguf(MODEL)
     model, ops = model_info(gguf), operators(gguf)
     placements = tuple(
-        OperatorPlacement(op.name, gg, 0.0, 1.0 - gg, "CPU" if gg == 0.5 else None)
+        OperatorPlacement(name=op.name, gg=gg, cg=0.0, cc=1.0 - gg, layout="CPU" if gg == 0.5 else None)
         for op in ops
         for gg in [
             0.5 if is_ffn(op) else float(not slices_only and (op.layer is None or op.layer >= model.n_layer // 2))
         ]
     )
-    ledger = MemoryLedger(2**30, 0.9, 2**29, 0, 0, 0, 0, 0, 0)
-    plan = Plan(
-        str(MODEL),
-        model.fingerprint,
-        "cd" * 32,
-        device,
-        "split",
-        Workload(32, 8, 256),
-        placements,
-        0 if slices_only else 999,
-        ledger,
-        None,
+    ledger = MemoryLedger(
+        capacity=2**30, fill=0.9, limit=2**29, weights_gpu=0, weights_host=0, kv=0, compute=0, staging=0, spare=0
     )
+    plan = Plan(
+        model_path=str(MODEL), model_fingerprint=model.fingerprint, machine_fingerprint="cd" * 32, device=device,
+        policy="split", workload=Workload(n_prompt=32, n_gen=8, n_ctx=256), operators=placements,
+        n_gpu_layers=0 if slices_only else 999, memory=ledger, predicted=None,
+    )  # fmt: skip
     plan.check(model, ops)
     plan.save(path)
     return plan

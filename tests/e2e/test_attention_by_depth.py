@@ -34,11 +34,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(model: Path) -> Plan:
-    return Placer.load(model, device="none", threads=1).plan("cpu", workload=Workload(16, 4, N_CTX, 64), measure=False)
+    return Placer.load(model, device="none", threads=1).plan(
+        "cpu", workload=Workload(n_prompt=16, n_gen=4, n_ctx=N_CTX, n_ubatch=64), measure=False
+    )
 
 
 def saying(plan: Plan, flash_attn: str, type_k: str = "f16") -> Plan:
-    return replace(plan, attention=Attention(flash_attn, type_k, "f16"))  # type: ignore[arg-type]
+    return replace(plan, attention=Attention(flash_attn=flash_attn, type_k=type_k, type_v="f16"))  # type: ignore[arg-type]
 
 
 def loaded(model: Path, plan: Plan, **told: str) -> tuple[int, int, Attention]:
@@ -53,7 +55,7 @@ def loaded(model: Path, plan: Plan, **told: str) -> tuple[int, int, Attention]:
 def test_the_engine_runs_with_what_the_plan_says(way: str, model: Path, plan: Plan) -> None:
     flash_attn, type_k, said = loaded(model, saying(plan, way, "q8_0"))
     assert (flash_attn, type_k) == (FLASH_ATTENTION[way], 8)  # GGML_TYPE_Q8_0
-    assert said == Attention(way, "q8_0", "f16")  # type: ignore[arg-type]
+    assert said == Attention(flash_attn=way, type_k="q8_0", type_v="f16")  # type: ignore[arg-type]
     other = "off" if way == "on" else "on"
     assert loaded(model, saying(plan, way), flash_attn=other)[0] == FLASH_ATTENTION[other]
 

@@ -53,9 +53,19 @@ def counted(cache: Path, arch: str) -> Path:
     """A model whose experts were counted: three of eight serve nearly all traffic."""
     path = write_gguf(cache / f"{arch}.gguf", arch, weight_type="F16", n_layer=N_LAYER)
     model = Placer.load(path, device="none").model
-    layers = tuple(LayerRouting(i, 500, USES, before=USES, latest=USES) for i in range(N_LAYER))
+    layers = tuple(LayerRouting(layer=i, n_tokens=500, uses=USES, before=USES, latest=USES) for i in range(N_LAYER))
     assert model.n_expert == N_EXPERT
-    write_routing(Routing(1, model.fingerprint, N_EXPERT, model.n_expert_used, 4096, layers, layers))
+    write_routing(
+        Routing(
+            version=1,
+            model_fingerprint=model.fingerprint,
+            n_expert=N_EXPERT,
+            n_expert_used=model.n_expert_used,
+            half_life_tokens=4096,
+            decode=layers,
+            prompt=layers,
+        )
+    )
     return path
 
 

@@ -48,7 +48,11 @@ def test_the_list_is_what_the_graph_reads(name: str) -> None:
 def test_operators_are_in_the_order_of_layers_so_that_a_placement_can_be_priced(name: str) -> None:
     graph = GRAPHS[name]
     n_layer, listed = graph["metadata"]["block_count"], operators(gguf_of(graph))
-    info = ModelInfo("m.gguf", graph["arch"], "m", n_layer, 256, 256, 8, 8, 32, 32, 0, 0, 256, 512, 1, "f" * 64)
+    info = ModelInfo(
+        path="m.gguf", arch=graph["arch"], name="m", n_layer=n_layer, n_embd=256, n_ff=256, n_head=8, n_head_kv=8,
+        n_embd_head_k=32, n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=256, n_ctx_train=512, file_bytes=1,
+        fingerprint="f" * 64,
+    )  # fmt: skip
     made = build_graph(info, listed, graph["tensors"])
     assert list(made.operator_layer) == sorted(made.operator_layer)
     nothing = crossings(made, [False] * len(listed), n_layer + 1)

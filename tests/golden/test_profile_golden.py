@@ -19,8 +19,8 @@ def test_what_the_sample_says_is_what_is_read() -> None:
     assert (profile.version, profile.device, profile.fingerprint["device_spec"]) == (1, "RPC0", "rpc-worker:1")
     assert {(c.device, c.layout) for c in profile.cases} == {("CPU", "CPU"), ("CPU", "CPU_REPACK"), ("RPC0", "device")}
     assert {c.mul_mat for c in profile.cases} == {
-        MulMat("MUL_MAT", "Q4_0", (256, 256, 1), 1),
-        MulMat("MUL_MAT_ID", "Q4_0", (512, 256, 4), 2),
+        MulMat(op="MUL_MAT", type="Q4_0", shape=(256, 256, 1), n_expert_used=1),
+        MulMat(op="MUL_MAT_ID", type="Q4_0", shape=(512, 256, 4), n_expert_used=2),
     }
     first = profile.cases[0]
     assert first.samples == (5.9521110718681785e-06, 4.329666656606908e-06, 4.396555545503765e-06)

@@ -5,44 +5,53 @@ from __future__ import annotations
 from dataclasses import replace
 
 import report_records
+from worlds import placed, some_plan, weight
 
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Predicted, Workload
+from oallama.core.types import MemoryLedger, Predicted
 from oallama.place.placement import unmeasured_cpu_record
-from oallama.plan.plan import Plan
 from oallama.report.placement import Served, WorkTime
 
 HOSTILE = report_records.HOSTILE
 ROLES = ("attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+LEDGER = MemoryLedger(
+    capacity=6_000_000, fill=0.9, limit=5_400_000, weights_gpu=300_000, weights_host=200_000, kv=512_000,
+    compute=256_000, staging=0, spare=4_332_000,
+)  # fmt: skip
 
 
 def served(n_layer: int = 3) -> Served:
     """Layer 0 on the CPU, layer 1 with a split FFN, the others and the output on the device."""
-    operators = tuple(
-        Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT", "Q4_0", (256, 256, 1), 36864, 1.0)
-        for layer in range(n_layer)
-        for role in ROLES
+    operators = (
+        *(weight(role=role, k=256, n=256, layer=layer) for layer in range(n_layer) for role in ROLES),
+        weight(role="output", k=256, n=1024, type_name="Q6_K"),
     )
-    operators += (Operator("output.weight", None, "output", "MUL_MAT", "Q6_K", (256, 1024, 1), 215040, 1.0),)
-    placements = tuple(OperatorPlacement(o.name, *_shares(o.layer, o.role)) for o in operators)
+    placements = tuple(
+        placed(o.name)
+        if o.layer == 0
+        else placed(o.name, gg=0.5, cg=0.25)
+        if o.layer == 1 and o.role.startswith("ffn")
+        else placed(o.name, gg=1.0)
+        for o in operators
+    )
     times = tuple(
-        WorkTime(o.name, "operator", {"gpu" if p.gg == 1 else "cpu": 20e-6}, {"gpu" if p.gg == 1 else "cpu": 1e-3})
+        WorkTime(name=o.name, kind="operator", token_s={stream: 20e-6}, prompt_s={stream: 1e-3})
         for o, p in zip(operators, placements, strict=True)
+        for stream in ["gpu" if p.gg == 1 else "cpu"]
         if p.gg in (0, 1)
     )
-    times += (WorkTime("layer 1: FFN", "slice", {"cpu": 30e-6, "gpu": 25e-6}, {"gpu": 2e-3}),)
-    ledger = MemoryLedger(6_000_000, 0.9, 5_400_000, 300_000, 200_000, 512_000, 256_000, 0, 4_332_000)
-    record = Plan(
-        "m.gguf", "ab" * 32, "cd" * 32, "rpc://127.0.0.1:9", "split", Workload(64, 32, 512), placements, n_layer,
-        ledger, Predicted(0.05, 0.0004, 0.07),
+    cut = WorkTime(name="layer 1: FFN", kind="slice", token_s={"cpu": 30e-6, "gpu": 25e-6}, prompt_s={"gpu": 2e-3})
+    record = some_plan(
+        placements, model_fingerprint="ab" * 32, device="rpc://127.0.0.1:9", n_gpu_layers=n_layer, memory=LEDGER,
+        predicted=Predicted(ttft_s=0.05, tpot_s=0.0004, total_s=0.07),
     )  # fmt: skip
     model = report_records.model(n_layer=n_layer, name="Small")
-    return Served(model, operators, record, "this is the placement of policy split", times)
-
-
-def _shares(layer: int | None, role: str) -> tuple[float, float, float]:
-    if layer == 0:
-        return 0.0, 0.0, 1.0
-    return (0.5, 0.25, 0.25) if layer == 1 and role.startswith("ffn") else (1.0, 0.0, 0.0)
+    return Served(
+        model=model,
+        operators=operators,
+        plan=record,
+        reason="this is the placement of policy split",
+        times=(*times, cut),
+    )
 
 
 def on_cpu(of: Served) -> Served:
@@ -53,15 +62,18 @@ def on_cpu(of: Served) -> Served:
 
 def hostile() -> Served:
     """Names that try to be markup, scripts, terminal codes."""
+    plain = weight(role="attn_q", k=256, n=256)
     operators = (
-        Operator(f"blk.0.{HOSTILE}", 0, HOSTILE, "MUL_MAT", "Q4_0", (256, 256, 1), 36864, 1.0),
-        Operator(HOSTILE, None, HOSTILE, "MUL_MAT", "Q4_0", (256, 256, 1), 36864, 1.0),
+        replace(plain, name=f"blk.0.{HOSTILE}", layer=0, role=HOSTILE),
+        replace(plain, name=HOSTILE, role=HOSTILE),
     )
-    base = served(1)
-    placements = tuple(OperatorPlacement(operator.name, 1.0, 0.0, 0.0) for operator in operators)
     record = replace(
-        base.plan, operators=placements, policy=HOSTILE, device=HOSTILE, notes=(HOSTILE,), model_path=HOSTILE
-    )
+        served(1).plan, operators=tuple(placed(operator.name, gg=1.0) for operator in operators), policy=HOSTILE,
+        device=HOSTILE, notes=(HOSTILE,), model_path=HOSTILE,
+    )  # fmt: skip
     model = report_records.model(name=HOSTILE, arch=HOSTILE, path=HOSTILE, n_layer=1)
-    times = (WorkTime(HOSTILE, "operator", {"gpu": 1e-6}, {}), WorkTime(f"layer {HOSTILE}", "rest", {"cpu": 1e-6}, {}))
-    return Served(model, operators, record, HOSTILE, times)
+    times = (
+        WorkTime(name=HOSTILE, kind="operator", token_s={"gpu": 1e-6}, prompt_s={}),
+        WorkTime(name=f"layer {HOSTILE}", kind="rest", token_s={"cpu": 1e-6}, prompt_s={}),
+    )
+    return Served(model=model, operators=operators, plan=record, reason=HOSTILE, times=times)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from worlds import placed
+
 from oallama.core.affinity import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
-from oallama.core.types import MemoryLedger, ModelInfo, OperatorPlacement, Predicted, StreamSettings, Workload
+from oallama.core.types import MemoryLedger, ModelInfo, Predicted, StreamSettings, Workload
 from oallama.core.units import GIB, MIB
 
 BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "F16": 16.0, "F32": 32.0}
@@ -13,23 +15,10 @@ BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "F16": 16.0, "F32": 32.0}
 
 def model(**changes: object) -> ModelInfo:
     base = ModelInfo(
-        path="models/llama-8b-q4_k_m.gguf",
-        arch="llama",
-        name="Llama 8B",
-        n_layer=32,
-        n_embd=4096,
-        n_ff=14336,
-        n_head=32,
-        n_head_kv=8,
-        n_embd_head_k=128,
-        n_embd_head_v=128,
-        n_expert=0,
-        n_expert_used=0,
-        n_vocab=128256,
-        n_ctx_train=8192,
-        file_bytes=4_920_734_272,
-        fingerprint="3f" * 32,
-    )
+        path="models/llama-8b-q4_k_m.gguf", arch="llama", name="Llama 8B", n_layer=32, n_embd=4096, n_ff=14336,
+        n_head=32, n_head_kv=8, n_embd_head_k=128, n_embd_head_v=128, n_expert=0, n_expert_used=0, n_vocab=128256,
+        n_ctx_train=8192, file_bytes=4_920_734_272, fingerprint="3f" * 32,
+    )  # fmt: skip
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -118,16 +107,17 @@ def sliced(n_layer: int = 8) -> AffinityReport:
 
 def with_run(of: AffinityReport, measured: bool = False, seconds: float = 0.5) -> AffinityReport:
     """Beside a plan that divides the FFNs of the first three layers and leaves all else on the CPU."""
-    placed = tuple(
-        OperatorPlacement(row.name, 0.25, 0.25, 0.5)
+    places = tuple(
+        placed(row.name, gg=0.25, cg=0.25)
         if row.role.startswith("ffn") and row.layer is not None and row.layer < 3
-        else OperatorPlacement(row.name, 0.0, 0.0, 1.0)
+        else placed(row.name)
         for row in of.operators
     )
-    predicted = Predicted(0.2, seconds / 100, seconds)
+    predicted = Predicted(ttft_s=0.2, tpot_s=seconds / 100, total_s=seconds)
     run = RunPlan(
-        "scheinfer", measured, predicted, of.memory, placed, ((512, 400),), StreamSettings(2, "ahead"), ("told",)
-    )
+        policy="scheinfer", measured=measured, predicted=predicted, memory=of.memory, operators=places,
+        token_assignment=((512, 400),), streaming=StreamSettings(2, "ahead"), notes=("told",),
+    )  # fmt: skip
     return replace(of, run=run)
 
 
@@ -143,40 +133,37 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
         t_gpu = n_bytes * active / 700e9 + 6e-6
         t_transfer = 8e-6 - (layer or 0) * 3e-7 - (12e-6 if role.startswith("ffn") else 0)
         benefit = (t_cpu - t_gpu - t_transfer) / n_bytes
-        rows.append(Affinity(name, layer, role, kind, shape, n_bytes, t_cpu, t_gpu, t_transfer, benefit, 0.0, 0, "CPU"))
+        row = Affinity(
+            name=name, layer=layer, role=role, type=kind, shape=shape, bytes=n_bytes, t_cpu_s=t_cpu, t_gpu_s=t_gpu,
+            t_transfer_s=t_transfer, benefit_s_per_byte=benefit, affinity=0.0, rank=0, backend="CPU",
+        )  # fmt: skip
+        rows.append(row)
     rows.sort(key=lambda row: -row.benefit_s_per_byte)
     low, high = rows[-1].benefit_s_per_byte, rows[0].benefit_s_per_byte
-    room, placed = limit - kv - compute, []
+    room, there = limit - kv - compute, []
     for rank, row in enumerate(rows, 1):
         fits = row.bytes <= room
         room -= row.bytes if fits else 0
         affinity = (row.benefit_s_per_byte - low) / (high - low) if high > low else 1.0
-        placed.append(replace(row, affinity=affinity, rank=rank, backend="GPU" if fits else "CPU"))
-    on_device = sum(row.bytes for row in placed if row.backend == "GPU")
+        there.append(replace(row, affinity=affinity, rank=rank, backend="GPU" if fits else "CPU"))
+    on_device = sum(row.bytes for row in there if row.backend == "GPU")
     ledger = MemoryLedger(
-        capacity=capacity,
-        fill=0.9,
-        limit=limit,
-        weights_gpu=on_device,
-        weights_host=sum(row.bytes for row in placed) - on_device,
-        kv=kv,
-        compute=compute,
-        staging=0,
-        spare=room,
-    )
+        capacity=capacity, fill=0.9, limit=limit, weights_gpu=on_device,
+        weights_host=sum(row.bytes for row in there) - on_device, kv=kv, compute=compute, staging=0, spare=room,
+    )  # fmt: skip
     return AffinityReport(
         model=info,
         device="CUDA0",
         phase="decode",
         iterations=3,
         converged=True,
-        operators=tuple(placed),
+        operators=tuple(there),
         memory=ledger,
         predicted=Predicted(ttft_s=0.412, tpot_s=0.0318, total_s=4.45),
-        workload=Workload(512, 128, 4096),
+        workload=Workload(n_prompt=512, n_gen=128, n_ctx=4096),
         baselines=(
-            Baseline("stock --fit", Predicted(0.5, 0.04, 5.34)),
-            Baseline("all CPU", Predicted(9.1, 0.000826, 8.9)),
+            Baseline("stock --fit", Predicted(ttft_s=0.5, tpot_s=0.04, total_s=5.34)),
+            Baseline("all CPU", Predicted(ttft_s=9.1, tpot_s=0.000826, total_s=8.9)),
         ),
-        measured=MeasuredOn("Example CPU 1000", "Example GPU", "2026-11-21T01:49:11Z"),
+        measured=MeasuredOn(cpu="Example CPU 1000", device="Example GPU", at="2026-11-21T01:49:11Z"),
     )

@@ -14,7 +14,7 @@ from oallama.core.options import Options
 from oallama.core.types import Workload
 from oallama.placer import Given
 
-LOAD = Workload(64, 16, 512, n_ubatch=128)
+LOAD = Workload(n_prompt=64, n_gen=16, n_ctx=512, n_ubatch=128)
 
 
 class Known:

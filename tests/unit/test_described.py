@@ -92,7 +92,9 @@ def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:
         return seconds
 
     assert rest_s(1024, True) < rest_s(4096, True) < rest_s(4096, False) < rest_s(16384, False)
-    quantised = described(HOST, CARD, SMALL, WORLD.operators, (1, 32), Attention("on", "q8_0", "q8_0"))
+    quantised = described(
+        HOST, CARD, SMALL, WORLD.operators, (1, 32), Attention(flash_attn="on", type_k="q8_0", type_v="q8_0")
+    )
     assert {case.shape.type_k for case in quantised.rest if case.shape} == {"q8_0"}
 
 

@@ -23,7 +23,7 @@ from oallama.run.load import spill_warning
 pytestmark = pytest.mark.usefixtures("small_cards")
 
 SERVED = placement_records.served()
-RECORD = replace(SERVED.plan, workload=Workload(500, 200, 8192))
+RECORD = replace(SERVED.plan, workload=Workload(n_prompt=500, n_gen=200, n_ctx=8192))
 OPERATORS = SERVED.operators
 N_LAYER = 3
 
@@ -34,11 +34,13 @@ def test_it_is_what_a_plan_made_for_that_depth_would_be_priced_at(policy, share)
     """Whole operators to the digit. Behind slices that are streamed, attention that takes longer may hide copies, or
     take memory from them."""
     on = machine_of("pc-12gb")
-    world = World(model=SMALL, host=on.host, card=on.card, share=share, workload=Workload(500, 200, 16384))
+    world = World(
+        model=SMALL, host=on.host, card=on.card, share=share, workload=Workload(n_prompt=500, n_gen=200, n_ctx=16384)
+    )
     plan = world.plan(policy)
     streams = any(place.cg for place in plan.operators) or bool(plan.token_assignment)
     for depth in (600, 2048, 12000):
-        there = world.simulate(plan, Workload(depth, 1, 16384)).predicted.tpot_s
+        there = world.simulate(plan, Workload(n_prompt=depth, n_gen=1, n_ctx=16384)).predicted.tpot_s
         found = token_seconds(with_attention(world.profile, "on"), "on", world.model.n_layer, plan, depth)
         assert found == pytest.approx(there, rel=0.05 if streams else 1e-6)
 
@@ -69,7 +71,11 @@ def test_what_fits_and_what_does_not():
     whole = replace(RECORD, operators=placed, n_gpu_layers=N_LAYER + 1)
     assert fits_text(whole, OPERATORS, N_LAYER).startswith("all weights on ")
     assert "on the CPU" not in fits_text(whole, OPERATORS, N_LAYER)
-    none = fits_text(unmeasured_cpu_record(model(), OPERATORS, Workload(64, 32, 512), n_bytes), OPERATORS, N_LAYER)
+    none = fits_text(
+        unmeasured_cpu_record(model(), OPERATORS, Workload(n_prompt=64, n_gen=32, n_ctx=512), n_bytes),
+        OPERATORS,
+        N_LAYER,
+    )
     assert none.startswith("all weights (") and none.endswith(") are on the CPU")
 
 
@@ -92,7 +98,7 @@ def test_an_emulated_device_makes_no_rate_expected():
 
 
 def test_measured_figures_stand_beside_the_expected_ones():
-    assert measured_texts(0.5, 0.1, Predicted(0.4, 0.08, 1.0)) == [
+    assert measured_texts(0.5, 0.1, Predicted(ttft_s=0.4, tpot_s=0.08, total_s=1.0)) == [
         "TTFT 500 ms (400 ms expected)", "TPOT 100 ms", "10.0 tokens/s (12.5 expected)"
     ]  # fmt: skip
     assert measured_texts(0.5, 0.1, None) == ["TTFT 500 ms", "TPOT 100 ms", "10.0 tokens/s"]
@@ -100,7 +106,10 @@ def test_measured_figures_stand_beside_the_expected_ones():
 
 
 def card(kind="GPU", spec="CUDA0", free=8 * GIB):
-    info = DeviceInfo("CUDA0", "a card", "CUDA", kind, 12 * GIB, free, True, True, True)
+    info = DeviceInfo(
+        name="CUDA0", description="a card", backend="CUDA", type=kind, memory_total=12 * GIB, memory_free=free,
+        asynchronous=True, host_buffer=True, events=True,
+    )  # fmt: skip
     return OpenDevice("CUDA0", info, parse_device(spec))
 
 

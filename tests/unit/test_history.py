@@ -29,7 +29,7 @@ from oallama.report.expected import ENOUGH_TOKENS, drift_text
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
-NOTHING = History(1, "f" * 64, "a" * 16)
+NOTHING = History(version=1, model_fingerprint="f" * 64, profile="a" * 16)
 WORLD = World(
     model=model_info(n_embd=1024, n_ff=8192),
     card=replace(CARD, pinned_bytes_per_s=10e9, pageable_bytes_per_s=10e9),
@@ -38,7 +38,10 @@ WORLD = World(
     share=1.0,
 ).with_profile(sharing=())
 """Of each FFN a part is computed by the CPU, and a part is streamed."""
-PASSES = SeenPasses(1, 100, 2.0, 1.0, 0.5, 2.0, 3.0, 0.25, False)
+PASSES = SeenPasses(
+    batch=1, n_passes=100, cpu_s=2.0, wait_s=1.0, other_s=0.5, predicted_cpu_s=2.0, predicted_device_s=3.0,
+    predicted_between_s=0.25, copies_last=False,
+)  # fmt: skip
 
 
 def test_passes_are_averaged_and_old_ones_forgotten() -> None:
@@ -85,7 +88,7 @@ def test_a_corrected_profile_predicts_what_was_seen(slower: float) -> None:
         (found,) = seen_passes(placer.problem_for(plan), plan, placer.placed(plan), [run])
         return found
 
-    nothing = BlockRuns(name, 1, 64, 64, 0.0, 0.0, 0.0)
+    nothing = BlockRuns(block=name, batch=1, n_runs=64, n_tokens=64, cpu_s=0.0, wait_s=0.0, other_s=0.0)
     true = seen(WORLD.with_profile(cases=slow), nothing)
     waited_s = max(0.0, true.predicted_device_s - true.predicted_between_s - true.predicted_cpu_s)
     run = replace(nothing, cpu_s=64 * true.predicted_cpu_s, wait_s=64 * waited_s)

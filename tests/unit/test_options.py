@@ -53,11 +53,15 @@ def test_what_cannot_be_is_refused_in_one_sentence(asked: dict[str, Any], messag
 
 
 def test_attention_is_what_was_asked_for_then_what_was_planned() -> None:
-    planned = Attention("off", "q8_0", "f16")
-    assert Options().attention() == Attention("auto", "f16", "f16")
+    planned = Attention(flash_attn="off", type_k="q8_0", type_v="f16")
+    assert Options().attention() == Attention(flash_attn="auto", type_k="f16", type_v="f16")
     assert Options().attention(planned) == planned
-    assert Options(flash_attn="on", type_v="Q8_0").attention(planned) == Attention("on", "q8_0", "q8_0")
-    assert Options(type_v="q8_0").attention(planned) == Attention("on", "q8_0", "q8_0")  # which off does not go with
+    assert Options(flash_attn="on", type_v="Q8_0").attention(planned) == Attention(
+        flash_attn="on", type_k="q8_0", type_v="q8_0"
+    )
+    assert Options(type_v="q8_0").attention(planned) == Attention(
+        flash_attn="on", type_k="q8_0", type_v="q8_0"
+    )  # which off does not go with
 
 
 def test_what_a_load_gets_survives_the_way_to_a_child() -> None:

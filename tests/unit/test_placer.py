@@ -225,7 +225,7 @@ def test_without_measuring_attention_is_what_is_asked_for_or_usual_at_that_depth
         world = World(options=Options(device="none", **asked))  # type: ignore[arg-type]
         placer = world.placer()
         placer._profile = world.profile if profile else None
-        plan = placer.plan("cpu", workload=Workload(1, n_gen, 8192, n_past=depth), measure=False)
+        plan = placer.plan("cpu", workload=Workload(n_prompt=1, n_gen=n_gen, n_ctx=8192, n_past=depth), measure=False)
         assert plan.attention is not None and plan.predicted is None
         return plan.attention.flash_attn
 
@@ -233,5 +233,7 @@ def test_without_measuring_attention_is_what_is_asked_for_or_usual_at_that_depth
     assert way(0, n_gen=518) == "on", "half of them is a depth of 260, where a step of 512 is not filled"
     assert way(4096, type_v="q8_0") == "on", "a quantised V cache needs it"
     assert (way(0, flash_attn="off"), way(4096, flash_attn="on")) == ("off", "on")
-    known = World(workload=Workload(1, 64, 8192, n_past=4096), options=Options()).plan("cpu").attention
+    known = (
+        World(workload=Workload(n_prompt=1, n_gen=64, n_ctx=8192, n_past=4096), options=Options()).plan("cpu").attention
+    )
     assert known is not None and way(4096, profile=True) == known.flash_attn

@@ -36,7 +36,9 @@ HALF = places(1, 0, 0, 1)
 
 
 def plan(operators: list[OperatorPlacement] = HALF, **changes: Any) -> Plan:
-    return some_plan(operators, **{"policy": "oato", "predicted": Predicted(0.25, 0.0125, 0.65), **changes})
+    return some_plan(
+        operators, **{"policy": "oato", "predicted": Predicted(ttft_s=0.25, tpot_s=0.0125, total_s=0.65), **changes}
+    )
 
 
 SHARES = st.integers(1, 5000).flatmap(
@@ -50,7 +52,7 @@ STREAMING = st.builds(
 
 @given(
     st.lists(SHARES, max_size=8), st.sampled_from([None, "CPU", "CPU_REPACK"]), st.integers(1, 4096),
-    st.none() | STREAMING, st.none() | st.just(Attention("off", "q8_0", "bf16")),
+    st.none() | STREAMING, st.none() | st.just(Attention(flash_attn="off", type_k="q8_0", type_v="bf16")),
 )  # fmt: skip
 def test_json_round_trip_keeps_every_field(
     rows: list[tuple[int, int, int]], layout: str | None, n_ubatch: int, streaming: Any, attention: Any

@@ -404,7 +404,9 @@ def test_atsinfer_finds_the_best_of_all_placements_where_crossings_cost_nothing(
     """Of a model of one layer in decode: its sum has times of operators alone."""
     free = replace(world.card, copy_s=0.0, copy_issue_s=0.0, launch_s=0.0, launch_node_s=0.0, synchronize_s=0.0,
                    pinned_bytes_per_s=1e18, pageable_bytes_per_s=1e18)  # fmt: skip
-    world = replace(world, model=one_layer(world), uses=(), card=free, workload=Workload(1, 64, 1024))
+    world = replace(
+        world, model=one_layer(world), uses=(), card=free, workload=Workload(n_prompt=1, n_gen=64, n_ctx=1024)
+    )
     plan = world.plan("atsinfer")
     with every(firsts=(0,)) as brute_force:
         best = world.plan(brute_force)
@@ -516,7 +518,7 @@ def test_a_larger_micro_batch_is_taken_where_it_gains_and_said_so() -> None:
 def test_micro_batches_are_doubled_up_to_the_whole_prompt(
     n_prompt: int, options: dict[str, int], sizes: object
 ) -> None:
-    assert larger_ubatches(Workload(n_prompt, 1, 16384), Options(**options)) == sizes  # type: ignore[arg-type]
+    assert larger_ubatches(Workload(n_prompt=n_prompt, n_gen=1, n_ctx=16384), Options(**options)) == sizes  # type: ignore[arg-type]
 
 
 #
@@ -547,7 +549,9 @@ def test_a_prompt_in_two_batches_takes_what_each_takes_behind_the_other() -> Non
     world = World(options=Options(flash_attn="on"))
 
     def ttft_s(n_prompt: int, n_past: int) -> float:
-        plan = replace(world, workload=Workload(n_prompt, 0, 2048, 512, n_past)).plan("cpu")
+        plan = replace(
+            world, workload=Workload(n_prompt=n_prompt, n_gen=0, n_ctx=2048, n_ubatch=512, n_past=n_past)
+        ).plan("cpu")
         assert plan.predicted is not None
         return plan.predicted.ttft_s
 
@@ -609,7 +613,9 @@ def test_sides_that_slow_each_other_down_take_longer() -> None:
         return total_s(world.with_profile(**profile).plan(policy))
 
     def halved(first: str, second: str, n_tokens: int = 1) -> tuple[Sharing, ...]:
-        return (Sharing(first, second, n_tokens, 20.0, 10.0, 10.0, 5.0),)
+        rates = {"first_alone": 20.0, "second_alone": 10.0, "first_with_second": 10.0, "second_with_first": 5.0}
+        named = {f"{name}_gb_per_s": rate for name, rate in rates.items()}
+        return (Sharing(first=first, second=second, n_tokens=n_tokens, **named),)
 
     free = seconds(sharing=())
     assert seconds(sharing=halved("cpu", "link")) == pytest.approx(seconds("cpu"), rel=0.05), "one of them at a time"

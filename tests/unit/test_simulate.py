@@ -116,7 +116,7 @@ def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for
 
 
 def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() -> None:
-    planned = some_plan((), attention=Attention("off", "f16", "f16"))
+    planned = some_plan((), attention=Attention(flash_attn="off", type_k="f16", type_v="f16"))
 
     def as_asked(**options: object) -> Plan:
         return as_asked_for(replace(WORLD, options=Options.given(**options)).alone(), planned)
@@ -126,7 +126,7 @@ def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() ->
     assert asked == replace(
         planned,
         workload=replace(planned.workload, n_ctx=16384, n_ubatch=64),
-        attention=Attention("on", "q8_0", "f16"),
+        attention=Attention(flash_attn="on", type_k="q8_0", type_v="f16"),
     )
 
 

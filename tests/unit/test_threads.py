@@ -77,7 +77,7 @@ def test_a_containers_quota_limits_them(tmp_path: Path, quota: str, counts: tupl
 
 
 def host(bytes_per_s: float) -> Host:
-    return Host("made up", bytes_per_s, 1e12, "a test")
+    return Host(name="made up", bytes_per_s=bytes_per_s, flops_per_s=1e12, source="a test")
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from worlds import placed, some_plan, weight
+
 from oallama.core.routing import Routing, Tally, Traffic
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Workload
 from oallama.place.placement import with_used_experts
-from oallama.plan.plan import Plan
 from oallama.profile.routing import ENOUGH_TOKENS, counted, unknown_routing
 
 N_EXPERT, N_USED = 8, 2
 UNKNOWN = unknown_routing("f" * 64, N_EXPERT, N_USED)
 OPERATORS = [
-    Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT_ID", "Q4_0", (64, 64, N_EXPERT), 9216, 0.25)
+    weight(role=role, k=64, n=64, layer=layer, n_expert=N_EXPERT, used=N_USED)
     for layer in (0, 1)
     for role in ("ffn_up_exps", "ffn_down_exps")
 ]
-LEDGER = MemoryLedger(0, 0.9, 0, 0, 0, 0, 0, 0, 0)
-PLAN = Plan(
-    "m.gguf", "f" * 64, "", "CUDA0", "experts", Workload(1, 1, 64),
-    tuple(OperatorPlacement(o.name, 0.0, 0.0, 1.0, None, (0, 1)) for o in OPERATORS), 0, LEDGER, None,
-)  # fmt: skip
+PLAN = some_plan((placed(operator.name, hot=(0, 1)) for operator in OPERATORS), policy="experts")
 USES = Tally(2 * ENOUGH_TOKENS, (0, 96, 0, 1900, 0, 2100, 0, 0))
 
 
