@@ -33,19 +33,8 @@ class Outer:
     absent: Annotated[Inner | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
 
     JSON_KEYS: ClassVar = (
-        "n",
-        "double",
-        "name",
-        "size",
-        "kind",
-        "seconds",
-        "others",
-        "pairs",
-        "near",
-        "note",
-        "listed",
-        "absent",
-    )
+        "n", "double", "name", "size", "kind", "seconds", "others", "pairs", "near", "note", "listed", "absent",
+    )  # fmt: skip
 
     @property
     def double(self) -> int:
