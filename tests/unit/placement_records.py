@@ -8,7 +8,6 @@ import report_records
 from worlds import placed, some_plan, weight
 
 from oallama.core.types import MemoryLedger, Predicted
-from oallama.place.placement import unmeasured_cpu_record
 from oallama.report.placement import Served, WorkTime
 
 HOSTILE = report_records.HOSTILE
@@ -56,7 +55,10 @@ def served(n_layer: int = 3) -> Served:
 
 def on_cpu(of: Served) -> Served:
     """The same model without a device and without times."""
-    record = unmeasured_cpu_record(of.model, of.operators, of.plan.workload, 500_000)
+    ledger = MemoryLedger(
+        capacity=0, fill=0.9, limit=0, weights_gpu=0, weights_host=500_000, kv=0, compute=0, staging=0, spare=0
+    )
+    record = some_plan((placed(o.name) for o in of.operators), device="none", policy="cpu", memory=ledger)
     return replace(of, plan=record, reason="everything is on the CPU", times=())
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import placement_records
 import pytest
-from report_records import model
 from worlds import SMALL, World
 
 from oallama.core.errors import DeviceError, ModelFileError
@@ -14,9 +13,6 @@ from oallama.device.machines import machine_of
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
 from oallama.model.memory import load_refusal
-from oallama.place.attention import with_attention
-from oallama.place.explain import slower_from, token_seconds
-from oallama.place.placement import unmeasured_cpu_record
 from oallama.report.expected import UNMEASURED, expected_line, fits_text, measured_texts, rates_text
 from oallama.run.load import spill_warning
 
@@ -37,33 +33,22 @@ def test_it_is_what_a_plan_made_for_that_depth_would_be_priced_at(policy, share)
     world = World(
         model=SMALL, host=on.host, card=on.card, share=share, workload=Workload(n_prompt=500, n_gen=200, n_ctx=16384)
     )
-    plan = world.plan(policy)
+    placer, plan = world.placer(), world.plan(policy)
     streams = any(place.cg for place in plan.operators) or bool(plan.token_assignment)
     for depth in (600, 2048, 12000):
-        there = world.simulate(plan, Workload(n_prompt=depth, n_gen=1, n_ctx=16384)).predicted.tpot_s
-        found = token_seconds(with_attention(world.profile, "on"), "on", world.model.n_layer, plan, depth)
-        assert found == pytest.approx(there, rel=0.05 if streams else 1e-6)
+        there = placer.price(plan, Workload(n_prompt=depth, n_gen=1, n_ctx=16384)).tpot_s
+        assert placer.token_seconds(plan, depth) == pytest.approx(there, rel=0.05 if streams else 1e-6)
 
 
 def test_nothing_is_expected_without_a_prediction_or_a_profile():
     world = World(model=SMALL)
     plan = world.plan("cpu")
-    assert token_seconds(world.profile, "on", 4, replace(plan, predicted=None), 600) is None
-    assert token_seconds(replace(world.profile, rest=()), "on", 4, plan, 600) is None
-
-
-def test_the_depth_from_which_on_it_is_slower_is_the_first_step_of_the_cache():
-    def seconds(depth):
-        return 1 + max(0, depth - 1000) / 1000  # a ninth more from 1111 on
-
-    assert slower_from(seconds, 600, 8192) == 1280
-    assert slower_from(seconds, 600, 1280) == 1280
-    assert slower_from(seconds, 600, 1279) is None
-    assert slower_from(lambda depth: 1.0, 600, 1 << 17) is None
+    assert world.placer().token_seconds(replace(plan, predicted=None), 600) is None
+    assert world.with_profile(rest=()).placer().token_seconds(plan, 600) is None
+    assert world.alone().token_seconds(plan, 600) is None
 
 
 def test_what_fits_and_what_does_not():
-    n_bytes = sum(o.bytes for o in OPERATORS)
     some = fits_text(RECORD, OPERATORS, N_LAYER)
     assert " of weights on rpc://127.0.0.1:9 with 500 KiB of KV cache and 250 KiB of buffers, of the 5.15" in some
     assert some.endswith(" MiB it may hold; the other weights and the KV cache of 1 of 3 layers on the CPU")
@@ -71,11 +56,7 @@ def test_what_fits_and_what_does_not():
     whole = replace(RECORD, operators=placed, n_gpu_layers=N_LAYER + 1)
     assert fits_text(whole, OPERATORS, N_LAYER).startswith("all weights on ")
     assert "on the CPU" not in fits_text(whole, OPERATORS, N_LAYER)
-    none = fits_text(
-        unmeasured_cpu_record(model(), OPERATORS, Workload(n_prompt=64, n_gen=32, n_ctx=512), n_bytes),
-        OPERATORS,
-        N_LAYER,
-    )
+    none = fits_text(placement_records.on_cpu(SERVED).plan, OPERATORS, N_LAYER)
     assert none.startswith("all weights (") and none.endswith(") are on the CPU")
 
 
@@ -85,6 +66,8 @@ def test_rates_say_where_they_change():
 
     said = rates_text(RECORD, seconds)
     assert said == ("expected 2,500 tokens/s at 600 tokens of context, 1,250 from 1,280 on, 1,250 at all 8,192")
+    bounded = replace(RECORD, workload=replace(RECORD.workload, n_ctx=1279))
+    assert "from" not in rates_text(bounded, seconds), "the next step of the cache is outside"
     steady = rates_text(RECORD, lambda depth: 4e-4)
     assert steady == "expected 2,500 tokens/s at 600 tokens of context, and within a tenth of that up to all 8,192"
     assert rates_text(RECORD, lambda depth: None) == "expected 2,500 tokens/s"
