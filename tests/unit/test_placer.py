@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from seeds import examples
-from worlds import CARD, SMALL, World, bytes_of, total_s, worlds
+from worlds import CARD, SMALL, World, bytes_of, first_come, own_policy, total_s, worlds
 
-from oallama.core.affinity import Affinity
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
 from oallama.place.decide import policy_named
-from oallama.place.placement import Placement, placed_whole
-from oallama.place.policies.registry import POLICIES, Policy, Room, policy
-from oallama.place.problem import Problem
+from oallama.place.policies.registry import POLICIES
 from oallama.placer import Given
 from oallama.placer.affinity import plan_report, search_report
 
@@ -32,30 +29,14 @@ LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=512)
 #
 
 
-@pytest.fixture
-def own() -> Iterator[Policy]:
-    """As a user would write it."""
-
-    @policy("first-come", "operators in graph order, until the device is full")
-    def first_come(problem: Problem, room: Room) -> Iterable[Placement]:
-        first = room.first_device_layer
-        left, placed = room.operator_bytes(first), []
-        for operator, layer in zip(problem.operators, problem.graph.operator_layer, strict=True):
-            placed.append(layer >= first and operator.bytes <= left)
-            left -= operator.bytes if placed[-1] else 0
-        yield placed_whole(room.costs, placed, first)
-
-    yield first_come
-    del POLICIES[first_come.name]
-
-
-def test_a_policy_of_ones_own_is_planned_by_like_any_other(own: Policy) -> None:
+def test_a_policy_of_ones_own_is_planned_by_like_any_other() -> None:
     placer = World(model=SMALL).placer()
-    plan = placer.plan(own, workload=LOAD)
+    with own_policy("first-come", first_come) as own:
+        plan = placer.plan(own, workload=LOAD)
+        assert plan.operators == placer.plan("first-come", workload=LOAD).operators
     assert plan.policy == "first-come" and plan.memory.spare >= 0
     first, *_, last = plan.operators
     assert (first.gg, last.gg) == (1, 0)
-    assert plan.operators == placer.plan("first-come", workload=LOAD).operators
 
 
 @pytest.mark.parametrize("name", [name for name in (*POLICIES, "fit") if name not in ("fiddler", "experts")])
@@ -115,11 +96,6 @@ def test_auto_leaves_a_policy_alone_that_nothing_fits() -> None:
 #
 # affinity: OATO's Eq. (1) and Algorithm 1
 #
-
-
-def in_graph_order(rows: Iterable[Affinity], world: World) -> list[Affinity]:
-    of = {row.name: row for row in rows}
-    return [of[operator.name] for operator in world.operators]
 
 
 @given(world=worlds())

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import examples
-from worlds import CARD, HOST, World, bytes_of, device_bytes, model_info, there, total_s, where, worlds
+from worlds import CARD, HOST, World, bytes_of, device_bytes, every, model_info, there, total_s, where, worlds
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
@@ -20,10 +18,7 @@ from oallama.core.profile import Sharing
 from oallama.core.types import CPU_DEVICE, ModelInfo, Workload
 from oallama.device.card import Card
 from oallama.place.decide import larger_ubatches
-from oallama.place.memory import RUNTIME_BYTES
-from oallama.place.placement import placed_whole
-from oallama.place.policies.registry import POLICIES, Policy, Room, Rules, policy
-from oallama.place.problem import Problem
+from oallama.place.policies.registry import POLICIES, Rules
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
@@ -141,24 +136,6 @@ def test_fit_is_not_limited_by_a_share_of_the_weights() -> None:
 
 def one_layer(world: World) -> ModelInfo:
     return replace(world.model, n_layer=1, n_expert=0, n_expert_used=0)
-
-
-@contextmanager
-def every(firsts: Sequence[int] = (0, 1)) -> Iterator[Policy]:
-    """A policy that looks at all placements of whole operators of one layer that fit. firsts: the first layers with
-    their norms and KV on the device."""
-
-    @policy("every", "whatever fits")
-    def found(problem: Problem, room: Room) -> Iterable[Any]:
-        for first in firsts:
-            sides = [(False, True) if layer >= first else (False,) for layer in problem.graph.operator_layer]
-            for choice in product(*sides):
-                used = sum(o.bytes for o, on in zip(problem.operators, choice, strict=True) if on)
-                if used <= room.operator_bytes(first):
-                    yield placed_whole(room.costs, choice, first)
-
-    yield found
-    del POLICIES["every"]
 
 
 @given(world=worlds())
@@ -414,6 +391,15 @@ def test_atsinfer_finds_the_best_of_all_placements_where_crossings_cost_nothing(
         assert total_s(best) * (1 - 1e-9) <= total_s(plan) <= total_s(best) * (1 + 1e-3)
 
 
+PUBLISHED = {one.name: one.published for one in POLICIES.values() if one.published}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_plan_says_what_of_the_published_system_it_has_not(name: str) -> None:
+    plan = slow_cpu(model=EXPERTS).plan(name)
+    assert PUBLISHED[name] in plan.notes and plan.policy == name
+
+
 def test_fiddler_keeps_experts_on_the_host_and_the_rest_on_the_device() -> None:
     world = slow_cpu(model=EXPERTS)
     others = [o for o in world.operators if o.op == "MUL_MAT"]
@@ -446,17 +432,17 @@ def test_does_not_fit_names_required_available_and_device() -> None:
     assert none.plan("auto").memory.spare >= 0
 
 
-def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(runtime_bytes: Callable[[int], None]) -> None:
     """llama.cpp's and the split back end's; first from what is kept free."""
     world = slow_cpu(share=0.8)
     capacity, one = world.device_bytes, world.device_bytes // 50
-    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", one)
+    runtime_bytes(one)
     found = {name: world.plan(name).memory.runtime for name in ("layers", "flexgen", "cpu")}
     assert found == {"layers": one, "flexgen": 2 * one, "cpu": 0}
     assert replace(world, device_facts=(("device_backend", "Vulkan"),)).plan("layers").memory.runtime == 0
     limits = []
     for runtime in (0, capacity // 20, capacity // 5):
-        monkeypatch.setitem(RUNTIME_BYTES, "CUDA", runtime)
+        runtime_bytes(runtime)
         limits.append(world.plan("layers").memory.limit)
     assert limits == [int(0.9 * capacity), int(0.9 * capacity), capacity - capacity // 5]
 

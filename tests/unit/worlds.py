@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +27,9 @@ from oallama.core.types import (
 )
 from oallama.cost.graph import build_graph
 from oallama.device.card import Card, Host
-from oallama.place.placement import Placement, placed_by_plan
-from oallama.place.policies.registry import Policy, Rules
-from oallama.place.problem import LoadBytes
+from oallama.place.placement import Placement, placed_by_plan, placed_whole
+from oallama.place.policies.registry import POLICIES, Policy, Room, Rules, policy
+from oallama.place.problem import LoadBytes, Problem
 from oallama.place.pure_plan import Header, Memory, counted_load, probe_of, pure_plan, pure_problem
 from oallama.place.simulate import Simulation, simulate
 from oallama.placer import Placer
@@ -332,3 +333,35 @@ def where(plan: Plan) -> dict[str, str]:
         )
         found.setdefault(place.name.removesuffix(".weight").split(".")[-1], set()).add(side)
     return {role: " ".join(sorted(sides)) for role, sides in found.items()}
+
+
+@contextmanager
+def own_policy(name: str, found: Callable[[Problem, Room], Iterable[Placement]]) -> Iterator[Policy]:
+    """A policy as a user would write it, registered for a while."""
+    yield policy(name, "as a test has it")(found)
+    del POLICIES[name]
+
+
+def first_come(problem: Problem, room: Room) -> Iterator[Placement]:
+    """Operators in graph order, until the device is full."""
+    first = room.first_device_layer
+    left, places = room.operator_bytes(first), []
+    for operator, layer in zip(problem.operators, problem.graph.operator_layer, strict=True):
+        places.append(layer >= first and operator.bytes <= left)
+        left -= operator.bytes if places[-1] else 0
+    yield placed_whole(room.costs, places, first)
+
+
+def every(firsts: Sequence[int] = (0, 1)) -> AbstractContextManager[Policy]:
+    """A policy that looks at all placements of whole operators of one layer that fit. firsts: the first layers with
+    their norms and KV on the device."""
+
+    def found(problem: Problem, room: Room) -> Iterator[Placement]:
+        for first in firsts:
+            sides = [(False, True) if layer >= first else (False,) for layer in problem.graph.operator_layer]
+            for choice in product(*sides):
+                used = sum(o.bytes for o, on in zip(problem.operators, choice, strict=True) if on)
+                if used <= room.operator_bytes(first):
+                    yield placed_whole(room.costs, choice, first)
+
+    return own_policy("every", found)
