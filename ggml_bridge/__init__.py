@@ -37,7 +37,7 @@ __all__ = [
 
 
 def load() -> Bridge:
-    """The bridge of this process: see `ggml_bridge.bridge.load`."""
+    """Return the bridge of this process: see `ggml_bridge.bridge.load`."""
     from ggml_bridge.bridge import load as load_bridge
 
     return load_bridge()

@@ -1,4 +1,4 @@
-"""The bridge: everything Python asks of ggml, as one object that `load` makes once."""
+"""Everything Python asks of ggml, as one object that `load` makes once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _bridge: Bridge | None = None
 
 
 def load() -> Bridge:
-    """The bridge of this process. The first call imports llama_cpp and opens the native libraries (about a second).
+    """Return the bridge of this process. The first call imports llama_cpp and opens the native libraries (a second).
 
     Raises VersionMismatch when the ggml found is not the one expected, BridgeError when something is missing.
     """
@@ -93,7 +93,7 @@ class Bridge:
         return decode(self.native.lib.gb_ggml_version())
 
     def ggml_commit(self) -> str:
-        """The commit ggml was built from, as its build recorded it: `unknown` or `…-dirty` say nothing."""
+        """Return the commit that ggml's build recorded: `unknown` or `…-dirty` say nothing."""
         return decode(self.native.lib.gb_ggml_commit())
 
     #
@@ -112,11 +112,11 @@ class Bridge:
         return types
 
     def types(self) -> list[TypeInfo]:
-        """Every tensor type of the loaded ggml."""
+        """List every tensor type of the loaded ggml."""
         return list(self._types.values())
 
     def type_info(self, name: str) -> TypeInfo:
-        """The type of that name, as in GGUF (`Q4_K`; capitals do not matter); raises ValueError."""
+        """Return the type of a name as in GGUF (`Q4_K`; capitals do not matter); raises ValueError."""
         try:
             return self._types[name.upper()]
         except KeyError:
@@ -127,12 +127,12 @@ class Bridge:
     #
 
     def devices(self, ask_servers: bool = True) -> list[Device]:
-        """Every device, memory figures fresh. For an RPC device this asks its server, which must be alive; where
+        """List every device, memory figures fresh. For an RPC device this asks its server, which must be alive; where
         ask_servers is False, it has only name, backend, type and pointer."""
         return [self._device(index, ask_servers) for index in range(self.native.lib.gb_device_count())]
 
     def device(self, name: str) -> Device:
-        """The device of that name, memory figures fresh: an RPC device's server is asked. Raises ValueError."""
+        """Return the device of a name, memory figures fresh: an RPC device's server is asked. Raises ValueError."""
         devices = self.devices(ask_servers=False)
         for index, device in enumerate(devices):
             if device.name.lower() == name.lower():
@@ -143,31 +143,30 @@ class Bridge:
         return record(Device, self.native.value("gb_device_info", "gb_get_device_info", index, int(ask_server)))
 
     def buft(self, device: str, layout: str | None = None) -> int:
-        """The buffer type (ggml_backend_buffer_type_t) of a layout, or the device's own, for tensor_buft_overrides.
-
-        Only the CPU has more than one layout. Raises ValueError.
-        """
+        """Return the buffer type (ggml_backend_buffer_type_t) of a layout of the CPU, or the device's own, for
+        tensor_buft_overrides. Raises ValueError."""
         return self.native.pointer("gb_buft", encode(device), encode(layout))
 
     def pins(self, device: str, n_bytes: int) -> bool:
-        """Whether the device has so many bytes of pinned host memory. Its buffer type gives plain memory where not."""
+        """True where the device has so many bytes of pinned host memory. Its buffer type gives plain memory where
+        not."""
         return bool(self.native.value("int32_t", "gb_pins", encode(device), n_bytes))
 
     def takes_residents(self, device: str) -> bool:
-        """Whether blocks of the split back end can live on the device: it takes a buffer type that is its own in all
+        """True where blocks of the split back end can live on the device: it takes a buffer type that is its own in all
         but its address."""
         return bool(self.native.value("int32_t", "gb_takes_residents", encode(device)))
 
     def cpu_features(self) -> list[str]:
-        """What the CPU backend was compiled for and found: AVX2, AVX512, OPENMP, REPACK, ..."""
+        """List features that the CPU back end was compiled for and found: AVX2, AVX512, OPENMP, REPACK, ..."""
         return self.native.lines("gb_cpu_features")
 
     def cpu_layouts(self) -> list[str]:
-        """Layouts the CPU keeps weights in, best first: its extra buffer types, then plain `CPU`."""
+        """List layouts that the CPU keeps weights in, best first: its extra buffer types, then plain `CPU`."""
         return self.native.lines("gb_cpu_layouts")
 
     def layout_supports(self, layout: str, type: str, K: int, N: int, E: int = 1, n_expert_used: int = 0) -> bool:
-        """Whether llama.cpp would keep a weight [K, N, E] of this type in that layout.
+        """True where llama.cpp would keep a weight [K, N, E] of this type in that layout.
 
         n_expert_used 0: it is used by MUL_MAT (also with E > 1); else by MUL_MAT_ID. Raises ValueError, Unsupported.
         """
@@ -175,20 +174,15 @@ class Bridge:
         return bool(self.native.value("int32_t", "gb_layout_supports", *case))
 
     def load_backend(self, path: str) -> str:
-        """Loads a ggml back end from a library of the user's, for the rest of the process; the name of its registry.
-
-        Raises ValueError for what is no such library, or is of another ggml.
-        """
+        """Load a ggml back end from a library of the user's, for the rest of the process; returns the name of its
+        registry. Raises ValueError for a file that is no such library, or is of another ggml."""
         name = ffi.new("char[]", NAME_BYTES)
         self.native.call("gb_backend_load", encode(path), name, NAME_BYTES)
         return decode(name)
 
     def rpc_add(self, endpoint: str, timeout_s: float = 5.0) -> list[str]:
-        """Connects to the ggml RPC server at host:port; returns the names of its devices, new or known.
-
-        Makes the handshake by itself first, since ggml aborts the process when a server does not answer it. Raises
-        ValueError, Unsupported (ggml was built without RPC) or BridgeError.
-        """
+        """Connect to the ggml RPC server at host:port; returns the names of its devices, new or known. Raises
+        ValueError, Unsupported (ggml was built without RPC) or BridgeError."""
         probe(endpoint, timeout_s)
         return self.native.lines("gb_rpc_add", encode(endpoint))
 
@@ -209,7 +203,7 @@ class Bridge:
         working_set_bytes: int = WORKING_SET_BYTES,
         n_threads: int = 1,
     ) -> MulMatTimer:
-        """A timer for weight [K, N, E] times n_tokens tokens; one sample: seconds of a single mul-mat.
+        """Make a timer for weight [K, N, E] times n_tokens tokens; one sample: seconds of a single mul-mat.
 
         layout: a CPU layout, or None for the device's own buffer type. n_expert_used 0: MUL_MAT over all E matrices;
         else MUL_MAT_ID, each token using so many distinct experts chosen at random. The timed graph holds mul-mats over
@@ -223,8 +217,8 @@ class Bridge:
     def transfer(
         self, device: str, direction: Literal["h2d", "d2h"], pinned: bool, n_bytes: int, piece_bytes: int = WHOLE
     ) -> Transfer:
-        """A timer for copies of n_bytes between host memory and the device, on a stream of its own, each queued in
-        pieces of piece_bytes.
+        """Make a timer for copies of n_bytes between host memory and the device, on a stream of its own, each queued
+        in pieces of piece_bytes.
 
         One sample: h2d: what the copy adds to a stream whose last byte is read back (the read's own time is taken off,
         and at least 1 ns is left); only an answer proves arrival over RPC. d2h: the whole time. Host memory is cycled
@@ -234,25 +228,25 @@ class Bridge:
         return Transfer(self.native, "gb_transfer_new", encode(device), kind, int(pinned), n_bytes, piece_bytes)
 
     def issue(self, device: str, pinned: bool, n_bytes: int) -> Timer:
-        """A timer for how long a copy of n_bytes to the device holds up the thread that asks for it; one sample:
+        """Make a timer for how long a copy of n_bytes to the device holds up the thread that asks for it; one sample:
         seconds until the asynchronous call returns, the device being idle. Raises Unsupported where there is no pinned
         memory."""
         return Timer(self.native, "gb_transfer_new", encode(device), _ISSUE, int(pinned), n_bytes, WHOLE)
 
     def launch(self, device: str, n_threads: int = 1) -> Timer:
-        """A timer for an empty launch: a graph of one tiny operation, until its result is on the host."""
+        """Make a timer for an empty launch: a graph of one tiny operation, until its result is on the host."""
         return Timer(self.native, "gb_launch_new", encode(device), n_threads)
 
     def launch_issue(self, device: str) -> Timer:
-        """A timer for what queueing a graph of an FFN's operations, of no size, takes of its thread's time: how much
-        later fixed work is done that begins with the call."""
+        """Make a timer for the share of queueing a graph that its thread pays: how much later fixed work is done that
+        begins with the call. The graph has an FFN's operations, of no size."""
         return Timer(self.native, "gb_launch_issue_new", encode(device))
 
     def boundary(
         self, device: str, n_bytes: int, n_excursions: int, n_threads: int = 1, on_cpu: bool = False
     ) -> BoundaryTimer:
-        """A timer for a graph whose activation of n_bytes goes CPU -> device -> CPU n_excursions times, run by a real
-        ggml_backend_sched over [device, CPU]; one sample: seconds of the whole graph.
+        """Make a timer for a graph whose activation of n_bytes goes CPU -> device -> CPU n_excursions times, run by a
+        real ggml_backend_sched over [device, CPU]; one sample: seconds of the whole graph.
 
         on_cpu: the same graph all on the CPU. (with - without) / n_excursions is the cost of one excursion: two copies,
         a launch on the device, and waking threads again that went to sleep while the CPU worked: between two excursions
@@ -272,9 +266,9 @@ class Bridge:
         type_v: str = "F16",
         **shape: int,
     ) -> LayerRestTimer:
-        """A timer for everything of a Llama block that is no weight mul-mat: two rms_norms with their weights, rope on
-        q and k, the KV write, attention over n_kv positions (causal mask, the batch being the last n_tokens of them;
-        padded to 256 as llama.cpp does), swiglu (n_ff 0: none), two residual additions.
+        """Make a timer for everything of a Llama block that is no weight mul-mat: two rms_norms with their weights,
+        rope on q and k, the KV write, attention over n_kv positions (causal mask, the batch being the last n_tokens of
+        them; padded to 256 as llama.cpp does), swiglu (n_ff 0: none), two residual additions.
 
         shape: n_embd, n_head, n_head_kv, head_dim_k, head_dim_v, n_ff. type_k, type_v: of the KV cache, names as in
         type_info; quantised V needs flash_attn. One sample: seconds per layer, of n_layers in one graph, an empty
@@ -286,21 +280,21 @@ class Bridge:
         return LayerRestTimer(self.native, device, flash_attn=int(flash_attn), **types, **numbers, **shape)
 
     def share_link(self, first: MulMatCase, device: str, chunk_bytes: int = 4 << 20, seconds: float = 0.5) -> Sharing:
-        """How mul-mats (of the CPU or of the device) and copies of chunk_bytes to the device (from
-        pinned memory if it has any) slow each other down; takes three times `seconds`."""
+        """Measure how mul-mats (of the CPU or of the device) and copies of chunk_bytes to the device (from pinned
+        memory if it has any) slow each other down; takes three times `seconds`."""
         params, _strings = first.params(self.type_info(first.type).number)
         found = self.native.value("gb_sharing_result", "gb_share_link", params, encode(device), chunk_bytes, seconds)
         return record(Sharing, found)
 
     def share_compute(self, first: MulMatCase, second: MulMatCase, seconds: float = 0.5) -> Sharing:
-        """How mul-mats in two places slow each other down; takes three times `seconds`."""
+        """Measure how mul-mats in two places slow each other down; takes three times `seconds`."""
         params, _strings = first.params(self.type_info(first.type).number)
         other, _other_strings = second.params(self.type_info(second.type).number)
         return record(Sharing, self.native.value("gb_sharing_result", "gb_share_compute", params, other, seconds))
 
     def copy_wait(self, device: str, pinned: bool, n_bytes: int) -> float:
-        """Share of a copy of n_bytes under way on one stream of the device that a result of another stream waits for,
-        0 to 1: 1 where all streams share one queue. Raises Unsupported where there is no pinned memory."""
+        """Measure the share of a copy of n_bytes under way on one stream of the device that a result of another stream
+        waits for: 0 to 1, which is all streams in one queue. Raises Unsupported where there is no pinned memory."""
         return float(self.native.value("double", "gb_copy_wait", encode(device), int(pinned), n_bytes))
 
     #
@@ -308,13 +302,13 @@ class Bridge:
     #
 
     def split(self) -> SplitBackend:
-        """The split backend, loaded and registered with ggml by the first call, for the rest of the process.
+        """Return the split backend, loaded and registered with ggml by the first call, for the rest of the process.
 
         Raises VersionMismatch, BridgeError where libggml-oallama is missing or does not fit this ggml.
         """
         with _lock:
             if self._split is None:
-                self._split = SplitBackend(find_plugin(), lambda name: self.type_info(name).number)
+                self._split = SplitBackend(find_plugin())
             return self._split
 
     #
@@ -322,8 +316,8 @@ class Bridge:
     #
 
     def emulated(self) -> EmulatedDevice:
-        """The emulated device, loaded by the first call, not yet registered. Raises VersionMismatch, BridgeError where
-        libggml-emulated is missing."""
+        """Return the emulated device, loaded by the first call, not yet registered. Raises VersionMismatch, BridgeError
+        where libggml-emulated is missing."""
         with _lock:
             if self._emulated is None:
                 if not sys.platform.startswith("linux"):

@@ -137,7 +137,7 @@ class Child:
         on_progress: Callable[[Message], None] | None = None,
         timeout_s: float | None = None,
     ) -> Message:
-        """What the handler makes of the request. on_progress is called in this thread for each progress message.
+        """Return the handler's result for a request. on_progress is called in this thread for each progress message.
 
         Raises ChildDied when it ends without an answer, ChildTimeout, the same ValueError or BridgeError that the
         handler raised, and ChildError for anything else that it raised.

@@ -1,8 +1,5 @@
-"""The emulated device: a ggml device with a GPU's proportions whose timing is emulated.
-
-What it is: native/emulated/ggml-emulated.h.
-
-The library is loaded when it is first asked for. The device is in ggml's registry between `register` and `unregister`.
+"""The emulated device: a ggml device with a GPU's proportions whose timing is emulated (native/emulated/ggml-emulated.h
+describes it). It is in ggml's registry between `register` and `unregister`.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ _ffi: Any = declared("emulated/ggml-emulated.h")
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStats:
-    """What the device did since the last reset, and how well it kept time. Seconds and bytes."""
+    """Counts of the device's work since the last reset, and how well it kept time. Seconds and bytes."""
 
     n_ends: int = 0  # copies and graphs whose end was told
     late_median_s: float = 0.0  # how late
@@ -39,12 +36,12 @@ class EmulatedDevice:
     """The emulated device of this process. Get it from `Bridge.emulated`."""
 
     def __init__(self, path: Path) -> None:
-        """Loads libggml-emulated. Raises BridgeError, VersionMismatch."""
+        """Load libggml-emulated. Raises BridgeError, VersionMismatch."""
         self.path = path
         self._native = Native(path, _ffi, "emulated")
 
     def register(self, parameters: str) -> None:
-        """Adds the device to ggml's registry, or gives it other parameters while nobody uses it.
+        """Add the device to ggml's registry, or give it other parameters while nobody uses it.
 
         Raises ValueError naming the line of `parameters` that is wrong or a core that is not there, Unsupported while
         it is in use, VersionMismatch where the loaded ggml is another one.
@@ -52,21 +49,21 @@ class EmulatedDevice:
         self._native.call("emulated_register", encode(parameters))
 
     def unregister(self) -> None:
-        """Takes it out of ggml's registry. Raises Unsupported while it is in use."""
+        """Take it out of ggml's registry. Raises Unsupported while it is in use."""
         self._native.call("emulated_unregister")
 
     def stats(self) -> EmulatedStats:
-        """What was done since the last reset."""
+        """Return counts since the last reset."""
         return record(EmulatedStats, self._native.value("emulated_stats", "emulated_get_stats"))
 
     def reset_stats(self) -> None:
         self._native.call("emulated_reset_stats")
 
     def rest(self) -> None:
-        """Lets the device's thread sleep until the next call, so that its core is free."""
+        """Let the device's thread sleep until the next call, so that its core is free."""
         self._native.call("emulated_rest")
 
     def mul_mat_seconds(self, type_number: int, K: int, N: int, E: int, n_expert_used: int, n_tokens: int) -> float:
-        """Seconds that the device takes for one mul-mat; n_expert_used 0: MUL_MAT over E matrices."""
+        """Return the device's seconds for one mul-mat; n_expert_used 0: MUL_MAT over E matrices."""
         shape = (type_number, K, N, E, n_expert_used, n_tokens)
         return float(self._native.value("double", "emulated_mul_mat_seconds", *shape))

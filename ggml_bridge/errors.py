@@ -1,4 +1,4 @@
-"""What can go wrong below Python. Each message is one sentence: what is wrong and, where one can, what to do."""
+"""Errors from below Python. Each message is one sentence: the fault and, where there is one, its remedy."""
 
 from __future__ import annotations
 

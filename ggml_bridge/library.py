@@ -35,7 +35,7 @@ _BACKEND_VARIABLE = "GGML_BACKEND_PATH"
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """What `open_libraries` opened: the folder, the llama_cpp module and the path of libggml_bridge."""
+    """The folder and the llama_cpp module that `open_libraries` opened, and the path of libggml_bridge."""
 
     folder: Path
     llama_cpp: ModuleType

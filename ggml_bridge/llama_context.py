@@ -38,7 +38,7 @@ class MemoryRow:
 
 
 def memory_breakdown(bridge: Bridge, context: int, no_alloc_on: Sequence[str] | None = None) -> list[MemoryRow]:
-    """Bytes that the llama_context at that address holds in each buffer type, exactly.
+    """Return the bytes that the llama_context at an address holds in each buffer type, exactly.
 
     no_alloc_on: the devices that the model was given, where it was loaded with no_alloc: of such contexts llama.cpp
     counts a compute buffer once for each backend that uses it (plain host memory is an accelerator's as well as the
@@ -89,7 +89,7 @@ class RoutingRecorder:
             self._handle = None
 
     def listen(self, listens: bool) -> None:
-        """Whether what is computed from now on is recorded."""
+        """Record from now on, or stop recording."""
         self._native.lib.gb_routing_listen(self._handle, int(listens))
 
     def take(self) -> list[tuple[int, npt.NDArray[np.int32]]]:

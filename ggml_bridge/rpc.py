@@ -108,7 +108,7 @@ class RpcServer:
         return self._process.pid
 
     def died(self) -> str | None:
-        """How it ended, in words; None while it runs."""
+        """Tell in words how it ended; None while it runs."""
         returncode = self._process.poll()
         if returncode is None:
             return None

@@ -7,7 +7,6 @@ process knows it, and gives it the operators whose weights are in its buffer typ
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from struct import Struct
@@ -46,7 +45,7 @@ class SliceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SplitMemory:
-    """What the backend holds now, over all models and contexts of the process: bytes, tensors, prepared sub-graphs.
+    """Bytes, tensors and prepared sub-graphs that all models and contexts of the process hold now.
     program_bytes: of the sub-graphs in host memory, 16 MiB of a context at most."""
 
     host_weights: int
@@ -60,7 +59,7 @@ class SplitMemory:
 
 @dataclass(frozen=True, slots=True)
 class SplitStats:
-    """What the backend did, over all contexts of the process, since it was loaded or reset. Seconds and bytes."""
+    """Counts of all contexts of the process since the backend was loaded or reset. Seconds and bytes."""
 
     n_graphs: int = 0  # sub-graphs that llama.cpp gave it
     n_phases: int = 0  # launch, compute, join: one for an FFN, more where a result is needed in between
@@ -75,7 +74,7 @@ class SplitStats:
     bytes_streamed: int = 0  # of CG
 
     def __sub__(self, before: SplitStats) -> SplitStats:
-        """What was done since `before`."""
+        """Return the counts since `before`."""
         return SplitStats(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(SplitStats)})
 
 
@@ -96,37 +95,27 @@ class BlockTimes:
 class SplitBackend:
     """The split backend of this process. Get it from `Bridge.split`."""
 
-    def __init__(self, path: Path, type_number: Callable[[str], int]) -> None:
+    def __init__(self, path: Path) -> None:
         """Loads libggml-oallama and registers its devices with ggml, whose symbols must be global already.
 
-        type_number: from a type's name to its ggml_type. Raises VersionMismatch where the loaded ggml is not the one
-        it was written for, BridgeError.
+        Raises VersionMismatch where the loaded ggml is not the one it was written for, BridgeError.
         """
         self.path = path
-        self._type_number = type_number
         self._native = Native(path, _ffi, "oallama")
         self._native.call("oallama_check")
         self._native.call("oallama_register")
 
     def plan(self, text: str) -> SplitPlan:
-        """A plan from its text. Raises ValueError naming the line that is wrong, or the device that is not there;
+        """Read a plan from its text. Raises ValueError naming the line that is wrong, or the device that is not there;
         Unsupported for what this version cannot do."""
         return SplitPlan(self._native, text)
 
-    def granularity(self, type_name: str, axis: Axis) -> int:
-        """Elements along the axis that a cut through a weight of this type (`Q4_K`) is a multiple of.
-
-        Raises ValueError for a type that ggml does not have.
-        """
-        case = (self._type_number(type_name), _AXES.index(axis))
-        return int(self._native.value("int64_t", "oallama_granularity", *case))
-
     def memory(self) -> SplitMemory:
-        """What is held now."""
+        """Return what is held now."""
         return record(SplitMemory, self._native.value("oallama_memory", "oallama_get_memory"))
 
     def stats(self) -> SplitStats:
-        """What was done since the last reset. Two threads that compute at once are counted together."""
+        """Return counts since the last reset. Two threads that compute at once are counted together."""
         return record(SplitStats, self._native.value("oallama_stats", "oallama_get_stats"))
 
     def reset_stats(self) -> None:
@@ -169,7 +158,7 @@ class SplitPlan:
         return [replace(record(SliceInfo, slice), axis=_AXES[slice.axis]) for slice in slices]
 
     def take_times(self) -> list[BlockTimes]:
-        """What each block took since this was asked last, in no order that means anything."""
+        """Return the times of each block since the last call, in any order."""
         plan, count, made = self._open(), _ffi.new("int64_t *"), []
         while True:
             self._native.call("oallama_plan_take_times", plan, self._times, _TIMES, count)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "plan.h"
 #include "split_test.h"
 #include "support.h"
 
@@ -393,9 +394,7 @@ std::vector<ggml_type> mul_mat_types() {
 }
 
 int64_t granularity(ggml_type type, oallama_axis axis) {
-    int64_t step = 0;
-    check_ok(oallama_granularity(type, axis, &step), "granularity of " + type_name(type));
-    return std::max<int64_t>(step, 1);
+    return oallama::granularity(type, static_cast<oallama::Axis>(axis));
 }
 
 } // namespace split_test

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "split_test.h"
 
@@ -16,31 +15,6 @@ Outputs expected_of(const Block & block, const Data & data, int64_t n_tokens, ui
     const Model whole(block, data, host_layouts().front());
     Session     cpu({/*split=*/false, /*gpu=*/false});
     return cpu.compute(whole, n_tokens, seed);
-}
-
-void check_granularity() {
-    int64_t step = 0;
-    for (int32_t number = 0; number < GGML_TYPE_COUNT; number++) {
-        const auto    type  = static_cast<ggml_type>(number);
-        const int64_t block = ggml_blck_size(type);
-        if (block == 0 || ggml_type_size(type) == 0) {
-            check(oallama_granularity(number, OALLAMA_ROWS, &step) == OALLAMA_INVALID, "a removed type is refused");
-            continue;
-        }
-        check(granularity(type, OALLAMA_ROWS) == 32 && granularity(type, OALLAMA_HALVES) == 32,
-              type_name(type) + ": rows are cut in groups of 32");
-        const int64_t cols = granularity(type, OALLAMA_COLS);
-        check(cols == std::lcm<int64_t>(block, 32) && ggml_row_size(type, cols) * static_cast<size_t>(block) ==
-                                                          ggml_type_size(type) * static_cast<size_t>(cols),
-              type_name(type) + ": a row is cut at whole blocks, in groups of 32");
-    }
-    for (int32_t number : {-1, static_cast<int32_t>(GGML_TYPE_COUNT), 1 << 20}) {
-        check(oallama_granularity(number, OALLAMA_ROWS, &step) == OALLAMA_INVALID, "a number of no type is refused");
-    }
-    check(oallama_granularity(0, 3, &step) == OALLAMA_INVALID && oallama_granularity(0, -1, &step) == OALLAMA_INVALID,
-          "a number of no axis is refused");
-    check(oallama_granularity(0, OALLAMA_ROWS, nullptr) == OALLAMA_INVALID, "no room for the result is refused");
-    done("granularity");
 }
 
 // The bytes of every weight come back from where their parts are, in whole and in odd pieces.
@@ -400,7 +374,6 @@ void check_late_tensor() {
 void test_loading() {
     check_bytes_twice();
     check_late_tensor();
-    check_granularity();
     check_loading_again();
     check_staging();
     check_too_large();

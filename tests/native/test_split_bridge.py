@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from math import lcm
 from pathlib import Path
 
 import pytest
@@ -118,18 +117,6 @@ def test_a_slice_can_be_streamed(split: SplitBackend) -> None:
         assert (plan.slices()[0].cc, plan.slices()[0].cg, plan.slices()[0].gg) == (256, 128, 128)
     with pytest.raises(ValueError, match="which is no multiple of"):
         split.plan(PLAN.replace("384 0 128", "376 8 128", 1))
-
-
-def test_the_granularity_of_every_type(bridge: ggml_bridge.Bridge, split: SplitBackend) -> None:
-    """Whole blocks along K, and groups of 32 rows, which is as many as any host layout takes together."""
-    for info in bridge.types():
-        assert split.granularity(info.name, "rows") == split.granularity(info.name.lower(), "halves") == 32
-        assert split.granularity(info.name, "cols") == lcm(info.block_elements, 32)
-
-
-def test_an_unknown_type_has_no_granularity(split: SplitBackend) -> None:
-    with pytest.raises(ValueError, match="Q9_9"):
-        split.granularity("Q9_9", "rows")
 
 
 def test_nothing_is_held_without_a_model(split: SplitBackend) -> None:

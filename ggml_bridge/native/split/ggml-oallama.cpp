@@ -668,15 +668,6 @@ int oallama_register(void) {
     });
 }
 
-int oallama_granularity(int32_t type, int32_t axis, int64_t * elements) {
-    return guarded([&] {
-        require(elements != nullptr, "room for the result is needed");
-        require(type >= 0 && type < GGML_TYPE_COUNT && axis >= OALLAMA_ROWS && axis <= OALLAMA_HALVES,
-                "there is no such ggml type or axis");
-        *elements = granularity(static_cast<ggml_type>(type), static_cast<Axis>(axis));
-    });
-}
-
 //
 // C interface: plans
 //

@@ -45,12 +45,12 @@
 //
 // axis: rows cuts ne[1] (gate, up, any lone mul-mat), cols cuts ne[0] (down), halves cuts both halves of ne[1] alike
 // (a fused gate_up). CC + CG + GG is the extent: ne[1], ne[0], or ne[1] / 2. CC comes first, GG last along the axis;
-// cuts are at multiples of oallama_granularity. layout: the host buffer type of CC (CPU_REPACK, AMX, CPU); - where CC
-// is 0. n_g=0: whatever the table of tokens says, the device computes nothing of CC. resident: what the mul-mat reads
-// and what it gives lie in the device's memory, where llama.cpp computes what comes before and after; else in host
-// memory. Gate, up and down of one FFN run as one block when their counts are equal. chunk: where nothing else is
-// computed with it, so many tokens are computed at the same time at most, which takes less memory; a resident tensor
-// and one of several matrices have none.
+// cuts are at whole quantisation blocks and groups of 32. layout: the host buffer type of CC (CPU_REPACK, AMX, CPU);
+// - where CC is 0. n_g=0: whatever the table of tokens says, the device computes nothing of CC. resident: what the
+// mul-mat reads and what it gives lie in the device's memory, where llama.cpp computes what comes before and after;
+// else in host memory. Gate, up and down of one FFN run as one block when their counts are equal. chunk: where nothing
+// else is computed with it, so many tokens are computed at the same time at most, which takes less memory; a resident
+// tensor and one of several matrices have none.
 //
 // hot: experts, ascending, that the device has whole as well, in a tensor of so many matrices. It computes what tokens
 // are routed to these, the CPU computes the rest at the same time, and each token's results are weighted and added up
@@ -73,7 +73,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 8
+#define OALLAMA_ABI 9
 #define OALLAMA_NAME_BYTES 128
 
 typedef enum oallama_status {
@@ -95,10 +95,6 @@ int oallama_check(void);
 
 // Adds the backend's devices to ggml's registry, once a process; every llama context made later can use it.
 int oallama_register(void);
-
-// Elements along the axis that a cut must be a multiple of, for a weight of this ggml type: whole quantisation blocks,
-// whole groups of rows of every host layout.
-int oallama_granularity(int32_t type, int32_t axis, int64_t * elements);
 
 //
 // plans
