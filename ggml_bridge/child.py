@@ -16,6 +16,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any
@@ -32,7 +33,6 @@ Handler = Callable[[Message, Callable[[Message], None]], Message]
 _STDERR_TAIL_BYTES = 8192
 _PIPE_BYTES = 1 << 16  # that a pipe of Linux holds
 _PATIENCE_S = 2.0  # between asking a child to end and killing it
-_POLL_S = 0.05  # how often to look whether it has ended while something that it started holds its stderr open
 
 _PR_SET_PDEATHSIG = 1
 
@@ -91,12 +91,12 @@ class Child:
     """`python -m module` in a process of its own, which answers one request at a time and idles in between.
 
     module: one whose main part calls `child_main(handler)`. env: variables to add to its environment; None takes one
-    out. It dies when the thread that made it dies. Its stderr is read whenever it is waited for: a thread for that
-    could be refused, and a `threading.Thread` whose first allocations fail is waited for without end (CPython).
+    out. It dies when the thread that made it dies. Its stderr goes into a file: a pipe would have to be read all along.
     """
 
     def __init__(self, module: str, env: Mapping[str, str | None] | None = None) -> None:
         self._module = module
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         read_fd, write_fd = os.pipe()
         variables = {
             **os.environ,
@@ -109,7 +109,7 @@ class Child:
                 python_module(module),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=self._stderr,
                 pass_fds=(write_fd,),
                 env={name: value for name, value in variables.items() if value is not None},
                 start_new_session=True,  # the terminal's Ctrl-C comes to us, and we pass it on
@@ -117,19 +117,24 @@ class Child:
             )
         except BaseException:
             os.close(read_fd)
+            self._stderr.close()
             raise
         finally:
             os.close(write_fd)
-        assert self._process.stdin is not None and self._process.stderr is not None
-        self._requests, self._stderr = self._process.stdin, self._process.stderr
+        assert self._process.stdin is not None
+        self._requests = self._process.stdin
         os.set_blocking(self._requests.fileno(), False)
         self._answers = os.fdopen(read_fd, "rb", buffering=0)
         self._received = b""  # of the answers, and not looked at
-        self._stderr_tail = b""
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, as subprocess.Popen has it; None while it runs."""
+        return self._process.poll()
 
     def ask(
         self,
@@ -150,7 +155,7 @@ class Child:
         left = memoryview(json.dumps(request).encode() + b"\n")
         with contextlib.suppress(BrokenPipeError):  # a child that died already tells why when it is asked for an answer
             while left:
-                self._is_ready(self._requests, selectors.EVENT_WRITE)
+                _is_ready(self._requests, selectors.EVENT_WRITE)
                 left = left[self._requests.write(left) or 0 :]
 
     def answer(self, on_progress: Callable[[Message], None] | None = None, timeout_s: float | None = None) -> Message:
@@ -174,34 +179,12 @@ class Child:
                 if on_progress is not None:
                     on_progress(message["progress"])
                 continue
-            if not self._is_ready(self._answers, selectors.EVENT_READ, deadline):
+            if not _is_ready(self._answers, selectors.EVENT_READ, deadline):
                 raise ChildTimeout(f"the child process {self._module} gave no answer within {timeout_s:g} s")
             chunk = os.read(self._answers.fileno(), _PIPE_BYTES)
             if not chunk:
                 return None
             self._received += chunk
-
-    def _is_ready(self, pipe: IO[bytes], events: int, deadline: float | None = None) -> bool:
-        """Wait for a pipe, no longer than until the deadline (of time.monotonic), and read stderr meanwhile, so that
-        the child never blocks on it."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, events)
-            if pipe is not self._stderr and not self._stderr.closed:
-                selector.register(self._stderr, selectors.EVENT_READ)
-            while True:
-                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                ready = [key.fileobj for key, _ in selector.select(left_s)]
-                if pipe in ready or not ready:
-                    return pipe in ready
-                if not self._read_stderr():
-                    selector.unregister(self._stderr)
-                    self._stderr.close()
-
-    def _read_stderr(self) -> bool:
-        """Take what is there; False: there will be no more."""
-        chunk = os.read(self._stderr.fileno(), _PIPE_BYTES)
-        self._stderr_tail = (self._stderr_tail + chunk)[-_STDERR_TAIL_BYTES:]
-        return bool(chunk)
 
     def end(self, first: signal.Signals | None = None) -> None:
         """Let it end by itself, or send it a signal first; kill it when that takes too long. May be called twice."""
@@ -209,28 +192,24 @@ class Child:
             self._requests.close()
         if first is not None:
             self._process.send_signal(first)
-        if not self._has_ended(time.monotonic() + _PATIENCE_S):
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if not self._stderr.closed and self._is_ready(self._stderr, selectors.EVENT_READ, time.monotonic()):
-            self._read_stderr()
         self._answers.close()
-        self._stderr.close()
+        if not self._stderr.closed:
+            size = self._stderr.seek(0, os.SEEK_END)
+            self._stderr.seek(max(0, size - _STDERR_TAIL_BYTES))
+            self._stderr_tail = self._stderr.read()
+            self._stderr.close()
 
-    def _has_ended(self, deadline: float) -> bool:
-        """Wait for its end, no longer than until the deadline (of time.monotonic), and read stderr meanwhile."""
-        while self._process.poll() is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            if self._stderr.closed:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(left_s)
-                continue
-            soon = time.monotonic() + min(left_s, _POLL_S)
-            if self._is_ready(self._stderr, selectors.EVENT_READ, soon) and not self._read_stderr():
-                self._stderr.close()
-        return True
+
+def _is_ready(pipe: IO[bytes], events: int, deadline: float | None = None) -> bool:
+    """Wait for a pipe, no longer than until the deadline (of time.monotonic)."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, events)
+        return bool(selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())))
 
 
 def _unpack(answer: Message) -> Message:
@@ -251,14 +230,15 @@ def _unpack(answer: Message) -> Message:
 #
 
 
-def child_main(handler: Handler, prepare: Callable[[], object] = lambda: None) -> None:
-    """Answers the requests of a Child, until it has no more: `handler(request, progress)` returns the result.
+def child_main(handler: Handler, prepare: Callable[[], object] = lambda: None, outlives_thread: bool = False) -> None:
+    """Answer the requests of a Child, until it has no more: `handler(request, progress)` returns the result.
 
-    prepare: what the handler will need anyway, while the parent may not know yet what to ask. What it raises is left to
-    the handler, which meets it again.
-    What the handler raises is reported to the parent by type name and message. Call it from a module's main part.
+    prepare: loads what the handler will need anyway, while the parent may not know yet what to ask; the handler meets
+    its exceptions again. outlives_thread: do not die with the thread that made the Child, only with its process. The
+    parent gets the handler's exception by type name and message. Call it from a module's main part.
     """
-    die_with_parent()
+    if not outlives_thread:
+        die_with_parent()
     fd = int(os.environ.pop(FD_VARIABLE))
     os.set_inheritable(fd, False)
     with os.fdopen(fd, "w", encoding="utf-8") as answers:

@@ -17,10 +17,7 @@ _ffi: Any = declared("emulated/ggml-emulated.h")
 class EmulatedStats:
     """Counts of the device's work since the last reset, and how well it kept time. Seconds and bytes."""
 
-    n_ends: int = 0  # copies and graphs whose end was told
-    late_median_s: float = 0.0  # how late
-    late_p99_s: float = 0.0
-    late_s: float = 0.0  # time in which at least one was late
+    late_s: float = 0.0  # time in which at least one copy or graph was late
     n_overruns: int = 0  # whose real work took longer than their modelled time
     n_shared: int = 0  # times that another emulated device wanted the same core at the same time
     bytes_in: int = 0

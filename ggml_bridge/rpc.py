@@ -8,15 +8,13 @@ connection later; and it waits without end for a server that is busy, since a se
 
 from __future__ import annotations
 
-import json
-import selectors
+import signal
 import socket
 import struct
-import subprocess
 from collections.abc import Sequence
 
-from ggml_bridge.child import python_module
-from ggml_bridge.errors import BridgeError, ChildDied, signal_name
+from ggml_bridge.child import Child
+from ggml_bridge.errors import BridgeError, signal_name
 
 PROTOCOL_MAJOR = 7
 """Major version of ggml 0.25.3's RPC protocol; servers of another one are refused by it with an abort."""
@@ -73,54 +71,26 @@ class RpcServer:
     """
 
     def __init__(self, threads: int = 1, cpus: Sequence[int] | None = None, host: str = "127.0.0.1") -> None:
-        """Start it with so many threads, pinned to these CPUs; returns when it answers.
-
-        Raises BridgeError or ChildDied when it does not come up.
-        """
-        command = [*python_module("ggml_bridge.rpc_server"), "--host", host, "--threads", str(threads)]
-        if cpus is not None:
-            command += ["--cpus", *map(str, cpus)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        """Start it with so many threads, pinned to these CPUs; returns when it answers. Raises BridgeError."""
+        self._child = Child("ggml_bridge.rpc_server")
+        self.pid = self._child.pid
         try:
-            self.endpoint = self._wait_until_ready()
+            request = {"host": host, "threads": threads, "cpus": cpus and list(cpus)}
+            self.endpoint: str = self._child.ask(request, timeout_s=_START_TIMEOUT_S)["endpoint"]
         except BaseException:
             self.close()
             raise
 
-    def _wait_until_ready(self) -> str:
-        out, log = self._process.stdout, self._process.stderr
-        assert out is not None and log is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(out, selectors.EVENT_READ)
-            if not selector.select(_START_TIMEOUT_S):
-                raise BridgeError(f"the RPC server did not start within {_START_TIMEOUT_S:g} s")
-        line = out.readline()
-        if not line:
-            tail = log.read().decode(errors="replace")
-            raise ChildDied("ggml_bridge.rpc_server", self._process.wait(), tail)
-        log.close()  # nobody reads it from now on, so that it must not block on writing it
-        endpoint: str = json.loads(line)["endpoint"]
-        return endpoint
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def died(self) -> str | None:
         """Tell in words how it ended; None while it runs."""
-        returncode = self._process.poll()
+        returncode = self._child.returncode
         if returncode is None:
             return None
         return f"exit code {returncode}" if returncode >= 0 else signal_name(-returncode)
 
     def close(self) -> None:
         """End it; may be called twice."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        self._child.end(signal.SIGKILL)
 
     def __enter__(self) -> RpcServer:
         return self

@@ -78,13 +78,10 @@ class LoadedArm:
         sample, kept = self._watch.measured(timed)
         if kept is None:
             return sample
-        stats = kept.stats
         return replace(
             sample,
             late_share=kept.late_share,
-            late_median_s=stats["late_median_s"],
-            late_p99_s=stats["late_p99_s"],
-            n_overruns=stats["n_overruns"],
+            n_overruns=kept.stats["n_overruns"],
             fault=kept.fault,
         )
 

@@ -46,15 +46,13 @@ class Sample:
     """One turn of a test: seconds of the prompt (0 without one) and of all generated tokens; of a test that is too
     short to time alone, medians of n_runs runs in that turn.
 
-    late_…: how well an emulated device kept time meanwhile; None of any other.
+    late_share, n_overruns: how well an emulated device kept time meanwhile; None for any other.
     """
 
     prompt_s: float
     gen_s: float
     n_runs: int = 1
     late_share: float | None = None  # of the time that passed
-    late_median_s: float | None = None  # of one copy or graph
-    late_p99_s: float | None = None
     n_overruns: int | None = None  # copies and graphs that really took longer than the device's time for them
     fault: str = ""  # why this is no time of such a device
 

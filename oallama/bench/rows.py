@@ -118,7 +118,7 @@ def _row(result: BenchResult, series: Series, index: int) -> Row:
         "samples_ttft_s": [ttft(sample) for sample in samples] if test.n_prompt else [],
         "samples_tpot_s": [tpot(sample) for sample in samples] if test.n_gen else [],
         "kept_time": [
-            {name: getattr(sample, name) for name in ("late_share", "late_median_s", "late_p99_s", "n_overruns")}
+            {"late_share": sample.late_share, "n_overruns": sample.n_overruns}
             for sample in samples
             if sample.late_share is not None
         ],

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from oallama.bench.records import ArmResult, ArmSpec, Cap, LoadReport, Sample, Series
+from oallama.bench.records import ArmResult, ArmSpec, Cap, LoadReport, Series
 from oallama.bench.schedule import MAX_DRIFT, unsteady
 from oallama.bench.stock import bytes_at, expected_places
 from oallama.core.types import Operator
-from oallama.core.units import format_bytes, format_seconds
+from oallama.core.units import format_bytes
 
 TOLERANCE = 0.01  # of a cap, and of an operator's share on the device
 BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its turn
@@ -71,10 +71,8 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
         late = [s for block in made.kept for pair in block.samples for s in pair if s.late_share is not None]
         if late:
             found.append(
-                f"{label}: emulated device: late by {_worst(late, 'late_median_s')} in the median and by "
-                f"{_worst(late, 'late_p99_s')} at the 99th percentile of its copies and graphs in the worst turn, "
-                f"{max(s.late_share or 0.0 for s in late):.2%} of the time; {sum(s.n_overruns or 0 for s in late)} "
-                "overruns"
+                f"{label}: emulated device: late for {max(s.late_share or 0.0 for s in late):.2%} of the time in the "
+                f"worst turn; {sum(s.n_overruns or 0 for s in late)} overruns"
             )
     found += [
         f"arm {arm.spec.name} used {arm.idle_cpu_share:.0%} of a CPU while others were measured"
@@ -155,7 +153,3 @@ def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -
 
 def _some(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def _worst(samples: Sequence[Sample], name: str) -> str:
-    return format_seconds(max(getattr(sample, name) or 0.0 for sample in samples))

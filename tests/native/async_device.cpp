@@ -249,11 +249,6 @@ ggml_backend_buffer_type pinned_buft = {
 // graphs
 //
 
-// All but views: of anything, nothing is computed.
-bool is_computed(const ggml_tensor * node) {
-    return node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE;
-}
-
 // What follows a row of a quantised weight is multiplied by zero, which gives zero unless it is NaN.
 void check_behind(const ggml_tensor * weight, const char * row_end) {
     const int64_t      n = row_padding - weight->ne[0] % row_padding;
@@ -418,7 +413,7 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     }
     check_inputs(graph);
     state().n_moved += moves(*static_cast<Backend *>(backend->context), graph) ? 1 : 0;
-    const auto launch = std::make_shared<emulated::Launch>(graph, graph_memory, is_computed);
+    const auto launch = std::make_shared<emulated::Launch>(graph, graph_memory);
     stream_of(backend).submit([launch, cpu = static_cast<Backend *>(backend->context)->cpu] { compute(*launch, cpu); });
     return GGML_STATUS_SUCCESS;
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -47,9 +46,6 @@ def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) 
         for _ in range(20000):
             print("x" * 99, file=sys.stderr)
         return {}
-    if case == "started":
-        held = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)  # holds stderr open
-        return {"pid": held.pid}
     if case == "hang":
         progress({"pid": os.getpid()})
         time.sleep(600)

@@ -82,8 +82,7 @@ def test_nothing_ends_before_its_time(bridge: ggml_bridge.Bridge, timed: Emulate
         with bridge.mul_mat(NAME, None, "Q4_0", 512, 1024, n_tokens=n_tokens, working_set_bytes=0) as timer:
             assert min(timer.run(3)) >= 0.99 * timed.mul_mat_seconds(2, 512, 1024, 1, 0, n_tokens) - 5e-5
     stats = timed.stats()
-    assert stats.n_ends > 20 and stats.bytes_in >= 3 * 2 * n_bytes
-    assert 0 < stats.late_median_s <= stats.late_p99_s and stats.n_graphs > 0
+    assert stats.bytes_in >= 3 * 2 * n_bytes and stats.late_s > 0 and stats.n_graphs > 0
 
 
 def test_an_asynchronous_copy_holds_up_its_caller_for_its_call_only(

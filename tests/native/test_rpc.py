@@ -73,7 +73,7 @@ def test_the_worker_dies_with_a_killed_parent() -> None:
 
 
 def test_a_worker_that_cannot_start_says_why() -> None:
-    with pytest.raises(ChildDied, match=r"cannot serve at 192\.0\.2\.1"):
+    with pytest.raises(BridgeError, match=r"cannot serve at 192\.0\.2\.1"):
         RpcServer(host="192.0.2.1")  # an address of nobody
 
 

@@ -60,6 +60,7 @@ Device::Device(Parameters given)
     : parameters(std::move(given)), host_name(parameters.name + "_Host"), time(parameters.cpu),
       pinned(static_cast<size_t>(std::max<int64_t>(parameters.pinned_bytes, 0))), noise_f32_(noise_bytes + noise_spare),
       noise_f16_(noise_bytes + noise_spare) {
+    n_shared_before = time.n_shared();
     for (size_t i = 0; i < noise_f16_.size() / sizeof(uint16_t); i++) { // evenly over -1 to 1: no NaN, no denormals
         const float value = static_cast<float>(static_cast<double>(mixed(parameters.seed + i) >> 11U) * 0x1p-52 - 1.0);
         const uint16_t half = ggml_fp32_to_fp16(value);

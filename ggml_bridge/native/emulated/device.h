@@ -27,7 +27,7 @@ class Device {
 
     std::atomic<int64_t> device_bytes{0}, n_streams{0}, n_events{0};
     std::atomic<int64_t> n_graphs{0}, n_captured{0}, bytes_in{0}, bytes_out{0};
-    std::atomic<int64_t> n_graphs_ever{0}, n_allocations{0};
+    std::atomic<int64_t> n_graphs_ever{0}, n_allocations{0}, n_shared_before{0};
     std::atomic<bool>    failed{false}; // something asked for could not be queued: no result is right any more
 
     // Counts an allocation: whether it is the one that the parameters refuse.

@@ -49,7 +49,7 @@ extern "C" {
 
 // cdef begin
 
-#define EMULATED_ABI 4
+#define EMULATED_ABI 5
 
 int          emulated_abi(void);
 const char * emulated_last_error(void);
@@ -62,10 +62,7 @@ int emulated_register(const char * parameters);
 int emulated_unregister(void);
 
 typedef struct emulated_stats {
-    int64_t n_ends;        // items whose end was told
-    double  late_median_s; // how late
-    double  late_p99_s;
-    double  late_s;     // time in which at least one was late
+    double  late_s;     // time in which at least one item was late
     int64_t n_overruns; // items whose real work took longer than their modelled time
     int64_t n_shared;   // times that another emulated device wanted the same core at the same time
     int64_t bytes_in;   // copied

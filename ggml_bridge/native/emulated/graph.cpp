@@ -177,15 +177,14 @@ bool Captures::launch(const ggml_cgraph * graph) {
     return known.n_same > 2;
 }
 
-Launch::Launch(const ggml_cgraph * original, const std::function<void *(const ggml_tensor *)> & memory_of,
-               bool (*computed)(const ggml_tensor *))
+Launch::Launch(const ggml_cgraph * original, const std::function<void *(const ggml_tensor *)> & memory_of)
     : ctx_(oallama::new_context(int64_t{original->n_nodes} * (1 + GGML_MAX_SRC), 1,
                                 int64_t{original->n_nodes} * (1 + GGML_MAX_SRC))) {
     const auto n_nodes = static_cast<size_t>(original->n_nodes);
     graph_             = ggml_new_graph_custom(ctx_.get(), n_nodes * (1 + GGML_MAX_SRC), false);
     for (size_t i = 0; i < n_nodes; i++) {
         const ggml_tensor * node = original->nodes[i];
-        if (!computed(node)) { // a view: of whatever, maybe of memory that is not the device's
+        if (!has_kernel(node)) { // a view: of whatever, maybe of memory that is not the device's
             continue;
         }
         ggml_tensor * own = copy(node, memory_of(node));

@@ -46,9 +46,8 @@ class Captures {
 // A copy of a graph: a device reads a graph at once when it is launched, and its owner may change it after the call.
 class Launch {
   public:
-    // memory_of: where the host finds a tensor's bytes. computed: the nodes that are copied.
-    Launch(const ggml_cgraph * original, const std::function<void *(const ggml_tensor *)> & memory_of,
-           bool (*computed)(const ggml_tensor *) = has_kernel);
+    // memory_of: where the host finds a tensor's bytes.
+    Launch(const ggml_cgraph * original, const std::function<void *(const ggml_tensor *)> & memory_of);
 
     const ggml_cgraph * graph() const { return graph_; }
 

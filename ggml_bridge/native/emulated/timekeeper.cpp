@@ -26,15 +26,6 @@ void read_only(const void * memory, size_t size) {
     sink.store(sum, std::memory_order_relaxed);
 }
 
-size_t bucket_of(Nanoseconds late, size_t n_buckets) {
-    const double position = late <= 1 ? 0.0 : 8.0 * std::log2(static_cast<double>(late));
-    return std::min(n_buckets - 1, static_cast<size_t>(position));
-}
-
-double bucket_seconds(size_t bucket) {
-    return 1e-9 * std::exp2((static_cast<double>(bucket) + 0.5) / 8.0);
-}
-
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -85,7 +76,6 @@ Timekeeper::Timekeeper(int cpu) {
         thread_.join();
         throw;
     }
-    reset_ends();
 }
 
 Timekeeper::~Timekeeper() {
@@ -121,31 +111,6 @@ void Timekeeper::finish(const Stream & stream) const {
     while (!stream.done(n)) {
         pause();
     }
-}
-
-emulated_stats Timekeeper::ends() const {
-    const std::lock_guard<std::mutex> lock(ends_mutex_);
-    emulated_stats                    found = ends_;
-    int64_t                           seen  = 0;
-    for (size_t i = 0; i < n_buckets; i++) {
-        const int64_t before = seen;
-        seen += late_[i];
-        if (2 * before < ends_.n_ends && 2 * seen >= ends_.n_ends) {
-            found.late_median_s = bucket_seconds(i);
-        }
-        if (100 * before < 99 * ends_.n_ends && 100 * seen >= 99 * ends_.n_ends) {
-            found.late_p99_s = bucket_seconds(i);
-        }
-    }
-    found.n_shared = core_ ? static_cast<int64_t>(core_->n_shared() - n_shared_before_) : 0;
-    return found;
-}
-
-void Timekeeper::reset_ends() {
-    const std::lock_guard<std::mutex> lock(ends_mutex_);
-    late_            = {};
-    ends_            = {};
-    n_shared_before_ = core_ ? core_->n_shared() : 0;
 }
 
 void Timekeeper::rest() {
@@ -339,7 +304,6 @@ void Timekeeper::work_on(Stream & stream, Nanoseconds at) {
         return;
     }
     note_late(flight.end, at);
-    note_end(at - flight.end);
     if (item.run) {
         note_overrun(at - flight.end);
     }
@@ -356,23 +320,13 @@ void Timekeeper::note_late(Nanoseconds since, Nanoseconds at) {
     since = std::max(since, late_until_);
     if (since < at) {
         late_until_ = at;
-        const std::lock_guard<std::mutex> lock(ends_mutex_);
-        ends_.late_s += 1e-9 * static_cast<double>(at - since);
+        late_ns += at - since;
     }
-}
-
-void Timekeeper::note_end(Nanoseconds late) {
-    const std::lock_guard<std::mutex> lock(ends_mutex_);
-    ends_.n_ends++;
-    late_[bucket_of(late, n_buckets)]++;
 }
 
 void Timekeeper::note_overrun(Nanoseconds overrun) {
     constexpr Nanoseconds much = 5000;
-    if (overrun > much) {
-        const std::lock_guard<std::mutex> lock(ends_mutex_);
-        ends_.n_overruns++;
-    }
+    n_overruns += overrun > much ? 1 : 0;
 }
 
 } // namespace emulated

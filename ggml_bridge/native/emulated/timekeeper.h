@@ -13,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "ggml-emulated.h"
 #include "shared_core.h"
 
 namespace emulated {
@@ -100,15 +99,16 @@ class Timekeeper {
     // Holds the caller until all that was submitted to the stream is done.
     void finish(const Stream & stream) const;
 
-    // Statistics with the ends that were told late, and nothing else.
-    emulated_stats ends() const;
-    void           reset_ends();
-    void           rest();
+    void rest();
+
+    // Times that another emulated device wanted the same core at the same time, ever.
+    int64_t n_shared() const { return core_ ? static_cast<int64_t>(core_->n_shared()) : 0; }
+
+    std::atomic<int64_t> late_ns{0};    // in which at least one item was late
+    std::atomic<int64_t> n_overruns{0}; // items whose real work took longer than their modelled time
 
   private:
     using Arrival = std::pair<StreamPtr, Item>;
-
-    static constexpr size_t n_buckets = 256;
 
     void pause() const; // of who waits for the other side
     void run();
@@ -120,12 +120,11 @@ class Timekeeper {
     void start_what_is_due(Nanoseconds at);
     void work_on(Stream & stream, Nanoseconds at); // one chunk, or the end
     void note_late(Nanoseconds since, Nanoseconds at);
-    void note_end(Nanoseconds late);
     void note_overrun(Nanoseconds overrun);
 
     std::unique_ptr<SharedCore> core_;
 
-    mutable std::mutex      mutex_;
+    std::mutex              mutex_;
     std::condition_variable wake_;
     std::vector<Arrival>    arrivals_;
     std::atomic<size_t>     n_arrivals_{0};
@@ -138,11 +137,6 @@ class Timekeeper {
     Nanoseconds                        last_work_  = 0;
     Nanoseconds                        last_ask_   = 0;
     Nanoseconds                        late_until_ = 0; // counted so far
-
-    mutable std::mutex             ends_mutex_;
-    std::array<int64_t, n_buckets> late_{}; // by power of 2^(1/8)
-    emulated_stats                 ends_{};
-    uint64_t                       n_shared_before_ = 0;
 
     std::thread thread_; // last: it uses the others
 };
