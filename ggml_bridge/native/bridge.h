@@ -79,11 +79,12 @@ int gb_cpu_features(char * text, int64_t capacity);
 // The buffer type (ggml_backend_buffer_type_t) of a layout; NULL: the device's own.
 int gb_buft(const char * device, const char * layout, void ** buft);
 
-// Whether the device has so many bytes of pinned host memory: where none is left, its buffer type gives plain memory.
+// True where the device has so many bytes of pinned host memory: where none is left, its buffer type gives plain
+// memory.
 int gb_pins(const char * device, int64_t n_bytes, int32_t * pinned);
 
-// Whether the device takes a buffer type that is its own in all but its address: then blocks of the split back end can
-// live there.
+// True where the device takes a buffer type that is its own in all but its address: then blocks of the split back end
+// can live there.
 int gb_takes_residents(const char * device, int32_t * taken);
 
 // Layouts the CPU keeps weights in, best first: its extra buffer types, then plain "CPU".
@@ -246,7 +247,7 @@ void gb_routing_free(gb_routing * routing);
 // cb_eval of llama_context_params, with the gb_routing as cb_eval_user_data, which must outlive the context.
 bool gb_routing_on_node(struct ggml_tensor * node, bool ask, void * routing);
 
-// Whether it records; not at first. While it does, the scheduler cuts its graphs behind every router.
+// Starts or stops recording. While it records, the scheduler cuts its graphs behind every router.
 void gb_routing_listen(gb_routing * routing, int32_t on);
 
 // Gives the numbers recorded since the last take, which stay until the next one: for each router, in the order in which

@@ -109,8 +109,8 @@ std::vector<std::string> rpc_add(const char * endpoint) {
     return names;
 }
 
-// Whether the layout takes a weight. Asks as llama.cpp does when it chooses a buffer type: with an empty buffer of that
-// type, and a batch of 512.
+// True where the layout takes a weight. Asks as llama.cpp does when it chooses a buffer type: with an empty buffer of
+// that type, and a batch of 512.
 bool layout_supports(const char * layout, ggml_type type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used) {
     constexpr int64_t n_tokens = 512;
 

@@ -51,7 +51,7 @@ ContextPtr new_context(int64_t n_tensors, int64_t n_nodes = 0);
 // An empty graph in a context made for n_nodes nodes.
 ggml_cgraph * new_graph(ggml_context * ctx, int64_t n_nodes);
 
-// What ggml must reserve for a graph of n_nodes: it counts the leafs too, for which three a node is plenty here.
+// Nodes that ggml must reserve for a graph of n_nodes: it counts leafs too, at most three a node here.
 size_t graph_capacity(int64_t n_nodes);
 
 // Allocates every tensor of the context in buffers of this type; throws OALLAMA_NO_MEMORY.
@@ -67,7 +67,7 @@ ggml_backend_dev_t find_device(const char * name); // throws OALLAMA_INVALID
 ggml_backend_dev_t cpu_device();
 bool               is_cpu(ggml_backend_dev_t device);
 
-// Whether ggml's CPU multiplies by weights of a type: by all but integers, doubles and formats of activations alone.
+// True where ggml's CPU multiplies by weights of a type: all but integers, doubles and formats of activations alone.
 // Its own table is in libggml-cpu, which need not be linked with.
 bool has_cpu_kernel(ggml_type type);
 
@@ -121,7 +121,7 @@ Tile make_tile(ggml_type type, int64_t k, int64_t max_rows);
 // timers
 //
 
-// What bridge.h's opaque gb_timer is: one way to spend time that returns what the bridge reports.
+// The opaque gb_timer of bridge.h: one kind of work, and the seconds that it is reported to take.
 struct gb_timer {
     gb_timer()                             = default;
     gb_timer(const gb_timer &)             = delete;

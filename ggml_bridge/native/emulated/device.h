@@ -74,7 +74,7 @@ class Device {
 // tensor, where that is not the device's.
 char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size);
 
-// Whether the tensor is in device memory.
+// True for a tensor in device memory.
 bool is_on_device(const ggml_tensor * tensor);
 
 //

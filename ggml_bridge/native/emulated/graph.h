@@ -12,7 +12,7 @@
 
 namespace emulated {
 
-// Whether the node computes anything; views do not.
+// True for a node that computes something; views do not.
 bool has_kernel(const ggml_tensor * node);
 
 // True for a sort: its result says which experts a token is routed to.
@@ -31,7 +31,7 @@ int64_t offload_batch(const ggml_tensor * op);
 // what was captured, until something lies elsewhere.
 class Captures {
   public:
-    // Whether this launch is of what was captured.
+    // Notes a launch. True where it is of a captured graph.
     bool launch(const ggml_cgraph * graph);
 
   private:

@@ -1,4 +1,4 @@
-// What an emulated device is like: its parameters' text, read and checked.
+// The parameters of an emulated device: their text, read and checked.
 
 #pragma once
 

@@ -15,7 +15,7 @@ constexpr size_t      chunk_bytes = 32 << 10; // some microseconds, for which an
 constexpr Nanoseconds never       = INT64_MAX;
 constexpr Nanoseconds idle_ns     = 100 * 1000 * 1000; // without work, then the thread sleeps
 
-// As a device reads host memory: each line of the cache once.
+// Reads each line of the cache once, as a device reads host memory.
 void read_only(const void * memory, size_t size) {
     const auto * bytes = static_cast<const volatile unsigned char *>(memory);
     unsigned     sum   = 0;
@@ -163,7 +163,7 @@ void Timekeeper::run() {
     }
 }
 
-// Who has not got the core asks for it again and again, which its owner sees.
+// Asks again and again for a core that another device has, which counts that.
 void Timekeeper::want_core(Nanoseconds at) {
     constexpr Nanoseconds asks_ns = 1000 * 1000;
     if (core_ && !core_->is_taken() && at - last_ask_ > asks_ns) {
