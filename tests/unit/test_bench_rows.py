@@ -37,15 +37,6 @@ def made(*arms: ArmResult, **changes: object):
     return rows(result(arms or (CPU, NGL), series(PP, SLOW, FAST), series(TG, SLOW, FAST), **changes))  # type: ignore[arg-type]
 
 
-def test_the_ratio_is_of_speeds_and_the_first_is_what_it_refers_to() -> None:
-    first, second = made()[:2]
-    assert (first["ratio_to_first"], first["ratio_ci95"]) == (1.0, None)
-    assert second["ratio_to_first"] == pytest.approx(1.2, rel=1e-3)
-    low, high = second["ratio_ci95"]
-    assert low < second["ratio_to_first"] < high
-    assert second["ratio_refused"] is None
-
-
 def test_prompt_and_generation_of_a_pair_have_ratios_of_their_own() -> None:
     (first, second) = rows(result((CPU, NGL), series(PG, SLOW, FAST)))
     assert first["ttft_s"] == pytest.approx(1.2 * 64 / 80, rel=1e-3)

@@ -27,13 +27,6 @@ def timed(seconds: Mapping[int, Sequence[float]], turns: list[int] | None = None
     return visit
 
 
-@pytest.mark.parametrize(("n_arms", "order"), [(1, [0, 0]), (2, [0, 1, 1, 0]), (3, [0, 1, 2, 2, 1, 0])])
-def test_arms_take_turns_in_palindromes(n_arms: int, order: list[int]) -> None:
-    turns: list[int] = []
-    measure_blocks(n_arms, [PP], 3, timed({arm: [1.0] * 6 for arm in range(n_arms)}, turns))
-    assert turns == order * 3
-
-
 def test_a_drifted_block_is_discarded_and_measured_again() -> None:
     slow = [1.0, 1.0, 1.0, 1.5, 1.0, 1.0]  # the second block gets slower for both arms
     (made,) = measure_blocks(2, [PP], 2, timed({0: slow, 1: slow}))

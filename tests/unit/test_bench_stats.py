@@ -34,17 +34,6 @@ def test_the_interval_holds_the_truth_in_about_95_of_100_cases(truth: float, n: 
     assert 0.91 <= inside / runs <= 0.99
 
 
-def test_wild_samples_hardly_move_the_estimate() -> None:
-    reference, other = noisy(1.2, 12, 5, 0.01), noisy(1.0, 12, 6, 0.01)
-    clean = speed_ratio(reference, other)
-    other[3] *= 5
-    reference[9] *= 3
-    ratio = speed_ratio(reference, other)
-    assert ratio is not None
-    assert clean is not None
-    assert ratio.value == pytest.approx(1.2, rel=0.02)
-
-
 def test_too_few_pairs_give_no_interval() -> None:
     assert speed_ratio([1.0] * (LEAST_PAIRS - 1), [1.0] * (LEAST_PAIRS - 1)) is None
     assert speed_ratio([1.0] * LEAST_PAIRS, [1.0] * LEAST_PAIRS) is not None

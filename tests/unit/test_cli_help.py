@@ -45,13 +45,6 @@ def test_all_of_help_names_every_option_and_spelling(capsys, monkeypatch, name):
             assert spelling in words, spelling
 
 
-def test_the_policies_in_help_are_five_and_the_others_are_in_all_of_it(capsys, monkeypatch):
-    text = shown(capsys, monkeypatch, "plan", "--help")
-    assert "auto (default), oato, scheinfer, layers, cpu" in text
-    assert "twinpilots" not in text
-    assert "twinpilots" in shown(capsys, monkeypatch, "plan", "--help-all")
-
-
 @pytest.mark.parametrize("name", ["run", "chat", "serve", "plan"])
 def test_help_loads_nothing_that_searches_or_computes(name):
     code = (

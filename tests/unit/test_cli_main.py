@@ -141,14 +141,6 @@ def test_wrong_usage_is_exit_code_2_and_names_the_remedy(capsys, arguments, says
     assert said.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", cli_main.COMMANDS)
-def test_every_command_has_help_and_its_line_in_the_list(capsys, name):
-    assert cli_main.exit_code([name, "--help"]) == 0
-    assert f"Usage: oallama {name}" in capsys.readouterr().out
-    command = cli_main.cli.get_command(None, name)
-    assert command.get_short_help_str(100) == cli_main.COMMANDS[name]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

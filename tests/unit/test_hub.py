@@ -141,17 +141,6 @@ def test_a_name_with_a_host_is_downloaded_and_one_without_is_not(hub, capfd):
     assert said(capfd, "inspect", f"hf.co/{REPO}")[0] == 0
 
 
-def test_offline_only_what_is_there_is_used(hub, monkeypatch, capfd):
-    path = said(capfd, "pull", REPO)[1]
-    asked = len(hub.asked)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert said(capfd, "pull", REPO)[:2] == (0, path)
-    code, _, line = said(capfd, "pull", f"{REPO}:F16")
-    assert code == 1
-    assert "HF_HUB_OFFLINE is set" in line
-    assert len(hub.asked) == asked
-
-
 @pytest.mark.parametrize(
     ("name", "code", "says"),
     [

@@ -12,7 +12,7 @@ import pytest
 
 from oallama.core.units import KIB, MIB
 from oallama.profile import machine
-from oallama.profile.machine import fingerprint, fingerprint_key, last_level_cache, power_changes
+from oallama.profile.machine import fingerprint, fingerprint_key, power_changes
 
 IDENTITY: dict[str, Any] = {
     "description": "Test Card", "backend": "CUDA", "type": "GPU", "memory_bytes": 12 << 30, "driver_files": [],
@@ -67,12 +67,6 @@ def test_what_the_files_say(laptop: Path) -> None:
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     json.dumps(found, allow_nan=False)
-
-
-def test_threads_fill_at_most_one_cache_each(laptop: Path) -> None:
-    assert last_level_cache(laptop, 1) == (32 * MIB, "sysfs")
-    assert last_level_cache(laptop, 2) == (64 * MIB, "sysfs")
-    assert last_level_cache(laptop, 99) == (64 * MIB, "sysfs")
 
 
 def test_an_unreadable_machine_still_has_a_fingerprint(tmp_path: Path) -> None:

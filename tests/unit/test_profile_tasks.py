@@ -212,17 +212,6 @@ def test_lines_of_the_link_are_those_of_its_copies() -> None:
     assert (boundary.alpha_s, boundary.beta_s_per_byte) == pytest.approx(EXCURSION), "of one excursion, less the graph"
 
 
-def test_what_has_no_kernel_is_said_and_not_asked_for_again() -> None:
-    machine = Machine(refused=("TEST0",))
-    profile = measured(machine, session(machine))
-    assert {case.device for case in profile.cases} == {rest.device for rest in profile.rest} == {"CPU"}
-    assert {skipped.device for skipped in profile.skipped} == {"TEST0"}
-    reasons = {skipped.reason for skipped in profile.skipped}
-    assert reasons == {"no kernel in TEST0", "no kernel of attention"}
-    again = session(machine, profile)
-    assert mul_mat_tasks(again) == rest_tasks(again) == []
-
-
 def test_the_first_case_is_timed_again_at_the_end() -> None:
     machine = Machine()
     made = session(machine)

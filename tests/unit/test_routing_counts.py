@@ -73,13 +73,6 @@ def test_counts_are_those_of_a_count_by_hand(first: list[tuple[int, ...]], secon
     assert layer.latest == tuple(sum(expert in token for token in tokens) for expert in range(N_EXPERT))
 
 
-def test_what_is_a_half_life_old_counts_half() -> None:
-    (layer,) = after(tally(*[(0, 1)] * LEAST_TOKENS), tally(*[(2, 3)] * HALF_LIFE_TOKENS)).decode
-    assert layer.uses[0] == pytest.approx(LEAST_TOKENS / 2, rel=0.01)
-    assert layer.before[0] == pytest.approx(LEAST_TOKENS, rel=0.01)
-    assert layer.latest == (0, 0, HALF_LIFE_TOKENS, HALF_LIFE_TOKENS, 0, 0, 0, 0)
-
-
 def test_a_recording_goes_on_until_it_can_be_judged_on() -> None:
     """So a short answer does not take the place of what sets are judged on: 64 tokens, then as many as before."""
     (begun,) = after(drawn(1, LEAST_TOKENS - 1), drawn(2, 1)).decode

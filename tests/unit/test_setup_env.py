@@ -128,13 +128,6 @@ def choose(wish: str, env: dict[str, str], args: str = "", system: str = "linux"
     return gpu.choose_backend(wish, env, "c++", args, system)
 
 
-def test_a_compiler_without_a_driver_gives_a_cpu_build(tmp_path: Path, bin_env: dict[str, str]) -> None:
-    nvcc(tmp_path / "bin")
-    chosen = choose("auto", bin_env)
-    assert (chosen.name, chosen.flags) == ("cpu", ())
-    assert "no GPU driver answers" in chosen.why
-
-
 def test_a_card_without_its_toolchain_gives_a_cpu_build_and_says_what_is_missing(
     tmp_path: Path, bin_env: dict[str, str]
 ) -> None:
