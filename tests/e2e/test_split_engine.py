@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from e2e.placed import Where, placed, with_ledger
 from e2e.split_cases import ffn, split_case
 from e2e.what_is_held import ONE_ARENA, nothing_grew
 from gguf_factory import write_gguf, write_llama_shape
+from processes import here
 
 from oallama.core.types import SPLIT_LAYOUT
 from oallama.cost.blocks import is_ffn
@@ -147,6 +149,25 @@ def test_statistics_are_those_of_the_last_generation(f16: Path) -> None:
         engine.generate(prompt, max_tokens=1)
         assert engine.split_stats is not None and engine.split_stats.n_decoded == 0
         assert engine.split_stats.decode.n_graphs == 0 and engine.split_stats.prompt.n_built == 0
+
+
+@pytest.mark.parametrize("device", ["cpu-pair", pytest.param("rpc-worker", marks=pytest.mark.thorough)])
+def test_run_reports_what_the_split_backend_did(device: str, q4_0: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    split_case(q4_0, device, ffn(0.5)).plan.save(plan)
+    done = here("run", "once upon", "--plan", plan, "-n", 6, "--temp", 0, "-t", 1, "--json")
+    made = json.loads(done.stdout)
+    assert (done.stderr, made["device"]) == ("", "cpu-pair" if device == "cpu-pair" else "RPC0")
+    split = made["split"]
+    assert split["n_decoded"] == made["n_gen"] - 1 == 5
+    assert split["decode"]["n_graphs"] == 2 * 5, "two layers with an FFN each"
+    assert split["prompt"]["n_graphs"] == 2
+    assert set(split["per_token"]) == {"launch_s", "host_s", "wait_s", "join_s", "total_s"}
+    assert split["decode"]["bytes_in"] > 0 and split["decode"]["bytes_out"] > 0
+    memory = split["memory"]
+    assert memory["device_weights"] == json.loads(plan.read_text(encoding="utf-8"))["memory"]["weights_gpu"] > 0
+    assert made["memory"]["device_bytes"] == memory["device_weights"] + memory["device_compute"]
+    assert made["memory"]["host_bytes"] > memory["host_weights"] + memory["host_compute"]
 
 
 def test_the_cpu_alone_knows_nothing_of_statistics(f16: Path) -> None:

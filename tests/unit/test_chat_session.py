@@ -1,12 +1,13 @@
-"""Settings, commands and answers of a chat, with a model that says what it is told to say."""
+"""Lines, settings, commands and answers of a chat, with a model that says what it is told to say."""
 
+import io
 import types
 
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from oallama.cli.chat.commands import COMMANDS, Leave, is_command, obey
+from oallama.cli.chat.commands import COMMANDS, Leave, PipedLines, is_command, message_of, obey
 from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
 from oallama.cli.chat.session import ChatSession
 from oallama.cli.chat.settings import MEANINGS, ChatSettings, changed
@@ -297,3 +298,51 @@ def test_commands_settings_and_files_are_completed(typed, offered, tmp_path):
     text = typed.replace("FOLDER", str(tmp_path))
     found = Commands().get_completions(Document(text, len(text)), CompleteEvent())
     assert [completion.text for completion in found] == offered
+
+
+#
+# lines of a message
+#
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("hello", "hello"),
+        ("", ""),
+        ("two\nlines", "two\nlines"),  # pasted
+        ('"""one line"""', "one line"),
+        ('"""\nfirst\nsecond\n"""', "first\nsecond"),
+        ('  """first\nsecond"""  ', "first\nsecond"),
+        ('"""', None),
+        ('"""first\nsecond', None),
+        ('""""""', ""),
+        ("first\\", None),
+        ("first\\\nsecond", "first\nsecond"),
+        ("first\\\nsecond\\", None),
+        ('not at the """ beginning', 'not at the """ beginning'),
+        ('/set system """a\nb', None),
+        ('/set system """a\nb"""', '/set system """a\nb"""'),
+    ],
+)
+def test_lines_of_a_message(typed, message):
+    assert message_of(typed) == message
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [('"""first\nsecond', "first\nsecond"), ("first\\", "first"), ('/set system """a', '/set system """a')],
+)
+def test_at_the_end_of_the_input_nothing_is_waited_for(typed, message):
+    assert message_of(typed, at_end=True) == message
+
+
+def test_a_pipe_is_read_line_by_line():
+    lines = PipedLines(io.StringIO('one\n\n"""two\nthree"""\nfour\\\nfive\n"""six'))
+    assert [lines.read() for _ in range(7)] == ["one", "", "two\nthree", "four\nfive", "six", None, None]
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_what_is_no_text_is_said(errors):
+    with pytest.raises(UsageError, match="not UTF-8"):
+        PipedLines(io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8", errors)).read()
