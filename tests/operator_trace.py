@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from oallama.bench.readback import check_tensor_layout, tensor_at, weight_of
-from oallama.core.errors import BridgeError, ModelFileError
 from oallama.core.types import Shape
 from oallama.model.gguf_reader import read_gguf
 
@@ -32,7 +31,8 @@ class TracedOperator:
 
 @contextlib.contextmanager
 def tracing() -> Iterator[Callable[[Path], tuple[TracedOperator, ...]]]:
-    """trace_operators by one child process for all models, of which none kills llama.cpp."""
+    """Give a function that lists the mul-mats of a one-token decode on the CPU that read a weight, in graph order. One
+    child process decodes all models, of which none may kill llama.cpp."""
     from ggml_bridge.child import Child
 
     child = Child("operator_trace", {"PYTHONPATH": str(Path(__file__).parent)})
@@ -40,28 +40,6 @@ def tracing() -> Iterator[Callable[[Path], tuple[TracedOperator, ...]]]:
         yield lambda path: _rows(child.ask({"path": str(path)}, timeout_s=600.0))
     finally:
         child.end()
-
-
-def trace_operators(path: str) -> tuple[TracedOperator, ...]:
-    """Every weight-bearing mul-mat of a one-token decode of the model at `path` on the CPU, in graph order.
-
-    Raises ModelFileError if the file is no good, or kills, stalls or is refused by llama.cpp; BridgeError if
-    llama-cpp-python is not the one this was written for.
-    """
-    from ggml_bridge.child import run_in_child
-    from ggml_bridge.errors import BridgeError as Failed
-    from ggml_bridge.errors import ChildDied, ChildTimeout
-
-    path = read_gguf(path).path
-    env = {"PYTHONPATH": str(Path(__file__).parent)}  # where the child finds this module
-    try:
-        return _rows(run_in_child("operator_trace", {"path": path}, timeout_s=600.0, env=env))
-    except (ChildDied, ChildTimeout) as error:
-        raise ModelFileError(f"{path} cannot be decoded, llama.cpp fails on it: {error}; try another file") from None
-    except ValueError as error:
-        raise ModelFileError(str(error)) from None
-    except Failed as error:
-        raise BridgeError(str(error)) from None
 
 
 def _rows(answer: dict[str, Any]) -> tuple[TracedOperator, ...]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for llama-server: the same options and key, the same shapes of answers, and faults on request.
+"""Stands in for llama-server: the same options and key, its answers to GET, and faults on request.
 
 Options it knows: --host, --port, --device, --alias. What it does besides is in the file that STUB_ORDERS names, read
 anew at each request: words out of `loading` (health is 503), `busy` (so, and it computes meanwhile), `fail` (it ends at
@@ -16,7 +16,6 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-WORDS = ("Once", " upon", " a", " time", ".")
 KEY = os.environ.get("LLAMA_API_KEY")
 
 
@@ -46,34 +45,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer_bytes(text.encode(), "text/plain; version=0.0.4")
         elif self.path == "/v1/models":
             self.answer({"object": "list", "data": [{"id": option("--alias"), "object": "model"}]})
-        elif self.path == "/slow":
-            Path(os.environ["STUB_ORDERS"]).with_name("slow-began").touch()
-            time.sleep(600)
         else:
             self.answer({"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}}, 404)
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
-        if asked.get("stream"):
-            self.stream()
-        else:
-            choice = {"index": 0, "message": {"role": "assistant", "content": "".join(WORDS)}}
-            self.answer({"id": "c", "object": "chat.completion", "choices": [{**choice, "finish_reason": "stop"}]})
-
-    def stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for word in WORDS:
-            delta = {"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}], "id": "c"}
-            self.chunk(f"data: {json.dumps(delta)}\n\n")
-        self.chunk("data: [DONE]\n\n")
-        self.chunk("")
-
-    def chunk(self, text: str) -> None:
-        self.wfile.write(f"{len(text.encode()):x}\r\n{text}\r\n".encode())
-        self.wfile.flush()
 
     def answer(self, document: dict, status: int = 200) -> None:
         self.answer_bytes(json.dumps(document).encode(), "application/json; charset=utf-8", status)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_factory import ARCHITECTURES, hostile, write_gguf, write_llama_shape
-from operator_trace import TracedOperator, trace_operators, tracing
+from gguf_factory import ARCHITECTURES, write_gguf, write_llama_shape
+from operator_trace import TracedOperator, tracing
 
-from oallama.core.errors import ModelFileError
 from oallama.core.ggml_types import MUL_MAT_TYPES
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
@@ -71,14 +70,3 @@ def test_the_synthetic_llama(trace: Trace, tmp_path: Path) -> None:
     assert static(path) == trace(path)
     moe = write_llama_shape(tmp_path / "moe.gguf", 2, 256, 512, 4, 2, 300, "Q4_0", n_expert=4)
     assert static(moe) == trace(moe)
-
-
-def test_what_llama_cpp_refuses_is_a_model_file_error(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", "llama", metadata={"llama.rope.dimension_count": 32})
-    with pytest.raises(ModelFileError, match="invalid n_rot"):
-        trace_operators(str(path))
-
-
-def test_a_hostile_file_does_not_reach_llama_cpp(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="is of type F64, which"):
-        trace_operators(str(hostile(tmp_path / "model.gguf", "weights F64")))

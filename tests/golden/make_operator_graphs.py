@@ -12,8 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-from operator_trace import trace_operators
+from operator_trace import tracing
 
+from ggml_bridge.errors import ChildDied, ChildTimeout
 from oallama.core.errors import ModelFileError
 from oallama.model.gguf_reader import read_gguf
 
@@ -26,8 +27,9 @@ def main(directory: str) -> None:
     for path in sorted(Path(directory).glob("*.gguf")):
         try:
             gguf = read_gguf(path)
-            traced = [operator.name for operator in trace_operators(str(path))]
-        except ModelFileError as error:
+            with tracing() as trace:
+                traced = [operator.name for operator in trace(path)]
+        except (ModelFileError, ChildDied, ChildTimeout, ValueError) as error:
             print(error, file=sys.stderr)
             continue
         names = [tensor.name for tensor in gguf.tensors]

@@ -4,11 +4,27 @@ import os
 import signal
 from dataclasses import replace
 
-from processes import alive
+from processes import alive, until
 from serving import QUICK, Run, Stub, running
 
 from oallama.core.errors import DeviceError
 from oallama.serve.supervisor import last_words
+
+
+def test_it_is_not_ready_while_the_model_is_loading(tmp_path):
+    stub, told = Stub(tmp_path), []
+    stub.order("loading")
+    supervisor = stub.supervisor()
+    supervisor.healthy = lambda: told.append(stub.healthy()) or told[-1]
+    run = Run(supervisor)
+    until(lambda: stub.logged)
+    n_told = len(told)
+    run.until(lambda: len(told) > n_told + 2)
+    assert supervisor.state.phase == "starting"
+    stub.order("")
+    run.until_ready()
+    supervisor.stop()
+    assert run.end() is None
 
 
 def test_another_program_at_the_port_is_not_taken_for_it(tmp_path):
@@ -29,6 +45,16 @@ def test_one_that_neither_answers_nor_computes_is_started_again(tmp_path):
         run.until_ready(restarts=1)
         assert "neither answered nor computed" in supervisor.state.said
         assert not alive(first)
+
+
+def test_one_whose_connections_are_all_busy_does_not_hang(tmp_path):
+    stub, looks = Stub(tmp_path), []
+    supervisor = stub.supervisor(patience=replace(QUICK, answer_s=0.5))
+    with running(supervisor) as run:
+        supervisor.healthy = lambda: looks.append(stub.healthy()) or looks[-1]
+        stub.order("busy")
+        run.until(lambda: looks.count(False) > 12)
+        assert supervisor.state.restarts == 0
 
 
 def test_one_that_fails_again_and_again_is_given_up(tmp_path):
@@ -68,6 +94,15 @@ def test_a_device_that_is_known_to_be_lost_ends_the_program_at_once(tmp_path):
         run.until_ready()
         assert not alive(first)
         assert "its worker is gone" in supervisor.state.said and supervisor.state.restarts == 1
+
+
+def test_a_pause_ends_when_it_is_stopped(tmp_path):
+    stub = Stub(tmp_path)
+    supervisor = stub.supervisor(patience=replace(QUICK, first_s=600.0, longest_s=600.0))
+    with running(supervisor) as run:
+        os.kill(supervisor.state.pid, signal.SIGKILL)
+        run.until(lambda: bool(stub.said))
+    assert run.error is None
 
 
 def test_last_words_are_those_of_the_error():

@@ -544,3 +544,18 @@ def test_wrong_backend_is_exit_code_2_and_one_line(
     monkeypatch.setenv("OALLAMA_BACKEND", "quantum")
     assert setup_env.main(root, []) == 2
     assert capsys.readouterr().err.startswith("error: OALLAMA_BACKEND=quantum is not known")
+
+
+def test_wrong_plain_products_are_never_accepted(make_place: Callable[..., Place]) -> None:
+    place = make_place("""echo '{"CPU": "3 of 9 products are wrong"}'""")
+    with pytest.raises(SetupError, match=r"does not work \(CPU: 3 of 9 products are wrong\): name another compiler"):
+        place.run()
+    assert not (place.packages / "llama_cpp" / "lib").exists()
+
+
+def test_a_self_test_that_cannot_run_starts_no_rebuild(make_place: Callable[..., Place]) -> None:
+    place = make_place("echo 'ImportError: no ggml_bridge' >&2; exit 1")
+    with pytest.raises(SetupError, match=r"cannot run: ImportError: no ggml_bridge"):
+        place.run()
+    assert place.calls("cmake --build") == 1
+    assert not list(place.folder.rglob("selftest.json")), "and is not remembered as the build's fault"
