@@ -29,8 +29,6 @@ FIGURES = re.compile(r"(\d+) tokens read, (\d+) known, (\d+) written")
 READY, TAKEN = "\x1b[?2004h", "\x1b[?2004l"  # a prompt begins and ends: pasted text is marked in between
 ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])")
 
-needs_model = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
-
 
 def piped(lines, *arguments, code=0):
     """A session that reads these lines from a pipe."""
@@ -122,7 +120,6 @@ def plain(tmp_path_factory):
 #
 
 
-@needs_model
 def test_a_pipe_gets_answers_on_stdout_and_nothing_else():
     done = piped('Hello!\n"""What is\n3 + 4?"""\n/show placement\n/bye\nnot asked\n', "--temp", "0")
     assert done.stdout.splitlines()[0] == "Hello! Would you like a story or a sum?"
@@ -131,7 +128,6 @@ def test_a_pipe_gets_answers_on_stdout_and_nothing_else():
     assert "the CPU alone: 100% CPU" in done.stderr
 
 
-@needs_model
 def test_only_new_tokens_are_evaluated():
     said = piped("What is 3 + 4?\nWhat is 2 + 5?\nWhat is 9 - 3?\n", "--temp", "0", "--verbose").stderr
     turns = [tuple(map(int, each)) for each in FIGURES.findall(said)]
@@ -142,7 +138,6 @@ def test_only_new_tokens_are_evaluated():
         assert 0 < read_next < 40
 
 
-@needs_model
 def test_the_default_model_continues_text_where_it_is_asked_to():
     done = piped("Once upon a time\nOnce\n", "--no-chat", "--temp", "0", "-n", "600", "-c", "512")
     assert done.stdout.startswith(" there was")
@@ -211,7 +206,6 @@ def test_ctrl_c_ends_a_session_in_a_pipe(chatty):
 #
 
 
-@needs_model
 @pytest.mark.parametrize("command", ["chat", pytest.param("run", marks=pytest.mark.thorough)])
 def test_a_session_at_a_terminal(command):
     with Typist(command, MODEL, *ON_CPU, "--temp", "0", "--seed", "1") as person:
@@ -264,7 +258,6 @@ def test_a_closed_terminal_ends_a_session_and_what_it_started(chatty, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-@needs_model
 @pytest.mark.parametrize("ends", ["a key", pytest.param("SIGTERM", marks=pytest.mark.thorough)])
 def test_a_run_on_a_terminal_answers_and_then_measures_until_a_key_is_pressed(tmp_path, ends):
     arguments = ("run", MODEL, "Once upon a time", "-n", "8", "--device", "rpc-worker:1", "--temp", "0")
@@ -280,7 +273,6 @@ def test_a_run_on_a_terminal_answers_and_then_measures_until_a_key_is_pressed(tm
         must_end(*(child.pid for child in children))
 
 
-@needs_model
 def test_a_chat_begins_at_once_says_what_tuning_gains_and_never_measures(tmp_path):
     arguments = ("chat", MODEL, "--device", "rpc-worker:1", "--temp", "0")
     with Typist(*arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:

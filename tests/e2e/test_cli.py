@@ -29,8 +29,6 @@ MODEL = ROOT / "models" / FILE
 TESTBED = ROOT / "scripts" / "reproduce" / "testbeds" / "scheinfer-c.json"
 WORKER = ("--device", "rpc-worker:1")
 
-needs_model = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
-
 
 def document(*arguments, **options):
     """The single JSON document of a command line."""
@@ -82,7 +80,6 @@ def test_devices():
     assert re.search(r"^CPU +CPU", here("devices").stdout, re.MULTILINE)
 
 
-@needs_model
 def test_inspect():
     found = document("inspect", MODEL, "--json")
     assert found["model"]["arch"] == "llama"
@@ -112,7 +109,6 @@ def test_profile_is_measured_once_and_then_remembered(tmp_path):
     assert "CPU" in here(*asked, cache=tmp_path).stdout
 
 
-@needs_model
 def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
     chart = tmp_path / "cards.svg"
     options = ("--profile", profile, "--gpu", "rtx3060,h100", "--vram-fill", "0.03%", "-p", 64, "-n", 16)
@@ -129,7 +125,6 @@ def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
     here("what-if", tmp_path / "no.gguf", code=2)
 
 
-@needs_model
 def test_simulate_shows_a_plan_on_machines_that_are_not_here(half, tmp_path):
     plan, chart = tmp_path / "plan.json", tmp_path / "streams.svg"
     on = ("--machine", TESTBED, "-p", 64, "-n", 16)
@@ -160,7 +155,6 @@ def test_simulate_shows_a_plan_on_machines_that_are_not_here(half, tmp_path):
     assert "made for" in here("simulate", MODEL, plan, *on, code=2).stderr
 
 
-@needs_model
 def test_affinity_report_in_every_format(half, tmp_path):
     asked, file, page = ("affinity-report", MODEL, *half, "--policy", "oato"), tmp_path / "r.csv", tmp_path / "r.html"
     report = document(*asked, "--json", "-o", file)
@@ -180,7 +174,6 @@ def test_affinity_report_in_every_format(half, tmp_path):
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-@needs_model
 def test_plan_goes_to_stdout_or_to_a_file(half, tmp_path):
     arguments = ("plan", MODEL, *half, "--policy", "oato", "-p", "64", "-n", "32")
     plan = document(*arguments)
@@ -194,7 +187,6 @@ def test_plan_goes_to_stdout_or_to_a_file(half, tmp_path):
     assert all((o["gg"], o["cg"], o["cc"]) in ((1, 0, 0), (0, 0, 1)) for o in plan["operators"])
 
 
-@needs_model
 def test_ngl_takes_whole_layers_from_the_end(plan_file, profile):
     plan = json.loads(plan_file.read_text(encoding="utf-8"))
     assert (plan["policy"], plan["n_gpu_layers"]) == ("layers", 3)
@@ -205,7 +197,6 @@ def test_ngl_takes_whole_layers_from_the_end(plan_file, profile):
     assert re.search(r"-ngl 3 needs .* on .* but only .* may be used; lower -ngl", needed)
 
 
-@needs_model
 def test_run_generates_on_the_worker_what_the_plan_says(plan_file):
     arguments = ("run", "Once upon a time", "-n", "24", "--seed", "3", "--plan", plan_file)
     made = document(*arguments, "--json")
@@ -218,7 +209,6 @@ def test_run_generates_on_the_worker_what_the_plan_says(plan_file):
     assert oallama(*arguments).stdout == made["text"] + "\n"
 
 
-@needs_model
 def test_the_first_run_answers_with_stocks_placement_and_in_a_pipe_measures_nothing(tmp_path):
     first = ("run", MODEL, "Once upon a time", "-n", "8", "--temp", "0", *WORKER, "--gpu-weights", "50%")
     ran = here(*first, cache=tmp_path)
@@ -235,7 +225,6 @@ def test_tune_says_what_it_found(two_layers, worker_profile, tmp_path):
     assert "--device" in here("tune", two_layers, "--device", "none", code=2).stderr
 
 
-@needs_model
 def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan):
     common = ("-n", "8", "--temp", "0", "--plan", cpu_plan)
     piped = here("run", *common, input="Once upon a time\n").stdout
@@ -243,7 +232,6 @@ def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan)
     assert len(piped) > 1
 
 
-@needs_model
 def test_an_answer_without_a_limit_ends_with_the_model_or_the_context(cpu_plan):
     common = ("Once upon a time", "--temp", "1", "--plan", cpu_plan, "--json")
     story = document("run", *common)
@@ -256,7 +244,6 @@ def test_an_answer_without_a_limit_ends_with_the_model_or_the_context(cpu_plan):
     assert document("run", *common, "--stop", " ")["n_gen"] < 5
 
 
-@needs_model
 def test_an_answer_keeps_to_a_json_schema_of_a_file(cpu_plan, tmp_path):
     file = tmp_path / "schema.json"
     file.write_text('{"type": "object", "properties": {"end": {"enum": ["good", "bad"]}}, "required": ["end"]}')
@@ -268,7 +255,6 @@ def test_setup_names_the_folder_of_llama_cpps_programs():
     assert Path(here("setup", "--programs").stdout.strip()).is_dir()
 
 
-@needs_model
 def test_what_limits_a_device_is_not_ignored_silently(cpu_plan, tmp_path):
     common = ("run", "hi", "-n", "1", "--policy", "cpu", "-dev", "CPU")
     said = here(*common, "--vram", "6GiB", "--gpu-weights", "50%").stderr
@@ -276,7 +262,6 @@ def test_what_limits_a_device_is_not_ignored_silently(cpu_plan, tmp_path):
     assert "limit a device" not in here(*common).stderr
 
 
-@needs_model
 def test_export_gives_a_line_for_stock_llama_cpp(cpu_plan, tmp_path):
     line = here("export", cpu_plan, "--to", "llama-server").stdout
     assert shlex.split(line)[:3] == ["llama-server", "-m", str(MODEL)]
@@ -285,7 +270,6 @@ def test_export_gives_a_line_for_stock_llama_cpp(cpu_plan, tmp_path):
     assert "splits no operator" in here("export", cpu_plan, "--to", "plugin", code=2).stderr
 
 
-@needs_model
 def test_export_refuses_a_worker_that_nobody_else_can_reach(plan_file):
     assert "rpc-server" in here("export", plan_file, "--to", "llama-cli", code=2).stderr
 
@@ -301,7 +285,6 @@ def test_unusable_input_is_exit_code_2_and_one_line(tmp_path):
     assert "nowhere" in here("run", "hi", "--device", "nowhere", code=2, cache=tmp_path).stderr
 
 
-@needs_model
 def test_a_plan_of_another_model_is_refused(plan_file, tmp_path):
     plan = json.loads(plan_file.read_text(encoding="utf-8"))
     plan["model"]["fingerprint"] = "0" * 64
@@ -310,7 +293,6 @@ def test_a_plan_of_another_model_is_refused(plan_file, tmp_path):
     assert "make a new plan" in here("run", "hi", "--plan", other, code=2).stderr
 
 
-@needs_model
 def test_a_plan_without_an_operator_or_with_another_one_is_refused(cpu_plan, tmp_path):
     plan = json.loads(cpu_plan.read_text(encoding="utf-8"))
     name, file = plan["operators"][3]["name"], tmp_path / "plan.json"
@@ -325,7 +307,6 @@ def start(*arguments, **options):
     return subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=ROOT, stdin=subprocess.DEVNULL, **options)
 
 
-@needs_model
 def test_a_reader_that_has_enough_is_no_failure(plan_file):
     arguments = ("run", "Once upon a time", "-n", "400", "--plan", plan_file)
     with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -356,7 +337,6 @@ def on_terminal(*arguments, **env):
     return seen.decode()
 
 
-@needs_model
 def test_on_a_terminal_there_are_colours_unless_no_color_is_set(half):
     command = ("affinity-report", MODEL, *half, "--policy", "oato", "--fill", "full")
     assert "\x1b[32m\x1b[1mGPU" in on_terminal(*command, NO_COLOR="")
@@ -365,14 +345,12 @@ def test_on_a_terminal_there_are_colours_unless_no_color_is_set(half):
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]", plain)
 
 
-@needs_model
 def test_on_a_terminal_a_line_of_figures_follows_the_text(plan_file):
     seen = on_terminal("run", "Once upon a time", "-n", "8", "--plan", plan_file)
     last = seen.strip().splitlines()[-1]
     assert re.search(r"\+ 8 tokens · TTFT .* · TPOT .* tokens/s · layers on RPC0 · \d+%/\d+% CPU/GPU$", last)
 
 
-@needs_model
 def test_doctor_finds_nothing_wrong():
     found = document("doctor", "--json")
     assert found["ok"] is True

@@ -34,7 +34,6 @@ PORT = "50052"  # of the pages; it lies where the system takes ports for connect
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the pages are for Linux"),
 ]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 from e2e.placed import placed
-from gguf_factory import write_gguf
 from interrupts import interrupted_at, native_log_callback
 from processes import PATIENCE_S
 from seeds import ALL, FRESH, SEED
@@ -22,11 +21,6 @@ from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.device.opening import list_devices
 from oallama.run.engine import Engine
-
-
-@pytest.fixture(scope="module")
-def f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
 
 
 def engine_on(device: str, model: Path) -> Engine:

@@ -11,12 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e.cut_proxy import CutProxy
-from e2e.faults import Place, places
+from e2e.faults import Place
 from gguf_factory import write_gguf
 from seeds import ALL, SEED
 
@@ -36,11 +35,6 @@ if not ALL:
     COMMANDS = {"run": COMMANDS["run"]}
 LEAST_COMMANDS = 20  # that each of them sends to its server
 LOST = sentence_of("ggml-rpc.cpp")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from places(tmp_path)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

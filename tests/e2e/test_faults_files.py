@@ -5,21 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.faults import Place, places
+from e2e.faults import Place
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a system refuses, and how, is Linux's here")
 
 WRITES = {"plan": "File too large", "bench": "File too large", "serve": "no temporary folder can be written to"}
 """Commands that write a file, `plan` and `bench` where they are told to, and what they say where that cannot be."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from places(tmp_path)
 
 
 def test_a_full_disk_loses_results_only_where_they_were_to_be_written(place: Place) -> None:

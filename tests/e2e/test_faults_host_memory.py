@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from e2e.faults import Place, places
+from e2e.faults import Place
 from seeds import ALL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what RLIMIT_AS counts is Linux's")
@@ -19,11 +17,6 @@ AT_THE_EDGE = (160, 185, 210, 235) if ALL else (185,)
 LIBGOMP = "Thread creation failed"  # its own words, where there is no room for the stack of a thread
 REASONS = ("out of memory", "out of host memory", "has no room", LIBGOMP)
 GLIBC = "cannot allocate memory for thread-local data: ABORT"  # its dynamic linker ends the process, whatever it is
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from places(tmp_path)
 
 
 @pytest.mark.parametrize("mib", TOO_LITTLE)

@@ -7,22 +7,15 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
-from e2e.faults import COMMANDS, Place, Started, places
+from e2e.faults import COMMANDS, Place, Started
 from seeds import ALL, SEED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children that end with their parent are Linux's")
 
 STOPPED_S = 1.5
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from places(tmp_path)
 
 
 def until_it_has_children(started: Started) -> list[psutil.Process]:

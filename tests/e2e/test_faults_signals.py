@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.faults import COMMANDS, Place, handles, places
+from e2e.faults import COMMANDS, Place, handles
 from seeds import SEED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process handles")
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what
 not_under_nohup = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="SIGHUP is ignored")
 
 LONGEST_S = {"profile": 2.0, "plan": 1.0, "run": 1.0, "bench": 3.0, "chat": 1.0, "serve": 2.0, "tune": 3.0}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    yield from places(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=not_under_nohup)])

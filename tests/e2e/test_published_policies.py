@@ -31,11 +31,6 @@ EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_spl
 STREAMING = ("hetegen", "twinpilots", "flexgen")
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def model(models: Path, arch: str) -> Path:
     path = models / f"{arch}.gguf"
     return path if path.is_file() else write_gguf(path, arch, weight_type="F16", n_layer=5)

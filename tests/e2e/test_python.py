@@ -24,8 +24,6 @@ QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
-
 
 @pytest.fixture(scope="module")
 def placer() -> Placer:

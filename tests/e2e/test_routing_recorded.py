@@ -32,11 +32,6 @@ PROMPT = [int(token) for token in np.random.default_rng(11).integers(0, 300, 150
 N_UBATCH, N_GEN = 64, 9  # of placed()
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def given_ids(path: str, batches: Sequence[Sequence[int]]) -> dict[int, list[Ids]]:
     """By layer, the ids [n_tokens, n_used] that stock llama.cpp gives to the down mul-mat, batch after batch; the last
     token of the last prompt batch and every later one has its logits computed."""

@@ -44,8 +44,6 @@ START_S = 120.0
 get = functools.partial(httpx.get, timeout=PATIENCE_S)
 post = functools.partial(httpx.post, timeout=PATIENCE_S)
 
-pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
-
 
 @pytest.fixture
 def stub(tmp_path: Path) -> str:

@@ -55,11 +55,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         yield opened.name
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def model(models: Path, arch: str, weight_type: str) -> Placed:
     return placed(written(models, arch, weight_type=weight_type))
 

@@ -38,11 +38,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         yield opened.name
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def hot_placements(case: Placed, hot: Sequence[int]) -> tuple[OperatorPlacement, ...]:
     """Everything on the host, these experts of every layer on the device too."""
     return tuple(

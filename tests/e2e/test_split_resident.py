@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +23,6 @@ EXPERTS = ("llama-moe", "qwen3moe", "qwen2moe")
 N_UBATCH = 64
 F32 = 4
 BOUNDS = {"F16": 1e-6, "Q4_0": QUANTISED_NMSE}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("models")
 
 
 def beside_the_ffns(operator: Operator) -> bool:

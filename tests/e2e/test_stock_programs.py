@@ -29,7 +29,6 @@ PROMPT = "Once upon a time"
 
 pytestmark = [
     needs_programs,
-    pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model"),
     pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built"),
 ]
 

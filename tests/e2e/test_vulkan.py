@@ -53,11 +53,6 @@ def device() -> str:
     return DEVICE
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def model(models: Path, arch: str, weight_type: str) -> Path:
     path = models / f"{arch}-{weight_type}.gguf"
     return path if path.is_file() else write_gguf(path, arch, weight_type=weight_type)
