@@ -1,11 +1,9 @@
-"""Plans of the default model for stock llama.cpp's programs, and whether they can have the plug-in."""
+"""Plans of the default model for stock llama.cpp's programs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ggml_bridge.errors import BridgeError
-from ggml_bridge.library import find_plugin
 from oallama.core.types import MemoryLedger, OperatorPlacement, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.model.gguf_reader import read_gguf
@@ -15,13 +13,6 @@ from oallama.plan.plan import Plan
 from oallama.stores.default_model import FILE
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / FILE
-
-
-def plugin_is_built() -> bool:
-    try:
-        return find_plugin().is_file()
-    except BridgeError:
-        return False
 
 
 def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:

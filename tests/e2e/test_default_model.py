@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -17,8 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))
 from training.documents import Document, sample_document
 from training.reading import load_tokenizer
 from training.tokenizer import BEGIN, END_OF_TEXT
-
-llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 pytestmark = pytest.mark.thorough  # the files change when they are trained anew, and not before
 

@@ -26,7 +26,7 @@ import psutil
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.stock import NO_PROGRAMS, PROGRAMS, free_port, needs_programs, program
-from e2e.stock_plans import plugin_is_built, split_plan
+from e2e.stock_plans import split_plan
 from e2e.stub import stub_program
 from gguf_factory import write_llama_shape
 from gguf_factory.projector import write_projector
@@ -152,7 +152,6 @@ def test_the_key_is_llama_servers_and_on_no_command_line(stub: str, tmp_path: Pa
         assert server.page == f"http://127.0.0.1:{port}"
 
 
-@pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built")
 def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> None:
     """Though no layer is on it."""
     split_plan(tmp_path / "plan.json", "rpc-worker", slices_only=True)
@@ -306,7 +305,6 @@ def test_a_picture_is_taken_where_a_projector_is_given(
 
 
 @needs_programs
-@pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built")
 def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_device_on_the_cpu(
     tmp_path: Path,
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from e2e.stock import RpcServer, environment, free_port, needs_programs, program, rpc_server, wait_for
-from e2e.stock_plans import MODEL, plugin_is_built, split_plan
+from e2e.stock_plans import MODEL, split_plan
 from processes import here
 
 from ggml_bridge.library import GGML_VERSION, asking_version, find_plugin
@@ -27,10 +27,7 @@ from oallama.model.operators import operators
 PROMPT = "Once upon a time"
 
 
-pytestmark = [
-    needs_programs,
-    pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built"),
-]
+pytestmark = needs_programs
 
 
 @pytest.fixture(scope="module")

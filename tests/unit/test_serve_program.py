@@ -101,7 +101,6 @@ def test_the_key_is_told_to_it_alone(tmp_path):
 
 
 def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
-    pytest.importorskip("llama_cpp")
     made, _ = arguments(records.served(), tmp_path)
     assert made.environment["OALLAMA_PLAN"] == str(tmp_path / "plan.oallama")
     assert made.environment["OALLAMA_TIMES"] == str(tmp_path / "times")
