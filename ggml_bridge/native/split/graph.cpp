@@ -37,8 +37,7 @@ bool is_empty(const ggml_tensor * tensor) {
 
 namespace {
 
-// Element-wise operations that keep a cut along ne[0]. Not SCALE: ggml's CPU kernel takes no rows with gaps between
-// them.
+// Element-wise operations that keep a cut along ne[0].
 bool is_unary(ggml_op op) {
     return op == GGML_OP_UNARY || op == GGML_OP_SQR || op == GGML_OP_CLAMP;
 }
@@ -289,7 +288,6 @@ class Finder {
   public:
     Finder(const ggml_cgraph * graph, bool fuse) : graph_(graph), fuse_(fuse) {
         found_.nodes.resize(static_cast<size_t>(graph->n_nodes));
-        no_gaps_.resize(static_cast<size_t>(graph->n_nodes));
     }
 
     Values find() {
@@ -305,7 +303,6 @@ class Finder {
                 value(inside(i, 0)).wanted = true;
             }
         }
-        lay_out();
         return std::move(found_);
     }
 
@@ -372,9 +369,6 @@ class Finder {
         if (!fits(i, state, a, b)) {
             return false;
         }
-        if (state == State::shard && b != nullptr) {
-            lie_alike(a.group, b->group);
-        }
         state == State::routed ? take_routing(v, a) : take_cut(v, a);
         v.state     = state;
         v.token_dim = state == State::partial && is_view(node->op) ? 1 : a.token_dim;
@@ -421,17 +415,11 @@ class Finder {
         if (slice.axis != Axis::cols) {
             want_full(i, 1, v, sent);
             v.state = State::shard;
-            v.group = i;
-            // AMX kernels write rows without gaps; two halves of a row have one between them anyway
-            no_gaps_[static_cast<size_t>(i)] = slice.layout == "AMX" || slice.axis == Axis::halves;
             return;
         }
         v.state = State::partial;
         if (state_of(i, 1, v) == State::shard && value(inside(i, 1)).cut_like(v)) {
             v.sharded_x = true;
-            // kernels of repacked layouts read rows without gaps (ggml quantises four of them at a time)
-            const auto group = static_cast<size_t>(value(inside(i, 1)).group);
-            no_gaps_[group]  = no_gaps_[group] || slice.layout != plain_layout;
             return;
         }
         want_full(i, 1, v, sent);
@@ -492,7 +480,7 @@ class Finder {
                weight_of(left->src[0])->slice().hot == weight_of(right->src[0])->slice().hot;
     }
 
-    // A shard that is cut as another is, and lies as it does.
+    // A shard that is cut as another is.
     static void take_cut(Value & v, const Value & source) {
         v.state     = State::shard;
         v.cc        = source.cc;
@@ -501,7 +489,6 @@ class Finder {
         v.token_dim = source.token_dim;
         v.n_tokens  = source.n_tokens;
         v.n_g       = source.n_g;
-        v.group     = source.group;
     }
 
     // n_g of a mul-mat: by the plan's table where the device can be sent CC, and ne[] has a dimension of tokens.
@@ -537,35 +524,9 @@ class Finder {
         found_.device = device;
     }
 
-    // One group of shards out of two.
-    void lie_alike(int a, int b) {
-        const auto keep = static_cast<size_t>(std::min(a, b));
-        const auto drop = static_cast<size_t>(std::max(a, b));
-        for (Value & v : found_.nodes) {
-            v.group = v.group == static_cast<int>(drop) ? static_cast<int>(keep) : v.group;
-        }
-        no_gaps_[keep] = no_gaps_[keep] || no_gaps_[drop];
-    }
-
-    // Shards that lie alike are packed unless one of them is wanted, and even then where a kernel takes no gaps.
-    void lay_out() {
-        std::vector<bool> wanted(found_.nodes.size());
-        for (const Value & v : found_.nodes) {
-            if (v.state == State::shard && v.wanted) {
-                wanted[static_cast<size_t>(v.group)] = true;
-            }
-        }
-        for (Value & v : found_.nodes) {
-            if (v.state == State::shard) {
-                v.packed = !wanted[static_cast<size_t>(v.group)] || no_gaps_[static_cast<size_t>(v.group)];
-            }
-        }
-    }
-
     const ggml_cgraph * graph_;
     bool                fuse_;
     Values              found_;
-    std::vector<bool>   no_gaps_;   // by group: some kernel takes rows without gaps only
     int                 phase_ = 0; // of the node at hand
 };
 

@@ -19,9 +19,8 @@
 // The device computes all of a shard's or partial's last n_g tokens: in CG' it has the elements that the host has of
 // the other tokens.
 //
-// The host side of a shard lies in the memory that llama.cpp gave the original: packed at its front, or, where the
-// whole is wanted, at its final places if every kernel that touches it takes rows with gaps. ggml lets element-wise
-// operations write over their input, so shards that such operations connect lie alike.
+// The host side of a shard lies in the memory that llama.cpp gave the original, packed at its front. Where the whole is
+// wanted, its rows move to their places when the phase ends.
 //
 // Nothing here is kept between calls; sub-graphs and their tensors are llama.cpp's.
 
@@ -69,8 +68,6 @@ struct Value {
     int     host_ready = 0;     // first phase that can read it in full on the host
     int     sent_ready = 0;     // first phase that can send it in full to the device
     bool    wanted     = false; // in full, by llama.cpp or by an operation here
-    bool    packed     = false; // a shard whose rows on the host follow one another without gaps
-    int     group      = -1;    // shards that lie alike: the first of them
     bool    sharded_x  = false; // a mul-mat along K whose input is a shard with the same cut
     int64_t cc         = 0;     // elements on the host
     int64_t cg         = 0;     // elements behind them that the device computes from streamed weights

@@ -143,7 +143,7 @@ class Builder {
             if (program_.resident) {
                 stage(host);
             } else {
-                bind(host, {i, -1}, v.packed ? nullptr : graph_->nodes[i]);
+                bind(host, {i, -1}, nullptr);
             }
             ggml_build_forward_expand(program_.host_graph, host);
         }
@@ -633,7 +633,7 @@ class Builder {
         const ggml_tensor * node     = graph_->nodes[i];
         const Value &       v        = value(i);
         const bool          one_row  = node->ne[1] * node->ne[2] * node->ne[3] == 1;
-        const bool          moves    = v.state == State::shard && v.packed && has(v, side_host) && v.cc < v.extent;
+        const bool          moves    = v.state == State::shard && has(v, side_host) && v.cc < v.extent;
         const bool          first    = phase_.downloads.empty() || phase_.downloads.back().node != i;
         const auto          ne       = tokens.shape(node, 1);
         const auto          host_ne  = tokens_of(v, side_host).shape(node, 1);

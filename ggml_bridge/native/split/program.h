@@ -9,10 +9,10 @@
 // (`streamed`), of llama.cpp's tensors there (`bindings`), or the allocator's, which all programs of a context share.
 // Uploads and downloads pass the Host's memory too (`staging`).
 //
-// Shapes, of a node [n, ne1, ne2, ne3] on a side: a shard [elements of the side, tokens of the side, ...], contiguous
-// on the device and packed or with the node's strides on the host; a partial [n, tokens of the side, ...], contiguous;
-// routed rows [n, n_device, n_tokens] on the device. The host's routed rows are those of a batch without hits, [n, 1,
-// n_used * n_tokens], and before each run they shrink to the misses, [n, 1, n_misses].
+// Shapes, of a node [n, ne1, ne2, ne3] on a side: a shard [elements of the side, tokens of the side, ...], a partial
+// [n, tokens of the side, ...], all contiguous; routed rows [n, n_device, n_tokens] on the device. The host's routed
+// rows are those of a batch without hits, [n, 1, n_used * n_tokens], and before each run they shrink to the misses, [n,
+// 1, n_misses].
 
 #pragma once
 
@@ -181,7 +181,6 @@ struct Program {
     std::vector<ggml_tensor *> views; // of bound and staged tensors; their addresses follow, in this order
     std::vector<Phase>         phases;
     size_t                     host_bytes = 0; // of what is staged, packed for the device, and comes back
-    size_t                     bytes      = 0; // of itself
 };
 
 // Prepares a sub-graph; device memory is not allocated yet. memory: the device's that llama.cpp's tensors are in; NULL:
