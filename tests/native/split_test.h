@@ -163,15 +163,13 @@ std::vector<ggml_backend_buffer_type_t> host_layouts();
 ggml_backend_buffer_type_t              find_layout(const std::string & name);
 bool                                    layout_holds(ggml_backend_buffer_type_t buft, const Weight & weight);
 
-enum class Pieces { whole, odd, shuffled };
-
 class Model {
   public:
     // Weights whole in a host buffer type, or in plain memory where that cannot hold them.
     Model(const Block & block, const Data & data, ggml_backend_buffer_type_t layout);
 
     // Weights in the plan's buffer type; a failed check when that cannot be had.
-    Model(const Block & block, const Data & data, oallama_plan * plan, Pieces pieces = Pieces::whole);
+    Model(const Block & block, const Data & data, oallama_plan * plan);
 
     const Block & block() const { return *block_; }
 
@@ -181,7 +179,7 @@ class Model {
 
   private:
     void new_extras();
-    void load(const Data & data, Pieces pieces);
+    void load(const Data & data);
     void place(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
     const Block *                        block_;

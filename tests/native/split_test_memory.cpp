@@ -41,8 +41,8 @@ void check_pieces(int64_t capacity, int64_t wanted_pinned, const std::string & w
     const int64_t   n_before = async_device::counters().n_pinned;
     const BufferPtr buffer(
         ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), static_cast<ggml_backend_buffer_type_t>(buft)));
-    const float first = 1.0F;
-    ggml_backend_tensor_set(ggml_get_first_tensor(ctx.get()), &first, 0, sizeof first);
+    float first = 0.0F;
+    ggml_backend_tensor_get(ggml_get_first_tensor(ctx.get()), &first, 0, sizeof first);
 
     const async_device::Counters now  = async_device::counters();
     const std::string            said = problems_of(plan.get());

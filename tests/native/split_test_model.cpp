@@ -189,22 +189,6 @@ bool layout_holds(ggml_backend_buffer_type_t buft, const Weight & weight) {
 
 namespace {
 
-// The bytes of a tensor in pieces, [from, to) each.
-std::vector<std::pair<size_t, size_t>> cut_up(size_t n_bytes, Pieces pieces) {
-    std::vector<std::pair<size_t, size_t>> ranges;
-    size_t                                 step = pieces == Pieces::whole ? n_bytes : 977;
-    for (size_t at = 0; at < n_bytes; at += step) {
-        ranges.emplace_back(at, std::min(n_bytes, at + step));
-    }
-    if (pieces == Pieces::shuffled) {
-        bridge::Random random(3);
-        for (size_t i = ranges.size(); i > 1; i--) {
-            std::swap(ranges[i - 1], ranges[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
-        }
-    }
-    return ranges;
-}
-
 ContextPtr header_context(size_t n_tensors) {
     return ContextPtr(ggml_init({n_tensors * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
 }
@@ -224,10 +208,10 @@ Model::Model(const Block & block, const Data & data, ggml_backend_buffer_type_t 
         tensors_[weight.name] = new_weight(contexts_.back().get(), weight);
         place(contexts_.back().get(), layout_holds(layout, weight) ? layout : host_layouts().front());
     }
-    load(data, Pieces::whole);
+    load(data);
 }
 
-Model::Model(const Block & block, const Data & data, oallama_plan * plan, Pieces pieces) : block_(&block) {
+Model::Model(const Block & block, const Data & data, oallama_plan * plan) : block_(&block) {
     void * buft = nullptr;
     check_ok(oallama_plan_buft(plan, &buft), "the plan has a buffer type");
     if (buft == nullptr) {
@@ -240,7 +224,7 @@ Model::Model(const Block & block, const Data & data, oallama_plan * plan, Pieces
         tensors_[weight.name] = new_weight(contexts_.back().get(), weight);
     }
     place(contexts_.back().get(), static_cast<ggml_backend_buffer_type_t>(buft));
-    load(data, pieces);
+    load(data);
 }
 
 void Model::new_extras() {
@@ -266,7 +250,7 @@ void Model::place(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     buffers_.push_back(std::move(buffer));
 }
 
-void Model::load(const Data & data, Pieces pieces) {
+void Model::load(const Data & data) {
     if (!loaded_) {
         return;
     }
@@ -276,9 +260,7 @@ void Model::load(const Data & data, Pieces pieces) {
             check(false, name + " has as many bytes as its data");
             continue;
         }
-        for (const auto & [from, to] : cut_up(bytes.size(), pieces)) {
-            ggml_backend_tensor_set(tensor, bytes.data() + from, from, to - from);
-        }
+        ggml_backend_tensor_set(tensor, bytes.data(), 0, bytes.size());
     }
 }
 

@@ -236,10 +236,9 @@ void check_device(const Drawn & own, const std::string & device, bridge::Random 
         resident = false;
         return;
     }
-    constexpr Pieces pieces[] = {Pieces::whole, Pieces::odd, Pieces::shuffled};
-    const Model      model(own.block, own.data, plan.get(), one_of(random, pieces));
-    const auto       found = computed(own, model, own.options, seed);
-    resident               = false;
+    const Model model(own.block, own.data, plan.get());
+    const auto  found = computed(own, model, own.options, seed);
+    resident          = false;
     for (size_t i = 0; i < found.size(); i++) {
         const double      layouts_differ = layout_headroom * nmse(plain[i], laid[i]);
         const std::string where = what + ", " + std::to_string(own.tokens[i]) + " tokens on " + device + ": NMSE ";

@@ -150,34 +150,30 @@ ggml_status ggml_backend_oallama_split_buffer_init_tensor(ggml_backend_buffer_t 
     return context.attempt([&] { context.add(tensor); }) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 }
 
-// A tensor's weight, and how far into it the tensor begins: views are read and written too.
-struct Place {
-    SplitWeight * weight;
-    size_t        offset;
-};
-
-Place place_of(const ggml_tensor * tensor) {
-    const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
-    return {weight_of(whole), tensor->view_src == nullptr ? 0 : tensor->view_offs};
-}
-
 void ggml_backend_oallama_split_buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data,
                                                   size_t offset, size_t size) {
-    const Place   place   = place_of(tensor);
-    SplitBuffer & context = context_of(buffer);
-    if (place.weight == nullptr || !context.place()) {
+    const SplitWeight * weight  = weight_of(tensor);
+    SplitBuffer &       context = context_of(buffer);
+    if (!context.place() || context.failed()) {
         return; // said by plan problems, and by the first graph, which fails
     }
-    context.attempt([&] { place.weight->set(data, place.offset + offset, size); });
+    context.attempt([&] {
+        require(weight != nullptr && offset == 0 && size == ggml_nbytes(tensor),
+                std::string(tensor->name) + " is written in pieces; a weight of a plan is written whole");
+        weight->set(static_cast<const char *>(data));
+    });
 }
 
+// Views are read too.
 void ggml_backend_oallama_split_buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data,
                                                   size_t offset, size_t size) {
     std::memset(data, 0, size);
-    const Place   place   = place_of(tensor);
-    SplitBuffer & context = context_of(buffer);
-    if (place.weight != nullptr && context.place()) {
-        context.attempt([&] { place.weight->get(data, place.offset + offset, size); });
+    const ggml_tensor * whole   = tensor->view_src == nullptr ? tensor : tensor->view_src;
+    const SplitWeight * weight  = weight_of(whole);
+    SplitBuffer &       context = context_of(buffer);
+    if (weight != nullptr && context.place()) {
+        const size_t begin = tensor->view_src == nullptr ? 0 : tensor->view_offs;
+        context.attempt([&] { weight->get(static_cast<char *>(data), begin + offset, size); });
     }
 }
 

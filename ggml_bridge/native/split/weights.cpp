@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
-#include <iterator>
+#include <map>
 #include <set>
 
 namespace oallama {
@@ -14,21 +14,6 @@ constexpr int64_t gather_bytes = int64_t{4} << 20; // strided rows go to the dev
 
 int64_t row_size(ggml_type type, int64_t n) {
     return static_cast<int64_t>(ggml_row_size(type, n));
-}
-
-// Adds a range to those that are there, which do not touch; whether all of [0, whole) is.
-bool add_range(std::map<int64_t, int64_t> & ranges, int64_t begin, int64_t end, int64_t whole) {
-    auto next = ranges.upper_bound(begin);
-    if (next != ranges.begin() && std::prev(next)->second >= begin) {
-        --next;
-        begin = next->first;
-    }
-    while (next != ranges.end() && next->first <= end) {
-        end  = std::max(end, next->second);
-        next = ranges.erase(next);
-    }
-    ranges[begin] = end;
-    return begin == 0 && end == whole;
 }
 
 uint64_t next_id() {
@@ -128,88 +113,56 @@ int64_t SplitWeight::part_bytes(Side side) const {
 
 const Part & SplitWeight::whole_on_host() const {
     const Part & part = parts_[side_host];
-    if (slice_.cg > 0 || slice_.gg > 0 || !part.pieces) {
+    if (slice_.cg > 0 || slice_.gg > 0 || !part.plain) {
         throw Error(OALLAMA_UNSUPPORTED, slice_.name + " is read by something that is no mul-mat");
     }
     return part;
 }
 
-SplitWeight::Segment SplitWeight::segment(int64_t offset, int64_t size) const {
-    const int64_t row     = offset / row_bytes_; // over all rows of all matrices
-    const int64_t col     = offset % row_bytes_; // bytes into the row
-    const auto    side_at = [this](int64_t position, auto && size_of) {
-        const bool on_host = position < size_of(slice_.cc);
-        return on_host ? side_host : position < size_of(slice_.cc + slice_.cg) ? side_stream : side_device;
+// Calls with each run of bytes that lies in one piece, both in the whole tensor and in a part: where it begins in each,
+// and its length, which is the same for all runs of a part.
+template <typename F> void SplitWeight::for_runs(Side side, const F & f) const {
+    const bool hot      = side == side_device && !slice_.hot.empty();
+    const auto bytes_of = [this](int64_t elements) {
+        return slice_.axis == Axis::cols ? row_size(slice_.type, elements) : elements * row_bytes_;
     };
-    if (slice_.axis == Axis::cols) {
-        const auto    size_of = [this](int64_t elements) { return row_size(slice_.type, elements); };
-        const Side    side    = side_at(col, size_of);
-        const int64_t from    = size_of(parts_[side].begin);
-        const int64_t width   = size_of(parts_[side].count);
-        return {side, row * width + col - from, std::min(size, from + width - col)};
-    }
-    const int64_t run    = slice_.extent(); // rows that are cut together: a matrix, or half of one
-    const int64_t n_run  = row / run;
-    const int64_t in_run = row % run;
-    const Side    side   = side_at(in_run, [](int64_t elements) { return elements; });
-    const Part &  part   = parts_[side];
-    const int64_t left   = (part.begin + part.count - in_run) * row_bytes_ - col;
-    return {side, (n_run * part.count + in_run - part.begin) * row_bytes_ + col, std::min(size, left)};
-}
-
-// Calls with each run of bytes [offset, offset + size) that lies in one part, and with how many lie before it.
-template <typename F> void SplitWeight::for_segments(size_t offset, size_t size, const F & f) const {
-    const auto end = static_cast<int64_t>(size);
-    for (int64_t done = 0; done < end;) {
-        const Segment piece = segment(static_cast<int64_t>(offset) + done, end - done);
-        f(piece, done);
-        done += piece.size;
+    const int64_t whole = part_bytes(side);
+    const int64_t step  = hot ? row_bytes_ * slice_.n : bytes_of(slice_.extent());
+    const int64_t bytes = hot ? step : bytes_of(parts_[side].count);
+    const int64_t begin = hot ? 0 : bytes_of(parts_[side].begin);
+    for (int64_t i = 0; i * bytes < whole; i++) {
+        const int64_t number = hot ? slice_.hot[static_cast<size_t>(i)] : i; // of the expert, matrix, half or row
+        f(number * step + begin, i * bytes, bytes);
     }
 }
 
-void SplitWeight::set(const void * data, size_t offset, size_t size) {
-    for_segments(offset, size, [&](const Segment & piece, int64_t done) {
-        const char * bytes = static_cast<const char *>(data) + done;
-        write(piece.side, bytes, piece.offset, piece.size);
-        if (piece.side == side_host && prime_is_copy()) {
-            write(side_prime, bytes, piece.offset, piece.size);
-        }
-        if (!slot_of_.empty()) {
-            write_hot(bytes, piece.offset, piece.size);
-        }
-    });
+void SplitWeight::set(const char * data) const {
     for (const Side side : {side_host, side_stream, side_device, side_prime}) {
-        if (parts_[side].pieces) {
-            flush(side);
+        if (parts_[side].tensor != nullptr && (side != side_prime || prime_is_copy())) {
+            write(side, data);
         }
     }
 }
 
-void SplitWeight::get(void * data, size_t offset, size_t size) const {
-    for_segments(offset, size, [&](const Segment & piece, int64_t done) {
-        const Part & part = parts_[piece.side];
-        if (!part.pieces) {
-            throw Error(OALLAMA_UNSUPPORTED,
-                        slice_.name + " is kept in the layout " + slice_.layout + ", which cannot be read back");
+void SplitWeight::get(char * data, size_t offset, size_t size) const {
+    if (parts_[side_host].count > 0 && !parts_[side_host].plain) {
+        throw Error(OALLAMA_UNSUPPORTED,
+                    slice_.name + " is kept in the layout " + slice_.layout + ", which cannot be read back");
+    }
+    const auto first = static_cast<int64_t>(offset);
+    const auto end   = first + static_cast<int64_t>(size);
+    for (const Side side : {side_host, side_stream, side_device}) {
+        if (side == side_device && !slice_.hot.empty()) {
+            continue; // the host has all experts
         }
-        ggml_backend_tensor_get(part.tensor, static_cast<char *>(data) + done, static_cast<size_t>(piece.offset),
-                                static_cast<size_t>(piece.size));
-    });
-}
-
-// Bytes of whole experts, which are on the host, once more for those that are hot.
-void SplitWeight::write_hot(const char * data, int64_t offset, int64_t size) {
-    const int64_t whole = expert_bytes();
-    while (size > 0) {
-        const int64_t begin = offset % whole;
-        const int64_t count = std::min(size, whole - begin);
-        const int32_t slot  = slot_of_[static_cast<size_t>(offset / whole)];
-        if (slot >= 0) {
-            write(side_device, data, slot * whole + begin, count);
-        }
-        data += count;
-        offset += count;
-        size -= count;
+        for_runs(side, [&](int64_t from, int64_t at, int64_t bytes) {
+            const int64_t begin = std::max(from, first);
+            const int64_t n     = std::min(from + bytes, end) - begin;
+            if (n > 0) {
+                ggml_backend_tensor_get(parts_[side].tensor, data + (begin - first),
+                                        static_cast<size_t>(at + begin - from), static_cast<size_t>(n));
+            }
+        });
     }
 }
 
@@ -222,50 +175,28 @@ bool SplitWeight::prime_is_copy() const {
     return has_prime() && parts_[side_prime].tensor != parts_[side_host].tensor;
 }
 
-void SplitWeight::write(Side side, const char * data, int64_t offset, int64_t size) {
-    Part &        part    = parts_[side];
-    Pending &     pending = pending_[side];
-    const int64_t whole   = part_bytes(side);
-    if (part.pieces && ggml_backend_buffer_is_host(part.tensor->buffer)) {
-        std::memcpy(static_cast<char *>(part.tensor->data) + offset, data, static_cast<size_t>(size));
-        return;
-    }
-    if (size == whole || (part.pieces && size >= gather_bytes)) { // nothing to collect
-        if (part.pieces) {
-            flush(side);
+// data: the whole tensor. A repacked part is converted in one go; short runs go to a device together.
+void SplitWeight::write(Side side, const char * data) const {
+    const Part &      part    = parts_[side];
+    const int64_t     whole   = part_bytes(side);
+    const bool        on_host = part.plain && ggml_backend_buffer_is_host(part.tensor->buffer);
+    std::vector<char> gathered;
+    const auto        hand_over = [&](const char * from, int64_t end, size_t bytes) {
+        ggml_backend_tensor_set(part.tensor, from, static_cast<size_t>(end) - bytes, bytes);
+    };
+    for_runs(side, [&](int64_t from, int64_t at, int64_t bytes) {
+        if (on_host) {
+            std::memcpy(static_cast<char *>(part.tensor->data) + at, data + from, static_cast<size_t>(bytes));
+        } else if (bytes == whole || (part.plain && bytes >= gather_bytes)) {
+            hand_over(data + from, at + bytes, static_cast<size_t>(bytes));
+        } else {
+            gathered.insert(gathered.end(), data + from, data + from + bytes);
+            if (at + bytes == whole || (part.plain && gathered.size() >= gather_bytes)) {
+                hand_over(gathered.data(), at + bytes, gathered.size());
+                gathered.clear();
+            }
         }
-        pending = Pending{};
-        ggml_backend_tensor_set(part.tensor, data, static_cast<size_t>(offset), static_cast<size_t>(size));
-        return;
-    }
-    if (!part.pieces) { // a repacked part is converted in one go, so all of it has to be there
-        pending.bytes.resize(static_cast<size_t>(whole));
-        std::memcpy(pending.bytes.data() + offset, data, static_cast<size_t>(size));
-        if (add_range(pending.ranges, offset, offset + size, whole)) {
-            pending.filled = whole;
-            flush(side);
-        }
-        return;
-    }
-    const bool follows = offset == pending.offset + pending.filled;
-    if (!follows || pending.filled + size > gather_bytes) {
-        flush(side);
-    }
-    if (pending.filled == 0) {
-        pending.bytes.resize(static_cast<size_t>(std::min(gather_bytes, whole)));
-        pending.offset = offset;
-    }
-    std::memcpy(pending.bytes.data() + pending.filled, data, static_cast<size_t>(size));
-    pending.filled += size;
-}
-
-void SplitWeight::flush(Side side) {
-    Pending & pending = pending_[side];
-    if (pending.filled > 0) {
-        ggml_backend_tensor_set(parts_[side].tensor, pending.bytes.data(), static_cast<size_t>(pending.offset),
-                                static_cast<size_t>(pending.filled));
-    }
-    pending = Pending{};
+    });
 }
 
 //
@@ -463,9 +394,9 @@ void place_on_host(const Weights & weights, ggml_backend_dev_t device, const Pla
     std::vector<SplitWeight *>                                       copied;
     for (SplitWeight * weight : with_part(weights, side_host)) {
         ggml_backend_buffer_type_t buft = layout_of(*weight, problem);
-        weight->part(side_host).pieces  = buft == ggml_backend_cpu_buffer_type();
+        weight->part(side_host).plain   = buft == ggml_backend_cpu_buffer_type();
         weight->set_layout(ggml_backend_buft_name(buft));
-        if (primes.count(weight) > 0 && weight->part(side_host).pieces) {
+        if (primes.count(weight) > 0 && weight->part(side_host).plain) {
             shared.push_back(weight);
             continue;
         }

@@ -1,9 +1,10 @@
-// Weights: where the parts of each one are, how bytes of the whole tensor find their part, and memory for all of them.
+// Weights: where the parts of each one are, which bytes of the whole tensor each part has, and memory for all of them.
 //
 // llama.cpp allocates a split buffer, which takes no memory, and makes a SplitWeight of each tensor in it
 // (ggml-oallama.cpp). When the first bytes arrive all weights of the buffer are known: place_weights takes memory for
 // all parts of all of them, and moves cuts where the device has less than the plan thought. From then on `set` writes
-// bytes where they belong; programs read `part`, and nothing moves until the buffer is freed, which owns all of it.
+// a tensor's bytes, which llama.cpp loads whole, where they belong; programs read `part`, and nothing moves until the
+// buffer is freed, which owns all of it.
 //
 // Shapes, of a weight [K, N, E] with a part of `count` elements: rows [K, count, E], cols [count, N, E], halves
 // [K, 2 * count, E]; of hot experts, on the device, [K, N, n_slots]. Parts are contiguous, in the weight's own type.
@@ -12,7 +13,6 @@
 
 #include <array>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -36,7 +36,7 @@ struct Part {
     int64_t       begin  = 0; // elements along the axis
     int64_t       count  = 0;
     ggml_tensor * tensor = nullptr; // where it is stored; NULL where count is 0, or not allocated yet
-    bool          pieces = true;    // takes any range of bytes; a repacked layout takes the whole part only
+    bool          plain  = true;    // in ggml's own layout, not a repacked one
 };
 
 class SplitWeight {
@@ -89,27 +89,13 @@ class SplitWeight {
     // Gives up the device's part: of the elements along the axis so many are streamed, the others are on the host.
     void leave_device(int64_t cg);
 
-    // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces.
-    void set(const void * data, size_t offset, size_t size);
+    // Writes the whole tensor's bytes to all parts.
+    void set(const char * data) const;
 
-    // Throws OALLAMA_UNSUPPORTED for a part that is in a repacked layout.
-    void get(void * data, size_t offset, size_t size) const;
+    // Reads bytes [offset, offset + size) of the whole tensor. Throws OALLAMA_UNSUPPORTED where CC is repacked.
+    void get(char * data, size_t offset, size_t size) const;
 
   private:
-    struct Segment {
-        Side    side;
-        int64_t offset; // bytes in the part
-        int64_t size;
-    };
-
-    // Bytes collected for a part before they are handed over in one go.
-    struct Pending {
-        std::vector<char>          bytes;
-        int64_t                    offset = 0; // of bytes[0] in the part
-        int64_t                    filled = 0;
-        std::map<int64_t, int64_t> ranges; // of a part that is handed over whole: [begin, end) of what is there
-    };
-
     struct Uses {
         struct Batches {
             int64_t              n_tokens = 0;
@@ -120,26 +106,18 @@ class SplitWeight {
         std::array<Batches, 2> batches; // of one token, and larger ones
     };
 
-    // Where the whole tensor's byte at offset is, and how many bytes follow it there; at most size.
-    Segment segment(int64_t offset, int64_t size) const;
-
-    template <typename F> void for_segments(size_t offset, size_t size, const F & f) const;
-
-    int64_t expert_bytes() const { return row_bytes_ * slice_.n; }
+    template <typename F> void for_runs(Side side, const F & f) const;
 
     void lay_out();
     bool prime_is_copy() const;
-    void write(Side side, const char * data, int64_t offset, int64_t size);
-    void write_hot(const char * data, int64_t offset, int64_t size);
-    void flush(Side side);
+    void write(Side side, const char * data) const;
 
-    uint64_t                     id_;
-    SliceSpec                    slice_;
-    int64_t                      row_bytes_;
-    std::array<Part, n_sides>    parts_;
-    std::array<Pending, n_sides> pending_;
-    std::vector<int32_t>         slot_of_;
-    std::unique_ptr<Uses>        uses_; // NULL: not counted
+    uint64_t                  id_;
+    SliceSpec                 slice_;
+    int64_t                   row_bytes_;
+    std::array<Part, n_sides> parts_;
+    std::vector<int32_t>      slot_of_;
+    std::unique_ptr<Uses>     uses_; // NULL: not counted
 };
 
 //
