@@ -35,8 +35,6 @@ class SliceInfo:
     cc: int
     cg: int
     gg: int
-    cc_planned: int
-    gg_planned: int
     host_bytes: int
     device_bytes: int
     layout: str  # host buffer type of CC
@@ -45,8 +43,7 @@ class SliceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SplitMemory:
-    """Bytes, tensors and prepared sub-graphs that all models and contexts of the process hold now.
-    program_bytes: of the sub-graphs in host memory, 16 MiB of a context at most."""
+    """Bytes, tensors and prepared sub-graphs that all models and contexts of the process hold now."""
 
     host_weights: int
     device_weights: int
@@ -54,7 +51,6 @@ class SplitMemory:
     device_compute: int
     n_weights: int
     n_programs: int
-    program_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,11 +267,10 @@ from oallama.run.engine import Engine
 case = split_case(Path(sys.argv[2]), "cpu-pair", everything(0.5))
 with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
     engine.logits(range(5, 69))
-    allocated, split = held_now().allocated, load_bridge().split().memory()
+    allocated, n_programs = held_now().allocated, load_bridge().split().memory().n_programs
     for n_tokens in range(1, 64):
         engine.logits(range(5, 5 + n_tokens))
-    now = load_bridge().split().memory()
-    print(held_now().allocated - allocated, now.program_bytes - split.program_bytes, now.n_programs - split.n_programs)
+    print(held_now().allocated - allocated, load_bridge().split().memory().n_programs - n_programs)
 """
 
 
@@ -281,10 +280,9 @@ def test_batches_of_many_sizes_take_little_memory(q4_0: Path) -> None:
     command = [sys.executable, "-c", BATCHES, str(Path(__file__).parents[1]), str(q4_0)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, **ONE_ARENA})
     assert run.returncode == 0, run.stderr
-    allocated, told, n_programs = map(int, run.stdout.split())
+    allocated, n_programs = map(int, run.stdout.split())
     assert n_programs >= 63 * 4  # of two blocks in each of two layers at the least
     assert allocated < n_programs * 10_000  # some 70,000 each, where they had room for all that they might need
-    assert abs(allocated - told) < 0.25 * told
 
 
 PEAK = """

@@ -15,7 +15,6 @@ constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
 
 struct Placed {
     int64_t     gg           = 0;
-    int64_t     gg_planned   = 0;
     int64_t     device_bytes = 0;
     bool        usable       = false;
     std::string problems;
@@ -29,7 +28,6 @@ Placed placed(const oallama_plan * plan) {
         oallama_slice slice = {};
         check_ok(oallama_plan_slice(plan, i, &slice), "a slice is told");
         all.gg += slice.gg;
-        all.gg_planned += slice.gg_planned;
         all.device_bytes += slice.device_bytes;
     }
     char    lines[4096] = "";
@@ -62,8 +60,12 @@ PlanPtr plan_for(const Subject & own, Cut cut) {
 
 void check_small_device(const Subject & own, Cut cut) {
     const PlanPtr whole_plan = plan_for(own, cut);
+    if (whole_plan == nullptr) {
+        return;
+    }
+    const int64_t gg_planned = placed(whole_plan.get()).gg;
     int64_t       wanted     = 0;
-    if (whole_plan != nullptr) {
+    {
         const Model model(own.block, own.data, whole_plan.get());
         wanted = placed(whole_plan.get()).device_bytes;
     }
@@ -79,7 +81,7 @@ void check_small_device(const Subject & own, Cut cut) {
         const Placed      now  = placed(plan.get());
         const std::string what = own.block.name + ", " + cut_name(cut) + ", room for " + std::to_string(percent) + " %";
         check(model.loaded() && now.usable, what + ": the model is loaded");
-        check((now.gg < now.gg_planned || wanted == 0) && now.device_bytes <= wanted * percent / 100,
+        check((now.gg < gg_planned || wanted == 0) && now.device_bytes <= wanted * percent / 100,
               what + ": GG shrinks to what fits");
         check(percent < 90 || now.gg > 0 || own.block.weights.size() == 1 || wanted == 0,
               what + ": GG is as large as can be");

@@ -270,8 +270,7 @@ void check_nothing_held(const std::string & when) {
     const oallama_memory         now    = memory();
     const async_device::Counters device = async_device::counters();
     check(now.host_weights == 0 && now.device_weights == 0 && now.n_weights == 0, "no weights are held " + when);
-    check(now.host_compute == 0 && now.device_compute == 0 && now.n_programs == 0 && now.program_bytes == 0,
-          "no programs are held " + when);
+    check(now.host_compute == 0 && now.device_compute == 0 && now.n_programs == 0, "no programs are held " + when);
     check(device.device_bytes == 0 && device.pinned_bytes == 0, "the device's memory is free " + when);
     check(device.n_streams == 0 && device.n_events == 0, "no streams or events are held " + when);
 }

@@ -765,8 +765,8 @@ int oallama_get_memory(oallama_memory * memory) {
     return guarded([&] {
         require_room(memory != nullptr);
         const Counters & held = counters();
-        *memory               = {held.host_weights, held.device_weights, held.host_compute, held.device_compute,
-                                 held.n_weights,    held.n_programs,     held.program_bytes};
+        *memory               = {held.host_weights,   held.device_weights, held.host_compute,
+                                 held.device_compute, held.n_weights,      held.n_programs};
     });
 }
 

@@ -119,8 +119,6 @@ typedef struct oallama_slice {
     int64_t cc;     // elements along the axis; as loaded, else as planned
     int64_t cg;
     int64_t gg;
-    int64_t cc_planned;
-    int64_t gg_planned;
     int64_t n_hot;      // experts that the device has too; as loaded, else as planned
     int64_t host_bytes; // as loaded
     int64_t device_bytes;
@@ -144,9 +142,8 @@ typedef struct oallama_memory {
     int64_t device_weights;
     int64_t host_compute;
     int64_t device_compute;
-    int64_t n_weights;     // tensors
-    int64_t n_programs;    // prepared sub-graphs
-    int64_t program_bytes; // of these, in host memory: 16 MiB of a context at most
+    int64_t n_weights;  // tensors
+    int64_t n_programs; // prepared sub-graphs: 3,000 of a context at most, some 5 KB each
 } oallama_memory;
 
 int oallama_get_memory(oallama_memory * memory);

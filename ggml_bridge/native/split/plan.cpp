@@ -420,13 +420,11 @@ oallama_slice LoadedPlan::placed(size_t index) const {
     oallama_slice                     out     = {};
     std::snprintf(out.name, sizeof out.name, "%s", planned.name.c_str());
     std::snprintf(out.layout, sizeof out.layout, "%s", now.layout.c_str());
-    out.axis       = static_cast<int32_t>(planned.axis);
-    out.cc         = now.cc;
-    out.cg         = now.cg;
-    out.gg         = now.gg;
-    out.cc_planned = planned.cc;
-    out.gg_planned = planned.gg;
-    out.n_hot      = static_cast<int64_t>(now.hot.size());
+    out.axis  = static_cast<int32_t>(planned.axis);
+    out.cc    = now.cc;
+    out.cg    = now.cg;
+    out.gg    = now.gg;
+    out.n_hot = static_cast<int64_t>(now.hot.size());
     if (weight != nullptr) {
         out.loaded       = 1;
         out.host_bytes   = weight->host_bytes();

@@ -859,23 +859,6 @@ const ggml_tensor * refused_by_device(const Program & program) {
     return nullptr;
 }
 
-template <typename T> size_t bytes_of(const std::vector<T> & items) {
-    return items.capacity() * sizeof(T);
-}
-
-size_t bytes_of(const Program & program) {
-    size_t bytes = sizeof program + ggml_get_mem_size(program.ctx.get()) + bytes_of(program.bindings) +
-                   bytes_of(program.staged) + bytes_of(program.views) + bytes_of(program.phases);
-    for (const Phase & phase : program.phases) {
-        bytes += bytes_of(phase.inputs) + bytes_of(phase.lifts) + bytes_of(phase.uploads) + bytes_of(phase.downloads) +
-                 bytes_of(phase.streamed) + bytes_of(phase.routings);
-        for (const Routed & routed : phase.routings) {
-            bytes += bytes_of(routed.weights) + bytes_of(routed.sized) + bytes_of(routed.gathered);
-        }
-    }
-    return bytes;
-}
-
 } // namespace
 
 std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory) {
@@ -891,9 +874,7 @@ std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_d
         auto                program = new_program(graph, values, memory, most_of(graph));
         const ggml_tensor * refused = refused_by_device(*program);
         if (refused == nullptr) {
-            program        = new_program(graph, values, memory, taken_by(*program)); // many are kept: no larger
-            program->bytes = bytes_of(*program);
-            return program;
+            return new_program(graph, values, memory, taken_by(*program)); // many are kept: no larger
         }
         if (!fuse) {
             throw Error(OALLAMA_UNSUPPORTED, std::string(ggml_backend_dev_name(program->device)) + " cannot compute " +

@@ -102,9 +102,7 @@ class Partner {
 
 SplitBackend::SplitBackend() = default;
 
-SplitBackend::~SplitBackend() {
-    forget();
-}
+SplitBackend::~SplitBackend() = default;
 
 //
 // programs
@@ -112,8 +110,8 @@ SplitBackend::~SplitBackend() {
 
 namespace {
 
-// Some 3,000 programs: of a model of 32 layers with three blocks each, those of thirty batch sizes.
-constexpr size_t max_bytes = size_t{16} << 20U;
+// Of a model of 32 layers with three blocks each, those of thirty batch sizes: 16 MiB of host memory.
+constexpr size_t max_programs = 3000;
 
 } // namespace
 
@@ -135,7 +133,6 @@ size_t SplitBackend::next_slot() const {
 
 Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot) {
     std::unique_ptr<Program> program = build_program(graph, memory);
-    program->bytes += scratch_.size() * sizeof(uint64_t);
     stats().n_built++;
     host_.reserve(*program);
     if (program->device != nullptr) {
@@ -155,17 +152,14 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
             forget();
         }
     }
-    if (program_bytes_ + program->bytes > max_bytes) {
+    if (programs_.size() >= max_programs) {
         forget();
     }
-    program_bytes_ += program->bytes;
-    counters().program_bytes += static_cast<int64_t>(program->bytes);
     return *(programs_[scratch_] = std::move(program));
 }
 
 void SplitBackend::forget() {
     forget_turns();
-    counters().program_bytes -= static_cast<int64_t>(std::exchange(program_bytes_, 0));
     programs_.clear();
 }
 

@@ -77,7 +77,6 @@ class SplitBackend {
     // Programs that were prepared, to be used again. A server computes batches of ever new sizes, and each needs a
     // program for each block: all are dropped where one more would be too much.
     std::map<Signature, std::unique_ptr<Program>> programs_;
-    size_t                                        program_bytes_ = 0;
 };
 
 } // namespace oallama

@@ -97,7 +97,7 @@ BufferPtr new_pinned(ggml_backend_dev_t device, size_t size);
 // Held now.
 struct Counters {
     std::atomic<int64_t> host_weights{0}, device_weights{0}, host_compute{0}, device_compute{0}; // bytes
-    std::atomic<int64_t> n_weights{0}, n_programs{0}, program_bytes{0};
+    std::atomic<int64_t> n_weights{0}, n_programs{0};
 };
 
 inline Counters & counters() {
