@@ -11,19 +11,6 @@ template <typename F> F proc_address(ggml_backend_reg_t reg, const char * name) 
     return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
 }
 
-bool has_feature(ggml_backend_reg_t reg, const char * name) {
-    auto get_features = proc_address<ggml_backend_get_features_t>(reg, "ggml_backend_get_features");
-    if (get_features == nullptr) {
-        return false;
-    }
-    for (ggml_backend_feature * feature = get_features(reg); feature->name != nullptr; feature++) {
-        if (std::strcmp(feature->name, name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 // Smallest amount of memory that all threads work on: for less, waking them takes longer than the work.
 constexpr size_t min_shared_bytes = size_t{512} << 10;
 
@@ -51,36 +38,12 @@ Host::~Host() {
     if (made_) {
         counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(made_.get()));
     }
-    backend_.reset();
-    if (pool_ != nullptr) {
-        proc_address<ggml_threadpool_free_t>(reg_, "ggml_threadpool_free")(pool_);
-    }
 }
 
 // llama.cpp calls this before each of its graphs.
 void Host::set_n_threads(int n_threads) {
-    if (n_threads == n_threads_) {
-        return;
-    }
-    proc_address<ggml_backend_set_n_threads_t>(reg_, "ggml_backend_set_n_threads")(backend_.get(), n_threads);
     n_threads_ = n_threads;
-    if (has_feature(reg_, "OPENMP")) {
-        return;
-    }
-    auto new_pool  = proc_address<ggml_threadpool_new_t>(reg_, "ggml_threadpool_new");
-    auto free_pool = proc_address<ggml_threadpool_free_t>(reg_, "ggml_threadpool_free");
-    auto set_pool  = proc_address<ggml_backend_cpu_set_threadpool_t>(reg_, "ggml_backend_cpu_set_threadpool");
-    if (new_pool == nullptr || free_pool == nullptr || set_pool == nullptr) {
-        return; // ggml then makes threads for every graph
-    }
-    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-    params.poll                   = 0; // ours sleep while llama.cpp's work
-    ggml_threadpool * pool        = new_pool(&params);
-    set_pool(backend_.get(), pool);
-    if (pool_ != nullptr) {
-        free_pool(pool_);
-    }
-    pool_ = pool;
+    proc_address<ggml_backend_set_n_threads_t>(reg_, "ggml_backend_set_n_threads")(backend_.get(), n_threads);
 }
 
 void Host::set_abort_callback(ggml_abort_callback callback, void * data) {

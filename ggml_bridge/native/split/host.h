@@ -50,7 +50,6 @@ class Host {
   private:
     BackendPtr         backend_;
     ggml_backend_reg_t reg_       = nullptr;
-    ggml_threadpool *  pool_      = nullptr; // where ggml was built without OpenMP, whose threads are shared anyway
     int                n_threads_ = 0;
     BufferPtr          made_;                 // NULL: no program needed it yet
     ggml_backend_dev_t pinned_for_ = nullptr; // the device whose pinned memory it was asked to be in, if there is some
