@@ -45,10 +45,10 @@ struct Test {
 };
 
 constexpr Test tests[] = {
-    {"device", test_device},   {"plan", test_plan},       {"random", test_random},   {"graphs", test_graphs},
-    {"partial", test_partial}, {"loading", test_loading}, {"memory", test_memory},   {"programs", test_programs},
-    {"stream", test_stream},   {"tokens", test_tokens},   {"times", test_times},     {"resident", test_resident},
-    {"faults", test_faults},   {"hot", test_hot},         {"threads", test_threads}, {"leaks", test_leaks},
+    {"device", test_device},   {"plan", test_plan},       {"random", test_random},     {"graphs", test_graphs},
+    {"loading", test_loading}, {"memory", test_memory},   {"programs", test_programs}, {"stream", test_stream},
+    {"tokens", test_tokens},   {"times", test_times},     {"resident", test_resident}, {"faults", test_faults},
+    {"hot", test_hot},         {"threads", test_threads}, {"leaks", test_leaks},
 };
 
 } // namespace

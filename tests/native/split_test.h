@@ -111,6 +111,10 @@ struct MoeOptions {
 
 Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options = {});
 Block shared_expert_block(ggml_type type);
+Block beside_dense_block(ggml_type type, bool dense_first);
+Block chain_block(const Block & inner);
+Block columns_block(ggml_type type);
+Block four_dimensions_block(ggml_type type, oallama_axis axis);
 Block one_for_all_block(ggml_type type);
 Block none_beside_some_block(ggml_type type);
 Block read_again_block(ggml_type type);
@@ -262,10 +266,6 @@ class Session {
 // quantised to the next step is 1e-7, a single wrong element 1e-4 or more.
 constexpr double summation_bound = 1e-10;
 
-// Runs a block in plain memory, on TEST0 and a second CPU backend, with every cut, and compares it with the unsplit
-// CPU.
-void check_block(const Block & block, const std::vector<int64_t> & tokens);
-
 // Sum of squared differences over the sum of squares, over all outputs; huge when one is not finite.
 double      nmse(const Outputs & reference, const Outputs & result);
 std::string text(double number); // 1.2e-15
@@ -285,7 +285,6 @@ void test_device();
 void test_plan();
 void test_random();
 void test_graphs();
-void test_partial();
 void test_stream();
 void test_tokens();
 void test_times();

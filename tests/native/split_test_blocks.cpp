@@ -212,6 +212,44 @@ Block batch_block(ggml_type type) {
     return block;
 }
 
+// Columns of rows with gaps behind them.
+Block columns_block(ggml_type type) {
+    const int64_t k = width(type, 64);
+
+    Block block;
+    block.name    = "columns with gaps " + type_name(type);
+    block.n_embd  = 2 * k;
+    block.weights = {{"ssm_out", type, k, 96, 1, OALLAMA_COLS}};
+    block.build   = [k](Graph & g) {
+        ggml_tensor * cur  = norm(g);
+        ggml_tensor * half = ggml_view_2d(g.ctx, cur, k, g.n_tokens, cur->nb[1], static_cast<size_t>(k) * cur->nb[0]);
+        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", half), 2.0F));
+    };
+    return block;
+}
+
+// Of four dimensions, the last of which is of tokens, and heads that two others share. Not in repacked types, whose
+// kernels take no fourth dimension.
+Block four_dimensions_block(ggml_type type, oallama_axis axis) {
+    constexpr int64_t k = 64, row = k * sizeof(float);
+
+    Block block;
+    block.name    = "four dimensions " + type_name(type);
+    block.n_embd  = 6 * k;
+    block.weights = {{"ssm_out", type, k, 96, 1, axis}, {"attn_k_b", type, k, 96, 3, axis}};
+    block.build   = [](Graph & g) {
+        ggml_tensor * cur  = norm(g);
+        const auto    view = [&](int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3) {
+            return ggml_view_4d(g.ctx, cur, k, ne1, ne2, ne3, nb1 * row, nb2 * row, nb3 * row, 0);
+        };
+        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", view(2, 3, g.n_tokens, 1, 2, 6)), 2.0F));
+        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", view(3, 2, g.n_tokens, 2, 1, 6)), 3.0F));
+        g.output(ggml_cont(g.ctx, g.mul_mat("attn_k_b", view(g.n_tokens, 3, 2, 6, 1, 3))));
+        g.output(ggml_cont(g.ctx, g.mul_mat("attn_k_b", view(g.n_tokens, 6, 1, 6, 1, 6))));
+    };
+    return block;
+}
+
 // Of all tokens and of the first one, which is added to each of them.
 Block one_for_all_block(ggml_type type) {
     const int64_t k = width(type, 64);
@@ -368,6 +406,46 @@ Block shared_expert_block(ggml_type type) {
         ggml_tensor * moe = g.outputs.back();
         ggml_tensor * act = ggml_silu(g.ctx, g.mul_mat("ffn_up_shexp", ggml_rms_norm(g.ctx, g.x, 1e-5F)));
         g.output(ggml_add(g.ctx, g.mul_mat("ffn_down_shexp", act), moe));
+    };
+    return block;
+}
+
+// A dense weight and experts in one phase: of the dense one all is needed, whatever experts are chosen.
+Block beside_dense_block(ggml_type type, bool dense_first) {
+    Block block    = moe_block(type, type);
+    block.name     = "a dense weight and " + block.name;
+    block.together = false;
+    const auto k   = block.n_embd;
+    block.weights  = {{"ffn_up_exps", type, k, 96, 4, OALLAMA_ROWS}, {"attn_q", type, k, 96, 1, OALLAMA_ROWS}};
+    block.build    = [dense_first, k](Graph & g) {
+        ggml_tensor * cur = norm(g);
+        ggml_tensor * ids = ggml_argsort_top_k(g.ctx, ggml_mul_mat(g.ctx, g["gate_inp"], cur), 1);
+        ggml_build_forward_expand(g.gf, ids);
+        ggml_tensor * dense = g.mul_mat("attn_q", cur);
+        ggml_tensor * routed =
+            ggml_mul_mat_id(g.ctx, g["ffn_up_exps"], ggml_reshape_3d(g.ctx, cur, k, 1, g.n_tokens), ids);
+        for (ggml_tensor * own : dense_first ? std::vector{dense, routed} : std::vector{routed, dense}) {
+            ggml_build_forward_expand(g.gf, own);
+        }
+        g.output(ggml_scale(g.ctx, dense, 2.0F));
+        g.output(ggml_scale(g.ctx, routed, 2.0F));
+    };
+    return block;
+}
+
+// A block with work of the device's own behind it, which must wait for the block's end.
+Block chain_block(const Block & inner) {
+    Block block = inner;
+    block.name  = "a chain of " + inner.name;
+    block.build = [inner](Graph & g) {
+        inner.build(g);
+        for (ggml_tensor *& out : g.outputs) {
+            for (int i = 0; i < 3; i++) {
+                out = ggml_rms_norm(g.ctx, out, 1e-5F);
+            }
+            ggml_set_output(out);
+            ggml_build_forward_expand(g.gf, out);
+        }
     };
     return block;
 }

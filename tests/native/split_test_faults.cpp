@@ -326,30 +326,6 @@ void check_wrong_experts() {
     streamed = kept;
 }
 
-// Asynchronous, but without pinned memory or without events.
-void check_plainer_device(const Subject & own, bool pinned) {
-    async_device::Options options;
-    options.pinned_capacity = pinned ? SIZE_MAX : 0;
-    options.refuse_events   = pinned;
-    options.max_delay_us    = 100;
-    async_device::set_options(options);
-    for (Cut cut : all_cuts) {
-        const PlanPtr plan = plan_for(own, cut);
-        if (plan == nullptr) {
-            continue;
-        }
-        const Model model(own.block, own.data, plan.get());
-        Session     session;
-        check_ok(oallama_reset_stats(), "statistics are reset");
-        const double error = nmse(own.expected, session.compute(model, 5));
-        check(error <= summation_bound,
-              own.block.name + ", " + cut_name(cut) + ", a plainer device: NMSE " + text(error));
-        check(pinned || async_device::counters().pinned_bytes == 0, "there is no pinned memory");
-        check(!pinned || async_device::counters().n_events == 0, "there are no events");
-    }
-    async_device::set_options({});
-}
-
 void check_layouts() {
     const Subject own          = subject(ffn_block(GGML_TYPE_F32, GGML_TYPE_F32));
     std::string   text_of_plan = plan_text({&own.block}, Cut::half, async_device::device_name, "CPU");
@@ -377,8 +353,6 @@ void test_faults() {
         for (Cut cut : {Cut::half, Cut::all}) {
             check_small_device(*own, cut);
         }
-        check_plainer_device(*own, /*pinned=*/false);
-        check_plainer_device(*own, /*pinned=*/true);
         check_aborted(*own);
         check_no_room_to_compute(*own);
         if (!resident) { // see check_no_room_to_compute

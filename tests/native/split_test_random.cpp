@@ -1,7 +1,8 @@
 // A property: whatever a plan says, a block computes what unsplit ggml does. Every type × every kind of operator, each
 // with a random second type, random CC, CG and GG of each weight or random hot experts, a random layout, ring, link and
-// table of n_g, and batches of random sizes; on TEST0, on a second CPU backend and on the emulated device. Case i of a
-// seed is always the same.
+// table of n_g, batches of random sizes, and nodes that are read one by one; on TEST0, which may be slow, without
+// events or without pinned memory, on a second CPU backend and on the emulated device. Case i of a seed is always the
+// same.
 //
 // Bounds. The median token differs by no more than summation_bound allows. Over all tokens there is room for some
 // activations that are quantised to the next step, of 1e-7 each: cuts and n_g have kernels see other rows and tokens
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "split_test.h"
@@ -82,7 +84,7 @@ Block random_moe(bridge::Random & random, ggml_type up, ggml_type down) {
     return moe_block(up, down, options);
 }
 
-constexpr int64_t n_kinds = 13;
+constexpr int64_t n_kinds = 16;
 
 Block random_block(bridge::Random & random, int64_t kind, ggml_type type, ggml_type other) {
     switch (kind) {
@@ -98,6 +100,11 @@ Block random_block(bridge::Random & random, int64_t kind, ggml_type type, ggml_t
         case 9: return shared_expert_block(type);
         case 10: return one_for_all_block(type);
         case 11: return none_beside_some_block(type);
+        case 12: return columns_block(type);
+        case 13: return beside_dense_block(type, one_in(random, 2));
+        case 14:
+            return one_in(random, 2) ? four_dimensions_block(GGML_TYPE_F16, OALLAMA_ROWS)
+                                     : four_dimensions_block(GGML_TYPE_F32, OALLAMA_COLS);
         default: return read_again_block(type);
     }
 }
@@ -178,13 +185,37 @@ struct Drawn {
     Data                 data;
     std::vector<int64_t> tokens;
     SessionOptions       options;
+    size_t               watched = 0; // of so many nodes one is asked for when it is computed; 0: none
 };
+
+// TEST0 may take its time, and have no events or no pinned memory.
+async_device::Options random_device(bridge::Random & random) {
+    async_device::Options options;
+    options.seed            = random.next();
+    options.max_delay_us    = one_in(random, 3) ? 300 : 0;
+    options.set_ns_per_byte = one_in(random, 6) ? 20.0 : 0.0; // 50 MB/s
+    options.pinned_capacity = one_in(random, 4) ? 0 : SIZE_MAX;
+    options.refuse_events   = one_in(random, 4);
+    return options;
+}
 
 std::vector<Outputs> computed(const Drawn & own, const Model & model, const SessionOptions & options, uint64_t seed) {
     Session              session(options);
     std::vector<Outputs> all;
+    Outputs              nodes;
+    if (own.watched > 0) {
+        session.watch([&](const ggml_tensor * node) { return std::hash<std::string>()(node->name) % own.watched == 0; },
+                      [&](const ggml_tensor * node) {
+                          if (node->type == GGML_TYPE_F32 && ggml_is_contiguous(node) && ggml_nelements(node) > 0) {
+                              nodes.emplace_back(static_cast<size_t>(ggml_nelements(node)));
+                              ggml_backend_tensor_get(node, nodes.back().data(), 0, ggml_nbytes(node));
+                          }
+                      });
+    }
     for (int64_t n_tokens : own.tokens) {
+        nodes.clear();
         all.push_back(session.compute(model, n_tokens, seed));
+        all.back().insert(all.back().end(), nodes.begin(), nodes.end());
     }
     return all;
 }
@@ -236,9 +267,11 @@ void check_device(const Drawn & own, const std::string & device, bridge::Random 
         resident = false;
         return;
     }
+    async_device::set_options(random_device(random));
     const Model model(own.block, own.data, plan.get());
     const auto  found = computed(own, model, own.options, seed);
     resident          = false;
+    async_device::set_options({});
     for (size_t i = 0; i < found.size(); i++) {
         const double      layouts_differ = layout_headroom * nmse(plain[i], laid[i]);
         const std::string where = what + ", " + std::to_string(own.tokens[i]) + " tokens on " + device + ": NMSE ";
@@ -266,9 +299,11 @@ void check_case(int64_t i) {
     const ggml_type              other = types[static_cast<size_t>(random.below(n))];
     Drawn                        own;
     own.block         = random_block(random, (i + i / n) % n_kinds, type, one_in(random, 3) ? type : other);
+    own.block         = one_in(random, 4) ? chain_block(own.block) : own.block;
     own.data          = make_data(own.block);
     own.options.reuse = one_in(random, 4);
     own.options.gpu   = one_in(random, 4);
+    own.watched       = one_in(random, 4) ? static_cast<size_t>(1 + random.below(4)) : 0;
     for (int64_t most : {3, 16, 100}) {
         own.tokens.push_back(1 + random.below(most));
     }

@@ -71,23 +71,6 @@ void check_registry() {
     done("the registry while plans come and go");
 }
 
-// A block beside the device's own work, which must be done when the block begins, and wait for its end.
-Block chain_block(const Block & ffn) {
-    Block block = ffn;
-    block.name  = "a chain of " + ffn.name;
-    block.build = [ffn](Graph & g) {
-        ffn.build(g);
-        for (ggml_tensor *& out : g.outputs) {
-            for (int i = 0; i < 3; i++) {
-                out = ggml_rms_norm(g.ctx, out, 1e-5F);
-            }
-            ggml_set_output(out);
-            ggml_build_forward_expand(g.gf, out);
-        }
-    };
-    return block;
-}
-
 } // namespace
 
 void test_resident() {
@@ -105,21 +88,6 @@ void test_resident() {
     }
     done("crossings of blocks that live on the device");
     check_registry();
-
-    // with delays before each step of a stream, what does not wait for another shows
-    async_device::Options slow;
-    slow.max_delay_us = 200;
-    async_device::set_options(slow);
-    for (const Streamed how : {Streamed::none, Streamed::half}) {
-        streamed = how;
-        check_block(chain_block(ffn_block(q4_0, q4_0)), {1, 7});
-        check_block(chain_block(moe_block(q4_0, q4_0)), {1, 7});
-        late = Late::half;
-        check_block(chain_block(ffn_block(q4_0, q4_0)), {7});
-        late = Late::none;
-    }
-    async_device::set_options({});
-    done("the order of what the device does");
     resident = kept_resident;
     streamed = kept_streamed;
     late     = kept_late;

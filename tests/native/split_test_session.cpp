@@ -215,32 +215,6 @@ bool same_bytes(const Outputs & reference, const Outputs & result) {
     return true;
 }
 
-void check_block(const Block & block, const std::vector<int64_t> & tokens) {
-    const Data  data = make_data(block);
-    const Model whole(block, data, host_layouts().front());
-    Session     cpu({/*split=*/false, /*gpu=*/false});
-    for (const Cut cut : all_cuts) {
-        for (const char * device : {async_device::device_name, "CPU"}) {
-            const PlanPtr plan = new_plan(plan_text({&block}, cut, device, "CPU"));
-            if (plan == nullptr) {
-                continue;
-            }
-            const Model model(block, data, plan.get());
-            Session     session;
-            for (const int64_t n_tokens : tokens) {
-                const Outputs expected = cpu.compute(whole, n_tokens);
-                const Outputs result   = session.compute(model, n_tokens);
-                const double  error    = nmse(expected, result);
-                const bool    same     = cut == Cut::none && late == Late::none;
-                check(same ? same_bytes(expected, result) : error <= summation_bound,
-                      block.name + ", " + device + ", " + cut_name(cut) + ", " + std::to_string(n_tokens) +
-                          " tokens: NMSE " + text(error));
-            }
-        }
-    }
-    done(block.name);
-}
-
 //
 // what the library says of itself
 //

@@ -1,4 +1,4 @@
-// Several contexts, models and plans at once, devices that take their time, and what is left behind.
+// Several contexts, models and plans at once, work that threads share, and what is left behind.
 
 #include <algorithm>
 #include <atomic>
@@ -30,19 +30,15 @@ Expected expected_of(const Block & block, const Data & data) {
 }
 
 // Counted, so that a device that is always wrong gives one line.
-int wrong_results(Session & session, const Model & model, const Expected & expected, int n_rounds) {
-    int n_wrong = 0;
+int wrong_results(const Model & model, const Expected & expected, int n_rounds) {
+    Session session;
+    int     n_wrong = 0;
     for (int round = 0; round < n_rounds; round++) {
         for (const auto & [n_tokens, outputs] : expected) {
             n_wrong += nmse(outputs, session.compute(model, n_tokens)) <= summation_bound ? 0 : 1;
         }
     }
     return n_wrong;
-}
-
-int wrong_results(const Model & model, const Expected & expected, int n_rounds, const SessionOptions & options = {}) {
-    Session session(options);
-    return wrong_results(session, model, expected, n_rounds);
 }
 
 int in_parallel(const std::vector<std::function<int()>> & works) {
@@ -105,40 +101,6 @@ void check_models() {
     done("models and plans in three threads");
 }
 
-void check_delays() {
-    const std::vector<Block> blocks = {ffn_block(q4_0, q4_0),
-                                       ffn_block(q4_k, q4_k, {Ffn::gelu, Gate::none, true}),
-                                       ffn_block(q4_0, q4_0, {Ffn::silu, Gate::seq}),
-                                       ffn_block(GGML_TYPE_F32, GGML_TYPE_F32, {Ffn::silu, Gate::fused}),
-                                       ffn_block(q4_0, q4_0, {Ffn::silu, Gate::par, false, false, /*watch=*/true}),
-                                       moe_block(q4_0, q4_0),
-                                       moe_block(q4_0, q4_0, {Ffn::silu, Gate::fused}),
-                                       qkv_block(q4_0),
-                                       heads_block(q4_0)};
-    for (const Block & block : blocks) {
-        const Data     data     = make_data(block);
-        const Expected expected = expected_of(block, data);
-        const PlanPtr  plan     = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-        if (plan == nullptr) {
-            continue;
-        }
-        const Model model(block, data, plan.get());
-        for (uint64_t seed = 1; seed <= 6; seed++) {
-            async_device::Options options;
-            options.seed            = seed;
-            options.max_delay_us    = 300;
-            options.set_ns_per_byte = seed % 2 == 0 ? 20.0 : 0.0; // 50 MB/s
-            options.pinned_capacity = seed % 3 == 0 ? 0 : SIZE_MAX;
-            async_device::set_options(options);
-            const int n_wrong = wrong_results(model, expected, 1, {/*split=*/true, /*gpu=*/seed > 3, /*reuse=*/true});
-            check(n_wrong == 0, block.name + ": random delays " + std::to_string(seed) + ": " +
-                                    std::to_string(n_wrong) + " wrong results");
-        }
-        async_device::set_options({});
-    }
-    done("random delays");
-}
-
 // Large work is shared among all threads, small work is not, and each item is worked on once.
 void check_shares() {
     oallama::Host host;
@@ -186,7 +148,6 @@ void test_threads() {
     check_shares();
     check_contexts();
     check_models();
-    check_delays();
 }
 
 void test_leaks() {

@@ -26,7 +26,6 @@ TESTS = [
     "plan",
     "random",
     "graphs",
-    "partial",
     "loading",
     "memory",
     "programs",
@@ -40,14 +39,14 @@ TESTS = [
     "leaks",
 ]
 # what has something new to show with other threads
-THREADED = ["device", "partial", "faults", "threads", "leaks"]
+THREADED = ["device", "faults", "threads", "leaks"]
 
 
 STREAMS = ["--streamed half", "--late all --streamed half"]
 if ALL:
     STREAMS += ["--streamed all", "--late half", "--late one --streamed half"]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
-RESIDENT = ["times", "device", "graphs", "partial", "faults", "hot", "threads", "leaks"]
+RESIDENT = ["times", "device", "graphs", "faults", "hot", "threads", "leaks"]
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
@@ -123,7 +122,7 @@ def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge, pool:
     program = build_native("split_test", bridge.libraries.folder, "address,undefined")
     half, fewer = len(TESTS) // 2, f"--cases 100 --seed {FRESH}"
     streamed = ([*THREADED, "graphs", "tokens"], "--streamed half --late half")
-    resident = (["graphs", "partial", "leaks"], "--resident --streamed half --late half")
+    resident = (["graphs", "leaks"], "--resident --streamed half --late half")
     run_all(pool, program, [(TESTS[:half], fewer), streamed, resident, (TESTS[half:], fewer)])
 
 
