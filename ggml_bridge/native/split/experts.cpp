@@ -5,50 +5,44 @@
 
 namespace oallama {
 
-void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots,
-           Routing & routing) {
-    routing.n_used   = n_used;
-    routing.n_tokens = static_cast<int64_t>(ids.size()) / n_used;
-    routing.n_device = n_device_ranks(n_used, n_slots);
-    routing.slots.clear();
-    routing.device_rows.clear();
-    routing.host_ids.clear();
-    routing.host_rows.clear();
-    routing.slots.reserve(static_cast<size_t>(routing.n_device * routing.n_tokens));
-    routing.device_rows.reserve(static_cast<size_t>(routing.n_device * routing.n_tokens));
-    routing.host_ids.reserve(ids.size());
-    routing.host_rows.reserve(ids.size());
+void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots) {
+    batch.n_used   = n_used;
+    batch.n_tokens = static_cast<int64_t>(batch.chosen.size()) / n_used;
+    batch.n_device = n_device_ranks(n_used, n_slots);
+    for (std::vector<int32_t> * rows : {&batch.slots, &batch.device_rows, &batch.host_ids, &batch.host_rows}) {
+        rows->clear();
+    }
     std::vector<int64_t> taken_by(static_cast<size_t>(n_slots), -1); // the last token that uses a slot
-    for (int64_t token = 0; token < routing.n_tokens; token++) {
-        const size_t begin = routing.slots.size();
-        const size_t end   = begin + static_cast<size_t>(routing.n_device);
+    for (int64_t token = 0; token < batch.n_tokens; token++) {
+        const size_t begin = batch.slots.size();
+        const size_t end   = begin + static_cast<size_t>(batch.n_device);
         for (int64_t rank = 0; rank < n_used; rank++) {
             const int64_t row    = token * n_used + rank;
-            const int32_t expert = ids[static_cast<size_t>(row)];
+            const int32_t expert = batch.chosen[static_cast<size_t>(row)];
             if (expert < 0 || static_cast<size_t>(expert) >= slot_of.size()) {
                 throw Error(OALLAMA_FAILED, "a token was routed to expert " + std::to_string(expert) + " of " +
                                                 std::to_string(slot_of.size()));
             }
             const int32_t slot = slot_of[static_cast<size_t>(expert)];
             if (slot < 0 || taken_by[static_cast<size_t>(slot)] == token) {
-                routing.host_ids.push_back(expert);
-                routing.host_rows.push_back(static_cast<int32_t>(row));
+                batch.host_ids.push_back(expert);
+                batch.host_rows.push_back(static_cast<int32_t>(row));
                 continue;
             }
             taken_by[static_cast<size_t>(slot)] = token;
-            routing.slots.push_back(slot);
-            routing.device_rows.push_back(static_cast<int32_t>(row));
+            batch.slots.push_back(slot);
+            batch.device_rows.push_back(static_cast<int32_t>(row));
         }
-        const int32_t same = routing.slots.size() > begin ? routing.slots[begin] : 0;
-        for (size_t free = 0; routing.slots.size() < end;) {
-            if (routing.n_tokens > 1) {
+        const int32_t same = batch.slots.size() > begin ? batch.slots[begin] : 0;
+        for (size_t free = 0; batch.slots.size() < end;) {
+            if (batch.n_tokens > 1) {
                 while (taken_by[free] == token) {
                     free++;
                 }
                 taken_by[free] = token;
             }
-            routing.slots.push_back(routing.n_tokens > 1 ? static_cast<int32_t>(free) : same);
-            routing.device_rows.push_back(-1);
+            batch.slots.push_back(batch.n_tokens > 1 ? static_cast<int32_t>(free) : same);
+            batch.device_rows.push_back(-1);
         }
     }
 }
@@ -87,18 +81,17 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
         if (routed.weighted) {
             read_all(routed.weighting.of(graph), batch.weights);
         }
-        route(batch.chosen, routed.n_used, first.slot_of(), first.n_slots(), batch.routing);
+        route(batch, routed.n_used, first.slot_of(), first.n_slots());
         for (const SplitWeight * weight : routed.weights) {
-            weight->count(batch.chosen, batch.routing.n_tokens);
+            weight->count(batch.chosen, batch.n_tokens);
         }
         for (const Sized & sized : routed.sized) {
-            resize(sized, batch.routing.n_misses());
+            resize(sized, batch.n_misses());
         }
-        std::copy(batch.routing.host_ids.begin(), batch.routing.host_ids.end(),
-                  static_cast<int32_t *>(routed.host_ids->data));
+        std::copy(batch.host_ids.begin(), batch.host_ids.end(), static_cast<int32_t *>(routed.host_ids->data));
         for (const GatheredRows & gathered : routed.gathered) {
             auto * index = static_cast<int32_t *>(gathered.index->data);
-            for (const int32_t row : batch.routing.host_rows) {
+            for (const int32_t row : batch.host_rows) {
                 *index++ = gathered.by_rank ? row : row / static_cast<int32_t>(routed.n_used);
             }
         }
@@ -107,13 +100,12 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
 
 void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const Upload & upload,
           const ggml_cgraph * graph, char * out) {
-    const Routing & routing = batch.routing;
     switch (upload.what) {
         case Upload::What::value: return; // nothing of a routing
-        case Upload::What::ids: std::memcpy(out, routing.slots.data(), routing.slots.size() * sizeof(int32_t)); return;
+        case Upload::What::ids: std::memcpy(out, batch.slots.data(), batch.slots.size() * sizeof(int32_t)); return;
         case Upload::What::weights:
-            for (size_t i = 0; i < routing.device_rows.size(); i++) {
-                const int32_t row                 = routing.device_rows[i];
+            for (size_t i = 0; i < batch.device_rows.size(); i++) {
+                const int32_t row                 = batch.device_rows[i];
                 reinterpret_cast<float *>(out)[i] = row < 0 ? 0.0F : batch.weights[static_cast<size_t>(row)];
             }
             return;
@@ -129,12 +121,12 @@ void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const U
     }
     const ggml_tensor * x     = upload.source.of(graph);
     const size_t        bytes = ggml_row_size(x->type, x->ne[0]);
-    const auto          n     = static_cast<int64_t>(routing.device_rows.size());
+    const auto          n     = static_cast<int64_t>(batch.device_rows.size());
     host.share(n, static_cast<size_t>(n) * bytes, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); i++) {
-            const int64_t first = static_cast<int64_t>(i) / routing.n_device * routing.n_used; // of the token
-            const int64_t row   = routing.device_rows[i] < 0 ? first : routing.device_rows[i];
-            std::memcpy(out + i * bytes, row_of(x, routing.n_used, row), bytes);
+            const int64_t first = static_cast<int64_t>(i) / batch.n_device * batch.n_used; // of the token
+            const int64_t row   = batch.device_rows[i] < 0 ? first : batch.device_rows[i];
+            std::memcpy(out + i * bytes, row_of(x, batch.n_used, row), bytes);
         }
     });
 }
@@ -143,17 +135,17 @@ namespace {
 
 // Rows of the batch, from both sides, to where they belong in node, [n, n_used, n_tokens]. The host's lie packed at the
 // node's beginning.
-void join_rows(Host & host, const Routing & routing, const char * device, const ggml_tensor * node) {
+void join_rows(Host & host, const RoutedBatch & batch, const char * device, const ggml_tensor * node) {
     const size_t bytes = ggml_row_size(node->type, node->ne[0]);
     char *       data  = static_cast<char *>(node->data);
-    host.spread(data, routing.n_misses(), bytes, [&](int64_t i) {
-        return static_cast<size_t>(row_of(node, routing.n_used, routing.host_rows[static_cast<size_t>(i)]) - data);
+    host.spread(data, batch.n_misses(), bytes, [&](int64_t i) {
+        return static_cast<size_t>(row_of(node, batch.n_used, batch.host_rows[static_cast<size_t>(i)]) - data);
     });
-    const auto n = static_cast<int64_t>(routing.device_rows.size());
+    const auto n = static_cast<int64_t>(batch.device_rows.size());
     host.share(n, static_cast<size_t>(n) * bytes, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); i++) {
-            if (routing.device_rows[i] >= 0) {
-                std::memcpy(row_of(node, routing.n_used, routing.device_rows[i]), device + i * bytes, bytes);
+            if (batch.device_rows[i] >= 0) {
+                std::memcpy(row_of(node, batch.n_used, batch.device_rows[i]), device + i * bytes, bytes);
             }
         }
     });
@@ -167,14 +159,14 @@ void add_weighted(float * sum, const float * row, float weight, int64_t n) {
 
 // node, [n, n_tokens], becomes the sum of each token's rows times their routing weights. host_rows: the host's, packed;
 // device_rows: the device's, or, where summed, their sum.
-void join_sum(Host & host, const Routing & routing, const float * weights, const float * host_rows,
-              const float * device_rows, bool summed, const ggml_tensor * node) {
+void join_sum(Host & host, const RoutedBatch & batch, const float * host_rows, const float * device_rows, bool summed,
+              const ggml_tensor * node) {
     const int64_t n       = node->ne[0];
-    const auto &  misses  = routing.host_rows;
+    const auto &  misses  = batch.host_rows;
     const auto    of_some = [&](int64_t begin, int64_t end) {
-        const auto first   = std::lower_bound(misses.begin(), misses.end(), begin * routing.n_used);
+        const auto first   = std::lower_bound(misses.begin(), misses.end(), begin * batch.n_used);
         size_t     at_host = static_cast<size_t>(first - misses.begin());
-        size_t     at_dev  = static_cast<size_t>(begin * routing.n_device);
+        size_t     at_dev  = static_cast<size_t>(begin * batch.n_device);
         for (int64_t token = begin; token < end; token++) {
             auto * sum =
                 reinterpret_cast<float *>(static_cast<char *>(node->data) + static_cast<size_t>(token) * node->nb[1]);
@@ -182,20 +174,22 @@ void join_sum(Host & host, const Routing & routing, const float * weights, const
                 std::memcpy(sum, device_rows + token * n, static_cast<size_t>(n) * sizeof(float));
             } else {
                 std::fill(sum, sum + n, 0.0F);
-                for (int64_t rank = 0; rank < routing.n_device; rank++, at_dev++) {
-                    const int32_t row = routing.device_rows[at_dev];
+                for (int64_t rank = 0; rank < batch.n_device; rank++, at_dev++) {
+                    const int32_t row = batch.device_rows[at_dev];
                     if (row >= 0) {
-                        add_weighted(sum, device_rows + static_cast<int64_t>(at_dev) * n, weights[row], n);
+                        add_weighted(sum, device_rows + static_cast<int64_t>(at_dev) * n,
+                                     batch.weights[static_cast<size_t>(row)], n);
                     }
                 }
             }
-            for (; at_host < misses.size() && misses[at_host] / routing.n_used == token; at_host++) {
-                add_weighted(sum, host_rows + static_cast<int64_t>(at_host) * n, weights[misses[at_host]], n);
+            for (; at_host < misses.size() && misses[at_host] / batch.n_used == token; at_host++) {
+                add_weighted(sum, host_rows + static_cast<int64_t>(at_host) * n,
+                             batch.weights[static_cast<size_t>(misses[at_host])], n);
             }
         }
     };
-    const int64_t rows = routing.n_tokens * routing.n_used; // that are read, about
-    host.share(routing.n_tokens, static_cast<size_t>(rows * n) * sizeof(float), of_some);
+    const int64_t rows = batch.n_tokens * batch.n_used; // that are read, about
+    host.share(batch.n_tokens, static_cast<size_t>(rows * n) * sizeof(float), of_some);
 }
 
 } // namespace
@@ -203,9 +197,9 @@ void join_sum(Host & host, const Routing & routing, const float * weights, const
 void join_routed(Host & host, const RoutedBatch & batch, const Download & download, const ggml_tensor * node,
                  const char * from) {
     if (download.join == Download::Join::rows) {
-        join_rows(host, batch.routing, from, node);
+        join_rows(host, batch, from, node);
     } else {
-        join_sum(host, batch.routing, batch.weights.data(), static_cast<const float *>(download.host_rows->data),
+        join_sum(host, batch, static_cast<const float *>(download.host_rows->data),
                  reinterpret_cast<const float *>(from), download.summed, node);
     }
 }

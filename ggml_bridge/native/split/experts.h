@@ -18,7 +18,11 @@
 
 namespace oallama {
 
-struct Routing {
+// One of a phase's routings for the batch at hand.
+struct RoutedBatch {
+    std::vector<int32_t> chosen;  // experts, [n_used, n_tokens]
+    std::vector<float>   weights; // of these, where they are needed
+
     int64_t n_used   = 0;
     int64_t n_tokens = 0;
     int64_t n_device = 0; // rows that the device computes for each token: as many as can be hits
@@ -35,19 +39,11 @@ struct Routing {
     int64_t n_misses() const { return static_cast<int64_t>(host_rows.size()); }
 };
 
-// ids: [n_used, n_tokens]. slot_of: where the device has each expert; -1: nowhere. What no hit takes computes with the
-// slot of a hit where there is one token, which costs no more reading, and else with one that the token does not use:
-// kernels for batches sort rows by expert, and take each once for a token. Throws OALLAMA_FAILED for an expert that
-// does not exist.
-void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots,
-           Routing & routing);
-
-// One of a phase's routings for the batch at hand.
-struct RoutedBatch {
-    std::vector<int32_t> chosen; // experts, [n_used, n_tokens]
-    std::vector<float>   weights;
-    Routing              routing;
-};
+// Finds the rows of `chosen`. slot_of: where the device has each expert; -1: nowhere. What no hit takes computes with
+// the slot of a hit where there is one token, which costs no more reading, and else with one that the token does not
+// use: kernels for batches sort rows by expert, and take each once for a token. Throws OALLAMA_FAILED for an expert
+// that does not exist.
+void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots);
 
 // Reads the ids of the batch at hand, a batch for each of the phase's routings, and gives the host's tensors their
 // sizes and the rows that are misses. Throws OALLAMA_FAILED for an expert that does not exist, or where mul-mats of one

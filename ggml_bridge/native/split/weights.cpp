@@ -4,7 +4,6 @@
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <set>
 
 namespace oallama {
 
@@ -370,38 +369,28 @@ void place_streamable(const std::vector<SplitWeight *> & chosen, Side side, ggml
     }
 }
 
-// Weights whose CC the plan has the device compute for some tokens of a batch (CG').
-std::set<SplitWeight *> wanted_primes(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan) {
-    std::set<SplitWeight *> wanted;
-    for (SplitWeight * weight : with_part(weights, side_host)) {
-        const bool named   = plan.by_name.count(weight->slice().name) > 0;
-        const bool planned = !plan.tokens.empty() && named && weight->slice().takes_n_g;
-        if (planned && device != nullptr && can_multiply(device, *weight, side_prime, nullptr)) {
-            wanted.insert(weight);
-        }
-    }
-    return wanted;
+// Whether the plan has the device compute a weight's CC for some tokens of a batch (CG').
+bool wants_prime(const SplitWeight & weight, ggml_backend_dev_t device, const PlanSpec & plan) {
+    const SliceSpec & slice = weight.slice();
+    return !plan.tokens.empty() && slice.takes_n_g && plan.find(slice.name) != nullptr && device != nullptr &&
+           can_multiply(device, weight, side_prime, nullptr);
 }
 
 // CC in its layout; where the device is to be sent it too, plain CC in memory that can be streamed, and a plain copy of
 // any other if the plan has room for that.
 void place_on_host(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan, WeightMemory & memory,
                    const Problem & problem) {
-    const std::set<SplitWeight *> primes = wanted_primes(weights, device, plan);
-
     std::map<ggml_backend_buffer_type_t, std::vector<SplitWeight *>> by_buft;
     std::vector<SplitWeight *>                                       shared;
     std::vector<SplitWeight *>                                       copied;
     for (SplitWeight * weight : with_part(weights, side_host)) {
-        ggml_backend_buffer_type_t buft = layout_of(*weight, problem);
-        weight->part(side_host).plain   = buft == ggml_backend_cpu_buffer_type();
+        ggml_backend_buffer_type_t buft  = layout_of(*weight, problem);
+        const bool                 plain = buft == ggml_backend_cpu_buffer_type();
+        const bool                 prime = wants_prime(*weight, device, plan);
+        weight->part(side_host).plain    = plain;
         weight->set_layout(ggml_backend_buft_name(buft));
-        if (primes.count(weight) > 0 && weight->part(side_host).plain) {
-            shared.push_back(weight);
-            continue;
-        }
-        by_buft[buft].push_back(weight);
-        if (primes.count(weight) > 0 && plan.twice) {
+        (prime && plain ? shared : by_buft[buft]).push_back(weight);
+        if (prime && !plain && plan.twice) {
             copied.push_back(weight);
         }
     }
