@@ -93,11 +93,9 @@ int main(int argc, char ** argv) {
         }
         if (std::strcmp(argv[i], "--threads") == 0 && i + 1 < argc) {
             n_threads = std::atoi(argv[++i]);
-        } else if (std::strcmp(argv[i], "--streamed") == 0 && i + 1 < argc) {
-            streamed = std::strcmp(argv[++i], "all") == 0 ? Streamed::all : Streamed::half;
-        } else if (std::strcmp(argv[i], "--late") == 0 && i + 1 < argc) {
-            const std::string share = argv[++i];
-            late                    = share == "all" ? Late::all : share == "one" ? Late::one : Late::half;
+        } else if (std::strcmp(argv[i], "--streams") == 0) {
+            streamed = Streamed::half;
+            late     = true;
         } else if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
             random_seed = std::strtoull(argv[++i], nullptr, 10);
         } else if (std::strcmp(argv[i], "--cases") == 0 && i + 1 < argc) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "async_device.h"
@@ -138,15 +139,25 @@ extern const std::vector<Cut> all_cuts;
 // How much of the device's part is streamed (CG) in every plan, and through how many slots of a ring.
 enum class Streamed { none, half, all };
 
-// n_g of every plan: for how many tokens of a batch the device computes CC as well (CG').
-enum class Late { none, one, half, all };
-
-extern bool resident; // every plan that names TEST0: blocks live there, and in sessions so does what is around them
-
-extern Late     late;
+// Of the plans that follow.
 extern Streamed streamed;
+extern bool     late;     // n_g: of a batch of several tokens, the device computes CC as well for half of them (CG')
+extern bool     resident; // where one names TEST0: blocks live there, and in sessions so does what is around them
 extern int      n_slots;
-extern int64_t  sum_bytes; // of experts' results: from here on they are added up before they come back
+extern int64_t  sum_bytes; // of experts' results: added up before they come back
+
+// Such a setting, while this lives.
+template <typename T> class Setting {
+  public:
+    Setting(T & setting, T value) : setting_(setting), kept_(std::exchange(setting, value)) {}
+    Setting(const Setting &)             = delete;
+    Setting & operator=(const Setting &) = delete;
+    ~Setting() { setting_ = kept_; }
+
+  private:
+    T & setting_;
+    T   kept_;
+};
 
 extern uint64_t random_seed; // of the random cuts: the seed, how many cases, and the first of them
 extern int64_t  random_cases;
@@ -160,7 +171,11 @@ std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std
 // A plan for the blocks; extra tensors are not in it.
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
                       const std::string & layout);
-PlanPtr     new_plan(const std::string & text); // a failed check and NULL when it is refused
+PlanPtr     new_plan(const std::string & text);    // ends the program where it is refused
+PlanPtr     plan_of(const Block & block, Cut cut); // on TEST0, in plain memory
+
+// A plan's problems, one a line, and whether what was loaded can compute.
+std::string problems(const oallama_plan * plan, bool * usable);
 
 // The same, but a layout that cannot hold a weight of this shape is replaced by plain memory.
 std::vector<ggml_backend_buffer_type_t> host_layouts();
@@ -198,6 +213,9 @@ class Model {
 //
 
 using Outputs = std::vector<std::vector<float>>;
+
+// What the unsplit CPU computes.
+Outputs on_cpu(const Block & block, const Data & data, int64_t n_tokens, uint64_t seed = 1);
 
 // A block's graph for one batch, which our back end computes alone.
 class LonePass {

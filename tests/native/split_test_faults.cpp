@@ -30,11 +30,7 @@ Placed placed(const oallama_plan * plan) {
         all.gg += slice.gg;
         all.device_bytes += slice.device_bytes;
     }
-    char    lines[4096] = "";
-    int32_t usable      = 0;
-    check_ok(oallama_plan_problems(plan, &usable, lines, sizeof lines), "problems are told");
-    all.usable   = usable != 0;
-    all.problems = lines;
+    all.problems = problems(plan, &all.usable);
     return all;
 }
 
@@ -45,24 +41,12 @@ struct Subject {
 };
 
 Subject subject(const Block & block) {
-    Subject own;
-    own.block = block;
-    own.data  = make_data(block);
-    const Model whole(own.block, own.data, host_layouts().front());
-    Session     cpu({/*split=*/false, /*gpu=*/false});
-    own.expected = cpu.compute(whole, 5);
-    return own;
-}
-
-PlanPtr plan_for(const Subject & own, Cut cut) {
-    return new_plan(plan_text({&own.block}, cut, async_device::device_name, "CPU"));
+    const Data data = make_data(block);
+    return {block, data, on_cpu(block, data, 5)};
 }
 
 void check_small_device(const Subject & own, Cut cut) {
-    const PlanPtr whole_plan = plan_for(own, cut);
-    if (whole_plan == nullptr) {
-        return;
-    }
+    const PlanPtr whole_plan = plan_of(own.block, cut);
     const int64_t gg_planned = placed(whole_plan.get()).gg;
     int64_t       wanted     = 0;
     {
@@ -73,10 +57,7 @@ void check_small_device(const Subject & own, Cut cut) {
         async_device::Options options;
         options.max_alloc_bytes = static_cast<size_t>(wanted * percent / 100);
         async_device::set_options(options);
-        const PlanPtr plan = plan_for(own, cut);
-        if (plan == nullptr) {
-            continue;
-        }
+        const PlanPtr     plan = plan_of(own.block, cut);
         const Model       model(own.block, own.data, plan.get());
         const Placed      now  = placed(plan.get());
         const std::string what = own.block.name + ", " + cut_name(cut) + ", room for " + std::to_string(percent) + " %";
@@ -98,23 +79,18 @@ void check_refused_type(const Subject & own) {
     async_device::Options options;
     options.refused_type = q4_0;
     async_device::set_options(options);
-    const PlanPtr plan = plan_for(own, Cut::half);
-    if (plan != nullptr) {
-        const Model  model(own.block, own.data, plan.get());
-        const Placed now = placed(plan.get());
-        check(now.gg == 0 && now.usable && !now.problems.empty(), "a type the device does not know stays on the host");
-        Session session;
-        check(same_bytes(own.expected, session.compute(model, 5)), "and is computed there");
-    }
+    const PlanPtr plan = plan_of(own.block, Cut::half);
+    const Model   model(own.block, own.data, plan.get());
+    const Placed  now = placed(plan.get());
+    check(now.gg == 0 && now.usable && !now.problems.empty(), "a type the device does not know stays on the host");
+    Session session;
+    check(same_bytes(own.expected, session.compute(model, 5)), "and is computed there");
     async_device::set_options({});
 }
 
 void check_lost_device(const Subject & own) {
-    const PlanPtr plan = plan_for(own, Cut::half);
-    if (plan == nullptr) {
-        return;
-    }
-    const Model model(own.block, own.data, plan.get());
+    const PlanPtr plan = plan_of(own.block, Cut::half);
+    const Model   model(own.block, own.data, plan.get());
     {
         Session       session;
         const int64_t n_before = async_device::counters().n_graphs;
@@ -132,16 +108,14 @@ void check_lost_device(const Subject & own) {
             }
         }
     }
-    const Late    kept_late     = std::exchange(late, Late::none); // with an n_g it would need the device
-    const bool    kept_resident = std::exchange(resident, false);  // as would what is around it
-    const PlanPtr on_host       = plan_for(own, Cut::none);
-    late                        = kept_late;
-    if (on_host != nullptr) {
-        const Model other(own.block, own.data, on_host.get());
-        Session     session;
+    {
+        const Setting tokens(late, false);    // with an n_g it would need the device
+        const Setting lives(resident, false); // as would what is around it
+        const PlanPtr on_host = plan_of(own.block, Cut::none);
+        const Model   other(own.block, own.data, on_host.get());
+        Session       session;
         check(same_bytes(own.expected, session.compute(other, 5)), "the next context can run on the CPU");
     }
-    resident = kept_resident;
     async_device::set_options({});
     Session session;
     check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "a device that is back computes again");
@@ -149,10 +123,7 @@ void check_lost_device(const Subject & own) {
 
 // A user's Ctrl-C, in the midst of a block: what the device has begun is waited for, and the next graph is right.
 void check_aborted(const Subject & own) {
-    const PlanPtr plan = plan_for(own, Cut::half);
-    if (plan == nullptr) {
-        return;
-    }
+    const PlanPtr  plan = plan_of(own.block, Cut::half);
     const Model    model(own.block, own.data, plan.get());
     const LonePass pass(model, 5);
     bool           aborts = false;
@@ -168,10 +139,7 @@ void check_aborted(const Subject & own) {
 
 // Weights fit, what is computed with does not.
 void check_no_room_to_compute(const Subject & own) {
-    const PlanPtr plan = plan_for(own, Cut::half);
-    if (plan == nullptr) {
-        return;
-    }
+    const PlanPtr         plan = plan_of(own.block, Cut::half);
     const Model           model(own.block, own.data, plan.get());
     async_device::Options options;
     options.capacity_bytes = static_cast<size_t>(async_device::counters().device_bytes);
@@ -204,17 +172,12 @@ void check_no_room_to_compute(const Subject & own) {
 
 // A batch whose CC is streamed as well (CG') needs a larger ring than a token, and the device has no room for it.
 void check_ring_that_cannot_grow(const Subject & own) {
-    const Streamed kept_streamed = std::exchange(streamed, Streamed::half);
-    const Late     kept_late     = std::exchange(late, Late::half);
-    const Block    other         = lone_block(q4_0); // smaller, so that its slots are too
-    const Data     other_data    = make_data(other);
-    const PlanPtr  plan          = plan_for(own, Cut::half);
-    const PlanPtr  other_plan    = new_plan(plan_text({&other}, Cut::half, async_device::device_name, "CPU"));
-    streamed                     = kept_streamed;
-    late                         = kept_late;
-    if (plan == nullptr || other_plan == nullptr) {
-        return;
-    }
+    const Setting streams(streamed, Streamed::half);
+    const Setting tokens(late, true);
+    const Block   other      = lone_block(q4_0); // smaller, so that its slots are too
+    const Data    other_data = make_data(other);
+    const PlanPtr plan       = plan_of(own.block, Cut::half);
+    const PlanPtr other_plan = plan_of(other, Cut::half);
     const Model   model(own.block, own.data, plan.get());
     const Model   small(other, other_data, other_plan.get());
     const Model   whole(own.block, own.data, host_layouts().front());
@@ -257,40 +220,33 @@ void check_ring_that_cannot_grow(const Subject & own) {
 
 // A slot that held NaN gets weights whose rows the device reads beyond: all of one, and one expert out of four.
 void check_stale_slots() {
-    const Streamed kept  = std::exchange(streamed, Streamed::all);
-    const int      slots = std::exchange(n_slots, 1);
-    const Block    nan   = lone_block(GGML_TYPE_F32);
-    Data           data  = make_data(nan);
+    const Setting streams(streamed, Streamed::all);
+    const Setting slots(n_slots, 1);
+    const Block   nan  = lone_block(GGML_TYPE_F32);
+    Data          data = make_data(nan);
     std::fill(data.begin()->second.begin(), data.begin()->second.end(), uint8_t{0xFF});
-    const PlanPtr nan_plan = new_plan(plan_text({&nan}, Cut::all, async_device::device_name, "CPU"));
-    if (nan_plan != nullptr) {
-        const Model nothing(nan, data, nan_plan.get());
-        for (const Block & block : {lone_block(q4_0), ffn_block(q4_0, q4_0),
-                                    moe_block(q4_0, q4_0, {Ffn::silu, Gate::par, false, false, /*n_used=*/1})}) {
-            const Subject own  = subject(block);
-            const PlanPtr plan = plan_for(own, Cut::all);
-            if (plan == nullptr) {
-                continue;
-            }
-            const Model model(own.block, own.data, plan.get());
-            const Model whole(own.block, own.data, host_layouts().front());
-            Session     cpu({/*split=*/false, /*gpu=*/false});
-            Session     session;
-            for (uint64_t seed = 1; seed <= 4; seed++) {
-                session.compute(nothing, 1);
-                const double error = nmse(cpu.compute(whole, 1, seed), session.compute(model, 1, seed));
-                check(error <= summation_bound, block.name + " in a slot that held NaN: NMSE " + text(error));
-            }
+    const PlanPtr nan_plan = plan_of(nan, Cut::all);
+    const Model   nothing(nan, data, nan_plan.get());
+    for (const Block & block : {lone_block(q4_0), ffn_block(q4_0, q4_0),
+                                moe_block(q4_0, q4_0, {Ffn::silu, Gate::par, false, false, /*n_used=*/1})}) {
+        const Subject own  = subject(block);
+        const PlanPtr plan = plan_of(own.block, Cut::all);
+        const Model   model(own.block, own.data, plan.get());
+        const Model   whole(own.block, own.data, host_layouts().front());
+        Session       cpu({/*split=*/false, /*gpu=*/false});
+        Session       session;
+        for (uint64_t seed = 1; seed <= 4; seed++) {
+            session.compute(nothing, 1);
+            const double error = nmse(cpu.compute(whole, 1, seed), session.compute(model, 1, seed));
+            check(error <= summation_bound, block.name + " in a slot that held NaN: NMSE " + text(error));
         }
     }
-    streamed = kept;
-    n_slots  = slots;
 }
 
 // Experts that are not there, as a corrupt router would choose them: nothing is copied anywhere.
 void check_wrong_experts() {
-    const Streamed kept = std::exchange(streamed, Streamed::all);
-    Block          block;
+    const Setting streams(streamed, Streamed::all);
+    Block         block;
     block.name    = "experts by number";
     block.n_embd  = 64;
     block.weights = {{"ffn_up_exps", GGML_TYPE_F32, 64, 96, 4, OALLAMA_ROWS}};
@@ -301,29 +257,26 @@ void check_wrong_experts() {
         g.output(ggml_scale(g.ctx, ggml_mul_mat_id(g.ctx, g["ffn_up_exps"], cur, ids), 0.5F));
     };
     Data          data = make_data(block);
-    const PlanPtr plan = new_plan(plan_text({&block}, Cut::all, async_device::device_name, "CPU"));
+    const PlanPtr plan = plan_of(block, Cut::all);
     const auto    set  = [&](float first, float second) {
         const float numbers[] = {first, second};
         data["numbers"].resize(sizeof numbers);
         std::memcpy(data["numbers"].data(), numbers, sizeof numbers);
     };
-    if (plan != nullptr) {
-        Session session;
-        for (const std::pair<float, float> & numbers :
-             std::vector<std::pair<float, float>>{{4, 0}, {0, -1}, {1e9F, 2}, {-2e9F, 1}}) {
-            set(numbers.first, numbers.second);
-            const Model model(block, data, plan.get());
-            check(session.compute(model, 1).empty() && session.status() == GGML_STATUS_FAILED,
-                  "an expert that is not there fails with a status");
-        }
-        set(3, 1);
+    Session session;
+    for (const std::pair<float, float> & numbers :
+         std::vector<std::pair<float, float>>{{4, 0}, {0, -1}, {1e9F, 2}, {-2e9F, 1}}) {
+        set(numbers.first, numbers.second);
         const Model model(block, data, plan.get());
-        const Model whole(block, data, host_layouts().front());
-        Session     cpu({/*split=*/false, /*gpu=*/false});
-        check(nmse(cpu.compute(whole, 1), session.compute(model, 1)) <= summation_bound,
-              "and the context computes with those that are");
+        check(session.compute(model, 1).empty() && session.status() == GGML_STATUS_FAILED,
+              "an expert that is not there fails with a status");
     }
-    streamed = kept;
+    set(3, 1);
+    const Model model(block, data, plan.get());
+    const Model whole(block, data, host_layouts().front());
+    Session     cpu({/*split=*/false, /*gpu=*/false});
+    check(nmse(cpu.compute(whole, 1), session.compute(model, 1)) <= summation_bound,
+          "and the context computes with those that are");
 }
 
 void check_layouts() {
@@ -333,10 +286,7 @@ void check_layouts() {
         text_of_plan.replace(at, 4, " NO_SUCH_LAYOUT");
     }
     const PlanPtr plan = new_plan(text_of_plan);
-    if (plan == nullptr) {
-        return;
-    }
-    const Model model(own.block, own.data, plan.get());
+    const Model   model(own.block, own.data, plan.get());
     check(placed(plan.get()).problems.find("NO_SUCH_LAYOUT") != std::string::npos, "an unknown layout is told");
     Session session;
     check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "and plain memory used");

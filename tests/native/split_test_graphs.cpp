@@ -10,11 +10,8 @@ constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
 
 // One sub-graph, started and joined once, is what a block should be.
 void check_phases(const Block & block, const std::string & what) {
-    const Data    data = make_data(block);
-    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-    if (plan == nullptr) {
-        return;
-    }
+    const Data          data = make_data(block);
+    const PlanPtr       plan = plan_of(block, Cut::half);
     const Model         model(block, data, plan.get());
     const oallama_stats now = stats_of_known(model, 3);
     check(now.n_graphs == 1 && now.n_phases == 1, what + " runs as one: " + std::to_string(now.n_graphs) + " graphs, " +
@@ -57,12 +54,9 @@ void check_shapes() {
 
 int64_t bytes_back(const Block & block, int64_t n_tokens) {
     const Data    data = make_data(block);
-    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-    if (plan == nullptr) {
-        return -1;
-    }
-    const Model model(block, data, plan.get());
-    Session     session;
+    const PlanPtr plan = plan_of(block, Cut::half);
+    const Model   model(block, data, plan.get());
+    Session       session;
     check_ok(oallama_reset_stats(), "statistics are reset");
     session.compute(model, n_tokens);
     return stats().bytes_out;
@@ -126,7 +120,7 @@ void check_chunks() {
         g.output(ggml_scale(g.ctx, g.mul_mat(whole.name.c_str(), ggml_rms_norm(g.ctx, g.x, 1e-5F)), 0.5F));
     };
     const auto device_compute = [&block](int64_t n_tokens) {
-        const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+        const PlanPtr plan = plan_of(block, Cut::half);
         const Model   model(block, make_data(block), plan.get());
         Session       session;
         check(!session.compute(model, n_tokens).empty(), std::to_string(n_tokens) + " tokens in chunks");

@@ -1,7 +1,5 @@
 // Memory that a device copies from and to: what is pinned, who waits for a copy, where results lie.
 
-#include <utility>
-
 #include "split_test.h"
 #include "support.h"
 
@@ -13,10 +11,9 @@ constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
 constexpr int64_t   gib  = int64_t{1} << 30;
 
 std::string problems_of(const oallama_plan * plan) {
-    char    lines[4096] = "";
-    int32_t usable      = 0;
-    check_ok(oallama_plan_problems(plan, &usable, lines, sizeof lines), "problems are told");
-    check(usable != 0, "what was loaded can compute");
+    bool              usable = false;
+    const std::string lines  = problems(plan, &usable);
+    check(usable, "what was loaded can compute");
     return lines;
 }
 
@@ -74,10 +71,7 @@ void check_order(const Block & block) {
     int64_t    n_before_last = 0; // host nodes before the first fetch, with pinned memory
     for (const bool pinned : {true, false}) {
         set_pinned_capacity(pinned ? INT64_MAX : 0);
-        const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-        if (plan == nullptr) {
-            continue;
-        }
+        const PlanPtr plan = plan_of(block, Cut::half);
         const Model   model(block, data, plan.get());
         const int64_t before   = async_device::counters().n_copies_out;
         int64_t       n_before = 0; // host nodes before the first fetch
@@ -94,20 +88,18 @@ void check_order(const Block & block) {
 // Without pinned memory the host's own memory is not allocated anew for each program.
 void check_no_growth(const Block & block) {
     set_pinned_capacity(0);
-    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-    if (plan != nullptr) {
-        const Model model(block, make_data(block), plan.get());
-        Session     session;
-        session.compute(model, 7);
-        const int64_t before = async_device::counters().n_pinned;
-        const int64_t built  = stats().n_built;
-        for (int64_t n_tokens = 6; n_tokens > 3; n_tokens--) {
-            session.compute(model, n_tokens);
-        }
-        const int64_t asked = async_device::counters().n_pinned - before;
-        check(stats().n_built > built, block.name + ": smaller batches are other programs");
-        check(asked == 0, block.name + ": pinned memory is asked for again for smaller ones: " + std::to_string(asked));
+    const PlanPtr plan = plan_of(block, Cut::half);
+    const Model   model(block, make_data(block), plan.get());
+    Session       session;
+    session.compute(model, 7);
+    const int64_t before = async_device::counters().n_pinned;
+    const int64_t built  = stats().n_built;
+    for (int64_t n_tokens = 6; n_tokens > 3; n_tokens--) {
+        session.compute(model, n_tokens);
     }
+    const int64_t asked = async_device::counters().n_pinned - before;
+    check(stats().n_built > built, block.name + ": smaller batches are other programs");
+    check(asked == 0, block.name + ": pinned memory is asked for again for smaller ones: " + std::to_string(asked));
     set_pinned_capacity(INT64_MAX);
 }
 
@@ -118,10 +110,10 @@ void check_default_memory(const Block & block) {
     const auto         plain  = ggml_backend_cpu_buffer_type();
     const auto         pinned = ggml_backend_dev_host_buffer_type(test);
     check(ggml_backend_dev_buffer_type(ours) == plain, "without a plan results are in plain memory");
-    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    const PlanPtr plan = plan_of(block, Cut::half);
     check(ggml_backend_dev_buffer_type(ours) == pinned, "with a plan they are in its device's pinned memory");
     {
-        const PlanPtr second = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+        const PlanPtr second = plan_of(block, Cut::half);
         const PlanPtr other  = new_plan(plan_text({&block}, Cut::half, "CPU", "CPU"));
         check(ggml_backend_dev_buffer_type(ours) == plain, "with plans for two devices they are in plain memory");
     }
@@ -130,27 +122,23 @@ void check_default_memory(const Block & block) {
 
 // A device that takes no buffer type but its own, by address: blocks do not live there, which is told.
 void check_refused_residents(const Block & block) {
-    const bool            kept = std::exchange(resident, true);
+    const Setting         lives(resident, true);
     const Data            data = make_data(block);
     async_device::Options options;
-    options.by_address = true;
-    const Model   whole(block, data, host_layouts().front());
-    const Outputs expected = Session({/*split=*/false, /*gpu=*/false}).compute(whole, 5);
+    options.by_address     = true;
+    const Outputs expected = on_cpu(block, data, 5);
     for (const bool refused : {false, true}) {
         async_device::set_options(refused ? options : async_device::Options());
-        const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-        if (plan != nullptr) {
-            const Model       model(block, data, plan.get());
-            const std::string said = problems_of(plan.get());
-            check((said.find("cannot live on TEST0") != std::string::npos) == refused,
-                  block.name + ", told where blocks cannot live: " + said);
-            Session      session;
-            const double error = nmse(expected, session.compute(model, 5));
-            check(error <= summation_bound, block.name + ": NMSE " + text(error));
-        }
+        const PlanPtr     plan = plan_of(block, Cut::half);
+        const Model       model(block, data, plan.get());
+        const std::string said = problems_of(plan.get());
+        check((said.find("cannot live on TEST0") != std::string::npos) == refused,
+              block.name + ", told where blocks cannot live: " + said);
+        Session      session;
+        const double error = nmse(expected, session.compute(model, 5));
+        check(error <= summation_bound, block.name + ": NMSE " + text(error));
     }
     async_device::set_options({});
-    resident = kept;
 }
 
 } // namespace
@@ -163,13 +151,11 @@ void test_memory() {
     check_pieces(gib / 4, 0, "no pinned host memory is left for 1610612736 of 1610612736 bytes of weights");
     check_order(dense);
     check_order(experts);
-    const bool kept = resident;
-    for (const bool lives : {false, true}) {
-        resident = lives;
+    for (const bool on_device : {false, true}) {
+        const Setting lives(resident, on_device);
         check_no_growth(dense);
         check_no_growth(experts);
     }
-    resident = kept;
     check_default_memory(dense);
     check_refused_residents(dense);
     check_refused_residents(experts);

@@ -1,6 +1,7 @@
 // Weights of a block: random data, a plan, and loading them as llama.cpp does.
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 
@@ -42,7 +43,7 @@ Data make_data(const Block & block) {
 //
 
 Streamed streamed  = Streamed::none;
-Late     late      = Late::none;
+bool     late      = false;
 bool     resident  = false;
 int      n_slots   = 2;
 int64_t  sum_bytes = 0;
@@ -79,21 +80,6 @@ static int64_t cg_of(int64_t rest, int64_t granule) {
     return 0;
 }
 
-static std::string token_lines() {
-    switch (late) {
-        case Late::none: return "";
-        case Late::one: return "tokens 1 1\ntokens 512 1\ntwice 1\n";
-        case Late::half: return "tokens 1 0\ntokens 512 256\ntwice 1\n";
-        case Late::all: return "tokens 1 1\ntwice 1\n";
-    }
-    return "";
-}
-
-// Half of the time in pieces, and no more ahead than a slow link has time for.
-static std::string link_lines() {
-    return streamed == Streamed::half ? "piece 8192\nlink 50000000\n" : "";
-}
-
 std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std::string & layout) {
     const char * axis  = weight.axis == OALLAMA_ROWS ? "rows" : weight.axis == OALLAMA_COLS ? "cols" : "halves";
     Weight       slice = weight;
@@ -112,7 +98,8 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
     std::string text =
         "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\nsum " + std::to_string(sum_bytes) + "\n";
     if (!device.empty()) {
-        text += "device " + device + "\n" + link_lines() + token_lines();
+        text += "device " + device + "\n" + (streamed == Streamed::half ? "piece 8192\n" : "") +
+                (late ? "tokens 1 0\ntokens 512 256\ntwice 1\n" : "");
     }
     for (const Block * block : blocks) {
         int64_t shared = 1;
@@ -134,7 +121,14 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
 PlanPtr new_plan(const std::string & text) {
     oallama_plan * plan = nullptr;
     check_ok(oallama_plan_new(text.c_str(), &plan), "a plan is accepted:\n" + text);
+    if (plan == nullptr) {
+        std::exit(1);
+    }
     return PlanPtr(plan);
+}
+
+PlanPtr plan_of(const Block & block, Cut cut) {
+    return new_plan(plan_text({&block}, cut, async_device::device_name, "CPU"));
 }
 
 //

@@ -12,15 +12,12 @@ constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
 void check_crossings(const Block & block, int64_t n_inputs, Cut cut, int64_t n_tokens) {
     const std::string what = block.name + ", " + cut_name(cut) + ", " + std::to_string(n_tokens) + " tokens";
     const Data        data = make_data(block);
-    const PlanPtr     plan = new_plan(plan_text({&block}, cut, async_device::device_name, "CPU"));
-    if (plan == nullptr) {
-        return;
-    }
-    const Model   model(block, data, plan.get());
-    const Model   whole(block, data, host_layouts().front());
-    Session       cpu({/*split=*/false, /*gpu=*/false});
-    Session       session;
-    const Outputs expected = cpu.compute(whole, n_tokens);
+    const PlanPtr     plan = plan_of(block, cut);
+    const Model       model(block, data, plan.get());
+    const Model       whole(block, data, host_layouts().front());
+    Session           cpu({/*split=*/false, /*gpu=*/false});
+    Session           session;
+    const Outputs     expected = cpu.compute(whole, n_tokens);
     session.compute(model, n_tokens);
     const async_device::Counters before = async_device::counters();
     check_ok(oallama_reset_stats(), "statistics are reset");
@@ -55,7 +52,7 @@ void check_registry() {
     Session                    early; // knows no device's memory
     ggml_backend_buffer_type_t known = nullptr;
     {
-        const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+        const PlanPtr plan = plan_of(block, Cut::half);
         check(ggml_backend_dev_count() == n_before && computes(), "a plan registers no device, but uses one");
         known = ggml_backend_dev_buffer_type(ours);
         const Model model(block, make_data(block), plan.get());
@@ -63,7 +60,7 @@ void check_registry() {
                   std::string(oallama_last_error()).find("made before the plan") != std::string::npos,
               std::string("a context that is older than the plan is refused: ") + oallama_last_error());
         check(!Session().compute(model, 1).empty(), "a new one is not");
-        const PlanPtr second = new_plan(plan_text({&block}, Cut::one, async_device::device_name, "CPU"));
+        const PlanPtr second = plan_of(block, Cut::one);
         check(second != nullptr && computes(), "so does a second plan for the same device");
     }
     check(ggml_backend_dev_count() == n_before && !computes(), "and none is removed with them");
@@ -74,12 +71,9 @@ void check_registry() {
 } // namespace
 
 void test_resident() {
-    const bool     kept_resident = resident;
-    const Streamed kept_streamed = streamed;
-    const Late     kept_late     = late;
-    resident                     = true;
-    streamed                     = Streamed::none;
-    late                         = Late::none;
+    const Setting lives(resident, true);
+    const Setting streams(streamed, Streamed::none);
+    const Setting tokens(late, false);
     for (const Cut cut : {Cut::half, Cut::one, Cut::all}) {
         for (const int64_t n_tokens : {1, 7}) {
             check_crossings(ffn_block(q4_0, q4_0), 1, cut, n_tokens);
@@ -88,9 +82,6 @@ void test_resident() {
     }
     done("crossings of blocks that live on the device");
     check_registry();
-    resident = kept_resident;
-    streamed = kept_streamed;
-    late     = kept_late;
 }
 
 } // namespace split_test

@@ -169,6 +169,11 @@ bool Session::on_node(ggml_tensor * tensor, bool ask, void * self) {
     return true;
 }
 
+Outputs on_cpu(const Block & block, const Data & data, int64_t n_tokens, uint64_t seed) {
+    return Session({/*split=*/false, /*gpu=*/false})
+        .compute(Model(block, data, host_layouts().front()), n_tokens, seed);
+}
+
 //
 // comparisons
 //
@@ -218,6 +223,14 @@ bool same_bytes(const Outputs & reference, const Outputs & result) {
 //
 // what the library says of itself
 //
+
+std::string problems(const oallama_plan * plan, bool * usable) {
+    char    lines[4096] = "";
+    int32_t flag        = 0;
+    check_ok(oallama_plan_problems(plan, &flag, lines, sizeof lines), "problems are told");
+    *usable = flag != 0;
+    return lines;
+}
 
 oallama_memory memory() {
     oallama_memory now = {};

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,11 +40,6 @@ TESTS = [
 ]
 # what has something new to show with other threads
 THREADED = ["device", "faults", "threads", "leaks"]
-
-
-STREAMS = ["--streamed half", "--late all --streamed half"]
-if ALL:
-    STREAMS += ["--streamed all", "--late half", "--late one --streamed half"]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
 RESIDENT = ["times", "device", "graphs", "faults", "hot", "threads", "leaks"]
 
@@ -66,16 +61,6 @@ def run_all(pool: ThreadPoolExecutor, program: Path, runs: Sequence[tuple[list[s
     """Runs of (tests, options); fails with the first that fails."""
     for run in [pool.submit(run_tests, program, tests, 1, options) for tests, options in runs]:
         run.result()
-
-
-@pytest.fixture(scope="module")
-def streaming(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> dict[str, Future[None]]:
-    """The tests under each of STREAMS, started together."""
-    program = build_native("split_test", bridge.libraries.folder)
-    some = ["graphs", "times", *THREADED]
-    every = [name for name in TESTS if name != "random"]  # whose plans are its own, whatever the options
-    tests = {options: every if ALL and options == STREAMS[0] else some for options in STREAMS}
-    return {options: pool.submit(run_tests, program, tests[options], 1, options) for options in STREAMS}
 
 
 def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
@@ -100,34 +85,26 @@ def test_split_backend_with_two_threads(bridge: ggml_bridge.Bridge) -> None:
     run_tests(build_native("split_test", bridge.libraries.folder), ["graphs", *THREADED], threads=2)
 
 
-@pytest.mark.parametrize("options", STREAMS)
-def test_split_backend_that_streams(streaming: dict[str, Future[None]], options: str) -> None:
-    streaming[options].result()
+def test_split_backend_that_streams(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
+    program = build_native("split_test", bridge.libraries.folder)
+    run_all(pool, program, [(["graphs", "times", *THREADED], "--streams"), (RESIDENT, "--resident --streams")])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--streamed half --late half",
-        pytest.param("", marks=pytest.mark.thorough),
-        pytest.param("--streamed all --late one", marks=pytest.mark.thorough),
-    ],
-)
-def test_split_backend_where_blocks_live_on_the_device(bridge: ggml_bridge.Bridge, options: str) -> None:
-    run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options=f"--resident {options}")
+@pytest.mark.thorough
+def test_split_backend_where_blocks_live_on_the_device(bridge: ggml_bridge.Bridge) -> None:
+    run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options="--resident")
 
 
 @pytest.mark.thorough
 def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
     program = build_native("split_test", bridge.libraries.folder, "address,undefined")
     half, fewer = len(TESTS) // 2, f"--cases 100 --seed {FRESH}"
-    streamed = ([*THREADED, "graphs", "tokens"], "--streamed half --late half")
-    resident = (["graphs", "leaks"], "--resident --streamed half --late half")
+    streamed = ([*THREADED, "graphs"], "--streams")
+    resident = (["graphs", "leaks"], "--resident --streams")
     run_all(pool, program, [(TESTS[:half], fewer), streamed, resident, (TESTS[half:], fewer)])
 
 
 @pytest.mark.thorough
 def test_split_backend_under_thread_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
     program = build_native("split_test", bridge.libraries.folder, "thread")
-    streams = ["--streamed half", "--streamed half --late half"]
-    run_all(pool, program, [(["graphs", *THREADED], ""), *((THREADED, options) for options in streams)])
+    run_all(pool, program, [(["graphs", *THREADED], ""), (THREADED, "--streams")])
