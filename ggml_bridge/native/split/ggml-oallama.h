@@ -71,7 +71,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 9
+#define OALLAMA_ABI 10
 #define OALLAMA_NAME_BYTES 128
 
 typedef enum oallama_status {
