@@ -1,4 +1,4 @@
-// Which API of back ends the loaded ggml has, the proof that it is laid out so, and buffer types in its layout.
+// Finds the loaded ggml's API of back ends, proves its layout, and makes buffer types in that layout.
 //
 // API 2 is that of ggml's headers in third_party/. API 3 (October 2026) has two optional slots more in the middle of
 // the vtable of buffer types, and is API 2 in all else. The version that ggml calls itself decides nothing: its API

@@ -57,7 +57,7 @@ void resize(const Sized & sized, int64_t n) {
     }
 }
 
-// Where a row lies in a tensor [n, n_used or 1, n_tokens].
+// Address of a row in a tensor [n, n_used or 1, n_tokens].
 char * row_of(const ggml_tensor * tensor, int64_t n_used, int64_t row) {
     return static_cast<char *>(tensor->data) + static_cast<size_t>(row / n_used) * tensor->nb[2] +
            static_cast<size_t>(row % n_used) * tensor->nb[1];

@@ -163,7 +163,7 @@ typedef struct oallama_stats {
 int oallama_get_stats(oallama_stats * stats);
 int oallama_reset_stats(void);
 
-// How long sub-graphs took: one record for each block and class of batch sizes.
+// Times of sub-graphs: one record for each block and class of batch sizes.
 typedef struct oallama_block_times {
     char    name[OALLAMA_NAME_BYTES]; // the sub-graph's first weight
     int64_t batch;                    // tokens at most: a power of two, and half of it is less than any run had
@@ -176,7 +176,7 @@ typedef struct oallama_block_times {
 } oallama_block_times;
 
 // Hands over what was noted of a plan's blocks since it was handed over last; `capacity` records at most, *n of them.
-// What there was no room for is kept for the next call.
+// Records beyond the capacity are kept for the next call.
 int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, int64_t capacity, int64_t * n);
 
 // cdef end

@@ -211,7 +211,7 @@ int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before)
 
 namespace {
 
-// How often llama.cpp's whole graph reads a node; INT32_MAX: not known.
+// Number of reads of a node in llama.cpp's whole graph; INT32_MAX: not known.
 int32_t n_uses(const ggml_cgraph * graph, const ggml_tensor * node) {
     const ggml_hash_set & set = graph->visited_hash_set;
     if (set.size == 0) {

@@ -12,7 +12,7 @@
 //     term     routing weights times routed rows, one rank of them, or a part of their sum: nothing is computed
 //     sum      of all terms: both sides' rows are weighted and added up when the phase ends
 //
-// Which operation keeps which state is said once (`kept`, in graph.cpp). ggml asks for it operation by operation before
+// `kept` (graph.cpp) says once which operation keeps which state. ggml asks for it operation by operation before
 // there is a graph (`claims`, by what the plan says); find_values, which a program is built from, asks for each node of
 // a sub-graph, by where weights have come to lie.
 //

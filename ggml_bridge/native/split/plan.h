@@ -50,7 +50,7 @@ struct TokenSplit {
     int64_t n_g;
 };
 
-// How CG is streamed.
+// Settings by which CG is streamed.
 struct StreamSpec {
     int64_t n_slots = 2;    // of the ring that it is copied to
     int64_t ring    = 0;    // bytes of the ring, more where one block needs more; 0: n_slots of the largest
@@ -119,10 +119,10 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // Whether the plan has blocks live on the device, which has memory of its own but takes no other buffer type.
     bool lacks_residents() const;
 
-    // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
+    // The plan's slice of a tensor; a tensor it does not name is kept whole on the host.
     SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
 
-    // How a buffer reports what it did. A load is a buffer's life; when one begins and no other is under way, the
+    // A buffer reports its load by these. A load is a buffer's life; when one begins and no other is under way, the
     // problems of those before are forgotten.
     void begin_load();
     void end_load();

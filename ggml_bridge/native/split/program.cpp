@@ -49,7 +49,7 @@ class Builder {
     }
 
   private:
-    // Where a value's sides are while the program is built; NULL: nothing of it there.
+    // A value's tensor on each side while the program is built; NULL: nothing of it there.
     using Sides = std::array<ggml_tensor *, n_sides>;
 
     ggml_context * ctx() { return program_.ctx.get(); }
@@ -336,7 +336,7 @@ class Builder {
         }
     }
 
-    // What a mul-mat by hot experts reads on a side.
+    // The input of a mul-mat by hot experts on a side.
     ggml_tensor * routed_input(int i, Side side, Routed & routed) {
         const ggml_tensor * x = graph_->nodes[i]->src[1];
         if (program_.n_tokens == 0) {
@@ -389,7 +389,7 @@ class Builder {
         return made;
     }
 
-    // What the device is sent of a routing when the phase begins.
+    // Sends a tensor of a routing to the device when the phase begins.
     ggml_tensor * send(Upload::What what, ggml_tensor * tensor, const Routed & routed, Source source) {
         keep_sent(tensor);
         Upload upload  = {};

@@ -4,7 +4,7 @@
 // host side meanwhile, and joins what the next phase or llama.cpp needs in full. A feed-forward block is one phase.
 // Only addresses change from call to call; all else is prepared once for a shape and reused.
 //
-// Who owns what. Tensor headers and both graphs are the program's (`ctx`). Tensors of ours on the host have the memory
+// Ownership. Tensor headers and both graphs are the program's (`ctx`). Tensors of ours on the host have the memory
 // of llama.cpp's (`bindings`), or the Host's (`staged`); those on the device have the memory of weights, of the ring
 // (`streamed`), of llama.cpp's tensors there (`bindings`), or the allocator's, which all programs of a context share.
 // Uploads and downloads pass the Host's memory too (`staging`).
@@ -52,13 +52,13 @@ struct Staged {
     size_t        at; // bytes into that memory
 };
 
-// What the host has computed, and where on the device it is sent when a phase ends.
+// A host result that is sent to the device when a phase ends.
 struct Lift {
     ggml_tensor * from;
     ggml_tensor * to;
 };
 
-// What the device is sent when a phase begins.
+// An input that is sent to the device when a phase begins.
 struct Upload {
     enum class What {
         value,   // elements [begin, begin + count) of each row, the first of which is first_row
@@ -120,7 +120,7 @@ struct GatheredRows {
     bool                by_rank; // x has a row for each rank, not one for each token
 };
 
-// Which side computes what of the mul-mats by the same ids and the same hot experts.
+// Mul-mats by the same ids and the same hot experts, whose rows are divided between the sides.
 struct Routed {
     std::vector<const SplitWeight *> weights;
     Source                           ids;

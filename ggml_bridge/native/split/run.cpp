@@ -444,7 +444,7 @@ void SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
     }
 }
 
-// What lies elsewhere is moved to pinned memory first, piece by piece, while the piece before is on its way.
+// Sends a value from where it is, or through pinned memory: piece by piece, while the piece before is on its way.
 void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph) {
     constexpr int64_t   piece  = int64_t{1} << 20;
     const ggml_tensor * source = upload.source.of(graph);
@@ -487,7 +487,7 @@ bool SplitBackend::lands(const Download & download, const ggml_tensor * node) co
 
 namespace {
 
-// Where in a node's memory the first byte of a download belongs, if it can be fetched to there; and how many it is.
+// Address in a node's memory of a download's first byte, if it can be fetched to there.
 char * place_of(const Download & download, const ggml_tensor * node) {
     const int64_t begin = download.join == Download::Join::scatter ? download.begin : 0;
     return static_cast<char *>(node->data) + static_cast<size_t>(begin) * node->nb[0] +

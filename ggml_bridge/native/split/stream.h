@@ -5,7 +5,7 @@
 // ring, so that any two blocks that fit together can take turns. Blocks take the slots in turn, and a block always
 // begins at the same place of a slot: CUDA captures a graph only if its tensors lie where they lay the last time.
 //
-// Which block comes next is learned from the order in which blocks were asked for, which goes round: after the last
+// The next block is learned from the order in which blocks were asked for, which goes round: after the last
 // layer of a token comes the first layer of the next one. As soon as a slot is free the copy of the next block begins,
 // across layers and across the attention between them, so that the link idles only when the ring is full.
 //
@@ -34,7 +34,7 @@ using Bytes = std::pair<size_t, size_t>; // the first, and how many
 
 constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
 
-// What is streamed of the weights of one phase, which is copied together.
+// The streamed parts of the weights of one phase, which are copied together.
 struct StreamBlock {
     std::vector<StreamedPart> parts;
     std::vector<size_t>       offsets; // bytes into the slot

@@ -19,7 +19,7 @@ int64_t class_of(int64_t n_tokens) {
     return most;
 }
 
-// What is in the file, and the thread that keeps it so.
+// The file's content, and the thread that writes it.
 struct Writer {
     std::shared_ptr<BlockTimes>            times;
     std::string                            path;

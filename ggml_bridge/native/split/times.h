@@ -1,4 +1,4 @@
-// How long each block took, by classes of batch sizes: what `oallama tune` plans anew from.
+// Times of each block by classes of batch sizes, from which `oallama tune` plans anew.
 //
 // A BlockTimes belongs to its plan, and keeps a record of each block and class for as long. Any thread adds
 // to a record, which takes no lock; what is taken is zero afterwards, so each run is told once.

@@ -1,4 +1,4 @@
-// What every file here uses: errors and the log, owners of ggml's objects, pinned host memory, counters.
+// Shared by every file here: errors and the log, owners of ggml's objects, pinned host memory, counters.
 //
 // No exception crosses the C interface or a vtable of ggml's: `guarded` turns it into a status, and into a sentence
 // that the same thread reads with oallama_last_error; `logged` also tells ggml's log, for callbacks that return no

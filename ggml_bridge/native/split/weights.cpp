@@ -169,7 +169,7 @@ int64_t SplitWeight::host_bytes() const {
     return part_bytes(side_host) + part_bytes(side_stream) + (prime_is_copy() ? part_bytes(side_prime) : 0);
 }
 
-// Which is written by itself.
+// True where CG' has memory of its own.
 bool SplitWeight::prime_is_copy() const {
     return has_prime() && parts_[side_prime].tensor != parts_[side_host].tensor;
 }

@@ -22,7 +22,7 @@
 
 namespace oallama {
 
-// Where a part is stored and computed; the first three in the order of the parts along the axis.
+// The place where a part is stored and computed; the first three in the order of the parts along the axis.
 enum Side : int {
     side_host   = 0, // CC: stored and computed on the host
     side_stream = 1, // CG: stored in host memory, copied to the device when its turn comes, computed there
@@ -65,7 +65,7 @@ class SplitWeight {
 
     int64_t host_bytes() const; // of CC, CG, and of CC's copy for CG'
 
-    // Where the device has each expert; -1: nowhere. Empty: it has no hot ones.
+    // The device's slot of each expert; -1: none. Empty: no expert is hot.
     const std::vector<int32_t> & slot_of() const { return slot_of_; }
 
     int64_t n_slots() const { return static_cast<int64_t>(slice_.hot.size()); }
