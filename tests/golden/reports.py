@@ -76,7 +76,6 @@ def mixed() -> AffinityReport:
 
 def ran(policy: str = "scheinfer", measured: bool = False) -> AffinityReport:
     report = records.with_run(records.dense(n_layer=4), measured)
-    assert report.run is not None
     return replace(report, run=replace(report.run, policy=policy))
 
 

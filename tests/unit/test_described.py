@@ -44,7 +44,6 @@ def test_cpu_and_link_together_read_what_the_dram_gives() -> None:
     of = SMALL, WORLD.operators
     profile = with_card(host_profile(HOST, *of, WORLD.tokens), CARD, *of, dram_bytes_per_s=45e9)
     shared = profile.contention
-    assert shared is not None
     assert shared.first_with_second_gb_per_s + shared.second_with_first_gb_per_s == pytest.approx(45)
 
 

@@ -159,7 +159,7 @@ def test_an_operator_that_the_device_cannot_compute_has_no_affinity() -> None:
 
 def test_a_report_is_of_a_phase_that_there_is() -> None:
     with pytest.raises(UsageError, match="phase is 'both'; give one of decode, prefill, mixed"):
-        World().placer().affinity("both")  # type: ignore[arg-type]
+        World().placer().affinity("both")
 
 
 #
@@ -198,11 +198,11 @@ def test_where_stock_s_buffers_do_not_fit_it_is_the_cpu() -> None:
 
 def test_without_measuring_attention_is_what_is_asked_for_or_usual_at_that_depth() -> None:
     def way(depth: int, profile: bool = False, n_gen: int = 64, **asked: object) -> str:
-        world = World(options=Options(device="none", **asked))  # type: ignore[arg-type]
+        world = World(options=Options(device="none", **asked))
         placer = world.placer()
         placer._profile = world.profile if profile else None
         plan = placer.plan("cpu", workload=Workload(n_prompt=1, n_gen=n_gen, n_ctx=8192, n_past=depth), measure=False)
-        assert plan.attention is not None and plan.predicted is None
+        assert plan.predicted is None
         return plan.attention.flash_attn
 
     assert (way(0), way(4096)) == ("on", "off")
@@ -212,4 +212,4 @@ def test_without_measuring_attention_is_what_is_asked_for_or_usual_at_that_depth
     known = (
         World(workload=Workload(n_prompt=1, n_gen=64, n_ctx=8192, n_past=4096), options=Options()).plan("cpu").attention
     )
-    assert known is not None and way(4096, profile=True) == known.flash_attn
+    assert way(4096, profile=True) == known.flash_attn

@@ -91,7 +91,7 @@ def test_the_stored_plan_of_version_1_stays_readable() -> None:
     assert read.workload == Workload(n_prompt=64, n_gen=32, n_ctx=512, n_ubatch=512)
     assert read.token_assignment == ((512, 384),)
     assert read.operators[1] == placed(NAMES[1], gg=0.25, cg=0.25, layout="CPU_REPACK")
-    assert read.memory.limit == 5400 and read.predicted is not None and read.predicted.tpot_s == 0.0125
+    assert read.memory.limit == 5400 and read.predicted.tpot_s == 0.0125
     assert read.extra == {"comment": "written by hand for the test of version 1"}
     assert read.streaming is None and read.attention is None
     written = json.loads((GOLDEN / "plan_v1.json").read_text())

@@ -24,15 +24,9 @@ pytestmark = pytest.mark.usefixtures("small_cards")
 
 FFN = ("ffn_gate", "ffn_up", "ffn_down")
 FAST = replace(
-    CARD,
-    kernel_s=0.0,
-    launch_s=0.0,
-    launch_node_s=0.0,
-    copy_s=0.0,
-    copy_issue_s=0.0,
-    synchronize_s=0.0,
+    CARD, kernel_s=0.0, launch_s=0.0, launch_node_s=0.0, copy_s=0.0, copy_issue_s=0.0, synchronize_s=0.0,
     bytes_per_s=8e12,
-)
+)  # fmt: skip
 """No fixed times: what is computed and copied is all that counts."""
 
 PLAIN_HOST = replace(HOST, kernel_s=0.0, dram_bytes_per_s=1e15)
@@ -44,7 +38,7 @@ def slow_cpu(**facts: object) -> World:
     """A CPU of 20 GB/s, a link of 10 GB/s, a card that takes hardly any time."""
     card = replace(FAST, pinned_bytes_per_s=10e9, pageable_bytes_per_s=10e9)
     host = replace(PLAIN_HOST, bytes_per_s=20e9)
-    return replace(World(card=card, host=host, workload=TOKEN), **facts)  # type: ignore[arg-type]
+    return replace(World(card=card, host=host, workload=TOKEN), **facts)
 
 
 #
@@ -63,15 +57,14 @@ def test_the_cpu_takes_its_bytes_by_its_rate_and_the_rest_of_each_layer() -> Non
     }
     moved = sum(4 * (o.shape[0] + o.shape[1]) for o in world.operators)  # activations, in and out
     by_hand = (bytes_of(world.operators) + moved) / 40e9 + len(world.operators) * 5e-6
-    assert plan.predicted is not None and plan.device == "none"
+    assert plan.device == "none"
     assert plan.predicted.tpot_s == pytest.approx(by_hand + 2 * rest)
 
 
 def test_attention_between_two_depths_that_were_timed_is_on_the_line_between_them() -> None:
     def tpot_s(depth: int) -> float:
-        plan = World(workload=Workload(n_prompt=1, n_gen=2, n_ctx=2048, n_past=depth - 2)).plan("cpu")
-        assert plan.predicted is not None
-        return plan.predicted.tpot_s
+        load = Workload(n_prompt=1, n_gen=2, n_ctx=2048, n_past=depth - 2)
+        return World(workload=load).plan("cpu").predicted.tpot_s
 
     assert {256, 1024} < {case.n_kv for case in World().profile.rest}
     assert tpot_s(256) < tpot_s(640) == pytest.approx((tpot_s(256) + tpot_s(1024)) / 2)
@@ -93,13 +86,14 @@ def test_a_long_prompt_s_host_layers_are_computed_on_the_device() -> None:
     """llama.cpp copies their weights for batches of 32 tokens and more, where it has the device."""
     at = {n: Workload(n_prompt=n, n_gen=1, n_ctx=1024) for n in (31, 32, 512)}
     slow = slow_cpu(share=0.3, model=model_info(n_layer=3))
-    seconds = {n: slow_load.predicted.ttft_s for n, load in at.items()  # type: ignore[union-attr]
-               if (slow_load := replace(slow, workload=load).plan("layers"))}  # fmt: skip
-    alone = {n: replace(slow, workload=load).plan("cpu").predicted.ttft_s for n, load in at.items()}  # type: ignore[union-attr]
+    seconds, alone = (
+        {n: replace(slow, workload=load).plan(name).predicted.ttft_s for n, load in at.items()}
+        for name in ("layers", "cpu")
+    )
     assert seconds[512] < 0.5 * alone[512]
     assert seconds[32] / seconds[31] != pytest.approx(alone[32] / alone[31], rel=0.02)
     kept = replace(slow, workload=at[512], device_facts=(("device_backend", "RPC"),)).plan("layers")
-    assert kept.predicted is not None and kept.predicted.ttft_s > 1.5 * seconds[512]
+    assert kept.predicted.ttft_s > 1.5 * seconds[512]
 
 
 #
@@ -146,7 +140,6 @@ def test_oato_is_near_the_best_of_all_placements(world: World) -> None:
     with every() as brute_force:
         tried = world.plan(brute_force)
     best, found = min(tried, world.plan("cpu"), key=total_s), world.plan("oato")
-    assert best.bound is not None and best.predicted is not None
     assert best.bound.total_s <= best.predicted.total_s * (1 + 1e-9)
     assert total_s(best) * (1 - 1e-9) <= total_s(found) <= 1.1 * total_s(tried)
     assert total_s(best) <= total_s(world.plan("atsinfer")) * (1 + 1e-9)
@@ -155,7 +148,6 @@ def test_oato_is_near_the_best_of_all_placements(world: World) -> None:
 def test_where_all_fits_the_bound_is_not_far_below() -> None:
     world = World(card=FAST, share=3.0, workload=TOKEN)
     plan = world.plan("oato")
-    assert plan.bound is not None and plan.predicted is not None
     assert 0.3 * plan.predicted.tpot_s < plan.bound.tpot_s <= plan.predicted.tpot_s
 
 
@@ -164,7 +156,6 @@ def test_the_bound_is_the_linear_program_s() -> None:
     world = slow_cpu(options=Options(flash_attn="on", gpu_weights=0.0))
     bound = world.plan("cpu").bound
     weights = bytes_of(world.operators)
-    assert bound is not None
     at_least = weights / (20e9 + 10e9)
     assert at_least * 0.9 <= bound.tpot_s <= weights / 20e9 * 1.2
 
@@ -187,7 +178,7 @@ def test_oato_s_rules() -> None:
 @pytest.mark.parametrize("name", ["affinity", "fill", "prefetch"])
 def test_a_rule_that_there_is_not_is_named(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is 'best'; give one of"):
-        Rules(**{name: "best"})  # type: ignore[arg-type]
+        Rules(**{name: "best"})
 
 
 #
@@ -240,7 +231,7 @@ def long_prompt(**facts: object) -> World:
         share=2.0, workload=Workload(n_prompt=512, n_gen=100, n_ctx=1024),
         options=Options(flash_attn="on", gpu_weights=0.2), device_facts=(("device_backend", "RPC"),),
     )  # fmt: skip
-    return replace(world, **facts)  # type: ignore[arg-type]
+    return replace(world, **facts)
 
 
 def linked(rate: float) -> Card:
@@ -264,7 +255,7 @@ def test_tokens_of_a_long_prompt_go_to_the_device_and_of_a_short_one_do_not() ->
 @pytest.mark.parametrize("host_room", [0, 1 << 40])
 def test_what_the_cpu_computes_in_a_faster_layout_is_kept_twice_where_the_host_has_room(host_room: int) -> None:
     plan = long_prompt(repacked=1.2, host_room=host_room, card=linked(4e9)).plan("scheinfer")
-    assert plan.streaming is not None and plan.token_assignment
+    assert plan.token_assignment
     assert plan.streaming.kept_twice is (host_room > 0)
     assert {place.layout for place in plan.operators if 0 < place.cc < 1} >= {"CPU_REPACK"}
 
@@ -275,7 +266,6 @@ def test_copies_run_ahead_unless_they_may_not() -> None:
         workload=Workload(n_prompt=512, n_gen=100, n_ctx=1024),
     )  # fmt: skip
     ahead, layer = (world.plan("scheinfer", rules=Rules(prefetch=mode)) for mode in ("ahead", "layer"))
-    assert ahead.streaming is not None and layer.streaming is not None
     assert (ahead.streaming.prefetch, layer.streaming.prefetch) == ("ahead", "layer")
     assert ahead.streaming.n_slots == 2 and layer.streaming.n_slots == 1
     assert total_s(ahead) < total_s(layer)
@@ -344,7 +334,6 @@ def test_a_prompt_of_some_tokens_reads_the_cold_experts_that_any_of_them_uses() 
     ttft_s = []
     for n_prompt in (1, 2, 4, 8):
         plan = routed(SKEWED, workload=Workload(n_prompt=n_prompt, n_gen=400, n_ctx=512)).plan("experts")
-        assert plan.predicted is not None
         ttft_s.append(plan.predicted.ttft_s)
     gains = [more - less for less, more in pairwise(ttft_s)]
     assert all(gain > 0 for gain in gains) and ttft_s[-1] < 8 * ttft_s[0]
@@ -452,14 +441,8 @@ def test_a_kv_cache_that_does_not_fit_leaves_layers_on_the_host() -> None:
     plan = world.plan("layers")
     (note,) = plan.notes
     assert "some layers keep theirs on the host" in note and plan.workload.n_ubatch == 512
-    assert (
-        plan.n_gpu_layers < world.model.n_layer + 1
-        and plan.memory.kv
-        < world.taken(
-            world.workload,
-            plan.attention,  # type: ignore[arg-type]
-        ).kv
-    )
+    assert plan.n_gpu_layers < world.model.n_layer + 1
+    assert plan.memory.kv < world.taken(world.workload, plan.attention).kv
 
 
 def test_the_share_of_the_weights_is_a_cap() -> None:
@@ -472,12 +455,9 @@ def test_the_share_of_the_weights_is_a_cap() -> None:
 def test_the_share_of_the_weights_is_a_cap_where_each_byte_gains_the_same() -> None:
     """Equal gains for a byte differ by rounding, which must not take a block's larger step before its smaller ones."""
     world = World(
-        model=model_info(n_layer=1, n_ff=1408),
-        type_name="F16",
-        compute_per_token=512 * 1024,
-        workload=Workload(n_prompt=600, n_gen=0, n_ctx=1024),
-        options=Options(flash_attn="on", gpu_weights=0.4),
-    )
+        model=model_info(n_layer=1, n_ff=1408), type_name="F16", compute_per_token=512 * 1024,
+        workload=Workload(n_prompt=600, n_gen=0, n_ctx=1024), options=Options(flash_attn="on", gpu_weights=0.4),
+    )  # fmt: skip
     placed = sum(device_bytes(world.operators, world.plan("split")))
     assert 0 < placed <= 0.4 * bytes_of(world.operators)
 
@@ -504,7 +484,7 @@ def test_a_larger_micro_batch_is_taken_where_it_gains_and_said_so() -> None:
 def test_micro_batches_are_doubled_up_to_the_whole_prompt(
     n_prompt: int, options: dict[str, int], sizes: object
 ) -> None:
-    assert larger_ubatches(Workload(n_prompt=n_prompt, n_gen=1, n_ctx=16384), Options(**options)) == sizes  # type: ignore[arg-type]
+    assert larger_ubatches(Workload(n_prompt=n_prompt, n_gen=1, n_ctx=16384), Options(**options)) == sizes
 
 
 #
@@ -519,7 +499,6 @@ def test_attention_is_whichever_is_predicted_to_be_faster(depth: int) -> None:
     found = {way: replace(world, options=Options(flash_attn=way)).plan("oato") for way in ("on", "off", "auto")}
     assert total_s(found["auto"]) == pytest.approx(min(total_s(found["on"]), total_s(found["off"])))
     for way, plan in found.items():
-        assert plan.attention is not None
         assert plan.attention.flash_attn == way or way == "auto"
 
 
@@ -538,7 +517,6 @@ def test_a_prompt_in_two_batches_takes_what_each_takes_behind_the_other() -> Non
         plan = replace(
             world, workload=Workload(n_prompt=n_prompt, n_gen=0, n_ctx=2048, n_ubatch=512, n_past=n_past)
         ).plan("cpu")
-        assert plan.predicted is not None
         return plan.predicted.ttft_s
 
     logits = sum(case.seconds for case in world.profile.cases if case.mul_mat.shape[1] == 4096 and case.n_tokens == 1)
@@ -581,7 +559,7 @@ def test_without_flash_attention_the_scores_may_not_take_more_than_the_model() -
 def test_a_quantised_v_cache_needs_flash_attention() -> None:
     deep = Workload(n_prompt=1, n_gen=64, n_ctx=8192, n_past=7000)
     attention = World(workload=deep, options=Options(type_v="q8_0")).plan("cpu").attention
-    assert attention is not None and (attention.flash_attn, attention.type_v) == ("on", "q8_0")
+    assert (attention.flash_attn, attention.type_v) == ("on", "q8_0")
     with pytest.raises(UsageError, match="V cache of type q8_0 needs flash attention"):
         Options(flash_attn="off", type_v="q8_0")
 

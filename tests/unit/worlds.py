@@ -54,7 +54,7 @@ def model_info(
         n_embd_head_k=n_embd // 8, n_embd_head_v=n_embd // 8, n_expert=n_expert, n_expert_used=n_expert_used,
         n_vocab=4096, n_ctx_train=4096, file_bytes=1, fingerprint="f" * 64,
     )  # fmt: skip
-    return replace(usual, **more)  # type: ignore[arg-type]
+    return replace(usual, **more)
 
 
 def weight(
@@ -117,7 +117,7 @@ def some_plan(operators: Iterable[OperatorPlacement], **changes: object) -> Plan
         ),
         predicted=None,
     )  # fmt: skip
-    return replace(usual, **changes)  # type: ignore[arg-type]
+    return replace(usual, **changes)
 
 
 SMALL = model_info(n_layer=4, n_embd=1024, n_ff=2048)
@@ -175,7 +175,7 @@ class World:
     def with_profile(self, **changes: object) -> World:
         """This world as a profile with these changes has it."""
         made = replace(self)
-        vars(made)["profile"] = replace(self.profile, **changes)  # type: ignore[arg-type]
+        vars(made)["profile"] = replace(self.profile, **changes)
         return made
 
     def taken(self, workload: Workload, attention: Attention) -> LoadBytes:
@@ -249,7 +249,6 @@ class World:
 
     def simulate(self, plan: Plan, workload: Workload | None = None) -> Simulation:
         """What runs when, by a plan that is read back; workload: None: the plan's."""
-        assert plan.attention is not None
         memory = Memory(self.device_bytes, self.host_room, self.taken)
         way = plan.attention.flash_attn
         problem = pure_problem(self.header, self.profile, self.options, memory, way, self.routing)
@@ -257,7 +256,6 @@ class World:
 
 
 def total_s(plan: Plan) -> float:
-    assert plan.predicted is not None
     return plan.predicted.total_s
 
 
