@@ -40,7 +40,9 @@ def browser() -> Iterator[Any]:
 
 
 STATE = {"phase": "ready", "on_device": True, "said": None, "restarts": 0, "pid": 1, "ready_at": 1.0}
-RUNS = [BlockRuns("blk.1.ffn_gate.weight", 1, 9, 9, 63e-4, 18e-4, 9e-4)]
+RUNS = [
+    BlockRuns(block="blk.1.ffn_gate.weight", batch=1, n_runs=9, n_tokens=9, cpu_s=63e-4, wait_s=18e-4, other_s=9e-4)
+]
 
 
 @pytest.fixture(scope="module")

@@ -161,9 +161,9 @@ def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> Non
 
 
 def test_a_plan_is_served_with_the_context_that_is_asked_for(stub: str, tmp_path: Path) -> None:
-    Placer.load(MODEL, device="none", threads=1).plan("cpu", workload=Workload(32, 8, 256), measure=False).save(
-        tmp_path / "plan.json"
-    )
+    Placer.load(MODEL, device="none", threads=1).plan(
+        "cpu", workload=Workload(n_prompt=32, n_gen=8, n_ctx=256), measure=False
+    ).save(tmp_path / "plan.json")
     asked = ("--plan", tmp_path / "plan.json", "-c", 512, "-ub", 64, "-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0")
     with serving(tmp_path, stub, *asked) as server:
         words = psutil.Process(server.state()["pid"]).cmdline()

@@ -41,7 +41,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 def hot_placements(case: Placed, hot: Sequence[int]) -> tuple[OperatorPlacement, ...]:
     """Everything on the host, these experts of every layer on the device too."""
     return tuple(
-        OperatorPlacement(o.name, 0.0, 0.0, 1.0, hot_experts=tuple(hot) if o.op == "MUL_MAT_ID" else ())
+        OperatorPlacement(name=o.name, gg=0.0, cg=0.0, cc=1.0, hot_experts=tuple(hot) if o.op == "MUL_MAT_ID" else ())
         for o in case.operators
     )
 

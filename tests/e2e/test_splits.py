@@ -35,7 +35,7 @@ def test_predicted_splits_are_those_llama_cpp_makes(arch: str, tmp_path: Path) -
         first = rng.choice((0, 0, 1, model.n_layer))
         on_device = [graph.operator_layer[i] >= first and rng.random() < share for i in range(len(ops))]
         placements = [
-            OperatorPlacement(op.name, float(there), 0.0, float(not there))
+            OperatorPlacement(name=op.name, gg=float(there), cg=0.0, cc=float(not there))
             for op, there in zip(ops, on_device, strict=True)
         ]
         probed = probe(

@@ -27,7 +27,7 @@ class Engine:
     """A token is a character. Answers are given out one after the other; an exception among them is raised."""
 
     def __init__(self, *answers, n_ctx=4096):
-        self.plan = types.SimpleNamespace(predicted=Predicted(1, 0.05, 2), operators=())
+        self.plan = types.SimpleNamespace(predicted=Predicted(ttft_s=1, tpot_s=0.05, total_s=2), operators=())
         self.answers, self.n_ctx, self.asked, self.drawn = list(answers), n_ctx, [], []
 
     def tokenize(self, text, add_special=True):

@@ -105,18 +105,18 @@ def test_layers_that_are_no_llama_block_have_no_rest_cases(odd: dict[str, int]) 
     ],
 )
 def test_working_set_in_decode(weight: int, whole_model: int, llc: int, expected: int) -> None:
-    matrix = MulMat("MUL_MAT", "F16", (1024, weight // 2048, 1), 1)
+    matrix = MulMat(op="MUL_MAT", type="F16", shape=(1024, weight // 2048, 1), n_expert_used=1)
     assert working_set(matrix, 1, whole_model, llc) == expected
 
 
 def test_bytes_and_flops_of_a_dense_a_batched_and_a_routed_mul_mat() -> None:
-    dense = MulMat("MUL_MAT", "F16", (64, 32, 1), 1)
+    dense = MulMat(op="MUL_MAT", type="F16", shape=(64, 32, 1), n_expert_used=1)
     assert dense.flops(3) == 2 * 64 * 32 * 3
     assert dense.bytes_read(3) == 4096
-    batched = MulMat("MUL_MAT", "F16", (64, 32, 8), 1)
+    batched = MulMat(op="MUL_MAT", type="F16", shape=(64, 32, 8), n_expert_used=1)
     assert batched.flops(3) == 8 * dense.flops(3)
     assert batched.bytes_read(3) == 8 * 4096
-    routed = MulMat("MUL_MAT_ID", "F16", (64, 32, 8), 2)
+    routed = MulMat(op="MUL_MAT_ID", type="F16", shape=(64, 32, 8), n_expert_used=2)
     assert routed.flops(1) == 2 * 64 * 32 * 2
     assert routed.bytes_read(1) == pytest.approx(2 * 4096)
     # two tokens of 2 in 8 experts meet in an expert with probability 1/4
@@ -128,7 +128,7 @@ def test_a_slow_layout_is_left_out_at_large_batches_only() -> None:
     mul_mat = LAYERS[0].mul_mat
 
     def case(layout: str, n_tokens: int, device: str = "CPU") -> Case:
-        return Case(device, layout, mul_mat, n_tokens, MIB)
+        return Case(device=device, layout=layout, mul_mat=mul_mat, n_tokens=n_tokens, working_set_bytes=MIB)
 
     seconds = {("CPU_REPACK", 32): 1.9, ("CPU", 1): 9.0, ("CPU", 32): 2.5, ("AMX", 1): 1.0, ("AMX", 32): 1.0}
     known = {case(layout, n).key: value for (layout, n), value in seconds.items()}

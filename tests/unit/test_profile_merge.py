@@ -22,13 +22,13 @@ from oallama.profile.merge import (
 )
 from oallama.profile.wanted import Wanted, cases_at, required, rest_skipped
 
-SHAPE = RestShape(64, 2, 1, 32, 32, 128, True)
+SHAPE = RestShape(n_embd=64, n_head=2, n_head_kv=1, n_embd_head_k=32, n_embd_head_v=32, n_ff=128, flash_attn=True)
 PLAIN = replace(SHAPE, flash_attn=False)
-LINE = LinearFit(1e-6, 1e-10, 1.0)
+LINE = LinearFit(alpha_s=1e-6, beta_s_per_byte=1e-10, r2=1.0)
 
 
 def want(*shapes: tuple[int, int, int], tokens: tuple[int, ...] = (1, 32), size: int = 1 << 20) -> Wanted:
-    mul_mats = tuple((MulMat("MUL_MAT", "F16", s), n, size) for s in shapes for n in tokens)
+    mul_mats = tuple((MulMat(op="MUL_MAT", type="F16", shape=s), n, size) for s in shapes for n in tokens)
     return Wanted(mul_mats, tuple((n, 256) for n in tokens), SHAPE, 2)
 
 
@@ -40,7 +40,7 @@ def measured(wanted: Wanted, device: str | None = None) -> Profile:
         device=device or "CPU",
         cases=tuple(case.measured([1e-3], 1e-3) for case in required(wanted, device)),
         rest=tuple(
-            RestCase(d, n, kv, 1e-3, (1e-3,), shape)
+            RestCase(device=d, n_tokens=n, n_kv=kv, seconds=1e-3, samples=(1e-3,), shape=shape)
             for d in devices
             for n, kv in wanted.rest
             for shape in (SHAPE, PLAIN)
