@@ -3,34 +3,26 @@
 from dataclasses import replace
 
 import pytest
+from worlds import placed, some_plan, weight
 
 from ggml_bridge.split import SliceInfo, SplitStats
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, Predicted, Workload
+from oallama.core.types import Predicted
 from oallama.plan.plan import Plan
 from oallama.run.split import SplitMeter, corrected_plan
 from oallama.run.weight_places import host_shape
 
-GATE = Operator("blk.0.ffn_gate.weight", 0, "ffn_gate", "MUL_MAT", "Q4_0", (256, 512, 1), 256 * 512 * 18 // 32, 1.0)
-DOWN = Operator("blk.0.ffn_down.weight", 0, "ffn_down", "MUL_MAT", "Q4_0", (512, 256, 1), 256 * 512 * 18 // 32, 1.0)
+GATE = weight(role="ffn_gate", k=256, n=512, layer=0)
+DOWN = weight(role="ffn_down", k=512, n=256, layer=0)
 FUSED = replace(GATE, name="blk.1.ffn_up.weight", role="ffn_up", layer=1, gate_up=True)
-OUTPUT = Operator("output.weight", None, "output", "MUL_MAT", "F16", (256, 300, 1), 256 * 300 * 2, 1.0)
+OUTPUT = weight(role="output", k=256, n=300, type_name="F16")
 OPERATORS = (GATE, DOWN, OUTPUT)
 
 
 def plan(layout=None):
-    half = [OperatorPlacement(operator.name, 0.5, 0.0, 0.5, layout) for operator in (GATE, DOWN)]
-    return Plan(
-        model_path="model.gguf",
-        model_fingerprint="ab",
-        machine_fingerprint="",
-        device="RPC0",
-        policy="split",
-        workload=Workload(8, 8, 256),
-        operators=(*half, OperatorPlacement(OUTPUT.name, 0.0, 0.0, 1.0)),
-        n_gpu_layers=0,
-        memory=MemoryLedger(1 << 20, 0.9, 900_000, 73_728, 227_328, 0, 0, 1000, 825_272),
-        predicted=Predicted(1.0, 0.1, 2.0),
-    )
+    half = [placed(operator.name, gg=0.5, layout=layout) for operator in (GATE, DOWN)]
+    made = some_plan([*half, placed(OUTPUT.name)], predicted=Predicted(ttft_s=1.0, tpot_s=0.1, total_s=2.0))
+    held = {"weights_gpu": 73_728, "weights_host": 227_328, "staging": 1000, "spare": 825_272}
+    return replace(made, memory=replace(made.memory, **held))
 
 
 def as_loaded(operator, gg, layout="CPU_REPACK"):
@@ -71,9 +63,8 @@ def test_another_layout_than_asked_for_is_shown_and_keeps_the_prediction():
 )
 def test_the_cpu_multiplies_by_its_slice(operator, shape):
     cc = 224 / 300 if operator is OUTPUT else 0.75
-    placement = OperatorPlacement(operator.name, 1 - cc, 0.0, cc)
-    assert host_shape(operator, placement) == shape
-    assert host_shape(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0)) == operator.shape
+    assert host_shape(operator, placed(operator.name, gg=1 - cc)) == shape
+    assert host_shape(operator, placed(operator.name)) == operator.shape
 
 
 def test_the_meter_tells_prompt_and_tokens_apart():
