@@ -594,3 +594,11 @@ def test_pageable_memory_is_said_with_its_rate() -> None:
         notes = replace(world, device_facts=tuple(facts.items())).plan("flexgen").notes
         assert any("no pinned host memory" in note and "9.31 GiB/s" in note for note in notes)
     assert not any("pinned" in note for note in world.plan("flexgen").notes)
+
+
+def test_an_encoder_beside_a_decoder_is_refused_in_a_sentence() -> None:
+    world = World()
+    encoder = (replace(o, name=f"enc.{o.name}", role=f"enc.{o.role}") for o in world.operators[:-1])
+    vars(world)["operators"] = (*encoder, *world.operators)
+    with pytest.raises(UsageError, match="an encoder beside its decoder, and such models are not placed"):
+        world.plan("oato")
