@@ -222,10 +222,13 @@ std::vector<Outputs> computed(const Drawn & own, const Model & model, const Sess
     return all;
 }
 
-// Of the tokens of an output, whose last dimension they are; the worst of all outputs.
+// Of the tokens of an output, which are its last dimension; the worst of all outputs.
 double median_nmse(const Outputs & reference, const Outputs & result, int64_t n_tokens) {
     double worst = 0.0;
     for (size_t i = 0; i < reference.size() && i < result.size(); i++) {
+        if (reference[i].size() % static_cast<size_t>(n_tokens) != 0) {
+            continue; // a node that was read, of fewer tokens
+        }
         const auto          width = static_cast<std::ptrdiff_t>(reference[i].size() / static_cast<size_t>(n_tokens));
         std::vector<double> errors;
         for (std::ptrdiff_t at = 0; result[i].size() == reference[i].size() && at < n_tokens * width; at += width) {
