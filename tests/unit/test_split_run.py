@@ -26,7 +26,7 @@ def plan(layout=None):
 
 
 def as_loaded(operator, gg, layout="CPU_REPACK"):
-    return SliceInfo(operator.name, "rows", True, 512 - gg, 0, gg, 256, 256, 1, 1, layout if gg < 512 else "-")
+    return SliceInfo(operator.name, "rows", True, 512 - gg, 0, gg, 256, 256, layout if gg < 512 else "-")
 
 
 def test_a_plan_that_was_kept_is_the_same_plan():
