@@ -21,7 +21,7 @@ import click
 from oallama import __version__
 from oallama.cli.output import drop, talk
 from oallama.cli.signals import be_over, interrupted_code, take_for_interrupt
-from oallama.core.errors import OallamaError
+from oallama.core.errors import GGML_OUT_OF_MEMORY, OUT_OF_MEMORY, OallamaError
 from oallama.device.interrupt import drop_no_interrupt
 from oallama.report.text import printable
 
@@ -76,7 +76,6 @@ OTHER_WORDS = {
 
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 
-OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)"
 SPINS = 5000
 """Rounds of libgomp, 0.1 to 0.2 ms. As fast as its 300,000 on a quiet machine; beside two busy programs on two cores
 tokens come 2 to 15 times as fast (docs/decisions.md)."""
@@ -92,7 +91,7 @@ _MEMORY_REFUSED = (
     "std::bad_alloc",  # llama.cpp, which blames the file
     "failed to map segment from shared object",  # the dynamic linker
     "Memory allocation still failed",  # OpenBLAS, which then ends the process
-    "GGML_ASSERT(ctx->mem_buffer != NULL)",  # ggml, which then aborts
+    GGML_OUT_OF_MEMORY,
     "insufficient memory (attempted to allocate",  # ggml too, after which llama.cpp blames the file
     os.strerror(errno.ENOMEM),
 )

@@ -34,6 +34,11 @@ _OPTION = re.compile(
 """An option, and the value behind it where it is one."""
 
 
+OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)"
+GGML_OUT_OF_MEMORY = "GGML_ASSERT(ctx->mem_buffer != NULL)"
+"""What ggml aborts with where it is refused memory."""
+
+
 class OallamaError(Exception):
     """Base of every error this package raises on purpose. Messages are written with the options of the command line,
     and shown with the arguments of Python in a program that uses `oallama`'s public names."""

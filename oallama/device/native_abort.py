@@ -10,6 +10,7 @@ import threading
 from typing import Any, NoReturn
 
 from ggml_bridge.threads import Thread
+from oallama.core.errors import GGML_OUT_OF_MEMORY, OUT_OF_MEMORY
 from oallama.device.load_params import load_bridge
 
 SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu|cuh):\d+)")
@@ -58,6 +59,8 @@ def exit_at_abort() -> None:
 
 def sentence_of(message: str) -> str:
     """The sentence for ggml's message at an abort; "" for an abort without one."""
+    if GGML_OUT_OF_MEMORY in message:
+        return OUT_OF_MEMORY
     if _RPC_CLIENT in message:
         return (
             f"{LOST}: its RPC server ended, or did not answer for {RPC_SILENCE_S:.0f} s; "

@@ -207,13 +207,17 @@ def _mark_of(process: psutil.Process) -> str | None:
 
 
 def _answers(pid: int) -> bool:
-    """Whether the placement page of this process says that llama-server is ready."""
+    """Whether the placement page of this process says that llama-server is ready, or has no memory for a thread that
+    could say so."""
     with contextlib.suppress(psutil.Error, OSError, http.client.HTTPException):
         for connection in psutil.Process(pid).net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN:
                 page = f"http://127.0.0.1:{connection.laddr.port}/placement"
-                with urllib.request.urlopen(page, timeout=5) as answer:
-                    return bool(json.load(answer)["state"]["phase"] == "ready")
+                try:
+                    with urllib.request.urlopen(page, timeout=5) as answer:
+                        return bool(json.load(answer)["state"]["phase"] == "ready")
+                except http.client.RemoteDisconnected:
+                    return True
     return False
 
 

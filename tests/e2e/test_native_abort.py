@@ -95,6 +95,7 @@ def test_an_assertion_of_ggml_is_told() -> None:
             "the device was lost: its RPC server ended, or did",
         ),
         ("/x/ggml-cuda/ggml-cuda.cu:98: CUDA error", "the device was lost or failed: ggml-cuda.cu:98: CUDA error; run"),
+        ("/x/ggml.c:1644: GGML_ASSERT(ctx->mem_buffer != NULL) failed", "out of memory; use a smaller model"),
         ("", "llama.cpp ended with a fault of its own; use another file"),
     ],
 )
