@@ -240,8 +240,6 @@ struct SessionOptions {
     bool split = true;  // the ACCEL devices' backends, as llama.cpp makes them
     bool gpu   = false; // TEST0's too, first
     bool reuse = false; // every graph is computed twice, with other inputs first
-
-    std::function<void()> between = nullptr; // these two
 };
 
 class Session {
@@ -263,7 +261,6 @@ class Session {
     static bool on_node(ggml_tensor * tensor, bool ask, void * self);
 
     bool                                     reuse_;
-    std::function<void()>                    between_;
     ggml_backend_t                           gpu_ = nullptr; // TEST0's, where it is one of them
     std::vector<BackendPtr>                  backends_;
     SchedPtr                                 sched_;

@@ -36,11 +36,7 @@ std::string hot_plan(const Block & block, const Experts & hot, const std::string
                      int64_t sum_bytes) {
     std::string text = "oallama-plan 1\nmodel test\ndevice " + device + "\nsum " + std::to_string(sum_bytes) + "\n";
     for (const Weight & weight : block.weights) {
-        const char * axis  = weight.axis == OALLAMA_ROWS ? "rows" : weight.axis == OALLAMA_COLS ? "cols" : "halves";
-        const bool   holds = layout_holds(find_layout(layout), weight);
-        text += "tensor " + weight.name + " " + type_name(weight.type) + " " + std::to_string(weight.k) + "x" +
-                std::to_string(weight.n) + "x" + std::to_string(weight.e) + " " + axis + " " +
-                std::to_string(weight.extent()) + " 0 0 " + (holds ? layout : "CPU") +
+        text += tensor_line(weight, weight.extent(), 0, layout) +
                 (is_routed(weight) && !hot.empty() ? " hot=" + list_of(hot) : "") +
                 (resident && device == async_device::device_name ? " resident\n" : "\n");
     }

@@ -71,7 +71,7 @@ bool is_ours(const ggml_tensor * node) {
 
 } // namespace
 
-Session::Session(const SessionOptions & options) : reuse_(options.reuse), between_(options.between) {
+Session::Session(const SessionOptions & options) : reuse_(options.reuse) {
     std::vector<ggml_backend_t>             backends;
     std::vector<ggml_backend_buffer_type_t> bufts;
 
@@ -139,9 +139,6 @@ Outputs Session::compute(const Model & model, int64_t n_tokens, uint64_t seed) {
     for (uint64_t input : reuse_ ? std::vector<uint64_t>{seed + 1, seed} : std::vector<uint64_t>{seed}) {
         draw_input(graph, input);
         status_ = ggml_backend_sched_graph_compute(sched_.get(), graph.gf);
-        if (between_ && input != seed) {
-            between_();
-        }
     }
     if (status_ != GGML_STATUS_SUCCESS) {
         return {};

@@ -1,4 +1,4 @@
-// Times of blocks, and graphs that were not prepared.
+// Times of blocks.
 
 #include <chrono>
 #include <cstdlib>
@@ -7,7 +7,6 @@
 #include <sstream>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "split_test.h"
@@ -18,34 +17,6 @@ namespace split_test {
 namespace {
 
 constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
-
-// A graph that could not be prepared for want of memory, and is computed when there is some: what is sent is not kept.
-void check_graph_that_was_not_prepared() {
-    if (resident) {
-        return; // a device without memory is more than ggml's own allocator takes
-    }
-    async_device::Options slow;
-    slow.max_delay_us           = 2000;
-    slow.pinned_capacity        = 0;
-    const Block           block = ffn_block(q4_0, q4_0);
-    const Data            data  = make_data(block);
-    const PlanPtr         plan  = plan_of(block, Cut::one);
-    async_device::Options full  = slow;
-    const Model           model(block, data, plan.get());
-    const Outputs         right = Session().compute(model, 64);
-    async_device::set_options(slow);
-    for (int i = 0; i < 10; i++) {
-        SessionOptions again;
-        again.reuse   = true;
-        again.between = [&] { async_device::set_options(slow); };
-        Session session(again);
-        session.compute(model, 1);
-        full.capacity_bytes = static_cast<size_t>(async_device::counters().device_bytes);
-        async_device::set_options(full);
-        check(same_bytes(right, session.compute(model, 64)), "what is sent is what it was, though not prepared");
-    }
-    async_device::set_options({});
-}
 
 // How long each block took, by classes of batch sizes.
 void check_times() {
@@ -114,8 +85,6 @@ void check_times_file() {
 } // namespace
 
 void test_times() {
-    check_graph_that_was_not_prepared();
-    done("graphs that were not prepared");
     check_times();
     done("times of blocks");
     check_times_file();

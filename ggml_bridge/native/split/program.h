@@ -174,6 +174,7 @@ struct Program {
     ggml_cgraph *              host_graph   = nullptr;
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
     bool                       resident     = false;   // llama.cpp's tensors are in its memory
+    bool                       prepared     = false;   // llama.cpp keeps what the device reads until the last node
     StreamSpec                 stream;                 // how CG is copied
     std::vector<Binding>       bindings;               // get the addresses of llama.cpp's before each run
     std::vector<Staged>        staged;

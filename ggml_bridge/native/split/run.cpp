@@ -221,11 +221,9 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
         });
         return; // its one node is the last to read what is sent
     }
-    foreseen_               = preparing_ ? foreseen_ : next_slot();
-    const bool failed       = std::exchange(preparing_, true) && !prepared_; // for a sub-graph before
-    prepared_               = false;                                         // where this fails
-    const Program & program = find(graph, memory, foreseen_);
-    prepared_               = !failed;
+    foreseen_         = std::exchange(preparing_, true) ? foreseen_ : next_slot();
+    Program & program = find(graph, memory, foreseen_);
+    program.prepared  = true;
     for (const Phase & phase : program.phases) {
         foreseen_ = phase.block == nullptr ? foreseen_ : partner_->stream().slot_after(foreseen_);
     }
@@ -359,7 +357,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         partner_->synchronize();
     }
     route(phase, graph, batches_);
-    send(phase, graph); // before weights are asked for, which it would wait for
+    send(program, phase, graph); // before weights are asked for, which it would wait for
     start(program, phase.device_begin, phase.stream_begin);
     slot_ = no_slot;
     if (phase.block != nullptr) {
@@ -429,12 +427,12 @@ int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * grap
 }
 
 // Sends what the device needs. From pinned memory, so that the call does not wait.
-void SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
+void SplitBackend::send(const Program & program, const Phase & phase, const ggml_cgraph * graph) {
     for (const Upload & upload : phase.uploads) {
         const size_t bytes = ggml_nbytes(upload.tensor);
         stats().bytes_in.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
         if (upload.what == Upload::What::value) {
-            send_value(upload, graph);
+            send_value(upload, graph, program.prepared);
             continue;
         }
         char *     staged = host_.made() + upload.staging;
@@ -445,10 +443,10 @@ void SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
 }
 
 // Sends a value from where it is, or through pinned memory: piece by piece, while the piece before is on its way.
-void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph) {
+void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph, bool prepared) {
     constexpr int64_t   piece  = int64_t{1} << 20;
     const ggml_tensor * source = upload.source.of(graph);
-    if (upload.packed && prepared_ && reaches(source)) {
+    if (upload.packed && prepared && reaches(source)) {
         const char * data = host_data(source) + static_cast<size_t>(upload.first_row) * source->nb[1];
         ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, ggml_nbytes(upload.tensor));
         return;

@@ -48,8 +48,8 @@ class SplitBackend {
 
     // copies
     int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph);
-    void    send(const Phase & phase, const ggml_cgraph * graph);
-    void    send_value(const Upload & upload, const ggml_cgraph * graph);
+    void    send(const Program & program, const Phase & phase, const ggml_cgraph * graph);
+    void    send_value(const Upload & upload, const ggml_cgraph * graph, bool prepared);
     bool    fetch_blocks() const;
     bool    reaches(const ggml_tensor * tensor) const;
     bool    lands(const Download & download, const ggml_tensor * node) const;
@@ -58,7 +58,6 @@ class SplitBackend {
 
     Host                     host_;
     std::unique_ptr<Partner> partner_;           // NULL: no program needed one yet
-    bool                     prepared_  = true;  // all of llama.cpp's graph
     bool                     preparing_ = false; // since the last one was computed
     size_t                   foreseen_  = 0;     // the next streamed block's slot, of a graph that is prepared
     Signature                scratch_;
