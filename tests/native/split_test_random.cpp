@@ -247,6 +247,19 @@ double median_nmse(const Outputs & reference, const Outputs & result, int64_t n_
     return worst;
 }
 
+// The bytes of every weight come back from where their parts are, all of them and some.
+void check_read_back(const Model & model, const Data & data, const std::string & what) {
+    for (const Weight & weight : model.block().weights) {
+        const std::vector<uint8_t> & bytes = data.at(weight.name);
+        for (const size_t from : {size_t{0}, bytes.size() / 3}) {
+            std::vector<uint8_t> back(bytes.size() - from);
+            ggml_backend_tensor_get(model.tensors().at(weight.name), back.data(), from, back.size());
+            check(std::equal(back.begin(), back.end(), bytes.begin() + static_cast<std::ptrdiff_t>(from)),
+                  what + ": " + weight.name + " is read back");
+        }
+    }
+}
+
 void check_device(const Drawn & own, const std::string & device, bridge::Random & random, const std::string & what) {
     const std::vector<ggml_backend_buffer_type_t> layouts = host_layouts();
     const uint64_t                                seed    = random.next();
@@ -270,8 +283,11 @@ void check_device(const Drawn & own, const std::string & device, bridge::Random 
     const PlanPtr     plan = new_plan(text);
     async_device::set_options(random_device(random));
     const Model model(own.block, own.data, plan.get());
-    const auto  found = computed(own, model, own.options, seed);
-    resident          = false;
+    if (layout == layouts.front()) { // bytes of any other cannot be read
+        check_read_back(model, own.data, what);
+    }
+    const auto found = computed(own, model, own.options, seed);
+    resident         = false;
     async_device::set_options({});
     for (size_t i = 0; i < found.size(); i++) {
         const double      layouts_differ = layout_headroom * nmse(plain[i], laid[i]);
