@@ -32,7 +32,7 @@ __all__ = [
 
 def write_llama_shape(
     path: str | Path, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int,
-    type: str = "Q4_0", *, n_expert: int = 0, seed: int = 0,
+    type: str = "Q4_0", *, n_expert: int = 0,
 ) -> Path:  # fmt: skip
     """Write a Llama of these sizes, or a Mixtral. Raises ValueError for shapes that cannot be."""
-    return write_shape(path, llama(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_expert=n_expert), type, seed)
+    return write_shape(path, llama(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_expert=n_expert), type)

@@ -82,7 +82,7 @@ def planned(name: str, shares: Mapping[str, float]) -> ArmSpec:
     return ArmSpec(name, SETTING, plan={"operators": rows, "workload": {"n_ubatch": 512}}, plan_fingerprint="f" * 64)
 
 
-def series(test: BenchTest, *arms: Sequence[float], discarded: int = 0) -> Series:
+def series(test: BenchTest, *arms: Sequence[float]) -> Series:
     """Samples of each arm in seconds, two a block; times go to the prompt and the generation as the test has them."""
 
     def sample(seconds: float) -> Sample:
@@ -92,7 +92,7 @@ def series(test: BenchTest, *arms: Sequence[float], discarded: int = 0) -> Serie
     blocks = tuple(
         Block(tuple((sample(arm[i]), sample(arm[i + 1])) for arm in arms), 0.0) for i in range(0, len(arms[0]), 2)
     )
-    return Series(test, blocks[discarded:], blocks[:discarded])
+    return Series(test, blocks, ())
 
 
 def capped(spec: ArmSpec, cap: Cap) -> ArmSpec:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oallama.bench.records import BenchTest, Sample
 from oallama.bench.schedule import MAX_DRIFT, measure_blocks, unsteady
 
-PP, TG = BenchTest(64, 0), BenchTest(0, 16)
+PP = BenchTest(64, 0)
 
 
 def timed(seconds: Mapping[int, Sequence[float]], turns: list[int] | None = None):

@@ -463,15 +463,14 @@ def root(tmp_path: Path) -> Path:
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text("uv==1 \\\n    --hash=sha256:00\n", encoding="utf-8")
     (made / "ggml_bridge" / "native" / "a.cpp").write_text("int a;", encoding="utf-8")
-    for name in (".venv", ".venv-vulkan"):
-        note = f'echo "$* $SKBUILD_BUILD_DIR" >> {tmp_path}/calls'
-        program(made / name / "bin", "uv", f"{note}; echo '#!{made / name}/bin/python' > {made / name}/bin/oallama")
-        program(made / name / "bin", "python", f'{note}; [ "$1" != -c ] || echo "True {made / name}"')
+    note, venv = f'echo "$* $SKBUILD_BUILD_DIR" >> {tmp_path}/calls', made / ".venv"
+    program(venv / "bin", "uv", f"{note}; echo '#!{venv}/bin/python' > {venv}/bin/oallama")
+    program(venv / "bin", "python", f'{note}; [ "$1" != -c ] || echo "True {venv}"')
     return made
 
 
-def checkout(root: Path, console: Console, *extras: str, name: str = ".venv", **env: str) -> setup_env.Checkout:
-    return setup_env.Checkout(root, name, extras, console, {"PATH": os.environ["PATH"], **env})
+def checkout(root: Path, console: Console, *extras: str, **env: str) -> setup_env.Checkout:
+    return setup_env.Checkout(root, ".venv", extras, console, {"PATH": os.environ["PATH"], **env})
 
 
 def test_finished_environment_is_up_to_date_until_something_changes(root: Path, console: Console) -> None:
