@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from math import sqrt
+from typing import NamedTuple
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing, Worker
@@ -185,8 +186,7 @@ BYTES_PER_WAIT = 32 * MIB
 """Bytes of weights copied for each activation that waits for a piece; pieces grow with its root only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(NamedTuple):
     """Seconds that a block's inputs and results take."""
 
     send_s: float = 0.0  # of the thread that computes CC

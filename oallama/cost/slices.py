@@ -54,8 +54,7 @@ class Gemm:
         return self.mul_mat.op == "MUL_MAT_ID"
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
+class Lines(NamedTuple):
     """Seconds of a share of mul-mats with one number of tokens: α whatever the share, and its part of the rest (Eq. 4).
     Bytes and copies of the share where it is streamed."""
 
@@ -284,9 +283,8 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
         fetch_s = link.copy_out.seconds((block.sent + n_used) * rows * F32)
         lift_s = link.copy_in.seconds(returned // block.summed * rows * F32)
-        crossing = replace(
-            crossing, send_s=crossing.send_s + fetch_s, join_s=crossing.join_s + lift_s + 2 * link.split_s
-        )
+        join_s = crossing.join_s + lift_s + 2 * link.split_s
+        crossing = crossing._replace(send_s=crossing.send_s + fetch_s, join_s=join_s)
     else:
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
     behind_s = crossing.staged_out_s
@@ -295,7 +293,7 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     lines = cost.gemms.at(rows)
 
     def made(cpu_s: float, more_s: float = 0.0) -> BlockTimes:
-        late = replace(crossing, join_s=crossing.join_s + more_s)
+        late = crossing._replace(join_s=crossing.join_s + more_s)
         return both_sides(cost, rates, late, (step,), cpu_s, rows)
 
     if rows > 1:

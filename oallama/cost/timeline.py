@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from oallama.core.types import StreamSettings
 from oallama.cost.rates import NO_INTERFERENCE, Interference
@@ -31,8 +31,7 @@ DONE_S = 1e-12
 """Less work than this is none: what rounding leaves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Work on the device that may need weights first, seconds."""
 
     copy_s: float  # 0: its weights are there
@@ -42,8 +41,7 @@ class Step:
     out_s: float = 0.0  # of gpu_s, its end: results are copied
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTimes:
+class BlockTimes(NamedTuple):
     """Durations of one block's tasks, each as if alone, seconds."""
 
     gap_s: float  # from the end of the block before to this one's inputs
@@ -69,10 +67,7 @@ class BlockTimes:
 
     def behind(self, gap_s: float, gap_cpu_s: float) -> BlockTimes:
         """The same with so much more time before it, in whose last part the CPU works."""
-        return BlockTimes(
-            self.gap_s + gap_s, self.send_s, self.cpu_s, self.steps, self.join_s, self.routed, self.issue_s,
-            self.gap_cpu_s + gap_cpu_s, self.interference, self.in_s, self.waited, self.out_s, self.offloaded,
-        )  # fmt: skip
+        return self._replace(gap_s=self.gap_s + gap_s, gap_cpu_s=self.gap_cpu_s + gap_cpu_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,17 +200,17 @@ class Menus:
     def _choices(self, kind: BlockType, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
         """Fastest choice for each number of bytes on the device, ascending, with the CG that is best for the objective.
         most_cg: most elements of CG; None: as many as are best."""
-        key = (kind.gemms, kind.around.resident, kind.use)
+        key = (kind.gemms, kind.around.resident, kind.use, objective)
         if key not in self._cuts_of:
-            self._cuts_of[key] = self._cuts(kind)
+            self._cuts_of[key] = self._cuts(kind, objective)
         sliced = [[_streaming(kind, cut, most_cg) for cut in cuts] for cuts in self._cuts_of[key]]
         hot = [[cut] for cut in _hot_cuts(kind, self._n_values)]
         return _ascending(kind, [self._best(kind, objective, cuts) for cuts in (*sliced, *hot)])
 
-    def _cuts(self, kind: BlockType) -> tuple[tuple[Cut, ...], ...]:
+    def _cuts(self, kind: BlockType, objective: Objective) -> tuple[tuple[Cut, ...], ...]:
         """Cuts by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and the best of
-        what is split in two. At least one step is left beside GG. Of each GG first nothing streamed, then, where
-        weights may be streamed, the best r_CG in decode and over the workload."""
+        what is split in two over the workload. At least one step is left beside GG. Of each GG first nothing streamed,
+        then, where weights may be streamed, the best r_CG for the objective."""
         extent, step = kind.block.extent, kind.block.step
         if kind.block.biases:
             return ((kind.all_host,),)
@@ -224,19 +224,13 @@ class Menus:
         balanced, _ = least(lambda n: self._seconds(kind, resident(n), "workload"), 1, max(1, n_steps - 1))
         shares = (1 - i / self._n_values for i in range(self._n_values))
         wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
-
-        best: dict[Objective, list[Cut]] = {objective: [] for objective in self._over}
-
-        def streamed(gg: int) -> set[Cut]:
-            for of, cuts in best.items():
-                near = _in_line(cuts[-2:], gg)
-                cuts.append(best_cg(kind, gg, lambda cut: self._seconds(kind, cut, of), near)[0])  # noqa: B023
-            return {cuts[-1] for cuts in best.values()}
-
-        found = []
+        found, streamed = list[tuple[Cut, ...]](), list[Cut]()
         for n in sorted(wanted, reverse=True):
-            cuts = {resident(n)} | (streamed(resident(n).gg) if self._streams else set())
-            found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
+            cut = resident(n)
+            if self._streams:
+                near = _in_line(streamed[-2:], cut.gg)
+                streamed.append(best_cg(kind, cut.gg, lambda cut: self._seconds(kind, cut, objective), near)[0])
+            found.append(tuple(dict.fromkeys((cut, *streamed[-1:]))))
         return tuple(found)
 
     def _best(self, kind: BlockType, objective: Objective, cuts: Sequence[Cut]) -> Choice:

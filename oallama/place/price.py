@@ -93,7 +93,7 @@ def _beside(seen: SeenPasses, layers: CutBlocks, n_tokens: int, n_g: int, on: Pr
     rounds: dict[BlockTimes, tuple[float, float]] = {}
     for one in times:
         if one not in rounds:
-            without_cpu_s = cycle_seconds([replace(one, cpu_s=0.0)], on.streaming)
+            without_cpu_s = cycle_seconds([one._replace(cpu_s=0.0)], on.streaming)
             rounds[one] = cycle_seconds([one], on.streaming), without_cpu_s
     return replace(
         seen,

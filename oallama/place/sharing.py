@@ -1,10 +1,11 @@
 """Slices for all blocks that a placement of whole operators leaves on the host: r_GG, r_CG and n_g (ScheInfer, section
 IV), or a hot set of experts, under one memory limit.
 
-Cuts are those that suit decode, as in the paper, or the workload: whichever its total time prefers. A host layout that
-the device cannot read (repacked weights) rules out n_g, unless CC is kept a second time in the plain one; the total
-decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is copied. Where it is known which experts
-are used, an FFN's menu has sets of its most used ones besides: more bytes, fewer seconds, like any larger slice.
+With n_g cuts suit decode, as in the paper, and n_g the prompt; without it they suit the workload, whose total time
+decides between the two. A host layout that the device cannot read (repacked weights) rules out n_g, unless CC is kept a
+second time in the plain one; the total decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is
+copied. Where it is known which experts are used, an FFN's menu has sets of its most used ones besides: more bytes,
+fewer seconds, like any larger slice.
 
 The room is shared by the greedy of section IV-A4, Eq. 14, for a multiple-choice knapsack. Each block has a menu: bytes
 on the device, and the least time that it then takes (Eq. 13). The importance of a choice is the time that it saves over
@@ -20,7 +21,6 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from math import inf
 
 from oallama.core.errors import PlanError
@@ -258,25 +258,25 @@ class Slicer:
         menus = Menus(self.on, workload, self._streams, n_values)
         modes = self._modes(kinds)
         nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
-        best, best_mode, best_objective = self.priced(blocks, nothing), modes[0], _objectives(workload)[0]
-        short = False
-        tables: dict[Hashable, TokenTable] = {}
+        best, best_mode, short = self.priced(blocks, nothing), modes[0], False
 
-        def solved(mode: _Mode, objective: Objective, most_cg: Sequence[int | None]) -> SlicePlan | None:
-            choices = [menus.choices(kind, objective, most) for kind, most in zip(mode.kinds, most_cg, strict=True)]
-            plan = self._solved(blocks, mode, choices, kind_of, room, weights_room, tables)
+        def solved(mode: _Mode, most_cg: Sequence[int | None]) -> SlicePlan | None:
+            pairs = zip(mode.kinds, most_cg, strict=True)
+            choices = [menus.choices(kind, mode.objective, most) for kind, most in pairs]
+            plan = self._solved(blocks, mode, choices, kind_of, room, weights_room)
             return None if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_room) else plan
 
-        for mode, objective, most in product(modes, _objectives(workload), (0, None) if self._streams else (0,)):
-            plan = solved(mode, objective, [most] * len(kinds))
-            short = short or (plan.short if plan is not None else not mode.with_n_g)
-            if plan is not None and plan.total_s(workload) < best.total_s(workload):
-                best, best_mode, best_objective = plan, mode, objective
+        for mode in modes:
+            for most in (0, None) if self._streams and not mode.with_n_g else (None,):
+                plan = solved(mode, [most] * len(kinds))
+                short = short or (plan.short if plan is not None else not mode.with_n_g)
+                if plan is not None and plan.total_s(workload) < best.total_s(workload):
+                    best, best_mode = plan, mode
         best = self._exact(best)
         most_cg: list[int | None] = [None] * len(kinds)
         while (narrower := self._narrower(best, kind_of)) is not None:  # leaves the device more room for weights
             most_cg[narrower[0]] = narrower[1]
-            plan = solved(best_mode, best_objective, most_cg)
+            plan = solved(best_mode, most_cg)
             plan = plan and self._exact(plan)
             if plan is None or plan.total_s(workload) >= best.total_s(workload):
                 break
@@ -323,9 +323,10 @@ class Slicer:
         is never streamed keep their layout.
         """
         fastest = tuple(map(self.fastest, kinds))
-        without = _Mode(fastest, False, False)
+        without = _Mode(fastest, "workload", False, False)
         if not self._streams:
             return [without]
+        objective: Objective = "decode" if self.workload.n_gen else "workload"
         once = tuple(one.in_split if one.takes_n_g else one for one in fastest)
         plain = tuple(
             next(one.in_split for one in types if one.layout == PLAIN_LAYOUT)
@@ -333,8 +334,8 @@ class Slicer:
             else fast
             for types, fast in zip(kinds, once, strict=True)
         )
-        twice = [_Mode(once, True, True)] if plain != once else []
-        return [without, _Mode(plain, True, False), *twice]
+        twice = [_Mode(once, objective, True, True)] if plain != once else []
+        return [without, _Mode(plain, objective, True, False), *twice]
 
     def _solved(
         self,
@@ -344,7 +345,6 @@ class Slicer:
         kind_of: Sequence[int],
         room: int,
         weights_room: int,
-        tables: dict[Hashable, TokenTable],
     ) -> SlicePlan | None:
         """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not,
         or no prompt gains by n_g.
@@ -365,10 +365,7 @@ class Slicer:
             counts = Counter(zip(kind_of, assigned.chosen, strict=True))
             one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
             counted = [(*one_of[at], count) for at, count in counts.items()]
-            key = mode.with_n_g, frozenset(counted)
-            if key not in tables:
-                tables[key] = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
-            table = tables[key]
+            table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
             layers = tuple(one_of[at] for at in zip(kind_of, assigned.chosen, strict=True))
@@ -485,10 +482,11 @@ def slicer_of(problem: Problem, workload: Workload, placed: Placement) -> Slicer
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """Every kind of block in one layout, and whether its CC is streamed for n_g; it must be kept twice where the device
-    cannot read that layout."""
+    """Every kind of block in one layout, what its cuts suit, and whether its CC is streamed for n_g; it must be kept
+    twice where the device cannot read that layout."""
 
     kinds: tuple[BlockType, ...]
+    objective: Objective
     with_n_g: bool
     twice: bool
 
@@ -496,8 +494,3 @@ class _Mode:
 def _hot_layers(operators: Sequence[Operator], placed: Placement) -> frozenset[int]:
     pairs = zip(operators, placed.hot, strict=True)
     return frozenset(operator.layer for operator, own in pairs if own and operator.layer is not None)
-
-
-def _objectives(workload: Workload) -> tuple[Objective, ...]:
-    """Objectives that cuts are solved for."""
-    return ("decode",) if workload.n_prompt <= 1 else ("decode", "workload")
