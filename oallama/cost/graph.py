@@ -87,7 +87,11 @@ class Graph:
 
     def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
         """[first, last) operator of the layers [window[0], window[1]); operators are in the order of layers."""
-        return bisect_left(self.operator_layer, window[0]), bisect_left(self.operator_layer, window[1])
+        return self.first_operator(window[0]), self.first_operator(window[1])
+
+    def first_operator(self, layer: int) -> int:
+        """The first operator of this layer or of those behind it; their number where there is none."""
+        return bisect_left(self.operator_layer, layer)
 
     def around(self, first: int, last: int) -> tuple[int, int]:
         """The layers [first, last) with their neighbours: every layer begins with a norm whose side is fixed, so what

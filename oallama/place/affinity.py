@@ -13,21 +13,17 @@ from collections.abc import Sequence
 from math import inf
 from typing import Literal
 
-from oallama.core.types import Operator
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.place.placement import Placement
-from oallama.place.transfers import Transfers, Unit
+from oallama.place.transfers import Transfers
 
 AffinityRule = Literal["default", "paper"]
 """paper: T' is never negative, and the placement that Algorithm 1 converged to is kept (oato.search)."""
 
 FillRule = Literal["continue", "full", "paper"]
-"""continue: pass over what does not fit, leave on the CPU what gains nothing on the device (the default). full: pass
-over what does not fit, and use the device up whether that gains or not. paper: stop at the first that does not fit,
+"""continue: pass over what does not fit, leave on the CPU what gains nothing on the device (the default). full: then
+use up what the device has left, whether that gains or not (whole.use_up). paper: stop at the first that does not fit,
 gain or not."""
-
-Granularity = Literal["operator", "block", "layer"]
-GRANULARITIES: tuple[Granularity, ...] = ("operator", "block", "layer")
 
 MOST_ROUNDS = 50
 """Most rounds of lines 6-15 without a cycle. Of 354 searches of the corpus three come so far; eight rounds give the
@@ -67,34 +63,30 @@ def fill(order: Sequence[int], sizes: Sequence[int], budget: int, rule: FillRule
 
 def algorithm_1(
     costs: Costs,
-    units: tuple[Unit, ...],
     budget: int,
     first_device_layer: int,
     *,
-    transfers: Transfers | None = None,
+    transfers: Transfers,
     rule: FillRule = "continue",
-    start: Sequence[bool] | None = None,
     published: bool = False,
 ) -> Placement:
-    """Algorithm 1 over units, which are ranked and placed together. A placement met before is a cycle, in which the
-    loop would run for ever: it ends it unconverged. The placement with the least predicted time of all that were met is
-    returned.
+    """Algorithm 1 over the operators of the layers from first_device_layer on, whose norms and KV are on the device. A
+    placement met before is a cycle, in which the loop would run for ever: it ends it unconverged. The placement with
+    the least predicted time of all that were met is returned.
 
-    budget: bytes for the weights of operators (line 16: of 0.90 of the memory). start: a placement to compute the first
-    T' from, in place of lines 2-5. published: return the placement of the stable affinities, whatever is predicted of
-    it; of a cycle the fastest in it.
+    budget: bytes for the weights of operators (line 16: of 0.90 of the memory). published: return the placement of the
+    stable affinities, whatever is predicted of it; of a cycle the fastest in it.
     """
-    transfers = transfers or Transfers(costs)
-    times = [transfers.times(unit) for unit in units]
-    t_cpu, t_gpu = [time[0] for time in times], [time[1] for time in times]
-    sizes = [time[2] for time in times]
-    nothing = [0.0] * len(units)
+    begin = costs.graph.first_operator(first_device_layer)
+    own, on_host = costs.operators[begin:], (False,) * begin
+    t_cpu, t_gpu = [cost.t_cpu_s for cost in own], [cost.t_gpu_s for cost in own]
+    sizes = [cost.bytes for cost in own]
+    least = -inf if rule == "paper" else 0.0
 
     def ranked_and_filled(t_transfer: Sequence[float]) -> tuple[bool, ...]:
         benefits = list(map(affinity, t_cpu, t_gpu, t_transfer, sizes))
-        useful = [u for u in rank(benefits) if rule != "continue" or benefits[u] > 0]
-        there = {i for u in fill(useful, sizes, budget, rule) for i in units[u]}
-        return tuple(map(there.__contains__, range(len(costs.operators))))  # lines 25-30
+        there = fill([i for i in rank(benefits) if benefits[i] > least], sizes, budget, rule)
+        return (*on_host, *map(there.__contains__, range(len(own))))  # lines 25-30
 
     def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placement:
         """last: the placement that the loop came to, or came back to."""
@@ -102,32 +94,12 @@ def algorithm_1(
         kept = min(found[found.index(last) :] if published else found, key=lambda one: met[one])
         return Placement.whole(kept, first_device_layer, met[kept], iteration, converged)
 
-    placement = tuple(start) if start is not None else ranked_and_filled(nothing)  # lines 2-5
+    placement = ranked_and_filled([0.0] * len(own))  # lines 2-5
     met = {placement: placement_seconds(costs, placement, first_device_layer)}
     for iteration in range(1, MOST_ROUNDS + 1):  # line 6
-        following = ranked_and_filled(transfers.of_all(units, placement, first_device_layer))  # lines 8-11
+        following = ranked_and_filled(transfers.of_all(placement, first_device_layer))  # lines 8-11
         if following in met:  # the one before again: same neighbours, same T', so the affinities are stable (line 12)
             return ended(following, iteration, following == placement)
         met[following] = placement_seconds(costs, following, first_device_layer)
         placement = following
     return ended(placement, MOST_ROUNDS, False)
-
-
-def units(operators: Sequence[Operator], granularity: Granularity) -> tuple[Unit, ...]:
-    """Every operator once, grouped: by itself; by block (attention or FFN of a layer); by layer. Operators outside
-    layers stay alone. Units keep graph order.
-
-    OATO ranks single operators. But one alone between two of the other side costs an excursion that its whole block
-    would not, and a search that moves one at a time cannot see that: so it also runs over coarser units.
-    """
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for index, operator in enumerate(operators):
-        key: tuple[object, ...]
-        if operator.layer is None or granularity == "operator":
-            key = ("operator", index)
-        elif granularity == "layer":
-            key = ("layer", operator.layer)
-        else:
-            key = ("block", operator.layer, "ffn" if operator.role.startswith("ffn_") else "attention")
-        groups.setdefault(key, []).append(index)
-    return tuple(tuple(group) for group in groups.values())

@@ -162,16 +162,16 @@ class _Gaps:
         return self._known[n_tokens]
 
     def works(self, n_tokens: int, of_host: bool, number: int, start_s: float, end_s: float) -> Iterator[Work]:
-        """The part before block `number`, laid out from start_s to end_s."""
+        """The part before block `number`, laid out from start_s to end_s. Where nothing lies before it, its
+        inputs cross: it stays whole on the host between neighbours on the device."""
         tasks = self._tasks(n_tokens)[of_host]
-        ends = list(accumulate(task.seconds for task in tasks))
-        if not ends:
-            return
+        ends = list(accumulate((task.seconds for task in tasks), initial=0.0))
         low, high = (ends[-1] * until for until in self._until[number : number + 2])
         if high <= low:
+            yield Work("out", "activations", "activations", start_s, end_s)
             return
         scale = (end_s - start_s) / (high - low)
-        for task, end in zip(tasks, ends, strict=True):
+        for task, end in zip(tasks, ends[1:], strict=True):
             first, last = max(low, end - task.seconds), min(high, end)
             if last > first:
                 yield _work(task, start_s + (first - low) * scale, start_s + (last - low) * scale)

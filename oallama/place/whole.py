@@ -1,4 +1,4 @@
-"""Whole operators by affinity: OATO's search over layers, groups and starts, and swaps after it.
+"""Whole operators by affinity: OATO's search over the layers that are on the device, and swaps after it.
 
 The swaps are ours, not OATO's: the paper ends with the fill, whose greedy may leave memory unused or hold an operator
 there that another would use better. A move takes one or two of a layer's groups (an operator, attention, an FFN, the
@@ -12,22 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import nsmallest
+from math import inf
 
 from oallama.core.types import Operator
 from oallama.cost.graph import first_within
 from oallama.cost.whole import Costs, placement_seconds, transfer_seconds
-from oallama.place.affinity import (
-    GRANULARITIES,
-    AffinityRule,
-    FillRule,
-    Granularity,
-    algorithm_1,
-    units,
-)
-from oallama.place.placement import Budget, Placement, cpu, layers, whole_bytes, whole_places
-from oallama.place.transfers import Transfers, Unit
+from oallama.place.affinity import AffinityRule, FillRule, algorithm_1, fill, rank
+from oallama.place.affinity import affinity as b_of
+from oallama.place.placement import Budget, Placement, cpu, layers, placed_whole, whole_bytes, whole_places
+from oallama.place.transfers import Transfers
 
 
 def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:
@@ -40,13 +34,11 @@ def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:
 
 def search(
     costs: Costs,
-    operators: Sequence[Operator],
     budget: Budget,
     *,
     affinity: AffinityRule = "default",
     rule: FillRule = "continue",
     first_layers: Sequence[int] | None = None,
-    granularities: Sequence[Granularity] = GRANULARITIES,
     transfers: Transfers | None = None,
 ) -> Placement:
     """The placement with the least predicted time over the passes of `costs`, but for what is published.
@@ -54,52 +46,39 @@ def search(
     transfers: of these costs, where several budgets are searched. first_layers: from which layers on norms and KV may
     be on the device; None: those of device_layer_choices.
 
-    affinity "paper" is Algorithm 1 as published: single operators, T' (see affinity.py for what is an interpretation of
-    it) never negative, the placement that the loop converged to, whatever it is predicted to take; norms and KV of all
-    layers are on the device, or of as many as fit. rule "full" takes the least predicted time among placements that
-    leave no room there.
+    affinity "paper" is Algorithm 1 as published: T' (see transfers.py for what is an interpretation of it) never
+    negative, the placement that the loop converged to, whatever it is predicted to take; norms and KV of all layers are
+    on the device, or of as many as fit.
     """
-    n_layer, layer_of = costs.graph.n_layer, costs.graph.operator_layer
+    published = affinity == "paper"
     if first_layers is None:
-        first_layers = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
-    transfers = transfers or Transfers(costs, affinity == "paper")
-    grouped = {granularity: units(operators, granularity) for granularity in {*granularities, "operator"}}
-    rooms = [(first, budget(first)) for first in first_layers if rule != "full" or first <= n_layer]
-    rooms = [(first, room) for first, room in rooms if room >= 0]
-
-    def placements(first: int, room: int) -> Iterator[Placement]:
-        """Placements of units whose layer has its norms and KV on the device: an operator without them would be there
-        alone."""
-        own = {size: tuple(u for u in grouped[size] if layer_of[u[0]] >= first) for size in grouped}
-        run = partial(algorithm_1, costs, budget=room, first_device_layer=first, transfers=transfers, rule=rule)
-        if affinity == "paper":
-            yield run(own["operator"], published=True)
-            return
-        for size in granularities:
-            placed = run(own[size])
-            yield placed
-            if size != "operator":  # let single operators use what the groups left over
-                yield run(own["operator"], start=placed.on_device)
-
-    best: Placement | None = None
-    for first, room in rooms:
-        for placed in placements(first, room):
-            if rule == "full" and best is not None and not _is_full(costs, placed, room):
-                continue
-            if best is None or (placed.seconds, first) < (best.seconds, best.first_device_layer):
-                best = placed
-        if affinity == "paper":
-            break
-    return best or cpu(costs)
+        first_layers = device_layer_choices(costs.graph.n_layer, layers(costs, budget).first_device_layer)
+    transfers = transfers or Transfers(costs, published)
+    rooms = [(first, room) for first in first_layers if (room := budget(first)) >= 0]
+    found = [
+        algorithm_1(costs, room, first, transfers=transfers, rule=rule, published=published)
+        for first, room in (rooms[:1] if published else rooms)
+    ]
+    return min(found, key=lambda placed: (placed.seconds, placed.first_device_layer)) if found else cpu(costs)
 
 
-def _is_full(costs: Costs, placed: Placement, room: int) -> bool:
-    """Whether no operator that the device can compute would still fit."""
-    used = whole_bytes(costs.operators, placed.on_device)
-    return all(
-        there or cost.t_gpu_s is None or used + cost.bytes > room
-        for cost, there in zip(costs.operators, placed.on_device, strict=True)
-    )
+def use_up(costs: Costs, budget: Budget, placed: Placement) -> Placement:
+    """The placement with whatever still fits the device there too, by falling affinity, whether that gains or not. All
+    of it where `placed` leaves the device alone."""
+    n_layer = costs.graph.n_layer
+    first = placed.first_device_layer
+    if not placed.llama_uses_device(n_layer):
+        first = next((one for one in range(n_layer + 1) if budget(one) >= 0), n_layer + 1)
+    if first > n_layer:
+        return placed
+    begin, there = costs.graph.first_operator(first), list(placed.on_device)
+    own, t_transfer = costs.operators[begin:], Transfers(costs).of_all(there, first)
+    benefits = [b_of(c.t_cpu_s, c.t_gpu_s, t, c.bytes) for c, t in zip(own, t_transfer, strict=True)]
+    order = [begin + i for i in rank(benefits) if benefits[i] > -inf and not there[begin + i]]
+    left = budget(first) - whole_bytes(costs.operators, there)
+    for i in fill(order, [cost.bytes for cost in costs.operators], left):
+        there[i] = True
+    return placed_whole(costs, there, first)
 
 
 MAX_ROUNDS = 64
@@ -116,7 +95,7 @@ LEAST_GAIN = 1e-9  # of the seconds before
 class _Move:
     """Other sides for these operators."""
 
-    operators: Unit
+    operators: tuple[int, ...]
     added_bytes: int
     added_s: float
 
@@ -178,13 +157,13 @@ class _Moves:
         self._costs, self._first = costs, first_device_layer
         self._spans = graph.layer_operators
         kinds: dict[Hashable, int] = {}
-        self._kinds, self._units = [], []
+        self._kinds, self._groups = [], []
         for layer, (begin, end) in enumerate(self._spans):
             own = operators[begin:end]
             prices = tuple((cost.bytes, cost.t_cpu_s, cost.t_gpu_s) for cost in costs.operators[begin:end])
             kind = (graph.layers[layer], prices, costs.offloaded[begin:end], tuple(operator.role for operator in own))
             self._kinds.append(kinds.setdefault(kind, len(kinds)))
-            self._units.append(dict.fromkeys(unit for size in GRANULARITIES for unit in units(own, size)))
+            self._groups.append(_groups(own))
         self._known: dict[Hashable, list[_Move]] = {}
 
     def at(self, sides: Sequence[bool]) -> list[_Move]:
@@ -208,8 +187,8 @@ class _Moves:
         costs, (begin, _) = self._costs, self._spans[layer]
         now_s, made = transfer_seconds(costs, sides, self._first, window), list(sides)
         singles = {
-            frozenset(i for i in unit if sides[begin + i] != there and costs.operators[begin + i].t_gpu_s is not None)
-            for unit in self._units[layer] for there in (True, False)
+            frozenset(i for i in group if sides[begin + i] != there and costs.operators[begin + i].t_gpu_s is not None)
+            for group in self._groups[layer] for there in (True, False)
         }  # fmt: skip
         flips = {tuple(sorted(a ^ b)) for a in singles for b in singles} | {tuple(sorted(a)) for a in singles}
         for flip in sorted(flips - {()}):
@@ -225,6 +204,15 @@ class _Moves:
             for i in flip:
                 made[begin + i] = not made[begin + i]
             yield _Move(flip, n_bytes, seconds)
+
+
+def _groups(own: Sequence[Operator]) -> list[Sequence[int]]:
+    """Operators of a layer that may move together: each by itself, attention, the FFN, all. The output alone is by
+    itself."""
+    ffn = [i for i, operator in enumerate(own) if operator.role.startswith("ffn_")]
+    others = [i for i in range(len(own)) if i not in ffn]
+    alone: list[Sequence[int]] = [range(i, i + 1) for i in range(len(own))]
+    return alone if any(operator.layer is None for operator in own) else [*alone, others, ffn, range(len(own))]
 
 
 def _noted(placed: Placement, filled: Placement) -> Placement:

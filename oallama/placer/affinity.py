@@ -142,7 +142,7 @@ def affinities(
     benefits = []
     for index in range(len(operators)):
         cost = costs.operators[index]
-        t_transfer.append(transfers.of(placed.on_device, placed.first_device_layer, (index,)))
+        t_transfer.append(transfers.of(placed.on_device, placed.first_device_layer, index))
         benefits.append(b_of(cost.t_cpu_s, cost.t_gpu_s, t_transfer[-1], cost.bytes))
     possible = [i for i, cost in enumerate(costs.operators) if cost.t_gpu_s is not None]
     normal = dict(zip(possible, normalise([benefits[i] for i in possible]), strict=True))

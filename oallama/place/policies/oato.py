@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from oallama.place.placement import Placement
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
-from oallama.place.whole import exchange, search
+from oallama.place.whole import exchange, search, use_up
 
 
 @policy(
@@ -15,10 +15,9 @@ from oallama.place.whole import exchange, search
     reason="with crossings counted, no operator is predicted to be faster there (--fill full uses it anyway)",
 )  # fmt: skip
 def oato(problem: Problem, room: Room) -> Iterable[Placement]:
-    rules = room.asked.rules
-    filled = search(
-        room.costs, problem.operators, room.operator_bytes, affinity=rules.affinity, rule=rules.fill
-    )  # fmt: skip
-    yield filled
-    if not room.asked.quick and not rules.are_oatos:
-        yield exchange(room.costs, problem.operators, room.operator_bytes, filled)
+    rules, costs, budget = room.asked.rules, room.costs, room.operator_bytes
+    filled = search(costs, budget, affinity=rules.affinity, rule=rules.fill)
+    found = [filled]
+    if not room.asked.quick and "paper" not in (rules.affinity, rules.fill):
+        found.append(exchange(costs, problem.operators, budget, filled))
+    yield from (use_up(costs, budget, one) if rules.fill == "full" else one for one in found)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
-from typing import Any
 
 from oallama.core.errors import UsageError
 from oallama.core.routing import Routing
@@ -149,8 +148,8 @@ class SliceSearch:
 
         def filled(share: float) -> Placement:
             """OATO's placement in a share of the room."""
-            quick: dict[str, Any] = {"granularities": ("block",), "first_layers": (0,)} if self._quick else {}
-            return search(costs, operators, self._budget(share), transfers=transfers, **quick)
+            first_layers = (0,) if self._quick else None
+            return search(costs, self._budget(share), first_layers=first_layers, transfers=transfers)
 
         def best_share() -> float:
             return min(found, key=lambda share: found[share].seconds)
