@@ -26,7 +26,7 @@ from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import RPC_SILENCE_S, Watchdog, exit_at_abort
 
 if TYPE_CHECKING:
-    from ggml_bridge import Bridge, Device
+    from ggml_bridge.bridge import Bridge, Device
 
 _lock = threading.RLock()  # of ggml's registry, which has none, and of _links; a finalizer may close in any thread
 _links: list[RpcLink] = []

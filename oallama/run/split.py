@@ -19,7 +19,7 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import hot_bytes, slice_counts
 
 if TYPE_CHECKING:
-    from ggml_bridge import SliceInfo, SplitBackend, SplitPlan, SplitStats
+    from ggml_bridge.split import SliceInfo, SplitBackend, SplitPlan, SplitStats
 
 
 class LoadedSplit:

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from processes import must_end
 
-from ggml_bridge import Bridge, BridgeError
+from ggml_bridge.bridge import Bridge
+from ggml_bridge.errors import BridgeError
 from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError
 from oallama.device.cpu import default_threads

@@ -8,6 +8,7 @@ import time
 import pytest
 
 import ggml_bridge
+from ggml_bridge.bridge import TypeInfo
 
 pytestmark = pytest.mark.timed
 
@@ -15,7 +16,7 @@ NMSE_LIMITS = {"F32": 1e-8, "F16": 1e-6}
 QUANTISED_LIMIT = 2e-4
 
 
-def row_bytes(info: ggml_bridge.TypeInfo, n_elements: int) -> int:
+def row_bytes(info: TypeInfo, n_elements: int) -> int:
     return n_elements // info.block_elements * info.block_bytes
 
 
