@@ -8,10 +8,6 @@ namespace emulated {
 
 namespace {
 
-double n_bytes(const ggml_tensor * tensor) {
-    return tensor == nullptr ? 0.0 : static_cast<double>(ggml_nbytes(tensor));
-}
-
 double n_elements(const ggml_tensor * tensor) {
     return static_cast<double>(tensor->ne[0]) * static_cast<double>(tensor->ne[1]) *
            static_cast<double>(tensor->ne[2]) * static_cast<double>(tensor->ne[3]);
@@ -22,6 +18,15 @@ double shown_bytes(const ggml_tensor * tensor) {
     return tensor == nullptr ? 0.0
                              : n_elements(tensor) / static_cast<double>(ggml_blck_size(tensor->type)) *
                                    static_cast<double>(ggml_type_size(tensor->type));
+}
+
+// Bytes of a node's result and of all its operands.
+double moved_bytes(const ggml_tensor * node) {
+    double bytes = shown_bytes(node);
+    for (const ggml_tensor * src : node->src) {
+        bytes += shown_bytes(src);
+    }
+    return bytes;
 }
 
 bool in_float(ggml_type type) {
@@ -120,28 +125,19 @@ double kernel_seconds(const Parameters & parameters, const ggml_tensor * node) {
                 return mul_mat_seconds(parameters, a->type, a->ne[0], a->ne[1], a->ne[2], 0, b->ne[1]);
             }
             // attention without flash: one matrix serves several heads
-            return roofline(parameters, 2.0 * static_cast<double>(a->ne[0]) * n_elements(node),
-                            shown_bytes(a) + shown_bytes(b) + shown_bytes(node), in_float(a->type));
+            return roofline(parameters, 2.0 * static_cast<double>(a->ne[0]) * n_elements(node), moved_bytes(node),
+                            in_float(a->type));
         case GGML_OP_MUL_MAT_ID:
             return mul_mat_seconds(parameters, a->type, a->ne[0], a->ne[1], a->ne[2], node->ne[1], node->ne[2]);
         case GGML_OP_FLASH_ATTN_EXT: { // q [d, tokens, heads], k [d, positions, kv heads]
             const double pairs =
                 static_cast<double>(a->ne[1]) * static_cast<double>(a->ne[2]) * static_cast<double>(b->ne[1]);
-            double bytes = shown_bytes(node);
-            for (const ggml_tensor * src : node->src) {
-                bytes += shown_bytes(src);
-            }
-            return roofline(parameters, 4.0 * static_cast<double>(a->ne[0]) * pairs, bytes, true);
+            return roofline(parameters, 4.0 * static_cast<double>(a->ne[0]) * pairs, moved_bytes(node), true);
         }
-        case GGML_OP_GET_ROWS: return roofline(parameters, 0.0, 2.0 * n_bytes(node), true);
+        case GGML_OP_GET_ROWS: return roofline(parameters, 0.0, 2.0 * shown_bytes(node), true);
         case GGML_OP_SET_ROWS: return roofline(parameters, 0.0, 2.0 * shown_bytes(a), true);
-        default: break; // moves its operands and its result once
+        default: return roofline(parameters, 0.0, moved_bytes(node), true);
     }
-    double bytes = shown_bytes(node);
-    for (const ggml_tensor * src : node->src) {
-        bytes += shown_bytes(src);
-    }
-    return roofline(parameters, 0.0, bytes, true);
 }
 
 int64_t offload_batch(const ggml_tensor * op) {
