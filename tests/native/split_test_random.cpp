@@ -23,7 +23,7 @@
 namespace split_test {
 
 uint64_t random_seed  = 1;
-int64_t  random_cases = 400;
+int64_t  random_cases = 448; // each type with each kind of block
 int64_t  random_first = 0;
 
 namespace {

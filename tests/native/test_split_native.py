@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from native_helpers import build_native, run_native
-from seeds import ALL, FRESH
+from seeds import FRESH
 
 import ggml_bridge
 
@@ -71,8 +71,7 @@ def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
 
 @pytest.mark.parametrize("name", TESTS)
 def test_split_backend(bridge: ggml_bridge.Bridge, name: str) -> None:
-    fewer = "" if ALL or name != "random" else "--cases 320"  # each type with each kind of block
-    run_tests(build_native("split_test", bridge.libraries.folder), [name], options=fewer)
+    run_tests(build_native("split_test", bridge.libraries.folder), [name])
 
 
 @pytest.mark.thorough
