@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from oallama.bench.ab import ProgressCallback, quiet
-from oallama.bench.fit import fit_under
-from oallama.bench.fit_plan import fit_plan, fit_sentence
-from oallama.bench.records import ArmSpec, BenchTest, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, BenchTest, Setting
 from oallama.bench.search import StockSearch
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted, Workload
@@ -24,7 +22,10 @@ from oallama.place.decide import POLICIES
 from oallama.place.policies.registry import Rules
 from oallama.place.policies.stock import FIT
 from oallama.placer import Placer
+from oallama.placer.fit import fit_sentence
 from oallama.plan.plan import Plan
+from oallama.run.fit import fit_under
+from oallama.run.stock import StockPlacement
 
 STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE = "stock-cpu", "stock-ngl", "stock-fit", "stock-ncmoe"
 STOCK_ARMS = (STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE)
@@ -109,7 +110,7 @@ class ArmMaker:
     def _plan(self, policy: str) -> Plan:
         if policy == FIT:
             self.progress("ask llama.cpp's --fit for its plan")
-            return fit_plan(self.placer, self.workload, self.setting)
+            return self.placer.plan(FIT, workload=self.workload)
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
             return self.placer.plan(
                 "cpu", workload=self.workload, attention_passes=self.attention_passes, measure=False

@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oallama.bench.records import ArmSpec, StockPlacement
+from oallama.bench.records import ArmSpec
 from oallama.core.errors import BridgeError
 from oallama.core.options import Options
-from oallama.device.load_params import LoadSettings, ModelParams, apply_context, load_bridge
+from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.native_log import native_log
-from oallama.device.opening import device_pointer, list_devices, open_now
+from oallama.device.opening import list_devices, open_now
 from oallama.device.spec import parse_device
 from oallama.model.memory import BufferBytes, load_refusal, memory_of
+from oallama.run.fit import context_params, stock_params
+from oallama.run.stock import StockPlacement
 
 PLUGIN_PREFIX = "OALLAMA"
 """Prefix of our backend's name in ggml's registry."""
@@ -121,26 +123,6 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         owner=engine,
         warnings=engine.warnings,
     )
-
-
-def stock_params(settings: LoadSettings, device: str) -> tuple[Any, ModelParams]:
-    """llama_model_params as llama.cpp's own programs fill them, and what owns the memory that they point to."""
-    from llama_cpp import llama_cpp as api
-
-    owner = ModelParams(settings, device_pointer(device), load_bridge(), is_stock=True)
-    params = api.llama_model_default_params()
-    owner.apply(params)
-    return params, owner
-
-
-def context_params(settings: LoadSettings) -> Any:
-    """llama_context_params: defaults but for what is asked for; no full-size SWA cache, as llama.cpp's tools do."""
-    from llama_cpp import llama_cpp as api
-
-    params = api.llama_context_default_params()
-    apply_context(settings, params)
-    params.swa_full = False
-    return params
 
 
 def plugins() -> tuple[str, ...]:

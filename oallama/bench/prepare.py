@@ -8,12 +8,11 @@ from typing import Any
 
 from oallama.bench.ab import Bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
-from oallama.bench.records import BenchTest, Cap, Setting
+from oallama.bench.records import BenchTest, Setting
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
-from oallama.device.load_params import LoadSettings
-from oallama.model.memory import probe_memory
 from oallama.placer import Placer
+from oallama.placer.fit import memory_cap, stock_load
 
 CONTEXT_STEP = 256  # llama.cpp pads the KV cache to it
 
@@ -38,15 +37,7 @@ def default_arms(placer: Placer) -> tuple[str, str]:
 def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, **others: Any) -> Setting:
     """The placer's device, threads, attention and memory cap for arms; others: cpus, seed. Raises what a dry load
     raises."""
-    load = LoadSettings(
-        path=placer.model.path,
-        device=str(placer.device.timed) if placer.has_device else "none",
-        n_ctx=n_ctx,
-        n_batch=n_batch,
-        n_ubatch=n_ubatch,
-        attention=placer.attention,
-        n_threads=placer.threads,
-    )
+    load = stock_load(placer, n_ctx, n_ubatch, n_batch)
     return Setting(load, memory_cap(placer, load), **others)
 
 
@@ -68,20 +59,6 @@ def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, 
         raise UsageError(f"--cpus: the emulated device keeps core {emulated.cpus} for itself; leave it out")
     batches = (options.n_ubatch or STOCK_UBATCH, options.n_batch or STOCK_BATCH)
     return setting_of(placer, n_ctx, *batches, cpus=cpus, seed=seed)
-
-
-def memory_cap(placer: Placer, load: LoadSettings) -> Cap:
-    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights), which holds for every arm. load: one
-    with nothing on the device."""
-    if not placer.has_device:
-        return Cap()
-    options = placer.options
-    capacity = options.vram
-    if capacity is None:
-        capacity = probe_memory(load).device_free
-    total = sum(operator.bytes for operator in placer.operators)
-    share = options.gpu_weights
-    return Cap(int(options.vram_fill * capacity), None if share is None else int(share * total))
 
 
 def prepare(maker: ArmMaker, arms: Sequence[str], **options: Any) -> Bench:

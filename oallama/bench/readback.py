@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from oallama.bench.loaded import PLUGIN_PREFIX, LoadedModel, plugins
-from oallama.bench.records import LoadReport, Place
+from oallama.bench.records import LoadReport
 from oallama.core.errors import BridgeError
 from oallama.core.types import CPU_DEVICE
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices
 from oallama.device.spec import parse_device
+from oallama.run.stock import Place
 
 _CONTEXT_TOKENS = 32
 _MUL_MATS = ("MUL_MAT", "MUL_MAT_ID")
@@ -164,7 +165,7 @@ def llama_build() -> tuple[str, int]:
     """llama.cpp's commit and build number, as llama-bench prints them; those of the pinned package where the library
     does not tell them."""
     from ggml_bridge.library import LLAMA_CPP_BUILD
-    from oallama.bench.fit import open_common
+    from oallama.run.fit import open_common
 
     load_bridge()
     library = open_common()

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from oallama.core.types import Operator
 from oallama.device.load_params import LoadSettings
-
-Place = Literal["device", "host", "split"]
-"""Place of an operator's weight: all on the device, all in host memory, or in parts on both."""
+from oallama.run.stock import Cap, Place, StockPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +60,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
-    """The memory cap that holds for every arm: bytes on the device in all, and bytes of operators' weights there.
-
-    None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights.
-    """
-
-    device_bytes: int | None = None
-    operator_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Setting:
     """What the arms share. load: without the placement, which is the arm's; flash attention "auto" is each arm's own
     choice (stock: llama.cpp's; ours: the plan's).
@@ -81,28 +68,13 @@ class Setting:
     """
 
     load: LoadSettings
-    cap: Cap = Cap()
+    cap: Cap = Cap()  # noqa: RUF009 - frozen
     cpus: tuple[int, ...] = ()
     seed: int = 0
 
     def changed(self, **changes: Any) -> Setting:
         """Replace fields of LoadSettings: device, batch, KV cache, …."""
         return replace(self, load=replace(self.load, **changes))
-
-
-@dataclass(frozen=True, slots=True)
-class StockPlacement:
-    """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU"), as -ot has them."""
-
-    n_gpu_layers: int
-    overrides: tuple[tuple[str, str], ...] = ()
-    n_cpu_moe: int = 0  # -ncmoe, whose patterns are among the overrides
-    fit_target_mib: int = 0  # what --fit was told to leave free
-
-    def load(self, settings: LoadSettings) -> LoadSettings:
-        """The settings with these options."""
-        patterns = tuple((pattern, None) for pattern, _ in self.overrides)
-        return replace(settings, n_gpu_layers=self.n_gpu_layers, host_patterns=patterns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 from oallama.bench.records import ArmResult, BenchResult, BenchTest, Sample, Series
 from oallama.bench.stats import LEAST_PAIRS, Ratio, speed_ratio
-from oallama.bench.stock import bytes_at
 from oallama.core.codec import finite
 from oallama.core.units import GIB, MIB
+from oallama.run.stock import bytes_at
 
 TEXT, BOOL, INT, FLOAT = "TEXT", "BOOL", "INTEGER", "REAL"
 

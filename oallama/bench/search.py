@@ -9,11 +9,11 @@ from typing import Any
 
 from oallama.bench.ab import ProgressCallback
 from oallama.bench.process import ArmProcess
-from oallama.bench.records import ArmSpec, BenchTest, Setting, StockPlacement
-from oallama.bench.stock import expert_overrides, operator_bytes_on_device
+from oallama.bench.records import ArmSpec, BenchTest, Setting
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.model.memory import probe_memory
 from oallama.placer import Placer
+from oallama.run.stock import StockPlacement, expert_overrides, operator_bytes_on_device
 
 SEARCH_GEN = 16  # generated tokens while searching; their time is scaled to the test's
 SEARCH_TURNS = 2  # of which the faster counts

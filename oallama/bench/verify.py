@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from oallama.bench.records import ArmResult, ArmSpec, Cap, LoadReport, Series
+from oallama.bench.records import ArmResult, ArmSpec, LoadReport, Series
 from oallama.bench.schedule import MAX_DRIFT, unsteady
-from oallama.bench.stock import bytes_at, expected_places
 from oallama.core.types import Operator
 from oallama.core.units import format_bytes
+from oallama.run.stock import Cap, bytes_at, expected_places
 
 TOLERANCE = 0.01  # of a cap, and of an operator's share on the device
 BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its turn

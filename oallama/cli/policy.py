@@ -83,8 +83,6 @@ class PolicyOptions:
         """The placement that was asked for, `auto` where none was. Raises UsageError, DoesNotFit, and what the
         placer raises."""
         if self.n_gpu_layers is None:
-            if self.policy == "fit":
-                return _fit(placer, load)
             return placer.plan(self.policy or "auto", workload=load, **asdict(self.rules))
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
             raise UsageError("-ngl needs a device, and there is none; name one with --device, such as emulated:rtx3060")
@@ -115,13 +113,6 @@ def note_planned(options: Options) -> None:
 def _limits(options: Options) -> list[str]:
     asked = {"--vram": options.vram, "--gpu-weights": options.gpu_weights}
     return [option for option, value in asked.items() if value is not None]
-
-
-def _fit(placer: Placer, load: Workload) -> Plan:
-    from oallama.bench.fit_plan import fit_plan
-    from oallama.bench.prepare import setting_of
-
-    return fit_plan(placer, load, setting_of(placer, load.n_ctx, load.n_ubatch))
 
 
 def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
-from oallama.bench.fit_plan import stock_plan
 from oallama.bench.prepare import setting_of
 from oallama.bench.process import Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Block, Series
@@ -24,6 +23,7 @@ from oallama.core.errors import DoesNotFit, OutOfTime
 from oallama.core.files import cache_folder
 from oallama.gate.store import TYPICAL, gate_key, prompt_class, read_verdict, write_verdict
 from oallama.gate.verdict import MOST_PAIRS, Race, Verdict, weighted_seconds
+from oallama.placer.fit import stock_cpu_plan, stock_plan
 from oallama.profile.store import measuring_lock
 from oallama.run.setup import only_splits
 
@@ -246,7 +246,7 @@ class Gate:
         if policy not in self._plans:
             placer, load = self._placer, self._load
             if policy == STOCK_CPU:
-                self._plans[policy] = placer.plan("cpu", workload=load, stock_attention=True, measure=False)
+                self._plans[policy] = stock_cpu_plan(placer, load)
             else:
                 self._plans[policy] = placer.plan(policy, workload=load, attention_passes=self._passes)
         return self._plans[policy]

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from oallama.bench.records import BenchTest, StockPlacement
+from oallama.bench.records import BenchTest
 from oallama.bench.stats import Ratio
+from oallama.run.stock import StockPlacement
 
 ERROR = 0.05
 """Chance that any candidate wins that is no faster than stock, or that an interval misses the truth; at most."""

@@ -22,6 +22,7 @@ from oallama.place.affinity import AffinityRule, FillRule
 from oallama.place.decide import larger_ubatches
 from oallama.place.explain import token_seconds
 from oallama.place.policies.registry import Policy, Rules
+from oallama.place.policies.stock import FIT
 from oallama.place.price import price
 from oallama.place.simulate import Simulation, simulate
 from oallama.placer.affinity import search_report
@@ -113,7 +114,6 @@ class Placer(Measured):
         n_past: int = 0,
         *,
         workload: Workload | None = None,
-        stock_attention: bool = False,
         measure: bool = True,
     ) -> Plan:
         """Place the model for n_prompt prompt and n_gen generated tokens, and verify by a dry load that the plan fits.
@@ -123,16 +123,18 @@ class Placer(Measured):
         time (place/decide.py).
         attention_passes: forward passes that attention is chosen for; None: those of the workload. prefetch: how far
         copies of streamed weights run ahead. n_past: tokens in the KV cache before the prompt. workload: a record of
-        these counts. stock_attention: llama.cpp decides where the user asked for nothing, of a placement that is given
-        and where nothing is measured. measure False: use no profile, for policy cpu or a placement, and predict
-        nothing.
+        these counts. measure False: use no profile, for policy cpu or a placement, and predict nothing.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
         load = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
         if not measure:
-            return unmeasured_plan(self, policy, load, attention_passes, stock_attention)
+            return unmeasured_plan(self, policy, load, attention_passes)
+        if policy == FIT:
+            from oallama.placer.fit import fit_plan
+
+            return fit_plan(self, load)
         rules, larger = Rules(affinity, fill, prefetch), larger_ubatches(load, self.options) if n_ubatch is None else ()
-        return measured_plan(self, policy, load, rules, attention_passes, larger, stock_attention)
+        return measured_plan(self, policy, load, rules, attention_passes, larger)
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
         """The affinity of each operator, best rank first: the rows of search_report (placer/affinity.py), which takes

@@ -34,11 +34,12 @@ def measured_plan(
     policy: str | Policy | Given,
     load: Workload,
     rules: Rules,
-    attention_passes: Sequence[Pass] | None,
-    larger_ubatches: Sequence[int],
-    stock_attention: bool,
+    attention_passes: Sequence[Pass] | None = None,
+    larger_ubatches: Sequence[int] = (),
+    stock_attention: bool = False,
 ) -> Plan:
-    """Make a plan with a profile; see Placer.plan."""
+    """Make a plan with a profile; see Placer.plan. stock_attention: llama.cpp decides where the user asked for nothing,
+    of a placement that is given."""
     if not isinstance(policy, Given):
         return plan_of(on, *decided(on, policy, load, "mixed", rules, attention_passes, larger_ubatches))
     placed, name = placed_as_named(on.model, on.operators, policy.on_device, policy.gpu_layers), policy.name
@@ -55,11 +56,11 @@ def unmeasured_plan(
     on: Measured,
     policy: str | Policy | Given,
     load: Workload,
-    attention_passes: Sequence[Pass] | None,
-    stock_attention: bool,
+    attention_passes: Sequence[Pass] | None = None,
+    stock_attention: bool = False,
 ) -> Plan:
-    """Make a plan without a profile, which predicts nothing; see Placer.plan. Raises UsageError for a policy that
-    needs times."""
+    """Make a plan without a profile, which predicts nothing; see Placer.plan. stock_attention: as in measured_plan.
+    Raises UsageError for a policy that needs times."""
     given = policy if isinstance(policy, Given) else None
     if given is None and policy != "cpu":
         raise UsageError("without measuring only policy cpu and placements that are given can be planned")

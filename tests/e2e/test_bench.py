@@ -26,13 +26,10 @@ from seeds import ALL
 from stock import needs_programs, program
 
 from oallama.bench.arms import STOCK_NCMOE, ArmMaker
-from oallama.bench.fit import fit_under
-from oallama.bench.fit_plan import stock_plan
 from oallama.bench.prepare import shared_setting
 from oallama.bench.process import ArmProcess
-from oallama.bench.records import ArmSpec, BenchTest, Cap, LoadReport, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Setting
 from oallama.bench.rows import LLAMA_BENCH_FIELDS
-from oallama.bench.stock import expected_places
 from oallama.bench.verify import configuration
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
 from oallama.core.types import Attention, Operator
@@ -40,6 +37,9 @@ from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.placer import Placer
+from oallama.placer.fit import stock_plan
+from oallama.run.fit import fit_under
+from oallama.run.stock import Cap, StockPlacement, expected_places
 
 pytestmark = pytest.mark.usefixtures("prober")
 

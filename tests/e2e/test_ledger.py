@@ -72,7 +72,7 @@ def test_a_block_that_only_predicts_further_tokens_takes_nothing(tmp_path: Path)
     for name, made in (("with", ahead), ("without", shape.with_layers(3))):
         placer = Placer.load(write_shape(tmp_path / f"{name}.gguf", made, "Q4_0"), device=DEVICE, threads=1)
         everything = [operator.name for operator in placer.operators]
-        plan = placer.plan(Given(everything, made.n_layer + 1), 64, 16, 256, stock_attention=True, measure=False)
+        plan = placer.plan(Given(everything, made.n_layer + 1), 64, 16, 256, measure=False)
         with placer.engine(plan, progress=False) as engine:
             engine.generate([1, 2, 3], max_tokens=2, temperature=0)
             assert engine.warnings == ()

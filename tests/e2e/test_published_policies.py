@@ -19,10 +19,10 @@ from seeds import ALL, crossed
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import shared_setting
 from oallama.bench.records import BenchTest
-from oallama.bench.stock import expected_places
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.profile.store import profile_to_json
+from oallama.run.stock import expected_places
 
 pytestmark = pytest.mark.usefixtures("prober")
 

@@ -7,22 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oallama.bench.process import Deadline
-from oallama.bench.records import (
-    ArmResult,
-    ArmSpec,
-    BenchResult,
-    BenchTest,
-    Block,
-    Cap,
-    LoadReport,
-    Place,
-    Sample,
-    Series,
-    Setting,
-    StockPlacement,
-)
+from oallama.bench.records import ArmResult, ArmSpec, BenchResult, BenchTest, Block, LoadReport, Sample, Series, Setting
 from oallama.core.types import Operator
 from oallama.device.load_params import LoadSettings
+from oallama.run.stock import Cap, Place, StockPlacement
 
 N_LAYER = 2
 OPERATORS = (

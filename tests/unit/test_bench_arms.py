@@ -10,8 +10,9 @@ import pytest
 from bench_cases import SETTING, planned
 
 from oallama.bench.arms import ArmMaker
-from oallama.bench.records import ArmSpec, StockPlacement
+from oallama.bench.records import ArmSpec
 from oallama.core.errors import UsageError
+from oallama.run.stock import StockPlacement
 
 
 @pytest.fixture

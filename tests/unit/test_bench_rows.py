@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 from bench_cases import NAMES, capped, report, result, series, stock
 
-from oallama.bench.records import ArmResult, BenchTest, Cap
+from oallama.bench.records import ArmResult, BenchTest
 from oallama.bench.rows import FORMATS, formatted, rows
+from oallama.run.stock import Cap
 
 PP, TG, PG = BenchTest(64, 0), BenchTest(0, 16), BenchTest(64, 16, 128)
 CPU = ArmResult(stock("stock-cpu", 0), report())

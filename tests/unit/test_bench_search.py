@@ -9,10 +9,9 @@ from bench_cases import N_LAYER, OPERATORS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.bench.fit import shrink_until_fits
-from oallama.bench.records import Cap, StockPlacement
 from oallama.bench.search import best_value, largest_that_fits
-from oallama.bench.stock import operator_bytes_on_device
+from oallama.run.fit import shrink_until_fits
+from oallama.run.stock import Cap, StockPlacement, operator_bytes_on_device
 
 
 @given(st.integers(0, 100), st.integers(-1, 101))

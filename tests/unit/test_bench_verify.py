@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from bench_cases import N_LAYER, NAMES, OPERATORS, capped, planned, report, stock
 
-from oallama.bench.records import ArmSpec, Cap, StockPlacement
-from oallama.bench.stock import expected_places, expert_overrides, operator_bytes_on_device
+from oallama.bench.records import ArmSpec
 from oallama.bench.verify import problems, same_as
 from oallama.core.types import Operator
+from oallama.run.stock import Cap, StockPlacement, expected_places, expert_overrides, operator_bytes_on_device
 
 LAST_LAYER = ("blk.1.attn_q.weight", "blk.1.ffn_down.weight", "output.weight")
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 from seeds import ALL
 
-from oallama.bench.records import BenchTest, StockPlacement
+from oallama.bench.records import BenchTest
 from oallama.gate.verdict import ERROR, MOST_PAIRS, MOST_RACES, Race, Verdict, speed_interval, weighted_seconds
+from oallama.run.stock import StockPlacement
 
 KEY = {"model": "m" * 64, "n_threads": 2, "gpu_weights": None, "type_k": "f16"}
 Draw = Callable[[np.random.Generator], npt.NDArray[np.float64]]

@@ -1,6 +1,6 @@
 """The policies of stock llama.cpp: `fit`, `layers` and `cpu`.
 
-`fit` is what --fit puts on a device of a given size, without llama.cpp and without the device (bench/fit.py calls the
+`fit` is what --fit puts on a device of a given size, without llama.cpp and without the device (run/fit.py calls the
 real one, which needs the device). It looks at bytes only. Dense models: as many whole layers as fit, from the end.
 Models with experts: first every layer's other weights, then experts of whole layers from the end, then a part of one
 layer's more.

@@ -1,16 +1,48 @@
-"""Where stock llama.cpp's options put operators. Pure.
+"""Where stock llama.cpp's options put operators, and the memory cap that they keep to. Pure.
 
-Where options put an operator is what an arm *says*; what it *did* is read back after the load (verify.py).
+Where options put an operator is what a user *says*; what llama.cpp *did* is read back after a load (bench/verify.py).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from oallama.bench.records import Place, StockPlacement
 from oallama.core.types import Operator
+from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_types import LLAMA_MAX_LAYERS
+
+Place = Literal["device", "host", "split"]
+"""Place of an operator's weight: all on the device, all in host memory, or in parts on both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The memory cap that holds for every arm: bytes on the device in all, and bytes of operators' weights there.
+
+    None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights.
+    """
+
+    device_bytes: int | None = None
+    operator_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StockPlacement:
+    """Options that place operators in stock llama.cpp. overrides: (regular expression, "CPU"), as -ot has them."""
+
+    n_gpu_layers: int
+    overrides: tuple[tuple[str, str], ...] = ()
+    n_cpu_moe: int = 0  # -ncmoe, whose patterns are among the overrides
+    fit_target_mib: int = 0  # what --fit was told to leave free
+
+    def load(self, settings: LoadSettings) -> LoadSettings:
+        """The settings with these options."""
+        patterns = tuple((pattern, None) for pattern, _ in self.overrides)
+        return replace(settings, n_gpu_layers=self.n_gpu_layers, host_patterns=patterns)
+
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of expert tensors, as llama.cpp's -ncmoe knows them."""

@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oallama.bench.records import Cap, StockPlacement
-from oallama.bench.stock import operator_bytes_on_device
 from oallama.core.codec import from_json
 from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError
 from oallama.core.types import Operator
 from oallama.core.units import MIB
 from oallama.device.child import ask_child
-from oallama.device.load_params import BuftOverride, LoadSettings
+from oallama.device.load_params import BuftOverride, LoadSettings, ModelParams, apply_context, load_bridge
+from oallama.device.opening import device_pointer
+from oallama.run.stock import Cap, StockPlacement, operator_bytes_on_device
 
 FIT_PARAMS = (
     "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32llama_model_tensor_buft_overridePm"
@@ -59,7 +59,7 @@ def fit_under(
         return DeviceError(f"llama.cpp's --fit failed on {settings.path}: {reason}; leave stock-fit out")
 
     request = {"settings": asdict(settings), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
-    answer = ask_child("oallama.bench.fit", request, TIMEOUT_S, failed)
+    answer = ask_child("oallama.run.fit", request, TIMEOUT_S, failed)
     placement = from_json(StockPlacement, answer["placement"], "the placement")
     return placement, tuple(FitStep(**step) for step in answer["steps"])
 
@@ -106,7 +106,6 @@ def shrink_until_fits(
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
-    from oallama.device.load_params import load_bridge
     from oallama.device.native_log import native_log
     from oallama.device.opening import open_device
     from oallama.model.gguf_reader import read_gguf
@@ -129,6 +128,26 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
         n_layer = model_info(read_gguf(settings.path)).n_layer
         placement, steps = shrink_until_fits(fit, Cap(**request["cap"]), free, operators, n_layer)
     return {"placement": asdict(placement), "steps": [asdict(step) for step in steps]}
+
+
+def stock_params(settings: LoadSettings, device: str) -> tuple[Any, ModelParams]:
+    """llama_model_params as llama.cpp's own programs fill them, and what owns the memory that they point to."""
+    from llama_cpp import llama_cpp as api
+
+    owner = ModelParams(settings, device_pointer(device), load_bridge(), is_stock=True)
+    params = api.llama_model_default_params()
+    owner.apply(params)
+    return params, owner
+
+
+def context_params(settings: LoadSettings) -> Any:
+    """llama_context_params: defaults but for what is asked for; no full-size SWA cache, as llama.cpp's tools do."""
+    from llama_cpp import llama_cpp as api
+
+    params = api.llama_context_default_params()
+    apply_context(settings, params)
+    params.swa_full = False
+    return params
 
 
 def open_common() -> ctypes.CDLL | None:
@@ -160,8 +179,6 @@ def _address(library: ctypes.CDLL) -> int | None:
 def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, log: Any) -> StockPlacement:
     """One call. The structs are llama_cpp's own ctypes; their layout is proven by their defaults coming back right."""
     from llama_cpp import llama_cpp as api
-
-    from oallama.bench.loaded import context_params, stock_params
 
     log_error = 4  # GGML_LOG_LEVEL_ERROR
     model_params, _owner = stock_params(StockPlacement(-1).load(settings), device)

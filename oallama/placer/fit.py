@@ -1,0 +1,94 @@
+"""llama.cpp's own --fit on a device that is here, and any other stock placement, as a plan of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from oallama.core.errors import UsageError
+from oallama.core.options import STOCK_BATCH
+from oallama.core.types import Workload
+from oallama.device.load_params import LoadSettings
+from oallama.model.memory import probe_memory
+from oallama.place.policies.registry import Rules
+from oallama.place.policies.stock import FIT
+from oallama.placer.measured import Measured
+from oallama.placer.plans import Given, measured_plan, unmeasured_plan
+from oallama.plan.plan import Plan
+from oallama.run.fit import FitStep, fit_under
+from oallama.run.stock import Cap, StockPlacement, expected_places
+
+
+def fit_plan(on: Measured, load: Workload) -> Plan:
+    """llama.cpp's --fit under the placer's memory cap, priced and probed. Without a device everything is on the CPU.
+
+    Raises UsageError for a second CPU, what fit_under raises, and what planning raises.
+    """
+    if on.device.is_pair:
+        raise UsageError("policy fit cannot be on cpu-pair: llama.cpp has no second CPU; use split or scheinfer")
+    if not on.has_device:
+        return stock_cpu_plan(on, load)
+    settings = stock_load(on, load.n_ctx, load.n_ubatch)
+    placement, steps = fit_under(memory_cap(on, settings), on.operators, settings)
+    plan = stock_plan(on, load, placement)
+    return replace(plan, notes=(*plan.notes, fit_sentence(placement, steps)))
+
+
+def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
+    """A sentence on what --fit chose, and how often it was asked."""
+    taken = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
+    if placement.overrides:
+        taken += f" and {len(placement.overrides)} overrides"
+    calls = f", asked {len(steps)} times to keep to --gpu-weights" if len(steps) > 1 else ""
+    return f"--fit chooses {taken}{calls}"
+
+
+def stock_plan(on: Measured, load: Workload, placement: StockPlacement, priced: bool = True) -> Plan:
+    """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
+    very configuration that the stock arm has, which is why the device stays open even with nothing on it (llama.cpp
+    computes large batches there). priced False: without a profile; such a plan predicts nothing."""
+    if on.device.is_pair:  # stock llama.cpp has no such device
+        return stock_cpu_plan(on, load)
+    n_layer = on.model.n_layer
+    places = expected_places(on.operators, n_layer, placement)
+    on_device = [name for name, place in places.items() if place == "device"]
+    gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
+    given = Given(on_device, gpu_layers, FIT)
+    if priced:
+        plan = measured_plan(on, given, load, Rules(), stock_attention=True)
+    else:
+        plan = unmeasured_plan(on, given, load, stock_attention=True)
+    operators = tuple(replace(operator, layout=None) for operator in plan.operators)
+    return replace(plan, device=str(on.device), operators=operators)
+
+
+def stock_cpu_plan(on: Measured, load: Workload) -> Plan:
+    """Everything on the CPU, attention as llama.cpp chooses it. Such a plan predicts nothing."""
+    return unmeasured_plan(on, "cpu", load, stock_attention=True)
+
+
+def stock_load(on: Measured, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH) -> LoadSettings:
+    """The placer's device, threads and attention, for a load of stock llama.cpp."""
+    return LoadSettings(
+        path=on.model.path,
+        device=str(on.device.timed) if on.has_device else "none",
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        attention=on.attention,
+        n_threads=on.threads,
+    )
+
+
+def memory_cap(on: Measured, load: LoadSettings) -> Cap:
+    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights). load: one with nothing on the device.
+    Raises what a dry load raises."""
+    if not on.has_device:
+        return Cap()
+    options = on.options
+    capacity = options.vram
+    if capacity is None:
+        capacity = probe_memory(load).device_free
+    total = sum(operator.bytes for operator in on.operators)
+    share = options.gpu_weights
+    return Cap(int(options.vram_fill * capacity), None if share is None else int(share * total))
