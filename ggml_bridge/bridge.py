@@ -43,6 +43,7 @@ class Device:
     asynchronous: bool
     host_buffer: bool  # offers pinned host memory
     events: bool
+    takes_residents: bool  # blocks of the split back end can live there
     pointer: int
 
 
@@ -151,11 +152,6 @@ class Bridge:
         """True where the device has so many bytes of pinned host memory. Its buffer type gives plain memory where
         not."""
         return bool(self.native.value("int32_t", "gb_pins", encode(device), n_bytes))
-
-    def takes_residents(self, device: str) -> bool:
-        """True where blocks of the split back end can live on the device: it takes a buffer type that is its own in all
-        but its address."""
-        return bool(self.native.value("int32_t", "gb_takes_residents", encode(device)))
 
     def cpu_features(self) -> list[str]:
         """List features that the CPU back end was compiled for and found: AVX2, AVX512, OPENMP, REPACK, ..."""

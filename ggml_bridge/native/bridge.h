@@ -21,7 +21,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 14
+#define GB_ABI 15
 #define GB_NAME_BYTES 128
 
 //
@@ -67,7 +67,8 @@ typedef struct gb_device_info {
     int32_t   asynchronous;
     int32_t   host_buffer;
     int32_t   events;
-    uintptr_t pointer; // ggml_backend_dev_t
+    int32_t   takes_residents; // it takes a buffer type that is its own in all but its address: blocks can live there
+    uintptr_t pointer;         // ggml_backend_dev_t
 } gb_device_info;
 
 int gb_device_count(void);
@@ -82,10 +83,6 @@ int gb_buft(const char * device, const char * layout, void ** buft);
 // True where the device has so many bytes of pinned host memory: where none is left, its buffer type gives plain
 // memory.
 int gb_pins(const char * device, int64_t n_bytes, int32_t * pinned);
-
-// True where the device takes a buffer type that is its own in all but its address: then blocks of the split back end
-// can live there.
-int gb_takes_residents(const char * device, int32_t * taken);
 
 // Layouts the CPU keeps weights in, best first: its extra buffer types, then plain "CPU".
 int gb_cpu_layouts(char * text, int64_t capacity);

@@ -196,10 +196,11 @@ int gb_get_device_info(int index, int32_t ask_server, gb_device_info * info) {
         const char *       backend = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
 
         ggml_backend_dev_props props = {};
+        *info                        = {};
         if (ask_server != 0 || std::strcmp(backend, "RPC") != 0) {
             ggml_backend_dev_get_props(device, &props);
+            info->takes_residents = oallama::resident_buft(device) != nullptr ? 1 : 0;
         }
-        *info = {};
         copy_text(ggml_backend_dev_name(device), info->name, sizeof info->name);
         copy_text(shortened(props.description, sizeof info->description), info->description, sizeof info->description);
         copy_text(backend, info->backend, sizeof info->backend);
@@ -230,10 +231,6 @@ int gb_cpu_features(char * text, int64_t capacity) {
 
 int gb_buft(const char * device, const char * layout, void ** buft) {
     return guarded([&] { *buft = find_layout(find_device(device), layout); });
-}
-
-int gb_takes_residents(const char * device, int32_t * taken) {
-    return guarded([&] { *taken = oallama::resident_buft(find_device(device)) != nullptr ? 1 : 0; });
 }
 
 int gb_cpu_layouts(char * text, int64_t capacity) {

@@ -16,29 +16,11 @@ BackendPtr init_backend(ggml_backend_dev_t device) {
 // Session
 //
 
-Session::Session(ggml_backend_dev_t device, int32_t n_threads) : device_(device), cpu_(init_backend(cpu_device())) {
-    set_threads(n_threads);
+Session::Session(ggml_backend_dev_t device, int32_t n_threads) : device_(device) {
+    require(n_threads > 0 && n_threads <= GGML_MAX_N_THREADS, "the number of threads must be 1 to 512");
+    cpu_.set_n_threads(n_threads);
     if (!is_cpu(device)) {
         device_backend_ = init_backend(device);
-    }
-}
-
-void Session::set_threads(int32_t n_threads) {
-    require(n_threads > 0 && n_threads <= GGML_MAX_N_THREADS, "the number of threads must be 1 to 512");
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(cpu_device());
-
-    const auto set_n_threads = proc_address<ggml_backend_set_n_threads_t>(reg, "ggml_backend_set_n_threads");
-    if (set_n_threads == nullptr) {
-        throw Error(OALLAMA_FAILED, "the CPU backend does not let its threads be set");
-    }
-    set_n_threads(cpu_.get(), n_threads);
-    const auto create = proc_address<ggml_threadpool_new_t>(reg, "ggml_threadpool_new");
-    const auto free   = proc_address<ggml_threadpool_free_t>(reg, "ggml_threadpool_free");
-    const auto attach = proc_address<ggml_backend_cpu_set_threadpool_t>(reg, "ggml_backend_cpu_set_threadpool");
-    if (create != nullptr && attach != nullptr && free != nullptr) {
-        ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-        threadpool_                   = ThreadpoolPtr(create(&params), free);
-        attach(cpu_.get(), threadpool_.get());
     }
 }
 

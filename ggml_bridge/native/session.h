@@ -40,13 +40,8 @@ class Session {
     int n_splits() const { return ggml_backend_sched_get_n_splits(sched_.get()); }
 
   private:
-    using ThreadpoolPtr = std::unique_ptr<ggml_threadpool, ggml_threadpool_free_t>;
-
-    void set_threads(int32_t n_threads);
-
     ggml_backend_dev_t device_;
-    ThreadpoolPtr      threadpool_{nullptr, nullptr}; // has no threads of its own in builds with OpenMP
-    BackendPtr         cpu_;
+    oallama::Cpu       cpu_;
     BackendPtr         device_backend_; // NULL: the device is the CPU
     SchedPtr           sched_;          // declared last: freed before its backends
     ggml_cgraph *      graph_   = nullptr;

@@ -104,35 +104,12 @@ ggml_backend_dev_t find_device(const char * name) {
     return device;
 }
 
-ggml_backend_dev_t cpu_device() {
-    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (device == nullptr) {
-        throw Error(OALLAMA_FAILED, "this ggml has no CPU device");
-    }
-    return device;
-}
-
 bool is_cpu(ggml_backend_dev_t device) {
     return ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
 bool has_cpu_kernel(ggml_type type) {
     return type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
-}
-
-std::vector<ggml_backend_buffer_type_t> cpu_layouts() {
-    std::vector<ggml_backend_buffer_type_t> bufts;
-    ggml_backend_dev_t                      device = cpu_device();
-
-    const auto get_extra_bufts = proc_address<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_dev_backend_reg(device),
-                                                                                  "ggml_backend_dev_get_extra_bufts");
-    if (get_extra_bufts != nullptr) {
-        for (ggml_backend_buffer_type_t * buft = get_extra_bufts(device); buft != nullptr && *buft != nullptr; buft++) {
-            bufts.push_back(*buft);
-        }
-    }
-    bufts.push_back(ggml_backend_dev_buffer_type(device));
-    return bufts;
 }
 
 ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * layout) {

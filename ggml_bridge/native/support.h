@@ -14,8 +14,11 @@ namespace bridge {
 using oallama::BackendPtr;
 using oallama::BufferPtr;
 using oallama::ContextPtr;
+using oallama::cpu_device;
+using oallama::cpu_layouts;
 using oallama::Error;
 using oallama::guarded;
+using oallama::proc_address;
 using oallama::require;
 using oallama::SchedPtr;
 
@@ -64,7 +67,6 @@ BufferPtr alloc_buffer(ggml_backend_buffer_type_t buft, int64_t n_bytes);
 //
 
 ggml_backend_dev_t find_device(const char * name); // throws OALLAMA_INVALID
-ggml_backend_dev_t cpu_device();
 bool               is_cpu(ggml_backend_dev_t device);
 
 // True where ggml's CPU multiplies by weights of a type: all but integers, doubles and formats of activations alone.
@@ -73,12 +75,6 @@ bool has_cpu_kernel(ggml_type type);
 
 // The buffer type of a layout name, of the device's default when the name is NULL; throws OALLAMA_INVALID.
 ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * layout);
-
-std::vector<ggml_backend_buffer_type_t> cpu_layouts();
-
-template <typename F> F proc_address(ggml_backend_reg_t reg, const char * name) {
-    return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
-}
 
 //
 // values

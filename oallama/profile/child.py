@@ -115,7 +115,7 @@ def device_details(bridge: Bridge, device: OpenDevice) -> Fragment:
         "device_host_buffer": info.host_buffer if info else None,
         "device_asynchronous": info.asynchronous if info else None,
         "device_pins": bridge.pins(device.name, PINNED_TRIED) if info else None,
-        "device_takes_residents": bridge.takes_residents(device.name) if info else None,
+        "device_takes_residents": bridge.device(device.name).takes_residents if info else None,
     }
     name = device.name if info else CPU_DEVICE
     return {"device": CPU_PAIR if device.is_pair else name, "fingerprint": fingerprint}

@@ -313,9 +313,9 @@ void * graph_memory(const ggml_tensor * tensor) {
 }
 
 struct Backend {
-    ggml_backend_t cpu;
-    bool           fetches = false; // its last command
-    Stream         stream{delay};
+    oallama::Cpu cpu;
+    bool         fetches = false; // its last command
+    Stream       stream{delay};   // ends before the CPU that it computes with
 
     std::map<const ggml_tensor *, std::vector<const void *>> places; // of a graph's tensors the last time, by its first
 };
@@ -365,10 +365,7 @@ const char * backend_name(ggml_backend_t) {
 }
 
 void free_backend(ggml_backend_t backend) {
-    auto *               own = static_cast<Backend *>(backend->context);
-    const ggml_backend_t cpu = own->cpu;
-    delete own; // its stream ends first
-    ggml_backend_free(cpu);
+    delete static_cast<Backend *>(backend->context);
     delete backend;
     state().n_streams--;
 }
@@ -413,8 +410,9 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     }
     check_inputs(graph);
     state().n_moved += moves(*static_cast<Backend *>(backend->context), graph) ? 1 : 0;
-    const auto launch = std::make_shared<emulated::Launch>(graph, graph_memory);
-    stream_of(backend).submit([launch, cpu = static_cast<Backend *>(backend->context)->cpu] { compute(*launch, cpu); });
+    const auto           launch = std::make_shared<emulated::Launch>(graph, graph_memory);
+    const ggml_backend_t cpu    = static_cast<Backend *>(backend->context)->cpu.get();
+    stream_of(backend).submit([launch, cpu] { compute(*launch, cpu); });
     return GGML_STATUS_SUCCESS;
 }
 
@@ -427,16 +425,12 @@ void event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
 }
 
 ggml_backend_t new_backend(ggml_backend_dev_t device, const char *) {
-    static ggml_guid   guid          = {0x74, 0x65, 0x73, 0x74, 0x30, 0x2d, 0x6f, 0x61,
-                                        0x6c, 0x6c, 0x61, 0x6d, 0x61, 0x30, 0x30, 0x31};
-    ggml_backend_dev_t cpu           = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    auto               set_n_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_set_n_threads"));
+    static ggml_guid guid = {0x74, 0x65, 0x73, 0x74, 0x30, 0x2d, 0x6f, 0x61,
+                             0x6c, 0x6c, 0x61, 0x6d, 0x61, 0x30, 0x30, 0x31};
 
     auto * own = new Backend;
-    own->cpu   = ggml_backend_dev_init(cpu, nullptr);
+    own->cpu.set_n_threads(1);
     state().n_streams++;
-    set_n_threads(own->cpu, 1);
     ggml_backend_i iface   = {};
     iface.get_name         = backend_name;
     iface.free             = free_backend;

@@ -230,9 +230,9 @@ def test_blocks_can_live_on_it_where_it_knows_buffer_types_by_name(bridge: ggml_
     device = bridge.emulated()
     for text, taken in (("", True), ("knows_buffers_by name\n", True), ("knows_buffers_by address\n", False)):
         device.register(REAL + text)
-        assert bridge.takes_residents(NAME) == taken
+        assert bridge.device(NAME).takes_residents == taken
         device.unregister()
-    assert not bridge.takes_residents("CPU"), "its memory is the host's"
+    assert not bridge.device("CPU").takes_residents, "its memory is the host's"
 
 
 def test_it_keeps_its_parameters_while_it_is_used(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:

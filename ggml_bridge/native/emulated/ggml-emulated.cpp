@@ -22,9 +22,9 @@ namespace {
 //
 
 struct BackendContext {
-    StreamPtr           stream;
-    Captures            captures;
-    oallama::BackendPtr cpu; // computes where values are real
+    StreamPtr                     stream;
+    Captures                      captures;
+    std::unique_ptr<oallama::Cpu> cpu; // computes where values are real
 };
 
 BackendContext & context_of(ggml_backend_t backend) {
@@ -73,7 +73,8 @@ ggml_status emulated_backend_graph_compute(ggml_backend_t backend, ggml_cgraph *
     attempt([&] {
         BackendContext & context = context_of(backend);
         if (!emulated_device().failed) {
-            started = emulated_device().launch(context.stream, context.captures, graph, context.cpu.get());
+            started = emulated_device().launch(context.stream, context.captures, graph,
+                                               context.cpu ? context.cpu->get() : nullptr);
         }
     });
     return started;
@@ -171,11 +172,8 @@ ggml_backend_t emulated_device_init_backend(ggml_backend_dev_t dev, const char *
         auto     context = std::make_unique<BackendContext>();
         context->stream  = device.time.new_stream();
         if (device.parameters.real_values) {
-            ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-            context->cpu.reset(ggml_backend_dev_init(cpu, nullptr));
-            const auto set_n_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
-                ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_set_n_threads"));
-            set_n_threads(context->cpu.get(), 1); // the device's thread computes
+            context->cpu = std::make_unique<oallama::Cpu>();
+            context->cpu->set_n_threads(1); // the device's thread computes
         }
         backend          = new ggml_backend{emulated_backend_guid(), emulated_backend_i, dev, nullptr};
         backend->context = context.release();

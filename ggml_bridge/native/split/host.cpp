@@ -7,24 +7,12 @@ namespace oallama {
 
 namespace {
 
-template <typename F> F proc_address(ggml_backend_reg_t reg, const char * name) {
-    return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
-}
-
 // Smallest amount of memory that all threads work on: for less, waking them takes longer than the work.
 constexpr size_t min_shared_bytes = size_t{512} << 10;
 
 } // namespace
 
 Host::Host() : ctx_(new_context(1, 1, 1)) {
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (cpu != nullptr) {
-        backend_.reset(ggml_backend_dev_init(cpu, nullptr));
-        reg_ = ggml_backend_dev_backend_reg(cpu);
-    }
-    if (!backend_) {
-        throw Error(OALLAMA_FAILED, "ggml has no CPU backend");
-    }
     const auto compute = [](ggml_tensor *, int ith, int nth, void * userdata) {
         const Host & host = *static_cast<Host *>(userdata);
         (*host.work_)(host.n_items_ * ith / nth, host.n_items_ * (ith + 1) / nth);
@@ -43,14 +31,7 @@ Host::~Host() {
 // llama.cpp calls this before each of its graphs.
 void Host::set_n_threads(int n_threads) {
     n_threads_ = n_threads;
-    proc_address<ggml_backend_set_n_threads_t>(reg_, "ggml_backend_set_n_threads")(backend_.get(), n_threads);
-}
-
-void Host::set_abort_callback(ggml_abort_callback callback, void * data) {
-    auto set = proc_address<ggml_backend_set_abort_callback_t>(reg_, "ggml_backend_set_abort_callback");
-    if (set != nullptr) {
-        set(backend_.get(), callback, data);
-    }
+    cpu_.set_n_threads(n_threads);
 }
 
 void Host::share(int64_t n, size_t bytes, const Share & work) {
@@ -60,7 +41,7 @@ void Host::share(int64_t n, size_t bytes, const Share & work) {
     }
     n_items_ = n;
     work_    = &work;
-    ggml_backend_graph_compute(backend_.get(), graph_); // an abort comes too late to stop its only node
+    ggml_backend_graph_compute(cpu_.get(), graph_); // an abort comes too late to stop its only node
 }
 
 void Host::spread(char * data, int64_t n, size_t bytes_each, const std::function<size_t(int64_t item)> & place) {

@@ -21,10 +21,10 @@ class Host {
     Host(const Host &)             = delete;
     Host & operator=(const Host &) = delete;
 
-    ggml_backend_t backend() const { return backend_.get(); }
+    ggml_backend_t backend() const { return cpu_.get(); }
 
     void set_n_threads(int n_threads);
-    void set_abort_callback(ggml_abort_callback callback, void * data);
+    void set_abort_callback(ggml_abort_callback callback, void * data) { cpu_.set_abort_callback(callback, data); }
 
     // Works on n items: all threads on a range [begin, end) each, as a node of a graph, where this many bytes pay for
     // waking them; else this thread on all.
@@ -48,8 +48,7 @@ class Host {
     void place(const Program & program) const;
 
   private:
-    BackendPtr         backend_;
-    ggml_backend_reg_t reg_       = nullptr;
+    Cpu                cpu_;
     int                n_threads_ = 0;
     BufferPtr          made_;                 // NULL: no program needed it yet
     ggml_backend_dev_t pinned_for_ = nullptr; // the device whose pinned memory it was asked to be in, if there is some

@@ -63,4 +63,46 @@ BufferPtr new_pinned(ggml_backend_dev_t device, size_t size) {
     return is_pinned(made.get(), device) ? std::move(made) : nullptr;
 }
 
+ggml_backend_dev_t cpu_device() {
+    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (device == nullptr) {
+        throw Error(OALLAMA_FAILED, "this ggml has no CPU device");
+    }
+    return device;
+}
+
+std::vector<ggml_backend_buffer_type_t> cpu_layouts() {
+    std::vector<ggml_backend_buffer_type_t> bufts;
+    ggml_backend_dev_t                      device = cpu_device();
+
+    const auto get_extra_bufts = proc_address<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_dev_backend_reg(device),
+                                                                                  "ggml_backend_dev_get_extra_bufts");
+    if (get_extra_bufts != nullptr) {
+        for (ggml_backend_buffer_type_t * buft = get_extra_bufts(device); buft != nullptr && *buft != nullptr; buft++) {
+            bufts.push_back(*buft);
+        }
+    }
+    bufts.push_back(ggml_backend_dev_buffer_type(device));
+    return bufts;
+}
+
+Cpu::Cpu() : backend_(ggml_backend_dev_init(cpu_device(), nullptr)) {
+    if (!backend_) {
+        throw Error(OALLAMA_FAILED, "ggml's CPU back end could not be initialised");
+    }
+}
+
+void Cpu::set_n_threads(int n_threads) {
+    proc_address<ggml_backend_set_n_threads_t>(ggml_backend_dev_backend_reg(cpu_device()),
+                                               "ggml_backend_set_n_threads")(backend_.get(), n_threads);
+}
+
+void Cpu::set_abort_callback(ggml_abort_callback callback, void * data) {
+    const auto set = proc_address<ggml_backend_set_abort_callback_t>(ggml_backend_dev_backend_reg(cpu_device()),
+                                                                     "ggml_backend_set_abort_callback");
+    if (set != nullptr) {
+        set(backend_.get(), callback, data);
+    }
+}
+
 } // namespace oallama

@@ -12,6 +12,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "ggml-oallama.h"
 #include "ggml_backend_abi.h"
@@ -89,6 +90,33 @@ bool is_pinned(ggml_backend_buffer_t buffer, ggml_backend_dev_t device);
 
 // A buffer in pinned memory; NULL: the device has none, or none is left.
 BufferPtr new_pinned(ggml_backend_dev_t device, size_t size);
+
+//
+// the CPU
+//
+
+template <typename F> F proc_address(ggml_backend_reg_t reg, const char * name) {
+    return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
+}
+
+ggml_backend_dev_t cpu_device(); // throws OALLAMA_FAILED where there is none
+
+// Buffer types that the CPU keeps weights in, best first: its extra ones, then plain memory.
+std::vector<ggml_backend_buffer_type_t> cpu_layouts();
+
+// ggml's CPU back end.
+class Cpu {
+  public:
+    Cpu(); // throws OALLAMA_FAILED
+
+    ggml_backend_t get() const { return backend_.get(); }
+
+    void set_n_threads(int n_threads);
+    void set_abort_callback(ggml_abort_callback callback, void * data);
+
+  private:
+    BackendPtr backend_;
+};
 
 //
 // counters, over the whole process

@@ -210,20 +210,6 @@ constexpr size_t  max_attempts = 64;               // to find how many weights t
 using Weights = std::vector<std::unique_ptr<SplitWeight>>;
 using Problem = std::function<void(const std::string &)>;
 
-ggml_backend_buffer_type_t find_layout(const std::string & name) {
-    ggml_backend_dev_t cpu             = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    auto               get_extra_bufts = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
-    if (get_extra_bufts != nullptr) {
-        for (ggml_backend_buffer_type_t * buft = get_extra_bufts(cpu); buft != nullptr && *buft != nullptr; buft++) {
-            if (name == ggml_backend_buft_name(*buft)) {
-                return *buft;
-            }
-        }
-    }
-    return nullptr;
-}
-
 // Whether the device has a mul-mat by this part of a weight; buffer: an empty one of the buffer type to ask about, or
 // NULL for the device's own. Three dimensions are experts (MUL_MAT_ID), or the heads of MLA (MUL_MAT over all of them).
 bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side side, ggml_backend_buffer_t buffer) {
@@ -321,11 +307,10 @@ ggml_backend_buffer_type_t layout_of(SplitWeight & weight, const Problem & probl
     if (layout == plain_layout || layout == "-") {
         return ggml_backend_cpu_buffer_type();
     }
-    ggml_backend_buffer_type_t buft = find_layout(layout);
-    if (buft != nullptr) {
-        const BufferPtr empty(ggml_backend_buft_alloc_buffer(buft, 0));
-        if (empty &&
-            can_multiply(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), weight, side_host, empty.get())) {
+    for (ggml_backend_buffer_type_t buft : cpu_layouts()) {
+        const BufferPtr empty(layout == ggml_backend_buft_name(buft) ? ggml_backend_buft_alloc_buffer(buft, 0)
+                                                                     : nullptr);
+        if (empty && can_multiply(cpu_device(), weight, side_host, empty.get())) {
             return buft;
         }
     }
