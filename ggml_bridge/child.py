@@ -87,6 +87,13 @@ def run_in_child(
     return result
 
 
+def _file_without_a_name() -> IO[bytes]:
+    """A file in memory, which needs no folder that can be written to; a temporary one where the system has none."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("stderr"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 class Child:
     """`python -m module` in a process of its own, which answers one request at a time and idles in between.
 
@@ -96,7 +103,7 @@ class Child:
 
     def __init__(self, module: str, env: Mapping[str, str | None] | None = None) -> None:
         self._module = module
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr = _file_without_a_name()
         read_fd, write_fd = os.pipe()
         variables = {
             **os.environ,
