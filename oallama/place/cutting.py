@@ -23,14 +23,13 @@ GRID = 4
 """Points at which the search for the least begins. Eight change none of 32 plans of the corpus, and take longer."""
 
 
-def least(seconds: Callable[[int], float], low: int, high: int, near: int | None = None) -> tuple[int, float]:
+def least(seconds: Callable[[int], float], low: int, high: int) -> tuple[int, float]:
     """(x, seconds(x)) of the least over low..high of a function that is convex but for its ends, a few kinks and a few
     valleys; of equals the lowest x.
 
     Of few numbers all are looked at. Of many the ends by themselves, as the function may jump there; between them GRID
     points, and then downhill, by ever smaller steps, from each of these that is lower than its neighbours: streams that
-    slow each other down may make more than one valley. near: where the least of a function much like this one is; then
-    only the ends are looked at, and downhill from there: 15 % less to compute for 80 layers, at the same plans.
+    slow each other down may make more than one valley.
     """
     known: dict[int, float] = {}
 
@@ -39,13 +38,10 @@ def least(seconds: Callable[[int], float], low: int, high: int, near: int | None
             known[x] = seconds(x)
         return known[x]
 
-    def downhill(x: int, stride: int, widens: bool) -> None:
+    def downhill(x: int, stride: int) -> None:
         while stride:
             lower = next((y for y in (x - stride, x + stride) if first <= y <= last and at(y) < at(x)), None)
-            if lower is None:
-                stride //= 2
-            else:
-                x, stride = lower, 2 * stride if widens else stride
+            x, stride = (x, stride // 2) if lower is None else (lower, stride)
 
     for end in {low, high}:
         at(end)
@@ -53,14 +49,12 @@ def least(seconds: Callable[[int], float], low: int, high: int, near: int | None
     if last - first <= 2 * GRID:
         for x in range(first, last + 1):
             at(x)
-    elif near is not None:
-        downhill(min(max(near, first), last), 1, widens=True)
     else:
         points = [first + (last - first) * i // GRID for i in range(GRID + 1)]
         levels = [float("inf"), *map(at, points), float("inf")]
         for i, x in enumerate(points, start=1):
             if levels[i - 1] > levels[i] <= levels[i + 1]:
-                downhill(x, (last - first) // (2 * GRID), widens=False)
+                downhill(x, (last - first) // (2 * GRID))
     best = min(sorted(known), key=at)
     return best, known[best]
 
@@ -77,11 +71,10 @@ TokenTable = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: Plan.token_assignment."""
 
 
-def best_cg(cost: BlockType, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
+def best_cg(cost: BlockType, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
     """The best CC and CG beside gg elements on the device, and its seconds; of equals, the least CG. Eq. 13.
 
-    gg: elements such that the rest is a multiple of the block's step, or all of the extent. near: elements of CG that
-    the best is near to.
+    gg: elements such that the rest is a multiple of the block's step, or all of the extent.
     """
     step, rest = cost.block.step, cost.block.extent - gg
     n_steps = ceil(rest / step)
@@ -91,8 +84,7 @@ def best_cg(cost: BlockType, gg: int, seconds: Callable[[Cut], float], near: int
         cc = (n_steps - n_streamed) * step if n_streamed else rest
         return Cut(cc, rest - cc, gg)
 
-    start = None if near is None else round(near / step)
-    n_streamed, best_s = least(lambda n: seconds(cut(n)), 0, n_steps, start)
+    n_streamed, best_s = least(lambda n: seconds(cut(n)), 0, n_steps)
     return cut(n_streamed), best_s
 
 
@@ -224,14 +216,15 @@ class Menus:
         balanced, _ = least(lambda n: self._seconds(kind, resident(n), "workload"), 1, max(1, n_steps - 1))
         shares = (1 - i / self._n_values for i in range(self._n_values))
         wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
-        found, streamed = list[tuple[Cut, ...]](), list[Cut]()
-        for n in sorted(wanted, reverse=True):
+
+        def cuts(n: int) -> tuple[Cut, ...]:
             cut = resident(n)
-            if self._streams:
-                near = _in_line(streamed[-2:], cut.gg)
-                streamed.append(best_cg(kind, cut.gg, lambda cut: self._seconds(kind, cut, objective), near)[0])
-            found.append(tuple(dict.fromkeys((cut, *streamed[-1:]))))
-        return tuple(found)
+            if not self._streams:
+                return (cut,)
+            streamed, _ = best_cg(kind, cut.gg, lambda cut: self._seconds(kind, cut, objective))
+            return (cut, streamed)
+
+        return tuple(map(cuts, sorted(wanted, reverse=True)))
 
     def _best(self, kind: BlockType, objective: Objective, cuts: Sequence[Cut]) -> Choice:
         """Fastest cut, ignoring n_g; ties stream least."""
@@ -250,15 +243,6 @@ def _streaming(cost: BlockType, cut: Cut, most_cg: int | None) -> Cut:
     rest, step = cut.cc + cut.cg, cost.block.step
     cc = min(ceil((rest - most_cg) / step) * step, rest)
     return Cut(cc, rest - cc, cut.gg)
-
-
-def _in_line(cuts: Sequence[Cut], gg: int) -> int | None:
-    """CG beside gg, in line with these two cuts: while the device computes more of GG, more may be copied. None: there
-    are no two, or one streams nothing or all, where the line ends."""
-    if len(cuts) < 2 or not all(cut.cg and cut.cc for cut in cuts):
-        return None
-    first, last = cuts
-    return last.cg + (last.cg - first.cg) * (gg - last.gg) // (last.gg - first.gg)
 
 
 def _hot_cuts(cost: BlockType, n_values: int) -> tuple[Cut, ...]:
