@@ -206,7 +206,7 @@ class SliceRates:
     """Costs of work on the device, computing left out."""
 
     weights: LinearFit  # the link that CG is streamed over
-    transfer: TransferRates  # of activations; a launch takes split_s, one for each step
+    transfer: TransferRates  # of activations; each step adds launch_issue_s, the first waits for the rest of split_s
     join_s_per_byte: float  # of memory that the CPU reads or writes
     blocking: bool = False  # the device does nothing by itself: the thread that computes CC copies and waits first
     issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all

@@ -2,8 +2,8 @@
 
 A block (cost/blocks.py) is cut at the same element everywhere: CC first, then CG, GG last. `slice_times` is what our
 backend does: inputs are sent once, GG runs first, what is streamed of all the block's mul-mats is copied together into
-one slot of the ring and runs when it has arrived, and one join adds both sides. (Eq. 4 to the letter:
-tests/unit/scheinfer_testbed.py.) In place of slices the device may have the most used experts of a block whole.
+one slot of the ring and runs when it has arrived, and one join adds both sides. In place of slices the device may have
+the most used experts of a block whole.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Card:
         )
 
     def kernel_seconds(self, flop: float, n_bytes: float, in_float: bool) -> float:
-        """Seconds of one kernel. libggml-emulated computes the same (native/emulated/kernels.cpp)."""
+        """Seconds of one kernel. libggml-emulated computes the same (native/emulated/graph.cpp)."""
         rate = self.flops_float_per_s if in_float else self.flops_per_s
         return max(flop / rate, n_bytes / self.bytes_per_s) + self.kernel_s
 

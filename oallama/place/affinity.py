@@ -18,7 +18,7 @@ from oallama.place.placement import Placement
 from oallama.place.transfers import Transfers
 
 AffinityRule = Literal["default", "paper"]
-"""paper: T' is never negative, and the placement that Algorithm 1 converged to is kept (oato.search)."""
+"""paper: T' is never negative, and the placement that Algorithm 1 converged to is kept (whole.search)."""
 
 FillRule = Literal["continue", "full", "paper"]
 """continue: pass over what does not fit, leave on the CPU what gains nothing on the device (the default). full: then

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import examples
-from worlds import CARD, HOST, World, bytes_of, device_bytes, every, model_info, there, total_s, where, worlds
+from worlds import (
+    CARD,
+    HOST,
+    World,
+    bytes_of,
+    device_bytes,
+    every,
+    model_info,
+    own_policy,
+    there,
+    total_s,
+    where,
+    worlds,
+)
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
@@ -18,6 +32,7 @@ from oallama.core.profile import Sharing
 from oallama.core.types import CPU_DEVICE, ModelInfo, Workload
 from oallama.device.card import Card
 from oallama.place.decide import larger_ubatches
+from oallama.place.placement import placed_whole
 from oallama.place.policies.registry import POLICIES, Rules
 
 pytestmark = pytest.mark.usefixtures("small_cards")
@@ -143,6 +158,17 @@ def test_oato_is_near_the_best_of_all_placements(world: World) -> None:
     assert best.bound.total_s <= best.predicted.total_s * (1 + 1e-9)
     assert total_s(best) * (1 - 1e-9) <= total_s(found) <= 1.1 * total_s(tried)
     assert total_s(best) <= total_s(world.plan("atsinfer")) * (1 + 1e-9)
+
+
+def test_a_placement_that_the_device_cannot_compute_is_passed_over() -> None:
+    world = World(share=3.0, workload=TOKEN)
+    first = world.operators[0].mul_mat
+    cases = [one for one in world.profile.cases if one.device == "CPU" or one.mul_mat != first]
+    world = world.with_profile(cases=tuple(cases))
+    everything = [True] * len(world.operators)
+    with own_policy("everything", lambda problem, room: [placed_whole(room.costs, everything, 0)]) as policy:
+        plan = world.plan(policy)
+    assert not there(world, plan) and total_s(plan) < inf
 
 
 def test_where_all_fits_the_bound_is_not_far_below() -> None:

@@ -1,4 +1,7 @@
-"""Small models on described machines, for tests of plans: each fact by its keyword, each plan through pure_plan."""
+"""Small models on described machines, for tests of plans: each fact by its keyword, each plan through pure_plan.
+
+Such models are smaller than what a CUDA back end keeps for itself: tests use the fixture small_cards, or another card.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Policies: each says where operators go, for the prices of a workload and the memory that a device has.
 
 A policy is a function from a problem and a room to placements. The fastest one that fits is taken, after dry loads
-(best_verified). `@policy(name, help)` makes one; it is then known by that name, and `Placer.plan` takes it as it is.
+(best_verified). `@policy(name, help)` makes one; in this process it is then known by that name, and `Placer.plan` takes
+it as it is.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ def best_verified(
         for i in open_rooms:
             to_beat_s = min((one.seconds for one in proposed.values()), default=inf)
             room = replace(rooms[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
-            if (placed := min(propose(problem, room), key=lambda one: one.seconds, default=None)) is not None:
+            possible = (one for one in propose(problem, room) if one.seconds < inf)  # the device computes all of it
+            if (placed := min(possible, key=lambda one: one.seconds, default=None)) is not None:
                 proposed[i], rooms[i] = placed, replace(rooms[i], last=placed)
         i = min(proposed, key=lambda i: proposed[i].seconds, default=-1)
         if i < 0 or not proposed[i].uses_device(problem.graph.n_layer):
