@@ -277,4 +277,5 @@ class StreamSettings:
     # CC lies in its layout, and a second time in plain memory, which is streamed for n_g
     kept_twice: Annotated[bool, Mark.REQUIRED] = False
     piece_bytes: Count = 0  # asked for at once at most, so that other copies get through; 0: any number
+    link_bytes_per_s: Count = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
     ring_bytes: Count = 0  # of the ring; 0: n_slots times the largest block

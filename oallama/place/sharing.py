@@ -471,7 +471,8 @@ class Slicer:
         settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not plan.streams or not rates.weights.beta_s_per_byte:
             return settings
-        return replace(settings, piece_bytes=rates.piece_bytes)
+        link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)
+        return replace(settings, piece_bytes=rates.piece_bytes, link_bytes_per_s=link_bytes_per_s)
 
 
 def slicer_of(problem: Problem, workload: Workload, placed: Placement) -> Slicer:

@@ -2,10 +2,10 @@
 
 History of the file (`"version"`), of which all versions are read:
   1  first. `layout` and `hot_experts` of an operator and `n_ubatch` of the workload are left out where they are the
-     default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, ring_bytes) and `attention` (flash_attn,
-     type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner) where there are none, `bound`
-     where it is not known, and `residents` where the device takes them. Operators of older plans may have `alone`, and
-     their `streaming` may have `link_bytes_per_s`: both are ignored.
+     default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes) and
+     `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
+     where there are none, `bound` where it is not known, and `residents` where the device takes them. Operators of
+     older plans may have `alone`, which is ignored.
   2  an operator has its cut in elements too, [cpu, streamed, device]. Where the fractions beside it are others, as in a
      file that was edited, they count.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
@@ -48,7 +48,6 @@ _UNPREDICTED = dict.fromkeys(field.name for field in fields(Predicted))
 """What is written of a plan that was made without a profile."""
 
 _ALONE = "it is an older plan: that some operators are joined by themselves (`alone`) is ignored"
-_LINK = "it is an older plan: the speed of its link (`link_bytes_per_s`), by which copies were paced, is ignored"
 _REMEDY = "make it again with `oallama plan`"
 
 
@@ -186,7 +185,6 @@ class Plan:
             raise PlanError(f"{source}: {error}; {_REMEDY}") from None
         edited = [one.name for one in plan.operators if one.cut is not None and not _agrees(one)]
         gone = [_ALONE] if any(row.get("alone") for row in document["operators"]) else []
-        gone += [_LINK] if (document.get("streaming") or {}).get("link_bytes_per_s") else []
         gone += [f"the cut of {_some(edited)} is not what its fractions say, which count"] if edited else []
         if not gone:
             return plan

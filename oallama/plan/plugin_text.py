@@ -77,8 +77,8 @@ def split_text(
 
 
 def _stream_lines(record: Plan) -> list[str]:
-    """What differs from the plugin's defaults: size of the ring, how copies run ahead, their pieces, a second copy of
-    CC; and n_g by batch size. Nothing for a plan that streams nothing."""
+    """What differs from the plugin's defaults: size of the ring, how copies run ahead, their pieces, the link's speed,
+    a second copy of CC; and n_g by batch size. Nothing for a plan that streams nothing."""
     streaming, default = record.streaming or StreamSettings(), StreamSettings()
     if not record.token_assignment and not any(placement.cg for placement in record.operators):
         return []
@@ -86,6 +86,7 @@ def _stream_lines(record: Plan) -> list[str]:
     lines += [f"ring {streaming.ring_bytes}"] if streaming.ring_bytes else []
     lines += [f"prefetch {streaming.prefetch}"] if streaming.prefetch != default.prefetch else []
     lines += [f"piece {streaming.piece_bytes}"] if streaming.piece_bytes else []
+    lines += [f"link {streaming.link_bytes_per_s}"] if streaming.link_bytes_per_s else []
     lines += ["twice 1"] if streaming.kept_twice else []
     return lines + [f"tokens {n_tokens} {n_g}" for n_tokens, n_g in record.token_assignment]
 

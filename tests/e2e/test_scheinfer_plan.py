@@ -62,8 +62,8 @@ def test_the_plan_streams_and_says_so(model: Path, planned: tuple[str, Path]) ->
     assert plan.policy == "scheinfer"
     streaming = plan.streaming
     assert streaming is not None
-    assert streaming.piece_bytes > 0 and streaming.ring_bytes > 0
-    assert replace(streaming, piece_bytes=0, ring_bytes=0) == StreamSettings()
+    assert streaming.piece_bytes > 0 and streaming.link_bytes_per_s > 0 and streaming.ring_bytes > 0
+    assert replace(streaming, piece_bytes=0, link_bytes_per_s=0, ring_bytes=0) == StreamSettings()
     streamed = 0
     for operator, placement in zip(placer.operators, plan.operators, strict=True):
         cc, cg, gg = slice_counts(operator, placement)

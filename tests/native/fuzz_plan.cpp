@@ -7,7 +7,8 @@ namespace fuzz {
 
 const std::vector<std::string> & seeds() {
     static const std::vector<std::string> texts = {
-        "oallama-plan 1\nmodel 00ff\ndevice TEST0\nstaging 4096\nslots 3\nring 4096\nprefetch layer\npiece 4096\n"
+        "oallama-plan 1\nmodel 00ff\ndevice TEST0\nstaging 4096\nslots 3\nring 4096\nprefetch layer\npiece 4096\nlink "
+        "1000000000\n"
         "twice 1\nsum 100\ntokens 8 0\ntokens 512 384\n"
         "tensor blk.0.ffn_up.weight Q4_0 256x512x1 rows 128 128 256 CPU\n"
         "tensor blk.0.ffn_down.weight Q4_0 512x256x1 cols 128 128 256 CPU_REPACK\n"
@@ -22,7 +23,7 @@ const std::vector<std::string> & seeds() {
 
 const std::vector<std::string> & words() {
     static const std::vector<std::string> known =
-        words_of("oallama-plan model device staging ring slots prefetch ahead layer piece sum twice tokens "
+        words_of("oallama-plan model device staging ring slots prefetch ahead layer piece link sum twice tokens "
                  "tensor rows cols halves CPU - n_g=0 resident chunk=64 hot=1,2 F32 Q4_K IQ2_XXS MXFP4 I32 # "
                  "999999999999999999 9999999999999999999 -1 1e3 0x10 1152921504606846975x1x1 32x32x32x32");
     return known;

@@ -1,6 +1,7 @@
-// Plan texts: what is refused. That no text does harm is fuzz_plan's to test.
+// Plan texts: what is refused, and that no text does harm.
 
 #include "split_test.h"
+#include "support.h"
 
 namespace split_test {
 
@@ -24,7 +25,7 @@ void check_accepted() {
         "oallama-plan 1",
         head + valid,
         head +
-            "slots 3\nring 65536\nstaging 4096\nprefetch layer\npiece 4096\ntwice 1\ntokens 8 0\ntokens 16 "
+            "slots 3\nring 65536\nstaging 4096\nprefetch layer\npiece 4096\nlink 1\ntwice 1\ntokens 8 0\ntokens 16 "
             "16\n" +
             valid,
         head + "tensor x F32 7x64x1 rows 64 0 0 CPU n_g=0\n",
@@ -42,6 +43,14 @@ void check_accepted() {
     };
     for (const std::string & text : texts) {
         new_plan(text);
+    }
+    // what follows the first line is cut off anywhere: it stays a plan or is refused, never something else
+    const std::string full = head + valid + "tensor b Q8_0 64x70x1 rows 32 0 38 CPU\n";
+    for (size_t length = 0; length < full.size(); length++) {
+        oallama_plan * plan = nullptr;
+        const int      got  = oallama_plan_new(full.substr(0, length).c_str(), &plan);
+        const PlanPtr  owner(plan);
+        check(got == (plan != nullptr ? OALLAMA_OK : OALLAMA_INVALID), "a plan that ends early");
     }
 }
 
@@ -69,6 +78,9 @@ void check_all_refused() {
                               "piece",
                               "piece 4095",
                               "piece many",
+                              "link",
+                              "link 0",
+                              "link fast",
                               "twice",
                               "twice 2",
                               "twice yes",
@@ -130,6 +142,29 @@ void check_all_refused() {
     check_refused(head + "ring -1\n" + valid);
 }
 
+void check_random_texts() {
+    bridge::Random    random(11);
+    const std::string full = head + valid + "tensor b Q8_0 64x70x1 rows 32 0 38 CPU\n";
+    for (int i = 0; i < 3000; i++) {
+        std::string text = full;
+        for (int64_t n = 1 + random.below(4); n > 0; n--) {
+            const auto at = static_cast<size_t>(random.below(static_cast<int64_t>(text.size())));
+            switch (random.below(3)) {
+                case 0: text[at] = static_cast<char>(1 + random.below(255)); break;
+                case 1: text.erase(at, static_cast<size_t>(1 + random.below(9))); break;
+                default:
+                    text.insert(at, text.substr(static_cast<size_t>(random.below(static_cast<int64_t>(at + 1))),
+                                                static_cast<size_t>(random.below(20))));
+            }
+            text += text.empty() ? " " : "";
+        }
+        oallama_plan * plan = nullptr;
+        const int      got  = oallama_plan_new(text.c_str(), &plan);
+        const PlanPtr  owner(plan);
+        check((got == OALLAMA_OK) == (plan != nullptr), "a changed plan text");
+    }
+}
+
 void check_arguments() {
     oallama_plan * plan     = nullptr;
     void *         buft     = nullptr;
@@ -148,13 +183,15 @@ void check_arguments() {
           "no argument is refused");
     oallama_plan_free(nullptr);
     const PlanPtr made = new_plan(head + valid);
-    check(oallama_plan_buft(made.get(), nullptr) == OALLAMA_INVALID &&
-              oallama_plan_count(made.get(), nullptr) == OALLAMA_INVALID &&
-              oallama_plan_slice(made.get(), 0, nullptr) == OALLAMA_INVALID &&
-              oallama_plan_problems(made.get(), nullptr, line, 0) == OALLAMA_INVALID,
-          "no room for a result is refused");
-    check_ok(oallama_plan_problems(made.get(), &usable, line, 1), "room for nothing but the end");
-    check(usable == 1 && line[0] == '\0', "a plan that was not used has no problems");
+    if (made != nullptr) {
+        check(oallama_plan_buft(made.get(), nullptr) == OALLAMA_INVALID &&
+                  oallama_plan_count(made.get(), nullptr) == OALLAMA_INVALID &&
+                  oallama_plan_slice(made.get(), 0, nullptr) == OALLAMA_INVALID &&
+                  oallama_plan_problems(made.get(), nullptr, line, 0) == OALLAMA_INVALID,
+              "no room for a result is refused");
+        check_ok(oallama_plan_problems(made.get(), &usable, line, 1), "room for nothing but the end");
+        check(usable == 1 && line[0] == '\0', "a plan that was not used has no problems");
+    }
 }
 
 } // namespace
@@ -162,6 +199,7 @@ void check_arguments() {
 void test_plan() {
     check_accepted();
     check_all_refused();
+    check_random_texts();
     check_arguments();
     done("plan texts");
 }

@@ -107,8 +107,8 @@ def test_the_text_of_a_plan_that_streams() -> None:
 
 
 def test_the_text_says_how_copies_are_asked_for() -> None:
-    made = streamed(StreamSettings(piece_bytes=262144, ring_bytes=101711872))
-    assert {"piece 262144", "ring 101711872"} < set(text_of(made).splitlines())
+    made = streamed(StreamSettings(piece_bytes=262144, link_bytes_per_s=12 * 10**9, ring_bytes=101711872))
+    assert {"piece 262144", "link 12000000000", "ring 101711872"} < set(text_of(made).splitlines())
 
 
 def test_what_is_the_default_or_streams_nothing_is_not_said() -> None:

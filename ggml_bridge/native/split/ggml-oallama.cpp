@@ -292,6 +292,15 @@ void ggml_backend_oallama_free(ggml_backend_t backend) {
     delete backend;
 }
 
+// llama.cpp makes the copy, which waits for the device. Until then the link is free.
+bool ggml_backend_oallama_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst,
+                                           const ggml_tensor * /*src*/, ggml_tensor * /*dst*/) {
+    if (backend_src != backend_dst && context_of(backend_dst).split) {
+        logged([&] { context_of(backend_dst).split->device_computes(); });
+    }
+    return false;
+}
+
 ggml_status ggml_backend_oallama_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     ggml_status computed = GGML_STATUS_FAILED;
     const int   status   = logged([&] { computed = split_of(backend).compute(graph, context_of(backend).memory); });
@@ -313,7 +322,7 @@ const ggml_backend_i ggml_backend_oallama_i = {
     /* .get_tensor_async    = */ nullptr,
     /* .set_tensor_2d_async = */ nullptr,
     /* .get_tensor_2d_async = */ nullptr,
-    /* .cpy_tensor_async    = */ nullptr,
+    /* .cpy_tensor_async    = */ ggml_backend_oallama_cpy_tensor_async,
     /* .synchronize         = */ nullptr,
     /* .graph_plan_create   = */ nullptr,
     /* .graph_plan_free     = */ nullptr,

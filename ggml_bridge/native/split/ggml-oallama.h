@@ -27,6 +27,8 @@
 //                                     block's turn
 //     piece 262144                    bytes of CG that are asked for at once at most, so that other copies get through;
 //                                     4096 at least; default: all of a part
+//     link 12000000000                bytes a second that the link copies: no more is asked for ahead than it can have
+//                                     done when the next activation is sent; default: not known, no limit
 //     sum 262144                      experts' results are weighted and added up on either side, before they are
 //                                     joined, where so many bytes or more then need not come back; default: never
 //     tokens 32 0                     of a batch of 32 tokens, n_g is 0; of 512 it is 200; linear in between, 0 below,

@@ -207,6 +207,9 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
         stream.piece = line.count("the bytes of a piece");
         line.check(stream.piece >= min_piece, "has pieces of " + std::to_string(stream.piece) + " bytes; they have " +
                                                   std::to_string(min_piece) + " at least");
+    } else if (item == "link") {
+        stream.link_bytes_per_s = line.count("the link's bytes per second");
+        line.check(stream.link_bytes_per_s >= 1, "has a link that copies nothing");
     } else if (item == "sum") {
         plan.sum_bytes = line.count("the bytes of results");
     } else if (item == "twice") {
@@ -222,7 +225,8 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
         plan.slices.push_back(std::move(slice));
     } else {
         line.fail("begins with " + item +
-                  "; known are model, device, staging, slots, ring, prefetch, piece, sum, twice, tokens and tensor");
+                  "; known are model, device, staging, slots, ring, prefetch, piece, link, sum, twice, tokens and "
+                  "tensor");
     }
 }
 

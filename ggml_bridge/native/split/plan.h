@@ -52,10 +52,11 @@ struct TokenSplit {
 
 // Settings by which CG is streamed.
 struct StreamSpec {
-    int64_t n_slots = 2;    // of the ring that it is copied to
-    int64_t ring    = 0;    // bytes of the ring, more where one block needs more; 0: n_slots of the largest
-    bool    ahead   = true; // copies of the next blocks begin while a block is computed
-    int64_t piece   = 0;    // bytes that are asked for at once at most; 0: any number
+    int64_t n_slots          = 2;    // of the ring that it is copied to
+    int64_t ring             = 0;    // bytes of the ring, more where one block needs more; 0: n_slots of the largest
+    bool    ahead            = true; // copies of the next blocks begin while a block is computed
+    int64_t piece            = 0;    // bytes that are asked for at once at most; 0: any number
+    int64_t link_bytes_per_s = 0;    // 0: not known, no limit to what is asked for ahead
 };
 
 struct PlanSpec {

@@ -151,12 +151,13 @@ struct Phase {
     StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
     Source                ids;             // which experts are used, where routed
     bool                  routed = false;  // only the experts that are used are streamed
-    int device_begin             = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
-    int stream_begin             = 0;
-    int lift_begin               = 0; // nodes that make results whole in device memory, up to device_end
-    int device_end               = 0;
-    int host_begin               = 0; // nodes of the host graph
-    int host_end                 = 0;
+    Pace                  pace;
+    int device_begin = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int stream_begin = 0;
+    int lift_begin   = 0; // nodes that make results whole in device memory, up to device_end
+    int device_end   = 0;
+    int host_begin   = 0; // nodes of the host graph
+    int host_end     = 0;
 };
 
 struct Program {

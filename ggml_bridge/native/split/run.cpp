@@ -159,6 +159,7 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
 }
 
 void SplitBackend::forget() {
+    forget_turns();
     programs_.clear();
 }
 
@@ -243,12 +244,32 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
     }
 }
 
-// Asks for streamed weights of the next blocks. Does nothing while the batch has another size than the one that
-// streamed last: decode may stream nothing, and needs no weights of a prompt.
+//
+// small copies, between which copies of weights may be asked for
+//
+
+void SplitBackend::forget_turns() {
+    turns_.forget();
+    last_ = nullptr;
+}
+
+// Asks for streamed weights until the next small copy is due. Does nothing while the batch has another size than the
+// one that streamed last: decode may stream nothing, and needs no weights of a prompt.
 void SplitBackend::ask_ahead() {
     if (partner_->streams() && n_tokens_ == streamed_) {
-        partner_->stream().prefetch(slot_);
+        partner_->stream().prefetch(slot_, turns_.due());
     }
+}
+
+// The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
+void SplitBackend::device_computes() {
+    if (last_ == nullptr || last_->pace.feeds_device || turns_.is_last(last_->pace.lifted)) {
+        return; // or computes with what was there already
+    }
+    turns_.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result
+    last_->pace.feeds_device = true;
+    turns_.made(&last_->pace.fed);
+    ask_ahead();
 }
 
 //
@@ -329,9 +350,15 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         if (on_device) {
             partner_->synchronize(); // whatever became of the host side: the device must be idle
             took[2] += watch.lap(stats().wait_ns);
+            if (std::exchange(phase.pace.feeds_device, false)) {
+                turns_.made(nullptr);
+            }
+            last_ = &phase;
             slot_ = no_slot; // what was computed with is free now
-            ask_ahead();
-            took[0] += watch.lap(stats().launch_ns);
+            if (partner_->streams()) {
+                ask_ahead();
+                took[0] += watch.lap(stats().launch_ns);
+            }
             if (status == GGML_STATUS_SUCCESS && !program.resident) {
                 join(phase, graph);
             }
@@ -356,8 +383,13 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     if (fetched > 0 && !goes_on) {
         partner_->synchronize();
     }
+    last_ = nullptr;
     route(phase, graph, batches_);
-    send(program, phase, graph); // before weights are asked for, which it would wait for
+    const int64_t sent = send(program, phase, graph); // before weights are asked for, which it would wait for
+    // also where there is nothing to send: else it would never be known until when the link is free
+    if (sent > 0 || (program.resident && phase.lifts.empty())) {
+        turns_.made(&phase.pace.sent);
+    }
     start(program, phase.device_begin, phase.stream_begin);
     slot_ = no_slot;
     if (phase.block != nullptr) {
@@ -398,12 +430,18 @@ void SplitBackend::start(Program & program, int begin, int end) {
 // Results become whole in device memory: what the host has of them is sent there, behind what the device computes.
 void SplitBackend::lift(Program & program, Phase & phase) {
     try {
+        int64_t sent = 0;
         for (const Lift & one : phase.lifts) {
             const size_t bytes = ggml_nbytes(one.to);
             ggml_backend_tensor_set_async(partner_->backend(), one.to, one.from->data, 0, bytes);
-            stats().bytes_in.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+            sent += static_cast<int64_t>(bytes);
+        }
+        stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
+        if (sent > 0) {
+            turns_.made(&phase.pace.lifted);
         }
         start(program, phase.lift_begin, phase.device_end);
+        ask_ahead();
     } catch (...) {
         partner_->synchronize();
         throw;
@@ -426,11 +464,12 @@ int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * grap
     return fetched;
 }
 
-// Sends what the device needs. From pinned memory, so that the call does not wait.
-void SplitBackend::send(const Program & program, const Phase & phase, const ggml_cgraph * graph) {
+// Sends what the device needs, from pinned memory, so that the call does not wait. Returns the bytes.
+int64_t SplitBackend::send(const Program & program, const Phase & phase, const ggml_cgraph * graph) {
+    int64_t sent = 0;
     for (const Upload & upload : phase.uploads) {
         const size_t bytes = ggml_nbytes(upload.tensor);
-        stats().bytes_in.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+        sent += static_cast<int64_t>(bytes);
         if (upload.what == Upload::What::value) {
             send_value(upload, graph, program.prepared);
             continue;
@@ -440,6 +479,8 @@ void SplitBackend::send(const Program & program, const Phase & phase, const ggml
         pack(host_, phase.routings[number], batches_[number], upload, graph, staged);
         ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, staged, 0, bytes);
     }
+    stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
+    return sent;
 }
 
 // Sends a value from where it is, or through pinned memory: piece by piece, while the piece before is on its way.

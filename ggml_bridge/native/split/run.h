@@ -31,12 +31,16 @@ class SplitBackend {
 
     ggml_status compute(ggml_cgraph * graph, ggml_backend_dev_t memory);
 
+    // Called where llama.cpp asks for an input that another device has been told to compute.
+    void device_computes();
+
   private:
     // programs
     Program & find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
     Program & build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
     size_t    next_slot() const;
     void      forget();
+    void      forget_turns();
 
     // a run
     ggml_status run(Program & program, const ggml_cgraph * graph);
@@ -48,7 +52,7 @@ class SplitBackend {
 
     // copies
     int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph);
-    void    send(const Program & program, const Phase & phase, const ggml_cgraph * graph);
+    int64_t send(const Program & program, const Phase & phase, const ggml_cgraph * graph);
     void    send_value(const Upload & upload, const ggml_cgraph * graph, bool prepared);
     bool    fetch_blocks() const;
     bool    reaches(const ggml_tensor * tensor) const;
@@ -61,6 +65,8 @@ class SplitBackend {
     bool                     preparing_ = false; // since the last one was computed
     size_t                   foreseen_  = 0;     // the next streamed block's slot, of a graph that is prepared
     Signature                scratch_;
+    Turns                    turns_;              // of small copies to the device
+    Phase *                  last_     = nullptr; // that ended, until the next one is launched
     size_t                   slot_     = no_slot; // that the device computes with
     int64_t                  n_tokens_ = 0;       // of the program that runs, or ran last
     int64_t                  streamed_ = 0;       // of the last one that streamed

@@ -7,8 +7,15 @@ namespace oallama {
 
 namespace {
 
+constexpr size_t page  = 4096;      // what is asked for is a multiple of it, but for the end of a part
+constexpr size_t least = 16 * page; // asking for less ahead is not worth it
+
 size_t padded(size_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
+}
+
+size_t part_bytes(const StreamBlock & block, size_t part) {
+    return static_cast<size_t>(block.parts[part].first->part_bytes(block.parts[part].second));
 }
 
 void check_experts(const std::vector<int32_t> & experts, const SliceSpec & slice) {
@@ -19,6 +26,12 @@ void check_experts(const std::vector<int32_t> & experts, const SliceSpec & slice
 }
 
 } // namespace
+
+void Slot::hold(StreamBlock & block) {
+    holds = &block;
+    part  = 0;
+    at    = 0;
+}
 
 Stream::Stream(ggml_backend_dev_t device, const StreamSpec & spec)
     : device_(device), backend_(ggml_backend_dev_init(device, nullptr)), slots_(static_cast<size_t>(spec.n_slots)),
@@ -149,8 +162,7 @@ void Stream::take(StreamBlock & block, size_t slot) {
     if (to.holds == nullptr || begin_of(*to.holds, slot) != begin_of(block, slot)) {
         to.zeros.clear();
     }
-    to.holds = &block;
-    to.asked = false;
+    to.hold(block);
 }
 
 //
@@ -172,8 +184,10 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         take(block, slot);
     }
     last_slot_ = slot;
-    if (!slots_[slot].asked) {
-        copy(slot, experts);
+    if (experts != nullptr && slots_[slot].part == 0 && slots_[slot].at == 0) {
+        copy_experts(slot, *experts);
+    } else {
+        copy(slot, Time::max());
     }
     return slot;
 }
@@ -186,7 +200,7 @@ void Stream::ready(ggml_backend_t compute, size_t slot) {
     }
 }
 
-void Stream::prefetch(size_t busy) {
+void Stream::prefetch(size_t busy, Time until) {
     if (!spec_.ahead) {
         return;
     }
@@ -204,20 +218,22 @@ void Stream::prefetch(size_t busy) {
         if (found == no_slot) {
             const bool free =
                 std::all_of(kept.begin(), kept.end(), [&](size_t other) { return spares(other, next, slot); });
-            if (!free) {
-                return;
+            if (!free || allowed(until) == 0) {
+                return; // the slot is in use, or the link is busy until then
             }
             take(next, slot);
-            copy(slot, nullptr);
         }
         kept.push_back(slot);
+        if (!copy(slot, until)) {
+            return;
+        }
     }
 }
 
 // Zeros behind the parts, unless they are there since the last copy: devices read rows in whole steps, and what is not
 // of the row is multiplied by zero.
 void Stream::clear_tails(size_t slot) {
-    static constexpr std::array<char, 4096> zeros = {};
+    static constexpr std::array<char, page> zeros = {};
 
     Slot &              to    = slots_[slot];
     const StreamBlock & block = *to.holds;
@@ -238,49 +254,110 @@ void Stream::clear_tails(size_t slot) {
     to.zeros = block.tails;
 }
 
-// Asks for a slot's block. experts: for those alone, which leaves the block incomplete; NULL: for all of it.
-void Stream::copy(size_t slot, const std::vector<int32_t> * experts) {
+// Asks for what is missing in a slot, as far as the link can have copied it until then; whether that is all of it.
+bool Stream::copy(size_t slot, Time until) {
+    clear_tails(slot);
+    Slot &              to    = slots_[slot];
+    const StreamBlock & block = *to.holds;
+    const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
+    ggml_tensor *       there = nullptr;
+    int64_t             bytes = 0;
+    while (to.part < block.parts.size()) {
+        const size_t left = part_bytes(block, to.part) - to.at;
+        const size_t next = std::min(left, allowed(until));
+        if (next == 0) {
+            break;
+        }
+        if (there == nullptr || to.at == 0) {
+            there = place_of(ctx.get(), slot, to.part);
+        }
+        ask(slot, to.part, there, to.at, next);
+        bytes += static_cast<int64_t>(next);
+        to.at += next;
+        if (next == left) {
+            to.part++;
+            to.at = 0;
+        }
+    }
+    if (bytes > 0) {
+        asked(slot, bytes);
+    }
+    return to.part == block.parts.size();
+}
+
+// Asks for experts of a slot's block, which counts as not there afterwards; for those that lie side by side at once.
+void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
     clear_tails(slot);
     const StreamBlock & block = *slots_[slot].holds;
     const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
-    std::vector<bool>   wanted(experts == nullptr ? 1 : static_cast<size_t>(block.parts[0].first->slice().e),
-                               experts == nullptr);
-    for (size_t i = 0; experts != nullptr && i < experts->size(); i++) {
-        wanted[static_cast<size_t>((*experts)[i])] = true;
+    std::vector<bool>   wanted(static_cast<size_t>(block.parts[0].first->slice().e));
+    for (const int32_t expert : experts) {
+        wanted[static_cast<size_t>(expert)] = true;
     }
     int64_t bytes = 0;
     for (size_t i = 0; i < block.parts.size(); i++) {
-        const auto & [weight, side] = block.parts[i];
-        const auto    all           = static_cast<size_t>(weight->part_bytes(side));
-        const size_t  each          = all / wanted.size();
-        ggml_tensor * there         = weight->new_tensor(ctx.get(), side);
-        bind(there, block, slot, block.offsets[i]);
+        const size_t  all   = part_bytes(block, i);
+        const size_t  each  = all / wanted.size();
+        ggml_tensor * there = place_of(ctx.get(), slot, i);
         for (size_t first = 0, e = 0; e < wanted.size(); first = ++e) {
-            while (e < wanted.size() && wanted[e]) { // those that lie side by side at once
+            while (e < wanted.size() && wanted[e]) {
                 e++;
             }
-            if (first < e) { // and what the device may read behind the last one, of the next expert
-                const size_t end = std::min(e * each + block.tails[i].second, all);
-                ask(there, static_cast<const char *>(weight->part(side).tensor->data), first * each, end);
-                bytes += static_cast<int64_t>((e - first) * each);
+            if (first == e) {
+                continue;
             }
+            // and what the device may read behind the last one, of the next expert
+            const size_t end = std::min(e * each + block.tails[i].second, all);
+            for (size_t at = first * each; at < end;) {
+                const size_t next = std::min(end - at, allowed(Time::max()));
+                ask(slot, i, there, at, next);
+                at += next;
+            }
+            bytes += static_cast<int64_t>((e - first) * each);
         }
     }
-    slots_[slot].asked = experts == nullptr;
+    asked(slot, bytes);
+}
+
+ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) {
+    const auto & [weight, side] = slots_[slot].holds->parts[part];
+    ggml_tensor * there         = weight->new_tensor(ctx, side);
+    bind(there, *slots_[slot].holds, slot, slots_[slot].holds->offsets[part]);
+    return there;
+}
+
+// Queues one copy: bytes [offset, offset + bytes) of a part.
+void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes) {
+    const auto & [weight, side] = slots_[slot].holds->parts[part];
+    const auto * data           = static_cast<const char *>(weight->part(side).tensor->data);
+    ggml_backend_tensor_set_async(backend_.get(), there, data + offset, offset, bytes);
+    if (spec_.link_bytes_per_s > 0) {
+        const double seconds = static_cast<double>(bytes) / static_cast<double>(spec_.link_bytes_per_s);
+        idle_                = std::max(idle_, Clock::now()) + to_duration(seconds);
+    }
+}
+
+// Behind the copies of a slot that were queued at once.
+void Stream::asked(size_t slot, int64_t bytes) {
     stats().bytes_streamed.fetch_add(bytes, std::memory_order_relaxed);
     if (events_) {
         ggml_backend_event_record(copied_[slot].get(), backend_.get());
     }
 }
 
-// Queues copies of bytes [begin, end) of a part, in pieces.
-void Stream::ask(ggml_tensor * there, const char * from, size_t begin, size_t end) {
+// Bytes of the next copy at most, so that the link has made it until then; 0: not worth asking.
+size_t Stream::allowed(Time until) const {
     const size_t piece = spec_.piece > 0 ? static_cast<size_t>(spec_.piece) : SIZE_MAX;
-    while (begin < end) {
-        const size_t bytes = std::min(end - begin, piece);
-        ggml_backend_tensor_set_async(backend_.get(), there, from + begin, begin, bytes);
-        begin += bytes;
+    if (spec_.link_bytes_per_s == 0 || until == Time::max()) {
+        return piece;
     }
+    const Time from = std::max(idle_, Clock::now());
+    if (from >= until) {
+        return 0;
+    }
+    const std::chrono::duration<double> left = until - from;
+    const auto bytes = static_cast<size_t>(left.count() * static_cast<double>(spec_.link_bytes_per_s));
+    return bytes < std::min(least, piece) ? 0 : std::min(piece, bytes / page * page);
 }
 
 } // namespace oallama

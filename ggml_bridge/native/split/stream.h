@@ -10,18 +10,94 @@
 // across layers and across the attention between them, so that the link idles only when the ring is full.
 //
 // A device has one copy engine a direction, and no copy is interrupted: an activation that is sent while weights are
-// copied waits for the copy that is under way. So weights are asked for in pieces, between which other copies pass.
+// copied waits for them. So weights are asked for in pieces, between which other copies pass, and no more of them ahead
+// than the link can have done when the next activation is due. Tokens are alike: what passed the last times between two
+// small copies is what will pass this time. Without it an 8B in 3 GiB takes 4.9 % longer (docs/decisions.md).
 //
 // A context has one Stream (run.h), which one thread at a time uses. It owns the ring and the blocks; weights belong to
 // their buffers, and outlive the programs that stream them.
 
 #pragma once
 
+#include <chrono>
 #include <map>
 
 #include "weights.h"
 
 namespace oallama {
+
+//
+// when the next small copy is due
+//
+
+using Clock = std::chrono::steady_clock;
+using Time  = Clock::time_point;
+
+inline Clock::duration to_duration(double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// From one small copy to the next: the mean of the last times. A time far above it is a pause, such as a user's
+// between two requests, and changes nothing; the second in a row is how long it takes now.
+class Interval {
+  public:
+    void begin(Time now = Clock::now()) { begun_ = now; }
+
+    void end(Time now = Clock::now()) {
+        const double seconds = std::chrono::duration<double>(now - begun_).count();
+        paused_              = known_ && !paused_ && seconds > pause * seconds_;
+        if (!paused_) {
+            seconds_ = known_ ? seconds_ + (seconds - seconds_) / n_remembered : seconds;
+            known_   = true;
+        }
+    }
+
+    // When it will end that has begun; the first time, never.
+    Time due() const { return known_ ? begun_ + to_duration(seconds_) : Time::max(); }
+
+  private:
+    static constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
+    static constexpr double pause        = 4; // times the mean
+
+    Time   begun_;
+    double seconds_ = 0.0;
+    bool   known_   = false;
+    bool   paused_  = false; // the last time
+};
+
+// After each small copy of a phase, until the next one.
+struct Pace {
+    Interval sent;                 // its activations
+    Interval lifted;               // what the host computed, where the result is made whole on the device
+    Interval fed;                  // its result, by llama.cpp, which has told the device since to compute with it
+    bool     feeds_device = false; // the last one is sent as soon as the phase has ended
+};
+
+// Which small copy was the last one.
+class Turns {
+  public:
+    // It has been made; NULL: the next one is about to be.
+    void made(Interval * after) {
+        if (after_ != nullptr) {
+            after_->end();
+        }
+        after_ = after;
+        if (after_ != nullptr) {
+            after_->begin();
+        }
+    }
+
+    // Nothing is learnt from the last one.
+    void forget() { after_ = nullptr; }
+
+    bool is_last(const Interval & after) const { return after_ == &after; }
+
+    // When the next one is due; where nothing is known of the last one, at any moment.
+    Time due() const { return after_ != nullptr ? after_->due() : Time::min(); }
+
+  private:
+    Interval * after_ = nullptr;
+};
 
 //
 // blocks and slots
@@ -46,8 +122,12 @@ struct StreamBlock {
 
 struct Slot {
     StreamBlock *      holds = nullptr;
-    bool               asked = false; // all of the block's copies are
-    std::vector<Bytes> zeros;         // tails of what was copied there last, if nothing else was since
+    std::vector<Bytes> zeros;    // tails of what was copied there last, if nothing else was since
+    size_t             part = 0; // the first that is not all asked for; the number of parts: none
+    size_t             at   = 0; // bytes of it that are
+
+    // Nothing of the block is asked for yet.
+    void hold(StreamBlock & block);
 };
 
 constexpr size_t no_slot = SIZE_MAX;
@@ -58,8 +138,8 @@ constexpr size_t no_slot = SIZE_MAX;
 
 class Stream {
   public:
-    // spec: slots, pieces, copies ahead of a block's turn or not. Throws OALLAMA_FAILED where the device has no second
-    // stream.
+    // spec: slots, pieces, the link's speed, copies ahead of a block's turn or not. Throws
+    // OALLAMA_FAILED where the device has no second stream.
     Stream(ggml_backend_dev_t device, const StreamSpec & spec);
     ~Stream();
 
@@ -85,9 +165,9 @@ class Stream {
     // Makes what is computed on this backend from now on wait for a slot's copies.
     void ready(ggml_backend_t compute, size_t slot);
 
-    // Asks for the blocks that come next, in slots that nothing computed needs any more. busy: the slot that is
-    // computed with, or no_slot.
-    void prefetch(size_t busy);
+    // Asks for the blocks that come next, in slots that nothing computed needs any more, but for no more than the link
+    // can have copied until then. busy: the slot that is computed with, or no_slot.
+    void prefetch(size_t busy, Time until);
 
   private:
     // the ring
@@ -99,9 +179,14 @@ class Stream {
     void   take(StreamBlock & block, size_t slot);
 
     // copies
-    void clear_tails(size_t slot);
-    void copy(size_t slot, const std::vector<int32_t> * experts);
-    void ask(ggml_tensor * there, const char * from, size_t begin, size_t end);
+    void   clear_tails(size_t slot);
+    bool   copy(size_t slot, Time until);
+    void   copy_experts(size_t slot, const std::vector<int32_t> & experts);
+    void   ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes);
+    void   asked(size_t slot, int64_t bytes);
+    size_t allowed(Time until) const;
+
+    ggml_tensor * place_of(ggml_context * ctx, size_t slot, size_t part);
 
     ggml_backend_dev_t    device_;
     BackendPtr            backend_;
@@ -113,6 +198,7 @@ class Stream {
     size_t                last_slot_ = no_slot; // its slot
     bool                  events_    = false;
     StreamSpec            spec_;
+    Time                  idle_; // when the link has done what it was asked for, at the speed that the plan says
 
     // by the weights' numbers and sides: a weight's address may be another's later
     std::map<std::vector<std::pair<uint64_t, Side>>, std::unique_ptr<StreamBlock>> blocks_;
