@@ -12,7 +12,7 @@
 // A device has one copy engine a direction, and no copy is interrupted: an activation that is sent while weights are
 // copied waits for them. So weights are asked for in pieces, between which other copies pass, and no more of them ahead
 // than the link can have done when the next activation is due. Tokens are alike: what passed the last times between two
-// small copies is what will pass this time. Without it an 8B in 3 GiB takes 4.9 % longer (docs/decisions.md).
+// small copies is what will pass this time. Without it an 8B in 3 GiB takes 5.8 % longer (docs/decisions.md).
 //
 // A context has one Stream (run.h), which one thread at a time uses. It owns the ring and the blocks; weights belong to
 // their buffers, and outlive the programs that stream them.
