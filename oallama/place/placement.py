@@ -32,6 +32,11 @@ Budget = Callable[[int], int]
 layers are there; negative: that choice does not fit."""
 
 
+def first_that_fits(n_layer: int, budget: Budget) -> int:
+    """The first layer from which on norms and KV fit the device, with no operator there; n_layer + 1: none does."""
+    return next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
+
+
 class Place(NamedTuple):
     """Where an operator is: its cut in elements along its axis, the host layout of CC (None: llama.cpp's choice), and
     the experts that the device has besides, whole."""

@@ -34,7 +34,8 @@ class Transfers:
     def of(self, on_device: Sequence[bool], first_device_layer: int, index: int) -> float:
         """Crossings with the operator on the device less those with it on the CPU."""
         window, sides, seconds = self._layers[self._costs.graph.operator_layer[index]].window, list(on_device), []
-        for sides[index] in (True, False):
+        for side in (True, False):
+            sides[index] = side
             seconds.append(transfer_seconds(self._costs, sides, first_device_layer, window))
         added_s = seconds[0] - seconds[1]
         return max(0.0, added_s) if self._paper else added_s

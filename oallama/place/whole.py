@@ -20,7 +20,16 @@ from oallama.cost.graph import first_within
 from oallama.cost.whole import Costs, placement_seconds, transfer_seconds
 from oallama.place.affinity import AffinityRule, FillRule, algorithm_1, fill, rank
 from oallama.place.affinity import affinity as b_of
-from oallama.place.placement import Budget, Placement, cpu, layers, placed_whole, whole_bytes, whole_places
+from oallama.place.placement import (
+    Budget,
+    Placement,
+    cpu,
+    first_that_fits,
+    layers,
+    placed_whole,
+    whole_bytes,
+    whole_places,
+)
 from oallama.place.transfers import Transfers
 
 
@@ -82,9 +91,7 @@ def _first_layer(costs: Costs, budget: Budget, placed: Placement) -> int:
     """The first layer with its norms and KV on the device; where the placement leaves the device alone, the first that
     fits there. n_layer + 1: none does."""
     n_layer = costs.graph.n_layer
-    if placed.llama_uses_device(n_layer):
-        return placed.first_device_layer
-    return next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
+    return placed.first_device_layer if placed.llama_uses_device(n_layer) else first_that_fits(n_layer, budget)
 
 
 MAX_ROUNDS = 64

@@ -15,7 +15,7 @@ from math import gcd, inf
 
 from oallama.cost.graph import Crossings
 from oallama.cost.whole import Costs
-from oallama.place.placement import Budget, Placement, cpu, placed_whole
+from oallama.place.placement import Budget, Placement, cpu, first_that_fits, placed_whole
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import Problem
 
@@ -36,8 +36,7 @@ class Link:
 
 def chained(costs: Costs, budget: Budget) -> Placement:
     """The placement with the least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
-    n_layer = costs.graph.n_layer
-    first = next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
+    first = first_that_fits(costs.graph.n_layer, budget)
     on_device, _ = least_chain(*chain(costs, first), max(0, budget(first)))
     return placed_whole(costs, on_device, first) if any(on_device) else cpu(costs)
 
