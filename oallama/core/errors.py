@@ -36,7 +36,7 @@ _OPTION = re.compile(
 
 OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)"
 GGML_OUT_OF_MEMORY = "GGML_ASSERT(ctx->mem_buffer != NULL)"
-"""What ggml aborts with where it is refused memory."""
+"""ggml's message when it aborts because memory was refused."""
 
 
 class OallamaError(Exception):

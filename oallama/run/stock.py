@@ -20,7 +20,7 @@ Place = Literal["device", "host", "split"]
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """The memory cap that holds for every arm: bytes on the device in all, and bytes of operators' weights there.
+    """The memory cap of a load: bytes on the device in all, and bytes of operators' weights there.
 
     None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights.
     """

@@ -1,4 +1,4 @@
-"""What several files of end-to-end tests share: small models, a profile that is described for one, a cache, a place."""
+"""Fixtures that end-to-end tests share: small models, a profile that is described for one, a cache, a place."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def body_of(page: str) -> str:
 
 
 def mixed() -> AffinityReport:
-    """Of all that a row may say: the plan's own cuts, hot experts, an operator that the device cannot compute."""
+    """Report with every kind of row: the plan's own cuts, hot experts, an operator that the device cannot compute."""
     of = records.moe(n_layer=2)
     rows = list(of.operators)
     rows[0] = replace(rows[0], t_gpu_s=None, benefit_s_per_byte=None, affinity=0.0, backend="CPU")

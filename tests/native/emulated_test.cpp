@@ -160,7 +160,7 @@ void write_weights() {
     }
 }
 
-// As CUDA: a graph that was launched twice alike is captured, until something of it lies elsewhere.
+// Captures a graph that was launched twice alike, as CUDA does, until something of it lies elsewhere.
 void capture() {
     const Card                card(true);
     const oallama::BackendPtr stream = new_stream();

@@ -139,7 +139,7 @@ extern const std::vector<Cut> all_cuts;
 // How much of the device's part is streamed (CG) in every plan, and through how many slots of a ring.
 enum class Streamed { none, half, all };
 
-// Of the plans that follow.
+// Options of the plans that follow.
 extern Streamed streamed;
 extern bool     late;     // n_g: of a batch of several tokens, the device computes CC as well for half of them (CG')
 extern bool     resident; // where one names TEST0: blocks live there, and in sessions so does what is around them
@@ -214,7 +214,7 @@ class Model {
 
 using Outputs = std::vector<std::vector<float>>;
 
-// What the unsplit CPU computes.
+// Computes a block on the CPU without splitting it.
 Outputs on_cpu(const Block & block, const Data & data, int64_t n_tokens, uint64_t seed = 1);
 
 // A block's graph for one batch, which our back end computes alone.

@@ -228,8 +228,8 @@ Block columns_block(ggml_type type) {
     return block;
 }
 
-// Of four dimensions, the last of which is of tokens, and heads that two others share. Not in repacked types, whose
-// kernels take no fourth dimension.
+// Makes a block of four dimensions, the last of which is of tokens, with heads that two others share. Not in repacked
+// types, whose kernels take no fourth dimension.
 Block four_dimensions_block(ggml_type type, oallama_axis axis) {
     constexpr int64_t k = 64, row = k * sizeof(float);
 

@@ -222,7 +222,7 @@ std::vector<Outputs> computed(const Drawn & own, const Model & model, const Sess
     return all;
 }
 
-// Of the tokens of an output, which are its last dimension; the worst of all outputs.
+// Median NMSE over the tokens of an output, which are its last dimension; the worst of all outputs.
 double median_nmse(const Outputs & reference, const Outputs & result, int64_t n_tokens) {
     double worst = 0.0;
     for (size_t i = 0; i < reference.size() && i < result.size(); i++) {

@@ -37,7 +37,7 @@ WORLD = World(
     options=Options(flash_attn="on", gpu_weights=0.0),
     share=1.0,
 ).with_profile(sharing=())
-"""Of each FFN a part is computed by the CPU, and a part is streamed."""
+"""A world in which the CPU computes a part of each FFN, and another part is streamed."""
 PASSES = SeenPasses(
     batch=1, n_passes=100, cpu_s=2.0, wait_s=1.0, other_s=0.5, predicted_cpu_s=2.0, predicted_device_s=3.0,
     predicted_between_s=0.25, copies_last=False,

@@ -110,7 +110,7 @@ SplitBackend::~SplitBackend() = default;
 
 namespace {
 
-// Of a model of 32 layers with three blocks each, those of thirty batch sizes: 16 MiB of host memory.
+// Most programs that a context keeps: those of 32 layers with three blocks each at thirty batch sizes, some 16 MiB.
 constexpr size_t max_programs = 3000;
 
 } // namespace
