@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ DEFAULT_TOKENS = (1, 32, 512)
 POLICY = Policy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
 
 Message = dict[str, Any]
-RunChild = Callable[[str, Mapping[str, Any], Callable[[Message], None]], Message]
 
 _RESTART = "restart"  # key of a journal's first line: nothing measured earlier counts
 
@@ -175,7 +174,6 @@ class _Measurement:
     request: Request
     journal: store.Journal
     shown: Progress
-    run_child: RunChild | None = None  # tests
     _fragments: list[Message] = field(default_factory=list)
     _task: Message | None = None  # what the child is doing
     _crashed: set[tuple[str, Any]] = field(default_factory=set)  # (layout, kind of kernel)
@@ -187,14 +185,13 @@ class _Measurement:
         from ggml_bridge import ChildDied
         from ggml_bridge.child import ChildError, run_in_child
 
-        run_child = self.run_child or run_in_child
         broken = list(self.request.profile.fingerprint.get("broken_layouts") or ())
         profile = self.request.profile
         while True:
             self._fragments, self._task = [], None
             request = replace(self.request, profile=profile, broken_layouts=tuple(broken))
             try:
-                run_child(MODULE, to_json(request), self._on_progress)
+                run_in_child(MODULE, to_json(request), self._on_progress)
                 return merged(profile, self._fragments)
             except ChildDied as died:
                 crash = self._left_out(died, broken)
