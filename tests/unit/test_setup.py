@@ -1,5 +1,5 @@
-"""Set-up on made-up machines: what is built on which and what is said, what a failure leaves, what is kept. What it calls
-(compilers, drivers, uv, cmake) is shell scripts."""
+"""Set-up on made-up machines: what is built on which and what is said, what a failure leaves, what is kept. What it
+calls (compilers, drivers, uv, cmake) are shell scripts."""
 
 import functools
 import hashlib
