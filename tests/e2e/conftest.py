@@ -1,13 +1,11 @@
-"""Fixtures that end-to-end tests share: small models, a profile that is described for one, a cache, a place."""
+"""Fixtures that end-to-end tests share: small models, a profile that is described for one, a cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_worker
-from e2e.faults import Place, places
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.profile import Profile
@@ -45,9 +43,3 @@ def q4_0(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for the models that a file's tests write."""
     return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A folder with all that the commands of faults.py need; whatever was started there is ended."""
-    yield from places(tmp_path)
