@@ -258,6 +258,40 @@ class World:
         return simulate(problem, workload or plan.workload, placed_by_plan(self.model.n_layer, self.operators, plan))
 
 
+FAST = replace(
+    CARD, kernel_s=0.0, launch_s=0.0, launch_node_s=0.0, copy_s=0.0, copy_issue_s=0.0, synchronize_s=0.0,
+    bytes_per_s=8e12,
+)  # fmt: skip
+"""No fixed times: what is computed and copied is all that counts."""
+
+PLAIN_HOST = replace(HOST, kernel_s=0.0, dram_bytes_per_s=1e15)
+
+
+def linked(rate: float) -> Card:
+    return replace(FAST, pinned_bytes_per_s=rate, pageable_bytes_per_s=rate)
+
+
+def slow_cpu(**facts: object) -> World:
+    """A CPU of 20 GB/s, a link of 10 GB/s, a card that takes hardly any time."""
+    host = replace(PLAIN_HOST, bytes_per_s=20e9)
+    token = Workload(n_prompt=1, n_gen=100, n_ctx=512)
+    return replace(World(card=linked(10e9), host=host, workload=token), **facts)
+
+
+def long_prompt(**facts: object) -> World:
+    """A CPU that is slow in prompts, and a device to which llama.cpp itself sends no batches."""
+    return slow_cpu(**{
+        "host": replace(PLAIN_HOST, bytes_per_s=20e9, flops_per_s=2e11), "model": model_info(n_embd=1024, n_ff=4096),
+        "share": 2.0, "workload": Workload(n_prompt=512, n_gen=100, n_ctx=1024),
+        "options": Options(flash_attn="on", gpu_weights=0.2), "device_facts": (("device_backend", "RPC"),), **facts,
+    })  # fmt: skip
+
+
+def routed(uses: tuple[float, ...] = (), **facts: object) -> World:
+    """A model of 8 experts, of which each token uses two."""
+    return slow_cpu(model=model_info(n_expert=8, n_expert_used=2), uses=uses, share=0.45, **facts)
+
+
 def total_s(plan: Plan) -> float:
     return plan.predicted.total_s
 
@@ -322,18 +356,6 @@ def worlds(draw: st.DrawFn) -> World:
         ),
         uses=(4000.0, 2000.0, 100.0, 50.0) if skewed else (),
     )
-
-
-def where(plan: Plan) -> dict[str, str]:
-    """Of each operator by its role: `device` where it lies there whole, `cut` where some of it does, `streamed` where
-    some of it is copied there, else `cpu`; of a role in several layers joined."""
-    found: dict[str, set[str]] = {}
-    for place in plan.operators:
-        side = (
-            "device" if place.gg == 1 else "streamed" if place.cg else "cut" if place.gg or place.hot_experts else "cpu"
-        )
-        found.setdefault(place.name.removesuffix(".weight").split(".")[-1], set()).add(side)
-    return {role: " ".join(sorted(sides)) for role, sides in found.items()}
 
 
 @contextmanager
