@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,22 +18,18 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @dataclass
 class Hub:
     """repositories: by USER/REPO, bytes by file. gated: those whose files are refused. cut_at: bodies break off at
-    this byte of the file. status: of every answer instead. asked: (method, path, Range header) of each request."""
+    this byte of the file. asked: (method, path, Range header) of each request."""
 
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
     cut_at: int | None = None
-    status: int | None = None
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     url: str = ""
 
     def downloads(self) -> list[tuple[str, str | None]]:
         """(file, Range header) of each body that was asked for."""
-        return [
-            (path.rpartition("/")[2], range)
-            for method, path, range in self.asked
-            if method == "GET" and "/resolve/" in path
-        ]
+        bodies = [asked for asked in self.asked if asked[0] == "GET" and "/resolve/" in asked[1]]
+        return [(path.rpartition("/")[2], range) for _, path, range in bodies]
 
 
 @contextmanager
@@ -43,32 +40,23 @@ def serve(hub: Hub) -> Iterator[Hub]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer()
-
-        def do_HEAD(self) -> None:
-            self._answer()
-
-        def log_message(self, *values: object) -> None:
-            pass
-
-        def _answer(self) -> None:
             path = unquote(urlsplit(self.path).path)
             hub.asked.append((self.command, path, self.headers.get("Range")))
-            listing = path.startswith("/api/models/") and "/tree/" in path
-            repo = path.removeprefix("/api/models/" if listing else "/").partition(
-                "/tree/" if listing else "/resolve/"
-            )[0]
-            if hub.status is not None:
-                self._send(hub.status, b"{}")
-            elif repo not in hub.repositories:
+            repo, kind, file = re.fullmatch(r"(?:/api/models)?/(.*)/(tree|resolve)/main/?(.*)", path).groups()
+            if repo not in hub.repositories:
                 self._send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
-            elif listing:
+            elif kind == "tree":
                 files = [self._entry(name, data) for name, data in sorted(hub.repositories[repo].items())]
                 self._send(200, json.dumps(files).encode(), {"Content-Type": "application/json"})
             elif repo in hub.gated:
                 self._send(403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"})
             else:
-                self._file(hub.repositories[repo][path.partition("/resolve/main/")[2]])
+                self._file(hub.repositories[repo][file])
+
+        do_HEAD = do_GET
+
+        def log_message(self, *values: object) -> None:
+            pass
 
         def _entry(self, name: str, data: bytes) -> dict[str, object]:
             digest = hashlib.sha256(data).hexdigest()
