@@ -22,7 +22,6 @@ from oallama.bench.schedule import MAX_DRIFT
 from oallama.bench.search import best_value, largest_that_fits
 from oallama.bench.verify import problems, same_as
 from oallama.cli.bench import ResultOptions
-from oallama.cli.main import exit_code
 from oallama.core.errors import DeviceError, OutOfTime, UsageError
 from oallama.core.types import Operator
 from oallama.device.load_params import LoadSettings
@@ -514,10 +513,3 @@ def test_json_goes_to_stdout_whatever_a_file_gets(capsys, tmp_path):
     assert [row["arm"] for row in csv.DictReader(file.read_text().splitlines())] == ["stock-cpu", "stock-ngl"]
     replace(asked, as_json=False).tell(result)
     assert capsys.readouterr().out == ""
-
-
-def test_a_result_that_cannot_be_written_is_known_before_anything_is_measured(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("oallama.placer.Placer.of_file", lambda *_: pytest.fail("a model was read"))
-    monkeypatch.chdir(tmp_path)
-    assert exit_code(["bench", "a.gguf", "-o", "no/such/folder/result.json"]) == 2
-    assert "there is no folder no" in capsys.readouterr().err

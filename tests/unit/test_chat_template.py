@@ -1,11 +1,13 @@
-"""Chat templates are programs of strangers: what they may do, what transformers offers them, and where they end."""
-
-from __future__ import annotations
+"""Chat templates are programs of strangers: what they may do, what transformers offers them, where they end. Whether a run
+chats or continues."""
 
 import pytest
+from gguf_factory.write import write_gguf
 
-from oallama.core.errors import ModelFileError
+from oallama.core.errors import ModelFileError, UsageError
 from oallama.model.chat_template import MAX_TEMPLATE_CHARS, render_chat
+from oallama.run.template import Prompt, prompt_of, template_of
+from oallama.stores.default_model import FILE
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -22,11 +24,11 @@ CHATML = """\
 {%- endif %}"""
 
 
-def render(template: str, **options: object) -> str:
-    return render_chat(template, MESSAGES, "<s>", "</s>", **options)  # type: ignore[arg-type]
+def render(template, **options):
+    return render_chat(template, MESSAGES, "<s>", "</s>", **options)
 
 
-def test_a_real_template() -> None:
+def test_a_real_template():
     said = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhy is <the> sky “blue”?<|im_end|>\n"
     assert render(CHATML) == said + "<|im_start|>assistant\n"
     assert render(CHATML, add_generation_prompt=False) == said
@@ -49,17 +51,17 @@ def test_a_real_template() -> None:
         ("{{ 'a b'.split(' ') | join('-') }}", "a-b"),
     ],
 )
-def test_what_transformers_offers(template: str, expected: str) -> None:
+def test_what_transformers_offers(template, expected):
     assert render(template) == expected
 
 
-def test_reasoning_is_under_every_name_that_templates_read() -> None:
+def test_reasoning_is_under_every_name_that_templates_read():
     names = "{% for m in messages %}{{ m.reasoning_content }},{{ m.thinking }},{{ m.reasoning }};{% endfor %}"
     told = [{"role": "assistant", "reasoning": "a"}, {"role": "assistant", "thinking": "b"}, {"role": "user"}]
     assert render_chat(names, told, "", "") == "a,a,a;b,b,;,,;"
 
 
-def test_a_refusal_is_passed_on_in_one_line() -> None:
+def test_a_refusal_is_passed_on_in_one_line():
     with pytest.raises(ModelFileError, match="it refuses the messages: no system role") as caught:
         render("{{ raise_exception('no system\\nrole') }}")
     assert "\n" not in str(caught.value)
@@ -81,17 +83,14 @@ def test_a_refusal_is_passed_on_in_one_line() -> None:
         "{% import 'os' as os %}{{ os.system('id') }}",
     ],
 )
-def test_the_sandbox_holds(template: str) -> None:
+def test_the_sandbox_holds(template):
     """Refused, or left with something harmless: never what it was after."""
     try:
         text = render(template)
     except ModelFileError as error:
         assert "the chat template cannot be used" in str(error)
     else:
-        assert "uid=" not in text
-        assert "root:" not in text
-        assert "<class 'object'>" not in text
-        assert "<module" not in text
+        assert not any(sought in text for sought in ("uid=", "root:", "<class 'object'>", "<module"))
 
 
 @pytest.mark.parametrize(
@@ -115,32 +114,65 @@ def test_the_sandbox_holds(template: str) -> None:
         ),
         ("{{ raise_exception('x' * 10**7) }}", "it refuses the messages: xxx"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
+        ("x" * (MAX_TEMPLATE_CHARS + 1), "which no real one has"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ""),
     ],
 )
-def test_faults_are_told(template: str, reason: str) -> None:
+def test_faults_are_told(template, reason):
     with pytest.raises(ModelFileError) as caught:
         render(template)
     assert reason in str(caught.value)
     assert "give the prompt without a chat template" in str(caught.value)
 
 
-def test_a_template_of_a_megabyte_is_not_tried() -> None:
-    with pytest.raises(ModelFileError, match="which no real one has"):
-        render("x" * (MAX_TEMPLATE_CHARS + 1))
-
-
-ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-
-
 @pytest.mark.parametrize(
     "template",
     [
-        ENDLESS,
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{{ 10 ** (10 ** 8) }}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     ],
 )
-def test_a_template_without_end_is_ended(template: str) -> None:
+def test_a_template_without_end_is_ended(template):
     with pytest.raises(ModelFileError, match=r"it takes more than 1 s of computing"):
         render(template)
+
+
+# ---- whether a run chats or continues
+
+ROLES = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<answer>' if add_generation_prompt }}"
+
+
+@pytest.mark.parametrize(
+    ("file", "template", "chat", "system", "prompt"),
+    [
+        ("chatty.gguf", ROLES, None, None, Prompt("<user>hi<answer>", ends=True)),
+        ("chatty.gguf", ROLES, True, None, Prompt("<user>hi<answer>", ends=True)),
+        ("chatty.gguf", ROLES, False, None, Prompt("hi")),
+        ("plain.gguf", None, None, None, Prompt("hi")),
+        ("plain.gguf", None, False, None, Prompt("hi")),
+        (FILE, ROLES, None, None, Prompt("hi", ends=True)),  # it tells stories
+        (FILE, ROLES, True, None, Prompt("<user>hi<answer>", ends=True)),
+        ("chatty.gguf", ROLES, None, "be brief", Prompt("<system>be brief<user>hi<answer>", ends=True)),
+        (FILE, ROLES, None, "be brief", Prompt("<system>be brief<user>hi<answer>", ends=True)),
+        ("plain.gguf", None, True, None, "no chat template; use --no-chat"),
+        ("plain.gguf", None, None, "be brief", "no chat template"),
+        ("chatty.gguf", ROLES, False, "be brief", "does not go with --no-chat"),
+        ("bad.gguf", "{{ messages.append(1) }}", None, None, "use --no-chat"),
+    ],
+)
+def test_a_model_with_a_template_chats_unless_told_not_to(tmp_path, file, template, chat, system, prompt):
+    path = str(write_gguf(tmp_path / file, "llama", chat_template=template))
+    if isinstance(prompt, Prompt):
+        assert prompt_of(path, "hi", chat, system) == prompt
+    else:
+        with pytest.raises((UsageError, ModelFileError), match=prompt):
+            prompt_of(path, "hi", chat, system)
+
+
+def test_the_begin_token_is_not_added_to_a_template_that_writes_it(tmp_path):
+    bos_7 = {"tokenizer.ggml.bos_token_id": 7}
+    path = str(write_gguf(tmp_path / "m.gguf", "llama", chat_template="{{ bos_token }}" + ROLES, metadata=bos_7))
+    template, bos, _ = template_of(path)
+    assert template.startswith("{{ bos_token }}") and bos
+    assert prompt_of(path, "hi", True) == Prompt(f"{bos}<user>hi<answer>", add_special=False, ends=True)

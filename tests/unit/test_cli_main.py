@@ -1,18 +1,21 @@
-"""The command line's edges: exit codes, one line per failure, stdout for results only."""
+"""The command line: what is refused and how, one line a failure, help, stdout for results only."""
 
+import errno
 import json
 import math
+import re
 import shlex
 import stat
 import subprocess
 import sys
-import types
+from pathlib import Path
 
 import click
 import pytest
 
 from oallama.cli import main as cli_main
 from oallama.cli import output
+from oallama.cli.help import Option, is_advanced
 from oallama.core.errors import (
     DeviceError,
     DoesNotFit,
@@ -35,9 +38,8 @@ def failing(monkeypatch):
         def command():
             raise error
 
-        module = types.ModuleType("oallama.cli.boom")
-        module.command = command
-        monkeypatch.setitem(sys.modules, "oallama.cli.boom", module)
+        monkeypatch.setitem(sys.modules, "oallama.cli.boom", type(sys)("oallama.cli.boom"))
+        sys.modules["oallama.cli.boom"].command = command
         monkeypatch.setitem(cli_main.COMMANDS, "boom", "Fails.")
         return cli_main.exit_code(["boom"])
 
@@ -48,149 +50,174 @@ def failing(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
-        (
-            ModelFileError("bad.gguf: cut short; download it again"),
-            2,
-            "oallama: bad.gguf: cut short; download it again",
-        ),
-        (PlanError("no plan"), 2, "oallama: no plan"),
-        (UsageError("two\nlines"), 2, "oallama: two lines"),
-        (ProfileError("p"), 1, "oallama: p"),
-        (DeviceError("lost"), 1, "oallama: lost"),
-        (
-            DoesNotFit(3 << 30, 1 << 30, "CUDA0"),
-            1,
-            "oallama: the model needs 3 GiB on CUDA0 but only 1 GiB may be used",
-        ),
-        (MemoryError(), 1, "oallama: out of memory"),
-        (OallamaError("MemoryError: "), 1, "oallama: out of memory"),
-        (RuntimeError("can't start new thread"), 1, "oallama: out of memory"),
-        (OSError(12, "Cannot allocate memory"), 1, "oallama: out of memory"),
-        (ImportError("x.so: failed to map segment from shared object"), 1, "oallama: out of memory"),
-        (DeviceError("no start: OpenBLAS error: Memory allocation still failed after"), 1, "oallama: out of memory"),
-        (ModelFileError("m: insufficient memory (attempted to allocate 2 MB)"), 1, "oallama: out of memory"),
-        (SystemError("error return without exception set"), 1, "oallama: out of memory"),
-        (ModelFileError("m cannot be loaded: std::bad_alloc"), 1, "oallama: out of memory"),
-        (PermissionError(13, "Permission denied", "/x"), 1, "oallama: Permission denied: /x"),
-        (ZeroDivisionError("division"), 1, "oallama: internal error, please report it: ZeroDivisionError: division"),
-        (DeviceError("\x1b[31mred"), 1, "oallama: \\x1b[31mred"),
+        (ModelFileError("bad.gguf: cut short; download it again"), 2, "bad.gguf: cut short; download it again"),
+        (PlanError("no plan"), 2, "no plan"),
+        (UsageError("two\nlines"), 2, "two lines"),
+        (ProfileError("p"), 1, "p"),
+        (DeviceError("lost"), 1, "lost"),
+        (DoesNotFit(3 << 30, 1 << 30, "CUDA0"), 1, "the model needs 3 GiB on CUDA0 but only 1 GiB may be used"),
+        (MemoryError(), 1, "out of memory"),
+        (OallamaError("MemoryError: "), 1, "out of memory"),
+        (RuntimeError("can't start new thread"), 1, "out of memory"),
+        (OSError(12, "Cannot allocate memory"), 1, "out of memory"),
+        (ImportError("x.so: failed to map segment from shared object"), 1, "out of memory"),
+        (DeviceError("no start: OpenBLAS error: Memory allocation still failed after"), 1, "out of memory"),
+        (ModelFileError("m: insufficient memory (attempted to allocate 2 MB)"), 1, "out of memory"),
+        (SystemError("error return without exception set"), 1, "out of memory"),
+        (ModelFileError("m cannot be loaded: std::bad_alloc"), 1, "out of memory"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "Permission denied: /x"),
+        (ZeroDivisionError("division"), 1, "internal error, please report it: ZeroDivisionError: division"),
+        (DeviceError("\x1b[31mred"), 1, "\\x1b[31mred"),
     ],
 )
 def test_a_failure_is_one_line_and_an_exit_code(failing, capsys, error, code, says):
     assert failing(error) == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    lines = [line for line in said.err.splitlines() if line]
-    assert len(lines) == 1
-    assert lines[0].startswith(says)
+    out, err = capsys.readouterr()
+    (line,) = filter(None, err.splitlines())
+    assert out == "" and line.startswith(f"oallama: {says}")
 
 
-def disguised():
-    """As CPython before 3.12 does where a class is being made."""
-    error = RuntimeError("Error calling __set_name__ on 'Field' instance 'a' in 'B'")
-    error.__cause__ = KeyboardInterrupt()
-    return error
-
-
-def on_the_way():
-    """Whoever read stderr has ended at the same Ctrl-C."""
-    error = BrokenPipeError()
-    error.__context__ = KeyboardInterrupt()
-    return error
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), disguised(), on_the_way()], ids=["plain", "disguised", "told"])
-def test_an_interrupt_stays_one_whatever_is_made_of_it(failing, error):
-    with pytest.raises(KeyboardInterrupt):
-        failing(error)
+def test_an_interrupt_stays_one_whatever_is_made_of_it(failing):
+    disguised = RuntimeError("Error calling __set_name__ on 'Field' instance 'a' in 'B'")  # by CPython before 3.12
+    disguised.__cause__ = KeyboardInterrupt()
+    on_the_way = BrokenPipeError()  # whoever read stderr has ended at the same Ctrl-C
+    on_the_way.__context__ = KeyboardInterrupt()
+    for error in (KeyboardInterrupt(), disguised, on_the_way):
+        with pytest.raises(KeyboardInterrupt):
+            failing(error)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("line", "says"),
     [
-        (["frobnicate"], "there is no command 'frobnicate' (see oallama --help)"),
-        (["plan", "--frobnicate", "x.gguf"], "No such option"),
-        (["plan"], "no MODEL: name a GGUF file (see oallama plan --help)"),
-        (["plan", "a.gguf", "-m", "b.gguf"], "MODEL is given twice"),
-        (["plan", "a.gguf", "--vram", "lots"], "'lots' is not a size; write it like 6GiB"),
-        (["plan", "a.gguf", "--gpu-weights", "150%"], "is outside 0..1"),
-        (["plan", "a.gguf", "-t", "0"], "'0' is not a whole number from 1 to 1024"),
-        (["plan", "a.gguf", "--policy", "magic"], "'magic' is not one of"),
-        (["profile", "a.gguf", "--tokens", "1,x"], "'1,x' is not a list of token counts"),
-        (["affinity-report", "a.gguf", "--phase", "both"], "'both' is not one of"),
-        (["affinity-report", "a.gguf", "--json", "--format", "csv"], "--json and --format csv exclude each other"),
-        (["run", "a.gguf", "hi", "--seed", "-2"], "'-2' is not a seed"),
-        (["run", "a.gguf", "hi", "-ctk", "q7"], "'q7' is not one of"),
-        (["run", "a.gguf", "hi", "--plan", "p.json", "--fill", "full"], "--plan goes without"),
-        (["serve", "a.gguf", "--plan", "p.json", "--affinity", "paper"], "--plan goes without"),
-        (["plan", "a.gguf", "-ngl", "3", "--fill", "full"], "do not go with it"),
-        (["run", "a.gguf", "hi", "-ngl", "0", "--prefetch", "layer"], "do not go with it"),
-        (["run", "a.gguf", "hi", "--policy", "cpu", "--affinity", "paper"], "--policy cpu does not use them"),
-        (["bench", "a.gguf", "--no-gate", "--refresh-gate"], "--no-gate and --refresh-gate exclude each other"),
-        (["bench", "a.gguf", "--fill", "full"], "no arm is oato"),
-        (["bench", "a.gguf", "--affinity", "paper", "--arms", "stock-cpu,split"], "no arm is oato"),
-        (["export", "plan.json"], "Missing option '--to'"),
+        ("frobnicate", "there is no command 'frobnicate' (see oallama --help)"),
+        ("rnu x.gguf", "there is no command 'rnu'; did you mean `oallama run`?"),
+        ("server", "there is no command 'server'; did you mean `oallama serve`?"),
+        ("ps", "there is no command 'ps'; only `oallama serve` keeps a model loaded"),
+        ("show x", "`oallama inspect MODEL`"),
+        ("ls", "`oallama list`"),
+        ("model.gguf 'Why is it so?'", "to run it: oallama run model.gguf 'Why is it so?'"),
+        ("'Once upon a time'", "there is no command 'Once upon a time'; to run it: oallama run 'Once upon a time'"),
+        ("hf.co/user/repo", "to run it: oallama run hf.co/user/repo"),
+        ("plan --frobnicate x.gguf", "No such option"),
+        ("plan", "no MODEL: name a GGUF file (see oallama plan --help)"),
+        ("plan a.gguf -m b.gguf", "MODEL is given twice"),
+        ("plan a.gguf --vram lots", "'lots' is not a size; write it like 6GiB"),
+        ("run hi --vram 12", "'12' is 12 bytes; write the unit, for example 12GiB"),
+        ("plan a.gguf --gpu-weights 150%", "is outside 0..1"),
+        ("plan a.gguf -t 0", "'0' is not a whole number from 1 to 1024"),
+        ("plan a.gguf --policy magic", "'magic' is not one of"),
+        ("profile a.gguf --tokens 1,x", "'1,x' is not a list of token counts"),
+        ("affinity-report a.gguf --phase both", "'both' is not one of"),
+        ("affinity-report a.gguf --json --format csv", "--json and --format csv exclude each other"),
+        ("run a.gguf hi --seed -2", "'-2' is not a seed"),
+        ("run a.gguf hi -ctk q7", "'q7' is not one of"),
+        ("run a.gguf hi --plan p.json --fill full", "--plan goes without"),
+        ("serve a.gguf --plan p.json --affinity paper", "--plan goes without"),
+        ("plan a.gguf -ngl 3 --fill full", "do not go with it"),
+        ("run a.gguf hi -ngl 0 --prefetch layer", "do not go with it"),
+        ("run a.gguf hi --policy cpu --affinity paper", "--policy cpu does not use them"),
+        ("bench a.gguf --no-gate --refresh-gate", "--no-gate and --refresh-gate exclude each other"),
+        ("bench a.gguf --fill full", "no arm is oato"),
+        ("bench a.gguf --affinity paper --arms stock-cpu,split", "no arm is oato"),
+        ("bench a.gguf -o no/such/folder/result.json", "there is no folder no"),
+        ("export plan.json", "Missing option '--to'"),
+        ("run -f none.txt", "cannot read the prompt none.txt"),
+        ("run -f text -p hi", "the prompt is given twice, by -p and by -f"),
+        ("run -f bytes", "the prompt in bytes is not UTF-8 text"),
+        ("run hi --grammar a --grammar-file b", "a grammar is given twice"),
+        ("run hi --grammar-file none.gbnf", "cannot read the grammar none.gbnf"),
+        ("run hi --json-schema {", "the JSON schema is not JSON"),
+        ("run hi --top-p 2", "--top-p 2.0 is no probability"),
+        ("run hi --stop ''", "--stop is empty"),
+        ("run hi -n -2", "'-2' is not a whole number from -1 to"),
+        ("run hi -c -1", "'-1' is not a whole number from 0 to"),
     ],
 )
-def test_wrong_usage_is_exit_code_2_and_names_the_remedy(capsys, arguments, says):
-    assert cli_main.exit_code(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert says in said.err
-    assert said.err.startswith("oallama: ")
-    assert said.err.count("\n") == 1
+def test_wrong_usage_is_exit_code_2_and_one_line_before_anything_is_loaded(monkeypatch, capsys, tmp_path, line, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("oallama.placer.Placer.of_file", lambda *_: pytest.fail("a model was read"))
+    (tmp_path / "text").write_text("hi")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    assert cli_main.exit_code(shlex.split(line)) == 2
+    out, err = capsys.readouterr()
+    assert says in err and err.startswith("oallama: ")
+    assert (out, err.count("\n")) == ("", 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["rnu", "x.gguf"], "did you mean `oallama run`?"),
-        (["server"], "did you mean `oallama serve`?"),
-        (["ps"], "only `oallama serve` keeps a model loaded"),
-        (["show", "x"], "`oallama inspect MODEL`"),
-        (["ls"], "`oallama list`"),
-        (["model.gguf", "Why is it so?"], "to run it: oallama run model.gguf 'Why is it so?'"),
-        (["Once upon a time"], "to run it: oallama run 'Once upon a time'"),
-        (["hf.co/user/repo"], "to run it: oallama run hf.co/user/repo"),
-    ],
-)
-def test_a_word_that_is_no_command_names_what_was_meant(capsys, arguments, says):
-    assert cli_main.exit_code(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"oallama: there is no command {arguments[0]!r}; ")
-    assert says in said.err
+# ---- help and completion
 
 
-def completed(monkeypatch, capsys, *words):
-    """What the shell would offer for the last word: (kind, text)."""
-    monkeypatch.setenv("_OALLAMA_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", shlex.join(["oallama", *words]))
-    monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    assert cli_main.exit_code([]) == 0
-    return [tuple(line.split(",", 1)) for line in capsys.readouterr().out.splitlines()]
+def options_of(name):
+    command = cli_main.cli.get_command(None, name)
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
+@pytest.mark.parametrize("name", cli_main.COMMANDS)
+def test_help_fits_a_screen_and_all_of_help_names_every_option(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli_main.exit_code([name, "--help"]) == cli_main.exit_code([name, "--help-all"]) == 0
+    text = capsys.readouterr().out
+    short, _, long = text.rpartition(f"Usage: oallama {name}")
+    assert short.count("\n") <= 45 and "\f" not in text
+    listed = {word for line in short.splitlines() if line.startswith("  -") for word in line.replace(",", " ").split()}
+    words = {*long.replace(",", " ").split()}
+    for option in options_of(name):
+        assert isinstance(option, Option)
+        assert bool(listed & {*option.opts}) != is_advanced(option), option.opts
+        assert {*option.opts} <= words
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_start_page_groups_commands(capsys, arguments):
+    assert cli_main.exit_code(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for group, commands in cli_main.START_PAGE.items():
+        first = lines.index(f"{group}:") + 1
+        assert [line.split()[0] for line in lines[first : first + len(commands)]] == list(commands)
+    assert len(lines) <= 45
+
+
+def test_every_option_is_used_in_a_test():
+    """In one of its spellings, among the words that tests pass."""
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parents[1].rglob("*.py"))
+    used = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", tests))
+    unused = [
+        f"{name} {option.opts[0]}"
+        for name in cli_main.COMMANDS
+        for option in options_of(name)
+        if not used & {*option.opts, *option.secondary_opts}
+    ]
+    assert not unused
 
 
 def test_the_shell_is_offered_policies_that_there_are_and_files(monkeypatch, capsys):
-    offered = completed(monkeypatch, capsys, "plan", "--policy", "")
-    assert [name for _, name in offered] == [*POLICIES, FIT]
-    for line in (("run", "mod"), ("run", "-f", "mod"), ("plan", "mod"), ("run", "--profile", "mod")):
-        assert completed(monkeypatch, capsys, *line) == [("file", "mod")]
-    assert completed(monkeypatch, capsys, "what-if", "--chart", "mod") == [("file", "mod")]
+    def completed(*words):
+        """What the shell would offer for the last word: kind,text."""
+        monkeypatch.setenv("_OALLAMA_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", shlex.join(["oallama", *words]))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        assert cli_main.exit_code([]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert completed("plan", "--policy", "") == [f"plain,{name}" for name in (*POLICIES, FIT)]
+    for line in ("run mod", "run -f mod", "plan mod", "run --profile mod", "what-if --chart mod"):
+        assert completed(*line.split()) == ["file,mod"]
+
+
+# ---- what is written
 
 
 def test_json_has_no_nan_and_steers_no_terminal():
     text = output.json_text({"a": [math.nan, math.inf, 1.5], "b": ("\x1b\u202e\u009b", -math.inf)})
     assert json.loads(text) == {"a": [None, None, 1.5], "b": ["\x1b\u202e\u009b", None]}
-    assert text.isascii()
-    assert "\x1b" not in text
+    assert text.isascii() and "\x1b" not in text
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "report.html"
+    target, link = tmp_path / "report.html", tmp_path / "link"
     target.write_text("old")
     target.chmod(0o640)
-    link = tmp_path / "link"
     link.symlink_to(target)
     output.write_file(str(link), "new µ")
     assert link.is_symlink()
@@ -201,37 +228,126 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "report.html"]
 
 
-def python(code, **options):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
+@pytest.mark.parametrize(("number", "written"), [(errno.EIO, ""), (errno.ENOSPC, "afterwards\n")])
+def test_a_terminal_that_is_gone_is_no_failure_and_a_full_disk_is(monkeypatch, tmp_path, number, written):
+    def fails(*_, **__):
+        raise OSError(number, "no")
+
+    with (tmp_path / "stderr").open("w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with monkeypatch.context() as gone:
+            gone.setattr(click, "echo", fails)
+            if number == errno.EIO:
+                output.talk("nobody reads it")
+            else:
+                with pytest.raises(OSError, match="no"):
+                    output.talk("a full disk")
+        output.talk("afterwards")
+    assert (tmp_path / "stderr").read_text() == written
+
+
+# ---- in a process of its own
+
+
+def ran(*command):
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_help_loads_nothing_that_searches_or_computes():
+    done = ran(sys.executable, "-c", "\n".join([
+        "import sys\nfrom oallama.cli import main",
+        "for name in ('run', 'chat', 'serve', 'plan'): assert main.exit_code([name, '--help']) == 0",
+        "heavy = {'numpy', 'llama_cpp', 'oallama.place.decide', 'oallama.bench.ab', 'oallama.placer'}",
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)",
+    ]))  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_stdout_is_for_results_even_if_native_code_prints():
-    done = python(
-        "import os, sys, subprocess\n"
-        "from oallama.cli.main import claim_stdout\n"
-        "claim_stdout()\n"
-        "os.write(1, b'native noise\\n')\n"
-        "subprocess.run(['echo', 'child noise'])\n"
-        "print('the result')\n"
-    )
+    done = ran(sys.executable, "-c", "\n".join([
+        "import os, sys, subprocess\nfrom oallama.cli.main import claim_stdout\nclaim_stdout()",
+        "os.write(1, b'native noise\\n')",
+        "subprocess.run(['echo', 'child noise'])",
+        "print('the result')",
+    ]))  # fmt: skip
     assert done.stdout == "the result\n"
-    assert "native noise" in done.stderr
-    assert "child noise" in done.stderr
+    assert "native noise" in done.stderr and "child noise" in done.stderr
 
 
 @pytest.mark.parametrize(("stdout", "why"), [(">&-", "it is closed"), (">/dev/full", "No space left on device")])
 def test_a_result_that_cannot_be_written_is_one_line_and_exit_code_1(stdout, why):
-    line = f"exec {shlex.quote(sys.executable)} -m oallama --help {stdout}"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+    done = ran("sh", "-c", f"exec {shlex.quote(sys.executable)} -m oallama --help {stdout}")
     assert (done.returncode, done.stderr) == (1, f"oallama: cannot write the result to stdout: {why}\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_the_start_page_groups_commands(capsys, arguments):
-    assert cli_main.exit_code(arguments) == 0
-    text = capsys.readouterr().out
-    lines = text.splitlines()
-    for group, commands in cli_main.START_PAGE.items():
-        first = lines.index(f"{group}:") + 1
-        assert [line.split()[0] for line in lines[first : first + len(commands)]] == list(commands)
-    assert len(lines) <= 45
+BEGIN = """
+import asyncio, os, signal
+from oallama.cli import signals
+from oallama.device.interrupt import held_interrupt
+def send(number): os.kill(os.getpid(), number)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
+IN_A_LOOP = """
+signals.AGAIN_S = 0.0
+signals.take_for_interrupt()
+async def main():
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asked.set)
+    before = signals.asked_to_end()
+    send(signal.SIGHUP)
+    await asyncio.wait_for(asked.wait(), 20)
+    print(before, signals.asked_to_end())
+asyncio.run(main())
+try:
+    send(signal.SIGTERM)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+IGNORED = """
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signals.take_for_interrupt()
+send(signal.SIGHUP)
+print(signals.asked_to_end())
+"""
+TWICE = """
+signals.take_for_interrupt()
+try:
+    send(signal.SIGTERM)
+except KeyboardInterrupt:
+    signals.AGAIN_S = 1000.0
+    send(signal.SIGTERM)
+    send(signal.SIGHUP)
+    print("once")
+signals.AGAIN_S = 0.0
+try:
+    send(signal.SIGHUP)
+except KeyboardInterrupt:
+    print("anew")
+"""
+IN_THE_BACKGROUND = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signals.take_for_interrupt()
+send(signal.SIGINT)
+try:
+    with held_interrupt():
+        send(signal.SIGTERM)
+        print("held")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (IN_A_LOOP, "False True\ninterrupted\n"),
+        (IGNORED, "False\n"),
+        (TWICE, "once\nanew\n"),
+        (IN_THE_BACKGROUND, "held\ninterrupted\n"),
+    ],
+    ids=["in-a-loop", "ignored", "twice", "background"],
+)
+def test_sigterm_and_sighup_are_taken_for_ctrl_c_unless_they_are_ignored(code, says):
+    done = ran(sys.executable, "-c", BEGIN + code)
+    assert (done.stdout, done.stderr) == (says, "")
