@@ -56,7 +56,9 @@ def fit_under(
     """
 
     def failed(reason: str) -> DeviceError:
-        return DeviceError(f"llama.cpp's --fit failed on {settings.path}: {reason}; use another arm or policy than --fit")
+        return DeviceError(
+            f"llama.cpp's --fit failed on {settings.path}: {reason}; use another arm or policy than --fit"
+        )
 
     request = {"settings": asdict(settings), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
     answer = ask_child("oallama.run.fit", request, TIMEOUT_S, failed)
@@ -116,7 +118,9 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     load_bridge()
     library = open_common()
     if library is None or not hasattr(library, FIT_PARAMS):
-        raise BridgeError("this build of llama-cpp-python has no common_fit_params; use another arm or policy than --fit")
+        raise BridgeError(
+            "this build of llama-cpp-python has no common_fit_params; use another arm or policy than --fit"
+        )
     with open_device(settings.device) as device, native_log() as log:
         if device.info is None:
             raise UsageError("stock-fit needs a device, and there is none; name one with --device")
