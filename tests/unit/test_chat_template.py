@@ -1,5 +1,5 @@
-"""Chat templates are programs of strangers: what they may do, what transformers offers them, where they end. Whether a run
-chats or continues."""
+"""Chat templates are programs of strangers: what they may do, what transformers offers them, where they end. Whether a
+run chats or continues."""
 
 import pytest
 from gguf_factory.write import write_gguf

@@ -1,0 +1,304 @@
+"""What a command line asks for: model and prompt, limits, policies, and what the user is told to type next."""
+
+import io
+import json
+import sys
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+from worlds import model_info, weights_of
+
+from oallama.cli import gate as cli_gate
+from oallama.cli.output import time_bar, turn_bar
+from oallama.cli.policy import PolicyOptions, note_planned, note_unused
+from oallama.cli.prompt import model_and_prompt, read_prompt
+from oallama.cli.run import command, cut_text, most_tokens
+from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END
+from oallama.core.codec import from_json
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.options import Options
+from oallama.core.types import Attention, Workload
+from oallama.core.units import MIB, parse_bytes, parse_memory
+from oallama.device.load_params import LoadSettings
+from oallama.run.generate import Generation
+from oallama.run.template import Prompt
+from oallama.stores.default_model import FILE
+
+# ---- which word is the model and which the prompt
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of a user who has some models."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("weights", "some.Q4_K_M.gguf", "dir/inside.gguf", "models/llama-3.2-1b.gguf", "models/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"GGUF")
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [
+        ("llama3", "models/llama-3.2-1b.gguf"), ("llama3:8b", "models/llama-3.2-1b.gguf"),
+        ("./dir", "dir/inside.gguf"), ("dir", "dir/inside.gguf"), ("some.Q4_K_M", "some.Q4_K_M.gguf"),
+        ("some", "some.Q4_K_M.gguf"), ("Qwen2-7B-Instruct", ""), ("models/nothing", "models/llama-3.2-1b.gguf"),
+        ("mistral", ""),
+    ],
+)  # fmt: skip
+def test_a_word_that_looks_like_a_model_is_no_prompt_and_models_near_by_are_named(folder, word, first):
+    for words in ([word], [word, "hello"]):
+        with pytest.raises(UsageError) as refused:
+            model_and_prompt(words, None, None)
+        said = str(refused.value)
+        assert said.startswith(f"{word} ") and "no GGUF file" in said
+        assert "GGUF files near by: " + first in said and "notes.txt" not in said
+    assert model_and_prompt([], None, word) == (None, word)  # by -p it is the prompt
+    assert model_and_prompt([word], "my.gguf", None) == ("my.gguf", word)
+
+
+@pytest.mark.parametrize(
+    "word", ["Hello", "Hi!", "Why?", "2+2=", "don't", "Hello.", "llama3 is what?", "philosophy", "hi", "éé", "...", ""]
+)
+def test_a_word_that_is_none_is_the_prompt(folder, word):
+    assert model_and_prompt([word], None, None) == (None, word)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "prompt", "found"),
+    [
+        (["weights", "hi"], None, None, ("weights", "hi")),
+        (["weights"], None, "hi", ("weights", "hi")),
+        (["hi"], "weights", None, ("weights", "hi")),
+        ([], "weights", "hi", ("weights", "hi")),
+        ([], None, None, (None, None)),
+        (["weights"], "other.gguf", None, ("other.gguf", "weights")),  # -m is the model
+        (["why", "is", "it"], None, None, "quote a prompt of several words"),
+        (["a.gguf", "hi"], "b.gguf", None, "quote a prompt of several words"),
+        (["hi"], "b.gguf", "ho", "the prompt is given twice"),
+        (["a.gguf", "hi"], None, "ho", "the prompt is given twice"),
+    ],
+)
+def test_model_and_prompt_in_every_spelling(folder, words, model, prompt, found):
+    if isinstance(found, tuple):
+        assert model_and_prompt(words, model, prompt) == found
+    else:
+        with pytest.raises(UsageError, match=found):
+            model_and_prompt(words, model, prompt)
+
+
+def bytes_as_text(data, errors):
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors=errors)
+
+
+def test_the_prompt_comes_from_a_pipe_when_it_is_not_given(monkeypatch):
+    assert read_prompt(None, io.StringIO("Once upon\na time\n")) == "Once upon\na time"
+    assert read_prompt("-", io.StringIO("piped")) == "piped"
+    assert read_prompt("given", io.StringIO("not read")) == "given"
+    assert read_prompt("-", io.StringIO("not read"), of_file=True) == "-"
+    terminal = io.StringIO("x")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    for prompt, stdin, says in (
+        (None, terminal, "no prompt"),
+        (None, io.StringIO(""), "the prompt is empty"),
+        ("", io.StringIO("x"), "the prompt is empty"),
+        (None, bytes_as_text(b"\xff\xfe", "strict"), "not UTF-8"),
+        (None, bytes_as_text(b"a\xff", "surrogateescape"), "not UTF-8"),
+        ("a\udcff", io.StringIO(""), "not UTF-8"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            read_prompt(prompt, stdin)
+
+
+def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):
+    def of_file(path, *_):
+        assert path.endswith(FILE)
+        raise UsageError("found")
+
+    monkeypatch.setattr("oallama.cli.placement.default_model", lambda: f"/models/{FILE}")
+    monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
+    with pytest.raises(UsageError, match="found"):
+        command.main(["-p", "Once"], standalone_mode=False)
+    assert FILE in capsys.readouterr().err
+
+
+def test_an_answer_is_as_long_as_the_model_wants_unless_text_is_continued_or_a_length_is_asked_for():
+    assert most_tokens(None, Prompt("hi", ends=True)) == WITHOUT_END
+    assert most_tokens(None, Prompt("hi")) == DEFAULT_N_GEN
+    assert most_tokens(5, Prompt("hi", ends=True)) == 5
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [("limit", "cut after 7 tokens; -n -1"), ("context", "context of 256 tokens is full; -c 512"), ("model", ""),
+     ("stop", "")],
+)  # fmt: skip
+def test_an_answer_that_was_cut_says_so_and_what_gives_more(end, says):
+    said = cut_text(Generation("a", (1,) * 7, 3, 7, 0.1, 0.1, end), 256)
+    assert says in said and bool(said) == bool(says)
+
+
+# ---- limits
+
+
+def test_sizes_and_shares_may_be_text_and_none_asks_for_nothing():
+    asked = Options.given(device="CUDA0", vram="6GiB", gpu_weights="50%", threads=None, flash_attn=None)
+    assert asked == Options(device="CUDA0", vram=6 << 30, gpu_weights=0.5)
+    assert Options.given(vram=123, gpu_weights=0.25) == Options(vram=123, gpu_weights=0.25)
+    for text in ("0", "1048576", "12B", "12KiB", "6442450944"):
+        assert parse_memory(text) == parse_bytes(text)
+    for text in ("12", " 6 ", "1.5"):  # a size without a unit is not taken for bytes
+        with pytest.raises(ValueError, match=f"write the unit, for example {text.strip()}GiB"):
+            parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"vram": "12"}, "--vram: '12' is 12 bytes; write the unit, for example 12GiB"),
+        ({"vram_fill": 0.0}, "--vram-fill is 0; give a share above 0 and up to 1"),
+        ({"gpu_weights": 1.5}, "--gpu-weights is 1.5; give a share from 0 to 1"),
+        ({"vram": -1}, "--vram is negative"),
+        ({"vram": "much"}, "--vram: "),
+        ({"gpu_weights": "half"}, "--gpu-weights: "),
+        ({"type_k": "q3"}, "'q3' is no KV cache type; choose one of f32, f16"),
+        ({"flash_attn": "maybe"}, "-fa is 'maybe'"),
+        ({"type_v": "Q8_0", "flash_attn": "off"}, "a V cache of type q8_0 needs flash attention"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_asked_for_is_refused_in_one_sentence(asked, message):
+    with pytest.raises(UsageError) as refused:
+        Options.given(**asked)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_attention_is_what_was_asked_for_then_what_was_planned():
+    planned = Attention(flash_attn="off", type_k="q8_0", type_v="f16")
+    quantised = Attention(flash_attn="on", type_k="q8_0", type_v="q8_0")
+    assert Options().attention() == Attention(flash_attn="auto", type_k="f16", type_v="f16")
+    assert Options().attention(planned) == planned
+    assert Options(flash_attn="on", type_v="Q8_0").attention(planned) == quantised
+    assert Options(type_v="q8_0").attention(planned) == quantised  # which off does not go with
+
+
+def test_what_a_load_gets_survives_the_way_to_a_child():
+    settings = LoadSettings("model.gguf", "CUDA0", host_patterns=(("a.*", None), ("b", "CPU")), n_gpu_layers=3)
+    assert from_json(LoadSettings, json.loads(json.dumps(asdict(settings))), "the load") == settings
+
+
+# ---- policies
+
+LOAD = Workload(n_prompt=64, n_gen=16, n_ctx=512, n_ubatch=128)
+MODEL = model_info(n_layer=2)
+
+
+def placer_with(spare=0, device="RPC0"):
+    """A placer on a device with so many bytes to spare; its plan is what it was asked for."""
+
+    def plan(given, **asked):
+        return SimpleNamespace(given=given, asked=asked, memory=SimpleNamespace(limit=100, spare=spare))
+
+    profile = SimpleNamespace(device=device)
+    return SimpleNamespace(model=MODEL, operators=weights_of(MODEL), profile=lambda: profile, plan=plan)
+
+
+def test_layers_are_planned_for_the_micro_batch_that_is_run():
+    placer = placer_with()
+    made = PolicyOptions(None, 2).plan(placer, LOAD)
+    assert [*made.given.on_device] == [o.name for o in placer.operators if o.layer in (1, None)]
+    assert (made.given.gpu_layers, made.given.name, made.asked) == (2, "layers", {"workload": LOAD})
+    with pytest.raises(DoesNotFit, match="-ngl 2 needs 105 B on RPC0"):
+        PolicyOptions(None, 2).plan(placer_with(spare=-5), LOAD)
+    with pytest.raises(UsageError, match="-ngl needs a device"):
+        PolicyOptions(None, 2).plan(placer_with(device="CPU"), LOAD)
+
+
+@pytest.mark.parametrize("policy", ["hetegen", "twinpilots", "flexgen", "atsinfer"])
+def test_prefetch_is_for_policies_that_stream(policy):
+    if policy != "atsinfer":
+        made = PolicyOptions(policy, None, prefetch="layer").plan(placer_with(), LOAD)
+        assert (made.given, made.asked["prefetch"]) == (policy, "layer")
+    else:
+        with pytest.raises(UsageError, match="streams none"):
+            PolicyOptions(policy, None, prefetch="layer").plan(placer_with(), LOAD)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "has_device", "says"),
+    [
+        ("hetegen", {}, False, "note: --policy hetegen places weights on a device, and there is none; name one with"),
+        ("oato", {"vram": 1}, False, "note: --vram limits a device, and there is none"),
+        ("hetegen", {"vram": 1}, True, ""), ("auto", {}, False, ""), ("cpu", {}, False, ""), (None, {}, False, ""),
+    ],
+)  # fmt: skip
+def test_a_policy_that_needs_a_device_says_that_there_is_none(capsys, policy, options, has_device, says):
+    note_unused(SimpleNamespace(options=Options(**options), has_device=has_device), PolicyOptions(policy, None))
+    said = capsys.readouterr().err
+    assert said.startswith(says) and bool(said) == bool(says)
+
+
+def test_limits_that_a_plan_does_not_heed_are_said(capsys):
+    note_planned(Options(vram=1, gpu_weights=0.5, vram_fill=0.5))
+    note_planned(Options(vram_fill=0.8))
+    note_planned(Options(n_ctx=512))
+    assert capsys.readouterr().err.splitlines() == [
+        "note: --vram and --gpu-weights and --vram-fill change nothing: the plan says what is where",
+        "note: --vram-fill changes nothing: the plan says what is where",
+    ]
+
+
+# ---- measuring
+
+
+def test_what_to_type_measures_what_was_run():
+    asked = Options(device="emulated:rtx3060,link=12", vram=300 * MIB, threads=2, n_ctx=8192, type_k="q8_0")
+    placer = SimpleNamespace(model=SimpleNamespace(path="/my models/m.gguf"), options=asked)
+    assert cli_gate.tuning(placer, Workload(n_prompt=19, n_gen=24, n_ctx=8192, n_past=100)) == (
+        "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB -t 2 -ctk q8_0 -p 19 -n 24 "
+        "-c 8192 -d 100`"
+    )
+
+
+class Bar:
+    """In place of tqdm's: what it shows, words and (n, total), and whether turns are counted in it."""
+
+    def __init__(self, total, bar_format, **_options):
+        self.total, self.bar_format, self.n, self.closed, self.seen = total, bar_format, 0, False, []
+        Bar.made = self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
+
+    def set_description_str(self, doing, refresh):
+        self.seen.append(doing)
+
+    def refresh(self):
+        self.seen.append((self.n, self.total))
+
+
+def test_the_bar_shows_the_time_and_never_gets_longer(monkeypatch):
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: stream is sys.stderr)
+    times = iter([100.0, 100.0, 107.5, 130.0])
+    with time_bar(20.0, lambda: next(times)) as show:
+        show("plan")
+        show("load split", expect=24)
+        show("", done=42)
+    assert Bar.made.seen == ["plan", (0, 20), "load split", (7, 20), (20, 20)] and Bar.made.closed
+
+
+def test_the_bar_of_a_comparison_has_words_first_and_then_one_total(monkeypatch):
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    with turn_bar(True) as show:
+        show("plan")
+        assert Bar.made.seen == ["plan", (0, 0)] and "turn" not in Bar.made.bar_format
+        show("", expect=24)
+        assert "turn" in Bar.made.bar_format
+        for _ in range(42):  # blocks that are measured again
+            show("measure split", done=1)
+    shown = [each for each in Bar.made.seen[2:] if isinstance(each, tuple)]
+    assert {total for _, total in shown} == {24} and max(n for n, _ in shown) == 24
