@@ -1,0 +1,186 @@
+"""Counts of used experts: windows, recordings, files, and the sets that follow from them; scripts/routing.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_factory import write_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seeds import examples
+from worlds import placed, some_plan, weight
+
+from oallama.core.routing import HALF_LIFE_TOKENS, Routing, Tally, Traffic
+from oallama.cost.experts import expert_use
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.place.placement import with_used_experts
+from oallama.profile.routing import (
+    ENOUGH_TOKENS,
+    LEAST_TOKENS,
+    counted,
+    read_routing,
+    routing_path,
+    unknown_routing,
+    write_routing,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import routing as drawing
+
+MODEL = "f" * 64
+N_EXPERT, N_USED = 8, 2
+UNKNOWN = unknown_routing(MODEL, N_EXPERT, N_USED)
+
+
+def tally(*tokens: tuple[int, ...]) -> Tally:
+    return Tally(len(tokens), tuple(sum(expert in token for token in tokens) for expert in range(N_EXPERT)))
+
+
+def drawn(seed: int, n_tokens: int, weights: Any = None) -> Tally:
+    random = np.random.default_rng(seed)
+    chosen = [random.choice(N_EXPERT, N_USED, replace=False, p=weights) for _ in range(n_tokens)]
+    return tally(*(tuple(map(int, token)) for token in chosen))
+
+
+def after(*answers: dict[int, Tally]) -> Routing:
+    """Decode counted answer by answer, each the uses of some layers."""
+    routing = UNKNOWN
+    for answer in answers:
+        routing = counted(routing, Traffic(answer, {}))
+    return routing
+
+
+tokens_of = st.lists(st.permutations(range(N_EXPERT)).map(lambda order: tuple(order[:N_USED])), max_size=20)
+
+
+@settings(max_examples=examples(60))
+@given(tokens_of, tokens_of)
+def test_counts_are_those_of_a_count_by_hand(first: list[tuple[int, ...]], second: list[tuple[int, ...]]) -> None:
+    """Of tokens in their order; a tally takes them to be spread evenly."""
+    routing = after({0: tally(*first)}, {0: tally(*second)})
+    tokens = [*first, *second]
+    if not tokens:
+        assert routing.decode == ()
+        return
+    (layer,) = routing.decode
+    uses = [0.0] * N_EXPERT
+    for since, token in enumerate(reversed(tokens)):
+        for expert in token:
+            uses[expert] += 2 ** (-since / HALF_LIFE_TOKENS)
+    assert layer.n_tokens == len(tokens)
+    assert layer.uses == pytest.approx(uses, rel=0.01)
+    assert layer.latest == tuple(sum(expert in token for token in tokens) for expert in range(N_EXPERT))
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_before", "n_latest"),
+    [
+        ((LEAST_TOKENS - 1, 1), 0, LEAST_TOKENS),
+        ((100, 99, 20), 100, 119),
+        ((100, 100, 20), 200, 20),
+        ((5000, ENOUGH_TOKENS, 7), None, 7),  # before has faded
+    ],
+)
+def test_a_recording_goes_on_until_it_can_be_judged_on(n_tokens, n_before, n_latest) -> None:
+    """So a short answer does not take the place of what sets are judged on: 64 tokens, then as many as before."""
+    (layer,) = after(*({0: drawn(seed, n)} for seed, n in enumerate(n_tokens))).decode
+    assert sum(layer.latest) == n_latest * N_USED
+    assert n_before is None or sum(layer.before) == pytest.approx(n_before * N_USED, rel=0.02)
+
+
+def test_traffic_that_changes_is_seen() -> None:
+    hot = np.array([0.4, 0.4, *[0.2 / 6] * 6])
+    stays, moves = (after({0: drawn(1, 400, hot)}, {0: drawn(2, 400, then)}) for then in (hot, hot[::-1]))
+    assert expert_use(stays)[0].decode[2] > 0.6
+    assert expert_use(moves)[0].decode[2] < 0.2
+    assert expert_use(stays)[0].prompt[2] == 2 / N_EXPERT, "not recorded: all alike"
+    assert expert_use(UNKNOWN) == {}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda document, layer: document.update(version=99),
+        lambda document, layer: document.update(model_fingerprint="another"),
+        lambda document, layer: document.update(n_expert=9),
+        lambda document, layer: document.update(half_life_tokens=1e-300),
+        lambda document, layer: document.update(decode=[layer, layer]),
+        lambda document, layer: layer.update(latest=[1e300] * 8),
+        lambda document, layer: layer.update(n_tokens=-1),
+        lambda document, layer: layer.update(layer="first"),
+        lambda document, layer: layer["uses"].pop(),
+    ],
+)
+def test_a_damaged_file_is_as_good_as_none(damage: Callable[[Any, Any], object]) -> None:
+    routing = after({0: drawn(1, 5)})
+    write_routing(routing)
+    assert read_routing(MODEL, N_EXPERT, N_USED) == routing
+    document = json.loads(routing_path(MODEL).read_text())
+    damage(document, document["decode"][0])
+    routing_path(MODEL).write_text(json.dumps(document))
+    assert read_routing(MODEL, N_EXPERT, N_USED) is None
+
+
+def test_a_plan_s_hot_experts_are_the_most_used_by_the_time_of_the_load_where_enough_is_known() -> None:
+    operators = [
+        weight(role=role, k=256, n=256, layer=layer, n_expert=N_EXPERT, used=N_USED)
+        for layer in range(2)
+        for role in ("ffn_gate_exps", "ffn_down_exps")
+    ]
+    plan = some_plan((placed(operator.name, hot=(0, 1)) for operator in operators), policy="experts")
+    uses = Tally(2 * ENOUGH_TOKENS, (0, 96, 0, 1900, 0, 2100, 0, 0))
+    known = after({0: uses}, {0: uses, 1: uses})  # of layer 1 one recording alone
+    made = with_used_experts(plan, operators, known)
+    assert [p.hot_experts for p in made.operators] == [(3, 5), (3, 5), (0, 1), (0, 1)]
+    assert replace(made, operators=plan.operators) == plan, "nothing else changes"
+    cold = replace(plan, operators=tuple(replace(p, hot_experts=()) for p in plan.operators))
+    for one, routing in ((plan, None), (plan, UNKNOWN), (cold, known)):
+        assert with_used_experts(one, operators, routing) is one
+
+
+#
+# scripts/routing.py
+#
+
+
+def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ids.txt"
+    asked = ["draw", "--layers", "2", "--experts", "16", "--used", "2", "--tokens", "400", "-o", str(path)]
+    assert drawing.main([*asked, "--curve", "25%=50%", "--seed", "7"]) == 0
+    assert path.read_text().startswith("# drawn: curve 25%=50%, seed 7")
+    assert {layer: len(rows) for layer, rows in drawing.read_routing(path).items()} == {0: 400, 1: 400}
+    assert drawing.main([*asked, "--curve", "25%=much"]) == 2
+    assert "is not like 25%=74%" in capsys.readouterr().err
+    none = str(tmp_path / "none.txt")
+    assert drawing.main(["keep", none, "--model", none, "-o", none]) == 2
+
+
+def test_a_file_is_kept_as_if_the_model_had_been_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_gguf(tmp_path / "model.gguf", "llama-moe")  # two layers, 2 of 8 experts
+    first = [(i % 4, 4 + i % 3) for i in range(200)]
+    later = [(i % 2, 7) for i in range(201)]
+    ids, rest = tmp_path / "ids.txt", tmp_path / "later.txt"
+    drawing.write_routing(ids, {layer: [*first, *later] for layer in (0, 1, 7)}, "a third layer that the model has not")
+    keep = ["keep", str(ids), "--model", str(model), "-o", str(rest)]
+    assert drawing.main(keep) == 0
+    known = read_routing(model_info(read_gguf(model)).fingerprint, N_EXPERT, N_USED)
+    assert [layer.layer for layer in known.decode] == [0, 1]
+    for layer in (*known.decode, *known.prompt):
+        chosen, judged = (Counter(e for row in rows for e in row) for rows in (first[:100], first[100:]))
+        assert layer.n_tokens == 200 and layer.latest == tuple(float(judged[e]) for e in range(8))
+        assert layer.before == pytest.approx(tuple(chosen[e] for e in range(8)), rel=0.02)
+    assert drawing.read_routing(rest)[1] == later
+    drawing.write_routing(ids, {0: [(0, 1, 2), (3, 4, 5)]}, "of three experts a token")
+    capsys.readouterr()
+    assert drawing.main(keep) == 2
+    assert "not of a model of 8 experts, 2 a token" in capsys.readouterr().err
