@@ -1,27 +1,26 @@
-"""How llama-server is found and started, and what it tells of its speed."""
+"""llama-server: how it is found and started, where it may listen, what it and its plug-in tell, the placement page."""
 
+import http.client
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import placement_records as records
 import pytest
+from worlds import weight
 
 from ggml_bridge.library import library_folder, soname
-from oallama.core.errors import BridgeError, PlanError
+from oallama.cli.serve import parse_key
+from oallama.core.errors import BridgeError, DeviceError, PlanError, UsageError
 from oallama.core.history import BlockRuns
-from oallama.serve.address import Address
+from oallama.profile.routing import counted, unknown_routing
+from oallama.serve.address import Address, free_address, host_name, is_local
 from oallama.serve.live import Live, Rate, block_runs, live_of
-from oallama.serve.program import (
-    ServerSettings,
-    clean_environment,
-    find_program,
-    launch,
-    prompt_cache_mib,
-)
+from oallama.serve.placement import placement_server
+from oallama.serve.program import ServerSettings, clean_environment, find_program, launch, prompt_cache_mib
+from oallama.serve.uses import traffic_of
 
-SETTINGS = ServerSettings(
-    Address("127.0.0.1", 8080), n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean"
-)
+# ---- found and started
 
 
 def program(folder, with_ggml=True):
@@ -34,105 +33,88 @@ def program(folder, with_ggml=True):
     return made
 
 
-@pytest.fixture
-def libraries(tmp_path, monkeypatch):
-    """The folder where set-up puts llama.cpp, without a program; nothing is on PATH."""
+def test_what_set_up_put_beside_the_libraries_is_used_before_that_of_path(tmp_path, monkeypatch):
     monkeypatch.setattr("oallama.serve.program.library_folder", lambda: tmp_path / "lib")
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    return tmp_path / "lib"
-
-
-def test_what_set_up_put_beside_the_libraries_is_used_before_that_of_path(libraries, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
     with pytest.raises(BridgeError, match=r"neither beside llama\.cpp's libraries nor on PATH; `oallama setup` builds"):
         find_program(None)
     on_path = program(tmp_path / "path")
-    monkeypatch.setenv("PATH", str(on_path.parent))
     assert find_program(None) == on_path
-    beside = program(libraries)
+    beside = program(tmp_path / "lib")
     assert find_program(None) == beside
-
-
-def test_one_that_was_asked_for_is_used_or_refused(libraries, tmp_path):
     asked = program(tmp_path / "bin")
     assert find_program(str(asked)) == asked
     with pytest.raises(BridgeError, match="there is no program"):
         find_program(str(tmp_path / "nothing"))
     with pytest.raises(BridgeError, match="does not tell the version of its ggml"):
-        find_program(str(program(tmp_path / "old", with_ggml=False)))
+        find_program(str(program(tmp_path / "of" / "old", with_ggml=False)))
 
 
-def arguments(served, tmp_path, settings=SETTINGS, uses_file=None, **environment):
-    names = [operator.name for operator in served.operators]
-    made = launch(
-        Path("/opt/llama-server"), served.plan, served.operators, served.model.n_layer, names, settings,
-        tmp_path, {"HOME": "/h", **environment}, uses_file,
+SETTINGS = ServerSettings(
+    Address("127.0.0.1", 8080), n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean"
+)
+SPLIT = records.served()
+WHOLE = replace(SPLIT.plan, operators=tuple(p if p.gg in (0, 1) else replace(p, gg=0.0, cg=0.0, cc=1.0)
+                                            for p in SPLIT.plan.operators))  # fmt: skip
+
+
+def launched(folder, plan=WHOLE, environment=None, uses="uses", **settings):
+    names = [operator.name for operator in SPLIT.operators]
+    return launch(
+        Path("/opt/llama-server"), plan, SPLIT.operators, SPLIT.model.n_layer, names, replace(SETTINGS, **settings),
+        folder, {"HOME": "/h", **(environment or {})}, uses and folder / uses,
     )  # fmt: skip
-    return made, list(made.command)
 
 
-def whole():
-    """A plan that splits nothing."""
-    served = records.served()
-    placements = tuple(p if p.gg in (0, 1) else replace(p, gg=0.0, cg=0.0, cc=1.0) for p in served.plan.operators)
-    return replace(served, plan=replace(served.plan, operators=placements))
+@pytest.mark.parametrize(
+    ("settings", "has", "has_not"),
+    [
+        ({}, "--host 127.0.0.1 --port 8080 --cors-origins localhost", "--cache-ram"),
+        ({}, "--parallel 4 --kv-unified --threads 2 --metrics --alias m.gguf", "--mmproj"),
+        ({}, f"--embeddings --batch-size {WHOLE.workload.n_ubatch} --pooling mean", None),  # it would lower it anyway
+        ({"pooling": "model"}, "--embeddings", "--pooling"),
+        ({"pooling": None, "n_batch": 1024}, "--batch-size 1024", "--embeddings"),
+        ({"cache_mib": 100}, "--cache-ram 100", None),
+        ({"projector": "/p.gguf", "projector_on_device": True}, "--mmproj /p.gguf --mmproj-offload", None),
+        ({"projector": "/p.gguf"}, "--mmproj /p.gguf --no-mmproj-offload", "--mmproj-offload"),
+        ({"address": Address("0.0.0.0", 1, "s3cret")}, "--host 0.0.0.0 --port 1", "s3cret"),
+    ],
+)
+def test_it_is_started_with_the_plan_as_asked_for(tmp_path, settings, has, has_not):
+    words = " ".join(launched(tmp_path, **settings).command) + " "
+    assert words.startswith("/opt/llama-server ") and f" {has} " in words
+    assert has_not is None or f" {has_not} " not in words
+    for part in ("--rpc 127.0.0.1:9", "--device RPC0", "-c 512", "--fit off"):
+        assert f" {part} " in words
 
 
-def value(words, option):
-    return words[words.index(option) + 1]
-
-
-def test_it_is_started_with_the_plan_at_the_address(tmp_path):
-    made, words = arguments(whole(), tmp_path)
-    assert words[0] == "/opt/llama-server"
-    assert value(words, "--host") == "127.0.0.1" and value(words, "--port") == "8080"
-    assert value(words, "--cors-origins") == "localhost"
-    assert value(words, "--rpc") == "127.0.0.1:9" and value(words, "--device") == "RPC0"
-    assert value(words, "-c") == "512" and value(words, "--fit") == "off"
-    assert value(words, "--parallel") == "4" and "--kv-unified" in words and "--metrics" in words
-    assert made.uses_device and "GGML_BACKEND_PATH" not in made.environment
-    assert "LLAMA_API_KEY" not in made.environment
-
-
-def test_the_key_is_told_to_it_alone(tmp_path):
-    keyed = replace(SETTINGS, address=Address("0.0.0.0", 1, "s3cret"))
-    made, words = arguments(whole(), tmp_path, keyed, OALLAMA_API_KEY="other", LLAMA_API_KEY="other")
-    assert made.environment["LLAMA_API_KEY"] == "s3cret" and "OALLAMA_API_KEY" not in made.environment
-    assert not [word for word in words if "s3cret" in word or "key" in word]
+def test_the_key_is_told_to_it_alone_and_variables_behind_our_back_to_nobody(tmp_path):
+    keys = {"OALLAMA_API_KEY": "other", "LLAMA_API_KEY": "other"}
+    assert launched(tmp_path, environment=keys).environment.keys() & keys.keys() == set()
+    made = launched(tmp_path, environment=keys, address=Address("0.0.0.0", 1, "s3cret")).environment
+    assert made["LLAMA_API_KEY"] == "s3cret" and "OALLAMA_API_KEY" not in made
+    behind = ("LLAMA_ARG_PORT", "LLAMA_API_KEY", "OALLAMA_API_KEY", "GGML_BACKEND_PATH", "OALLAMA_PLAN",
+              "OALLAMA_TIMES", "OALLAMA_USES", "AIP_MODE", "MTMD_BACKEND_DEVICE")  # fmt: skip
+    kept = {"HOME": "/h", "LLAMA_CPP_LIB_PATH": "/kept"}
+    assert clean_environment({**kept, **dict.fromkeys(behind, "x")}) == {**kept, "GGML_NO_BACKTRACE": "1"}
 
 
 def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
-    made, _ = arguments(records.served(), tmp_path)
+    made = launched(tmp_path, SPLIT.plan)
     assert made.environment["OALLAMA_PLAN"] == str(tmp_path / "plan.oallama")
     assert made.environment["OALLAMA_TIMES"] == str(tmp_path / "times")
+    assert made.environment["OALLAMA_USES"] == str(tmp_path / "uses")
+    assert "OALLAMA_USES" not in launched(tmp_path, SPLIT.plan, uses=None).environment
     assert "libggml-oallama" in made.environment["GGML_BACKEND_PATH"]
     assert (tmp_path / "plan.oallama").read_text(encoding="utf-8").startswith("oallama-plan 1\n")
 
 
 def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):
-    own = {"GGML_BACKEND_PATH": "/opt/libggml-mine.so"}
-    assert arguments(whole(), tmp_path, **own)[0].environment["GGML_BACKEND_PATH"] == "/opt/libggml-mine.so"
+    own, ours = ({"GGML_BACKEND_PATH": f"/opt/libggml-{name}.so"} for name in ("mine", "oallama"))
+    assert launched(tmp_path, environment=own).environment["GGML_BACKEND_PATH"] == "/opt/libggml-mine.so"
     with pytest.raises(PlanError, match="leave --backend out"):
-        arguments(records.served(), tmp_path, **own)
-    ours = {"GGML_BACKEND_PATH": "/opt/libggml-oallama.so"}
-    assert "GGML_BACKEND_PATH" not in arguments(whole(), tmp_path, **ours)[0].environment
-
-
-def test_embeddings_are_asked_for_by_pooling(tmp_path):
-    _, words = arguments(whole(), tmp_path)
-    assert "--embeddings" in words and value(words, "--pooling") == "mean"
-    assert value(words, "--batch-size") == str(whole().plan.workload.n_ubatch)  # llama-server would lower it anyway
-    _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling="model"))
-    assert "--embeddings" in words and "--pooling" not in words
-    _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling=None, n_batch=1024))
-    assert "--embeddings" not in words and value(words, "--batch-size") == "1024"
-
-
-def test_a_vision_projector_lies_where_the_ledger_has_it(tmp_path):
-    _, words = arguments(whole(), tmp_path, replace(SETTINGS, projector="/p.gguf", projector_on_device=True))
-    assert value(words, "--mmproj") == "/p.gguf" and "--mmproj-offload" in words
-    _, words = arguments(whole(), tmp_path, replace(SETTINGS, projector="/p.gguf"))
-    assert value(words, "--mmproj") == "/p.gguf" and "--no-mmproj-offload" in words
-    assert "--mmproj" not in arguments(whole(), tmp_path)[1]
+        launched(tmp_path, SPLIT.plan, environment=own)
+    assert "GGML_BACKEND_PATH" not in launched(tmp_path, environment=ours).environment
 
 
 @pytest.mark.parametrize(("left", "mib"), [(2**40, 8192), (8192 * 2**20 - 1, 8191), (5 * 2**20, 5), (0, 0)])
@@ -140,23 +122,10 @@ def test_the_prompt_cache_takes_no_more_than_is_left(left, mib):
     assert prompt_cache_mib(left) == mib
 
 
-def test_variables_that_would_change_it_behind_our_back_are_kept_from_it():
-    given = {
-        "HOME": "/h",
-        "LLAMA_ARG_PORT": "1",
-        "LLAMA_API_KEY": "x",
-        "OALLAMA_API_KEY": "x",
-        "GGML_BACKEND_PATH": "/x",
-        "OALLAMA_PLAN": "/x",
-        "OALLAMA_TIMES": "/x",
-        "AIP_MODE": "PREDICTION",
-        "MTMD_BACKEND_DEVICE": "CUDA1",
-        "LLAMA_CPP_LIB_PATH": "/kept",
-    }
-    assert clean_environment(given) == {"HOME": "/h", "LLAMA_CPP_LIB_PATH": "/kept", "GGML_NO_BACKTRACE": "1"}
+# ---- what it tells
 
 
-def test_live_numbers_are_read_out_of_the_metrics():
+def test_live_numbers_are_read_out_of_the_metrics_and_what_is_not_told_is_nothing():
     text = (
         "# HELP llamacpp:prompt_tokens_total x\n# TYPE llamacpp:prompt_tokens_total counter\n"
         "llamacpp:prompt_tokens_total 100\nllamacpp:prompt_seconds_total 0.5\nllamacpp:tokens_predicted_total 0\n"
@@ -164,13 +133,8 @@ def test_live_numbers_are_read_out_of_the_metrics():
         "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n"
     )
     assert live_of(text) == Live(Rate(100, 0.5, 200.0), Rate(0, 0.0, None), 7, 2, 1)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "llamacpp:prompt_tokens_total nan\n", "llamacpp:requests_processing -inf\n", "\x00"]
-)
-def test_what_is_not_told_is_nothing(text):
-    assert live_of(text) == Live(Rate(0, 0.0, None), Rate(0, 0.0, None), 0, 0, 0)
+    for text in ("", "llamacpp:prompt_tokens_total nan\n", "llamacpp:requests_processing -inf\n", "\x00"):
+        assert live_of(text) == Live(Rate(0, 0.0, None), Rate(0, 0.0, None), 0, 0, 0)
 
 
 def test_runs_of_split_blocks_are_read_and_damaged_lines_are_not():
@@ -183,8 +147,115 @@ def test_runs_of_split_blocks_are_read_and_damaged_lines_are_not():
     ]
 
 
-def test_the_prompt_cache_is_limited_as_asked_for(tmp_path):
-    _, words = arguments(whole(), tmp_path, replace(SETTINGS, cache_mib=100))
-    assert value(words, "--cache-ram") == "100"
-    _, words = arguments(whole(), tmp_path)
-    assert "--cache-ram" not in words
+N_EXPERT = 4
+EXPERTS = [
+    weight(role=role, k=64, n=64, layer=layer, n_expert=N_EXPERT, used=2)
+    for layer in (0, 1)
+    for role in ("ffn_gate_exps", "ffn_up_exps")
+]
+
+
+def traffic(path):
+    return list(traffic_of(path, [*EXPERTS, weight(role="output", k=64, n=64)], N_EXPERT))
+
+
+def test_uses_of_experts_are_added_by_layer_and_kind(tmp_path):
+    (tmp_path / "uses").write_text(
+        "blk.0.ffn_gate_exps.weight single 5 4 3 2 1\n"
+        "blk.0.ffn_up_exps.weight single 5 4 3 2 1\n"  # the same tokens once more
+        "blk.0.ffn_gate_exps.weight several 7 14 0 0 0\n"
+        "blk.1.ffn_gate_exps.weight single 1 1 1 0 0\n"
+        "blk.0.ffn_gate_exps.weight single 2 0 0 2 2\n",  # of a second start
+        encoding="utf-8",
+    )
+    found = unknown_routing("f" * 64, N_EXPERT, 2)
+    for each in traffic(tmp_path / "uses"):
+        found = counted(found, each)
+    assert [(each.layer, each.n_tokens, each.latest) for each in found.decode] == [
+        (0, 7, (4.0, 3.0, 4.0, 3.0)),
+        (1, 1, (1.0, 1.0, 0.0, 0.0)),
+    ]
+    assert [(each.layer, each.n_tokens, each.latest) for each in found.prompt] == [(0, 7, (14.0, 0.0, 0.0, 0.0))]
+
+
+def test_lines_that_are_no_use_are_passed_over(tmp_path):
+    assert traffic(tmp_path / "uses") == [], "a file that is not there"
+    of_layer_0 = "blk.0.ffn_gate_exps.weight"
+    for line in (
+        b"", of_layer_0.encode(), f"{of_layer_0} single".encode(), b"blk.9.ffn_gate_exps.weight single 1 1 1 0 0",
+        f"{of_layer_0} single 5 4 3 2".encode(), f"{of_layer_0} single 5 4 3 2 -1".encode(),
+        f"{of_layer_0} single 0 0 0 0 0".encode(), f"{of_layer_0} single 5 4 3 2 99999999999999999999".encode(),
+        b"\xff\xfe",
+    ):  # fmt: skip
+        (tmp_path / "uses").write_bytes(line + b"\n")
+        assert traffic(tmp_path / "uses") == [], line
+
+
+# ---- where it may listen
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("localhost:8080", True), ("LOCALHOST", True), ("a.localhost", True), ("127.8.9.1:1", True), ("[::1]:80", True),
+        ("", False), ("localhost.evil.com", False), ("evil.com", False), ("0.0.0.0", False), ("192.168.0.1", False),
+        ("[::1", False), ("[", False), ("127.0.0.1.nip.io", False),
+    ],
+)  # fmt: skip
+def test_only_names_of_this_machine_are_local(host, local):
+    assert is_local(host_name(host)) == local
+
+
+def test_a_port_that_is_free_is_chosen_and_an_address_that_others_reach_needs_a_key():
+    for host in ("0.0.0.0", "::"):
+        with pytest.raises(UsageError, match="--api-key"):
+            free_address(host, 0, None)
+        assert free_address(host, 0, "k").url.startswith(("http://127.0.0.1:", "http://[::1]:"))
+    chosen = free_address("localhost", 0, None)
+    assert is_local(chosen.host) and chosen.port > 0
+    assert chosen.get("/health", 1.0) is None, "nobody answers"
+    taken = rf"127.0.0.1:{chosen.port}.*--port"
+    with socket.create_server(("127.0.0.1", chosen.port)), pytest.raises(DeviceError, match=taken):
+        free_address("127.0.0.1", chosen.port, None)
+    with pytest.raises(UsageError, match="is no address"):
+        free_address("no.such.host.invalid", 0, None)
+
+
+def test_a_key_is_one_key_of_llama_servers():
+    assert parse_key(" a b ") == "a b"
+    for text in ("", " ", "a,b", 'a"b'):
+        with pytest.raises(ValueError, match="the API key"):
+            parse_key(text)
+
+
+# ---- the placement page
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """(method, path, Host header) -> (status, headers, text) of the page."""
+    with placement_server(lambda: {"a": 1}, lambda: ("<p>é", "default-src 'none'")) as url:
+
+        def asked(method, path, host="localhost"):
+            connection = http.client.HTTPConnection("127.0.0.1", int(url.rsplit(":", 1)[1]), timeout=60)
+            connection.request(method, path, headers={"Host": host})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read().decode()
+
+        yield asked
+
+
+def test_the_page_and_its_numbers_are_told_and_nothing_else(ask):
+    status, headers, text = ask("GET", "/")
+    assert (status, text, headers["Content-Security-Policy"]) == (200, "<p>é", "default-src 'none'")
+    status, headers, text = ask("GET", "/placement?x=1")
+    assert (status, text, headers["Content-Type"]) == (200, '{"a": 1}', "application/json")
+    assert headers["Cache-Control"] == "no-store" and "Access-Control-Allow-Origin" not in headers
+    assert ask("GET", "/other")[0] == 404
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert ask(method, "/placement")[0] == 501
+
+
+@pytest.mark.parametrize("host", ["evil.com", f"evil.com:{80}", "", "192.168.0.1"])
+def test_a_website_that_gives_this_address_a_name_is_refused(ask, host):
+    assert ask("GET", "/placement", host)[0] == 403

@@ -2,107 +2,165 @@
 
 import os
 import signal
+import sys
+import threading
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-from processes import alive, until
-from serving import QUICK, Run, Stub, running
+import pytest
+from processes import PATIENCE_S, alive, until
 
 from oallama.core.errors import DeviceError
-from oallama.serve.supervisor import last_words
+from oallama.serve.address import free_address, listens
+from oallama.serve.supervisor import Launch, Patience, Supervisor, last_words
+
+STUB = Path(__file__).resolve().parents[1] / "stub_llama_server.py"
+QUICK = Patience(first_s=0.05, longest_s=0.2, start_s=120.0, look_s=0.05, answer_s=60.0, end_s=5.0, n_starts=3)
 
 
-def test_it_is_not_ready_while_the_model_is_loading(tmp_path):
-    stub, told = Stub(tmp_path), []
-    stub.order("loading")
-    supervisor = stub.supervisor()
-    supervisor.healthy = lambda: told.append(stub.healthy()) or told[-1]
-    run = Run(supervisor)
-    until(lambda: stub.logged)
-    n_told = len(told)
-    run.until(lambda: len(told) > n_told + 2)
-    assert supervisor.state.phase == "starting"
-    stub.order("")
-    run.until_ready()
-    supervisor.stop()
-    assert run.end() is None
+class Kept:
+    """The stand-in at a port of its own, which takes orders, and its supervisor in a thread. said: to the user. logged:
+    by the program. looks: whether it was healthy. lost: why the device is known to be lost. error: what ended it."""
+
+    def __init__(self, folder, device="none", address=None, orders="", **patience):
+        self.address = address or free_address("127.0.0.1", 0, None)
+        self.orders = folder / "orders"
+        self.order(orders)
+        self.said, self.logged, self.looks, self.lost, self.error = [], [], [], [], None
+        self.supervisor = Supervisor(
+            self.launch(device),
+            None if device == "none" else self.launch("none"),
+            self.healthy,
+            partial(listens, port=self.address.port),
+            lambda: self.lost[0] if self.lost else None,
+            talk=self.said.append,
+            log=self.logged.append,
+            patience=replace(QUICK, **patience),
+        )
+        self.state = self.supervisor.state
+        self.thread = threading.Thread(target=self._work)
+
+    def launch(self, device):
+        where = ("--host", self.address.host, "--port", str(self.address.port))
+        environment = {"STUB_ORDERS": str(self.orders), "PYTHONPATH": str(STUB.parents[1])}
+        return Launch((sys.executable, str(STUB), *where, "--device", device), environment, device != "none")
+
+    def order(self, words):
+        self.orders.write_text(words, encoding="utf-8")
+
+    def healthy(self):
+        self.looks.append(self.address.get("/health", 1.0) is not None)
+        return self.looks[-1]
+
+    def _work(self):
+        try:
+            self.supervisor.run()
+        except BaseException as error:
+            self.error = error
+
+    def until(self, condition):
+        until(lambda: not self.thread.is_alive() or condition())
+        assert self.thread.is_alive(), self.error
+
+    def until_ready(self, restarts=0):
+        self.until(lambda: self.state.phase == "ready" and self.state.restarts >= restarts)
+
+    def end(self):
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+        return self.error
 
 
-def test_another_program_at_the_port_is_not_taken_for_it(tmp_path):
-    (tmp_path / "other").mkdir()
-    stub, other = Stub(tmp_path), Stub(tmp_path / "other")
-    stub.address = other.address
-    with running(other.supervisor()):
-        error = Run(stub.supervisor()).end()
+@pytest.fixture
+def keep(tmp_path):
+    """Supervisors of stand-ins, started and ready, and ended behind the test."""
+    made = []
+
+    def keep(ready=True, **options):
+        made.append(Kept(tmp_path, **options))
+        made[-1].thread.start()
+        if ready:
+            made[-1].until_ready()
+        return made[-1]
+
+    yield keep
+    for each in made:
+        each.supervisor.stop()
+        each.end()
+
+
+def test_it_is_not_ready_while_the_model_is_loading(keep):
+    kept = keep(ready=False, orders="loading")
+    until(lambda: kept.logged)
+    n_looks = len(kept.looks)
+    kept.until(lambda: len(kept.looks) > n_looks + 2)
+    assert kept.state.phase == "starting"
+    kept.order("")
+    kept.until_ready()
+    kept.supervisor.stop()
+    assert kept.end() is None
+
+
+def test_another_program_at_the_port_is_not_taken_for_it(keep):
+    error = keep(ready=False, address=keep().address).end()
     assert isinstance(error, DeviceError) and "Address already in use" in str(error)
 
 
-def test_one_that_neither_answers_nor_computes_is_started_again(tmp_path):
-    stub = Stub(tmp_path)
-    supervisor = stub.supervisor(patience=replace(QUICK, answer_s=0.5, end_s=0.5))
-    with running(supervisor) as run:
-        first = supervisor.state.pid
-        os.kill(first, signal.SIGSTOP)
-        run.until_ready(restarts=1)
-        assert "neither answered nor computed" in supervisor.state.said
-        assert not alive(first)
+def test_one_that_neither_answers_nor_computes_is_started_again(keep):
+    kept = keep(answer_s=0.5, end_s=0.5)
+    first = kept.state.pid
+    os.kill(first, signal.SIGSTOP)
+    kept.until_ready(restarts=1)
+    assert "neither answered nor computed" in kept.state.said
+    assert not alive(first)
 
 
-def test_one_whose_connections_are_all_busy_does_not_hang(tmp_path):
-    stub, looks = Stub(tmp_path), []
-    supervisor = stub.supervisor(patience=replace(QUICK, answer_s=0.5))
-    with running(supervisor) as run:
-        supervisor.healthy = lambda: looks.append(stub.healthy()) or looks[-1]
-        stub.order("busy")
-        run.until(lambda: looks.count(False) > 12)
-        assert supervisor.state.restarts == 0
+def test_one_whose_connections_are_all_busy_does_not_hang(keep):
+    kept = keep(answer_s=0.5)
+    kept.order("busy")
+    kept.until(lambda: kept.looks.count(False) > 12)
+    assert kept.state.restarts == 0
 
 
-def test_one_that_fails_again_and_again_is_given_up(tmp_path):
-    stub = Stub(tmp_path)
-    supervisor = stub.supervisor()
-    with running(supervisor) as run:
-        stub.order("fail")
-        os.kill(supervisor.state.pid, signal.SIGKILL)
-        error = run.end()
+def test_one_that_fails_again_and_again_is_given_up(keep):
+    kept = keep()
+    kept.order("fail")
+    os.kill(kept.state.pid, signal.SIGKILL)
+    error = kept.end()
     assert isinstance(error, DeviceError) and "again and again" in str(error)
-    assert len(stub.said) == QUICK.n_starts - 1
+    assert len(kept.said) == QUICK.n_starts - 1
 
 
-def test_a_device_that_is_gone_at_the_next_start_leaves_the_cpu(tmp_path):
-    stub = Stub(tmp_path)
-    supervisor = stub.supervisor(device="RPC0")
-    with running(supervisor) as run:
-        assert supervisor.state.on_device
-        stub.order("fail-device")
-        os.kill(supervisor.state.pid, signal.SIGABRT)
-        run.until(lambda: supervisor.state.device_lost)
-        run.until_ready()
-        state = replace(supervisor.state)
-    assert not state.on_device
-    assert "the device was lost" in state.said and "the CPU computes everything" in state.said
-    assert any("the device was lost" in line for line in stub.said)
-    assert b"--device none" in stub.logged[-1]
+def test_a_device_that_is_gone_at_the_next_start_leaves_the_cpu(keep):
+    kept = keep(device="RPC0")
+    assert kept.state.on_device
+    kept.order("fail-device")
+    os.kill(kept.state.pid, signal.SIGABRT)
+    kept.until(lambda: kept.state.device_lost)
+    kept.until_ready()
+    assert not kept.state.on_device
+    assert "the device was lost" in kept.state.said and "the CPU computes everything" in kept.state.said
+    assert any("the device was lost" in line for line in kept.said)
+    assert b"--device none" in kept.logged[-1]
 
 
-def test_a_device_that_is_known_to_be_lost_ends_the_program_at_once(tmp_path):
-    stub, lost = Stub(tmp_path), []
-    supervisor = stub.supervisor(device="RPC0", device_lost=lambda: lost[0] if lost else None)
-    with running(supervisor) as run:
-        first = supervisor.state.pid
-        lost.append("its worker is gone")
-        run.until(lambda: supervisor.state.device_lost)
-        run.until_ready()
-        assert not alive(first)
-        assert "its worker is gone" in supervisor.state.said and supervisor.state.restarts == 1
+def test_a_device_that_is_known_to_be_lost_ends_the_program_at_once(keep):
+    kept = keep(device="RPC0")
+    first = kept.state.pid
+    kept.lost.append("its worker is gone")
+    kept.until(lambda: kept.state.device_lost)
+    kept.until_ready()
+    assert not alive(first)
+    assert "its worker is gone" in kept.state.said and kept.state.restarts == 1
 
 
-def test_a_pause_ends_when_it_is_stopped(tmp_path):
-    stub = Stub(tmp_path)
-    supervisor = stub.supervisor(patience=replace(QUICK, first_s=600.0, longest_s=600.0))
-    with running(supervisor) as run:
-        os.kill(supervisor.state.pid, signal.SIGKILL)
-        run.until(lambda: bool(stub.said))
-    assert run.error is None
+def test_a_pause_ends_when_it_is_stopped(keep):
+    kept = keep(first_s=600.0, longest_s=600.0)
+    os.kill(kept.state.pid, signal.SIGKILL)
+    kept.until(lambda: bool(kept.said))
+    kept.supervisor.stop()
+    assert kept.end() is None
 
 
 def test_last_words_are_those_of_the_error():
