@@ -1,27 +1,54 @@
-"""Profiles of described rates: complete, storable, and as fast as what they are described by."""
+"""Machines and cards that are not here: profiles, `simulate`, `what-if`. What these print: tests/golden/report."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
-from worlds import CARD, HOST, ROUTED, SMALL, World
+from worlds import CARD, HOST, ROUTED, SMALL, World, bytes_of, model_info, some_plan, there, total_s
 
-from oallama.core.errors import ProfileError
+from oallama.cli.main import exit_code
+from oallama.cli.served import as_asked
+from oallama.core.errors import PlanError, ProfileError, UsageError
+from oallama.core.options import Options
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, Attention
+from oallama.core.types import CPU_DEVICE, Attention, Workload
+from oallama.core.units import MIB
+from oallama.device import cards as known
+from oallama.device.card import Card
+from oallama.device.cards import CARDS, USUAL_PC, preset
+from oallama.device.machines import MACHINES, Machine, machine_of
+from oallama.place.pure_plan import WhatIf
+from oallama.placer import Placer
+from oallama.placer.described import alone_and_beside, plan_for
+from oallama.plan.plan import Plan
 from oallama.profile.described import EXPERTS, described, host_profile, with_card
 from oallama.profile.merge import missing_link, missing_sharing
 from oallama.profile.store import profile_from_json, profile_to_json
 from oallama.profile.wanted import wanted
+from oallama.report.what_if import CLAIM
 
+pytestmark = pytest.mark.usefixtures("small_cards")
+
+TESTBED = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "testbeds" / "scheinfer-a.json"
 WORLD = World(model=SMALL, tokens=(1, 32, 512))
-MOE = World(model=ROUTED, tokens=(1, 32, 512))
+MOE = replace(WORLD, model=ROUTED)
+LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
+
+
+#
+# profiles of described rates
+#
 
 
 def test_nothing_is_left_to_measure_and_it_can_be_stored() -> None:
-    want = wanted(MOE.model, MOE.operators, MOE.tokens, llc_bytes=0)
     profile = MOE.profile
+    want = wanted(MOE.model, MOE.operators, MOE.tokens, llc_bytes=0)
     assert missing_link(profile) == [] and missing_sharing(profile, want) == []
     assert profile_from_json(profile_to_json(profile)) == profile
     facts = profile.fingerprint
@@ -40,43 +67,36 @@ def test_points_of_the_link_lie_on_their_lines_and_nothing_slows_the_card() -> N
         assert (pair.second_alone_gb_per_s, pair.second_with_first_gb_per_s) == (rate, rate)
 
 
-def test_cpu_and_link_together_read_what_the_dram_gives() -> None:
-    of = SMALL, WORLD.operators
-    profile = with_card(host_profile(HOST, *of, WORLD.tokens), CARD, *of, dram_bytes_per_s=45e9)
-    shared = profile.contention
-    assert shared.first_with_second_gb_per_s + shared.second_with_first_gb_per_s == pytest.approx(45)
-
-
 def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
     before = replace(WORLD, card=replace(CARD, name="another")).profile
-    profile = with_card(before, CARD, SMALL, WORLD.operators)
+    profile = with_card(before, CARD, SMALL, WORLD.operators, dram_bytes_per_s=45e9)
     assert profile.device == "card"
     assert {case.device for case in (*profile.cases, *profile.rest)} == {CPU_DEVICE, "card"}
     assert [c for c in profile.cases if c.device == CPU_DEVICE] == [c for c in before.cases if c.device == CPU_DEVICE]
+    shared = profile.contention
+    assert shared.first_with_second_gb_per_s + shared.second_with_first_gb_per_s == pytest.approx(45), "of the DRAM"
     with pytest.raises(ProfileError, match="no mul-mat of the CPU"):
         with_card(replace(before, cases=()), CARD, SMALL, WORLD.operators)
 
 
-def mul_mat_s(profile: Profile, *, op: str = "MUL_MAT", n_tokens: int = 512) -> float:
-    """On the card; of attn_q, or of experts."""
-    return next(
-        case.seconds
-        for case in profile.cases
-        if (case.mul_mat.op, case.device, case.n_tokens) == (op, "card", n_tokens)
-        and (op == "MUL_MAT_ID" or case.mul_mat.shape[:2] == (1024, 1024))
-    )
-
-
 def test_a_mul_mat_takes_what_its_flop_or_bytes_take_whichever_is_more() -> None:
-    flop, n_bytes = 2 * 1024 * 1024, 1024 * 1024 * 18 / 32
-    assert mul_mat_s(WORLD.profile) == pytest.approx(512 * flop / CARD.flops_per_s + CARD.kernel_s)
+    def seconds(profile: Profile, n_tokens: int = 512) -> float:
+        """Of attn_q on the card."""
+        return next(
+            case.seconds
+            for case in profile.cases
+            if (case.device, case.n_tokens, case.mul_mat.shape[:2]) == ("card", n_tokens, (1024, 1024))
+        )
+
+    flop, moved = 2 * 1024 * 1024, 1024 * 1024 * 18 / 32 + 4 * 2 * 1024
+    assert seconds(WORLD.profile) == pytest.approx(512 * flop / CARD.flops_per_s + CARD.kernel_s)
     floats = replace(WORLD, type_name="F16").profile
-    assert mul_mat_s(floats) == pytest.approx(512 * flop / CARD.flops_float_per_s + CARD.kernel_s)
-    moved = n_bytes + 4 * 2 * 1024
-    assert mul_mat_s(WORLD.profile, n_tokens=1) == pytest.approx(moved / CARD.bytes_per_s + CARD.kernel_s)
-    routed = next(case.mul_mat for case in MOE.profile.cases if case.mul_mat.op == "MUL_MAT_ID")
-    expected = routed.flops(512) / CARD.flops_per_s / EXPERTS + CARD.kernel_s
-    assert mul_mat_s(MOE.profile, op="MUL_MAT_ID") == pytest.approx(expected)
+    assert seconds(floats) == pytest.approx(512 * flop / CARD.flops_float_per_s + CARD.kernel_s)
+    assert seconds(WORLD.profile, n_tokens=1) == pytest.approx(moved / CARD.bytes_per_s + CARD.kernel_s)
+    for case in MOE.profile.cases:
+        if (case.mul_mat.op, case.device, case.n_tokens) == ("MUL_MAT_ID", "card", 512):
+            expected = case.mul_mat.flops(512) / CARD.flops_per_s / EXPERTS + CARD.kernel_s
+            assert case.seconds == pytest.approx(expected)
 
 
 def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:
@@ -84,17 +104,13 @@ def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:
         (seconds,) = {
             case.seconds
             for case in WORLD.profile.rest
-            if (case.device, case.n_tokens, case.n_kv) == ("card", 512, n_kv)
-            and case.shape
-            and case.shape.flash_attn is flash_attn
+            if (case.device, case.n_tokens, case.n_kv) == ("card", 512, n_kv) and case.shape.flash_attn is flash_attn
         }
         return seconds
 
     assert rest_s(1024, True) < rest_s(4096, True) < rest_s(4096, False) < rest_s(16384, False)
-    quantised = described(
-        HOST, CARD, SMALL, WORLD.operators, (1, 32), Attention(flash_attn="on", type_k="q8_0", type_v="q8_0")
-    )
-    assert {case.shape.type_k for case in quantised.rest if case.shape} == {"q8_0"}
+    q8 = Attention(flash_attn="on", type_k="q8_0", type_v="q8_0")
+    assert {case.shape.type_k for case in described(HOST, CARD, SMALL, WORLD.operators, (1, 32), q8).rest} == {"q8_0"}
 
 
 def test_a_host_may_be_slower_with_some_types_and_in_attention() -> None:
@@ -103,3 +119,291 @@ def test_a_host_may_be_slower_with_some_types_and_in_attention() -> None:
     assert host.kernel_seconds(1e11, 1.0, "Q6_K") == pytest.approx(1 + host.kernel_s)
     plain = replace(HOST, flops_float_per_s=None)
     assert plain.rate_of("F16") == plain.rate_of(None) == 1e12
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_described_card_gives_the_published_run_again(name: str) -> None:
+    """LLaMA-2-7B Q4_0 whole on the card, priced by the cost model from the card's rates."""
+    published = next(one for one in known._PUBLISHED if one.name == name)
+    llama = model_info(n_layer=32, n_embd=4096, n_ff=11008, n_head=32, n_head_kv=32, n_embd_head_k=128,
+                       n_embd_head_v=128, n_vocab=32000)  # fmt: skip
+    world = World(model=llama, host=USUAL_PC, card=preset(name), tokens=(1, 512), share=1.5)
+
+    def seconds(n_prompt: int, n_gen: int) -> float:
+        plan = replace(world, workload=Workload(n_prompt=n_prompt, n_gen=n_gen, n_ctx=512)).plan("fit")
+        assert there(world, plan) == list(world.operators)
+        return total_s(plan)
+
+    assert 512 / seconds(512, 0) == pytest.approx(published.pp512, rel=0.05)
+    assert 128 / (seconds(1, 128) - seconds(1, 0)) == pytest.approx(published.tg128, rel=0.05)
+
+
+#
+# machines
+#
+
+
+def test_presets_are_machines_that_people_buy_and_others_come_from_files(tmp_path: Path) -> None:
+    assert set(MACHINES) == {"pc-12gb", "pc-24gb"}
+    for name, machine in MACHINES.items():
+        assert machine.name == name and all(len(source) > 20 for _, source in machine.sources)
+    host = {"name": "two cores", "bytes_per_s": 2e10, "flops_per_s": 1e11, "source": "STREAM"}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"name": "mine", "host": host, "card": "rtx3060"}))
+    machine = machine_of(str(path))
+    assert machine.card is CARDS["rtx3060-12"] and machine.host.bytes_per_s == 2e10
+    card = {f: getattr(CARDS["h100"], f) for f in Card.__dataclass_fields__}
+    path.write_text(json.dumps({"name": "mine", "host": host, "card": card, "sources": {"CPU": "measured"}}))
+    machine = machine_of(str(path))
+    assert (machine.card, machine.sources) == (CARDS["h100"], (("CPU", "measured"),))
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "needs name, host and card"),
+        ('{"name": "m", "host": {"name": "h"}, "card": "rtx3060"}', "bytes_per_s is missing"),
+        ('{"name": "m", "host": {"name": "h", "bytes_per_s": 0, "flops_per_s": 1, "source": ""}, "card": "rtx3060"}',
+         "host: bytes_per_s must be above 0, not 0"),
+        ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "pdp"}',
+         "there is no card"),
+        ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "rtx3060", '
+         '"sources": ["a"]}', "sources must be texts"),
+    ],
+)  # fmt: skip
+def test_a_bad_machine_file_is_refused(tmp_path: Path, document: str, said: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(document)
+    with pytest.raises(UsageError, match=said):
+        machine_of(str(path))
+
+
+#
+# simulate: that what runs adds up is in test_every_plan.py
+#
+
+
+def world_on(machine: str, **facts: Any) -> World:
+    """A small model on a machine by name or file, whose card has room for half of it."""
+    on = machine_of(machine)
+    load = Workload(n_prompt=64, n_gen=8, n_ctx=256)
+    return replace(World(model=SMALL, host=on.host, card=on.card, workload=load), **facts)
+
+
+def plan_on(machine: str, **changes: Any) -> Plan:
+    return replace(world_on(machine).plan("layers"), **changes)
+
+
+def test_whole_operators_run_in_graph_order_where_they_are() -> None:
+    world = world_on("pc-12gb")
+    plan = world.plan("layers")
+    works = sorted(world.simulate(plan).token.works, key=lambda work: work.start_s)
+    found = [work for work in works if work.kind == "operator"]
+    assert [work.name for work in found] == [operator.name for operator in world.operators]
+    assert [work.stream == "gpu" for work in found] == [place.gg == 1 for place in plan.operators]
+    assert {work.stream for work in found} == {"cpu", "gpu"}
+
+
+def test_a_host_layer_of_a_large_prompt_is_streamed_and_computed_on_the_card() -> None:
+    world = world_on("pc-24gb", share=0.4, workload=Workload(n_prompt=512, n_gen=8, n_ctx=1024))
+    plan = world.plan("layers")
+    made, name = world.simulate(plan), plan.operators[0].name
+    assert plan.operators[0].cc == 1
+    assert {(w.stream, w.kind) for w in made.prompt.works if w.name == name} == {("in", "weights"), ("gpu", "operator")}
+    assert {"cache", "weights"} <= {work.kind for work in made.prompt.works}
+    assert "weights" not in {work.kind for work in made.token.works}
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_streamed_slices_are_copied_while_the_cpu_computes_unless_the_device_blocks(blocking: bool) -> None:
+    facts = (("device_asynchronous", False), ("device_backend", "RPC")) if blocking else ()
+    world = world_on(str(TESTBED), share=0.3, device_facts=facts)
+    works = world.simulate(world.plan("flexgen")).token.works
+    copies = [work for work in works if work.kind == "stream"]
+    others = [work for work in works if work.stream != "in"]
+    assert copies and all(work.stream == "in" for work in copies)
+    beside = sum(max(0.0, min(a.end_s, b.end_s) - max(a.start_s, b.start_s)) for a in copies for b in others)
+    assert (beside > 1e-9) is not blocking
+
+
+def test_a_plan_is_simulated_on_any_machine_without_a_load() -> None:
+    plan = plan_on("pc-12gb")
+    small, large = (WORLD.alone().simulate(plan, machine=MACHINES[name]) for name in ("pc-12gb", "pc-24gb"))
+    assert small.predicted.tpot_s == pytest.approx(plan.predicted.tpot_s, rel=1e-6)
+    assert large.predicted.tpot_s < small.predicted.tpot_s
+    longer = WORLD.alone().simulate(plan, replace(plan.workload, n_prompt=128), MACHINES["pc-12gb"])
+    assert longer.predicted.ttft_s > small.predicted.ttft_s
+
+
+def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for() -> None:
+    def fit(**options: Any) -> Plan:
+        load = Workload(n_prompt=64, n_gen=8, n_ctx=256)
+        return plan_for(replace(WORLD, options=Options(**options)).alone(), MACHINES["pc-12gb"], load, "fit")
+
+    weights = bytes_of(WORLD.operators)
+    whole, part = fit(), fit(vram=weights // 2 + 2 * MIB)
+    assert part.memory.capacity == weights // 2 + 2 * MIB < whole.memory.capacity
+    assert part.memory.spare >= 0
+    assert 0 < part.n_gpu_layers < whole.n_gpu_layers == WORLD.model.n_layer + 1
+
+
+def split_without_kernels() -> None:
+    world = world_on(str(TESTBED), share=0.3)
+    plan = world.plan("flexgen")
+    of_cpu = (case for case in world.profile.cases if case.device == CPU_DEVICE)
+    world.with_profile(cases=tuple(of_cpu)).simulate(plan)
+
+
+def on_the_cpu_alone() -> None:
+    profile = host_profile(USUAL_PC, WORLD.model, WORLD.operators, WORLD.tokens)
+    WORLD.alone(profile).simulate(plan_on("pc-12gb"))
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind", "says"),
+    [
+        (split_without_kernels, PlanError, "cannot compute"),
+        (on_the_cpu_alone, PlanError, "name one with --device"),
+        (lambda: WORLD.alone().simulate(plan_on("pc-12gb", model_fingerprint="e" * 64), machine=MACHINES["pc-12gb"]),
+         PlanError, "made for"),
+        (lambda: plan_for(replace(WORLD, options=Options(gpu_weights=0.5)).alone(), MACHINES["pc-12gb"], LOAD, "fit"),
+         UsageError, "--vram"),
+        (lambda: machine_of("pdp-11"), UsageError, r"'pdp-11'.*pc-12gb.*pc-24gb"),
+        (lambda: machine_of("none.json"), UsageError, "cannot read"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_simulated_is_refused(refused: Callable[[], object], kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        refused()
+
+
+def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() -> None:
+    planned = some_plan((), attention=Attention(flash_attn="off", type_k="f16", type_v="f16"))
+
+    def asked(**options: object) -> Plan:
+        return as_asked(replace(WORLD, options=Options.given(**options)).alone(), planned)
+
+    assert asked() == planned
+    assert asked(n_ctx=16384, n_ubatch=64, type_k="q8_0", flash_attn="on") == replace(
+        planned,
+        workload=replace(planned.workload, n_ctx=16384, n_ubatch=64),
+        attention=Attention(flash_attn="on", type_k="q8_0", type_v="f16"),
+    )
+
+
+#
+# what-if
+#
+
+
+def row_of(mib: float, policy: str = "auto", **facts: object) -> WhatIf:
+    """A card of so much memory beside a small model's CPU."""
+    world = World(**{"model": SMALL, "workload": LOAD, **facts})
+    profile = host_profile(HOST, world.model, world.operators, (1, 32, 512))
+    layouts = (case for case in world.profile.cases if case.layout == "CPU_REPACK")
+    placer = world.alone(replace(profile, cases=(*profile.cases, *layouts)))
+    (row,) = alone_and_beside(placer, [replace(preset("rtx3060"), memory_bytes=int(mib * MIB))], LOAD, policy)[1]
+    return row
+
+
+def test_a_card_that_has_room_for_all_needs_no_more_than_stock_and_one_without_any_leaves_it_on_the_cpu() -> None:
+    row = row_of(1000)
+    assert row.best is row.stock and row.best.policy == "fit" and row.gain == 1 and row.fits_whole
+    none = row_of(0.5, repacked=2.0)
+    assert none.best.policy == "cpu" and none.stock.memory.weights_gpu == 0
+
+
+def test_stock_computes_the_hosts_share_in_the_plain_layout_and_ours_in_the_fastest() -> None:
+    slow, fast = (row_of(12, repacked=factor) for factor in (0.0, 3.0))
+    assert fast.stock.predicted == slow.stock.predicted
+    assert fast.best.predicted.tpot_s < slow.best.predicted.tpot_s
+
+
+@pytest.mark.parametrize(("model", "mib"), [(SMALL, 14), (ROUTED, 54)])
+def test_the_quick_search_is_near_the_long_one(model, mib) -> None:
+    card = replace(preset("rtx3060"), memory_bytes=mib * MIB)
+    machine = Machine(name="m", description="", host=HOST, card=card, sources=())
+    long = total_s(plan_for(World(model=model).alone(), machine, LOAD, "scheinfer"))
+    quick = row_of(mib, "scheinfer", model=model).best
+    assert quick.policy == "scheinfer" and 0.999 * long <= quick.predicted.total_s <= 1.3 * long
+
+
+def test_limits_of_the_device_that_is_here_do_not_hold_for_cards() -> None:
+    free, limited = (row_of(12, options=options) for options in (Options(), Options(vram=3 * MIB, gpu_weights=0.1)))
+    assert limited.best.memory == free.best.memory and free.best.memory.limit == free.stock.memory.limit
+    assert limited.best.predicted == free.best.predicted
+
+
+def test_the_ledger_is_in_proportion_to_the_layers_there() -> None:
+    whole, part = row_of(1000).stock, row_of(16).stock
+    n_layers = SMALL.n_layer - part.placement.first_device_layer
+    assert 0 < n_layers < SMALL.n_layer
+    assert part.memory.kv == whole.memory.kv * n_layers // SMALL.n_layer
+    assert part.memory.compute == whole.memory.compute == 2048 * 512
+
+
+@pytest.mark.parametrize("policy", ["hetegen", "twinpilots", "flexgen", "atsinfer"])
+def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy: str) -> None:
+    row = row_of(14, policy)
+    assert row.best.policy == policy and row.best.memory.spare >= 0
+    assert row_of(0.5, policy).best.policy == "cpu"
+
+
+#
+# the commands
+#
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["what-if", "no.gguf", "--gpu", "rtx9090"], "there is no card 'rtx9090'; choose one of gtx1650-4"),
+        (["what-if", "no.gguf", "--gpu", ","], "names no card"),
+        (["what-if", "no.gguf", "--chart", "cards.pdf"], "name a file that ends in .svg"),
+        (["what-if", "no.gguf", "--vram-fill", "2"], "is outside 0..1"),
+        (["what-if", "no.gguf", "--ram-speed", "fast"], "is no memory speed in GB/s"),
+        (["what-if", "no.gguf", "--cores", "0"], "is not a whole number"),
+        (["what-if", "no.gguf", "--profile", "p.json", "--cores", "4"], "goes without --cores"),
+        (["what-if", "no.gguf"], "no.gguf"),
+        (["simulate", "m.gguf", "--machine", "pdp-11"], "pc-24gb"),
+        (["simulate", "m.gguf", "p.json", "--policy", "oato"], "--policy"),
+        (["simulate", "m.gguf", "--machine", "pc-12gb", "--device", "CUDA0"], "--device"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, arguments, says) -> None:
+    assert exit_code(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+
+
+def test_what_if_beside_the_cpu_that_was_measured(capsys, monkeypatch, tmp_path) -> None:
+    """By a placer that knows the small model and its CPU, without loads; then other programs were running."""
+    world, busy = World(model=SMALL, workload=LOAD), 0.0
+
+    def of_file(path: str, options: Options, profile: object, prober: Any) -> Placer:
+        assert options.device == "none"
+        made = host_profile(HOST, world.model, world.operators, (1, 32, 512))
+        made = replace(made, fingerprint={**made.fingerprint, "others_cpu_percent": busy})
+        return Placer(world.model, world.operators, (), options, made, prober)
+
+    def answer(*arguments: str, code: int = 0) -> Any:
+        assert exit_code(["what-if", "m.gguf", *arguments]) == code
+        return capsys.readouterr()
+
+    monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
+    monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "20")
+    counted = world.alone().dry_loads
+    monkeypatch.setattr("oallama.placer.measured.DryLoads", lambda *_: counted)
+    said = answer().out
+    assert CLAIM in said and all(f"\n{name} " in said for name in CARDS)
+    rows = json.loads(answer("--gpu", "rtx3060,H100,rtx3060-12", "--json").out)["rows"]
+    assert [row["gpu"] for row in rows] == ["rtx3060-12", "h100"]
+    said = answer("--gpu", "rtx3060,rtx4090", "--vram", "6GiB", "--ram-speed", "40", "--cores", "6").out
+    assert len(re.findall(r"^rtx\S+ +6 GiB", said, re.MULTILINE)) == 2
+    assert "beside 6 cores of Zen 4, memory of 40 GB/s" in " ".join(said.split())
+    chart = tmp_path / "no folder" / "cards.svg"
+    assert "cannot write" in answer("--gpu", "h100", "--chart", str(chart), code=2).err
+    busy = 60.0
+    (line,) = answer("--gpu", "rtx3060").err.splitlines()
+    assert line.startswith("note: ") and "60 % of the CPU" in line
