@@ -34,7 +34,7 @@ int64_t bytes_of(const Block & block) {
 }
 
 // By the table; between two entries a half is rounded up, and then the host's tokens to whole groups, as the planner
-// does (tests/unit/test_tokens.py).
+// does (tests/unit/test_cuts.py).
 void check_table() {
     using oallama::TokenSplit;
     struct Expected {
