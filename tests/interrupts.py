@@ -8,9 +8,11 @@ import dis
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
+
+from seeds import FRESH
 
 MOMENTS = ("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD", "JUMP_ABSOLUTE", "RETURN_VALUE", "YIELD_VALUE")
 """Before these instructions. Python looks for signals behind calls and jumps back, and where a function begins or goes
@@ -58,6 +60,15 @@ def interrupted_at(moment: int, function: Callable[[], object]) -> bool:
         sys.unraisablehook = hook_before
     assert set(dropped) <= {KeyboardInterrupt}, f"{dropped} at moment {moment}"
     return left <= 0
+
+
+def interrupted_often(function: Callable[[], object], step: int = 1) -> Iterator[int]:
+    """Interrupt calls at every step-th moment, one call after the other, until a call ends before its moment comes."""
+    moment, comes_so_far = FRESH % step, True
+    while comes_so_far:
+        moment += step
+        comes_so_far = interrupted_at(moment, function)
+        yield moment
 
 
 @functools.cache

@@ -1,16 +1,15 @@
-"""The command line, in a process of its own and in this one; processes that must come about, and must have ended."""
+"""The command line in this process; processes that must come about, and must have ended."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -20,20 +19,6 @@ Found = TypeVar("Found")
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, "-m", "oallama")
 PATIENCE_S = 120.0  # for what comes at once where nothing else runs
-
-
-def oallama(
-    *arguments: object, code: int = 0, cache: Path | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end; check its exit code, and that a failure is one line. cache: its cache folder."""
-    if cache is not None:
-        options["env"] = {**os.environ, "OALLAMA_CACHE_DIR": str(cache)}
-    options = {"cwd": ROOT, "timeout": 800, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options}
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **options)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert not code or done.stderr.splitlines()[-1].startswith("oallama: "), done.stderr
-    return done
 
 
 def here(

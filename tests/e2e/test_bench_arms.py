@@ -8,11 +8,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +18,11 @@ import psutil
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from gguf_factory import write_llama_shape
-from processes import PATIENCE_S, here, must_end, until
+from processes import COMMAND, PATIENCE_S, here, must_end, until
 from seeds import ALL
 from stock import needs_programs, program
 
+from ggml_bridge.library import find_plugin
 from oallama.bench.arms import STOCK_NCMOE, ArmMaker
 from oallama.bench.prepare import shared_setting
 from oallama.bench.process import ArmProcess
@@ -72,13 +70,14 @@ def names(ops: tuple[Operator, ...]) -> list[str]:
     return [operator.name for operator in ops]
 
 
-@contextmanager
-def running(spec: ArmSpec) -> Iterator[ArmProcess]:
-    arm = ArmProcess(spec)
-    try:
-        yield arm
-    finally:
-        arm.close()
+def running(spec: ArmSpec) -> closing[ArmProcess]:
+    return closing(ArmProcess(spec))
+
+
+def read_back(setting: Setting, placement: StockPlacement, ops: tuple[Operator, ...]) -> LoadReport:
+    """What a stock arm has loaded."""
+    with running(ArmSpec("stock", setting, placement)) as arm:
+        return arm.load(names(ops))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +93,7 @@ def running(spec: ArmSpec) -> Iterator[ArmProcess]:
 def test_stock_llama_cpp_puts_weights_where_its_options_say(
     placement: StockPlacement, model: Path, ops: tuple[Operator, ...]
 ) -> None:
-    with running(ArmSpec("stock", setting(model, WORKER), placement)) as arm:
-        report = arm.load(names(ops))
+    report = read_back(setting(model, WORKER), placement, ops)
     assert report.places == expected_places(ops, N_LAYER, placement)
     on_device = sum(o.bytes for o in ops if report.places[o.name] == "device")
     # norms of the layers there, and the embeddings' copy that an output brings, come on top
@@ -105,14 +103,11 @@ def test_stock_llama_cpp_puts_weights_where_its_options_say(
 
 def test_what_is_read_back_is_what_the_context_has(model: Path, ops: tuple[Operator, ...]) -> None:
     asked = setting(model, n_batch=128, n_ubatch=64, attention=Attention("on", "q8_0"))
-    with running(ArmSpec("stock", asked, StockPlacement(0))) as arm:
-        report = arm.load(names(ops))
+    report = read_back(asked, StockPlacement(0), ops)
     assert (report.n_batch, report.n_ubatch, report.n_threads, report.type_k) == (128, 64, 1, "q8_0")
-    assert report.flash_attn
-    assert report.device_bytes == 0
+    assert report.flash_attn and report.device_bytes == 0
     assert set(report.layouts) == set(report.places)
-    with running(ArmSpec("stock", asked.changed(attention=Attention("off")), StockPlacement(0))) as arm:
-        assert not arm.load(names(ops)).flash_attn
+    assert not read_back(asked.changed(attention=Attention("off")), StockPlacement(0), ops).flash_attn
 
 
 def test_samples_come_for_every_test_and_depth(model: Path) -> None:
@@ -129,8 +124,6 @@ def test_samples_come_for_every_test_and_depth(model: Path) -> None:
 def test_a_stock_arm_loads_no_plugin_whatever_the_environment_says(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ggml_bridge.library import find_plugin
-
     monkeypatch.setenv("GGML_BACKEND_PATH", str(find_plugin()))
     with running(ArmSpec("stock", setting(model), StockPlacement(0))) as arm:
         assert arm.load([]).plugins == ()
@@ -139,26 +132,23 @@ def test_a_stock_arm_loads_no_plugin_whatever_the_environment_says(
 
 
 def test_every_arm_has_a_worker_of_its_own_pinned_alike_and_is_idle_out_of_turn(model: Path) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
-    here, there = cpus[0], cpus[-1]
-    spec = ArmSpec("stock-ngl", setting(model, f"rpc-worker:1:{there}", cpus=(here,)), StockPlacement(99))
+    ours, theirs = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+    spec = ArmSpec("stock-ngl", setting(model, f"rpc-worker:1:{theirs}", cpus=(ours,)), StockPlacement(99))
     with running(spec) as one, running(spec) as two:
-        one.load([])
-        two.load([])
-        workers = [psutil.Process(arm.pid).children() for arm in (one, two)]
-        assert [len(each) for each in workers] == [1, 1]
-        assert workers[0] != workers[1]
-        assert [each[0].cpu_affinity() for each in workers] == [[there], [there]]
+        workers = []
         for arm in (one, two):
+            arm.load([])
             arm.warm_up([PP])
-            tasks = [int(task.name) for task in Path(f"/proc/{arm.pid}/task").iterdir()]
-            assert {tuple(os.sched_getaffinity(task)) for task in tasks} == {(here,)}
+            (worker,) = psutil.Process(arm.pid).children()
+            assert worker.cpu_affinity() == [theirs]
+            threads = Path(f"/proc/{arm.pid}/task").iterdir()
+            assert {tuple(os.sched_getaffinity(int(thread.name))) for thread in threads} == {(ours,)}
+            workers.append(worker.pid)
+        assert len(set(workers)) == 2
         before = two.cpu_seconds()
         one.measure([PP, TG])
-        assert two.cpu_seconds() - before <= 0.02
-        assert one.cpu_seconds() > 0
-        pids = [arm.pid for arm in (one, two)] + [each[0].pid for each in workers]
-    must_end(*pids)
+        assert two.cpu_seconds() - before <= 0.02 and one.cpu_seconds() > 0
+    must_end(one.pid, two.pid, *workers)
 
 
 def test_an_arm_whose_process_dies_is_a_device_error(model: Path) -> None:
@@ -172,12 +162,8 @@ def test_an_arm_whose_process_dies_is_a_device_error(model: Path) -> None:
 def test_what_llama_cpp_refuses_keeps_its_error(tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF" + bytes(100))
-    arm = ArmProcess(ArmSpec("stock", setting(bad), StockPlacement(0)))
-    try:
-        with pytest.raises(ModelFileError, match=r"arm stock: .*cannot be loaded"):
-            arm.load([])
-    finally:
-        arm.close()
+    with pytest.raises(ModelFileError, match=r"arm stock: .*cannot be loaded"):
+        read_back(setting(bad), StockPlacement(0), ())
 
 
 #
@@ -188,31 +174,22 @@ def test_what_llama_cpp_refuses_keeps_its_error(tmp_path: Path) -> None:
 def test_fit_is_llama_cpps_own_and_keeps_to_the_cap(model: Path, ops: tuple[Operator, ...]) -> None:
     on_worker = setting(model, WORKER)
     everything, steps = fit_under(Cap(1 << 30), ops, on_worker.load)
-    assert everything.n_gpu_layers < 0  # llama.cpp's way to say: all of them
-    assert len(steps) == 1
-    with running(ArmSpec("fit", on_worker, everything)) as arm:
-        full = arm.load(names(ops))
-    some, _ = fit_under(Cap(full.device_bytes - 1), ops, on_worker.load)
+    assert everything.n_gpu_layers < 0 and len(steps) == 1  # llama.cpp's way to say: all of them
+    full = read_back(on_worker, everything, ops).device_bytes
+    some, _ = fit_under(Cap(full - 1), ops, on_worker.load)
     assert 0 <= some.n_gpu_layers <= N_LAYER
-    with running(ArmSpec("fit", on_worker, some)) as arm:
-        assert arm.load(names(ops)).device_bytes < full.device_bytes
-    with running(ArmSpec("more", on_worker, StockPlacement(some.n_gpu_layers + 1))) as arm:
-        assert arm.load(names(ops)).device_bytes >= full.device_bytes - 1  # one layer more would not have fitted
+    one_more = StockPlacement(some.n_gpu_layers + 1)
+    assert read_back(on_worker, some, ops).device_bytes < full <= read_back(on_worker, one_more, ops).device_bytes + 1
 
 
 def test_fit_spills_experts_first(moe: Path) -> None:
-    ops = tuple(operators(read_gguf(moe)))
-    on_worker = setting(moe, WORKER)
-    with running(ArmSpec("all", on_worker, StockPlacement(99))) as arm:
-        full = arm.load(names(ops)).device_bytes
+    ops, on_worker = tuple(operators(read_gguf(moe))), setting(moe, WORKER)
+    full = read_back(on_worker, StockPlacement(99), ops).device_bytes
     placement, _ = fit_under(Cap(full - 1), ops, on_worker.load)
-    with running(ArmSpec("fit", on_worker, placement)) as arm:
-        report = arm.load(names(ops))
-    assert report.places == expected_places(ops, 2, placement)
-    host = {name for name, place in report.places.items() if place == "host"}
-    assert host
-    assert all("ffn" in name for name in host)
-    assert report.device_bytes <= full - 1
+    report = read_back(on_worker, placement, ops)
+    assert report.places == expected_places(ops, 2, placement) and report.device_bytes < full
+    host = [name for name, place in report.places.items() if place == "host"]
+    assert host and all("ffn" in name for name in host)
 
 
 def test_the_best_ncmoe_keeps_to_the_cap_and_shows_what_was_tried(moe: Path) -> None:
@@ -236,47 +213,31 @@ def test_the_best_ncmoe_keeps_to_the_cap_and_shows_what_was_tried(moe: Path) -> 
 
 
 def test_stock_and_plan_are_compared_and_the_same_is_told_from_another(model: Path, tmp_path: Path) -> None:
-    plan = tmp_path / "mine.json"
+    plan, other = tmp_path / "mine.json", tmp_path / "other.json"
     placer = Placer.load(model, device="none", threads=1)
     made = placer.plan("cpu", workload=placer.workload(16, 4), measure=False)
     made.save(plan)
-    replace(made, attention=Attention("off")).save(tmp_path / "other.json")
-    done = here(
-        "bench", model, "--device", "none", "--threads", 1, "--arms", f"stock-cpu,cpu,{plan},{tmp_path}/other.json",
-        "-p", 0, "-n", 0, "-pg", "8,4", "-r", 6, "--json",
-    )  # fmt: skip
-    rows = json.loads(done.stdout)
+    replace(made, attention=Attention("off")).save(other)
+    asked = ("--arms", f"stock-cpu,cpu,{plan},{other}", "-p", 0, "-n", 0, "-pg", "8,4", "-r", 6, "--json")
+    rows = json.loads(here("bench", model, "--device", "none", "--threads", 1, *asked).stdout)
+    stock, cpu, mine, other_row = rows
     assert [row["arm"] for row in rows] == ["stock-cpu", "cpu", "mine", "other"]
-    by_arm = {row["arm"]: row for row in rows}
-    assert by_arm["stock-cpu"]["ratio_to_first"] == 1.0
-    assert by_arm["stock-cpu"]["flash_attn_used"] != by_arm["other"]["flash_attn_used"]
-    assert all(len(row["samples_ns"]) == 6 for row in rows)
     for row in rows:
-        assert set(row["placement"]["host"]) == set(names(tuple(operators(read_gguf(model)))))
-        assert row["device_bytes"] == 0
-        if row["flash_attn_used"] == by_arm["stock-cpu"]["flash_attn_used"]:
-            assert row["arm"] == "stock-cpu" or "same configuration" in row["ratio_refused"]
-        else:
-            low, high = row["ratio_ci95"]
-            assert low <= row["ratio_to_first"] <= high
-    assert any("same configuration" in warning for warning in by_arm["mine"]["warnings"])
+        assert len(row["samples_ns"]) == 6 and row["device_bytes"] == 0
+        assert set(row["placement"]["host"]) == set(names(placer.operators))
+    assert stock["ratio_to_first"] == 1.0
+    assert all("same configuration" in row["ratio_refused"] for row in (cpu, mine))
+    assert any("same configuration" in warning for warning in mine["warnings"])
+    low, high = other_row["ratio_ci95"]
+    assert low <= other_row["ratio_to_first"] <= high and not other_row["flash_attn_used"]
 
 
 def test_a_worker_cap_and_fit_from_the_command_line(model: Path) -> None:
-    done = here(
-        "bench", model, "--device", WORKER, "--threads", 1, "--gpu-weights", "50%", "--arms", "stock-fit,stock-cpu",
-        "-p", 8, "-n", 0, "-r", 6, "-o", "sql",
-    )  # fmt: skip
-    with sqlite3.connect(":memory:") as database:
-        database.executescript(done.stdout)
-        fit, cpu = database.execute(
-            "SELECT devices, device_bytes, operator_bytes_on_device, cap_operator_bytes, ratio_to_first "
-            "FROM llama_bench ORDER BY arm DESC"
-        ).fetchall()
-    assert fit[0] == "RPC0"
-    assert 0 < fit[2] <= fit[3]
-    assert (cpu[0], cpu[1], cpu[2]) == ("none", 0, 0)
-    assert cpu[4] > 0
+    asked = ("--gpu-weights", "50%", "--arms", "stock-fit,stock-cpu", "-p", 8, "-n", 0, "-r", 6, "--json")
+    fit, cpu = json.loads(here("bench", model, "--device", WORKER, "--threads", 1, *asked).stdout)
+    assert fit["devices"] == "RPC0" and 0 < fit["operator_bytes_on_device"] <= fit["cap_operator_bytes"]
+    assert (cpu["devices"], cpu["device_bytes"], cpu["operator_bytes_on_device"]) == ("none", 0, 0)
+    assert cpu["ratio_to_first"] > 0
 
 
 @pytest.mark.thorough
@@ -289,25 +250,18 @@ def test_arms_may_be_pinned_and_loaded_anew(model: Path) -> None:
 
 def test_ctrl_c_leaves_a_valid_partial_file(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    command = [
-        sys.executable, "-m", "oallama", "bench", model, "--device", "none", "--threads", "1", "--arms",
-        "stock-cpu,cpu", "-p", "16", "-n", "0", "-r", "1000", "-o", file,
-    ]  # fmt: skip
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    asked = ("--device", "none", "--threads", 1, "--arms", "stock-cpu,cpu", "-p", 16, "-n", 0, "-r", 1000, "-o", file)
+    command = [*COMMAND, *map(str, ("bench", model, *asked))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         until(file.is_file)
         children = [child.pid for child in psutil.Process(process.pid).children()]
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=PATIENCE_S)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert said.splitlines()[-1] == "oallama: interrupted"
+    assert (process.returncode, said.splitlines()[-1]) == (130, "oallama: interrupted")
     rows = json.loads(file.read_text())
     assert [row["arm"] for row in rows] == ["stock-cpu", "cpu"]
-    assert rows[0]["interrupted"]
-    assert 2 <= len(rows[0]["samples_ns"]) < 1000
     must_end(*children)
+    assert rows[0]["interrupted"] and 2 <= len(rows[0]["samples_ns"]) < 1000
 
 
 @pytest.mark.parametrize(
@@ -328,9 +282,7 @@ def test_ctrl_c_leaves_a_valid_partial_file(model: Path, tmp_path: Path) -> None
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], says: str, model: Path) -> None:
     done = here("bench", model, "--device", "none", *arguments, code=2)
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    assert says in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
 
 
 def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(model: Path) -> None:
@@ -351,17 +303,16 @@ def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(mode
 def test_where_the_gate_says_stock_the_very_configuration_of_the_stock_arm_is_loaded(moe: Path) -> None:
     """So that it counts as 1.0 by identity: every weight, buffer and parameter read back is the same."""
     placer = Placer.load(moe, device=WORKER, threads=1, profile=slow_cpu_fast_card(moe, 1e9))
-    here = setting(moe, WORKER, n_ubatch=128)
+    asked = setting(moe, WORKER, n_ubatch=128)
 
     def reports(placement: StockPlacement) -> tuple[LoadReport, LoadReport]:
-        plan = stock_plan(placer, placer.workload(16, 4, here.load.n_ctx, here.load.n_ubatch), placement)
-        ours = ArmMaker(placer, here, (PP,), {}).of_plan("auto", plan)
-        with running(ArmSpec("stock", here, placement)) as arm, running(ours) as other:
-            return arm.load(names(placer.operators)), other.load(names(placer.operators))
+        plan = stock_plan(placer, placer.workload(16, 4, asked.load.n_ctx, asked.load.n_ubatch), placement)
+        with running(ArmMaker(placer, asked, (PP,), {}).of_plan("auto", plan)) as arm:
+            return read_back(asked, placement, placer.operators), arm.load(names(placer.operators))
 
     everything, ours = reports(StockPlacement(-1))
     assert configuration(everything) == configuration(ours)
-    spilled, _ = fit_under(Cap(everything.device_bytes - 1), placer.operators, here.load)
+    spilled, _ = fit_under(Cap(everything.device_bytes - 1), placer.operators, asked.load)
     assert spilled.overrides
     for placement in (spilled, *((StockPlacement(0), StockPlacement(1)) if ALL else ())):
         stock, ours = reports(placement)
@@ -393,9 +344,8 @@ def test_a_matrix_is_measured_and_not_measured_again(model: Path, tmp_path: Path
     matrix.write_text("\n".join([*lines, "n-gen = 0", "[[setting]]", f'model = "{model}"']) + "\n", encoding="utf-8")
     done = here("bench", "--matrix", matrix, "-o", result)
     assert "cpu: 1.00 to 1.00 times as fast as the fastest stock arm" in done.stdout and "pp16" not in done.stderr
-    found = json.loads(result.read_text(encoding="utf-8"))
+    found, written = json.loads(result.read_text(encoding="utf-8")), result.stat().st_mtime_ns
     assert [[row["n_prompt"] for row in cell["rows"]] for cell in found["cells"]] == [[8, 8], [16, 16]]
     assert result.with_suffix(".svg").read_text(encoding="utf-8").endswith("</svg>\n")
-    written = result.stat().st_mtime_ns
     assert json.loads(here("bench", "--matrix", matrix, "-o", result, "--json").stdout) == found
     assert result.stat().st_mtime_ns == written

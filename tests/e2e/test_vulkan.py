@@ -23,7 +23,7 @@ from e2e.placed import Placed, placed
 from e2e.plugin_runs import loaded, logits_of, pattern_of, with_plugin
 from e2e.split_cases import everything, ffn, split_placements, streaming_case
 from gguf_factory import write_gguf
-from processes import oallama
+from processes import here
 
 from oallama.core.types import CPU_DEVICE, StreamSettings
 from oallama.cost.blocks import is_ffn
@@ -80,7 +80,7 @@ def ffn_names(case: Placed) -> list[str]:
 
 
 def test_the_device_has_what_streaming_needs() -> None:
-    listed = json.loads(oallama("devices", "--json").stdout)["devices"]
+    listed = json.loads(here("devices", "--json").stdout)["devices"]
     (found,) = [device for device in listed if device["name"] == DEVICE]
     assert found["backend"] == "Vulkan" and found["type"] in ("GPU", "IGPU")
     assert found["async"] and found["host_buffer"] and found["events"]
@@ -89,7 +89,7 @@ def test_the_device_has_what_streaming_needs() -> None:
 
 
 def test_doctor_finds_nothing_wrong() -> None:
-    said = oallama("doctor").stdout
+    said = here("doctor").stdout
     assert DEVICE in said
 
 

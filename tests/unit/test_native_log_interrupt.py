@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 import time
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupts import interrupted_at, native_log_callback
+from interrupts import interrupted_often, native_log_callback
 
 from oallama.device.interrupt import held_interrupt
 from oallama.device.native_log import native_log
@@ -24,15 +23,13 @@ MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
 @pytest.mark.parametrize("hold_interrupt", [True, False])
 def test_a_ctrl_c_at_any_moment_gives_the_log_back(hold_interrupt: bool) -> None:
     """Else what is logged next would go to a callback that is gone, which ends the process."""
-    moment, comes_so_far, before = 0, True, native_log_callback()
+    before, moment = native_log_callback(), 0
 
     def use() -> None:
         with native_log(hold_interrupt):
             time.monotonic()
 
-    while comes_so_far:
-        moment += 1
-        comes_so_far = interrupted_at(moment, use)
+    for moment in interrupted_often(use):
         assert native_log_callback() == before, f"moment {moment}"
     assert moment > 10
 
@@ -99,14 +96,18 @@ def held_noting(closed: list[str]) -> ExitStack:
 
 def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it_is_freed() -> None:
     """A worker that ends before takes this process with it: ggml aborts where it misses the server."""
-    moment, comes_so_far, n_done = 0, True, 0
-    while comes_so_far:
-        moment += 1
-        closed: list[str] = []
-        close = functools.partial(release, held_noting(closed))
-        comes_so_far = interrupted_at(moment, close)
+    closed: list[str] = []
+    held = held_noting(closed)
+    n_done = moment = 0
+
+    def close() -> None:
+        release(held)
+
+    for moment in interrupted_often(close):
         n_done += closed != []
         if not closed:  # nothing had begun
             close()
         assert closed == ["held", "device"], moment
+        closed.clear()
+        held = held_noting(closed)
     assert n_done > moment / 2 > 10
