@@ -27,8 +27,8 @@ from e2e.cut_proxy import CutProxy
 from e2e.described_card import slow_cpu_fast_card
 from e2e.stock import free_port
 from e2e.stub import stub_program
-from gguf_factory import write_gguf, write_llama_shape
-from processes import COMMAND, PATIENCE_S, until
+from gguf_factory import write_llama_shape
+from processes import COMMAND, PATIENCE_S, ROOT, until
 from seeds import ALL, SEED
 
 from ggml_bridge.rpc import RpcServer
@@ -328,40 +328,27 @@ def test_a_server_that_hangs_is_one_sentence_after_a_minute(place: Place, draw: 
     assert time.monotonic() - begun > RPC_SILENCE_S
 
 
-CALLS = """
+SILENT = """
 import os, signal, sys, threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from e2e.placed import placed
 from e2e.split_cases import ffn, split_case
 from ggml_bridge.rpc import RpcServer
 from oallama.core.options import Options
 from oallama.device.rpc_link import limit_silence
 from oallama.run.engine import Engine
-model, call, how = Path(sys.argv[2]), sys.argv[3], sys.argv[4]
-case = placed(model, "rpc-worker", lambda op: op.role.startswith("attn"))
-if call == "split":
-    case = split_case(model, "rpc-worker", ffn(0.5))
-server = RpcServer()
+case, server = split_case(Path(sys.argv[2]), "rpc-worker", ffn(0.5)), RpcServer()
 print(server.pid, flush=True)
 engine = Engine(case.model, case.plan, Options(threads=1, device=f"rpc://{server.endpoint}"), probed=True)
 limit_silence(server.endpoint, 1)
-calls = {
-    "generate": lambda: engine.generate("once", max_tokens=100, temperature=1.0),
-    "logits": lambda: engine.logits(list(range(100))),
-    "llama": lambda: (engine.llama.reset(), engine.llama.eval(list(range(100)))),
-}
-threading.Timer(0.2, os.kill, [server.pid, signal.Signals[how]]).start()
+threading.Timer(0.2, os.kill, [server.pid, signal.SIGSTOP]).start()
 while True:
-    calls.get(call, calls["generate"])()
+    engine.generate("once", max_tokens=100, temperature=1.0)
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("SIGKILL", marks=pytest.mark.thorough), "SIGSTOP"])
-@pytest.mark.parametrize("call", ["generate", "logits", "llama", "split"] if ALL else ["split"])
-def test_a_lost_device_ends_a_program_that_calls_from_python(call: str, how: str, tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "f16.gguf", "llama", weight_type="F16")
-    command = [sys.executable, "-c", CALLS, str(Path(__file__).parents[1]), str(model), call, how]
+def test_a_device_that_hangs_ends_a_program_that_calls_from_python(f16: Path) -> None:
+    command = [sys.executable, "-c", SILENT, str(ROOT / "tests"), str(f16)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(done.stdout), signal.SIGKILL)  # one that is stopped does not end with its parent
@@ -405,6 +392,7 @@ def test_a_signal_at_any_moment_ends_a_command(
     assert list(place.temporary.iterdir()) == []
 
 
+AT_ONCE = "import signal; signal.raise_signal(signal.SIGINT)"
 INTERRUPTED = """
 from oallama.cli import main
 main.cli.main = lambda **_: exec('raise KeyboardInterrupt')  # CPython ends by SIGINT what left an exec of text
@@ -426,25 +414,22 @@ main.main(['--version'])
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("click", ["oallama"]), ("selectors", ["oallama.serve.launch", "true"])]
+    ("module", "text", "command", "stderr", "code", "said"),
+    [
+        ("click", AT_ONCE, "oallama", "&1", -signal.SIGINT, ""),  # before it is handled
+        ("selectors", AT_ONCE, "oallama.serve.launch true", "&1", -signal.SIGINT, ""),
+        ("interrupted", INTERRUPTED, "interrupted", "&1", 130, "oallama: interrupted\n"),
+        ("interrupted", INTERRUPTED, "interrupted", "/dev/full", 130, ""),  # nobody can be told
+    ],
 )
-def test_ctrl_c_before_a_program_can_handle_it_ends_it_without_a_word(
-    name: str, arguments: list[str], tmp_path: Path
+def test_ctrl_c_while_modules_are_imported(
+    module: str, text: str, command: str, stderr: str, code: int, said: str, tmp_path: Path
 ) -> None:
-    (tmp_path / f"{name}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    command, environment = [sys.executable, "-m", *arguments], {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
-
-
-@pytest.mark.parametrize(("stderr", "said"), [("&1", "oallama: interrupted\n"), ("/dev/full", "")])
-def test_ctrl_c_while_modules_are_imported_is_130_whether_or_not_it_can_be_told(
-    stderr: str, said: str, tmp_path: Path
-) -> None:
-    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
-    command = ["sh", "-c", f'exec "$@" 2>{stderr}', "sh", sys.executable, "-m", "interrupted"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (130, said)
+    (tmp_path / f"{module}.py").write_text(text)
+    words = ["sh", "-c", f'exec "$@" 2>{stderr}', "sh", sys.executable, "-m", *command.split()]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, said)
 
 
 def test_ctrl_c_ends_a_command_whose_stderr_nobody_reads() -> None:

@@ -18,10 +18,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from processes import ROOT
 
 from oallama.stores.default_model import FILE
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = {f"ggml_bridge/lib{name}.so" for name in ("ggml_bridge", "ggml-oallama", "ggml-emulated")}
 OF_GLIBC = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2"}
 
@@ -81,38 +81,32 @@ def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(
     made: tuple[Path, Path], tmp_path: Path, version: str
 ) -> None:
     """In a new environment, whose PATH has no compiler, with the llama.cpp of this one as an archive on loopback."""
-    python = sys.executable if version == "this" else interpreter(version)
-    libraries = Path(sysconfig.get_path("purelib"), "llama_cpp", "lib")
-    archive = tmp_path / "llama.tar.gz"
+    new, programs, archive = tmp_path / "new", tmp_path / "programs", tmp_path / "llama.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
-        tar.add(libraries, "build/bin")
-    programs = tmp_path / "programs"
+        tar.add(Path(sysconfig.get_path("purelib"), "llama_cpp", "lib"), "build/bin")
     programs.mkdir()
     for name in ("sh", "env", "uname"):
         (programs / name).symlink_to(str(shutil.which(name)))
     environment = {**os.environ, "PATH": str(programs), "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
-    place = tmp_path / "new"
-    subprocess.run([python, "-m", "venv", place], check=True, timeout=300)
 
-    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    def run(program: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [new / "bin" / program, *arguments]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+        return done
 
-    oallama = place / "bin" / "oallama"
-    assert run(place / "bin" / "pip", "install", "--quiet", made[1]).returncode == 0
-    refused = run(oallama, "run", "Once", "-n", "4")
-    assert refused.returncode == 1 and "oallama setup" in refused.stderr and "Traceback" not in refused.stderr
+    python = sys.executable if version == "this" else interpreter(version)
+    subprocess.run([python, "-m", "venv", new], check=True, timeout=300)
+    run("pip", "install", "--quiet", str(made[1]))
+    assert "oallama setup" in run("oallama", "run", "Once", "-n", "4", code=1).stderr
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        given = (oallama, "setup", "--llama-cpp", f"http://127.0.0.1:{server.server_port}/{archive.name}", "--sha256")
-        wrong = run(*given, "0" * 64)
-        assert wrong.returncode == 1 and "do not trust it" in wrong.stderr
-        done = run(*given, hashlib.sha256(archive.read_bytes()).hexdigest())
+        given = ("setup", "--llama-cpp", f"http://127.0.0.1:{server.server_port}/{archive.name}", "--sha256")
+        assert "do not trust it" in run("oallama", *given, "0" * 64, code=1).stderr
+        run("oallama", *given, hashlib.sha256(archive.read_bytes()).hexdigest())
         server.shutdown()
-    assert done.returncode == 0, done.stderr
-    story = run(oallama, "run", "Once upon a time", "-n", "16", "--tune", "never")
-    assert story.returncode == 0 and len(story.stdout.split()) > 5, story.stderr
-    profile = run(oallama, "profile", ROOT / "models" / FILE, "--device", "none", "-t", "1", "--tokens", "1", "--json")
-    assert profile.returncode == 0 and json.loads(profile.stdout)["cases"], profile.stderr
-    checked = run(oallama, "doctor")
-    assert checked.returncode == 0, checked.stdout
+    assert len(run("oallama", "run", "Once upon a time", "-n", "16", "--tune", "never").stdout.split()) > 5
+    asked = ("--device", "none", "-t", "1", "--tokens", "1", "--json")
+    assert json.loads(run("oallama", "profile", str(ROOT / "models" / FILE), *asked).stdout)["cases"]
+    run("oallama", "doctor")
