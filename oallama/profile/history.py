@@ -31,6 +31,9 @@ WAITED = 0.05
 
 FASTEST, SLOWEST = 1 / 8, 8.0  # rates that are believed
 
+MOST = 1e6
+"""The largest rate that a history can have; 1 / MOST is the smallest."""
+
 CHANGE = 0.05
 """Share by which a rate must change before a profile is corrected anew."""
 
@@ -69,7 +72,7 @@ def adopted(history: History) -> History:
         history,
         decode=_times(history.decode, decode),
         prompt=_times(history.prompt, prompt),
-        link=history.link * link,
+        link=_bounded(history.link * link),
         seen=(),
     )
 
@@ -124,7 +127,11 @@ def _believed(seen_s: float, predicted_s: float) -> float:
 
 
 def _times(one: Rates, other: Rates) -> Rates:
-    return Rates(one.cpu * other.cpu, one.device * other.device)
+    return Rates(_bounded(one.cpu * other.cpu), _bounded(one.device * other.device))
+
+
+def _bounded(rate: float) -> float:
+    return min(MOST, max(1 / MOST, rate))
 
 
 #
@@ -152,7 +159,9 @@ def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
     nothing = History(VERSION, model_fingerprint, timings)
     history = read_in_cache(History, history_path(model_fingerprint, machine)) or nothing
     found = (history.version, history.model_fingerprint, history.profile)
-    return history if found == (VERSION, model_fingerprint, timings) else nothing
+    rates = (history.decode.cpu, history.decode.device, history.prompt.cpu, history.prompt.device, history.link)
+    sound = found == (VERSION, model_fingerprint, timings) and all(rate == _bounded(rate) for rate in rates)
+    return history if sound else nothing
 
 
 def write_history(history: History, machine: str) -> None:

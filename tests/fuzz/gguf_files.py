@@ -1,28 +1,24 @@
-"""GGUF files: sound models of several architectures, and importance matrices, taken apart, changed by what the format
-knows, and read."""
+"""GGUF files: sound models of several architectures as trees, changed, written, and read."""
 
 from __future__ import annotations
 
 import functools
 import os
-import struct
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from gguf_factory.raw import FORMATS, TYPE_IDS, RawGguf, RawTensor, array, scalar, string, tiny_llama, u32, u64
-from gguf_factory.write import write_gguf
+from gguf_factory import write_gguf
+from gguf_factory.hostile import parted
+from gguf_factory.raw import TYPES, RawGguf, RawTensor, string, tiny_llama, typed
 
-from fuzz.mutation import NUMBERS, TEXTS, damaged, number, text
-from oallama.core.ggml_types import GGML_TYPES
+from fuzz.mutation import changed, damaged, number
 from oallama.model.cut import cut_axis, cut_extent, cut_granularity
 from oallama.model.gguf_header import read_header
 from oallama.model.gguf_reader import read_gguf
-from oallama.model.gguf_types import VALUE_TYPES
 from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
-from oallama.model.roles import MUL_MAT_ROLES
 from oallama.report.inspect import inspect_document, model_lines, operator_table
 
 SPLIT = b"\n-- next part of a split model --\n"
@@ -30,303 +26,88 @@ HOLE = b"\n-- then so many zeros: "
 """Between the parts of one input, and before the number of zeros that a part ends with: its tensors' data."""
 
 ARCHITECTURES = ("gpt2", "phi3", "qwen3moe", "deepseek2", "gemma2", "mamba2", "minicpm3", "lfm2", "falcon", "olmo2")
-MOST_BYTES = 1 << 30  # of data that grow with a shape; nothing is ever written of them
-_NAMES = {kind: name for kind, (name, _) in VALUE_TYPES.items()}
-_ROLES = sorted(MUL_MAT_ROLES)
-
-
-class Zeros:
-    """So many zero bytes, which are not there."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __add__(self, more: bytes) -> Zeros:
-        return Zeros(self._n + len(more))
+MOST_BYTES = 1 << 31  # of data that grow with a shape; nothing is ever written of them
 
 
 @functools.cache
-def sound() -> tuple[RawGguf, ...]:
-    """The models that inputs are made of."""
-    small = tiny_llama(n_embd=32, n_ff=32, n_head=1)
-    bare = tiny_llama(n_embd=32, n_ff=32, n_head=1, n_vocab=264)
-    for key in [key for key in bare.metadata if key.startswith(b"tokenizer.")]:
-        del bare.metadata[key]
+def sound() -> tuple[list[dict[str, Any]], ...]:
+    """The models that inputs are made of, in parts."""
+    small, bare, split = (tiny_llama(n_embd=32, n_ff=32, n_head=1) for _ in range(3))
+    for key in ("expert_group_count", "expert_group_used_count", "nextn_predict_layers", "leading_dense_block_count"):
+        small.set(f"llama.{key}", 0)
+    small.set("llama.rope.scaling.type", "linear", "string")
+    small.set("general.alignment", 32)
+    small.set("tokenizer.ggml.padding_token_id", 2)
+    small.set("tokenizer.ggml.scores", [0.0] * 264, "float32")
+    bare.metadata = {key: value for key, value in bare.metadata.items() if not key.startswith("tokenizer.")}
     bare.set("tokenizer.ggml.model", "none", "string")
     with tempfile.TemporaryDirectory() as folder:
-        others = [parts_of(write_gguf(Path(folder) / f"{arch}.gguf", arch)) for arch in ARCHITECTURES]
-    for file in (bare, small):
-        for tensor in file.tensors:
-            tensor.data = Zeros(len(tensor.data))
-    return (bare, bare, bare, small, *others)
+        others = [read(write_gguf(Path(folder) / f"{arch}.gguf", arch)) for arch in ARCHITECTURES]
+    models = [[bare], [bare], [bare], [small], [small], parted(split), *([other] for other in others)]
+    return tuple([tree_of(part) for part in parts] for parts in models)
 
 
-def parts_of(path: Path) -> RawGguf:
+def read(path: Path) -> RawGguf:
     """A sound file as loose parts."""
-    header = read_header(str(path))
-    made = RawGguf(version=header.version)
+    header, made = read_header(str(path)), RawGguf()
     for key, entry in header.entries.items():
-        if entry.type.startswith("array["):
-            value = array(
-                entry.value.type, list(entry.value.raw_strings() if entry.value.type == "string" else entry.value)
-            )
-        else:
-            value = scalar(entry.type, entry.value)
-        made.metadata[key.encode()] = value
-    ids = {kind.name: number for number, kind in GGML_TYPES.items()}
+        value, type = entry.value, entry.type.removeprefix("array[").removesuffix("]")
+        if type != entry.type:
+            value = list(value.raw_strings() if type == "string" else value)
+        made.set(key, value, type)
     for tensor in header.tensors:
-        made.tensors.append(
-            RawTensor(tensor.name.encode(), list(tensor.shape), ids[tensor.type], Zeros(tensor.n_bytes))
-        )
+        made.add(tensor.name, *tensor.shape, type=tensor.type)
     return made
 
 
-#
-# changes
-#
+def tree_of(part: RawGguf) -> dict[str, Any]:
+    """Its keys without the architecture's name, so that they follow where that changes."""
+    _, arch = part.metadata.get("general.architecture", (0, "-"))
+    return {
+        "metadata": [
+            {"key": key.removeprefix(arch), "type": type, "value": value}
+            for key, (type, value) in part.metadata.items()
+        ],
+        "tensors": [{"name": t.name, "type": t.type, "shape": t.shape, "offset": None} for t in part.tensors],
+    }
+
+
+def part_of(tree: Any) -> RawGguf:
+    """The part that a tree describes, whatever has become of that."""
+    part = RawGguf()
+    rows = rows_of(tree, "metadata", "key", "type")
+    arch = next((row.get("value") for row in rows if row["key"] == "general.architecture"), "-")
+    for row in rows:
+        key, type, value = row["key"], row["type"], row.get("value")
+        name = f"{arch}{key}" if isinstance(key, str) and key.startswith(".") else key
+        part.more.append(string(name) + typed(type if isinstance(type, int) else TYPES["uint32"], value))
+        if key == "general.alignment" and value in (64, 4096):
+            part.alignment = value
+    for row in rows_of(tree, "tensors", "name", "shape"):
+        shape = row["shape"] if isinstance(row["shape"], list) else [row["shape"]]
+        part.tensors.append(RawTensor(row["name"], shape, row.get("type", 0), offset=row.get("offset")))
+    return part
+
+
+def rows_of(tree: Any, part: str, *needed: str) -> list[dict[str, Any]]:
+    rows = tree.get(part) if isinstance(tree, dict) else None
+    return [row for row in rows if isinstance(row, dict) and row.keys() >= {*needed}] if isinstance(rows, list) else []
 
 
 def make(random: Random) -> bytes:
     """One input: a file, or the parts of a split model with SPLIT between them."""
-    base = random.choice(sound())
-    files = [_copy(base)]
-    if random.random() < 0.15:
-        files = _split(files[0])
-    for _ in range(random.choice((1, 1, 2, 2, 3, 5))):
-        random.choice(CHANGES)(random, random.choice(files))
-    heads = [file.head() for file in files]
-    zeros = [sum(len(file.pad(tensor.data)) for tensor in file.tensors) for file in files]
+    parts = [part_of(tree) for tree in changed(random, sound())]
+    if parts and random.random() < 0.1:
+        setattr(parts[0], random.choice(("version", "n_tensors", "n_kv")), number(random, len(parts[0].tensors)))
+    files = [(part.head(), part.data_bytes) for part in parts if part.data_bytes <= MOST_BYTES]
     if random.random() < 0.2:
-        chosen = random.randrange(len(files))
-        heads[chosen] = damaged(random, heads[chosen])
-        zeros[chosen] = random.choice((0, zeros[chosen], zeros[chosen], zeros[chosen] // 2, max(0, zeros[chosen] - 1)))
-    return SPLIT.join(encoded(head, n) for head, n in zip(heads, zeros, strict=True))
+        files = [(damaged(random, head), random.choice((n_zeros, n_zeros, n_zeros // 2))) for head, n_zeros in files]
+    return encoded(files)
 
 
-def encoded(head: bytes, n_zeros: int) -> bytes:
-    """One part of an input."""
-    return head + HOLE + str(n_zeros).encode()
-
-
-def _copy(base: RawGguf) -> RawGguf:
-    tensors = [replace(tensor, shape=list(tensor.shape)) for tensor in base.tensors]
-    return replace(base, metadata=dict(base.metadata), extra_entries=[], tensors=tensors)
-
-
-def _split(whole: RawGguf) -> list[RawGguf]:
-    half, n_tensors = len(whole.tensors) // 2, len(whole.tensors)
-    second = RawGguf(tensors=whole.tensors[half:])
-    whole.tensors = whole.tensors[:half]
-    for i, part in enumerate((whole, second)):
-        part.set("split.no", i, "uint16")
-        part.set("split.count", 2, "uint16")
-        part.set("split.tensors.count", n_tensors, "int32")
-    return [whole, second]
-
-
-def _count(random: Random, file: RawGguf) -> None:
-    field = random.choice(("n_tensors", "n_kv", "version", "alignment", "magic"))
-    if field == "magic":
-        file.magic = random.choice((b"GGUX", b"", b"GG", b"FUGG"))
-    elif field == "alignment":
-        value = random.choice((1, 2, 16, 32, 64, 128, 4096, number(random)))
-        file.set("general.alignment", value % (1 << 32), "uint32")
-        file.alignment = value if 0 < value <= 4096 else 32
-    else:
-        setattr(file, field, number(random, len(file.tensors)))
-
-
-def _scalar(random: Random, file: RawGguf) -> None:
-    """Another value under a key: of its own type, or of another."""
-    key = _key(random, file)
-    if key is None:
-        return
-    (kind,) = struct.unpack_from("<I", file.metadata[key])
-    name = _NAMES.get(kind, "uint32")
-    if random.random() < 0.15 or name == "array":
-        name = random.choice(sorted(TYPE_IDS.keys() - {"array"}))
-    if name == "string":
-        words = file.metadata[key][12:].decode("utf-8", "replace") if kind == TYPE_IDS["string"] else ""
-        raw = text(random, words).encode("utf-8", "surrogatepass")
-        file.metadata[key] = u32(TYPE_IDS["string"]) + string(raw)
-    elif name.startswith("float"):
-        width = struct.calcsize(FORMATS[name])
-        pattern = random.choice((0, 1, 1 << (8 * width - 1), *FLOAT_BITS[width], random.getrandbits(8 * width)))
-        file.metadata[key] = u32(TYPE_IDS[name]) + pattern.to_bytes(width, "little")
-    else:
-        width = struct.calcsize(FORMATS[name])
-        known = int.from_bytes(file.metadata[key][4 : 4 + width], "little")
-        file.metadata[key] = u32(TYPE_IDS[name]) + (number(random, known) % (1 << (8 * width))).to_bytes(
-            width, "little"
-        )
-
-
-FLOAT_BITS = {4: (0x7FC00000, 0x7F800000, 0xFF800000, 0x3F800000), 8: (0x7FF8 << 48, 0x7FF0 << 48, 0xFFF0 << 48)}
-
-
-def _array(random: Random, file: RawGguf) -> None:
-    """An array under a key: of so many elements, or of fewer or more than it says."""
-    key = _key(random, file)
-    if key is None:
-        return
-    name = random.choice(sorted(TYPE_IDS))
-    claimed = random.choice((0, 1, 2, 3, 12, number(random)))
-    n = claimed if claimed < 300 and random.random() < 0.8 else random.randrange(4)
-    values = b""
-    for _ in range(n):
-        if name == "string":
-            values += string(random.choice(TEXTS).encode("utf-8", "surrogatepass"))
-        elif name == "array":
-            values += u32(4) + u64(1) + u32(1)
-        else:
-            width = struct.calcsize(FORMATS[name])
-            values += (random.choice(NUMBERS) % (1 << (8 * width))).to_bytes(width, "little")
-    file.metadata[key] = u32(TYPE_IDS["array"]) + u32(TYPE_IDS[name]) + u64(claimed) + values
-
-
-def _per_layer(random: Random, file: RawGguf) -> None:
-    """A count per layer where one number may stand, and the other way round."""
-    keys = [key for key in file.metadata if key.rpartition(b".")[2] in PER_LAYER]
-    if keys:
-        values = [
-            random.choice((0, 1, 2, 32, 64, random.choice(NUMBERS))) % (1 << 31) for _ in range(random.randrange(5))
-        ]
-        file.metadata[random.choice(keys)] = array(random.choice(("uint32", "int32")), values)
-
-
-PER_LAYER = (
-    b"head_count",
-    b"head_count_kv",
-    b"feed_forward_length",
-    b"expert_feed_forward_length",
-    b"expert_used_count",
-)
-
-
-def _keys(random: Random, file: RawGguf) -> None:
-    """Keys left out, renamed, doubled, or a stranger's put in."""
-    key = _key(random, file)
-    if key is None:
-        return
-    kind = random.randrange(5)
-    if kind == 0:
-        del file.metadata[key]
-    elif kind == 1:
-        file.metadata[text(random, key.decode("utf-8", "replace")).encode("utf-8", "surrogatepass")] = (
-            file.metadata.pop(key)
-        )
-    elif kind == 2:
-        file.record(key, file.metadata[key])
-    elif kind == 3:
-        other = _key(random, file)
-        file.metadata[key] = file.metadata[other] if other is not None else b""
-    else:
-        stem = key.partition(b".")[0]
-        name = random.choice(STRANGE_KEYS)
-        file.metadata[stem + b"." + name] = scalar("uint32", number(random) % (1 << 32))
-
-
-STRANGE_KEYS = (
-    b"expert_count", b"expert_used_count", b"expert_group_count", b"expert_group_used_count", b"nextn_predict_layers",
-    b"leading_dense_block_count", b"attention.key_length", b"attention.value_length", b"attention.key_length_mla",
-    b"attention.kv_lora_rank", b"attention.sliding_window", b"rope.dimension_count", b"vocab_size",
-)  # fmt: skip
-
-
-def _architecture(random: Random, file: RawGguf) -> None:
-    """Another architecture's name on the same tensors, its keys renamed with it."""
-    entry = file.metadata.get(b"general.architecture")
-    if entry is None or len(entry) < 12:
-        return
-    old, new = entry[12:], random.choice((*ARCHITECTURES, "llama", "olmo", "bert", "llama4", "clip", "x")).encode()
-    file.metadata = {
-        new + key[len(old) :] if key.startswith(old + b".") else key: value for key, value in file.metadata.items()
-    }
-    file.set("general.architecture", new.decode(), "string")
-
-
-def _key(random: Random, file: RawGguf) -> bytes | None:
-    return random.choice(list(file.metadata)) if file.metadata else None
-
-
-def _tensor(random: Random, file: RawGguf) -> None:
-    """One field of a tensor's header, as it stands."""
-    if not file.tensors:
-        return
-    tensor = random.choice(file.tensors)
-    kind = random.randrange(8)
-    if kind == 0:
-        tensor.n_dims = random.choice((0, 1, 2, 3, 4, 5, number(random)))
-    elif kind == 1:
-        tensor.offset = random.choice((number(random), 0, 32, 64))
-    elif kind == 2:
-        tensor.type_id = random.choice((*GGML_TYPES, number(random)))
-    elif kind == 3:
-        tensor.name_length = random.choice((0, 1, 63, 64, number(random)))
-    elif kind == 4:
-        file.tensors.remove(tensor)
-    elif kind == 5:
-        file.tensors.insert(random.randrange(len(file.tensors)), replace(tensor, shape=list(tensor.shape)))
-    elif kind == 6:
-        random.shuffle(file.tensors)
-    else:
-        tensor.name = text(random, tensor.name.decode("utf-8", "replace")).encode("utf-8", "surrogatepass")
-
-
-def _reshape(random: Random, file: RawGguf) -> None:
-    """Another shape or type, with data to match where they are not too many, so that what follows is in its place."""
-    if not file.tensors:
-        return
-    tensor = random.choice(file.tensors)
-    if random.random() < 0.5 and tensor.shape:
-        tensor.shape[random.randrange(len(tensor.shape))] = random.choice(
-            (0, 1, 2, 32, 33, 64, 96, 256, number(random))
-        )
-    elif random.random() < 0.5:
-        tensor.shape = [random.choice((1, 2, 32, 64)) for _ in range(random.randrange(1, 5))]
-    else:
-        tensor.type_id = random.choice(list(GGML_TYPES))
-    _fit(tensor)
-
-
-def _role(random: Random, file: RawGguf) -> None:
-    """A tensor under another role, layer or suffix, or a new one."""
-    if not file.tensors:
-        return
-    layer = random.choice((0, 0, 0, 1, 2, 511, 999999999, 10**10))
-    side = random.choice(("", "", "", "enc.", "dec."))
-    suffix = random.choice((".weight", ".weight", ".weight", ".bias", ".scale", ""))
-    name = f"{side}blk.{layer}.{random.choice(_ROLES)}{suffix}".encode()
-    tensor = random.choice(file.tensors)
-    if random.random() < 0.5:
-        tensor.name = name
-    else:
-        file.tensors.append(replace(tensor, name=name, shape=list(tensor.shape)))
-        total = file.metadata.get(b"split.tensors.count")
-        if total is not None and len(total) == 8:
-            file.set("split.tensors.count", (int.from_bytes(total[4:], "little") + 1) % (1 << 31), "int32")
-
-
-def _fit(tensor: RawTensor) -> None:
-    kind, n = GGML_TYPES.get(tensor.type_id), 1
-    for extent in tensor.shape:
-        n *= extent
-    if kind is not None and 0 < n <= 8 * MOST_BYTES and kind.n_bytes(n) <= MOST_BYTES:
-        tensor.data = Zeros(kind.n_bytes(n))
-
-
-CHANGES = (
-    _count, _scalar, _scalar, _scalar, _array, _per_layer, _keys, _keys, _architecture, _tensor, _tensor, _reshape,
-    _reshape, _role,
-)  # fmt: skip
-
-
-#
-# reading
-#
+def encoded(files: list[tuple[bytes, int]]) -> bytes:
+    """One input of files, each a head and the number of zeros behind it."""
+    return SPLIT.join(head + HOLE + b"%d" % n_zeros for head, n_zeros in files)
 
 
 def check(raw: bytes, folder: Path) -> None:

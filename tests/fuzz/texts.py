@@ -32,36 +32,10 @@ DEVICES = (
 )  # fmt: skip
 KEYS = ("vram", "link", "gbps", "tflops", "latency", "scale", "cpus", "values", "seed", "routing", "lost_after")
 VALUES = (
-    *(
-        "1",
-        "0",
-        "0.5",
-        "1e-9",
-        "1e9",
-        "1e300",
-        "1e-300",
-        "4e-324",
-        "1e400",
-        "12.3456789",
-        "100000000.1",
-        "auto",
-        "real",
-    ),
-    *(
-        "auto",
-        "1/3",
-        "3/1e308",
-        "6GiB",
-        "1.5GB",
-        "64k",
-        "us",
-        "GB/s",
-        "1e5GBps",
-        "9" * 20,
-        "9" * 400 + ".5",
-        "0" * 5000 + "1",
-    ),
-)
+    "1", "0", "0.5", "1e-9", "1e9", "1e300", "1e-300", "4e-324", "1e400", "12.3456789", "100000000.1", "auto", "real",
+    "1/3", "3/1e308", "6GiB", "1.5GB", "6000MiB", "64k", "50%", "q8_0", "us", "GB/s", "1e5GBps", "9" * 20,
+    "9" * 400 + ".5", "0" * 5000 + "1",
+)  # fmt: skip
 MOST_SHOWN = 2000
 
 
@@ -69,37 +43,30 @@ def make_device(random: Random) -> bytes:
     """`--device` as somebody might mistype it, or a plan from a stranger might say it."""
     words = random.choice(DEVICES)
     for _ in range(random.choice((1, 1, 2, 3))):
-        kind = random.randrange(6)
-        if kind < 2:
-            words += f",{random.choice(KEYS)}={random.choice((*VALUES, text(random)))}"
-        elif kind == 2:
-            words = words.replace(random.choice((":", ",", "=", "-", "/")), random.choice((":", ",", "=", "", "::")), 1)
-        elif kind == 3:
-            words += ":" + random.choice(
-                (text(random), ",".join(f"{number(random)}-{number(random)}" for _ in range(3)))
+        old, new = random.choice(":,=-/"), random.choice((":", ",", "=", "", "::"))
+        words = random.choice(
+            (
+                f"{words},{random.choice(KEYS)}={random.choice((*VALUES, text(random)))}",
+                f"{words},{random.choice(KEYS)}={random.choice(VALUES)}",
+                f"{words}:{number(random)}-{number(random)},{text(random)}",
+                words.replace(old, new, 1),
+                "".join(random.choice((part, str(number(random)))) if part.isdigit() else part for part in words),
+                text(random, words),
             )
-        elif kind == 4:
-            words = "".join(random.choice((part, str(number(random)))) if part.isdigit() else part for part in words)
-        else:
-            words = text(random, words)
+        )
     return words.encode("utf-8", "surrogatepass")
 
 
 def check_device(raw: bytes, folder: Path) -> None:
     """Parse it; what it says of itself parses back into it, and an emulated one has parameters."""
-    spec = parse_device(_decoded(raw))
-    assert parse_device(str(spec)) == spec, f"{spec} does not parse back"
-    for changed in (spec.timed, spec.measured):
-        assert parse_device(str(changed)) == changed, f"{changed} does not parse back"
+    spec = parse_device(decoded(raw))
+    for one in (spec, spec.timed, spec.measured):
+        assert parse_device(str(one)) == one, f"{one} does not parse back"
     if spec.emulated is not None:
         use_parameters(spec.emulated).encode()
         lines = parameters_of(spec.emulated).encode().decode().splitlines()
         assert not any(line.endswith((" inf", " nan", "per_s 0.0")) for line in lines), f"{spec}: {lines}"
 
-
-#
-# sizes, shares
-#
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     "bytes": lambda words: format_bytes(parse_bytes(words)),
@@ -109,12 +76,11 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "size": parse_memory,
     "type": lambda words: Options.given(type_k=words, type_v=words, flash_attn="off"),
 }
-SAID = (*("6GiB", "1.5GB", "6000MiB", "12", "50%", "0.5", "q8_0"),)
 
 
 def make_value(random: Random) -> bytes:
     """`parser:value`, one of PARSERS and what it may be given."""
-    words = random.choice((*SAID, *VALUES, *TEXTS, str(random.choice(NUMBERS))))
+    words = random.choice((*VALUES, *TEXTS, str(random.choice(NUMBERS))))
     for _ in range(random.randrange(3)):
         words = text(random, words)
     return f"{random.choice(list(PARSERS))}:{words}".encode("utf-8", "surrogatepass")
@@ -122,41 +88,34 @@ def make_value(random: Random) -> bytes:
 
 def check_value(raw: bytes, folder: Path) -> None:
     """The parser gives a value, or raises ValueError or an error of ours."""
-    name, _, words = _decoded(raw).partition(":")
+    name, _, words = decoded(raw).partition(":")
     try:
         PARSERS.get(name, parse_bytes)(words)
     except ValueError as error:
         raise UsageError(str(error)) from None  # what options.parsed makes of it
 
 
-#
-# command lines
-#
-
-
 @functools.cache
-def commands() -> tuple[tuple[str, click.Command], ...]:
-    """Every command by its name."""
+def commands() -> dict[str, click.Command]:
     context = click.Context(cli)
-    return tuple((name, command) for name in cli.list_commands(context) if (command := cli.get_command(context, name)))
+    return {name: command for name in cli.list_commands(context) if (command := cli.get_command(context, name))}
 
 
 def make_command(random: Random) -> bytes:
     """A command line, quoted as for a shell: options with values that fit, near and far."""
-    name, command = random.choice(commands())
+    name = random.choice(list(commands()))
     words = [name]
     for _ in range(random.randrange(6)):
-        parameter = random.choice(command.params)
+        parameter = random.choice(commands()[name].params)
         if isinstance(parameter, click.Argument) or not parameter.opts:
             words.append(random.choice(("m.gguf", "512,128", text(random))))
             continue
         words.append(random.choice((*parameter.opts, *parameter.secondary_opts)))
         if not getattr(parameter, "is_flag", False):
-            value = random.choice((*VALUES, *SAID, *DEVICES, "on", "split", "1,2", "stock-fit,auto", "x.svg", "md"))
+            value = random.choice((*VALUES, *DEVICES, "on", "split", "1,2", "stock-fit,auto", "x.svg", "md"))
             words.append(text(random, value) if random.random() < 0.4 else value)
-    if random.random() < 0.1:
-        return damaged(random, shlex.join(words).encode("utf-8", "surrogatepass"))
-    return shlex.join(words).encode("utf-8", "surrogatepass")
+    line = shlex.join(words).encode("utf-8", "surrogatepass")
+    return damaged(random, line) if random.random() < 0.1 else line
 
 
 def check_command(raw: bytes, folder: Path) -> None:
@@ -165,14 +124,13 @@ def check_command(raw: bytes, folder: Path) -> None:
         words = shlex.split(os.fsdecode(raw.replace(b"\0", b"")))  # what an argv may hold
     except ValueError as error:
         raise UsageError(str(error)) from None
-    command = dict(commands()).get(words[0] if words else "")
+    command = commands().get(words[0] if words else "")
     if command is None:
         raise UsageError("no command")
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             context = command.make_context(words[0], words[1:], parent=click.Context(cli))
-            asked = {f.name: context.params[f.name] for f in fields(Options) if f.name in context.params}
-            Options.given(**asked)
+            Options.given(**{f.name: context.params[f.name] for f in fields(Options) if f.name in context.params})
         except click.exceptions.Exit as stop:
             raise OallamaError("help or a version") from stop
         except click.ClickException as error:
@@ -180,7 +138,7 @@ def check_command(raw: bytes, folder: Path) -> None:
             raise UsageError(shown) from None
 
 
-def _decoded(raw: bytes) -> str:
+def decoded(raw: bytes) -> str:
     try:
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

@@ -2,7 +2,7 @@
 run chats or continues."""
 
 import pytest
-from gguf_factory.write import write_gguf
+from gguf_factory import write_gguf
 
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.model.chat_template import MAX_TEMPLATE_CHARS, render_chat

@@ -1,19 +1,25 @@
-"""What the reader makes of sound files: metadata, tensors, parts, and how little it reads for it."""
+"""GGUF files: what the reader makes of sound ones, how little it reads for it, and what it says of hostile ones.
+Damage that is drawn: tests/fuzz."""
 
 from __future__ import annotations
 
-import os
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
-from gguf_factory import ARCHITECTURES, write_gguf
-from gguf_factory.raw import RawGguf, tiny_llama
+from gguf_factory import ARCHITECTURES, HOSTILE, hostile, write_gguf
+from gguf_factory.hostile import split_llama
+from gguf_factory.raw import tiny_llama
 
 from oallama.core.errors import ModelFileError
 from oallama.model.gguf_file import GgufArray, check_unchanged
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import hyperparameters, model_info
+from oallama.model.operators import operators
 
 
 def test_it_agrees_with_the_gguf_package(tmp_path: Path) -> None:
@@ -29,31 +35,21 @@ def test_it_agrees_with_the_gguf_package(tmp_path: Path) -> None:
 
 
 def test_values_of_every_type(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "uint8": 255, "int8": -128, "uint16": 65535, "int16": -32768, "uint32": 2**32 - 1, "int32": -(2**31),
+        "uint64": 2**64 - 1, "int64": -(2**63), "float32": 0.5, "float64": 1e300, "bool": True, "string": "Straße",
+    }  # fmt: skip
     g = tiny_llama()
-    values = {"uint8": 255, "int8": -128, "uint16": 65535, "int16": -32768, "uint32": 2**32 - 1, "int32": -(2**31)}
-    values |= {"uint64": 2**64 - 1, "int64": -(2**63)}
-    reals = {"float32": 0.5, "float64": 1e300}
-    for type, value in {**values, **reals}.items():
+    for type, value in values.items():
         g.set(f"x.{type}", value, type)
-        g.set_array(f"x.array.{type}", type, [value, value])
-    g.set("x.bool", 1, "bool")
-    g.set("x.string", "Straße", "string")
-    g.set_array("x.array.bool", "bool", [0, 1])
-    g.set_array("x.array.string", "string", ["", "ß", "c"])
-    g.set_array("x.array.empty", "string", [])
-    path = tmp_path / "model.gguf"
-    path.write_bytes(g.encode())
-    found = read_gguf(path)
-    for type, value in {**values, **reals}.items():
-        assert found.metadata[f"x.{type}"] == value
-        assert found.entries[f"x.{type}"].type == type
-        assert list(found.metadata[f"x.array.{type}"]) == [value, value]
-        assert found.entries[f"x.array.{type}"].type == f"array[{type}]"
+        g.set(f"x.array.{type}", [value, value], type)
+    g.set("x.array.empty", [], "string")
+    found = read_gguf(g.write(tmp_path / "model.gguf"))
+    for type, value in values.items():
+        one, array = found.entries[f"x.{type}"], found.entries[f"x.array.{type}"]
+        assert (one.type, one.value) == (type, value)
+        assert (array.type, list(array.value), array.value[1]) == (f"array[{type}]", [value, value], value)
     assert found.metadata["x.bool"] is True
-    assert found.metadata["x.string"] == "Straße"
-    assert list(found.metadata["x.array.bool"]) == [False, True]
-    assert list(found.metadata["x.array.string"]) == ["", "ß", "c"]
-    assert found.metadata["x.array.string"][1] == "ß"
     assert len(found.metadata["x.array.empty"]) == 0
 
 
@@ -61,9 +57,7 @@ def test_another_alignment(tmp_path: Path) -> None:
     g = tiny_llama()
     g.set("general.alignment", 4096)
     g.alignment = 4096
-    path = tmp_path / "model.gguf"
-    path.write_bytes(g.encode())
-    found = read_gguf(path)
+    found = read_gguf(g.write(tmp_path / "model.gguf"))
     assert all(tensor.offset % 4096 == 0 for tensor in found.tensors)
 
 
@@ -75,42 +69,20 @@ def test_what_does_not_concern_an_architecture_may_be_zero(tmp_path: Path) -> No
 
 
 def _bytes_read() -> int:
-    with open("/proc/self/io") as io:  # noqa: PTH123
-        return next(int(line.split()[1]) for line in io if line.startswith("rchar"))
+    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux' count of bytes read")
 def test_a_file_of_39_gb_costs_its_header(tmp_path: Path) -> None:
     """What is read of a sparse giant is metadata and tensor headers, and at most a chunk ahead."""
     n_embd, n_ff = 192, 2**24
-    g = tiny_llama(n_embd=n_embd)
-    g.set("llama.feed_forward_length", n_ff)
-    for name, shape in (("gate", [n_embd, n_ff]), ("up", [n_embd, n_ff]), ("down", [n_ff, n_embd])):
-        g.change(f"blk.0.ffn_{name}.weight", shape=shape)
-    path = tmp_path / "giant.gguf"
-    with path.open("wb") as file:
-        size = _write_sparse(g, file.fileno())
-    assert size > 38e9
+    path = tiny_llama(n_embd=n_embd, n_ff=n_ff).write(tmp_path / "giant.gguf")
     before = _bytes_read()
     found = read_gguf(path)
     assert _bytes_read() - before < 4 << 20
-    assert found.file_bytes == size
+    assert found.file_bytes == path.stat().st_size > 38e9
     assert found.tensor_by_name["blk.0.ffn_down.weight"].n_bytes == 4 * n_embd * n_ff
-
-
-def _write_sparse(g: RawGguf, fd: int) -> int:
-    """Write a header whose data are a hole; returns the size of the file."""
-    offset = 0
-    for tensor in g.tensors:
-        tensor.offset = offset
-        n = 4
-        for extent in tensor.shape:
-            n *= extent
-        offset += -(-n // 32) * 32
-    head = g.head()
-    os.write(fd, head)
-    os.ftruncate(fd, len(head) + offset)
-    return len(head) + offset
 
 
 def test_a_split_model_is_one(tmp_path: Path) -> None:
@@ -128,25 +100,18 @@ def test_a_split_model_is_one(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_the_header(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    raw = bytearray(tiny_llama().encode())
-    path.write_bytes(raw)
+    path = tiny_llama().write(tmp_path / "model.gguf")
     before = read_gguf(path).fingerprint
-    raw[-1] ^= 1
-    path.write_bytes(raw)
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
     assert read_gguf(path).fingerprint == before, "weights do not count"
+    assert read_gguf(path.rename(tmp_path / "moved.gguf")).fingerprint == before, "nor does the path"
     other = tiny_llama()
     other.set("llama.context_length", 65)
-    path.write_bytes(other.encode())
-    assert read_gguf(path).fingerprint != before
-    moved = tmp_path / "moved.gguf"
-    moved.write_bytes(tiny_llama().encode())
-    assert read_gguf(moved).fingerprint == before, "nor does the path"
+    assert read_gguf(other.write(path)).fingerprint != before
 
 
 def test_a_change_on_disk_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(tiny_llama().encode())
+    path = tiny_llama().write(tmp_path / "model.gguf")
     found = read_gguf(path)
     check_unchanged(found.files)
     with path.open("ab") as file:
@@ -165,19 +130,92 @@ def test_model_info(tmp_path: Path) -> None:
     assert (info.n_head, info.n_head_kv, info.n_embd_head_k, info.n_embd_head_v) == (4, 2, 64, 64)
     assert (info.n_expert, info.n_expert_used, info.n_vocab, info.n_ctx_train) == (8, 2, 320, 512)
     assert info.file_bytes == path.stat().st_size
-
-
-def test_model_info_per_layer(tmp_path: Path) -> None:
-    gguf = read_gguf(write_gguf(tmp_path / "model.gguf", "lfm2", n_layer=4))
-    assert hyperparameters(gguf).n_head_kv == (0, 2, 0, 2)
-    assert model_info(gguf).n_head_kv == 2
-
-
-def test_model_info_of_latent_attention(tmp_path: Path) -> None:
-    info = model_info(read_gguf(write_gguf(tmp_path / "model.gguf", "minicpm3")))
-    assert (info.n_embd_head_k, info.n_embd_head_v) == (96, 64)
+    lfm2 = read_gguf(write_gguf(path, "lfm2", n_layer=4))
+    assert (hyperparameters(lfm2).n_head_kv, model_info(lfm2).n_head_kv) == ((0, 2, 0, 2), 2)
+    latent = model_info(read_gguf(write_gguf(path, "minicpm3")))
+    assert (latent.n_embd_head_k, latent.n_embd_head_v) == (96, 64)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_no_architecture_is_asked_for_tensors_that_it_has_not(arch: str, tmp_path: Path) -> None:
     assert read_gguf(write_gguf(tmp_path / "model.gguf", arch)).tensors
+
+
+#
+# hostile files
+#
+
+REMEDIES = (
+    "download it again", "get it again from a source you trust", "convert the model again", "name a", "name the",
+    "name it like", "put it beside this file", "use parts of one and the same model", "check the path",
+    "copy the model",
+)  # fmt: skip
+
+
+def test_the_files_that_hostile_ones_are_made_of_are_sound(tmp_path: Path) -> None:
+    assert len(operators(read_gguf(tiny_llama().write(tmp_path / "model.gguf")))) == 8
+    assert len(operators(read_gguf(split_llama(tmp_path / "split.gguf")))) == 8
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_file_is_refused(kind: str, tmp_path: Path) -> None:
+    path = hostile(tmp_path / "model.gguf", kind)
+    with pytest.raises(ModelFileError) as caught:
+        read_gguf(path)
+    message = str(caught.value)
+    assert HOSTILE[kind] in message
+    assert message.startswith(str(tmp_path)), "the file first"
+    assert message.isprintable(), "one line, no control characters"
+    assert any(remedy in message.rpartition(";")[2] for remedy in REMEDIES), "the remedy last"
+    if path.is_file() and "missing" not in kind:
+        assert re.search(r"\(at byte \d+\)", message)
+
+
+@pytest.mark.parametrize(
+    ("arch", "metadata", "said"),
+    [
+        ("mamba2", {"ssm.group_count": 0}, "is 0, and llama"),
+        ("mamba2", {"ssm.time_step_rank": 0}, "is 0, and llama"),
+        ("mamba2", {"ssm.conv_kernel": 0}, "is 0, and llama"),
+        ("mamba2", {"ssm.inner_size": 0}, "is 0, and llama"),
+        ("minicpm3", {"attention.head_count_kv": 1}, None),
+        ("deepseek2", {"attention.head_count_kv": 2}, None),
+        ("deepseek2", {"attention.key_length": 289}, None),
+        ("phi3", {"rope.dimension_count": 0}, None),
+        ("granitemoe", {"expert_used_count": [0, 2, 9]}, None),
+        ("lfm2", {"attention.head_count_kv": [0, 3]}, None),
+    ],
+)
+def test_what_llama_cpp_divides_by_or_asserts_on_is_refused(
+    arch: str, metadata: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    changed = {f"{arch}.{key}": value for key, value in metadata.items()}
+    path = write_gguf(tmp_path / "model.gguf", arch, metadata=changed)
+    with pytest.raises(ModelFileError, match=said):
+        read_gguf(path)
+
+
+def test_what_it_costs_does_not_follow_what_the_file_claims(tmp_path: Path) -> None:
+    path = tiny_llama().write(tmp_path / "model.gguf")
+    sound = calls_made(lambda: read_gguf(path))
+    for kind in ("array of 2^28 strings", "string of 2 GiB", "4 GiB of zeros", "tensor count 2^64-1", "2^32-1 blocks"):
+        giant = hostile(tmp_path / f"{kind.replace(' ', '_')}.gguf", kind)
+        with pytest.raises(ModelFileError):
+            calls_made(lambda giant=giant: read_gguf(giant), most=2 * sound)  # type: ignore[misc]
+
+
+def calls_made(work: Callable[[], Any], most: float = float("inf")) -> int:
+    """Functions called, a measure of work that no busy machine changes."""
+    count = 0
+
+    def on_event(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        assert count < most
+    return count

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gguf_factory.write import write_gguf
+from gguf_factory import write_gguf
 from hub_server import Hub, serve
 
 from oallama.cli.main import exit_code

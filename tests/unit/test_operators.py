@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from gguf_factory import write_gguf
-from gguf_factory.raw import RawTensor, tiny_llama
+from gguf_factory.raw import tiny_llama
 
 from oallama.core.types import Operator
 from oallama.model.gguf_reader import read_gguf
@@ -72,8 +72,8 @@ def test_blocks_that_predict_ahead_are_left_out(tmp_path: Path) -> None:
     g = tiny_llama()
     g.set("llama.block_count", 2)
     g.set("llama.nextn_predict_layers", 1)
-    g.tensors.append(RawTensor(b"blk.1.nextn.eh_proj.weight", [128, 64], 0, bytes(4 * 128 * 64)))
-    g.tensors.append(RawTensor(b"blk.1.attn_q.weight", [64, 64], 0, bytes(4 * 64 * 64)))
+    g.add("blk.1.nextn.eh_proj.weight", 128, 64)
+    g.add("blk.1.attn_q.weight", 64, 64)
     path = tmp_path / "model.gguf"
     path.write_bytes(g.encode())
     assert {operator.layer for operator in operators(read_gguf(path))} == {0, None}
@@ -93,10 +93,8 @@ def test_an_encoder_without_output_has_none(tmp_path: Path) -> None:
     path.write_bytes(raw)
     assert "token_embd.weight" in listed(path), "any other architecture ties"
     g = tiny_llama()
-    g.remove("output.weight")
-    for key in list(g.metadata):
-        if key.startswith(b"llama."):
-            g.metadata[key.replace(b"llama.", b"bert.")] = g.metadata.pop(key)
+    g.tensors.remove(g.tensor("output.weight"))
+    g.metadata = {key.replace("llama.", "bert."): value for key, value in g.metadata.items()}
     g.set("general.architecture", "bert", "string")
     path.write_bytes(g.encode())
     assert listed(path)

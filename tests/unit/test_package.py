@@ -4,7 +4,7 @@ import importlib
 import traceback
 
 import pytest
-from gguf_factory.write import write_gguf
+from gguf_factory import write_gguf
 
 import oallama
 from oallama.core.errors import DoesNotFit, OallamaError, UsageError, in_python

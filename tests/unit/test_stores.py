@@ -4,7 +4,7 @@ import hashlib
 import json
 
 import pytest
-from gguf_factory.write import write_gguf
+from gguf_factory import write_gguf
 
 from oallama.cli.main import exit_code
 from oallama.cli.prompt import model_and_prompt
