@@ -8,7 +8,7 @@ import psutil
 import pytest
 from gguf_factory import write_gguf
 from gguf_factory.raw import RawTensor, tiny_llama
-from processes import oallama
+from processes import here
 
 from oallama.cli.served import host_left
 from oallama.core.errors import BridgeError, DoesNotFit
@@ -131,7 +131,7 @@ def test_a_model_beyond_the_host_s_memory_is_refused(tmp_path):
         end += 2 * 64 * n_ff
     path.write_bytes(g.encode())
     os.truncate(path, len(g.head()) + end)
-    done = oallama("run", path, "hi", "-n", "1", "--device", "none", code=1, cache=tmp_path)
+    done = here("run", path, "hi", "-n", "1", "--device", "none", code=1, cache=tmp_path)
     assert "GiB on the host but only" in done.stderr and "use a smaller or more quantized model" in done.stderr
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["warning", "oallama"]  # of its context, this
 
