@@ -1,13 +1,10 @@
 """`oallama bench --matrix`: what a file asks for, what is kept of it, and what is shown."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -38,18 +35,18 @@ pg = "64,16"
 
 
 @pytest.fixture
-def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def matrix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "m.toml"
     path.write_text(TEXT, encoding="utf-8")
     return path
 
 
-def cells_of(path: Path) -> tuple[Cell, ...]:
+def cells_of(path):
     return read_matrix(path, flags_of(command))[1]
 
 
-def row(arm: str, ms: float, **changes: Any) -> dict[str, Any]:
+def row(arm, ms, **changes):
     return {
         "arm": arm, "n_prompt": 64, "n_gen": 16, "n_depth": 0, "samples_ns": [round(ms * 1e6) + i for i in range(6)],
         "problems": [], "same_as": None, "ttft_s": 0.1, "tpot_s": 0.01, "ttft_ratio_to_first": 1.5,
@@ -58,7 +55,7 @@ def row(arm: str, ms: float, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_list_is_a_comparison_for_each_value(matrix: Path) -> None:
+def test_a_list_is_a_comparison_for_each_value(matrix):
     cells = cells_of(matrix)
     both = "arms stock-fit,oato"
     assert [cell.name for cell in cells] == [
@@ -83,9 +80,7 @@ def test_a_list_is_a_comparison_for_each_value(matrix: Path) -> None:
         (('model = ["models/a.gguf", "models/b.gguf"]', ""), "names no model"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_sentence(
-    matrix: Path, capsys: pytest.CaptureFixture[str], changed: tuple[str, str], said: str
-) -> None:
+def test_a_file_that_cannot_be_used_is_one_sentence(matrix, capsys, changed, said):
     matrix.write_text(TEXT.replace(*changed), encoding="utf-8")
     assert exit_code(["bench", "--matrix", "m.toml"]) == 2
     told = capsys.readouterr().err
@@ -93,7 +88,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(
     assert not Path("m.json").exists()
 
 
-def test_options_of_one_comparison_do_not_go_with_it(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_one_comparison_do_not_go_with_it(matrix, capsys):
     assert exit_code(["bench", "--matrix", "m.toml", "--vram", "1GiB"]) == 2
     assert "leave out --vram" in capsys.readouterr().err.replace("-dev", "--device")
     assert exit_code(["bench", "--matrix", "m.toml", "-o", "x.csv"]) == 2
@@ -101,12 +96,10 @@ def test_options_of_one_comparison_do_not_go_with_it(matrix: Path, capsys: pytes
     assert "cannot read none.toml" in capsys.readouterr().err
 
 
-def test_what_was_measured_is_kept_and_not_measured_again(
-    matrix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[str] = []
+def test_what_was_measured_is_kept_and_not_measured_again(matrix, monkeypatch, capsys):
+    asked = []
 
-    def measured(cell: Cell, shown: bool) -> Outcome:
+    def measured(cell, shown):
         asked.append(cell.name)
         if len(asked) == 3:
             raise KeyboardInterrupt
@@ -131,12 +124,10 @@ def test_what_was_measured_is_kept_and_not_measured_again(
     assert json.loads(capsys.readouterr().out) == document
 
 
-def test_a_matrix_is_measured_by_one_process_at_a_time(
-    matrix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    statuses: list[int] = []
+def test_a_matrix_is_measured_by_one_process_at_a_time(matrix, monkeypatch, capsys):
+    statuses = []
 
-    def measured(cell: Cell, shown: bool) -> Outcome:
+    def measured(cell, shown):
         statuses.append(exit_code(["bench", "--matrix", "m.toml"]))
         return Outcome(cell.command, 1.0, error="x")
 
@@ -145,7 +136,7 @@ def test_a_matrix_is_measured_by_one_process_at_a_time(
     assert set(statuses) == {2} and "m.toml is being measured by another process" in capsys.readouterr().err
 
 
-def test_a_result_of_something_else_is_left_alone(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_of_something_else_is_left_alone(matrix, capsys):
     good = {"version": 1, "about": "", "cells": []}
     other = {**good, "cells": [{"command": ["--model", "z.gguf"], "seconds": 1.0, "rows": [], "error": ""}]}
     texts = {
@@ -161,7 +152,7 @@ def test_a_result_of_something_else_is_left_alone(matrix: Path, capsys: pytest.C
         assert Path("r.json").read_text(encoding="utf-8") == text
 
 
-def test_arms_are_compared_with_the_fastest_stock_arm() -> None:
+def test_arms_are_compared_with_the_fastest_stock_arm():
     rows = [
         row("stock-fit", 30), row("stock-ngl", 20), row("oato", 10), row("layers", 19, same_as="stock-ngl"),
         row("split", 1, problems=["it lies elsewhere"]),
@@ -171,12 +162,12 @@ def test_arms_are_compared_with_the_fastest_stock_arm() -> None:
     assert against_stock(rows[2:]) == (("", None),) * 3
 
 
-def test_a_comparison_that_fails_says_why(matrix: Path) -> None:
+def test_a_comparison_that_fails_says_why(matrix):
     found = bench_matrix.measured(Cell({}, ("--model", "none.gguf", "--device", "none")), shown=False)
     assert found.error.startswith("none.gguf: there is no such file") and not found.rows
 
 
-def test_ctrl_c_ends_the_comparison_too(matrix: Path) -> None:
+def test_ctrl_c_ends_the_comparison_too(matrix):
     """The comparison is replaced by a sleeping process that ends when it is interrupted."""
     program = (
         "import subprocess, sys; from oallama.cli import bench_matrix, main\n"

@@ -1,9 +1,6 @@
 """What runs took, beside what was predicted: kept, and a profile that is corrected by it predicts them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from worlds import CARD, HOST, World, model_info
@@ -44,7 +41,7 @@ PASSES = SeenPasses(
 )  # fmt: skip
 
 
-def test_passes_are_averaged_and_old_ones_forgotten() -> None:
+def test_passes_are_averaged_and_old_ones_forgotten():
     once = with_seen(NOTHING, [PASSES])
     assert once.seen == (PASSES,)
     twice = with_seen(once, [replace(PASSES, n_passes=300, cpu_s=4.0), replace(PASSES, batch=8)])
@@ -66,7 +63,7 @@ def test_passes_are_averaged_and_old_ones_forgotten() -> None:
         (replace(PASSES, cpu_s=3.0, wait_s=0.0, n_passes=31), Rates(), 1.0),  # too few
     ],
 )
-def test_rates_follow_from_what_was_seen(passes: SeenPasses, decode: Rates, link: float) -> None:
+def test_rates_follow_from_what_was_seen(passes, decode, link):
     seen = with_seen(NOTHING, [passes])
     history = adopted(seen)
     assert history.link == pytest.approx(link) and history.prompt == Rates()
@@ -76,14 +73,14 @@ def test_rates_follow_from_what_was_seen(passes: SeenPasses, decode: Rates, link
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.6])
-def test_a_corrected_profile_predicts_what_was_seen(slower: float) -> None:
+def test_a_corrected_profile_predicts_what_was_seen(slower):
     """Of a CPU that is slower than the profile has it: the runs of single tokens that a true profile predicts."""
     plan = WORLD.plan("hetegen")
     name = next(place.name for place in plan.operators if place.cg and place.cc)
     cases = WORLD.profile.cases
     slow = tuple(replace(c, seconds=slower * c.seconds) if c.device == CPU_DEVICE else c for c in cases)
 
-    def seen(world: World, run: BlockRuns) -> SeenPasses:
+    def seen(world, run):
         placer = world.placer()
         (found,) = seen_passes(placer.problem_for(plan), plan, placer.placed(plan), [run])
         return found
@@ -102,7 +99,7 @@ def test_a_corrected_profile_predicts_what_was_seen(slower: float) -> None:
     assert (better is WORLD.profile) is (slower == 1.0)
 
 
-def test_a_correction_scales_each_side_and_says_so() -> None:
+def test_a_correction_scales_each_side_and_says_so():
     profile = WORLD.profile
     history = replace(NOTHING, decode=Rates(2.0, 3.0), prompt=Rates(5.0, 7.0), link=11.0)
     scaled = corrected(profile, history)
@@ -118,9 +115,7 @@ def test_a_correction_scales_each_side_and_says_so() -> None:
     assert replace(scaled, cases=profile.cases, link=profile.link, warnings=profile.warnings) == profile
 
 
-def test_a_history_is_kept_by_model_and_machine_until_that_is_measured_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_history_is_kept_by_model_and_machine_until_that_is_measured_anew(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     profile = WORLD.profile
     nothing = replace(NOTHING, profile=(timings := timings_of(profile)))
@@ -138,14 +133,14 @@ def test_a_history_is_kept_by_model_and_machine_until_that_is_measured_anew(
 
 
 @pytest.mark.parametrize(("tpot_s", "says"), [(0.13, "1.30 times"), (0.07, "0.70 times"), (0.12, ""), (0.08, "")])
-def test_tokens_far_from_what_was_predicted_are_one_sentence(tpot_s: float, says: str) -> None:
+def test_tokens_far_from_what_was_predicted_are_one_sentence(tpot_s, says):
     drift = drift_text(ENOUGH_TOKENS, tpot_s, 0.1, "m.gguf")
     assert says in drift and bool(drift) is bool(says)
     assert not drift or "`oallama tune m.gguf`" in drift
     assert drift_text(ENOUGH_TOKENS - 1, tpot_s, 0.1, "m.gguf") == drift_text(64, tpot_s, None, "m.gguf") == ""
 
 
-def test_tokens_that_are_slow_beside_other_programs_say_so_in_one_sentence() -> None:
+def test_tokens_that_are_slow_beside_other_programs_say_so_in_one_sentence():
     drift = drift_text(4, 0.31, 0.1, "m.gguf", others_cores=1.9, n_cores=2)
     assert "3.1 times" in drift and "1.9 of 2 cores" in drift and "tune" not in drift
     for tpot_s, others in ((0.31, 0.2), (0.29, 1.9)):

@@ -1,7 +1,5 @@
 """A Ctrl-C that Python drops arrives once more."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -40,12 +38,12 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("weak", [False, True])
 @pytest.mark.parametrize("again_s", [0.01, 0.0])
-def test_a_dropped_interrupt_arrives_once_more(weak: bool, again_s: float) -> None:
+def test_a_dropped_interrupt_arrives_once_more(weak, again_s):
     """Also where it would arrive at once: what it finds is the hook, from which it would be dropped again."""
 
     nap_s = 600 if again_s else 0.1  # a signal that comes between Python's check for signals and a sleep ends no sleep
 
-    def run(arm: str, wait_s: float) -> str:
+    def run(arm, wait_s):
         code = DROPPED.format(arm=arm, weak=weak, again_s=again_s, wait_s=wait_s, nap_s=nap_s)
         command = [sys.executable, "-c", code]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -1,12 +1,9 @@
 """A Ctrl-C that arrives while C code calls back into Python is handed on, not lost."""
 
-from __future__ import annotations
-
 import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from interrupts import interrupted_often, native_log_callback
@@ -21,11 +18,11 @@ MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
 
 
 @pytest.mark.parametrize("hold_interrupt", [True, False])
-def test_a_ctrl_c_at_any_moment_gives_the_log_back(hold_interrupt: bool) -> None:
+def test_a_ctrl_c_at_any_moment_gives_the_log_back(hold_interrupt):
     """Else what is logged next would go to a callback that is gone, which ends the process."""
     before, moment = native_log_callback(), 0
 
-    def use() -> None:
+    def use():
         with native_log(hold_interrupt):
             time.monotonic()
 
@@ -34,11 +31,11 @@ def test_a_ctrl_c_at_any_moment_gives_the_log_back(hold_interrupt: bool) -> None
     assert moment > 10
 
 
-def test_a_ctrl_c_in_the_progress_callback_stops_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares: list[float] = []
+def test_a_ctrl_c_in_the_progress_callback_stops_the_load(monkeypatch):
+    shares = []
     on_progress = LoadProgress._on_progress
 
-    def interrupted(self: LoadProgress, share: float, user_data: object) -> bool:
+    def interrupted(self, share, user_data):
         signal.raise_signal(signal.SIGINT)
         shares.append(share)
         return on_progress(self, share, user_data)
@@ -51,8 +48,8 @@ def test_a_ctrl_c_in_the_progress_callback_stops_the_load(monkeypatch: pytest.Mo
     assert len(shares) == 1
 
 
-def test_what_is_held_is_told_at_once_and_raised_at_the_end() -> None:
-    told: list[str] = []
+def test_what_is_held_is_told_at_once_and_raised_at_the_end():
+    told = []
     reached = False
     with pytest.raises(KeyboardInterrupt), held_interrupt(lambda: told.append("outer")):
         with held_interrupt(lambda: told.append("inner")):
@@ -64,13 +61,13 @@ def test_what_is_held_is_told_at_once_and_raised_at_the_end() -> None:
     assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch):
     from llama_cpp import _internals
 
     free = _internals.LlamaBatch.__del__
     n_freed = 0
 
-    def interrupted(self: Any) -> None:
+    def interrupted(self):
         nonlocal n_freed
         n_freed += 1
         signal.raise_signal(signal.SIGINT)
@@ -85,7 +82,7 @@ def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPa
     engine.close()
 
 
-def held_noting(closed: list[str]) -> ExitStack:
+def held_noting(closed):
     """A device and what lies on it, which note when they have been closed."""
     held = ExitStack()
     held.callback(closed.append, "device")
@@ -94,13 +91,13 @@ def held_noting(closed: list[str]) -> ExitStack:
     return held
 
 
-def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it_is_freed() -> None:
+def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it_is_freed():
     """A worker that ends before takes this process with it: ggml aborts where it misses the server."""
-    closed: list[str] = []
+    closed = []
     held = held_noting(closed)
     n_done = moment = 0
 
-    def close() -> None:
+    def close():
         release(held)
 
     for moment in interrupted_often(close):

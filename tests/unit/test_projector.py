@@ -1,11 +1,7 @@
 """Vision projectors: what they take of memory, and where they lie beside a plan."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import placement_records as records
 import pytest
@@ -30,7 +26,7 @@ SIGLIP = Projector("s.gguf", "mlp", 0, 896, 64**2, 1152, 4304, 16)
     ("projector", "flash_attn", "mib"),
     [(VIT_L, True, 19.32), (VIT_L, False, 32.88), (SIGLIP, True, 148.50), (SIGLIP, False, 1123.74)],
 )
-def test_what_it_computes_in_is_what_llama_server_reserves(projector: Projector, flash_attn: bool, mib: float) -> None:
+def test_what_it_computes_in_is_what_llama_server_reserves(projector, flash_attn, mib):
     """`reserve_compute_meta: CPU compute buffer size` of the pinned llama-server for files of these sizes."""
     assert projector.compute_bytes(flash_attn) / MIB == pytest.approx(mib, abs=0.1)
 
@@ -44,28 +40,28 @@ def test_what_it_computes_in_is_what_llama_server_reserves(projector: Projector,
         ({"image_max_pixels": 0}, "must be a number from 1"),
     ],
 )
-def test_what_is_no_vision_projector_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_what_is_no_vision_projector_is_refused(tmp_path, changes, said):
     path = write_projector(tmp_path / "mmproj.gguf", **changes)
     with pytest.raises(ModelFileError, match=said):
         read_projector(path)
 
 
 @given(limit=st.integers(2, 2**40), fill=st.floats(0.1, 1.0), share=st.floats(0, 1, exclude_max=True))
-def test_room_that_is_kept_free_is_the_projector_s(limit: int, fill: float, share: float) -> None:
+def test_room_that_is_kept_free_is_the_projector_s(limit, fill, share):
     needed = min(int(share * limit), limit - 1)
     planned = int(fill * vram_beside(limit, fill, needed, "X"))
     assert planned <= limit - needed + 1e-6 * limit
     assert planned >= (limit - needed) * (1 - 1e-6) - 2
 
 
-def test_a_projector_that_leaves_nothing_does_not_fit() -> None:
+def test_a_projector_that_leaves_nothing_does_not_fit():
     with pytest.raises(DoesNotFit, match=r"the vision projector needs .* \(--no-mmproj-offload\)"):
         vram_beside(100, 0.9, 100, "CUDA0")
 
 
 @pytest.mark.parametrize(("spare", "side"), [(MIB, "on the device, as the plan leaves 1 MiB there"),
                                              (1024, "on the CPU, as the plan leaves 1 KiB there")])  # fmt: skip
-def test_a_plan_says_where_it_is_and_why(tmp_path: Path, spare: int, side: str) -> None:
+def test_a_plan_says_where_it_is_and_why(tmp_path, spare, side):
     record = records.served().plan
     plan = replace(record, memory=replace(record.memory, spare=spare))
     asked = ProjectorOptions(str(write_projector(tmp_path / "mmproj.gguf")), None)
@@ -76,7 +72,7 @@ def test_a_plan_says_where_it_is_and_why(tmp_path: Path, spare: int, side: str) 
     assert not asked.place(asked.read(), records.on_cpu(records.served()).plan, False).on_device
 
 
-def test_plan_writes_where_it_lies(tmp_path: Path) -> None:
+def test_plan_writes_where_it_lies(tmp_path):
     model = write_gguf(tmp_path / "model.gguf", "llama")
     path = write_projector(tmp_path / "mmproj.gguf")
     words = ["plan", str(model), "--device", "none", "--policy", "cpu", "-t", "1", "--mmproj", str(path)]

@@ -1,7 +1,5 @@
 """Temporary folders, and those of programs that were killed."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -22,7 +20,7 @@ with temporary_folder("a-", Path(sys.argv[1])) as folder:
 """
 
 
-def held(parent: Path) -> tuple[subprocess.Popen[str], Path]:
+def held(parent):
     """A program that holds a folder until its standard input ends."""
     program = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -31,7 +29,7 @@ def held(parent: Path) -> tuple[subprocess.Popen[str], Path]:
     return program, Path(program.stdout.readline().strip())
 
 
-def test_it_is_removed_at_the_end_with_what_is_in_it(tmp_path: Path) -> None:
+def test_it_is_removed_at_the_end_with_what_is_in_it(tmp_path):
     with pytest.raises(ValueError, match="of the block"), temporary_folder("a-", tmp_path) as folder:
         (folder / "file").write_text("x")
         raise ValueError("of the block")
@@ -39,7 +37,7 @@ def test_it_is_removed_at_the_end_with_what_is_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
-def test_what_a_killed_program_left_is_removed_and_what_a_live_one_has_is_kept(tmp_path: Path) -> None:
+def test_what_a_killed_program_left_is_removed_and_what_a_live_one_has_is_kept(tmp_path):
     killed, left = held(tmp_path)
     alive, kept = held(tmp_path)
     with killed, alive:

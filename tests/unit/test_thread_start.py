@@ -1,7 +1,5 @@
 """Threads that are refused memory as they begin."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -13,17 +11,17 @@ from ggml_bridge.threads import Thread
 class Refused(Thread):
     """As one whose memory was refused before its first line: CPython then prints, and ends it."""
 
-    def _bootstrap(self) -> None:
+    def _bootstrap(self):
         pass
 
 
-def test_a_thread_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_does_not_begin_is_an_error(monkeypatch):
     monkeypatch.setattr(threads, "BEGIN_S", 0.3)
     with pytest.raises(MemoryError, match="did not begin"):
         Refused(target=lambda: None).start()
 
 
-def test_a_thread_that_begins_is_as_any() -> None:
+def test_a_thread_that_begins_is_as_any():
     done = threading.Event()
     thread = Thread(target=done.set, name="of the test")
     thread.start()

@@ -1,8 +1,6 @@
 """A device that makes no progress ends the process in one sentence. One that answers, or waits for a stopped process,
 does not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -41,18 +39,18 @@ print("done")
 """
 
 
-def test_a_device_that_makes_no_progress_ends_the_process() -> None:
+def test_a_device_that_makes_no_progress_ends_the_process():
     ended = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (1, "oallama: the device was lost: RPC0 did not answer for 0 s\n")
 
 
-def test_a_device_that_answers_is_left_alone() -> None:
+def test_a_device_that_answers_is_left_alone():
     """For two and a half times as long as it may be silent."""
     ended = subprocess.run([sys.executable, "-c", ANSWERS], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout) == (0, "done\n")
 
 
-def test_the_time_in_which_the_process_was_stopped_does_not_count() -> None:
+def test_the_time_in_which_the_process_was_stopped_does_not_count():
     with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True) as process:
         until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
         time.sleep(STOPPED_S)

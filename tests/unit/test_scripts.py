@@ -1,0 +1,149 @@
+"""Programs of developers: scripts/make_model.py writes the shape asked for, shapes that are known are those of their
+models; scripts/real_card finds a machine again, and says what is wrong with a table."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+
+import gguf_factory  # noqa: F401 - puts scripts on the path
+import make_model
+import pytest
+from card_fit import main
+from card_model import START, Predictor, PublishedRun, read_models, with_rates
+from model_shapes import KNOWN
+
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.model.operators import operators
+
+
+def test_make_model_writes_the_shape_asked_for(tmp_path):
+    path = tmp_path / "model.gguf"
+    options = "--layers 3 --embd 512 --ff 768 --heads 8 --kv-heads 2 --vocab 300 --type Q4_0 --context 128"
+    make_model.main([*options.split(), "-o", str(path)])
+    info = model_info(read_gguf(path))
+    assert (info.n_layer, info.n_embd, info.n_ff, info.n_head, info.n_head_kv) == (3, 512, 768, 8, 2)
+    assert (info.n_vocab, info.n_ctx_train) == (300, 128)
+    assert {operator.type for operator in operators(read_gguf(path))} == {"Q4_0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),  # as the models' cards state it
+    [
+        ("llama3-8b", 8_030_261_248),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_630_071_296),
+        ("qwen1.5-14b", 14_167_290_880),
+        ("qwq-32b", 32_763_876_352),
+        ("qwen2-57b-a14b", 57_408_658_944),
+        ("phi3.5-moe", 41_873_153_344),
+        ("minicpm3-4b", 4_261_902_848),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
+        ("glm-4.5-air", 106_852_251_264),  # without the layer that predicts the token after next
+        ("gemma-3-27b", 27_009_346_304 - 64 * 5376),  # without vision, and the 64 tokens that its GGUFs leave out
+        ("llama-3.3-70b", 70_553_706_496),
+    ],
+)
+def test_known_shapes_have_the_parameters_of_their_models(name, published):
+    """Those that training found: without factors of RoPE, which follow from the architecture."""
+    shape = KNOWN[name]
+    tensors = {**shape.matrices, **shape.vectors, **{f"{role}.bias": ne for role, ne in shape.biases.items()}}
+    sizes = {name: ne if isinstance(ne, int) else math.prod(ne) for name, ne in tensors.items()}
+    experts = sum(n for name, n in sizes.items() if name.startswith(("ffn_", "exp_probs_b")) and name != "ffn_norm")
+    dense = sum(map(math.prod, shape.dense.values()))
+    outside = shape.n_embd * shape.n_vocab * (1 if shape.tied else 2) + shape.n_embd + sum(shape.last_biases.values())
+    assert shape.n_layer * sum(sizes.values()) + shape.n_dense * (dense - experts) + outside == published
+
+
+MODELS = """
+[dense]
+n_layer = 4
+n_embd = 1024
+n_head = 8
+n_head_kv = 2
+head_dim = 128
+n_ff = 4096
+n_vocab = 32000
+type = "F16"
+
+[sparse]
+n_layer = 4
+n_embd = 1024
+n_head = 8
+n_head_kv = 2
+head_dim = 128
+n_ff = 512
+n_expert = 16
+n_expert_used = 2
+n_vocab = 32000
+type = "Q4_0"
+output_type = "Q6_K"
+
+[again]
+same_as = "dense"
+"""
+TRUE = {
+    "host.bytes_per_s": 70e9, "host.flops_attention_per_s": 30e9, "host.flops_by_type.Q6_K": 60e9,
+    "card.bytes_per_s": 900e9, "card.flops_per_s": 20e12, "card.flops_float_per_s": 60e12, "card.kernel_s": 4e-6,
+    "card.pageable_bytes_per_s": 8e9, "first_prompt_s": 0.05,
+}  # fmt: skip
+HEAD = "Model,Context,MVA,NGL,Ubatch,Status,PromptTokens,PromptTPS,EvalTokens,EvalTPS"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.toml").write_text(MODELS)
+    return tmp_path
+
+
+def test_real_card_fits_and_predicts(folder, capsys):
+    models = read_models(folder / "models.toml")
+    asked = [
+        PublishedRun(model, context, ngl, ubatch, context - 100, 100, 1.0, 1.0)
+        for model in ("dense", "sparse")
+        for context in (1024, 4096, 16384)
+        for ubatch in (512, 2048)
+        for ngl in (0, 2, 4, 5)
+    ]
+    predictor = Predictor(with_rates(START, TRUE), models, asked)
+    with (folder / "runs.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(HEAD.split(","))
+        for run in asked:
+            r = replace(run, prompt_tps=predictor(run, "prompt"), eval_tps=predictor(run, "eval"))
+            table.writerow([r.model, r.context, 1000, r.ngl, r.ubatch, "SUCCESS", r.n_prompt, r.prompt_tps,
+                            r.n_gen, r.eval_tps])  # fmt: skip
+    assert main(["fit", "runs.csv", "--models", "models.toml", "-o", "machine.json", "--every", "2"]) == 0
+    assert "16 of 48 rows, 9 rates" in capsys.readouterr().out
+    predict = ["predict", "runs.csv", "--models", "models.toml", "--machine", "machine.json"]
+    assert main([*predict, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert {"prompt_tps", "prompt_tps_predicted", "eval_tps", "eval_tps_predicted", "fitted"} <= made["rows"][0].keys()
+    assert max(made["median_error"].values()) < 0.02
+    assert sum(row["fitted"] for row in made["rows"]) == 16
+    assert main(predict) == 0
+    assert "The 32 rows that nothing was fitted to" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ("dense,1024,1000,2,512,SUCCESS,900,fast,10,5", "line 2: PromptTPS is 'fast', not a number"),
+        ("dense,1024,1000,-2,512,SUCCESS,900,5,10,5", "line 2: NGL is -2, which cannot be"),
+        ("mamba,1024,1000,2,512,SUCCESS,900,5,10,5", "does not describe mamba"),
+        ("dense,1024,1000,2,512,OOM,900,5,10,5", "no run that came to an end"),
+    ],
+)
+def test_real_card_says_what_is_wrong_with_a_table_in_one_sentence(folder, capsys, row, sentence):
+    (folder / "runs.csv").write_text(f"{HEAD}\n{row}\n")
+    assert main(["fit", "runs.csv", "--models", "models.toml", "-o", "machine.json"]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told and told.count("\n") == 1 and told.startswith("real_card: ")
+    assert not (folder / "machine.json").exists()
