@@ -1,13 +1,12 @@
 """The host: how many threads are the default, how much memory is left, and models that it cannot hold, which are
 refused before they are loaded (files that are mostly holes stand for them)."""
 
-import os
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from gguf_factory import write_gguf
-from gguf_factory.raw import RawTensor, tiny_llama
+from gguf_factory.raw import tiny_llama
 from processes import here
 
 from oallama.cli.served import host_left
@@ -119,18 +118,12 @@ def test_a_placer_uses_what_is_fastest_unless_the_user_says_a_count(tmp_path, mo
 def test_a_model_beyond_the_host_s_memory_is_refused(tmp_path):
     """One layer whose FFN takes twice the memory, of which nothing is written."""
     n_ff = (2 * psutil.virtual_memory().total // (3 * 2 * 64) + 63) // 64 * 64
-    g, path = tiny_llama(), tmp_path / "model.gguf"
+    g = tiny_llama()
     g.set("llama.feed_forward_length", n_ff)
-    names = [tensor.name for tensor in g.tensors if b".ffn_" in tensor.name and b"norm" not in tensor.name]
-    for name in names:
-        g.remove(name.decode())
-    end = sum(len(g.pad(tensor.data)) for tensor in g.tensors)
-    for name in names:
-        shape = [n_ff, 64] if b"down" in name else [64, n_ff]
-        g.tensors.append(RawTensor(name, shape, 1, offset=end))
-        end += 2 * 64 * n_ff
-    path.write_bytes(g.encode())
-    os.truncate(path, len(g.head()) + end)
+    for role, shape in (("gate", [64, n_ff]), ("up", [64, n_ff]), ("down", [n_ff, 64])):
+        tensor = g.tensor(f"blk.0.ffn_{role}.weight")
+        tensor.shape, tensor.type = shape, 1
+    path = g.write(tmp_path / "model.gguf")
     done = here("run", path, "hi", "-n", "1", "--device", "none", code=1, cache=tmp_path)
     assert "GiB on the host but only" in done.stderr and "use a smaller or more quantized model" in done.stderr
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["warning", "oallama"]  # of its context, this
