@@ -1,16 +1,195 @@
-"""What other programs have downloaded: found, named, and refused where it is broken or leads out of its store."""
+"""Models by name: which file a name of the hub means, downloads from a hub on 127.0.0.1, and what other programs have
+downloaded: found, named, and refused where it is broken or leads out of its store."""
 
 import hashlib
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from gguf_factory import write_gguf
+from hub_server import Hub, serve
 
 from oallama.cli.main import exit_code
 from oallama.cli.prompt import model_and_prompt
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.stores.find import find_model
 from oallama.stores.hub_cache import hub_cache, llama_cache
+from oallama.stores.hub_name import choose, models, parse_hub_name, quant_of
+
+REPO = "someone/Some-1B-GGUF"
+
+
+def said(capfd, *words):
+    """(exit code, stdout, last line of stderr) of a command."""
+    code = exit_code(words)
+    out, err = capfd.readouterr()
+    return code, out.strip(), err.strip().split("\n")[-1]
+
+
+# ---- names of the hub
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "quant"),
+    [
+        (REPO, REPO, ""), (f"{REPO}:Q4_K_M", REPO, "Q4_K_M"), (f"hf.co/{REPO}:q8_0", REPO, "q8_0"),
+        (f"https://huggingface.co/{REPO}", REPO, ""), ("a/b", "a/b", ""), ("hf.co/hf.co/b", "hf.co/b", ""),
+    ],
+)  # fmt: skip
+def test_a_name_is_read(text, repo, quant):
+    name = parse_hub_name(text)
+    assert (name.repo, name.quant) == (repo, quant)
+    assert parse_hub_name(name.model) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "model", "a/b/c", "../b", "a/..", "a/b:", "a/b:c:d", "a//b", "/a/b", "a/b c", "a/b:../x", "a--b/c", ".a/b"],
+)
+def test_what_is_no_name_is_refused(text):
+    with pytest.raises(ValueError, match="is no model of the hub; write it like USER/REPO"):
+        parse_hub_name(text)
+
+
+FILES = ["README.md", "m-BF16-00001-of-00002.gguf", "m-BF16-00002-of-00002.gguf", "m-IQ4_XS.gguf", "m-Q4_K_M.gguf",
+         "m-Q4_K_S.gguf", "m-Q8_0.gguf", "mmproj-m-Q4_K_M.gguf", "imatrix-Q4_K_M.gguf"]  # fmt: skip
+
+
+def without(*names):
+    return [file for file in FILES if not any(name in file for name in names)]
+
+
+@pytest.mark.parametrize(
+    ("quant", "files", "chosen"),
+    [
+        ("", FILES, ("m-Q4_K_M.gguf",)),
+        ("", without("Q4_K_M"), ("m-Q8_0.gguf",)),
+        ("", without("Q4_K_M", "Q8_0"), ("m-BF16-00001-of-00002.gguf", "m-BF16-00002-of-00002.gguf")),
+        ("", without("Q4_K_M", "Q8_0", "BF16"), ("m-IQ4_XS.gguf",)),
+        ("q8_0", FILES, ("m-Q8_0.gguf",)),
+        ("bf16", FILES, ("m-BF16-00001-of-00002.gguf", "m-BF16-00002-of-00002.gguf")),
+        ("Q4_K_S", FILES, ("m-Q4_K_S.gguf",)),
+        ("Q6_K", ["Q6_K/m-Q6_K.gguf", "m.Q8_0.gguf"], ("Q6_K/m-Q6_K.gguf",)),
+    ],
+)
+def test_the_file_is_chosen_as_llama_cpp_does(quant, files, chosen):
+    assert choose(parse_hub_name(f"{REPO}:{quant}" if quant else REPO), files) == chosen
+
+
+def test_a_quantisation_that_is_not_there_is_said_with_those_that_are():
+    with pytest.raises(UsageError, match="has no Q2_K; there is: BF16, IQ4_XS, Q4_K_M, Q4_K_S, Q8_0"):
+        choose(parse_hub_name(f"{REPO}:Q2_K"), FILES)
+    with pytest.raises(UsageError, match="has no Q4_K; "):  # no part of another's name
+        choose(parse_hub_name(f"{REPO}:Q4_K"), FILES)
+    with pytest.raises(UsageError, match="has no GGUF model"):
+        choose(parse_hub_name(REPO), ["README.md", "mmproj-m-F16.gguf"])
+
+
+def test_no_name_leads_out_of_the_repository_and_no_part_is_missing():
+    hostile = ["../m.gguf", "/m.gguf", "a/../../m.gguf", "a\\..\\m.gguf"]
+    assert models([*hostile, "m-00001-of-00002.gguf", "n-00001-of-99999.gguf"]) == []
+    assert quant_of("m-Q4_K_M-00001-of-00003.gguf") == "Q4_K_M"
+    assert quant_of("model.gguf") == ""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A repository of tiny models: one whole, one in parts."""
+    folder = tmp_path_factory.mktemp("repository")
+    write_gguf(folder / "m-Q8_0.gguf", "llama", weight_type="Q8_0")
+    write_gguf(folder / "m-F16.gguf", "llama", split_max_tensors=12)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert sum("-of-" in name for name in files) >= 2
+    return files | {"mmproj-m-F16.gguf": b"GGUF", "README.md": b"a model"}
+
+
+@pytest.fixture
+def hub(weights, monkeypatch):
+    with serve(Hub({REPO: weights, "a/no-gguf": {"README.md": b""}})) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+# ---- downloads
+
+
+def test_pull_downloads_once_and_prints_the_path(hub, weights, capfd):
+    code, path, _ = said(capfd, "pull", REPO)
+    assert code == 0
+    assert Path(path).read_bytes() == weights["m-Q8_0.gguf"]
+    assert str(hub_cache()) in path
+    assert [file for file, _ in hub.downloads()] == ["m-Q8_0.gguf"]
+    assert said(capfd, "pull", f"hf.co/{REPO}:q8_0")[:2] == (0, path)
+    assert len(hub.downloads()) == 1
+
+
+def test_hf_downloads_what_is_not_there_and_needs_no_network_for_what_is(hub, capfd):
+    code, out, _ = said(capfd, "inspect", "-hf", f"{REPO}:Q8_0", "--json")
+    assert code == 0
+    assert json.loads(out)["model"]["path"].endswith("m-Q8_0.gguf")
+    asked = len(hub.asked)
+    for words in (["-hf", REPO], [REPO], [f"hf.co/{REPO.lower()}"], ["-m", f"https://huggingface.co/{REPO}"]):
+        assert said(capfd, "inspect", *words)[0] == 0
+    assert len(hub.asked) == asked
+
+
+def test_a_name_with_a_host_is_downloaded_and_one_without_is_not(hub, capfd):
+    code, _, line = said(capfd, "inspect", REPO)
+    assert code == 2
+    assert f"{REPO}: there is no such file" in line
+    assert f"-hf {REPO} downloads it" in line
+    assert hub.asked == []
+    assert said(capfd, "inspect", f"hf.co/{REPO}")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("nobody/nothing", 2, "has no repository nobody/nothing, or it is private"),
+        ("a/no-gguf", 2, "a/no-gguf has no GGUF model"),
+        (f"{REPO}:Q2_K", 2, f"{REPO} has no Q2_K; there is: F16, Q8_0"),
+        ("llama3.2", 2, "`ollama pull llama3.2`"),
+        ("a/b/c", 2, "'a/b/c' is no model of the hub"),
+    ],
+)
+def test_what_cannot_be_pulled_is_one_sentence(hub, capfd, name, code, says):
+    found, out, line = said(capfd, "pull", name)
+    assert (found, out) == (code, "")
+    assert line.startswith("oallama: ")
+    assert says in line
+
+
+def test_a_gated_repository_says_what_to_do(hub, capfd):
+    hub.gated.add(REPO)
+    code, _, line = said(capfd, "pull", REPO)
+    assert code == 2
+    assert f"accept its terms at {hub.url}/{REPO}" in line
+
+
+def test_a_download_that_stays_cut_is_no_model(hub, weights, monkeypatch, capfd):
+    whole = weights["m-Q8_0.gguf"]
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.cut_at = len(whole) // 2
+    code, out, line = said(capfd, "pull", REPO)
+    assert (code, out) == (1, "")
+    assert f"the download of {REPO}:Q8_0 from {hub.url} was cut" in line
+    assert find_model(REPO) is None
+    hub.cut_at = None
+    code, path, _ = said(capfd, "pull", REPO)
+    assert code == 0
+    assert Path(path).read_bytes() == whole
+
+
+def test_a_disk_without_room_is_said_before_the_download(hub, monkeypatch, capfd):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 10**6, 1000))
+    code, _, line = said(capfd, "pull", REPO)
+    assert code == 1
+    assert f"the disk of {hub_cache()} has no room for {REPO}:Q8_0" in line
+    assert hub.downloads() == []
+
+
+# ---- what other programs have downloaded
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +215,14 @@ class Store:
     def manifest(self, name, layers):
         path = self.folder / "manifests" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}) if not isinstance(layers, str) else layers)
+        path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
         return path
 
     def add(self, name, data):
         digest, path = self.blob(data)
-        self.manifest(name, [
-            {"mediaType": "application/vnd.ollama.image.model", "digest": digest, "size": len(data)},
-            {"mediaType": "application/vnd.ollama.image.template", "digest": digest, "size": len(data)},
-        ])  # fmt: skip
+        kinds = ("model", "template")
+        self.manifest(name, [{"mediaType": f"application/vnd.ollama.image.{kind}", "digest": digest, "size": len(data)}
+                             for kind in kinds])  # fmt: skip
         return path
 
 
@@ -89,85 +267,62 @@ def test_a_model_of_ollama_is_found_by_its_names(store, gguf, manifest, names):
         assert find_model(other) is None
 
 
-def lacks_its_blob(store, data):
-    store.add("registry.ollama.ai/library/m/latest", data).unlink()
-    return "is missing"
+MODEL = "application/vnd.ollama.image.model"
+M = "registry.ollama.ai/library/m/latest"
 
 
-def is_cut(store, data):
-    store.add("registry.ollama.ai/library/m/latest", data).write_bytes(data[:100])
-    return "has not the size that its manifest says"
-
-
-def is_another_document(store, data):
-    store.manifest("registry.ollama.ai/library/m/latest", '["layers"]')
-    return "is broken"
-
-
-def leads_out_by_its_digest(store, data):
-    (store.folder / "blobs").mkdir(parents=True)
-    (store.folder.parent / "outside").write_bytes(data)
-    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../outside", "size": len(data)}
-    store.manifest("registry.ollama.ai/library/m/latest", [layer])
-    return "the digest of m:latest is none"
-
-
-def has_a_link_for_a_blob(store, data):
-    blob = store.add("registry.ollama.ai/library/m/latest", data)
-    outside = store.folder.parent / "outside"
-    outside.write_bytes(data)
-    blob.unlink()
-    blob.symlink_to(outside)
-    return "is missing from"
-
-
-def has_a_link_for_a_manifest(store, data):
-    store.add("registry.ollama.ai/library/other/latest", data)
-    manifest = store.folder / "manifests" / "registry.ollama.ai" / "library" / "other" / "latest"
-    outside = store.folder.parent / "outside"
-    manifest.rename(outside)
-    link = store.folder / "manifests" / "registry.ollama.ai" / "library" / "m" / "latest"
-    link.parent.mkdir()
-    link.symlink_to(outside)
-    return "is no file of the store"
-
-
-def is_in_two_blobs(store, data):
-    digest, _ = store.blob(data)
-    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": digest, "size": len(data)}
-    store.manifest("registry.ollama.ai/library/m/latest", [layer, layer])
-    return "is in 2 blobs"
+def break_model(store, data, how):
+    """Put a model `m` into the store that is broken in this way."""
+    digest, blob = store.blob(data)
+    layer, outside = {"mediaType": MODEL, "digest": digest, "size": len(data)}, store.folder.parent / "outside"
+    manifest = store.manifest(M, [layer, layer] if how == "in two blobs" else [layer])
+    if how == "without its blob":
+        blob.unlink()
+    elif how == "cut":
+        blob.write_bytes(data[:100])
+    elif how == "another document":
+        manifest.write_text('["layers"]')
+    elif how == "a digest that leads out":
+        outside.write_bytes(data)
+        store.manifest(M, [{**layer, "digest": "sha256:../../outside"}])
+    elif how == "a link for a blob":
+        blob.rename(outside)
+        blob.symlink_to(outside)
+    elif how == "a link for a manifest":
+        manifest.rename(outside)
+        manifest.symlink_to(outside)
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("how", "says"),
     [
-        lacks_its_blob, is_cut, is_another_document, leads_out_by_its_digest, has_a_link_for_a_blob,
-        has_a_link_for_a_manifest, is_in_two_blobs,
+        ("without its blob", "is missing"), ("cut", "has not the size that its manifest says"),
+        ("another document", "is broken"), ("a digest that leads out", "the digest of m:latest is none"),
+        ("a link for a blob", "is missing from"), ("a link for a manifest", "is no file of the store"),
+        ("in two blobs", "is in 2 blobs"),
     ],
 )  # fmt: skip
-def test_a_broken_model_of_ollama_is_refused_and_listed_with_the_reason(store, gguf, broken, capfd):
-    says = broken(store, gguf)
+def test_a_broken_model_of_ollama_is_refused_and_listed_with_the_reason(store, gguf, how, says, capfd):
+    break_model(store, gguf, how)
     with pytest.raises(ModelFileError, match=says):
         find_model("m")
-    assert exit_code(["inspect", "m"]) == 2
-    line = capfd.readouterr().err.strip()
-    assert says in line
-    assert "\n" not in line
-    assert exit_code(["list", "--json"]) == 0
-    document = json.loads(capfd.readouterr().out)
+    code, _, line = said(capfd, "inspect", "m")
+    assert code == 2 and says in line
+    code, out, _ = said(capfd, "list", "--json")
+    document = json.loads(out)
     assert [(fault["name"], says in fault["why"]) for fault in document["unusable"]] == [("m:latest", True)]
-    assert document["models"] == []
-    assert exit_code(["list"]) == 0
-    assert says in capfd.readouterr().err
+    assert (code, document["models"]) == (0, [])
+    assert exit_code(["list"]) == 0 and says in capfd.readouterr().err
 
 
 def test_a_model_of_ollama_without_a_gguf_is_not_listed(store, capfd):
     store.manifest("registry.ollama.ai/library/m/latest", [{"mediaType": "application/vnd.ollama.image.tensor"}])
     with pytest.raises(ModelFileError, match="is no GGUF"):
         find_model("m")
-    assert exit_code(["list", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == {"models": [], "unusable": []}
+    code, out, _ = said(capfd, "list", "--json")
+    assert (code, json.loads(out)) == (0, {"models": [], "unusable": []})
+    code, out, line = said(capfd, "list")
+    assert (code, out) == (0, "") and "no model has been downloaded; `oallama pull" in line
 
 
 def test_every_store_is_listed(store, gguf, capfd):
@@ -193,13 +348,6 @@ def test_every_store_is_listed(store, gguf, capfd):
     out = capfd.readouterr().out
     assert "someone/m-GGUF:Q8_0" in out
     assert str(blob) in out
-
-
-def test_without_models_that_is_said(capfd):
-    assert exit_code(["list"]) == 0
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "no model has been downloaded; `oallama pull" in err
 
 
 def test_of_several_commits_the_current_one_counts_then_the_newest(gguf):
