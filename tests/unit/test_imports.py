@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -49,38 +50,28 @@ PURE = (
     *(f"oallama.bench.{part}" for part in ("records", "rows", "schedule", "stats", "stock", "verify")),
     *("oallama.gate.verdict", "oallama.core.options", "oallama.profile.fit"),
 )
-IMPURE_MODULES = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
-
-
-def module_name(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+IMPURE = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 
 
 def imports(path):
     """Every module that a file imports at run time, also inside functions; `if TYPE_CHECKING` blocks are left out."""
-    found = []
-
-    def visit(node):
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for child in node.orelse:
-                visit(child)
-            return
+    found, nodes = set(), [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in nodes:
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        nodes.extend(node.orelse if for_types else ast.iter_child_nodes(node))
         if isinstance(node, ast.Import):
-            found.extend(alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.append(node.module)
-            found.extend(f"{node.module}.{alias.name}" for alias in node.names)
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(path.read_text(encoding="utf-8")))
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
 def sources(package):
-    return {module_name(path): imports(path) for path in sorted((ROOT / package).rglob("*.py"))}
+    """What each module imports, by its name."""
+    paths = sorted((ROOT / package).rglob("*.py"))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    return {name: imports(path) for name, path in zip(names, paths, strict=True)}
 
 
 OALLAMA = sources("oallama")
@@ -102,102 +93,41 @@ def test_every_room_has_its_level():
 
 
 def test_imports_between_rooms_go_right():
-    wrong = []
-    for module, imported in OALLAMA.items():
-        here = room(module)
-        if here not in LEVEL:  # oallama itself and __main__ open the doors
-            continue
-        for name in imported:
-            there = room(name)
-            if there in LEVEL and there != here and LEVEL[there] <= LEVEL[here]:
-                wrong.append(f"{module} imports {name}")
-    assert wrong == []
-
-
-def circles(modules):
-    """Modules that import each other, at any depth: the groups of more than one that Tarjan's algorithm finds."""
-    graph = {module: sorted({name for name in imported if name in modules}) for module, imported in modules.items()}
-    index, low, stack, found = {}, {}, [], []
-
-    def visit(module):
-        index[module] = low[module] = len(index)
-        stack.append(module)
-        for other in graph[module]:
-            if other not in index:
-                visit(other)
-                low[module] = min(low[module], low[other])
-            elif other in stack:
-                low[module] = min(low[module], index[other])
-        if low[module] == index[module]:
-            at = stack.index(module)
-            if len(stack) - at > 1:
-                found.append(sorted(stack[at:]))
-            del stack[at:]
-
-    for module in graph:
-        if module not in index:
-            visit(module)
-    return found
+    """But for oallama itself and __main__, which open the doors."""
+    assert [
+        f"{module} imports {name}"
+        for module, imported in OALLAMA.items()
+        for name in imported
+        if {room(module), room(name)} <= LEVEL.keys() and room(module) != room(name)
+        if LEVEL[room(name)] <= LEVEL[room(module)]
+    ] == []
 
 
 @pytest.mark.parametrize("modules", [OALLAMA, BRIDGE], ids=["oallama", "ggml_bridge"])
 def test_no_modules_import_each_other(modules):
-    assert circles(modules) == []
+    TopologicalSorter({module: modules.keys() & imported for module, imported in modules.items()}).prepare()
 
 
-def test_a_circle_is_seen():
-    assert circles({"a": ["b"], "b": ["c", "os"], "c": ["a"], "d": ["a"]}) == [["a", "b", "c"]]
+def users(package, of=OALLAMA):
+    """Modules that import something of this package."""
+    return {module for module, imported in of.items() if any(inside(name, [package]) for name in imported)}
 
 
-def test_only_rooms_that_touch_native_code_import_the_bridge():
-    users = {module for module, imported in OALLAMA.items() if any(inside(name, ["ggml_bridge"]) for name in imported)}
-    assert {m for m in users if not inside(m, TOUCH_NATIVE) and m not in TOUCH_NATIVE_TOO} == set()
-
-
-def test_the_bridge_knows_nothing_of_oallama():
-    assert [module for module, imported in BRIDGE.items() if any(inside(name, ["oallama"]) for name in imported)] == []
-
-
-def test_only_rooms_that_touch_native_code_import_llama_cpp():
-    users = {module for module, imported in OALLAMA.items() if any(inside(name, ["llama_cpp"]) for name in imported)}
-    assert {module for module in users if not inside(module, TOUCH_NATIVE)} == set()
+def test_only_rooms_that_touch_native_code_import_the_bridge_and_llama_cpp():
+    assert {m for m in users("ggml_bridge") if not inside(m, TOUCH_NATIVE)} <= TOUCH_NATIVE_TOO.keys()
+    assert {m for m in users("llama_cpp") if not inside(m, TOUCH_NATIVE)} == set()
+    assert users("oallama", BRIDGE) == set(), "the bridge knows nothing of oallama"
 
 
 def test_planning_cost_and_reports_are_pure():
-    wrong = [
-        f"{module} imports {name}"
-        for module, imported in OALLAMA.items()
-        if inside(module, PURE)
-        for name in imported
-        if name.split(".")[0] in IMPURE_MODULES
-    ]
-    assert wrong == []
-
-
-def test_the_guard_sees_imports_inside_functions_and_not_those_for_type_checkers(tmp_path):
-    source = tmp_path / "m.py"
-    source.write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a\nelse:\n    import b\n"
-        "def f():\n    from c.d import e\n"
-    )
-    assert set(imports(source)) == {"typing", "typing.TYPE_CHECKING", "b", "c.d", "c.d.e"}
+    pure = {module: imported for module, imported in OALLAMA.items() if inside(module, PURE)}
+    assert [(m, name) for m, imported in pure.items() for name in imported if name.split(".")[0] in IMPURE] == []
 
 
 @pytest.mark.parametrize("module", ["oallama", "oallama.cli.main", "oallama.core.types", "ggml_bridge"])
 def test_importing_costs_nothing_heavy(module):
-    heavy = [
-        "numpy",
-        "llama_cpp",
-        "jinja2",
-        "gguf",
-        "cffi",
-        "psutil",
-        "tqdm",
-        "torch",
-        "huggingface_hub",
-        "prompt_toolkit",
-    ]
-    code = f"import sys, {module}; print(*[name for name in {heavy!r} if name in sys.modules])"
+    heavy = "numpy llama_cpp jinja2 gguf cffi psutil tqdm torch huggingface_hub prompt_toolkit"
+    code = f"import sys, {module}; print(*[name for name in {heavy.split()} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == []
 

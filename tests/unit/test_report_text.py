@@ -1,11 +1,15 @@
-"""Small texts: what a model file says never steers a terminal, and ranges and shares say what is true."""
+"""Tables and small texts: what a model file says never steers a terminal, breaks no table, and ranges and shares say
+what is true."""
 
+import csv
+import io
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oallama.report.table import comma_separated, markdown, plain, table
 from oallama.report.text import percent, plural, printable, ranges_text, rate_text, shape_text, signed, three_digits
 
 
@@ -14,12 +18,6 @@ def test_printable_text_has_nothing_invisible_in_it(text):
     shown = printable(text)
     assert len(shown) <= 200 * 10
     assert all(unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
-
-
-def test_printable_keeps_ordinary_text_and_shows_the_rest_as_escapes():
-    assert printable("blk.0.ffn_down.weight µ 模型") == "blk.0.ffn_down.weight µ 模型"
-    assert printable("a\x1b[31mb\u202ec\n") == "a\\x1b[31mb\\u202ec\\x0a"
-    assert printable("x" * 300, 10) == "x" * 9 + "…"
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -31,35 +29,61 @@ def test_ranges_name_exactly_the_numbers(numbers):
     assert named == numbers
 
 
-def test_ranges_are_as_short_as_they_can_be():
-    assert ranges_text([3, 1, 2, 2, 7, 9, 8]) == "1-3, 7-9"
-    assert ranges_text([]) == ""
-
-
 @pytest.mark.parametrize(
-    ("part", "whole", "text"),
-    [(0, 5, "0%"), (1, 3, "33%"), (5, 5, "100%"), (1, 5000, "<1%"), (4999, 5000, ">99%"), (0, 0, "-")],
+    ("shown", "text"),
+    [
+        (printable("blk.0.ffn_down.weight µ 模型"), "blk.0.ffn_down.weight µ 模型"),
+        (printable("a\x1b[31mb\u202ec\n"), "a\\x1b[31mb\\u202ec\\x0a"),
+        (printable("x" * 300, 10), "x" * 9 + "…"),
+        (ranges_text([3, 1, 2, 2, 7, 9, 8]), "1-3, 7-9"),
+        (ranges_text([]), ""),
+        (percent(0, 5), "0%"),
+        (percent(1, 3), "33%"),
+        (percent(5, 5), "100%"),
+        (percent(1, 5000), "<1%"),
+        (percent(4999, 5000), ">99%"),
+        (percent(0, 0), "-"),
+        (three_digits(12345.6), "12,346"),
+        (three_digits(45.25), "45.2"),
+        (three_digits(-1.234), "-1.23"),
+        (three_digits(0.01234), "0.012"),
+        (three_digits(0.0), "0.000"),
+        (signed(12345.6), "+12,346"),
+        (signed(-1.234), "-1.23"),
+        (signed(0.0), "0"),
+        (rate_text(0.000826), "1,211 tokens/s"),
+        (rate_text(0.0318), "31.4 tokens/s"),
+        (rate_text(0.0), "-"),
+        (shape_text((4096, 14336, 1)), "4096×14336"),
+        (shape_text((768, 2048, 128)), "768×2048×128"),
+        (plural(1, "layer"), "1 layer"),
+        (plural(2, "layer"), "2 layers"),
+        (
+            plain(table("Title", "name |>bytes", [("a", "1"), ("longer", "1000")], ["A sentence."])),
+            "Title\nname    bytes\n------  -----\na           1\nlonger   1000\nA sentence.\n",
+        ),
+        (
+            plain(table("A title of it", "one |two", [("12345", "6789")], ["A sentence here."], width=10)),
+            "A title of\nit\none   two\n----- ----\n12345 6789\nA sentence\nhere.\n",
+        ),
+        (
+            markdown(table("T", "a |>b", [("x|y", "<img src=x>`code`")])),
+            "## T\n\n| a | b |\n| --- | ---: |\n| x\\|y | &lt;img src=x&gt;\\`code\\` |\n",
+        ),
+    ],
 )
-def test_percent_never_claims_all_or_nothing_wrongly(part, whole, text):
-    assert percent(part, whole) == text
+def test_small_texts(shown, text):
+    assert shown == text
 
 
-def test_numbers_keep_about_three_digits_and_no_exponent():
-    assert [three_digits(x) for x in (12345.6, 45.25, -1.234, 0.01234, 0.0)] == [
-        "12,346",
-        "45.2",
-        "-1.23",
-        "0.012",
-        "0.000",
-    ]
+def test_a_row_of_the_wrong_length_is_refused():
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        table("t", "a |b", [("only",)])
 
 
-def test_signs_and_rates():
-    assert [signed(x) for x in (12345.6, -1.234, 0.0)] == ["+12,346", "-1.23", "0"]
-    assert [rate_text(x) for x in (0.000826, 0.0318, 0.0)] == ["1,211 tokens/s", "31.4 tokens/s", "-"]
-
-
-def test_shapes_and_plurals():
-    assert shape_text((4096, 14336, 1)) == "4096×14336"
-    assert shape_text((768, 2048, 128)) == "768×2048×128"
-    assert (plural(1, "layer"), plural(2, "layer")) == ("1 layer", "2 layers")
+@given(st.lists(st.tuples(st.text(alphabet=st.characters(exclude_characters="\r\x00")), st.floats(allow_nan=False))))
+def test_csv_reads_back_exactly(rows):
+    text = comma_separated(["name", "value"], rows)
+    read = list(csv.reader(io.StringIO(text, newline="")))
+    assert read[0] == ["name", "value"]
+    assert [(name, float(value)) for name, value in read[1:]] == rows
