@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,24 @@ def text_of(*tables: Table) -> str:
 
 
 def json_of(document: Any) -> str:
-    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return folded(document) + "\n"
+
+
+def folded(value: Any, margin: str = " ") -> str:
+    """JSON with what fits in a line on one."""
+    line = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    if len(margin) + len(line) <= 120 or not isinstance(value, dict | list):
+        return line
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(key)}: {folded(each, margin + ' ')}" for key, each in value.items()]
+        return "{\n" + ",\n".join(margin + row for row in rows) + "\n" + margin[1:] + "}"
+    rows = [folded(each, margin + " ") for each in value]
+    return "[\n" + ",\n".join(margin + row for row in rows) + "\n" + margin[1:] + "]"
+
+
+def changes(base: str, text: str) -> str:
+    """Lines of it that are not as in another report."""
+    return "\n".join(unified_diff(base.splitlines(), text.splitlines(), n=0, lineterm="")) + "\n"
 
 
 def body_of(page: str) -> str:
@@ -88,16 +106,18 @@ def affinities() -> Iterator[tuple[str, str]]:
     yield "affinity-dense.txt", text_of(*report_tables(records.dense()))
     yield "affinity-moe.txt", text_of(*report_tables(records.moe()))
     yield "affinity-all.txt", text_of(*report_tables(mixed(), every_row=True, words=PAPERS))
-    yield "affinity-run.txt", text_of(*report_tables(ran()))
-    yield "affinity-run-measured.txt", text_of(*report_tables(ran(measured=True)))
-    yield "affinity-run-stock.txt", text_of(*report_tables(ran("fit")))
-    yield "affinity-cpu.txt", text_of(*report_tables(replace(ran(), memory=NOTHING, device="CPU", baselines=())))
+    yield "affinity-run.txt", (run := text_of(*report_tables(ran())))
+    yield "affinity-run-measured.diff", changes(run, text_of(*report_tables(ran(measured=True))))
+    yield "affinity-run-stock.diff", changes(run, text_of(*report_tables(ran("fit"))))
+    on_cpu = replace(ran(), memory=NOTHING, device="CPU", baselines=())
+    yield "affinity-cpu.diff", changes(run, text_of(*report_tables(on_cpu)))
     yield "affinity-hostile.txt", text_of(*report_tables(records.hostile(), every_row=True))
     yield "affinity.md", affinity_markdown(mixed())
     yield "affinity.csv", affinity_csv(mixed())
     yield "affinity.json", json_of(report_document(mixed()))
     yield "affinity.html", body_of(affinity_html(mixed()))
-    yield "affinity-run.html", body_of(affinity_html(ran()))
+    alone, beside = (body_of(affinity_html(report)) for report in (replace(ran(), run=None), ran()))
+    yield "affinity-run-html.diff", changes(alone, beside)
     nothing = records.report(records.model(n_layer=0), [("output", None, "output", "F16", (8, 8, 1))], capacity=0)
     yield "affinity-empty.html", body_of(affinity_html(replace(nothing, operators=())))
 

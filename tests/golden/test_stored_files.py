@@ -1,17 +1,23 @@
-"""Files in the cache as earlier runs left them are read: history-v1, routing-v1, gate-v2. Profiles and plans have tests
-of their own. A version that follows keeps its predecessor's sample, or says here that it is measured anew."""
+"""Files as earlier versions wrote them are read: profile-v1, history-v1, routing-v1, gate-v2, and plan_v1 in
+tests/unit/test_plan.py. A version that follows keeps its predecessor's sample, or says that it is measured anew."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
+
+from oallama.core.errors import ProfileError
 from oallama.core.history import Rates
+from oallama.core.types import MulMat
 from oallama.gate.store import read_verdict, verdict_path
 from oallama.profile.history import history_path, read_history
 from oallama.profile.routing import read_routing, routing_path
+from oallama.profile.store import READABLE_VERSIONS, VERSION, profile_from_json, profile_to_json, read_profile, save
 
 STORED = Path(__file__).parent / "stored"
+PROFILE = Path(__file__).parent / "profile-v1.json"
 MODEL, MACHINE, TIMINGS = "ab" * 32, "0" * 16, "c" * 16
 
 
@@ -44,3 +50,35 @@ def test_a_verdict_of_version_2() -> None:
     assert (verdict.won.policy, verdict.stock, verdict.tests[0].n_gen) == ("split", "stock-fit", 16)
     document = json.loads(json.dumps(verdict.document))
     assert (document["winner"], document["settled"]) == ("split", True) and document["races"][0]["standing"] == "won"
+
+
+def test_a_profile_of_version_1_measured_over_a_local_worker() -> None:
+    profile = read_profile(PROFILE)
+    assert (profile.version, profile.device, profile.fingerprint["device_spec"]) == (1, "RPC0", "rpc-worker:1")
+    assert {(c.device, c.layout) for c in profile.cases} == {("CPU", "CPU"), ("CPU", "CPU_REPACK"), ("RPC0", "device")}
+    assert {c.mul_mat for c in profile.cases} == {
+        MulMat(op="MUL_MAT", type="Q4_0", shape=(256, 256, 1), n_expert_used=1),
+        MulMat(op="MUL_MAT_ID", type="Q4_0", shape=(512, 256, 4), n_expert_used=2),
+    }
+    first = profile.cases[0]
+    assert first.samples == (5.9521110718681785e-06, 4.329666656606908e-06, 4.396555545503765e-06)
+    assert first.seconds == 4.396555545503765e-06 and first.mul_mat.bytes == 256 * 256 * 18 // 32 == 36864
+    assert first.gb_per_s == pytest.approx(36864 / first.seconds / 1e9)
+    assert first.gflops == pytest.approx(2 * 256 * 256 / first.seconds / 1e9)
+    assert {(rest.device, rest.n_tokens, rest.n_kv) for rest in profile.rest} == {
+        (device, 1, n_kv) for device in ("CPU", "RPC0") for n_kv in (256, 1024)
+    }
+    assert set(profile.link) == {"h2d_pinned", "h2d_pageable", "d2h"}
+    assert all([size for size, _ in fit.points] == [4096 * 4**i for i in range(7)] for fit in profile.link.values())
+    assert profile.boundary is not None and len(profile.boundary.points) == 4
+    assert all(one.assumed for one in profile.sharing) and profile.copy_wait is None, "it has `contention` alone"
+
+
+def test_a_profile_of_version_1_is_written_back_byte_for_byte_and_later_versions_are_refused(tmp_path: Path) -> None:
+    assert [PROFILE.with_name(f"profile-v{version}.json") for version in READABLE_VERSIONS] == [PROFILE]
+    profile = read_profile(PROFILE)
+    assert profile_from_json(profile_to_json(profile)) == profile
+    save(tmp_path / "again.json", profile)
+    assert (tmp_path / "again.json").read_bytes() == PROFILE.read_bytes()
+    with pytest.raises(ProfileError, match=f"version {VERSION + 1} is not known"):
+        profile_from_json({**json.loads(PROFILE.read_text()), "version": VERSION + 1})
