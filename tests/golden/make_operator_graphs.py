@@ -22,28 +22,20 @@ KEYS = ("block_count", "nextn_predict_layers", "attention.sliding_window", "use_
 """The hyperparameters that the order depends on."""
 
 
-def main(directory: str) -> None:
-    graphs = {}
+if __name__ == "__main__":
+    directory, graphs = sys.argv[1], {}
     for path in sorted(Path(directory).glob("*.gguf")):
         try:
             gguf = read_gguf(path)
             with tracing() as trace:
-                traced = [operator.name for operator in trace(path)]
+                traced = [name for name, _, _ in trace(path)]
         except (ModelFileError, ChildDied, ChildTimeout, ValueError) as error:
             print(error, file=sys.stderr)
             continue
         names = [tensor.name for tensor in gguf.tensors]
         metadata = {key: gguf.metadata[f"{gguf.arch}.{key}"] for key in KEYS if f"{gguf.arch}.{key}" in gguf.metadata}
-        graphs[path.stem] = {
-            "arch": gguf.arch,
-            "metadata": metadata,
-            "tensors": names,
-            "graph": [names.index(name) for name in traced],
-        }
+        graph = [names.index(name) for name in traced]
+        graphs[path.stem] = {"arch": gguf.arch, "metadata": metadata, "tensors": names, "graph": graph}
     lines = [f"{json.dumps(name)}: {json.dumps(graph, separators=(',', ':'))}" for name, graph in graphs.items()]
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     (Path(__file__).parent / "operator_graphs.json").write_text(text)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
