@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 ALL = bool(os.environ.get("OALLAMA_TEST_ALL"))
-SEED = os.environ.get("OALLAMA_TEST_SEED")
-FRESH = int(SEED) if SEED else secrets.randbits(32) if ALL else 7
+_SEED = os.environ.get("OALLAMA_TEST_SEED")
+FRESH = int(_SEED) if _SEED else secrets.randbits(32) if ALL else 7
 SEEDS = {"fixed": 1, "fresh": FRESH} if ALL else {"fixed": 1}
 
 

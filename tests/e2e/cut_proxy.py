@@ -6,72 +6,54 @@ import contextlib
 import socket
 import struct
 import threading
-from types import TracebackType
+from collections.abc import Iterator
 
 HEADER = struct.Struct("<BQ")  # command, bytes that follow
 
 
-class CutProxy:
-    """endpoint: host:port. Commands are counted over all connections, from 1; from that at which it fails on, nobody is
-    served. silent: it leaves its connections open. n_commands: seen so far."""
+@contextlib.contextmanager
+def cut_proxy(server: str, fails_at: int, silent: bool = False) -> Iterator[str]:
+    """Its host:port. Commands are counted over all connections, from 1; from that at which it fails on, nobody is
+    served. silent: it leaves its connections open."""
+    host, _, port = server.partition(":")
+    commands, over = iter(range(1, fails_at)), threading.Event()
 
-    def __init__(self, server: str, fails_at: int, silent: bool = False) -> None:
-        host, _, port = server.partition(":")
-        self._server, self._fails_at, self._silent = (host, int(port)), fails_at, silent
-        self.n_commands = 0
-        self._over = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+    def pass_on_commands(client: socket.socket, to: socket.socket) -> bool:
+        """Until the client has enough, or False at the command at which this fails."""
+        while len(header := client.recv(HEADER.size, socket.MSG_WAITALL)) == HEADER.size:
+            if next(commands, None) is None:
+                if silent:
+                    over.wait()
+                return False
+            to.sendall(header + client.recv(HEADER.unpack(header)[1], socket.MSG_WAITALL))
+        return True
 
-    def __enter__(self) -> CutProxy:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
+    def serve() -> None:
+        goes_on = True
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
-        self._listener.close()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while self.n_commands < self._fails_at:
-                client, _ = self._listener.accept()
-                with client, socket.create_connection(self._server) as server:
-                    back = threading.Thread(target=_pass_on, args=(server, client), daemon=True)
+            while goes_on:
+                client, _ = listener.accept()
+                with client, socket.create_connection((host, int(port))) as upstream:
+                    back = threading.Thread(target=_pass_on, args=(upstream, client), daemon=True)
                     back.start()
                     with contextlib.suppress(OSError):
-                        self._commands(client, server)
-                    for end in (client, server):
+                        goes_on = pass_on_commands(client, upstream)
+                    for end in (client, upstream):
                         with contextlib.suppress(OSError):
                             end.shutdown(socket.SHUT_RDWR)
                     back.join()
-        self._listener.close()
+        listener.close()
 
-    def _commands(self, client: socket.socket, server: socket.socket) -> None:
-        """Until the client has enough, or the command at which this fails."""
-        while True:
-            header = _receive(client, HEADER.size)
-            self.n_commands += 1
-            if self.n_commands >= self._fails_at:
-                if self._silent:
-                    self._over.wait()
-                return
-            server.sendall(header + _receive(client, HEADER.unpack(header)[1]))
-
-
-def _receive(connection: socket.socket, n_bytes: int) -> bytes:
-    data = b""
-    while len(data) < n_bytes:
-        chunk = connection.recv(n_bytes - len(data))
-        if not chunk:
-            raise ConnectionError("closed")
-        data += chunk
-    return data
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        over.set()
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        thread.join()
 
 
 def _pass_on(source: socket.socket, to: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from oallama.core.profile import Profile
 from oallama.device.card import Card, Host
 from oallama.placer import Placer
 from oallama.profile.described import described
+from oallama.profile.store import profile_to_json
 
 
 def slow_cpu_fast_card(model: Path, link_bytes_per_s: float, cpu_flops_per_s: float = 5e9) -> Profile:
@@ -25,3 +27,10 @@ def slow_cpu_worker(model: Path) -> Profile:
     """As slow_cpu_fast_card, of a worker process, which has no pinned memory."""
     made = slow_cpu_fast_card(model, 1e9)
     return replace(made, fingerprint={**made.fingerprint, "device_host_buffer": False})
+
+
+def profile_file(profile: Profile, folder: Path) -> Path:
+    """A file of it for --profile."""
+    file = folder / "profile.json"
+    file.write_text(json.dumps(profile_to_json(profile)), encoding="utf-8")
+    return file

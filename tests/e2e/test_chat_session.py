@@ -15,11 +15,10 @@ from itertools import pairwise
 
 import psutil
 import pytest
-from e2e.described_card import slow_cpu_worker
+from e2e.described_card import profile_file, slow_cpu_worker
 from gguf_factory import write_gguf
 from processes import COMMAND, PATIENCE_S, ROOT, here, must_end
 
-from oallama.profile.store import profile_to_json
 from oallama.stores.default_model import FILE
 
 MODEL = ROOT / "models" / FILE
@@ -258,8 +257,7 @@ def test_what_was_typed_is_remembered_and_commands_are_completed(chatty, tmp_pat
 
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_the_device_is_green_unless_no_color_is_set(tmp_path, no_color):
-    profile = tmp_path / "profile.json"
-    profile.write_text(json.dumps(profile_to_json(slow_cpu_worker(MODEL))), encoding="utf-8")
+    profile = profile_file(slow_cpu_worker(MODEL), tmp_path)
     asked = ("affinity-report", MODEL, "--device", "rpc-worker:1", "--gpu-weights", "50%", "--profile", profile)
     with Typist(*asked, NO_COLOR=no_color) as person:
         assert person.leave() == 0

@@ -14,11 +14,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from e2e.described_card import slow_cpu_worker
+from e2e.described_card import profile_file, slow_cpu_worker
 from gguf_factory import write_llama_shape
 from processes import COMMAND, ROOT, here
 
-from oallama.profile.store import profile_to_json
 from oallama.stores.default_model import FILE
 
 pytestmark = pytest.mark.usefixtures("prober")
@@ -36,9 +35,7 @@ def document(*arguments, **options):
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
     """A file of the profile of a worker."""
-    path = tmp_path_factory.mktemp("profile") / "profile.json"
-    path.write_text(json.dumps(profile_to_json(slow_cpu_worker(MODEL))), encoding="utf-8")
-    return path
+    return profile_file(slow_cpu_worker(MODEL), tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture(scope="module")
@@ -249,9 +246,8 @@ def test_the_first_run_answers_with_stocks_placement_and_in_a_pipe_measures_noth
 
 
 def test_tune_says_what_it_found(two_layers, worker_profile, tmp_path):
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(profile_to_json(worker_profile)), encoding="utf-8")
-    asked = (two_layers, "-t", 1, *WORKER, "--gpu-weights", "50%", "--profile", file)
+    profile = profile_file(worker_profile, tmp_path)
+    asked = (two_layers, "-t", 1, *WORKER, "--gpu-weights", "50%", "--profile", profile)
     told = document("tune", *asked, "-p", 4, "-n", 8, "--time", 1, "--json", cache=tmp_path)
     assert told["stock"] == "stock-fit" and told["said"]
 

@@ -23,17 +23,16 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from e2e.cut_proxy import CutProxy
-from e2e.described_card import slow_cpu_fast_card
+from e2e.cut_proxy import cut_proxy
+from e2e.described_card import profile_file, slow_cpu_fast_card
 from e2e.stock import free_port
 from e2e.stub import stub_program
 from gguf_factory import write_llama_shape
 from processes import COMMAND, PATIENCE_S, ROOT, until
-from seeds import ALL, SEED
+from seeds import ALL, FRESH
 
 from ggml_bridge.rpc import RpcServer
 from oallama.device.native_abort import RPC_SILENCE_S, sentence_of
-from oallama.profile.store import profile_to_json
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a system refuses, and how, is Linux's here")
 
@@ -126,7 +125,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder, self.started = folder, list[Started]()
         model = write_llama_shape(folder / "model.gguf", 2, 256, 512, 4, 2, 300)
-        (folder / "profile.json").write_text(json.dumps(profile_to_json(slow_cpu_fast_card(model, 1e9))))
+        profile_file(slow_cpu_fast_card(model, 1e9), folder)
         (folder / "messages").write_text("hi\nand now?\n")
         stub_program(folder)
         self.temporary = folder / "temporary"
@@ -176,9 +175,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> random.Random:
-    seed = f"{request.node.name} {SEED or time.strftime('%Y-%m-%d')}"
-    print("seed:", seed)
-    return random.Random(seed)
+    print("seed:", FRESH)
+    return random.Random(f"{request.node.name} {FRESH}")
 
 
 #
@@ -307,8 +305,8 @@ def test_a_server_that_goes_is_one_sentence(name: str, place: Place, draw: rando
     """At the first command that it gets, and at another on the way."""
     for fails_at in (1, draw.randint(2, LEAST_COMMANDS)):
         print("fails at", fails_at)
-        with RpcServer() as server, CutProxy(server.endpoint, fails_at) as proxy:
-            place.start(name, f"rpc://{proxy.endpoint}").must_end(1)
+        with RpcServer() as server, cut_proxy(server.endpoint, fails_at) as endpoint:
+            place.start(name, f"rpc://{endpoint}").must_end(1)
     place.must_hold_whole_files()
 
 
@@ -319,8 +317,9 @@ def test_a_server_that_hangs_is_one_sentence_after_a_minute(place: Place, draw: 
     with contextlib.ExitStack() as stack:
         for name in LOSERS:
             server = stack.enter_context(RpcServer())
-            proxy = stack.enter_context(CutProxy(server.endpoint, draw.randint(2, LEAST_COMMANDS), silent=True))
-            place.start(name, f"rpc://{proxy.endpoint}")
+            fails_at = draw.randint(2, LEAST_COMMANDS)
+            endpoint = stack.enter_context(cut_proxy(server.endpoint, fails_at, silent=True))
+            place.start(name, f"rpc://{endpoint}")
         for started in place.started:
             _, said = started.must_end(1)
             silent = rf"did not answer for {RPC_SILENCE_S:.0f} s|no RPC server answers at .* within 5 s"
@@ -376,7 +375,7 @@ not_under_nohup = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.S
 def test_a_signal_at_any_moment_ends_a_command(
     name: str, number: signal.Signals, place: Place, draw: random.Random
 ) -> None:
-    """One moment of each command and signal, another each day. SIGTERM and SIGHUP come twice, as `timeout` and a shell
+    """One moment of each command and signal. SIGTERM and SIGHUP come twice, as `timeout` and a shell
     whose terminal is closed send them."""
     started = place.start(name)
     started.until(lambda: handles(started.process.pid, signal.SIGTERM))

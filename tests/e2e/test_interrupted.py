@@ -15,7 +15,7 @@ import pytest
 from e2e.placed import Placed, placed
 from interrupts import interrupted_often, native_log_callback
 from processes import PATIENCE_S
-from seeds import ALL, SEED
+from seeds import ALL, FRESH
 
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
@@ -127,7 +127,7 @@ assert not splits or not any(getattr(held, name) for name in held.__slots__), he
 )
 def test_a_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
     """At many moments of loading, computing and freeing; a program then ends as if none had come."""
-    moments = random.Random(SEED or 1)
+    moments = random.Random(FRESH)
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), str(f16), device, str(n_times)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import re
 import signal
@@ -18,7 +17,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from e2e.described_card import slow_cpu_fast_card
+from e2e.described_card import profile_file, slow_cpu_fast_card
 from e2e.stock import NO_PROGRAMS, PROGRAMS, free_port, needs_programs, program
 from e2e.stock_plans import split_plan
 from e2e.stub import stub_program
@@ -29,7 +28,6 @@ from processes import COMMAND, PATIENCE_S, ROOT, here, until
 from ggml_bridge.library import find_plugin
 from oallama.core.types import Workload
 from oallama.placer import Placer
-from oallama.profile.store import profile_to_json
 from oallama.stores.default_model import FILE
 
 MODEL = ROOT / "models" / FILE
@@ -137,8 +135,8 @@ def test_a_plan_is_served_with_the_context_that_is_asked_for(stub: str, tmp_path
 
 def test_it_says_what_tuning_is_predicted_to_gain(stub: str, tmp_path: Path) -> None:
     """Where the machine was measured, and nothing against stock llama.cpp."""
-    model, profile = write_llama_shape(tmp_path / "model.gguf", 2, 256, 512, 4, 2, 300), tmp_path / "profile.json"
-    profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(model, 1e9))), encoding="utf-8")
+    model = write_llama_shape(tmp_path / "model.gguf", 2, 256, 512, 4, 2, 300)
+    profile = profile_file(slow_cpu_fast_card(model, 1e9), tmp_path)
     asked = ("--device", "rpc-worker:1", "--vram", "1GiB", "-t", "1", "--profile", profile)
     with serving(tmp_path, stub, *asked, model=model, OALLAMA_CACHE_DIR=str(tmp_path / "cache")) as server:
         first = server.said.splitlines()[0]
