@@ -22,9 +22,9 @@ PATIENCE_S = 120.0  # for what comes at once where nothing else runs
 
 
 def here(
-    *arguments: object, code: int = 0, cache: Path | None = None, input: str = "", cwd: Path = ROOT
+    *arguments: object, code: int = 0, cache: Path | None = None, input: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command line in this process, as `oallama` does in one of its own: where nothing is asked of a process.
+    """Run a command line in this process; check its exit code, and that a failure is one line. cache: its cache folder.
     What native libraries print is not seen."""
     from oallama.cli.main import exit_code
 
@@ -34,7 +34,7 @@ def here(
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        patched.chdir(cwd)
+        patched.chdir(ROOT)
         patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input.encode())))
         if cache is not None:
             patched.setenv("OALLAMA_CACHE_DIR", str(cache))
@@ -46,11 +46,11 @@ def here(
     return done
 
 
-def until(holds: Callable[[], Found], seconds: float = PATIENCE_S) -> Found:
+def until(holds: Callable[[], Found]) -> Found:
     """Wait for it; what it then is."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := holds()):
-        assert time.monotonic() < deadline, f"it did not come about within {seconds:g} s"
+        assert time.monotonic() < deadline, f"it did not come about within {PATIENCE_S:g} s"
         time.sleep(0.01)
     return found
 
