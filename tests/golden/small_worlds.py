@@ -46,6 +46,8 @@ def worlds() -> Iterator[tuple[str, World, tuple[str, ...]]]:
     yield "usual", World(), ("oato", "layers", "fit", "scheinfer")
     yield "slow CPU", slow_cpu(), DENSE
     yield "slow CPU, prompt", slow_cpu(workload=prompt_of(300, 50), host=HOST, repacked=1.5), DENSE
+    slow_type = replace(HOST, flops_by_type=(("Q4_0", 1e11),), flops_attention_per_s=2e11)
+    yield "slow type", World(host=slow_type, workload=prompt_of(300, 50)), ("layers", "scheinfer")
     yield "all fits", World(share=3.0), ("layers", "oato", "scheinfer", "fit", "twinpilots")
     yield (
         "uneven layers",
