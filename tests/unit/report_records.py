@@ -22,21 +22,27 @@ def model(**changes: object) -> ModelInfo:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+DENSE = {
+    "attn_q": (4096, 4096, 1), "attn_k": (4096, 1024, 1), "attn_v": (4096, 1024, 1), "attn_output": (4096, 4096, 1),
+    "ffn_gate": (4096, 14336, 1), "ffn_up": (4096, 14336, 1), "ffn_down": (14336, 4096, 1),
+}  # fmt: skip
+SMALL = {
+    "attn_q": (2048, 4096, 1), "attn_k": (2048, 512, 1), "attn_v": (2048, 512, 1), "attn_output": (4096, 2048, 1),
+}  # fmt: skip
+FIRST = {**SMALL, "ffn_gate": (2048, 6144, 1), "ffn_up": (2048, 6144, 1), "ffn_down": (6144, 2048, 1)}
+EXPERTS = {
+    **SMALL, "ffn_gate_inp": (2048, 128, 1), "ffn_gate_exps": (2048, 768, 128), "ffn_up_exps": (2048, 768, 128),
+    "ffn_down_exps": (768, 2048, 128), "ffn_gate_shexp": (2048, 1408, 1), "ffn_up_shexp": (2048, 1408, 1),
+    "ffn_down_shexp": (1408, 2048, 1),
+}  # fmt: skip
+
+
 def dense(n_layer: int = 32) -> AffinityReport:
     """An 8B-like model whose feed-forward half does not fit: GQA, some Q6_K down projections."""
-    shapes = {
-        "attn_q": (4096, 4096, 1),
-        "attn_k": (4096, 1024, 1),
-        "attn_v": (4096, 1024, 1),
-        "attn_output": (4096, 4096, 1),
-        "ffn_gate": (4096, 14336, 1),
-        "ffn_up": (4096, 14336, 1),
-        "ffn_down": (14336, 4096, 1),
-    }
     specs = [
         (f"blk.{layer}.{role}.weight", layer, role, "Q6_K" if role == "ffn_down" and layer % 4 == 0 else "Q4_K", shape)
         for layer in range(n_layer)
-        for role, shape in shapes.items()
+        for role, shape in DENSE.items()
     ]
     specs.append(("output.weight", None, "output", "Q6_K", (4096, 128256, 1)))
     return report(model(n_layer=n_layer), specs, capacity=4 * GIB)
@@ -44,34 +50,16 @@ def dense(n_layer: int = 32) -> AffinityReport:
 
 def moe(n_layer: int = 48) -> AffinityReport:
     """A mixture of experts with a dense first layer and shared experts."""
-    attention = {"attn_q": (2048, 4096, 1), "attn_k": (2048, 512, 1), "attn_v": (2048, 512, 1)}
-    attention["attn_output"] = (4096, 2048, 1)
-    experts = {
-        "ffn_gate_inp": (2048, 128, 1),
-        "ffn_gate_exps": (2048, 768, 128),
-        "ffn_up_exps": (2048, 768, 128),
-        "ffn_down_exps": (768, 2048, 128),
-        "ffn_gate_shexp": (2048, 1408, 1),
-        "ffn_up_shexp": (2048, 1408, 1),
-        "ffn_down_shexp": (1408, 2048, 1),
-    }
-    plain = {"ffn_gate": (2048, 6144, 1), "ffn_up": (2048, 6144, 1), "ffn_down": (6144, 2048, 1)}
-    specs = []
-    for layer in range(n_layer):
-        for role, shape in {**attention, **(experts if layer else plain)}.items():
-            kind = "F32" if role == "ffn_gate_inp" else "Q4_K"
-            specs.append((f"blk.{layer}.{role}.weight", layer, role, kind, shape))
+    specs = [
+        (f"blk.{layer}.{role}.weight", layer, role, "F32" if role == "ffn_gate_inp" else "Q4_K", shape)
+        for layer in range(n_layer)
+        for role, shape in (EXPERTS if layer else FIRST).items()
+    ]
     specs.append(("output.weight", None, "output", "Q6_K", (2048, 151936, 1)))
     info = model(
-        name="Qwen3 30B A3B Instruct",
-        arch="qwen3moe",
-        n_layer=n_layer,
-        n_embd=2048,
-        n_ff=768,
-        n_expert=128,
-        n_expert_used=8,
-        file_bytes=18_556_686_912,
-    )
+        name="Qwen3 30B A3B Instruct", arch="qwen3moe", n_layer=n_layer, n_embd=2048, n_ff=768, n_expert=128,
+        n_expert_used=8, file_bytes=18_556_686_912,
+    )  # fmt: skip
     notes = ("The KV cache was lowered to 4096 tokens so that it fits.", "ffn_gate_inp stays with its block.")
     return replace(report(info, specs, capacity=6 * GIB), notes=notes, converged=False, iterations=7)
 
@@ -88,21 +76,6 @@ def hostile() -> AffinityReport:
     ]
     info = model(name=HOSTILE, arch=HOSTILE, path=HOSTILE, n_layer=1)
     return replace(report(info, specs, capacity=64 * MIB), device=HOSTILE, notes=(HOSTILE,))
-
-
-def sliced(n_layer: int = 8) -> AffinityReport:
-    """A plan that cuts the FFNs of the first layers three ways, and leaves those of the others on the CPU."""
-    of = dense(n_layer)
-    rows = tuple(
-        replace(row, backend="split", gg=0.25, cg=0.25, cc=0.5)
-        if row.role.startswith("ffn") and row.layer is not None and row.layer < 3
-        else replace(row, gg=float(row.backend == "GPU"), cc=float(row.backend != "GPU"))
-        for row in of.operators
-    )
-    return replace(
-        of, operators=rows, of_plan=True, policy="scheinfer", token_assignment=((31, 0), (512, 400)),
-        streaming=StreamSettings(2, "layer"),
-    )  # fmt: skip
 
 
 def with_run(of: AffinityReport, measured: bool = False, seconds: float = 0.5) -> AffinityReport:

@@ -10,20 +10,13 @@ import oallama
 from oallama.core.errors import DoesNotFit, OallamaError, UsageError, in_python
 
 
-@pytest.mark.parametrize("name", oallama.__all__)
-def test_every_public_name_is_listed_and_there(name):
-    assert name in dir(oallama)
-    assert getattr(oallama, name) is not None
-
-
-def test_errors_are_public():
-    assert oallama.DoesNotFit is oallama.errors.DoesNotFit is DoesNotFit
+def test_public_names_are_listed_and_there():
+    assert set(oallama.__all__) <= set(dir(oallama))
+    assert all(getattr(oallama, name) is not None for name in oallama.__all__)
     errors = importlib.import_module("oallama.core.errors")
     every = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, OallamaError)}
     assert every <= set(oallama.__all__)
-
-
-def test_an_unknown_name_is_an_attribute_error():
+    assert oallama.DoesNotFit is oallama.errors.DoesNotFit is DoesNotFit
     with pytest.raises(AttributeError, match="no attribute 'Plaser'"):
         _ = oallama.Plaser
 
@@ -56,27 +49,33 @@ def test_a_message_in_python(message, said):
     assert in_python(said) == said
 
 
-@pytest.fixture
-def placer(tmp_path):
-    return oallama.Placer.load(write_gguf(tmp_path / "m.gguf", "llama"), device="none")
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("model") / "m.gguf", "llama")
 
 
-@pytest.mark.parametrize("wrong", [{"phase": "deco"}, {"fill": "all"}, {"affinity": "papr"}])
-def test_a_wrong_word_is_refused(placer, wrong):
-    with pytest.raises(UsageError, match=f"{next(iter(wrong))} is '{next(iter(wrong.values()))}'; give one of"):
-        placer.affinity(**wrong)
-
-
-def test_a_wrong_prefetch_is_refused(placer):
-    with pytest.raises(UsageError, match="prefetch is 'never'; give one of ahead, layer"):
-        placer.plan("cpu", prefetch="never")
-
-
-@pytest.mark.parametrize("value", [None, 1])
-def test_a_wrong_keyword_is_refused(tmp_path, value):
-    path = write_gguf(tmp_path / "m.gguf", "llama")
-    with pytest.raises(UsageError, match="'vram_full' is no option of a Placer; there are device, vram, vram_fill"):
-        oallama.Placer.load(path, vram_full=value)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda placer: placer.affinity(phase="deco"), "phase is 'deco'; give one of"),
+        (lambda placer: placer.affinity(fill="all"), "fill is 'all'; give one of"),
+        (lambda placer: placer.affinity(affinity="papr"), "affinity is 'papr'; give one of"),
+        (lambda placer: placer.plan("cpu", prefetch="never"), "prefetch is 'never'; give one of ahead, layer"),
+        (lambda placer: placer.plan("cpu", n_prompt="long"), "n_prompt is 'long'; give a whole number"),
+        (lambda placer: placer.plan("cpu", n_ctx="long"), "n_ctx is 'long'; give a whole number"),
+        (lambda placer: placer.plan("oatoo"), "there is no policy 'oatoo'; choose one of auto"),
+        (lambda placer: placer.engine("cpu"), "'cpu' is no Plan; make one with `placer"),
+        (lambda placer: placer.run(5), "prompt is 5; give a text"),
+        (lambda placer: placer.load(5), "the model is of type int; give the path of a GGUF file"),
+        (
+            lambda placer: placer.load("m.gguf", profile=5),
+            "the profile is of type int; give a Profile or the path of one",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_refused(model, wrong, said):
+    with pytest.raises(UsageError, match=f"^{said}"):
+        wrong(oallama.Placer.load(model, device="none"))
 
 
 @pytest.mark.parametrize(
@@ -90,36 +89,16 @@ def test_a_wrong_keyword_is_refused(tmp_path, value):
         ({"vram_fill": "0.9"}, "vram_fill is '0.9'; give a number"),
         ({"device": 5}, "device is 5; give a text"),
         ({"n_ctx": 4096.0}, "n_ctx is 4096.0; give a whole number"),
+        ({"vram_full": None}, "'vram_full' is no option of a Placer; there are device, vram, vram_fill"),
+        ({"vram_full": 1}, "'vram_full' is no option of a Placer; there are device, vram, vram_fill"),
     ],
 )
-def test_a_wrong_value_is_refused(tmp_path, wrong, said):
-    path = write_gguf(tmp_path / "m.gguf", "llama")
+def test_a_wrong_option_is_refused(model, wrong, said):
     with pytest.raises(oallama.UsageError, match=f"^{said}"):
-        oallama.Placer.load(path, **wrong)
+        oallama.Placer.load(model, **wrong)
 
 
-def test_wrong_arguments_are_errors_of_ours(placer):
-    with pytest.raises(UsageError, match="the model is of type int; give the path of a GGUF file"):
-        oallama.Placer.load(5)
-    with pytest.raises(UsageError, match="'cpu' is no Plan; make one with `placer"):
-        placer.engine("cpu")
-    with pytest.raises(UsageError, match="n_prompt is 'long'; give a whole number"):
-        placer.plan("cpu", n_prompt="long")
-    with pytest.raises(UsageError, match="n_ctx is 'long'; give a whole number"):
-        placer.plan("cpu", n_ctx="long")
-    with pytest.raises(UsageError, match="there is no policy 'oatoo'; choose one of auto"):
-        placer.plan("oatoo")
-    with pytest.raises(UsageError, match="the profile is of type int; give a Profile or the path of one"):
-        oallama.Placer.load("m.gguf", profile=5)
-    with pytest.raises(UsageError, match="prompt is 5; give a text"):
-        placer.run(5)
-
-
-def test_a_placer_is_shown_in_one_line(placer):
+def test_a_placer_is_shown_in_one_line_and_a_context_of_0_is_the_trained_one(model):
+    placer = oallama.Placer.load(model, device="none", n_ctx=0)
     assert repr(placer) == "<Placer of m.gguf (llama, 2 layers, 2.57 MiB) on none>"
-
-
-def test_a_context_of_0_is_the_trained_one(tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", "llama")
-    placer = oallama.Placer.load(path, device="none", n_ctx=0)
     assert placer.workload(1, 1).n_ctx == placer.model.n_ctx_train > 0

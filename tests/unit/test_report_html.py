@@ -100,14 +100,13 @@ def test_bars_fill_their_width_and_negative_parts_are_not_drawn():
 
 
 def test_works_are_added_up_by_name_kind_and_stream():
-    def course(*works):
-        made = (Work(stream=stream, kind="operator", name=name, start_s=a, end_s=b) for stream, name, a, b in works)
-        return Course(tuple(made), 5.0)
-
-    token = course(("cpu", "a", 0.0, 1.0), ("gpu", "b", 1.0, 3.0))
-    prompt = course(("cpu", "a", 0.0, 2.0), ("cpu", "a", 2.0, 5.0))
+    a, again, b = (
+        Work(stream=stream, kind="operator", name=name, start_s=start_s, end_s=end_s)
+        for stream, name, start_s, end_s in (("cpu", "a", 0.0, 1.0), ("cpu", "a", 1.0, 5.0), ("gpu", "b", 1.0, 3.0))
+    )
     load, nothing = Workload(n_prompt=8, n_gen=8, n_ctx=256), Predicted.of(0.0, 0.0, 0)
-    times = work_times(Simulation(workload=load, predicted=nothing, prompt=prompt, token=token))
+    course, longer = Course((a, b), 5.0), Course((a, again), 5.0)
+    times = work_times(Simulation(workload=load, predicted=nothing, prompt=longer, token=course))
     assert [(t.name, t.token_s, t.prompt_s) for t in times] == [
         ("a", {"cpu": 1.0}, {"cpu": 5.0}),
         ("b", {"gpu": 2.0}, {}),
