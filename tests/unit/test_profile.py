@@ -49,7 +49,7 @@ COPY_S = {("h2d", True): (1e-6, 1e-10), ("h2d", False): (2e-6, 3e-10), ("d2h", T
           ("d2h", False): (4e-6, 4e-10)}  # fmt: skip
 RATES = Rates(first_alone=11e9, second_alone=7e9, first_with_second=5e9, second_with_first=3e9)
 
-MODEL = model_info(n_layer=4, n_embd=256)
+MODEL = model_info(n_layer=12, n_embd=256)
 DENSE = tuple(weight(role=role, k=256, n=n, layer=0) for role, n in zip(ATTENTION, (256, 64, 64, 256), strict=True))
 EXPERTS = tuple(
     weight(role=role, k=k, n=n, layer=0, n_expert=8, used=2)
@@ -178,11 +178,14 @@ class Machine:
         return shape[0] * shape[1] * (1 + 0.1 * n_tokens) / rate
 
     def layer_rest(self, device: str, n_tokens: int, n_kv: int, n_layer: int, n_threads: int, flash_attn: bool,
-                   *types: str, **of: int) -> Any:  # fmt: skip
+                   *types: str, n_embd: int, n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int,
+                   n_ff: int) -> Any:  # fmt: skip
         if device in self.refused:
             raise Unsupported("no kernel of attention")
+        assert (n_embd, head_dim_k, head_dim_v) == (MODEL.n_embd, MODEL.n_embd_head_k, MODEL.n_embd_head_v)
+        shape = (n_head, n_head_kv, n_ff)
         seconds = rest_s(device, n_kv, flash_attn)
-        return self._timer(seconds, "layer_rest", device, n_tokens, n_kv, n_layer, flash_attn, types, of["n_ff"])
+        return self._timer(seconds, "layer_rest", device, n_tokens, n_kv, n_layer, flash_attn, types, shape)
 
     def transfer(self, device: str, way: str, pinned: bool, n_bytes: int) -> Any:
         self._pins(pinned)
@@ -259,7 +262,7 @@ def files(pattern: str) -> list[Path]:
 def fresh_cache() -> Iterator[None]:
     """For each example that is drawn."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FOLDER_VARIABLE, folder)
+        patch.setenv(FOLDER_VARIABLE, str(Path(folder) / "of" / "oallama"))
         yield
 
 
@@ -294,10 +297,11 @@ def test_a_model_s_work_is_measured_where_it_may_run_and_asked_for_once() -> Non
     sizes = {(n, n_kv) for _, n, n_kv, *_ in machine.of("layer_rest")}
     assert sizes == {(1, 32), (1, 512), (1, 2048), (32, 32), (32, 512), (32, 2048), (64, 64), (64, 512), (64, 2048),
                      (512, 512), (512, 2048)}  # fmt: skip
-    assert {(n, n_layer) for _, n, _, n_layer, *_ in machine.of("layer_rest")} == {(1, 4), (32, 2), (64, 1), (512, 1)}
+    assert {(n, n_layer) for _, n, _, n_layer, *_ in machine.of("layer_rest")} == {(1, 8), (32, 2), (64, 1), (512, 1)}
+    assert {shape for *_, shape in machine.of("layer_rest")} == {(8, 2, 2 * 64)}, "of the experts in use"
     assert len(profile.rest) == 2 * 2 * len(sizes)
     for rest in profile.rest:
-        assert rest.shape.n_ff == 2 * 64, "of the experts in use"
+        assert (rest.shape.n_head, rest.shape.n_head_kv, rest.shape.n_ff) == (8, 2, 2 * 64)
         assert rest.seconds == pytest.approx(rest_s(rest.device, rest.n_kv, rest.shape.flash_attn))
 
     for name, (way, pinned) in {"h2d_pinned": ("h2d", True), "h2d_pageable": ("h2d", False),
