@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import stat
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import until
 from seeds import examples
 from worlds import ATTENTION, model_info, weight
 
@@ -604,13 +606,15 @@ def test_only_the_same_device_gets_what_was_measured() -> None:
     assert not is_new(known("CUDA0")), "the first card's profile is still there"
 
 
-def test_a_second_measurement_waits_for_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_measurement_waits_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr("sys.stderr", said)
     machine = Machine()
     second = threading.Thread(target=lambda: machine.profile(DENSE, NONE, progress=True))
     with measuring_lock(cache_folder(), lambda: pytest.fail("nobody else has it")):
         second.start()
-        second.join(0.2)
-        assert not machine.asked and "another profile is being measured" in capsys.readouterr().err
+        until(lambda: "another profile is being measured" in said.getvalue())
+        assert not machine.asked
     second.join()
     assert machine.asked
 
