@@ -213,7 +213,7 @@ REFUSALS = {
         "plan": "File too large", "bench": "File too large", "serve": "no temporary folder can be written to",
     }),
     "cache that cannot be written": Refusal('exec env OALLAMA_CACHE_DIR=/proc/none "$@"', {}),
-    "closed stdout": Refusal('exec "$@" <&- >&-', dict.fromkeys(("profile", "run", "tune"), UNWRITTEN), UNWRITTEN),
+    "closed stdout": Refusal('exec "$@" <&- >&-', dict.fromkeys(("profile", "run", "tune"), UNWRITTEN)),
     "closed stderr": Refusal('exec "$@" 2>&-', {}),
     # MiB of address space: numpy and llama.cpp cannot be loaded; some of what a command does is refused, or nothing
     **{f"memory of {mib} MiB": Refusal(f'ulimit -v {mib << 10}; exec "$@"', TOO_LITTLE) for mib in (40, 100)},
