@@ -98,11 +98,10 @@ def test_the_map_of_a_report_is_walked_with_the_keyboard(report: Callable[[Affin
 def test_the_table_of_a_report_is_sorted_and_filtered(report: Callable[[AffinityReport], Any]) -> None:
     page = report(report_records.dense(n_layer=3))
     rows = page.locator("#operators tbody tr:visible")
-    headings: list[str] = page.locator("#operators thead button").all_inner_texts()
+    headings = page.locator("#operators thead button").all_inner_texts()
 
     def column(name: str) -> list[str]:
-        cells: list[str] = rows.locator(f":scope > :nth-child({headings.index(name) + 1})").all_inner_texts()
-        return cells
+        return list(rows.locator(f":scope > :nth-child({headings.index(name) + 1})").all_inner_texts())
 
     def sort_by(name: str) -> list[str]:
         page.locator("#operators thead button").nth(headings.index(name)).click()

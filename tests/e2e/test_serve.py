@@ -55,13 +55,11 @@ class Serving:
 
     @property
     def placement(self) -> dict[str, Any]:
-        told: dict[str, Any] = get(f"{self.page}/placement").json()
-        return told
+        return dict(get(f"{self.page}/placement").json())
 
     @property
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.placement["state"]
-        return state
+        return dict(self.placement["state"])
 
     def words(self) -> list[str]:
         """The command line of its llama-server."""
