@@ -1,13 +1,16 @@
-"""What the engine makes of what the split backend reports: a corrected plan, counters per token, shapes of slices."""
+"""What an engine checks of a plan before it loads the model, and what it makes of what the split back end reports: a
+corrected plan, counters per token, shapes of slices."""
 
 from dataclasses import replace
 
 import pytest
-from worlds import placed, some_plan, weight
+from worlds import model_info, placed, some_plan, weight, weights_of
 
 from ggml_bridge.split import SliceInfo, SplitStats
+from oallama.core.errors import PlanError
 from oallama.core.types import Predicted
 from oallama.plan.plan import Plan
+from oallama.run.setup import check_layers
 from oallama.run.split import SplitMeter, corrected_plan
 from oallama.run.weight_places import host_shape
 
@@ -83,3 +86,26 @@ def test_a_meter_without_tokens_divides_by_nothing():
     meter = SplitMeter(SplitStats, 1)
     assert meter.run().n_decoded == 0
     assert meter.run().per_token()["total_s"] == 0.0
+
+
+LAYERS = weights_of(model_info(n_layer=4))
+
+
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "whole", "refused"),  # whole: all operators of these layers are on the device; None: the output
+    [
+        (0, (), None), (1, (None,), None), (2, (3, None), None), (3, (2,), None), (3, (3,), None),
+        (5, (0, 1, 2, 3, None), None), (999, (0,), None),
+        (0, (None,), "output.weight"), (1, (3,), "blk.3.attn_q.weight"), (3, (1, 3), "blk.1.attn_q.weight"),
+        (4, (0,), "blk.0.attn_q.weight"),
+    ],
+)  # fmt: skip
+def test_a_whole_operator_of_a_layer_on_the_host_is_refused(n_gpu_layers, whole, refused):
+    made = some_plan(
+        (placed(op.name, gg=1.0 if op.layer in whole else 0.5) for op in LAYERS), n_gpu_layers=n_gpu_layers
+    )
+    if refused is None:
+        check_layers(made, 4, LAYERS)
+    else:
+        with pytest.raises(PlanError, match=f"{refused} on CUDA0, but n_gpu_layers = {n_gpu_layers} leaves"):
+            check_layers(made, 4, LAYERS)
