@@ -67,6 +67,35 @@ def test_what_inputs_are_made_of_is_accepted(tmp_path: Path) -> None:
         gguf_files.check(gguf_files.encoded([(part.head(), part.data_bytes) for part in parts]), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("value", f"bytes:{size}") for size in ("9" * 400 + ".5", "9" * 19, "9" * 5000, "8388608TiB")),
+        *(("device", f"emulated:rtx3090,{key}") for key in ("link=1e300", "latency=1e400", "scale=4e-324")),
+        ("device", "emulated:rtx3090,gbps=" + "0" * 100_000 + "x"),
+        ("device", "emulated:rtx3090,routing=x\nvalues drawn"),
+        ("device", "emulated:a\0b"),
+        ("device", "rpc-worker:" + "0" * 5000 + "1"),
+        ("device", "rpc-worker:1:" + "0-4095," * 10_000 + "1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(name: str, text: str) -> None:
+    assert not accepted(TARGETS[name][1], text.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "emulated:rtx3090,link=12.3456789,gbps=100000000.1,tflops=0.1,latency=1.2345678",
+        "emulated:rtx3090,scale=1.23456789/2.00000001",
+        "emulated:rtx4090,vram=6GiB,scale=3",
+        "rpc-worker:1:0-1,3",
+    ],
+)
+def test_a_device_says_itself_to_the_last_digit(text: str) -> None:
+    assert accepted(texts.check_device, text.encode())
+
+
 def test_anything_but_one_sentence_within_bounds_is_a_fault() -> None:
     def outcome(work: Callable[[], object]) -> bool:
         return accepted(lambda raw, folder: work(), b"")  # type: ignore[arg-type, return-value]

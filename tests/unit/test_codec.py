@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back."""
+"""Dataclasses as JSON and back, and JSON that is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.core.codec import CodecError, Count, Expect, Mark, Positive, Size, from_json, to_json
+from oallama.core.codec import CodecError, Count, Expect, Mark, Positive, Size, from_json, parse_json, to_json
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,13 @@ class Outer:
         return 2 * self.n
 
 
-sizes = st.integers(1, 99)
+sizes, reals = st.integers(1, 99), st.floats(allow_nan=False, allow_infinity=False, width=32)
 inners = st.builds(Inner, st.sampled_from(["a", "b"]), st.tuples(sizes, sizes))
 outers = st.builds(
-    Outer,
-    st.text(),
-    inners,
-    st.integers(0, 2**63 - 1),
-    st.lists(st.floats(1e-9, 1e9), min_size=1).map(tuple),
-    st.dictionaries(st.text(), inners),
-    st.lists(
-        st.tuples(st.integers(1 - 2**63, 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False, width=32))
-    ).map(tuple),
-    st.none() | inners,
-    st.none() | st.text(),
-    st.lists(st.text()).map(tuple),
-)
+    Outer, st.text(), inners, st.integers(0, 2**63 - 1), st.lists(st.floats(1e-9, 1e9), min_size=1).map(tuple),
+    st.dictionaries(st.text(), inners), st.lists(st.tuples(st.integers(1 - 2**63, 2**63 - 1), reals)).map(tuple),
+    st.none() | inners, st.none() | st.text(), st.lists(st.text()).map(tuple),
+)  # fmt: skip
 EXAMPLE = Outer("x", Inner("a", (1, 2)), 3, (0.5,), {"k": Inner("b", (3, 4))}, ((1, -2.0),))
 
 
@@ -108,3 +99,12 @@ def test_faults_name_their_path(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CodecError) as error:
         from_json(Outer, document, "it")
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "[Infinity]", "[1e999]", "[" * 65 + "]" * 65, "[" * 100_000, "9" * 5000, "", b"\xff"]
+)
+def test_json_that_could_not_be_written_again_is_refused(text: str | bytes) -> None:
+    with pytest.raises(CodecError):
+        parse_json(text)
+    assert parse_json("[" * 64 + "]" * 64)
