@@ -1,1 +1,1 @@
-"""Structured fuzzing: sound inputs, damaged where it hurts, for every reader of ours. See main.py."""
+"""Structured fuzzing: sound inputs, damaged where it hurts, for every reader of ours."""

@@ -5,18 +5,47 @@ import base64
 import hashlib
 import re
 from dataclasses import replace
+from html.parser import HTMLParser
 from itertools import pairwise
 
 import placement_records as placements
 import pytest
 import report_records as records
-from pages import Page
 
 from oallama.core.types import Predicted, Workload
 from oallama.place.simulate import Course, Simulation, Work
 from oallama.report.html import affinity_html
 from oallama.report.layout import BAR_WIDTH, affinity_map, memory_segments, role_order, scale_marks, weight_segments
 from oallama.report.placement import page_policy, placement_html, work_times
+
+VOID = {"meta", "input", "br", "img", "link", "hr", "rect"}
+
+
+class Page(HTMLParser):
+    """Collects elements, and the text of script, style and everything else; checks that elements nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.text, self.raw, self.open = [], "", {"script": "", "style": ""}, []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in self.raw:
+            self.raw[self.open[-1]] += data
+        else:
+            self.text += data
+
 
 SERVED = placements.served()
 PAGES = {
