@@ -5,6 +5,7 @@ import csv
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import gguf_factory  # noqa: F401 - puts scripts on the path
 import make_model
@@ -84,9 +85,6 @@ n_expert_used = 2
 n_vocab = 32000
 type = "Q4_0"
 output_type = "Q6_K"
-
-[again]
-same_as = "dense"
 """
 TRUE = {
     "host.bytes_per_s": 70e9, "host.flops_attention_per_s": 30e9, "host.flops_by_type.Q6_K": 60e9,
@@ -96,24 +94,19 @@ TRUE = {
 HEAD = "Model,Context,MVA,NGL,Ubatch,Status,PromptTokens,PromptTPS,EvalTokens,EvalTPS"
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
+def test_real_card_fits_predicts_and_says_what_is_wrong_with_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "models.toml").write_text(MODELS)
-    return tmp_path
-
-
-def test_real_card_fits_and_predicts(folder, capsys):
-    models = read_models(folder / "models.toml")
+    Path("models.toml").write_text(MODELS)
+    models = read_models(Path("models.toml"))
     asked = [
         PublishedRun(model, context, ngl, ubatch, context - 100, 100, 1.0, 1.0)
         for model in ("dense", "sparse")
-        for context in (1024, 4096, 16384)
+        for context in (1024, 16384)
         for ubatch in (512, 2048)
         for ngl in (0, 2, 4, 5)
     ]
     predictor = Predictor(with_rates(START, TRUE), models, asked)
-    with (folder / "runs.csv").open("w", newline="") as file:
+    with Path("runs.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(HEAD.split(","))
         for run in asked:
@@ -121,7 +114,7 @@ def test_real_card_fits_and_predicts(folder, capsys):
             table.writerow([r.model, r.context, 1000, r.ngl, r.ubatch, "SUCCESS", r.n_prompt, r.prompt_tps,
                             r.n_gen, r.eval_tps])  # fmt: skip
     assert main(["fit", "runs.csv", "--models", "models.toml", "-o", "machine.json", "--every", "2"]) == 0
-    assert "16 of 48 rows, 9 rates" in capsys.readouterr().out
+    assert "16 of 32 rows, 9 rates" in capsys.readouterr().out
     predict = ["predict", "runs.csv", "--models", "models.toml", "--machine", "machine.json"]
     assert main([*predict, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
@@ -129,21 +122,8 @@ def test_real_card_fits_and_predicts(folder, capsys):
     assert max(made["median_error"].values()) < 0.02
     assert sum(row["fitted"] for row in made["rows"]) == 16
     assert main(predict) == 0
-    assert "The 32 rows that nothing was fitted to" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ("dense,1024,1000,2,512,SUCCESS,900,fast,10,5", "line 2: PromptTPS is 'fast', not a number"),
-        ("dense,1024,1000,-2,512,SUCCESS,900,5,10,5", "line 2: NGL is -2, which cannot be"),
-        ("mamba,1024,1000,2,512,SUCCESS,900,5,10,5", "does not describe mamba"),
-        ("dense,1024,1000,2,512,OOM,900,5,10,5", "no run that came to an end"),
-    ],
-)
-def test_real_card_says_what_is_wrong_with_a_table_in_one_sentence(folder, capsys, row, sentence):
-    (folder / "runs.csv").write_text(f"{HEAD}\n{row}\n")
-    assert main(["fit", "runs.csv", "--models", "models.toml", "-o", "machine.json"]) == 2
+    assert "The 16 rows that nothing was fitted to" in capsys.readouterr().out
+    Path("runs.csv").write_text(f"{HEAD}\nmamba,1024,1000,2,512,SUCCESS,900,5,10,5\n")
+    assert main(["fit", "runs.csv", "--models", "models.toml", "-o", "other.json"]) == 2
     told = capsys.readouterr().err
-    assert sentence in told and told.count("\n") == 1 and told.startswith("real_card: ")
-    assert not (folder / "machine.json").exists()
+    assert told.startswith("real_card: ") and "does not describe mamba" in told and told.count("\n") == 1
