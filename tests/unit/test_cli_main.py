@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -38,8 +39,7 @@ def failing(monkeypatch):
         def command():
             raise error
 
-        monkeypatch.setitem(sys.modules, "oallama.cli.boom", type(sys)("oallama.cli.boom"))
-        sys.modules["oallama.cli.boom"].command = command
+        monkeypatch.setitem(sys.modules, "oallama.cli.boom", SimpleNamespace(command=command))
         monkeypatch.setitem(cli_main.COMMANDS, "boom", "Fails.")
         return cli_main.exit_code(["boom"])
 
