@@ -1,9 +1,10 @@
 // The C interface under sanitizers, with the real ggml: every timer on the CPU and on the emulated device, and every
 // kind of refusal.
 //
-// usage: native_test        prints one line per case; exit code 1 when any fails
+// usage: native_test        prints what fails; exit code 1 when anything does
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -14,8 +15,8 @@
 #ifdef OALLAMA_EMULATED
 #include "emulated/ggml-emulated.h"
 #endif
-#include "native_test.h"
 #include "sharing.h"
+#include "split/abi_check.h"
 #include "support.h"
 
 // ggml's threads are not instrumented: the thread sanitizer does not know how they wait for each other. Our own code is
@@ -28,20 +29,13 @@ namespace {
 
 int n_failed = 0;
 
-} // namespace
-
-void native_test::check(bool condition, const std::string & what) {
+void check(bool condition, const std::string & what) {
     if (!condition) {
         n_failed++;
+        std::printf("FAILED %s: %s\n", what.c_str(), gb_last_error());
+        std::fflush(stdout);
     }
-    std::printf("%s %s%s%s\n", condition ? "ok    " : "FAILED", what.c_str(), condition ? "" : ": ",
-                condition ? "" : gb_last_error());
-    std::fflush(stdout);
 }
-
-namespace {
-
-using native_test::check;
 
 // Runs a timer that has just been made twice, and frees it.
 void check_timer(const std::string & what, int status, gb_timer *& timer) {
@@ -93,6 +87,42 @@ void test_library() {
     check(gb_abi() == GB_ABI, "the header belongs to the library");
     check(gb_open() == OALLAMA_OK, "this ggml is the expected one");
     check(std::strlen(gb_ggml_version()) > 0 && gb_ggml_commit() != nullptr, "ggml tells its version");
+}
+
+template <size_t N> std::array<uintptr_t, N> words_of(const void * memory) {
+    std::array<uintptr_t, N> words;
+    std::memcpy(words.data(), memory, sizeof words);
+    return words;
+}
+
+// Buffer types in the layout of each API that is known.
+void test_buffer_types() {
+    const std::array<uintptr_t, 8> described = {1, 2, 3, 4, 5, 6, 7, 8}; // 6 slots, the device, the context
+    ggml_backend_buffer_type       buft;
+    static_assert(sizeof buft == sizeof described, "six slots, and two pointers");
+    std::memcpy(&buft, described.data(), sizeof buft);
+    for (const int api : {2, 3}) {
+        oallama::api_version = api;
+        oallama::BufferType            made(buft);
+        const ggml_backend_buffer_type again = oallama::as_api2(made.get());
+        check(api == 2 ? words_of<8>(made.get()) == described
+                       : words_of<10>(made.get()) == std::array<uintptr_t, 10>{1, 2, 0, 3, 4, 5, 0, 6, 7, 8},
+              "a buffer type as API " + std::to_string(api) + " has it");
+        check(words_of<8>(&again) == described, "and back");
+    }
+    oallama::api_version = 2;
+}
+
+// An API that is not known, and one that is another than it says.
+void test_other_apis() {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(bridge::cpu_device());
+    for (const auto & [api, reason] : {std::pair(4, "only 2 and 3 are known"), std::pair(3, "buffer_type")}) {
+        reg->api_version = api;
+        check(gb_open() == OALLAMA_MISMATCH && std::strstr(gb_last_error(), reason) != nullptr,
+              "API " + std::to_string(api) + " is refused");
+    }
+    reg->api_version = 2;
+    check(gb_open() == OALLAMA_OK, "the true API is taken");
 }
 
 void test_types_and_devices() {
@@ -303,7 +333,8 @@ void test_routing() {
 
 int main() {
     test_library();
-    native_test::test_vtables();
+    test_buffer_types();
+    test_other_apis();
     test_types_and_devices();
     test_refusals();
     for (const std::string & layout : layouts()) {
