@@ -1,7 +1,4 @@
 // What a fuzz target gives: LLVMFuzzerTestOneInput, as libFuzzer calls it, and what sound inputs are made of.
-//
-// With clang they are linked with libFuzzer, else with fuzz_main.cpp, which takes the same flags. Either changes inputs
-// by fuzz_mutate.cpp: it knows words and lines, as the texts have them that are parsed.
 
 #pragma once
 
@@ -25,9 +22,6 @@ inline std::vector<std::string> words_of(const std::string & text) {
     std::istringstream stream(text);
     return {std::istream_iterator<std::string>(stream), {}};
 }
-
-// An input with one to four words, lines or bytes changed.
-std::string mutated(std::string input, uint64_t seed);
 
 // Ends the process, as a sanitizer would, where a condition does not hold.
 inline void must(bool holds, const char * what) {
