@@ -1,12 +1,14 @@
 #include "async_device.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,7 +16,6 @@
 #include <thread>
 #include <vector>
 
-#include "async_stream.h"
 #include "emulated/graph.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -43,15 +44,12 @@ constexpr int64_t   row_padding  = 512;                // elements; what CUDA's 
 //
 
 struct State {
-    std::mutex           mutex;
-    Options              options;
-    std::atomic<int64_t> device_bytes{0}, pinned_bytes{0}, n_streams{0}, n_events{0};
-    std::atomic<int64_t> n_allocs{0}, n_graphs{0}, n_copies_in{0}, bytes_in{0}, n_copies_out{0}, n_blocking{0},
-        n_moved{0}, n_idle_waits{0}, graphs_left{-1};
-    std::atomic<uint64_t> n_random{0};
-    std::atomic<int64_t>  n_pinned{0}, most_pinned{0};
+    std::mutex mutex; // of all of this
+    Options    options;
+    Counters   counters;
+    uint64_t   n_random = 0;
 
-    std::map<const char *, size_t> pinned; // where pinned memory is; under the mutex
+    std::map<const char *, size_t> pinned; // where pinned memory is
 };
 
 State & state() {
@@ -64,20 +62,116 @@ Options options() {
     return state().options;
 }
 
-uint64_t random_bits(uint64_t seed) {
-    uint64_t z = seed + 0x9E3779B97F4A7C15ULL * ++state().n_random;
-    z          = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9ULL;
-    z          = (z ^ (z >> 27U)) * 0x94D049BB133111EBULL;
+void count(int64_t Counters::* counter, int64_t n = 1) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    state().counters.*counter += n;
+}
+
+uint64_t random_bits() {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    uint64_t                    z = state().options.seed + 0x9E3779B97F4A7C15ULL * ++state().n_random;
+
+    z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27U)) * 0x94D049BB133111EBULL;
     return z ^ (z >> 31U);
 }
 
 void delay() {
-    const Options now = options();
-    if (now.max_delay_us > 0) {
-        const uint64_t us = random_bits(now.seed) % static_cast<uint64_t>(now.max_delay_us + 1);
+    if (const int64_t most_us = options().max_delay_us; most_us > 0) {
+        const uint64_t us = random_bits() % static_cast<uint64_t>(most_us + 1);
         std::this_thread::sleep_for(std::chrono::microseconds(us));
     }
 }
+
+//
+// streams and events: a thread that runs commands in order, and points in such orders
+//
+
+class Stream {
+  public:
+    Stream() : thread_([this] { run(); }) {}
+
+    // Runs what has been submitted first.
+    ~Stream() {
+        submit(nullptr); // the end
+        thread_.join();
+    }
+
+    Stream(const Stream &)             = delete;
+    Stream & operator=(const Stream &) = delete;
+
+    void submit(std::function<void()> command) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        queue_.push_back(std::move(command));
+        n_submitted_++;
+        changed_.notify_all();
+    }
+
+    // Waits for what has been submitted until now.
+    void drain() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        const uint64_t               until = n_submitted_;
+        changed_.wait(lock, [&] { return n_done_ >= until; });
+    }
+
+  private:
+    void run() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            changed_.wait(lock, [&] { return !queue_.empty(); });
+            std::function<void()> command = std::move(queue_.front());
+            queue_.pop_front();
+            if (!command) {
+                return;
+            }
+            lock.unlock();
+            delay();
+            command();
+            command = nullptr; // frees what it holds before it counts as done
+            lock.lock();
+            n_done_++;
+            changed_.notify_all();
+        }
+    }
+
+    std::mutex                        mutex_;
+    std::condition_variable           changed_;
+    std::deque<std::function<void()>> queue_;
+    uint64_t                          n_submitted_ = 0;
+    uint64_t                          n_done_      = 0;
+    std::thread                       thread_;
+};
+
+// Who waits, waits for the last point that was recorded until then.
+class Event {
+  public:
+    uint64_t record() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return ++n_recorded_;
+    }
+
+    uint64_t last() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return n_recorded_;
+    }
+
+    void reach(uint64_t n) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        n_reached_ = std::max(n_reached_, n);
+        changed_.notify_all();
+    }
+
+    void wait(uint64_t n) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [&] { return n_reached_ >= n; });
+    }
+
+  private:
+    std::mutex              mutex_;
+    std::condition_variable changed_;
+    uint64_t                n_recorded_ = 0;
+    uint64_t                n_reached_  = 0;
+};
 
 std::shared_ptr<Event> event_of(ggml_backend_event_t event) {
     return *static_cast<std::shared_ptr<Event> *>(event->context);
@@ -112,7 +206,7 @@ char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size) {
 
 void free_device_buffer(ggml_backend_buffer_t buffer) {
     ::operator delete(buffer->context, std::align_val_t{alignment});
-    state().device_bytes -= static_cast<int64_t>(buffer->size);
+    count(&Counters::device_bytes, -static_cast<int64_t>(buffer->size));
 }
 
 void * device_base(ggml_backend_buffer_t buffer) {
@@ -129,28 +223,14 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     return GGML_STATUS_SUCCESS;
 }
 
-void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
-    std::memset(memory_of(tensor, offset, size), value, size);
-}
-
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    state().n_blocking++;
+    count(&Counters::n_blocking);
     std::memcpy(memory_of(tensor, offset, size), data, size);
 }
 
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
-    state().n_blocking++;
+    count(&Counters::n_blocking);
     std::memcpy(data, memory_of(tensor, offset, size), size);
-}
-
-bool copy_tensor(ggml_backend_buffer_t dst_buffer, const ggml_tensor * src, ggml_tensor * dst) {
-    if (src->buffer->buft != dst_buffer->buft) {
-        return false;
-    }
-    state().n_blocking++;
-    const size_t size = ggml_nbytes(src);
-    std::memcpy(memory_of(dst, 0, size), memory_of(src, 0, size), size);
-    return true;
 }
 
 void clear_device_buffer(ggml_backend_buffer_t buffer, uint8_t value) {
@@ -159,22 +239,20 @@ void clear_device_buffer(ggml_backend_buffer_t buffer, uint8_t value) {
 
 ggml_backend_buffer_t alloc_device_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     const Options now  = options();
-    const size_t  used = static_cast<size_t>(state().device_bytes.load());
+    const size_t  used = static_cast<size_t>(counters().device_bytes);
     if (size > now.max_alloc_bytes || used + size > now.capacity_bytes) {
         return nullptr;
     }
     void * memory = ::operator new(size, std::align_val_t{alignment});
     std::memset(memory, 0xFF, size); // NaN
-    state().device_bytes += static_cast<int64_t>(size);
-    state().n_allocs++;
+    count(&Counters::device_bytes, static_cast<int64_t>(size));
+    count(&Counters::n_allocs);
     ggml_backend_buffer_i iface = {};
     iface.free_buffer           = free_device_buffer;
     iface.get_base              = device_base;
     iface.init_tensor           = init_tensor;
-    iface.memset_tensor         = memset_tensor;
     iface.set_tensor            = set_tensor;
     iface.get_tensor            = get_tensor;
-    iface.cpy_tensor            = copy_tensor;
     iface.clear                 = clear_device_buffer;
     return ggml_backend_buffer_init(buft, iface, memory, size);
 }
@@ -212,16 +290,18 @@ void free_pinned_buffer(ggml_backend_buffer_t buffer) {
     {
         std::lock_guard<std::mutex> lock(state().mutex);
         state().pinned.erase(static_cast<const char *>(buffer->context));
+        state().counters.pinned_bytes -= static_cast<int64_t>(buffer->size);
     }
     ::operator delete(buffer->context, std::align_val_t{alignment});
-    state().pinned_bytes -= static_cast<int64_t>(buffer->size);
 }
 
 ggml_backend_buffer_t alloc_pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    constexpr size_t large = size_t{64} << 20;
-    state().n_pinned++;
-    state().most_pinned = std::max(state().most_pinned.load(), static_cast<int64_t>(size));
-    if (static_cast<size_t>(state().pinned_bytes.load()) + size > options().pinned_capacity) {
+    constexpr size_t            large = size_t{64} << 20;
+    std::lock_guard<std::mutex> lock(state().mutex);
+    Counters &                  now = state().counters;
+    now.n_pinned++;
+    now.most_pinned = std::max(now.most_pinned, static_cast<int64_t>(size));
+    if (static_cast<size_t>(now.pinned_bytes) + size > state().options.pinned_capacity) {
         return ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     }
     ggml_backend_buffer_t plain = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment);
@@ -231,11 +311,8 @@ ggml_backend_buffer_t alloc_pinned_buffer(ggml_backend_buffer_type_t buft, size_
     iface.clear       = clear_device_buffer;
     void * memory     = ::operator new(size, std::align_val_t{alignment});
     std::memset(memory, 0xFF, std::min(size, large)); // what is larger is never there
-    state().pinned_bytes += static_cast<int64_t>(size);
-    {
-        std::lock_guard<std::mutex> lock(state().mutex);
-        state().pinned[static_cast<const char *>(memory)] = size;
-    }
+    now.pinned_bytes += static_cast<int64_t>(size);
+    state().pinned[static_cast<const char *>(memory)] = size;
     return ggml_backend_buffer_init(buft, iface, memory, size);
 }
 
@@ -315,7 +392,7 @@ void * graph_memory(const ggml_tensor * tensor) {
 struct Backend {
     oallama::Cpu cpu;
     bool         fetches = false; // its last command
-    Stream       stream{delay};   // ends before the CPU that it computes with
+    Stream       stream;          // ends before the CPU that it computes with
 
     std::map<const ggml_tensor *, std::vector<const void *>> places; // of a graph's tensors the last time, by its first
 };
@@ -367,13 +444,12 @@ const char * backend_name(ggml_backend_t) {
 void free_backend(ggml_backend_t backend) {
     delete static_cast<Backend *>(backend->context);
     delete backend;
-    state().n_streams--;
+    count(&Counters::n_streams, -1);
 }
 
 void set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     char * const to = memory_of(tensor, offset, size);
-    state().n_copies_in++;
-    state().bytes_in += static_cast<int64_t>(size);
+    count(&Counters::n_copies_in);
     stream_of(backend).submit([to, data, size] {
         const double ns = options().set_ns_per_byte * static_cast<double>(size);
         if (ns > 0.0) {
@@ -385,7 +461,7 @@ void set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void *
 
 void get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     const char * const from = memory_of(tensor, offset, size);
-    state().n_copies_out++;
+    count(&Counters::n_copies_out);
     Stream & stream = stream_of(backend, /*fetches=*/true);
     stream.submit([from, data, size] { std::memcpy(data, from, size); });
     if (!is_pinned(data, size)) {
@@ -394,22 +470,30 @@ void get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void *
 }
 
 void synchronize(ggml_backend_t backend) {
-    state().n_idle_waits += static_cast<Backend *>(backend->context)->fetches ? 1 : 0;
+    count(&Counters::n_idle_waits, static_cast<Backend *>(backend->context)->fetches ? 1 : 0);
     stream_of(backend).drain();
     delay();
 }
 
+// Takes one of the graphs that are computed until the device is lost; false: none is left.
+bool is_there() {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    int64_t &                   left = state().options.graphs_until_lost;
+    const int64_t               was  = left;
+    left -= left > 0 ? 1 : 0;
+    return was != 0;
+}
+
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    if (state().graphs_left.load() >= 0 && state().graphs_left.fetch_sub(1) <= 0) {
-        state().graphs_left = 0;
+    if (!is_there()) {
         return GGML_STATUS_FAILED;
     }
-    state().n_graphs++;
+    count(&Counters::n_graphs);
     if (graph->n_nodes == 0) {
         return GGML_STATUS_SUCCESS;
     }
     check_inputs(graph);
-    state().n_moved += moves(*static_cast<Backend *>(backend->context), graph) ? 1 : 0;
+    count(&Counters::n_moved, moves(*static_cast<Backend *>(backend->context), graph) ? 1 : 0);
     const auto           launch = std::make_shared<emulated::Launch>(graph, graph_memory);
     const ggml_backend_t cpu    = static_cast<Backend *>(backend->context)->cpu.get();
     stream_of(backend).submit([launch, cpu] { compute(*launch, cpu); });
@@ -430,7 +514,7 @@ ggml_backend_t new_backend(ggml_backend_dev_t device, const char *) {
 
     auto * own = new Backend;
     own->cpu.set_n_threads(1);
-    state().n_streams++;
+    count(&Counters::n_streams);
     ggml_backend_i iface   = {};
     iface.get_name         = backend_name;
     iface.free             = free_backend;
@@ -449,7 +533,7 @@ ggml_backend_t new_backend(ggml_backend_dev_t device, const char *) {
 
 void get_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
     *total = options().capacity_bytes;
-    *free  = *total - std::min(*total, static_cast<size_t>(state().device_bytes.load()));
+    *free  = *total - std::min(*total, static_cast<size_t>(counters().device_bytes));
 }
 
 void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
@@ -492,11 +576,11 @@ void set_up_device(ggml_backend_reg_t reg) {
         if (options().refuse_events) {
             return static_cast<ggml_backend_event_t>(nullptr);
         }
-        state().n_events++;
+        count(&Counters::n_events);
         return new ggml_backend_event{device, new std::shared_ptr<Event>(std::make_shared<Event>())};
     };
     iface.event_free = [](ggml_backend_dev_t, ggml_backend_event_t event) {
-        state().n_events--;
+        count(&Counters::n_events, -1);
         delete static_cast<std::shared_ptr<Event> *>(event->context);
         delete event;
     };
@@ -531,19 +615,14 @@ ggml_backend_dev_t add() {
 }
 
 void set_options(const Options & wanted) {
-    {
-        std::lock_guard<std::mutex> lock(state().mutex);
-        state().options = wanted;
-    }
-    state().graphs_left = wanted.graphs_until_lost;
-    state().n_random    = 0;
+    std::lock_guard<std::mutex> lock(state().mutex);
+    state().options  = wanted;
+    state().n_random = 0;
 }
 
 Counters counters() {
-    const State & now = state();
-    return {now.device_bytes, now.pinned_bytes, now.n_pinned, now.most_pinned, now.n_streams,
-            now.n_events,     now.n_allocs,     now.n_graphs, now.n_copies_in, now.bytes_in,
-            now.n_copies_out, now.n_blocking,   now.n_moved,  now.n_idle_waits};
+    std::lock_guard<std::mutex> lock(state().mutex);
+    return state().counters;
 }
 
 } // namespace async_device

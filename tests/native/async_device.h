@@ -46,7 +46,6 @@ struct Counters {
     int64_t n_allocs     = 0; // since the start
     int64_t n_graphs     = 0;
     int64_t n_copies_in  = 0; // set_tensor_async
-    int64_t bytes_in     = 0;
     int64_t n_copies_out = 0; // get_tensor_async
     int64_t n_blocking   = 0; // copies that the caller waits for
     int64_t n_moved      = 0; // graphs whose tensors lie elsewhere than the last time: CUDA captures none of these
