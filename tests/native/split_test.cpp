@@ -1,5 +1,5 @@
 // The split backend under test, with the real ggml: every type it can cut, every shape of FFN that llama.cpp builds,
-// loading, faults, threads and leaks; on a second CPU backend and on a strict asynchronous device (async_device.h).
+// loading, faults and threads; on a second CPU backend and on a strict asynchronous device (async_device.h).
 //
 // usage: split_test [--threads N] [--list] [name...]     runs the named tests, all when none is named; prints a line
 // for each part and what fails; exit code 1 when anything does
@@ -37,7 +37,7 @@ int n_threads = 1;
 namespace {
 
 int n_failed  = 0;
-int n_checked = 0; // since the last line
+int n_checked = 0;
 
 struct Test {
     const char * name;
@@ -48,7 +48,7 @@ constexpr Test tests[] = {
     {"device", test_device},   {"plan", test_plan},       {"random", test_random},     {"graphs", test_graphs},
     {"loading", test_loading}, {"memory", test_memory},   {"programs", test_programs}, {"stream", test_stream},
     {"tokens", test_tokens},   {"times", test_times},     {"resident", test_resident}, {"faults", test_faults},
-    {"hot", test_hot},         {"threads", test_threads}, {"leaks", test_leaks},
+    {"hot", test_hot},         {"threads", test_threads},
 };
 
 } // namespace
@@ -66,16 +66,6 @@ void check(bool condition, const std::string & what) {
 
 void check_ok(int status, const std::string & what) {
     check(status == OALLAMA_OK, status == OALLAMA_OK ? what : what + ": " + oallama_last_error());
-}
-
-void done(const std::string & what) {
-    std::printf("%s, %d checks\n", what.c_str(), n_checked);
-    std::fflush(stdout);
-    n_checked = 0;
-}
-
-int failures() {
-    return n_failed;
 }
 
 } // namespace split_test
@@ -120,10 +110,13 @@ int main(int argc, char ** argv) {
             wanted = wanted || name == test.name;
         }
         if (wanted) {
+            const int n_before = n_checked;
             test.run();
             check_nothing_held(std::string("after ") + test.name);
+            std::printf("%s, %d checks\n", test.name, n_checked - n_before);
+            std::fflush(stdout);
         }
     }
-    std::printf("%d failed\n", failures());
-    return failures() == 0 ? 0 : 1;
+    std::printf("%d failed\n", n_failed);
+    return n_failed == 0 ? 0 : 1;
 }

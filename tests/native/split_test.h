@@ -15,6 +15,7 @@
 #include "ggml-oallama.h"
 #include "refused_memory.h"
 #include "split/util.h"
+#include "support.h"
 
 namespace split_test {
 
@@ -26,8 +27,6 @@ extern int n_threads; // that the CPU may use; 1 under the thread sanitizer, whe
 
 void check(bool condition, const std::string & what); // prints what fails
 void check_ok(int status, const std::string & what);  // an oallama_status
-void done(const std::string & what);                  // one line for what has been checked since the last
-int  failures();
 
 //
 // owners
@@ -43,6 +42,8 @@ using PlanPtr = std::unique_ptr<oallama_plan, oallama::Deleter<oallama_plan_free
 // blocks
 //
 
+constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+
 struct Weight {
     std::string  name;
     ggml_type    type;
@@ -51,6 +52,10 @@ struct Weight {
     int64_t      chunk = 0; // tokens; 0: none
 
     int64_t extent() const { return axis == OALLAMA_COLS ? k : axis == OALLAMA_ROWS ? n : n / 2; }
+
+    int64_t bytes() const { return static_cast<int64_t>(ggml_row_size(type, k)) * n * e; }
+
+    bool is_routed() const { return name.find("_exps") != std::string::npos; }
 };
 
 struct Extra { // a bias, a scale, a router: F32 in plain host memory, never cut
@@ -68,10 +73,15 @@ class Graph {
     std::map<std::string, ggml_tensor *> tensors; // weights and extras
     std::vector<ggml_tensor *>           outputs; // F32, contiguous
 
-    ggml_tensor * operator[](const char * name) const;
-    ggml_tensor * named(ggml_tensor * tensor, const char * name) const;
-    ggml_tensor * mul_mat(const char * weight, ggml_tensor * src1) const;
-    void          output(ggml_tensor * tensor);
+    ggml_tensor * operator[](const char * name) const { return tensors.at(name); }
+
+    ggml_tensor * norm() const { return ggml_rms_norm(ctx, x, 1e-5F); }
+
+    ggml_tensor * mul_mat(const char * weight, ggml_tensor * src1) const {
+        return ggml_mul_mat(ctx, tensors.at(weight), src1);
+    }
+
+    void output(ggml_tensor * tensor);
 };
 
 struct Block {
@@ -98,8 +108,6 @@ struct FfnOptions {
 Block ffn_block(ggml_type up, ggml_type down, const FfnOptions & options = {});
 Block lone_block(ggml_type type, ggml_type src1 = GGML_TYPE_F32);
 Block qkv_block(ggml_type type, bool in_one = true); // in_one: nothing of others between them
-Block heads_block(ggml_type type);                   // 3-D weight, permuted src1, as MLA has
-Block batch_block(ggml_type type);                   // 2-D weight, 3-D src1
 
 struct MoeOptions {
     Ffn  op       = Ffn::silu;
@@ -114,27 +122,19 @@ Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options = {});
 Block shared_expert_block(ggml_type type);
 Block beside_dense_block(ggml_type type, bool dense_first);
 Block chain_block(const Block & inner);
-Block columns_block(ggml_type type);
-Block four_dimensions_block(ggml_type type, oallama_axis axis);
-Block one_for_all_block(ggml_type type);
-Block none_beside_some_block(ggml_type type);
 Block read_again_block(ggml_type type);
+Block views_block(ggml_type type, bridge::Random & random);
 
 std::string            type_name(ggml_type type); // as GGUF writes it
 std::vector<ggml_type> mul_mat_types();           // that the CPU can multiply by
 int64_t                granularity(ggml_type type, oallama_axis axis);
+int64_t                granularity(const Block & block); // at which all of its weights can be cut
 
 //
-// models
+// plans
 //
-
-using Data = std::map<std::string, std::vector<uint8_t>>;
-
-Data make_data(const Block & block);
 
 enum class Cut { none, one, half, most, all }; // how much of each weight is GG
-
-extern const std::vector<Cut> all_cuts;
 
 // How much of the device's part is streamed (CG) in every plan, and through how many slots of a ring.
 enum class Streamed { none, half, all };
@@ -144,7 +144,6 @@ extern Streamed streamed;
 extern bool     late;     // n_g: of a batch of several tokens, the device computes CC as well for half of them (CG')
 extern bool     resident; // where one names TEST0: blocks live there, and in sessions so does what is around them
 extern int      n_slots;
-extern int64_t  sum_bytes; // of experts' results: added up before they come back
 
 // Such a setting, while this lives.
 template <typename T> class Setting {
@@ -159,6 +158,17 @@ template <typename T> class Setting {
     T   kept_;
 };
 
+// Options of TEST0, while this lives.
+class DeviceOptions : public async_device::Options {
+  public:
+    explicit DeviceOptions(const async_device::Options & options = {}) : async_device::Options(options) {}
+    DeviceOptions(const DeviceOptions &)             = delete;
+    DeviceOptions & operator=(const DeviceOptions &) = delete;
+    ~DeviceOptions() { async_device::set_options({}); }
+
+    void set() const { async_device::set_options(*this); }
+};
+
 extern uint64_t random_seed; // of the random cuts: the seed, how many cases, and the first of them
 extern int64_t  random_cases;
 extern int64_t  random_first;
@@ -168,19 +178,36 @@ std::string cut_name(Cut cut);
 // A weight's line of a plan, without its end; the layout is CPU where it cannot hold the slice.
 std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std::string & layout);
 
-// A plan for the blocks; extra tensors are not in it.
-std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
-                      const std::string & layout);
-PlanPtr     new_plan(const std::string & text);    // ends the program where it is refused
-PlanPtr     plan_of(const Block & block, Cut cut); // on TEST0, in plain memory
+// A plan for the blocks, with more lines before the tensors; extra tensors are not in it.
+std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & lines = "",
+                      const std::string & device = async_device::device_name, const std::string & layout = "CPU");
+PlanPtr     new_plan(const std::string & text); // ends the program where it is refused
+PlanPtr     plan_of(const Block & block, Cut cut, const std::string & lines = "",
+                    const std::string & device = async_device::device_name, const std::string & layout = "CPU");
 
-// A plan's problems, one a line, and whether what was loaded can compute.
-std::string problems(const oallama_plan * plan, bool * usable);
+ggml_backend_buffer_type_t buft_of(oallama_plan * plan);
+
+struct Told {                     // what a plan says of itself
+    bool        usable = false;   // what was loaded can compute
+    std::string problems;         // one a line
+    int64_t     gg           = 0; // elements of all slices
+    int64_t     device_bytes = 0;
+};
+
+Told told(const oallama_plan * plan);
+
+//
+// models
+//
 
 // The same, but a layout that cannot hold a weight of this shape is replaced by plain memory.
 std::vector<ggml_backend_buffer_type_t> host_layouts();
 ggml_backend_buffer_type_t              find_layout(const std::string & name);
 bool                                    layout_holds(ggml_backend_buffer_type_t buft, const Weight & weight);
+
+using Data = std::map<std::string, std::vector<uint8_t>>;
+
+Data make_data(const Block & block, uint64_t seed = 7);
 
 class Model {
   public:
@@ -189,8 +216,11 @@ class Model {
 
     // Weights in the plan's buffer type; a failed check when that cannot be had.
     Model(const Block & block, const Data & data, oallama_plan * plan);
+    Model(const Block & block, oallama_plan * plan) : Model(block, make_data(block), plan) {}
 
-    const Block & block() const { return *block_; }
+    const Block & block() const { return block_; }
+
+    const Data & data() const { return data_; }
 
     bool loaded() const { return loaded_; }
 
@@ -198,10 +228,11 @@ class Model {
 
   private:
     void new_extras();
-    void load(const Data & data);
+    void load();
     void place(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
-    const Block *                        block_;
+    Block                                block_;
+    Data                                 data_;
     std::vector<ContextPtr>              contexts_;
     std::vector<BufferPtr>               buffers_;
     std::map<std::string, ggml_tensor *> tensors_;
@@ -214,18 +245,16 @@ class Model {
 
 using Outputs = std::vector<std::vector<float>>;
 
-// Computes a block on the CPU without splitting it.
-Outputs on_cpu(const Block & block, const Data & data, int64_t n_tokens, uint64_t seed = 1);
+// Computes a model's block on the CPU without splitting it.
+Outputs on_cpu(const Model & model, int64_t n_tokens, uint64_t seed = 1);
 
 // A block's graph for one batch, which our back end computes alone.
 class LonePass {
   public:
     LonePass(const Model & model, int64_t n_tokens);
 
-    // Calls `callback` before the host computes a node; where it returns true the graph ends.
-    void on_host_node(bool (*callback)(void * data), void * data) const;
-
-    ggml_status compute() const { return ggml_backend_graph_compute(backend_.get(), graph_.gf); }
+    // Computes it; calls `on_host_node` before the host computes a node, and where that returns true the graph ends.
+    ggml_status compute(const std::function<bool()> & on_host_node) const;
 
     Outputs outputs() const;
 
@@ -249,13 +278,15 @@ class Session {
     // One ubatch of random tokens through a new graph; empty when it failed.
     Outputs compute(const Model & model, int64_t n_tokens, uint64_t seed = 1);
 
+    // Whether it fails so.
+    bool fails(ggml_status status, const Model & model, int64_t n_tokens) {
+        return compute(model, n_tokens).empty() && status_ == status;
+    }
+
     ggml_status status() const { return status_; }
 
     // Asks for the nodes that `wants` chooses, and hands each to `gets` when it is computed.
     void watch(std::function<bool(const ggml_tensor *)> wants, std::function<void(const ggml_tensor *)> gets);
-
-    // The backends that computed the last graph, by the node's name.
-    const std::map<std::string, std::string> & ran_on() const { return ran_on_; }
 
   private:
     static bool on_node(ggml_tensor * tensor, bool ask, void * self);
@@ -267,7 +298,6 @@ class Session {
     ggml_status                              status_ = GGML_STATUS_SUCCESS;
     std::function<bool(const ggml_tensor *)> wants_;
     std::function<void(const ggml_tensor *)> gets_;
-    std::map<std::string, std::string>       ran_on_;
 };
 
 //
@@ -284,10 +314,14 @@ constexpr double summation_bound = 1e-10;
 // Sum of squared differences over the sum of squares, over all outputs; huge when one is not finite.
 double      nmse(const Outputs & reference, const Outputs & result);
 std::string text(double number); // 1.2e-15
-bool        same_bytes(const Outputs & reference, const Outputs & result);
+
+// That a batch is computed, and as the unsplit CPU does.
+bool is_right(Session & session, const Model & model, int64_t n_tokens, uint64_t seed = 1);
+void check_right(Session & session, const Model & model, int64_t n_tokens, const std::string & when, uint64_t seed = 1);
 
 oallama_memory memory();
 oallama_stats  stats();
+void           reset_stats();
 oallama_stats  stats_of_known(const Model & model,
                               int64_t       n_tokens); // of the last of three batches alike: a ring has two slots
 void           check_nothing_held(const std::string & when);
@@ -310,6 +344,5 @@ void test_faults();
 void test_resident();
 void test_hot();
 void test_threads();
-void test_leaks();
 
 } // namespace split_test

@@ -1,6 +1,7 @@
 // Sub-graphs in the shape that llama.cpp's build_ffn, build_moe_ffn and its attention give them.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -23,10 +24,6 @@ int64_t ff_elements(ggml_type up, ggml_type down) {
     return granule >= 256 ? 4 * granule : 9 * granule;
 }
 
-ggml_tensor * norm(const Graph & g) {
-    return g.named(ggml_rms_norm(g.ctx, g.x, 1e-5F), "norm");
-}
-
 // The activation of two branches, or of one where up is NULL.
 ggml_tensor * activate(const Graph & g, Ffn op, ggml_tensor * gate, ggml_tensor * up) {
     switch (op) {
@@ -34,15 +31,15 @@ ggml_tensor * activate(const Graph & g, Ffn op, ggml_tensor * gate, ggml_tensor 
         case Ffn::gelu: return up == nullptr ? ggml_gelu(g.ctx, gate) : ggml_geglu_split(g.ctx, gate, up);
         case Ffn::relu: return up == nullptr ? ggml_relu(g.ctx, gate) : ggml_reglu_split(g.ctx, gate, up);
         case Ffn::relu_sqr: {
-            ggml_tensor * act = ggml_sqr(g.ctx, g.named(ggml_relu(g.ctx, gate), "relu"));
-            return up == nullptr ? act : ggml_mul(g.ctx, g.named(act, "sqr"), up);
+            ggml_tensor * act = ggml_sqr(g.ctx, ggml_relu(g.ctx, gate));
+            return up == nullptr ? act : ggml_mul(g.ctx, act, up);
         }
         case Ffn::swiglu_clamped: return ggml_swiglu_clamp(g.ctx, gate, up, 0.5F);
         case Ffn::swiglu_oai: return ggml_swiglu_oai(g.ctx, gate, up, 1.702F, 7.0F);
         case Ffn::swiglu_limited: {
-            ggml_tensor * limited = g.named(ggml_clamp(g.ctx, up, -0.5F, 0.5F), "up_clamped");
-            ggml_tensor * act     = g.named(ggml_silu(g.ctx, gate), "silu");
-            return ggml_mul(g.ctx, g.named(ggml_clamp(g.ctx, act, -INFINITY, 0.5F), "silu_clamped"), limited);
+            ggml_tensor * limited = ggml_clamp(g.ctx, up, -0.5F, 0.5F);
+            ggml_tensor * act     = ggml_silu(g.ctx, gate);
+            return ggml_mul(g.ctx, ggml_clamp(g.ctx, act, -INFINITY, 0.5F), limited);
         }
     }
     return nullptr;
@@ -65,7 +62,7 @@ void build_ffn(Graph & g, const FfnOptions & options) {
         }
         return cur;
     };
-    ggml_tensor * cur = norm(g);
+    ggml_tensor * cur = g.norm();
     if (options.gate == Gate::fused) {
         cur = activate_fused(g, options.op, branch("ffn_up", cur, "up_b", "up_s"));
     } else {
@@ -79,11 +76,10 @@ void build_ffn(Graph & g, const FfnOptions & options) {
         }
         cur = activate(g, options.op, gate, options.gate == Gate::par ? up : nullptr);
     }
-    g.named(cur, "act");
     if (options.watch) {
         g.output(cur);
     }
-    g.output(g.named(ggml_add(g.ctx, branch("ffn_down", cur, "down_b", "down_s"), g.x), "residual"));
+    g.output(ggml_add(g.ctx, branch("ffn_down", cur, "down_b", "down_s"), g.x));
 }
 
 } // namespace
@@ -91,18 +87,6 @@ void build_ffn(Graph & g, const FfnOptions & options) {
 //
 // Graph
 //
-
-ggml_tensor * Graph::operator[](const char * name) const {
-    return tensors.at(name);
-}
-
-ggml_tensor * Graph::named(ggml_tensor * tensor, const char * name) const {
-    return ggml_set_name(tensor, name);
-}
-
-ggml_tensor * Graph::mul_mat(const char * weight, ggml_tensor * src1) const {
-    return named(ggml_mul_mat(ctx, tensors.at(weight), src1), (std::string("mm_") + weight).c_str());
-}
 
 void Graph::output(ggml_tensor * tensor) {
     ggml_set_output(tensor);
@@ -146,7 +130,7 @@ Block lone_block(ggml_type type, ggml_type src1) {
     block.n_embd  = width(type, 96);
     block.weights = {{"attn_output", type, block.n_embd, 200, 1, OALLAMA_ROWS}}; // the last granule is not whole
     block.build   = [src1](Graph & g) {
-        ggml_tensor * cur = norm(g);
+        ggml_tensor * cur = g.norm();
         if (src1 != GGML_TYPE_F32) {
             cur = ggml_cast(g.ctx, cur, src1);
         }
@@ -164,7 +148,7 @@ Block qkv_block(ggml_type type, bool in_one) {
                      {"attn_v", type, block.n_embd, 64, 1, OALLAMA_ROWS}};
     block.extras  = {{"q_b", {block.n_embd}}, {"k_b", {64}}};
     block.build   = [in_one](Graph & g) { // one input for three, two of them with a bias and reshaped into heads
-        ggml_tensor * cur = norm(g);
+        ggml_tensor * cur = g.norm();
         ggml_tensor * q   = ggml_add(g.ctx, g.mul_mat("attn_q", cur), g["q_b"]);
         ggml_tensor * k   = ggml_add(g.ctx, g.mul_mat("attn_k", cur), g["k_b"]);
         ggml_tensor * v   = g.mul_mat("attn_v", cur);
@@ -180,109 +164,63 @@ Block qkv_block(ggml_type type, bool in_one) {
     return block;
 }
 
-Block heads_block(ggml_type type) {
-    const int64_t k = width(type, 64);
-
-    Block block;
-    block.name    = "mul-mat of heads " + type_name(type);
-    block.n_embd  = 3 * k; // 3 heads
-    block.weights = {{"attn_k_b", type, k, 96, 3, OALLAMA_ROWS}};
-    block.build   = [k](Graph & g) {
-        ggml_tensor * heads = ggml_reshape_3d(g.ctx, norm(g), k, 3, g.n_tokens);
-        ggml_tensor * q     = ggml_permute(g.ctx, heads, 0, 2, 1, 3); // [k, n_tokens, heads]
-        ggml_tensor * out   = g.mul_mat("attn_k_b", q);               // [96, n_tokens, heads]
-        g.output(ggml_cont(g.ctx, ggml_permute(g.ctx, out, 0, 2, 1, 3)));
+// Mul-mats of views of one input, by any shape that ggml lets them have: of some columns of each token, with gaps
+// behind them, of several rows of a token, of heads, of four dimensions, of one token, or of none.
+Block views_block(ggml_type type, bridge::Random & random) {
+    struct View {
+        int64_t                e;    // of the weight
+        std::array<int64_t, 3> ne;   // -1: tokens
+        std::array<size_t, 3>  step; // in rows of k elements, of which a token has six
     };
-    return block;
-}
-
-Block batch_block(ggml_type type) {
-    const int64_t k = width(type, 64);
-
-    Block block;
-    block.name    = "mul-mat of a batch " + type_name(type);
-    block.n_embd  = 2 * k;
-    block.weights = {{"ssm_out", type, k, 96, 1, OALLAMA_ROWS}};
-    block.build   = [k](Graph & g) { // every token twice: src1 [k, 2, n_tokens], and a strided half of it
-        ggml_tensor * cur  = ggml_reshape_3d(g.ctx, norm(g), k, 2, g.n_tokens);
-        ggml_tensor * half = ggml_view_2d(g.ctx, cur, k, g.n_tokens, cur->nb[2], cur->nb[1]);
-        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", cur), 2.0F));
-        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", half), 3.0F));
+    static constexpr View views[] = {
+        {1, {-1, 1, 1}, {6, 0, 0}}, // columns
+        {1, {2, -1, 1}, {1, 6, 0}}, // rows
+        {1, {-1, 3, 1}, {6, 2, 0}}, // heads that share a weight
+        {3, {-1, 3, 1}, {6, 1, 0}}, // heads, as MLA has
+        {1, {1, 1, 1}, {6, 0, 0}},  // the first token
+        {1, {0, 1, 1}, {6, 0, 0}},  // none
+        {1, {2, 3, -1}, {1, 2, 6}}, // four dimensions, of which the last ...
+        {3, {-1, 3, 2}, {6, 1, 3}}, // ... or the first is of tokens
     };
-    return block;
-}
+    constexpr size_t first_of_four = 6; // not in repacked types, whose kernels take no fourth dimension
 
-// Columns of rows with gaps behind them.
-Block columns_block(ggml_type type) {
-    const int64_t k = width(type, 64);
-
-    Block block;
-    block.name    = "columns with gaps " + type_name(type);
-    block.n_embd  = 2 * k;
-    block.weights = {{"ssm_out", type, k, 96, 1, OALLAMA_COLS}};
-    block.build   = [k](Graph & g) {
-        ggml_tensor * cur  = norm(g);
-        ggml_tensor * half = ggml_view_2d(g.ctx, cur, k, g.n_tokens, cur->nb[1], static_cast<size_t>(k) * cur->nb[0]);
-        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", half), 2.0F));
-    };
-    return block;
-}
-
-// Makes a block of four dimensions, the last of which is of tokens, with heads that two others share. Not in repacked
-// types, whose kernels take no fourth dimension.
-Block four_dimensions_block(ggml_type type, oallama_axis axis) {
-    constexpr int64_t k = 64, row = k * sizeof(float);
-
-    Block block;
-    block.name    = "four dimensions " + type_name(type);
-    block.n_embd  = 6 * k;
-    block.weights = {{"ssm_out", type, k, 96, 1, axis}, {"attn_k_b", type, k, 96, 3, axis}};
-    block.build   = [](Graph & g) {
-        ggml_tensor * cur  = norm(g);
-        const auto    view = [&](int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3) {
-            return ggml_view_4d(g.ctx, cur, k, ne1, ne2, ne3, nb1 * row, nb2 * row, nb3 * row, 0);
+    Block               block;
+    std::vector<size_t> numbers;
+    const bool          four = random.below(3) == 0;
+    const bool          cols = random.below(2) == 0;
+    type                     = !four ? type : cols ? GGML_TYPE_F32 : GGML_TYPE_F16;
+    const int64_t k          = width(type, 64);
+    for (int64_t i = 1 + random.below(3); i >= 0; i--) {
+        const auto number = static_cast<size_t>(random.below(static_cast<int64_t>(four ? 8 : first_of_four)));
+        const bool rows   = views[number].e > 1 && !four;
+        block.weights.push_back({"w" + std::to_string(numbers.size()), type, k, 96, views[number].e,
+                                 cols && !rows ? OALLAMA_COLS : OALLAMA_ROWS});
+        numbers.push_back(number);
+    }
+    block.name   = "views " + type_name(type);
+    block.n_embd = 6 * k;
+    block.build  = [numbers, k](Graph & g) {
+        ggml_tensor * cur = g.norm();
+        ggml_tensor * sum = nullptr; // of results that can be added
+        const auto    end = [&] {
+            ggml_tensor * out = ggml_scale(g.ctx, sum, 2.0F);
+            ggml_is_empty(out) ? ggml_build_forward_expand(g.gf, out) : g.output(out);
         };
-        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", view(2, 3, g.n_tokens, 1, 2, 6)), 2.0F));
-        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", view(3, 2, g.n_tokens, 2, 1, 6)), 3.0F));
-        g.output(ggml_cont(g.ctx, g.mul_mat("attn_k_b", view(g.n_tokens, 3, 2, 6, 1, 3))));
-        g.output(ggml_cont(g.ctx, g.mul_mat("attn_k_b", view(g.n_tokens, 6, 1, 6, 1, 6))));
-    };
-    return block;
-}
-
-// Of all tokens and of the first one, which is added to each of them.
-Block one_for_all_block(ggml_type type) {
-    const int64_t k = width(type, 64);
-
-    Block block;
-    block.name    = "one token's added to all " + type_name(type);
-    block.n_embd  = k;
-    block.weights = {{"attn_q", type, k, 96, 1, OALLAMA_ROWS}, {"attn_k", type, k, 96, 1, OALLAMA_ROWS}};
-    block.build   = [](Graph & g) {
-        ggml_tensor * cur = ggml_rms_norm(g.ctx, g.x, 1e-5F);
-        ggml_tensor * all = g.mul_mat("attn_q", cur);
-        ggml_tensor * one = g.mul_mat("attn_k", ggml_view_2d(g.ctx, cur, cur->ne[0], 1, cur->nb[1], 0));
-        g.output(ggml_scale(g.ctx, ggml_add(g.ctx, all, one), 2.0F));
-    };
-    return block;
-}
-
-// A mul-mat of no tokens beside one of some.
-Block none_beside_some_block(ggml_type type) {
-    const int64_t k = width(type, 64);
-
-    Block block;
-    block.name    = "no tokens beside some " + type_name(type);
-    block.n_embd  = k;
-    block.weights = {{"attn_q", type, k, 96, 1, OALLAMA_ROWS}, {"attn_k", type, k, 96, 1, OALLAMA_COLS}};
-    block.build   = [](Graph & g) {
-        ggml_tensor * cur  = ggml_rms_norm(g.ctx, g.x, 1e-5F);
-        ggml_tensor * none = ggml_view_2d(g.ctx, cur, cur->ne[0], 0, cur->nb[1], 0);
-        ggml_tensor * some = g.mul_mat("attn_q", cur);
-        for (ggml_tensor * node : {g.mul_mat("attn_k", none), some, ggml_sqr(g.ctx, g.mul_mat("attn_q", none))}) {
-            ggml_build_forward_expand(g.gf, node);
+        for (size_t i = 0; i < numbers.size(); i++) {
+            const View &  view = views[numbers[i]];
+            const auto    ne   = [&](size_t d) { return view.ne[d] < 0 ? g.n_tokens : view.ne[d]; };
+            const auto    nb   = [&](size_t d) { return view.step[d] * static_cast<size_t>(k) * sizeof(float); };
+            const size_t  from = numbers[i] == 0 ? i * nb(0) / 6 : 0;
+            ggml_tensor * x    = ggml_view_4d(g.ctx, cur, k, ne(0), ne(1), ne(2), nb(0), nb(1), nb(2), from);
+            ggml_tensor * out  = g.mul_mat(("w" + std::to_string(i)).c_str(), x);
+            if (sum != nullptr && !ggml_can_repeat(out, sum)) {
+                end();
+                sum = nullptr;
+            }
+            sum = sum == nullptr ? out : ggml_add(g.ctx, sum, out);
         }
-        g.output(some);
+        end();
+        g.output(ggml_scale(g.ctx, g.x, 3.0F)); // where all were of no tokens
     };
     return block;
 }
@@ -292,10 +230,10 @@ Block read_again_block(ggml_type type) {
     Block block = ffn_block(type, type);
     block.name  = "read again, " + block.name;
     block.build = [](Graph & g) {
-        ggml_tensor * cur  = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        ggml_tensor * cur  = g.norm();
         ggml_tensor * up   = g.mul_mat("ffn_up", cur);
         ggml_tensor * gate = g.mul_mat("ffn_gate", cur);
-        ggml_tensor * act  = g.named(ggml_swiglu_split(g.ctx, gate, up), "act");
+        ggml_tensor * act  = ggml_swiglu_split(g.ctx, gate, up);
         ggml_tensor * down = g.mul_mat("ffn_down", act);
         g.output(ggml_add(g.ctx, down, g.x));
         g.output(ggml_scale(g.ctx, act, 0.5F));
@@ -314,7 +252,7 @@ namespace {
 void build_moe(Graph & g, const MoeOptions & options) {
     const int64_t n_used   = options.n_used;
     const int64_t n_expert = options.n_expert;
-    ggml_tensor * cur      = norm(g);
+    ggml_tensor * cur      = g.norm();
     const int64_t n_embd   = cur->ne[0];
     ggml_tensor * probs    = ggml_soft_max(g.ctx, ggml_mul_mat(g.ctx, g["gate_inp"], cur));
     ggml_tensor * ids      = ggml_argsort_top_k(g.ctx, probs, static_cast<int>(n_used)); // a strided view
@@ -327,7 +265,7 @@ void build_moe(Graph & g, const MoeOptions & options) {
         cur = ggml_mul(g.ctx, ggml_repeat_4d(g.ctx, cur, n_embd, n_used, g.n_tokens, 1), weights);
     }
     const auto branch = [&](const char * weight, ggml_tensor * src1, const char * bias) {
-        ggml_tensor * out = g.named(ggml_mul_mat_id(g.ctx, g[weight], src1, ids), weight);
+        ggml_tensor * out = ggml_mul_mat_id(g.ctx, g[weight], src1, ids);
         return options.bias ? ggml_add_id(g.ctx, out, g[bias], ids) : out;
     };
     ggml_tensor * up   = nullptr;
@@ -404,7 +342,7 @@ Block shared_expert_block(ggml_type type) {
     block.build = [routed](Graph & g) {
         routed(g);
         ggml_tensor * moe = g.outputs.back();
-        ggml_tensor * act = ggml_silu(g.ctx, g.mul_mat("ffn_up_shexp", ggml_rms_norm(g.ctx, g.x, 1e-5F)));
+        ggml_tensor * act = ggml_silu(g.ctx, g.mul_mat("ffn_up_shexp", g.norm()));
         g.output(ggml_add(g.ctx, g.mul_mat("ffn_down_shexp", act), moe));
     };
     return block;
@@ -418,7 +356,7 @@ Block beside_dense_block(ggml_type type, bool dense_first) {
     const auto k   = block.n_embd;
     block.weights  = {{"ffn_up_exps", type, k, 96, 4, OALLAMA_ROWS}, {"attn_q", type, k, 96, 1, OALLAMA_ROWS}};
     block.build    = [dense_first, k](Graph & g) {
-        ggml_tensor * cur = norm(g);
+        ggml_tensor * cur = g.norm();
         ggml_tensor * ids = ggml_argsort_top_k(g.ctx, ggml_mul_mat(g.ctx, g["gate_inp"], cur), 1);
         ggml_build_forward_expand(g.gf, ids);
         ggml_tensor * dense = g.mul_mat("attn_q", cur);
@@ -473,6 +411,14 @@ std::vector<ggml_type> mul_mat_types() {
 
 int64_t granularity(ggml_type type, oallama_axis axis) {
     return oallama::granularity(type, static_cast<oallama::Axis>(axis));
+}
+
+int64_t granularity(const Block & block) {
+    int64_t shared = 1;
+    for (const Weight & weight : block.weights) {
+        shared = std::lcm(shared, granularity(weight.type, weight.axis));
+    }
+    return shared;
 }
 
 } // namespace split_test

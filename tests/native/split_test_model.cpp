@@ -16,9 +16,9 @@ namespace split_test {
 
 // Few rows are made, because quantising is slow; a random one of them follows another, so that a row in the wrong
 // place shows.
-Data make_data(const Block & block) {
+Data make_data(const Block & block, uint64_t seed) {
     Data           data;
-    bridge::Random random(7);
+    bridge::Random random(seed);
     for (const Weight & weight : block.weights) {
         const bridge::Tile     tile      = bridge::make_tile(weight.type, weight.k, 31);
         const size_t           row_bytes = ggml_row_size(weight.type, weight.k);
@@ -42,13 +42,10 @@ Data make_data(const Block & block) {
 // plan
 //
 
-Streamed streamed  = Streamed::none;
-bool     late      = false;
-bool     resident  = false;
-int      n_slots   = 2;
-int64_t  sum_bytes = 0;
-
-const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
+Streamed streamed = Streamed::none;
+bool     late     = false;
+bool     resident = false;
+int      n_slots  = 2;
 
 std::string cut_name(Cut cut) {
     const char * names[] = {"r = 0", "r = one granule", "r = 0.5", "r = all but one granule", "r = 1"};
@@ -68,10 +65,8 @@ int64_t cc_of(Cut cut, int64_t extent, int64_t granule) {
     return 0;
 }
 
-} // namespace
-
 // Of what is not CC: how much is streamed.
-static int64_t cg_of(int64_t rest, int64_t granule) {
+int64_t cg_of(int64_t rest, int64_t granule) {
     switch (streamed) {
         case Streamed::none: return 0;
         case Streamed::half: return rest / 2 / granule * granule;
@@ -79,6 +74,8 @@ static int64_t cg_of(int64_t rest, int64_t granule) {
     }
     return 0;
 }
+
+} // namespace
 
 std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std::string & layout) {
     const char * axis  = weight.axis == OALLAMA_ROWS ? "rows" : weight.axis == OALLAMA_COLS ? "cols" : "halves";
@@ -93,24 +90,19 @@ std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std
                     : "CPU");
 }
 
-std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
-                      const std::string & layout) {
-    std::string text =
-        "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\nsum " + std::to_string(sum_bytes) + "\n";
+std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & lines,
+                      const std::string & device, const std::string & layout) {
+    std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n" + lines;
     if (!device.empty()) {
         text += "device " + device + "\n" + (streamed == Streamed::half ? "piece 8192\n" : "") +
                 (late ? "tokens 1 0\ntokens 512 256\ntwice 1\n" : "");
     }
+    const bool lives = resident && device == async_device::device_name;
     for (const Block * block : blocks) {
-        int64_t shared = 1;
         for (const Weight & weight : block->weights) {
-            shared = std::lcm(shared, granularity(weight.type, weight.axis));
-        }
-        for (const Weight & weight : block->weights) {
-            const int64_t granule = block->together ? shared : granularity(weight.type, weight.axis);
+            const int64_t granule = block->together ? granularity(*block) : granularity(weight.type, weight.axis);
             const int64_t cc      = cc_of(cut, weight.extent(), granule);
             const int64_t cg      = cg_of(weight.extent() - cc, granule);
-            const bool    lives   = resident && device == async_device::device_name;
             text += tensor_line(weight, cc, cg, layout) + (lives ? " resident" : "") +
                     (weight.chunk > 0 && !lives ? " chunk=" + std::to_string(weight.chunk) : "") + "\n";
         }
@@ -127,8 +119,33 @@ PlanPtr new_plan(const std::string & text) {
     return PlanPtr(plan);
 }
 
-PlanPtr plan_of(const Block & block, Cut cut) {
-    return new_plan(plan_text({&block}, cut, async_device::device_name, "CPU"));
+PlanPtr plan_of(const Block & block, Cut cut, const std::string & lines, const std::string & device,
+                const std::string & layout) {
+    return new_plan(plan_text({&block}, cut, lines, device, layout));
+}
+
+ggml_backend_buffer_type_t buft_of(oallama_plan * plan) {
+    void * buft = nullptr;
+    check_ok(oallama_plan_buft(plan, &buft), "the plan has a buffer type");
+    return static_cast<ggml_backend_buffer_type_t>(buft);
+}
+
+Told told(const oallama_plan * plan) {
+    Told    all;
+    char    lines[4096] = "";
+    int32_t usable      = 0;
+    int64_t n_slices    = 0;
+    check_ok(oallama_plan_problems(plan, &usable, lines, sizeof lines), "problems are told");
+    check_ok(oallama_plan_count(plan, &n_slices), "slices are counted");
+    for (int64_t i = 0; i < n_slices; i++) {
+        oallama_slice slice = {};
+        check_ok(oallama_plan_slice(plan, i, &slice), "a slice is told");
+        all.gg += slice.gg;
+        all.device_bytes += slice.device_bytes;
+    }
+    all.usable   = usable != 0;
+    all.problems = lines;
+    return all;
 }
 
 //
@@ -165,7 +182,7 @@ bool layout_holds(ggml_backend_buffer_type_t buft, const Weight & weight) {
     ggml_tensor *    w    = ggml_new_tensor_3d(ctx.get(), weight.type, weight.k, weight.n, weight.e);
     ggml_tensor *    src1 = nullptr;
     ggml_tensor *    op   = nullptr;
-    if (weight.name.find("_exps") != std::string::npos) {
+    if (weight.is_routed()) {
         src1 = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, weight.k, 2, 3);
         op   = ggml_mul_mat_id(ctx.get(), w, src1, ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 2, 3));
     } else {
@@ -195,38 +212,32 @@ ggml_tensor * new_weight(ggml_context * ctx, const Weight & weight) {
 
 } // namespace
 
-Model::Model(const Block & block, const Data & data, ggml_backend_buffer_type_t layout) : block_(&block) {
+Model::Model(const Block & block, const Data & data, ggml_backend_buffer_type_t layout) : block_(block), data_(data) {
     new_extras();
     for (const Weight & weight : block.weights) {
         contexts_.push_back(header_context(1));
         tensors_[weight.name] = new_weight(contexts_.back().get(), weight);
         place(contexts_.back().get(), layout_holds(layout, weight) ? layout : host_layouts().front());
     }
-    load(data);
+    load();
 }
 
-Model::Model(const Block & block, const Data & data, oallama_plan * plan) : block_(&block) {
-    void * buft = nullptr;
-    check_ok(oallama_plan_buft(plan, &buft), "the plan has a buffer type");
-    if (buft == nullptr) {
-        loaded_ = false;
-        return;
-    }
+Model::Model(const Block & block, const Data & data, oallama_plan * plan) : block_(block), data_(data) {
     new_extras();
     contexts_.push_back(header_context(block.weights.size()));
     for (const Weight & weight : block.weights) {
         tensors_[weight.name] = new_weight(contexts_.back().get(), weight);
     }
-    place(contexts_.back().get(), static_cast<ggml_backend_buffer_type_t>(buft));
-    load(data);
+    place(contexts_.back().get(), buft_of(plan));
+    load();
 }
 
 void Model::new_extras() {
-    if (block_->extras.empty()) {
+    if (block_.extras.empty()) {
         return;
     }
-    contexts_.push_back(header_context(block_->extras.size()));
-    for (const Extra & extra : block_->extras) {
+    contexts_.push_back(header_context(block_.extras.size()));
+    for (const Extra & extra : block_.extras) {
         ggml_tensor * tensor =
             ggml_new_tensor(contexts_.back().get(), GGML_TYPE_F32, static_cast<int>(extra.ne.size()), extra.ne.data());
         tensors_[extra.name] = ggml_set_name(tensor, extra.name.c_str());
@@ -244,17 +255,11 @@ void Model::place(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     buffers_.push_back(std::move(buffer));
 }
 
-void Model::load(const Data & data) {
-    if (!loaded_) {
-        return;
-    }
+void Model::load() {
     for (const auto & [name, tensor] : tensors_) {
-        const std::vector<uint8_t> & bytes = data.at(name);
-        if (bytes.size() != ggml_nbytes(tensor)) {
-            check(false, name + " has as many bytes as its data");
-            continue;
+        if (loaded_) {
+            ggml_backend_tensor_set(tensor, data_.at(name).data(), 0, ggml_nbytes(tensor));
         }
-        ggml_backend_tensor_set(tensor, bytes.data(), 0, bytes.size());
     }
 }
 

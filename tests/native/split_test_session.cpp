@@ -110,11 +110,13 @@ LonePass::LonePass(const Model & model, int64_t n_tokens)
     draw_input(graph_, 1);
 }
 
-void LonePass::on_host_node(bool (*callback)(void * data), void * data) const {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_.get()));
-    const auto         set = reinterpret_cast<ggml_backend_set_abort_callback_t>(
+ggml_status LonePass::compute(const std::function<bool()> & on_host_node) const {
+    ggml_backend_reg_t    reg  = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_.get()));
+    std::function<bool()> each = on_host_node;
+    const auto            set  = reinterpret_cast<ggml_backend_set_abort_callback_t>(
         ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_abort_callback"));
-    set(backend_.get(), callback, data);
+    set(backend_.get(), [](void * data) { return (*static_cast<std::function<bool()> *>(data))(); }, &each);
+    return ggml_backend_graph_compute(backend_.get(), graph_.gf);
 }
 
 Outputs LonePass::outputs() const {
@@ -143,12 +145,6 @@ Outputs Session::compute(const Model & model, int64_t n_tokens, uint64_t seed) {
     if (status_ != GGML_STATUS_SUCCESS) {
         return {};
     }
-    ran_on_.clear();
-    for (int i = 0; i < ggml_graph_n_nodes(graph.gf); i++) {
-        ggml_tensor *  node    = ggml_graph_node(graph.gf, i);
-        ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(sched_.get(), node);
-        ran_on_[node->name]    = backend == nullptr ? "" : ggml_backend_name(backend);
-    }
     return outputs_of(graph);
 }
 
@@ -166,9 +162,9 @@ bool Session::on_node(ggml_tensor * tensor, bool ask, void * self) {
     return true;
 }
 
-Outputs on_cpu(const Block & block, const Data & data, int64_t n_tokens, uint64_t seed) {
+Outputs on_cpu(const Model & model, int64_t n_tokens, uint64_t seed) {
     return Session({/*split=*/false, /*gpu=*/false})
-        .compute(Model(block, data, host_layouts().front()), n_tokens, seed);
+        .compute(Model(model.block(), model.data(), host_layouts().front()), n_tokens, seed);
 }
 
 //
@@ -204,30 +200,19 @@ std::string text(double number) {
     return digits;
 }
 
-bool same_bytes(const Outputs & reference, const Outputs & result) {
-    if (reference.empty() || reference.size() != result.size()) {
-        return false;
-    }
-    for (size_t i = 0; i < reference.size(); i++) {
-        if (reference[i].size() != result[i].size() ||
-            std::memcmp(reference[i].data(), result[i].data(), result[i].size() * sizeof(float)) != 0) {
-            return false;
-        }
-    }
-    return true;
+bool is_right(Session & session, const Model & model, int64_t n_tokens, uint64_t seed) {
+    return nmse(on_cpu(model, n_tokens, seed), session.compute(model, n_tokens, seed)) <= summation_bound;
+}
+
+void check_right(Session & session, const Model & model, int64_t n_tokens, const std::string & when, uint64_t seed) {
+    const double error = nmse(on_cpu(model, n_tokens, seed), session.compute(model, n_tokens, seed));
+    check(error <= summation_bound,
+          model.block().name + ", " + std::to_string(n_tokens) + " tokens " + when + ": NMSE " + text(error));
 }
 
 //
 // what the library says of itself
 //
-
-std::string problems(const oallama_plan * plan, bool * usable) {
-    char    lines[4096] = "";
-    int32_t flag        = 0;
-    check_ok(oallama_plan_problems(plan, &flag, lines, sizeof lines), "problems are told");
-    *usable = flag != 0;
-    return lines;
-}
 
 oallama_memory memory() {
     oallama_memory now = {};
@@ -241,11 +226,15 @@ oallama_stats stats() {
     return now;
 }
 
+void reset_stats() {
+    check_ok(oallama_reset_stats(), "statistics are reset");
+}
+
 oallama_stats stats_of_known(const Model & model, int64_t n_tokens) {
     Session session;
     session.compute(model, n_tokens);
     session.compute(model, n_tokens);
-    check_ok(oallama_reset_stats(), "statistics are reset");
+    reset_stats();
     session.compute(model, n_tokens);
     return stats();
 }

@@ -12,109 +12,75 @@ namespace split_test {
 
 namespace {
 
-constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+using Bytes = std::vector<int64_t>; // of each block
 
-// All that is not CC is streamed, through one slot, while this lives.
-class AllStreamed {
+// Blocks that take turns in a ring, as those of a model's layers do. All that is not CC is streamed.
+class Round {
   public:
-    AllStreamed() : streamed_(streamed), n_slots_(n_slots) {
-        streamed = Streamed::all;
-        n_slots  = 1;
-    }
-    AllStreamed(const AllStreamed &)             = delete;
-    AllStreamed & operator=(const AllStreamed &) = delete;
-    ~AllStreamed() {
-        streamed = streamed_;
-        n_slots  = n_slots_;
-    }
-
-  private:
-    Streamed streamed_;
-    int      n_slots_;
-};
-
-// Two blocks that take turns: an FFN and a lone mul-mat, half of each streamed, or all.
-class TwoBlocks {
-  public:
-    explicit TwoBlocks(const std::string & lines, Cut cut = Cut::half) {
-        const AllStreamed all;
-        const std::string text = plan_text({&ffn_, &lone_}, cut, async_device::device_name, "CPU");
-        const size_t      at   = text.find("tensor ");
-        plan_                  = new_plan(text.substr(0, at) + lines + text.substr(at));
-        if (plan_ != nullptr) {
-            first_  = std::make_unique<Model>(ffn_, make_data(ffn_), plan_.get());
-            second_ = std::make_unique<Model>(lone_, make_data(lone_), plan_.get());
+    Round(const std::vector<Block> & blocks, const std::string & lines, int slots = 1, Cut cut = Cut::half) {
+        const Setting              all(streamed, Streamed::all);
+        const Setting              ring(n_slots, slots);
+        std::vector<const Block *> each;
+        for (const Block & block : blocks) {
+            each.push_back(&block);
+        }
+        plan_ = new_plan(plan_text(each, cut, lines));
+        for (const Block & block : blocks) {
+            models_.push_back(std::make_unique<Model>(block, plan_.get()));
         }
         session_ = std::make_unique<Session>(); // as a llama_context is made, of a model
     }
 
-    bool ready() const { return plan_ != nullptr && first_->loaded() && second_->loaded(); }
-
-    // What is copied while a block is computed: of the FFN, of the other.
-    std::pair<int64_t, int64_t> copied() {
-        const int64_t ffn = bytes_while(*first_);
-        return {ffn, bytes_while(*second_)};
+    // Computes each block; the bytes that are copied meanwhile.
+    Bytes turn() {
+        Bytes copied;
+        for (const auto & model : models_) {
+            reset_stats();
+            check_right(*session_, *model, n_tokens, "in a ring");
+            copied.push_back(stats().bytes_streamed);
+            n_built += stats().n_built;
+        }
+        return copied;
     }
 
-    Outputs of_ffn() { return session_->compute(*first_, 3); }
+    // What is copied once the order is known, and how long everything takes; tried again while it is not what was
+    // foreseen, as a busy machine keeps no time.
+    Bytes copied(const Bytes & foreseen = {}) {
+        Bytes found;
+        for (int i = 0; i < 5 || (i < 50 && !foreseen.empty() && found != foreseen); i++) {
+            found = turn();
+        }
+        return found;
+    }
+
+    int64_t n_built = 0; // programs
 
   private:
-    int64_t bytes_while(const Model & model) {
-        check_ok(oallama_reset_stats(), "statistics are reset");
-        check(!session_->compute(model, 3).empty(), "a block is computed");
-        return stats().bytes_streamed;
-    }
+    static constexpr int64_t n_tokens = 30; // for which all experts are used
 
-    Block                    ffn_  = ffn_block(q4_0, q4_0);
-    Block                    lone_ = lone_block(q4_0);
-    PlanPtr                  plan_;
-    std::unique_ptr<Model>   first_;
-    std::unique_ptr<Model>   second_;
-    std::unique_ptr<Session> session_;
+    PlanPtr                             plan_;
+    std::vector<std::unique_ptr<Model>> models_;
+    std::unique_ptr<Session>            session_;
 };
-
-// What is copied once the order is known, and how long everything takes; tried again while it is not what was expected,
-// as a busy machine keeps no time.
-std::pair<int64_t, int64_t> copied_in_time(const std::string & lines, std::pair<int64_t, int64_t> expected = {},
-                                           Cut cut = Cut::half) {
-    TwoBlocks blocks(lines, cut);
-    if (!blocks.ready()) {
-        return {};
-    }
-    for (int i = 0; i < 3; i++) {
-        blocks.copied();
-    }
-    std::pair<int64_t, int64_t> found = blocks.copied();
-    for (int i = 0; i < 50 && expected.first > 0 && found != expected; i++) {
-        found = blocks.copied();
-    }
-    return found;
-}
 
 // With one slot the copy of a block can only begin when the one before has ended: then what is copied during a call is
 // the other block's, unless the link is too slow for anything to be asked for ahead.
 void check_ahead() {
-    const auto own    = copied_in_time("prefetch layer\n");
-    const auto others = copied_in_time("prefetch ahead\n");
-    check(own.first > own.second && own.second > 0, "more is streamed of the FFN");
-    check(others.first == own.second && others.second == own.first, "the next block is copied ahead");
+    const std::vector<Block> two     = {ffn_block(q4_0, q4_0), lone_block(q4_0)};
+    const Bytes              own     = Round(two, "prefetch layer\n").copied();
+    const Bytes              swapped = {own[1], own[0]};
+    check(own[0] > own[1] && own[1] > 0, "more is streamed of the FFN");
+    check(Round(two, "prefetch ahead\n").copied(swapped) == swapped, "the next block is copied ahead");
+    const std::string fast = "piece 4096\nlink 1000000000000000\n";
+    check(Round(two, fast).copied(swapped) == swapped, "a fast link is asked for all of it");
+    check(Round(two, "piece 4096\nlink 1\n").copied() == own,
+          "a link that would keep an activation waiting is asked for nothing");
 
-    const auto fast = copied_in_time("piece 4096\nlink 1000000000000000\n", others);
-    check(fast == others, "a fast link is asked for all of it");
-    const auto slow = copied_in_time("piece 4096\nlink 1\n");
-    check(slow == own, "a link that would keep an activation waiting is asked for nothing");
-    done("copies ahead");
-}
-
-// Blocks that live on the device and are streamed whole neither send nor receive anything, and are copied ahead too.
-void check_ahead_of_whole() {
-    const bool kept  = resident;
-    resident         = true;
-    const auto own   = copied_in_time("prefetch layer\n", {}, Cut::all);
-    const auto ahead = copied_in_time("piece 4096\nlink 1000000000000000\n", {own.second, own.first}, Cut::all);
-    check(ahead.first == own.second && ahead.second == own.first, "the next block is copied ahead");
-    resident = kept;
-    done("copies ahead of blocks that send nothing");
+    // blocks that live on the device and are streamed whole neither send nor receive anything, and are copied ahead too
+    const Setting lives(resident, true);
+    const Bytes   whole         = Round(two, "prefetch layer\n", 1, Cut::all).copied();
+    const Bytes   whole_swapped = {whole[1], whole[0]};
+    check(Round(two, fast, 1, Cut::all).copied(whole_swapped) == whole_swapped, "the next whole block is copied ahead");
 }
 
 // When the next small copy is due is what passed the last time between the same two.
@@ -136,138 +102,65 @@ void check_turns() {
     turns.made(&second.lifted);
     turns.forget();
     check(turns.due() == Time::min(), "what is forgotten says nothing");
-    done("turns");
 }
 
-// An interval that lasted for these times, one after another: how long the next one is taken to be.
-double learned(const std::vector<double> & seconds) {
-    using namespace oallama;
-    const Time begun;
-    Interval   interval;
+// An interval that lasted for these times, one after another, is taken to last for so long the next time.
+void check_interval(const std::vector<double> & seconds, double expected, const char * what) {
+    const oallama::Time begun;
+    oallama::Interval   interval;
     for (const double one : seconds) {
         interval.begin(begun);
-        interval.end(begun + to_duration(one));
+        interval.end(begun + oallama::to_duration(one));
     }
     interval.begin(begun);
-    return std::chrono::duration<double>(interval.due() - begun).count();
-}
-
-void check_interval() {
-    const auto near = [](double found, double expected) { return std::abs(found - expected) < 1e-6; };
-    check(near(learned({0.008, 0.0}), 0.006), "one short time does not undo a long one");
-    check(near(learned({0.01, 0.01, 0.02}), 0.0125), "the last time weighs a quarter");
-    check(near(learned({0.01, 60.0}), 0.01), "a pause of a minute changes nothing");
-    check(near(learned({0.01, 60.0, 0.01, 60.0, 0.01}), 0.01), "nor does the next pause");
-    check(near(learned({0.01, 0.05, 0.05}), 0.02), "what takes long twice in a row takes long now");
-    done("intervals");
+    check(std::abs(std::chrono::duration<double>(interval.due() - begun).count() - expected) < 1e-6, what);
 }
 
 // Small copies get through between two pieces.
 void check_pieces() {
-    constexpr int64_t piece       = 4096;
-    const auto        n_copies_of = [](const std::string & lines, int64_t * bytes) {
-        TwoBlocks blocks("prefetch layer\n" + lines);
-        if (!blocks.ready()) {
-            return int64_t{0};
-        }
-        const async_device::Counters before = async_device::counters();
-        *bytes                              = blocks.copied().first;
-        return async_device::counters().n_copies_in - before.n_copies_in;
+    const auto n_copies_of = [](const std::string & lines, int64_t * bytes) {
+        Round         blocks({ffn_block(q4_0, q4_0)}, "prefetch layer\n" + lines);
+        const int64_t before = async_device::counters().n_copies_in;
+        *bytes               = blocks.turn().front();
+        return async_device::counters().n_copies_in - before;
     };
     int64_t       bytes = 0;
     const int64_t whole = n_copies_of("", &bytes);
-    const int64_t parts = n_copies_of("piece " + std::to_string(piece) + "\n", &bytes);
-    check(parts >= whole + bytes / piece / 2, "weights are asked for in pieces");
-    TwoBlocks at_once("prefetch layer\n"), in_pieces("prefetch layer\npiece 4096\n");
-    check(at_once.ready() && in_pieces.ready() && same_bytes(at_once.of_ffn(), in_pieces.of_ffn()), "and come whole");
-    done("pieces");
-}
-
-struct Loaded {
-    std::unique_ptr<Model> model;
-    Outputs                expected; // the unsplit CPU's
-};
-
-// Loads each block by the plan.
-std::vector<Loaded> load(const std::vector<Block> & blocks, oallama_plan * plan, int64_t n_tokens) {
-    std::vector<Loaded> loaded;
-    Session             cpu({/*split=*/false, /*gpu=*/false});
-    for (const Block & block : blocks) {
-        const Data data = make_data(block);
-        loaded.push_back({std::make_unique<Model>(block, data, plan),
-                          cpu.compute(Model(block, data, host_layouts().front()), n_tokens)});
-        check(loaded.back().model->loaded(), block.name + " is loaded");
-    }
-    return loaded;
-}
-
-// Blocks that take turns in a ring of so many bytes (0: not said): what is copied while each is computed, once the
-// order is known, and what the device then holds. As copied_in_time, tried again until it is as foreseen. Results must
-// be the CPU's.
-struct Turn {
-    std::vector<int64_t> copied;
-    int64_t              device_bytes = 0;
-};
-
-Turn turns_in(int64_t bytes, const std::string & mode, const std::vector<int64_t> & foreseen = {}) {
-    constexpr int64_t        n_tokens = 30; // for which all experts are used
-    const std::vector<Block> blocks   = {ffn_block(q4_0, q4_0), lone_block(q4_0), moe_block(q4_0, q4_0)};
-    const std::string        whole =
-        plan_text({&blocks[0], &blocks[1], &blocks[2]}, Cut::half, async_device::device_name, "CPU");
-    const size_t      at    = whole.find("tensor ");
-    const std::string lines = "prefetch " + mode + "\n" + (bytes > 0 ? "ring " + std::to_string(bytes) + "\n" : "");
-    const PlanPtr     plan  = new_plan(whole.substr(0, at) + lines + whole.substr(at));
-    Turn              turn;
-    if (plan == nullptr) {
-        return turn;
-    }
-    const std::vector<Loaded> loaded = load(blocks, plan.get(), n_tokens);
-    Session                   session;
-    for (int i = 0; i < 5 || (i < 50 && !foreseen.empty() && turn.copied != foreseen); i++) {
-        turn.copied.clear();
-        for (size_t block = 0; block < blocks.size(); block++) {
-            check_ok(oallama_reset_stats(), "statistics are reset");
-            const double error = nmse(loaded[block].expected, session.compute(*loaded[block].model, n_tokens));
-            check(error <= summation_bound, blocks[block].name + " in a ring: NMSE " + text(error));
-            turn.copied.push_back(stats().bytes_streamed);
-        }
-    }
-    turn.device_bytes = memory().device_compute;
-    return turn;
+    const int64_t parts = n_copies_of("piece 4096\n", &bytes);
+    check(parts >= whole + bytes / 4096 / 2, "weights are asked for in pieces");
 }
 
 // Two slots lie at the two ends of a ring, which is as long as the two blocks that it must hold at once.
 void check_two_ends() {
-    const AllStreamed    all;
-    const int64_t        padding = 6 * 512; // of six weights
-    const Turn           own     = turns_in(0, "layer");
-    std::vector<int64_t> size    = own.copied;
-    check(size.size() == 3 && *std::min_element(size.begin(), size.end()) > padding, "three blocks are streamed");
-    if (size.size() != 3) {
-        return;
-    }
-    n_slots                             = 2;
-    const std::vector<int64_t> foreseen = {size[2], size[0], size[1]}; // when a block ends, that after the next
-    const Turn                 equal    = turns_in(0, "ahead", foreseen);
-    check(equal.copied == foreseen, "two slots that hold any block let copies run ahead");
-    const int64_t pair   = std::max({size[0] + size[1], size[1] + size[2], size[2] + size[0]});
-    const Turn    uneven = turns_in(pair + padding, "ahead", foreseen);
-    check(uneven.copied == foreseen, "so do slots that hold what they need");
+    const std::vector<Block> blocks  = {ffn_block(q4_0, q4_0), lone_block(q4_0), moe_block(q4_0, q4_0)};
+    const int64_t            padding = 6 * 512; // of six weights
+
+    const Bytes   size    = Round(blocks, "prefetch layer\n").copied();
     const int64_t largest = *std::max_element(size.begin(), size.end());
-    check(equal.device_bytes - uneven.device_bytes >= 2 * largest - pair - padding, "they take less of the device");
-    check(turns_in(largest, "layer").copied == size, "a ring for one block holds one block");
-    check(turns_in(1, "layer").device_bytes == own.device_bytes, "and no ring is smaller");
-    done("two ends of a ring");
+    const int64_t pair    = std::max({size[0] + size[1], size[1] + size[2], size[2] + size[0]});
+    check(*std::min_element(size.begin(), size.end()) > padding, "three blocks are streamed");
+
+    const Bytes foreseen = {size[2], size[0], size[1]}; // when a block ends, that after the next
+    const auto  held_by  = [&](const std::string & lines) {
+        Round round(blocks, lines, 2);
+        check(round.copied(foreseen) == foreseen, "two slots that hold what they need let copies run ahead");
+        return memory().device_compute;
+    };
+    const int64_t saved = held_by("") - held_by("ring " + std::to_string(pair + padding) + "\n");
+    check(saved >= 2 * largest - pair - padding, "slots of two sizes take less of the device");
+    for (const int64_t bytes : {largest, int64_t{1}}) {
+        const std::string one = "prefetch layer\nring " + std::to_string(bytes) + "\n";
+        check(Round(blocks, one, 2).copied() == size, "no ring holds less than one block");
+    }
 }
 
 // A token uses three of four experts, so two or three of them lie side by side.
 void check_side_by_side() {
-    const AllStreamed all;
-    const Block       block  = moe_block(GGML_TYPE_F32, GGML_TYPE_F32, {Ffn::silu, Gate::par, false, false, 3, 4});
-    const auto        copies = [&block](Streamed how) {
-        streamed           = how;
-        const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-        const Model   model(block, make_data(block), plan.get());
+    const Block block  = moe_block(GGML_TYPE_F32, GGML_TYPE_F32, {Ffn::silu, Gate::par, false, false, 3, 4});
+    const auto  copies = [&block](Streamed how) {
+        const Setting streams(streamed, how);
+        const PlanPtr plan = plan_of(block, Cut::half);
+        const Model   model(block, plan.get());
         Session       session;
         const int64_t before = async_device::counters().n_copies_in;
         check(!session.compute(model, 1).empty(), "a token is computed");
@@ -277,59 +170,29 @@ void check_side_by_side() {
     check(of_weights >= 3 && of_weights <= 6, "experts that lie side by side come in one copy, of each of three "
                                               "weights one or two: " +
                                                   std::to_string(of_weights));
-    done("experts side by side");
-}
-
-// A lone mul-mat by a weight of this name.
-Block named_block(const std::string & name) {
-    Block block = lone_block(q4_0);
-    block.name += " by " + name;
-    block.weights.front().name = name;
-    block.build                = [name](Graph & g) { g.output(g.mul_mat(name.c_str(), g.x)); };
-    return block;
 }
 
 // Blocks that take turns in two slots: no device graph's tensors move, so that CUDA can capture it, and all weights are
 // copied ahead, for an odd number of blocks too.
-void check_addresses(size_t n_blocks) {
-    const AllStreamed all;
-    n_slots                = 2;
-    const std::string what = std::to_string(n_blocks) + " blocks: ";
-
-    std::vector<Block>         blocks;
-    std::vector<const Block *> each;
-    blocks.reserve(n_blocks);
-    for (size_t i = 0; i < n_blocks; i++) {
-        blocks.push_back(named_block("w" + std::to_string(i)));
-        each.push_back(&blocks.back());
+void check_addresses(int64_t n_blocks) {
+    const std::string  what = std::to_string(n_blocks) + " blocks: ";
+    std::vector<Block> blocks;
+    for (int64_t i = 0; i < n_blocks; i++) {
+        blocks.push_back(lone_block(q4_0));
+        const std::string name             = "w" + std::to_string(i);
+        blocks.back().weights.front().name = name;
+        blocks.back().build                = [name](Graph & g) { g.output(g.mul_mat(name.c_str(), g.x)); };
     }
-    const PlanPtr plan = new_plan(plan_text(each, Cut::half, async_device::device_name, "CPU"));
-    if (plan == nullptr) {
-        return;
-    }
-    const std::vector<Loaded> loaded = load(blocks, plan.get(), 3);
-    Session                   session;
-    int64_t                   n_built = 0;
+    Round round(blocks, "", 2);
     for (int token = 0; token < 6; token++) {
-        check_ok(oallama_reset_stats(), "statistics are reset");
         const int64_t n_moved = async_device::counters().n_moved;
-        for (size_t i = 0; i < n_blocks; i++) {
-            check(nmse(loaded[i].expected, session.compute(*loaded[i].model, 3)) <= summation_bound,
-                  what + "a block is right");
-        }
-        n_built += stats().n_built;
+        const int64_t n_built = round.n_built;
+        round.turn();
         check(async_device::counters().n_moved == n_moved, what + "no graph moves in token " + std::to_string(token));
-        check(token < 2 || stats().n_built == 0, what + "no program is built after the second token");
+        check(token < 2 || round.n_built == n_built, what + "no program is built after the second token");
     }
-    check(n_built <= static_cast<int64_t>(n_blocks * (n_blocks % 2 == 0 ? 1 : 2)),
-          what + std::to_string(n_built) + " programs are built");
-}
-
-void check_addresses() {
-    for (const size_t n_blocks : {2, 3, 4, 5}) {
-        check_addresses(n_blocks);
-    }
-    done("addresses of streamed weights");
+    check(round.n_built <= n_blocks * (n_blocks % 2 == 0 ? 1 : 2),
+          what + std::to_string(round.n_built) + " programs are built");
 }
 
 } // namespace
@@ -339,12 +202,17 @@ void test_stream() {
         return; // plans of its own
     }
     check_turns();
-    check_interval();
+    check_interval({0.008, 0.0}, 0.006, "one short time does not undo a long one");
+    check_interval({0.01, 0.01, 0.02}, 0.0125, "the last time weighs a quarter");
+    check_interval({0.01, 60.0}, 0.01, "a pause of a minute changes nothing");
+    check_interval({0.01, 60.0, 0.01, 60.0, 0.01}, 0.01, "nor does the next pause");
+    check_interval({0.01, 0.05, 0.05}, 0.02, "what takes long twice in a row takes long now");
     check_ahead();
-    check_ahead_of_whole();
     check_pieces();
     check_side_by_side();
-    check_addresses();
+    for (const int64_t n_blocks : {2, 3, 4, 5}) {
+        check_addresses(n_blocks);
+    }
     check_two_ends();
 }
 

@@ -1,26 +1,26 @@
-// n_g: of a batch, the device computes all that CC is for, for the last n_g tokens (CG').
+// n_g: of a batch, the device computes all that CC is for, for the last n_g tokens (CG'). And times of blocks.
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
 
 #include "plan.h"
 #include "split_test.h"
+#include "times.h"
 
 namespace split_test {
 
 namespace {
 
-constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
-
 const std::string table = "tokens 8 0\ntokens 16 8\ntokens 32 32\n";
-
-std::string with_lines(const Block & block, Cut cut, const std::string & lines, const std::string & layout) {
-    const std::string text = plan_text({&block}, cut, async_device::device_name, layout);
-    const size_t      at   = text.find("tensor ");
-    return text.substr(0, at) + lines + text.substr(at);
-}
 
 // What one batch moves when nothing was there before.
 oallama_stats moved(const Model & model, int64_t n_tokens) {
     Session session;
-    check_ok(oallama_reset_stats(), "statistics are reset");
+    reset_stats();
     check(!session.compute(model, n_tokens).empty(), std::to_string(n_tokens) + " tokens are computed");
     return stats();
 }
@@ -28,7 +28,7 @@ oallama_stats moved(const Model & model, int64_t n_tokens) {
 int64_t bytes_of(const Block & block) {
     int64_t bytes = 0;
     for (const Weight & weight : block.weights) {
-        bytes += static_cast<int64_t>(ggml_row_size(weight.type, weight.k)) * weight.n * weight.e;
+        bytes += weight.bytes();
     }
     return bytes;
 }
@@ -36,57 +36,108 @@ int64_t bytes_of(const Block & block) {
 // By the table; between two entries a half is rounded up, and then the host's tokens to whole groups, as the planner
 // does (tests/unit/test_cuts.py).
 void check_table() {
-    using oallama::TokenSplit;
-    struct Expected {
-        int64_t n_tokens;
-        int64_t n_g;
-    };
-    const auto check_all = [](const std::vector<TokenSplit> & tokens, const std::vector<Expected> & all) {
-        for (const Expected & one : all) {
-            check(oallama::n_g_at(tokens, one.n_tokens) == one.n_g,
-                  "n_g of " + std::to_string(one.n_tokens) + " tokens is " + std::to_string(one.n_g));
+    using Pairs          = std::vector<std::pair<int64_t, int64_t>>; // n_tokens, n_g
+    const auto check_all = [](const std::vector<oallama::TokenSplit> & tokens, const Pairs & all) {
+        for (const auto & [n_tokens, n_g] : all) {
+            check(oallama::n_g_at(tokens, n_tokens) == n_g,
+                  "n_g of " + std::to_string(n_tokens) + " tokens is " + std::to_string(n_g));
         }
     };
     check_all({{8, 0}, {16, 8}, {32, 32}},
               {{1, 0}, {7, 0}, {8, 0}, {9, 1}, {12, 4}, {16, 8}, {24, 20}, {32, 32}, {33, 33}, {64, 64}});
     check_all({{16, 3}, {48, 20}, {50, 15}}, {{16, 3}, {17, 1}, {19, 3}, {32, 12}, {49, 17}});
-    done("n_g by the table");
 }
 
 // All of the weights are CC, so that the device gets the activations of n_g tokens, CC once, and nothing else.
 void check_bytes() {
     const Block         block = ffn_block(q4_0, q4_0);
-    const PlanPtr       plan  = new_plan(with_lines(block, Cut::none, "prefetch layer\n" + table, "CPU"));
-    const Model         model(block, make_data(block), plan.get());
+    const PlanPtr       plan  = plan_of(block, Cut::none, "prefetch layer\n" + table);
+    const Model         model(block, plan.get());
     const oallama_stats now   = moved(model, 12);
     const int64_t       bytes = 4 * block.n_embd * static_cast<int64_t>(sizeof(float));
     check(now.bytes_in == bytes && now.bytes_out == bytes && now.bytes_streamed == bytes_of(block),
           "of 12 tokens the device gets 4");
-    done("bytes of n_g");
 }
 
 // A layout that the device cannot read has no n_g unless CC is kept a second time.
 void check_twice() {
     const Block block = ffn_block(q4_0, q4_0);
-    const Data  data  = make_data(block);
     for (ggml_backend_buffer_type_t buft : host_layouts()) {
         const std::string layout = ggml_backend_buft_name(buft);
         if (!layout_holds(buft, block.weights.front())) {
             continue;
         }
-        const bool    plain = layout == "CPU";
-        const PlanPtr once  = new_plan(with_lines(block, Cut::none, table, layout));
-        const PlanPtr twice = new_plan(with_lines(block, Cut::none, table + "twice 1\n", layout));
-        {
-            const Model model(block, data, once.get());
-            check((moved(model, 32).bytes_in > 0) == plain, layout + " kept once has an n_g if it is plain");
-            check(memory().host_weights < 3 * bytes_of(block) / 2, layout + " is kept once");
+        const bool plain = layout == "CPU";
+        for (const bool twice : {false, true}) {
+            const PlanPtr plan =
+                plan_of(block, Cut::none, table + (twice ? "twice 1\n" : ""), async_device::device_name, layout);
+            const Model model(block, plan.get());
+            check((moved(model, 32).bytes_in > 0) == (plain || twice), layout + " has an n_g where it can be read");
+            check((memory().host_weights >= 2 * bytes_of(block)) == (twice && !plain), layout + " is kept twice");
+            check(memory().host_weights < 3 * bytes_of(block), layout + " is kept no more often");
         }
-        const Model model(block, data, twice.get());
-        check(moved(model, 32).bytes_in > 0, layout + " kept twice has an n_g");
-        check((memory().host_weights >= 2 * bytes_of(block)) == !plain, layout + " is kept twice unless it is plain");
     }
-    done("CC kept twice");
+}
+
+//
+// times
+//
+
+// How long each block took, by classes of batch sizes.
+void check_times() {
+    const Setting                    tokens(late, false); // with an n_g the host may have nothing to do
+    const Block                      block = ffn_block(q4_0, q4_0);
+    const PlanPtr                    plan  = plan_of(block, Cut::half);
+    const Model                      model(block, plan.get());
+    Session                          session;
+    std::vector<oallama_block_times> times(8);
+
+    const auto take = [&](size_t first, int64_t room) {
+        int64_t n = 0;
+        check_ok(oallama_plan_take_times(plan.get(), times.data() + first, room, &n), "times are taken");
+        return n;
+    };
+    for (const int64_t n_tokens : {8, 5, 9}) {
+        session.compute(model, n_tokens);
+    }
+    check(take(0, 1) == 1 && take(1, 7) == 1 && take(0, 8) == 0, "as many as there is room for, each once");
+    for (const oallama_block_times & time : {times[0], times[1]}) {
+        const bool larger = time.batch == 16;
+        check(time.batch == (larger ? 16 : 8), "the class is a power of two");
+        check(time.n_runs == (larger ? 1 : 2) && time.n_tokens == (larger ? 9 : 13), "each run is noted once");
+        check(time.host_s > 0 && time.launch_s > 0 && time.wait_s > 0 && time.join_s > 0, "seconds");
+    }
+    reset_stats();
+    session.compute(model, 0);
+    check(session.status() == GGML_STATUS_SUCCESS && take(0, 8) == 0 && stats().n_phases == 0 &&
+              stats().bytes_streamed == 0,
+          "a batch of no tokens takes no time and streams nothing");
+}
+
+// The file that is replaced while blocks run, as long as it can be written.
+void check_times_file() {
+    std::string folder = (std::filesystem::temp_directory_path() / "oallama-times-XXXXXX").string();
+    check(mkdtemp(folder.data()) != nullptr, "a folder is made");
+    const std::string path  = folder + "/times";
+    const auto        times = std::make_shared<oallama::BlockTimes>();
+    const auto add    = [&](int64_t n_tokens) { times->of("a block", n_tokens).add(n_tokens, {100, 200, 300, 400}); };
+    const auto become = [&](const std::string & wanted) {
+        std::string found;
+        for (int i = 0; i < 600 && found != wanted; i++) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            std::ifstream file(path);
+            found = {std::istreambuf_iterator<char>(file), {}};
+        }
+        check(found == wanted, "the file tells: " + wanted);
+    };
+    add(3);
+    write_times(times, path);
+    become("4 1 3 100 200 300 400 a block\n");
+    add(4);
+    add(1);
+    become("1 1 1 100 200 300 400 a block\n4 2 7 200 400 600 800 a block\n");
+    check(std::filesystem::remove_all(folder) > 0, "the folder is removed");
+    add(1); // nobody waits for what cannot be written
 }
 
 } // namespace
@@ -98,6 +149,11 @@ void test_tokens() {
     check_table();
     check_bytes();
     check_twice();
+}
+
+void test_times() {
+    check_times();
+    check_times_file();
 }
 
 } // namespace split_test
