@@ -4,9 +4,11 @@
 // usage: split_test [--threads N] [--list] [name...]     runs the named tests, all when none is named; prints a line
 // for each part and what fails; exit code 1 when anything does
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 
 #include "split_test.h"
@@ -96,6 +98,11 @@ int main(int argc, char ** argv) {
             resident = true;
         } else {
             names.emplace_back(argv[i]);
+            const auto is_named = [&](const Test & test) { return names.back() == test.name; };
+            if (std::none_of(std::begin(tests), std::end(tests), is_named)) {
+                std::fprintf(stderr, "there is no test %s\n", argv[i]);
+                return 2;
+            }
         }
     }
 
@@ -105,11 +112,7 @@ int main(int argc, char ** argv) {
     check_ok(oallama_register(), "the backend registers");
     check_ok(oallama_register(), "the backend registers once only");
     for (const Test & test : tests) {
-        bool wanted = names.empty();
-        for (const std::string & name : names) {
-            wanted = wanted || name == test.name;
-        }
-        if (wanted) {
+        if (names.empty() || std::count(names.begin(), names.end(), test.name) > 0) {
             const int n_before = n_checked;
             test.run();
             check_nothing_held(std::string("after ") + test.name);
