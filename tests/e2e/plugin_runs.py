@@ -1,5 +1,5 @@
-"""Models run by llama.cpp itself, with the split backend or without, beneath the engine: any operator may be given to
-the backend there, also one that lies whole on one side."""
+"""Models run by llama.cpp itself, with the split back end or without, beneath the engine: any operator may be given to
+the back end there, also one that lies whole on one side."""
 
 from __future__ import annotations
 
@@ -11,72 +11,60 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from e2e.placed import Placed
+from e2e.forced import N_CTX, N_UBATCH, Share, forced
+from e2e.logits import Logits
 from llama_cpp import llama_cpp as api
 
+from ggml_bridge.split import SplitStats
 from oallama.core.types import Attention, Operator, OperatorPlacement
-from oallama.device.load_params import LoadSettings, apply_context, load_bridge
+from oallama.device.load_params import BuftOverride, LoadSettings, apply_context, load_bridge
 from oallama.plan.patterns import escape
 from oallama.plan.plugin_text import plugin_text
 from oallama.run.generate import teacher_forced_logits
 from oallama.run.weight_places import host_shape
 
-Logits = npt.NDArray[np.float32]
-
-N_CTX, N_UBATCH = 256, 64
-
-
-def pattern_of(names: Sequence[str]) -> str:
-    return f"^(?:{'|'.join(escape(name) for name in names)})$"
-
 
 @contextlib.contextmanager
 def loaded(
-    path: Path, overrides: Sequence[tuple[str, int]] = (), devices: Sequence[int] = (), n_seq: int = 1, **params: Any
+    path: Path, buft: int = 0, names: Sequence[str] = (), devices: Sequence[int] = (), n_seq: int = 1, **params: Any
 ) -> Iterator[Any]:
-    """A llama_context of the model with these (pattern, buffer type) and devices; one thread, nothing offloaded by
-    llama.cpp's own choice. params: fields of llama_model_params."""
+    """A llama_context of the model, weights of these names in this buffer type; one thread, nothing offloaded by
+    llama.cpp's own choice. devices: those it may use. params: fields of llama_model_params."""
     model_params = api.llama_model_default_params()
-    entries = (_Override * (len(overrides) + 1))()
-    for entry, (pattern, buft) in zip(entries, overrides, strict=False):
-        entry.pattern, entry.buft = pattern.encode(), buft
+    overrides = (BuftOverride * 2)()
+    if buft:
+        overrides[0] = BuftOverride(f"^(?:{'|'.join(map(escape, names))})$".encode(), buft)
     listed = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
     model_params.devices = ctypes.cast(listed, ctypes.c_void_p)
-    model_params.tensor_buft_overrides = ctypes.cast(entries, ctypes.c_void_p)
+    model_params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     model_params.n_gpu_layers = 0
     for name, value in params.items():
         setattr(model_params, name, value)
     model = api.llama_model_load_from_file(str(path).encode(), model_params)
     assert model, path
     try:
-        with context_of(path, model, n_seq) as context:
+        with context_of(model, n_seq) as context:
             yield context
     finally:
         api.llama_model_free(model)
 
 
 @contextlib.contextmanager
-def context_of(path: Path, model: Any, n_seq: int = 1, n_threads: int = 1) -> Iterator[Any]:
+def context_of(model: Any, n_seq: int = 1, n_threads: int = 1) -> Iterator[Any]:
     params = api.llama_context_default_params()
-    settings = LoadSettings(str(path), n_ctx=N_CTX, n_ubatch=N_UBATCH, attention=Attention("on"), n_threads=n_threads)
+    settings = LoadSettings("", n_ctx=N_CTX, n_ubatch=N_UBATCH, attention=Attention("on"), n_threads=n_threads)
     apply_context(settings, params)
     params.n_seq_max, params.op_offload, params.kv_unified = n_seq, False, True
     context = api.llama_init_from_model(model, params)
-    assert context, path
+    assert context
     try:
         yield context
     finally:
         api.llama_free(context)
 
 
-class _Override(ctypes.Structure):
-    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
-
-
-def logits_of(context: Any, tokens: Sequence[int]) -> Logits:
-    """Teacher-forced logits [n_tokens, n_vocab] of one sequence, in micro-batches."""
-    return teacher_forced_logits(context, tokens)
+logits_of = teacher_forced_logits
+"""Logits [n_tokens, n_vocab] of one sequence in a context, in micro-batches."""
 
 
 def logits_of_sequences(context: Any, sequences: Sequence[Sequence[int]]) -> Logits:
@@ -101,34 +89,45 @@ def logits_of_sequences(context: Any, sequences: Sequence[Sequence[int]]) -> Log
 
 @contextlib.contextmanager
 def with_plugin(
-    case: Placed,
-    placements: Sequence[OperatorPlacement],
-    given: Sequence[str],
+    path: Path,
     device: str,
-    n_seq: int = 1,
+    share: Share,
+    *,
+    hot: Sequence[int] = (),
+    layout: str | None = None,
     sum_bytes: int | None = 0,
+    token_assignment: tuple[tuple[int, int], ...] = (),
     **params: Any,
 ) -> Iterator[Any]:
-    """A llama_context whose operators `given` are the split backend's, cut as the placements of all operators say.
+    """A llama_context whose operators with a share are the split back end's, cut so.
 
-    device: a ggml device that is open. Host slices without a named layout are in the one llama.cpp would choose.
-    sum_bytes: `sum` of the plan text. With 0 the few results of a tiny model's experts are added up too; None: as
-    plans say it.
+    device: a ggml device that is open. layout: None: the one that llama.cpp would choose. sum_bytes: `sum` of the plan
+    text. With 0 the few results of a tiny model's experts are added up too; None: as plans say it. params: of loaded().
     """
-    operators = [operator for operator in case.operators if operator.name in given]
-    by_name = {placement.name: placement for placement in placements}
-    chosen = [_with_layout(operator, by_name[operator.name]) for operator in operators]
+    case = forced(path, share=share, hot=hot, layout=layout, token_assignment=token_assignment, probe=False)
+    operators = [operator for operator in case.placer.operators if operator.name in case.given]
+    by_name = {placement.name: placement for placement in case.plan.operators}
+    chosen = tuple(_with_layout(operator, by_name[operator.name]) for operator in operators)
     text = plugin_text(
-        replace(case.plan, operators=tuple(chosen)), operators, case.model.n_layer, device, every_operator=True
+        replace(case.plan, operators=chosen), operators, case.placer.model.n_layer, device, every_operator=True
     )
     text += "" if sum_bytes is None else f"sum {sum_bytes}\n"
-    with load_bridge().split().plan(text) as plan:
-        overrides = [(pattern_of(given), plan.buft)]
-        params["load_mode"] = api.LLAMA_LOAD_MODE_NONE
-        with loaded(Path(case.model.path), overrides, n_seq=n_seq, **params) as context:
-            assert plan.problems() == (True, [])
-            assert [slice.name for slice in plan.slices() if slice.loaded] == [operator.name for operator in operators]
-            yield context
+    with (
+        load_bridge().split().plan(text) as plan,
+        loaded(path, plan.buft, case.given, load_mode=api.LLAMA_LOAD_MODE_NONE, **params) as context,
+    ):
+        assert plan.problems() == (True, [])
+        assert [slice.name for slice in plan.slices() if slice.loaded] == list(case.given)
+        yield context
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[SplitStats]]:
+    """What the split back end does meanwhile, in the list at the end."""
+    backend, found = load_bridge().split(), list[SplitStats]()
+    before = backend.stats()
+    yield found
+    found.append(backend.stats() - before)
 
 
 def _with_layout(operator: Operator, placement: OperatorPlacement) -> OperatorPlacement:

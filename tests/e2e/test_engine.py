@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,15 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from e2e.logits import EXACT_NMSE, N_UBATCH, QUANTISED_NMSE, TOKENS, attention, engine_of, nmse, stock_logits
-from e2e.placed import placed, with_ledger
+from e2e.forced import attention, everything, forced
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, TOKENS, nmse, stock_logits
+from e2e.script import started
 from gguf_factory import write_gguf
 from llama_cpp import Llama
 from processes import must_end
 from seeds import crossed
 
 from oallama.core.errors import ModelFileError, PlanError, UsageError
-from oallama.core.options import Options
 from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import sentence_of
@@ -31,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("prober")
 
 @pytest.fixture(scope="module")
 def cpu_engine(f16: Path) -> Iterator[Engine]:
-    with engine_of(placed(f16)) as engine:
+    with forced(f16).engine() as engine:
         yield engine
 
 
@@ -43,19 +41,17 @@ def cpu_engine(f16: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize("weight_type", ["F16", "Q4_0", "Q8_0"])
 def test_all_cpu_logits_are_bit_identical_to_stock(weight_type: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", weight_type=weight_type)
-    with engine_of(placed(path)) as engine:
+    with forced(path).engine() as engine:
         found = engine.logits(TOKENS)
-    wanted = stock_logits(path, TOKENS, n_ubatch=N_UBATCH)
     assert found.dtype == np.float32 and found.shape == (len(TOKENS), 320)
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(found, stock_logits(path, TOKENS))
     assert not np.array_equal(found[:-1], found[1:]), "the rows differ, so the comparison says something"
 
 
 def test_with_llama_cpp_pythons_own_defaults_too(f16: Path) -> None:
     """Its default is no flash attention and micro-batches of 512; one batch holds all tokens then."""
-    with engine_of(placed(f16), flash_attn="off", n_ubatch=512) as engine:
-        found = engine.logits(TOKENS)
-    assert np.array_equal(found, stock_logits(f16, TOKENS, flash_attn=False))
+    with forced(f16).engine(flash_attn="off", n_ubatch=512) as engine:
+        assert np.array_equal(engine.logits(TOKENS), stock_logits(f16, TOKENS, flash_attn=False, n_ubatch=512))
 
 
 def every_other(op: Operator) -> bool:
@@ -66,17 +62,18 @@ def every_other(op: Operator) -> bool:
 def test_operators_on_the_worker_compute_the_same(weight_type: str, where: Any, tmp_path: Path) -> None:
     bound = QUANTISED_NMSE if weight_type.startswith("Q") else EXACT_NMSE
     path = write_gguf(tmp_path / "model.gguf", "llama", weight_type=weight_type)
-    case = placed(path, "rpc-worker", where)
-    assert 0 < sum(p.gg for p in case.plan.operators) < len(case.operators)
-    with engine_of(case) as engine:
-        found = engine.logits(TOKENS)
-    assert nmse(found, stock_logits(path, TOKENS, n_ubatch=N_UBATCH)) <= bound
+    case = forced(path, "rpc-worker", whole=where)
+    assert 0 < sum(p.gg for p in case.plan.operators) < len(case.plan.operators)
+    with case.engine() as engine:
+        assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= bound
+        assert engine.warnings == () and engine.memory.host_bytes > 0
+        assert engine.memory.device_bytes == engine.memory.planned_device_bytes > 0
 
 
 def test_a_named_layout_computes_the_same(q4_0: Path) -> None:
-    wanted = stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH)
+    wanted = stock_logits(q4_0, TOKENS)
     for layout in load_bridge().cpu_layouts():
-        with engine_of(placed(q4_0, layout=layout)) as engine:
+        with forced(q4_0, share=everything(0), layout=layout).engine() as engine:
             assert nmse(engine.logits(TOKENS), wanted) <= QUANTISED_NMSE
             held = {buffer.buft for buffer in engine.memory.buffers if buffer.model}
             assert any(layout in buft for buft in held), (layout, held)
@@ -167,7 +164,7 @@ def test_a_closed_stream_leaves_the_engine_usable(cpu_engine: Engine) -> None:
 
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(device: str, f16: Path) -> None:
-    with engine_of(placed(f16, device)) as engine:
+    with forced(f16, device, whole=None if device == "none" else attention).engine() as engine:
         llama, abandoned = engine.llama, engine.stream("once", max_tokens=50, temperature=0)
         next(abandoned)
     asked: list[Callable[[], object]] = [
@@ -200,7 +197,7 @@ def test_llama_is_a_usual_llama_and_shares_the_engine(f16: Path) -> None:
     stock = Llama(str(f16), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
     wanted = stock("once upon", max_tokens=8, temperature=0)["choices"][0]["text"]
     stock.close()
-    with engine_of(placed(f16, "rpc-worker", attention)) as engine:
+    with forced(f16, "rpc-worker", whole=attention).engine() as engine:
         assert isinstance(engine.llama, Llama)
         logits = engine.logits(TOKENS)
         for _ in range(2):  # neither leaves anything in the shared KV cache that the other would take for its own
@@ -214,7 +211,7 @@ def test_chat_templates_answer_as_those_of_llama_do(tmp_path: Path) -> None:
     question: list[Any] = [{"role": "user", "content": "once upon a time"}]
     stock = Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
     wanted = stock.create_chat_completion(question, max_tokens=8, temperature=0)
-    with engine_of(placed(path)) as engine:
+    with forced(path).engine() as engine:
         assert engine.llama.chat_format == stock.chat_format == "chat_template.default"
         assert engine.llama.metadata == stock.metadata
         answer = engine.llama.create_chat_completion(question, max_tokens=8, temperature=0)
@@ -227,37 +224,27 @@ def test_chat_templates_answer_as_those_of_llama_do(tmp_path: Path) -> None:
 #
 
 
-def test_memory_as_planned_gives_no_warning(f16: Path) -> None:
-    case = placed(f16, "rpc-worker", attention)
-    with engine_of(case) as engine:
-        assert engine.warnings == ()
-        assert engine.memory.device_bytes == engine.memory.planned_device_bytes > 0
-        assert engine.memory.host_bytes > 0
-
-
 def test_memory_not_as_planned_is_said(f16: Path) -> None:
-    case = placed(f16, "rpc-worker", attention)
-    wrong = with_ledger(case.plan, weights_gpu=case.plan.memory.weights_gpu + (8 << 20))
-    with Engine(case.model, wrong, Options(threads=1), probed=True, progress=False) as engine:
+    case = forced(f16, "rpc-worker", whole=attention)
+    with case.with_ledger(weights_gpu=case.plan.memory.weights_gpu + (8 << 20)).engine() as engine:
         assert len(engine.warnings) == 1 and "RPC" in engine.warnings[0] and "plan" in engine.warnings[0]
 
 
 def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama")
-    case = placed(path)
-    engine_of(case).close()
+    case = forced(path)
+    case.engine().close()
     os.utime(path)
     with pytest.raises(ModelFileError, match=r"model\.gguf: the file changed since it was checked; start again"):
-        engine_of(case)
+        case.engine()
     path.unlink()
     with pytest.raises(ModelFileError, match=r"model\.gguf: No such file or directory since it was checked"):
-        engine_of(case)
+        case.engine()
 
 
 def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
-    case = placed(f16, "rpc-worker", attention)
     with pytest.raises(PlanError, match="--device none is none"):
-        Engine(case.model, case.plan, Options(device="none"))
+        forced(f16, "rpc-worker", whole=attention).engine(device="none")
 
 
 #
@@ -267,7 +254,7 @@ def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
 
 @pytest.mark.parametrize("last", ["nothing", "generate", "logits"])
 def test_an_engine_that_is_dropped_ends_its_worker(last: str, f16: Path) -> None:
-    engine = engine_of(placed(f16, "rpc-worker", attention))
+    engine = forced(f16, "rpc-worker", whole=attention).engine()
     if last == "generate":
         engine.generate("once", max_tokens=2)
     elif last == "logits":
@@ -277,39 +264,19 @@ def test_an_engine_that_is_dropped_ends_its_worker(last: str, f16: Path) -> None
     must_end(worker.pid)
 
 
-SCRIPT = """
-import signal, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import psutil
-from e2e.placed import placed
-from oallama.core.options import Options
-from oallama.run.engine import Engine
-case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
-engine = Engine(case.model, case.plan, Options(threads=1), probed=True)
+OPEN = """
+engine = forced(model, device, whole=attention if device != "none" else None).engine()
 stream = engine.stream("once", max_tokens=10**6, temperature=1.5)
-how = sys.argv[4]
 next(stream)
-if how == "lost":
-    psutil.Process().children()[-1].send_signal(signal.SIGKILL)
+if words[0] == "lost":
+    psutil.Process().children()[-1].kill()
     time.sleep(0.3)
 """
 
 
-def script(f16: Path, device: str, how: str) -> subprocess.Popen[str]:
-    tests = Path(__file__).parents[1]
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tests), str(f16), device, how],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.parametrize(("device", "how"), [("none", "open"), ("rpc-worker", "open"), ("rpc-worker", "lost")])
 def test_a_process_may_end_with_an_engine_open(f16: Path, device: str, how: str) -> None:
-    with script(f16, device, how) as process:
+    with started(OPEN, f16, device, how) as process:
         _, errors = process.communicate(timeout=60)
     expected = (1, f"oallama: {sentence_of('ggml-rpc.cpp')}\n") if how == "lost" else (0, "")
     assert (process.returncode, errors) == expected

@@ -337,14 +337,12 @@ SILENT = """
 import os, signal, sys, threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from e2e.split_cases import ffn, split_case
+from e2e.forced import ffn, forced
 from ggml_bridge.rpc import RpcServer
-from oallama.core.options import Options
 from oallama.device.rpc_link import limit_silence
-from oallama.run.engine import Engine
-case, server = split_case(Path(sys.argv[2]), "rpc-worker", ffn(0.5)), RpcServer()
+case, server = forced(Path(sys.argv[2]), "rpc-worker", ffn(0.5)), RpcServer()
 print(server.pid, flush=True)
-engine = Engine(case.model, case.plan, Options(threads=1, device=f"rpc://{server.endpoint}"), probed=True)
+engine = case.engine(device=f"rpc://{server.endpoint}")
 limit_silence(server.endpoint, 1)
 threading.Timer(0.2, os.kill, [server.pid, signal.SIGSTOP]).start()
 while True:

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from e2e.placed import Placed, placed
+from e2e.forced import Forced, attention, forced
+from e2e.script import started
 from interrupts import interrupted_often, native_log_callback
 from processes import PATIENCE_S
 from seeds import ALL, FRESH
 
 from oallama.core.errors import UsageError
-from oallama.core.options import Options
 from oallama.device.opening import list_devices
-from oallama.run.engine import Engine
 
 
-def with_attention_on(device: str, model: Path) -> Placed:
-    return placed(model, device, lambda op: op.role.startswith("attn"))
-
-
-def loaded(case: Placed) -> Engine:
-    return Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False)
+def with_attention_on(device: str, model: Path) -> Forced:
+    return forced(model, device, whole=None if device == "none" else attention)
 
 
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: Path) -> None:
     """At each of several hundred moments, or a twentieth of them; with a worker a seventh."""
-    with loaded(with_attention_on(device, f16)) as engine:
+    with with_attention_on(device, f16).engine() as engine:
         tokens = engine.tokenize("once upon")
         wanted = engine.generate(tokens, max_tokens=2, temperature=0).tokens
 
@@ -53,22 +46,22 @@ def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: 
 def test_a_ctrl_c_anywhere_in_loading_leaves_nothing_behind(device: str, f16: Path) -> None:
     """No worker, nor llama.cpp's log in our hands: what is logged next would be the end."""
     case = with_attention_on(device, f16)
-    loaded(case).close()
+    case.engine().close()
     log_before, moment = native_log_callback(), 0
     step = (61 if device == "none" else 251) * (1 if ALL else 12)
-    for moment in interrupted_often(lambda: loaded(case).close(), step):
+    for moment in interrupted_often(lambda: case.engine().close(), step):
         assert native_log_callback() == log_before, f"moment {moment}"
         assert not psutil.Process().children(), f"moment {moment}"
         assert not [known.name for known in list_devices() if known.backend == "RPC"], f"moment {moment}"
     assert moment > 300
-    with loaded(case) as engine:
+    with case.engine() as engine:
         assert engine.generate("once upon", max_tokens=2, temperature=0).n_gen == 2
 
 
 def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path) -> None:
     """As `with` does, while what was interrupted is still known."""
     case = with_attention_on("none", f16)
-    engine = loaded(case)
+    engine = case.engine()
     n_closed = 0
 
     def work() -> None:
@@ -86,25 +79,16 @@ def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path) -> None
         engine.close()
         with pytest.raises(UsageError, match="this engine is closed"):
             engine.call(list)
-        engine = loaded(case)
+        engine = case.engine()
     engine.close()
     assert n_closed > 200 // step
 
 
 PROGRAM = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from e2e.placed import placed
-from e2e.split_cases import ffn, split_case
-from oallama.core.options import Options
-from oallama.device.load_params import load_bridge
-from oallama.run.engine import Engine
-model, device, n_times = Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-splits = device == "cpu-pair"
-case = split_case(model, device, ffn(0.5)) if splits else placed(model, device, lambda op: op.role.startswith("attn"))
+splits, n_times = device == "cpu-pair", int(words[0])
+case = forced(model, device, ffn(0.5)) if splits else forced(model, device, whole={"none": None}.get(device, attention))
 def work():
-    with Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False) as engine:
+    with case.engine() as engine:
         for _ in engine.stream("once upon a time " * 8, max_tokens=3, temperature=1.5):
             pass
         engine.logits(engine.tokenize("once upon a time"))
@@ -128,8 +112,7 @@ assert not splits or not any(getattr(held, name) for name in held.__slots__), he
 def test_a_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
     """At many moments of loading, computing and freeing; a program then ends as if none had come."""
     moments = random.Random(FRESH)
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), str(f16), device, str(n_times)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(PROGRAM, f16, device, n_times) as process:
         assert process.stdout is not None and process.stderr is not None
         limit = threading.Timer(PATIENCE_S, process.kill)  # a lost one leaves it at work for ever
         limit.start()

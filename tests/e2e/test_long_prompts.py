@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from e2e.placed import placed
+from e2e.forced import forced
 from gguf_factory import write_gguf
 
 from oallama.cli.placement import PlacementOptions, run_workload
@@ -15,7 +15,6 @@ from oallama.cli.run import command, tokens_if_long
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.core.options import Options
 from oallama.placer import Placer
-from oallama.run.engine import Engine
 from oallama.run.template import Prompt
 from oallama.run.vocabulary import LongestTokens, Vocabulary
 
@@ -32,8 +31,7 @@ def placer(model: Path, **options: Any) -> Placer:
 
 
 def test_a_vocabulary_counts_as_the_engine_does(model: Path) -> None:
-    case = placed(model)
-    with Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False) as engine:
+    with forced(model).engine() as engine:
         for text in ("once upon a time", "wörds and é\udcff bytes", ""):
             for special in (True, False):
                 assert Vocabulary(str(model)).tokenize(text, special) == engine.tokenize(text, special)
@@ -72,9 +70,9 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(
     monkeypatch.setattr(Placer, "engine", measured)
     with pytest.raises(UsageError, match=r"the prompt has \d+ tokens but the context holds 300"):
         command.main([str(model), LONG, "-c", "300", "--device", "rpc-worker:1"], standalone_mode=False)
-    case = placed(model)
-    case.plan.save(tmp_path / "plan.json")
-    planned = case.plan.workload.n_ctx
+    plan = forced(model).plan
+    plan.save(tmp_path / "plan.json")
+    planned = plan.workload.n_ctx
     with pytest.raises(UsageError, match=rf"tokens but the context holds {planned}"):
         command.main([LONG, "--plan", str(tmp_path / "plan.json"), "-m", str(model)], standalone_mode=False)
 

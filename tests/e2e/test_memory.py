@@ -10,21 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.placed import Where, placed
+from e2e.forced import Where, forced
 from gguf_factory import hostile, write_gguf
 from llama_cpp import llama_cpp as api
 from processes import children_with, must_end
 from seeds import crossed
 
 from oallama.core.errors import DeviceError, ModelFileError
-from oallama.core.options import Options
 from oallama.core.types import Attention
-from oallama.core.units import MIB
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.model.memory import PARTS, Prober, ProbeResult, probe_memory
 from oallama.placer import Placer
-from oallama.run.engine import Engine
 
 PLACES: dict[str, Where] = {
     "attention on the device": lambda op: op.role.startswith("attn"),
@@ -36,15 +33,12 @@ PLACES: dict[str, Where] = {
 
 @pytest.mark.parametrize(("arch", "where"), crossed(["llama", "qwen3moe", "gemma2", "minicpm3"], list(PLACES)))
 def test_the_probe_says_what_a_load_really_takes(arch: str, where: str, tmp_path: Path) -> None:
-    case = placed(write_gguf(tmp_path / "model.gguf", arch, weight_type="Q4_0"), "rpc-worker", PLACES[where])
-    with Engine(
-        case.model, case.plan, Options(threads=1), operators=case.operators, tensor_names=case.tensor_names
-    ) as engine:
-        for part in ("model", "context", "compute"):
-            real = sum(getattr(buffer, part) for buffer in engine.memory.buffers if not buffer.in_host_memory)
-            assert abs(real - case.probed.on_device(part)) <= max(0.01 * real, MIB), part  # type: ignore[arg-type]
-            # these are not just near: the probe and the load take the same decisions
-            assert real == case.probed.on_device(part), part  # type: ignore[arg-type]
+    path = write_gguf(tmp_path / "model.gguf", arch, weight_type="Q4_0")
+    case = forced(path, "rpc-worker", whole=PLACES[where])
+    with case.engine() as engine:
+        there = [buffer for buffer in engine.memory.buffers if not buffer.in_host_memory]
+        real = [sum(getattr(buffer, part) for buffer in there) for part in PARTS]
+        assert real == [case.plan.memory.weights_gpu, case.plan.memory.kv, case.plan.memory.compute]
         assert engine.memory.device_bytes == engine.memory.planned_device_bytes > 0
         assert engine.warnings == ()
 
@@ -66,12 +60,14 @@ def overridden(path: Path, patterns: tuple[tuple[str, str | None], ...]) -> dict
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "gpt2", "llama-tied", "qwen3moe", "minicpm3"])
 def test_llama_cpp_matches_exactly_the_host_operators_and_their_biases(arch: str, tmp_path: Path) -> None:
-    case = placed(write_gguf(tmp_path / "model.gguf", arch, n_layer=12), "rpc-worker", lambda op: len(op.name) % 2 == 0)
+    path = write_gguf(tmp_path / "model.gguf", arch, n_layer=12)
+    case = forced(path, "rpc-worker", whole=lambda operator: len(operator.name) % 2 == 0, probe=False)
     hosted = {placement.name for placement in case.plan.operators if placement.gg == 0}
-    stems = {name.removesuffix(".weight") for name in hosted}
-    expected = {name for name in case.tensor_names if name.rpartition(".")[0] in stems and not name.endswith("_norm")}
-    assert 0 < len(hosted) < len(case.operators)
-    assert set(overridden(Path(case.model.path), case.request.host_patterns)) == expected
+    stems, placer = {name.removesuffix(".weight") for name in hosted}, case.placer
+    expected = {name for name in placer.tensor_names if name.rpartition(".")[0] in stems}
+    assert 0 < len(hosted) < len(case.plan.operators)
+    settings = placer.dry_loads.settings(case.plan.workload, placer.placed(case.plan), placer.attention)
+    assert set(overridden(path, settings.host_patterns)) == expected
 
 
 def test_layouts_are_honoured_where_named(tmp_path: Path) -> None:

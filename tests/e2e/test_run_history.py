@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e.split_cases import ffn, split_case
+from e2e.forced import ffn, forced
 
 from oallama.core.history import BlockRuns, SeenPasses
 from oallama.core.options import Options
@@ -31,7 +31,7 @@ def placer(two_layers: Path, worker_profile: Profile, tmp_path: Path, monkeypatc
 
 
 def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two_layers: Path) -> None:
-    plan = split_case(two_layers, WORKER, ffn(0.5)).plan
+    plan = forced(two_layers, WORKER, ffn(0.5)).plan
     with placer.engine(plan, progress=False) as engine:
         engine.generate([1 + i % 99 for i in range(N_PROMPT)], max_tokens=N_GEN + 1, temperature=0.0)
         runs = engine.take_runs()
@@ -72,5 +72,5 @@ def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two
 
 def test_a_profile_that_is_given_is_not_corrected(placer: Placer, worker_profile: Profile, two_layers: Path) -> None:
     given = Placer.of_file(str(two_layers), placer.options, worker_profile)
-    given.keep_runs(split_case(two_layers, WORKER, ffn(0.5)).plan, [])
+    given.keep_runs(forced(two_layers, WORKER, ffn(0.5)).plan, [])
     assert given.adopt_history() == "" and given.profile() is worker_profile

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e.logits import QUANTISED_NMSE, TOKENS, engine_of, nmse, stock_logits
-from e2e.split_cases import ffn, split_case, streaming_case, written
+from e2e.forced import Forced, ffn, forced, written
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, stock_logits
+from e2e.plugin_runs import counted
 from seeds import crossed
 
-from oallama.core.types import Operator
 from oallama.cost.blocks import is_ffn
-from oallama.device.load_params import load_bridge
 from oallama.model.memory import probe_memory
 
 pytestmark = pytest.mark.usefixtures("prober")
 
-DEVICES = ("rpc-worker", "emulated:vram=2GiB,scale=1,values=real")
+DEVICES = ("rpc-worker", REAL)
 DENSE = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3", "minicpm3", "gpt2")
 EXPERTS = ("llama-moe", "qwen3moe", "qwen2moe")
-N_UBATCH = 64
 F32 = 4
-BOUNDS = {"F16": 1e-6, "Q4_0": QUANTISED_NMSE}
 
 
-def beside_the_ffns(operator: Operator) -> bool:
+def beside_the_ffns(path: Path, device: str, gg: float = 0.5, cg: float = 0.0, **options: object) -> Forced:
     """Whole on the device: all that is no FFN, and routers."""
-    return not is_ffn(operator)
+    return forced(path, device, ffn(gg, cg), whole=lambda operator: not is_ffn(operator), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -37,62 +33,50 @@ def beside_the_ffns(operator: Operator) -> bool:
 def test_a_block_computes_the_same_where_its_neighbours_are(model: tuple[str, str], device: str, models: Path) -> None:
     arch, weight_type = model
     path = written(models, arch, weight_type=weight_type)
-    with engine_of(split_case(path, device, ffn(0.5), whole=beside_the_ffns)) as engine:
-        found = engine.logits(TOKENS)
-        assert nmse(found, stock_logits(path, TOKENS, n_ubatch=N_UBATCH)) <= BOUNDS[weight_type]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_what_crosses_for_a_token(device: str, models: Path) -> None:
-    """The input of each block comes to the host once, and what the host has made of it goes back once."""
-    case = split_case(written(models, "llama", weight_type="Q4_0"), device, ffn(0.5), whole=beside_the_ffns)
-    backend = load_bridge().split()
-    with engine_of(case) as engine:
-        engine.logits(TOKENS[:2])
-        before = backend.stats()
-        engine.logits(TOKENS[:1])
-        done = backend.stats() - before
-    bytes_of_x = case.model.n_embd * F32
-    assert (done.bytes_out, done.bytes_in) == (case.model.n_layer * bytes_of_x, case.model.n_layer * bytes_of_x)
-    assert done.n_phases == case.model.n_layer
-
-
-def test_a_load_whose_device_takes_no_such_blocks_says_so(models: Path) -> None:
-    """And computes the same; where the plan was made for that, there is nothing to say."""
-    path = written(models, "llama", weight_type="F16")
-    case = split_case(path, f"{DEVICES[1]},buffers=address", ffn(0.5), whole=beside_the_ffns)
-    wanted = stock_logits(path, TOKENS, n_ubatch=N_UBATCH)
-    for residents in (True, False):
-        with engine_of(replace(case, plan=replace(case.plan, residents=residents))) as engine:
-            assert nmse(engine.logits(TOKENS), wanted) <= BOUNDS["F16"]
-            said = [warning for warning in engine.warnings if warning.startswith("not as planned: blocks cannot live")]
-            assert len(said) == residents, engine.warnings
-
-
-def test_a_dry_load_makes_the_splits_of_the_real_one(models: Path) -> None:
-    """Of a layer: the device's, ours, the device's; and nothing on the CPU between them."""
-    case = split_case(written(models, "llama", weight_type="Q4_0"), "rpc-worker", ffn(0.5), whole=beside_the_ffns)
-    assert case.request.split_text.count(" resident\n") == 3 * case.model.n_layer
-    assert case.probed.n_splits_decode == 2 * case.model.n_layer + 2, "and the embedding on the CPU"
-    on_host = probe_memory(replace(case.request, split_text=case.request.split_text.replace(" resident", "")))
-    assert on_host.on_device("compute") < case.probed.on_device("compute"), "results of the blocks are there too"
+    with beside_the_ffns(path, device).engine() as engine:
+        error = nmse(engine.logits(TOKENS), stock_logits(path, TOKENS))
+    assert error <= (EXACT_NMSE if weight_type == "F16" else QUANTISED_NMSE)
 
 
 @pytest.mark.parametrize(("device", "arch"), crossed(DEVICES, ["llama", "qwen3moe"]))
 def test_streamed_parts_and_tokens(device: str, arch: str, models: Path) -> None:
     """CG, and CG' for some tokens of a prompt."""
     path = written(models, arch, weight_type="F16")
-    whole = split_case(path, device, ffn(0.5), whole=beside_the_ffns)
-    case = streaming_case(path, device, lambda _: (0.25, 0.25), "CPU", token_assignment=((32, 0), (64, 20)))
-    streamed = {p.name: p for p in case.plan.operators}
-    placements = tuple(
-        streamed[o.name] if is_ffn(o) else p for o, p in zip(whole.operators, whole.plan.operators, strict=True)
-    )
-    record = replace(
-        whole.plan,
-        operators=placements,
-        token_assignment=((32, 0), (64, 20)),
-        memory=replace(whole.plan.memory, staging=16 << 20),
-    )
-    with engine_of(replace(whole, plan=record)) as engine:
-        assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS, n_ubatch=N_UBATCH)) <= BOUNDS["F16"]
+    case = beside_the_ffns(path, device, 0.25, 0.25, layout="CPU", token_assignment=((32, 0), (64, 20)))
+    with case.with_ledger(staging=16 << 20).engine() as engine:
+        assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= EXACT_NMSE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_crosses_for_a_token(device: str, models: Path) -> None:
+    """The input of each block comes to the host once, and what the host has made of it goes back once."""
+    case = beside_the_ffns(written(models, "llama", weight_type="Q4_0"), device)
+    with case.engine() as engine:
+        engine.logits(TOKENS[:2])
+        with counted() as done:
+            engine.logits(TOKENS[:1])
+    n_layer, bytes_of_x = case.placer.model.n_layer, case.placer.model.n_embd * F32
+    assert (done[0].bytes_out, done[0].bytes_in) == (n_layer * bytes_of_x, n_layer * bytes_of_x)
+    assert done[0].n_phases == n_layer
+
+
+def test_a_load_whose_device_takes_no_such_blocks_says_so(models: Path) -> None:
+    """And computes the same; where the plan was made for that, there is nothing to say."""
+    path = written(models, "llama", weight_type="F16")
+    case = beside_the_ffns(path, f"{REAL},buffers=address")
+    for residents in (True, False):
+        with case.changed(residents=residents).engine() as engine:
+            assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= EXACT_NMSE
+            said = [warning for warning in engine.warnings if warning.startswith("not as planned: blocks cannot live")]
+            assert len(said) == residents, engine.warnings
+
+
+def test_a_dry_load_makes_the_splits_of_the_real_one(models: Path) -> None:
+    """Of a layer: the device's, ours, the device's; and nothing on the CPU between them."""
+    path = written(models, "llama", weight_type="Q4_0")
+    there, on_host = (beside_the_ffns(path, "rpc-worker", residents=residents) for residents in (True, False))
+    dry, plan = there.placer.dry_loads, there.plan
+    settings = dry.settings(plan.workload, there.placer.placed(plan), there.placer.attention)
+    assert settings.split_text.count(" resident\n") == 3 * there.placer.model.n_layer
+    assert probe_memory(settings).n_splits_decode == 2 * there.placer.model.n_layer + 2, "and the embedding on the CPU"
+    assert on_host.plan.memory.compute < plan.memory.compute, "results of the blocks are there too"

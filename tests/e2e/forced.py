@@ -1,0 +1,144 @@
+"""Plans that tests force on a model: how much of each operator goes to the device is said by a share. The ledger is
+that of a dry load, as the planner's is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gguf_factory import write_gguf
+
+from oallama.core.types import Operator
+from oallama.cost.blocks import hot_weights, is_ffn, slice_weights
+from oallama.cost.slices import Cut
+from oallama.model.cut import cut_extent, cut_granularity
+from oallama.place.memory import ledger
+from oallama.place.placement import ON_DEVICE, Place, Placement, unmeasured_record
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
+from oallama.run.engine import Engine
+
+N_CTX, N_UBATCH = 256, 64
+
+Where = Callable[[Operator], bool]
+Share = Callable[[Operator], "tuple[float, float] | float | None"]
+"""The share of an operator on the device, or the shares there and streamed; None: all of it is left on the host."""
+
+
+def attention(operator: Operator) -> bool:
+    return operator.role.startswith("attn")
+
+
+def movable(operator: Operator) -> bool:
+    """Tied embeddings are read whole by another operation too."""
+    return operator.name != "token_embd.weight"
+
+
+def ffn(gg: float, cg: float = 0.0) -> Share:
+    """The same shares of all FFNs, experts included, routers not."""
+    return lambda operator: (gg, cg) if is_ffn(operator) else None
+
+
+def everything(gg: float, cg: float = 0.0) -> Share:
+    return lambda operator: (gg, cg) if movable(operator) else None
+
+
+def nothing(_operator: Operator) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A model with its plan. given: names of the operators that have a share."""
+
+    placer: Placer
+    plan: Plan
+    given: tuple[str, ...]
+
+    def engine(self, **options: Any) -> Engine:
+        return self.placer.engine(self.plan, progress=False, **options)
+
+    def changed(self, **fields: Any) -> Forced:
+        """With another plan."""
+        return replace(self, plan=replace(self.plan, **fields))
+
+    def with_ledger(self, **bytes: int) -> Forced:
+        return self.changed(memory=replace(self.plan.memory, **bytes))
+
+
+def written(models: Path, arch: str, **shape: Any) -> Path:
+    """The model of that shape (as gguf_factory takes it), made once in the folder."""
+    path = models / f"{'-'.join([arch, *map(str, shape.values())])}.gguf"
+    return path if path.is_file() else write_gguf(path, arch, **shape)
+
+
+def forced(
+    path: Path,
+    device: str = "none",
+    share: Share = nothing,
+    *,
+    whole: Where | None = None,
+    layout: str | None = None,
+    hot: Sequence[int] = (),
+    n_ctx: int = N_CTX,
+    probe: bool = True,
+    **fields: Any,
+) -> Forced:
+    """A plan of `path`. whole: operators that go to the device uncut, and with them norms and KV. layout: in host
+    memory, of what has a share. hot: experts that the device has besides. probe False: its ledger is not filled.
+    fields: of a Placement."""
+    placer = Placer.load(path, device=device, threads=1, n_ctx=n_ctx, n_ubatch=N_UBATCH, flash_attn="on")
+    model, operators = placer.model, placer.operators
+    places = tuple(
+        ON_DEVICE
+        if whole is not None and whole(operator)
+        else Place(cut, None if share(operator) is None else layout, tuple(hot) if operator.op == "MUL_MAT_ID" else ())
+        for operator, cut in zip(operators, cuts(operators, share), strict=True)
+    )
+    placed = Placement(places, model.n_layer + 1 if whole is None else 0, **fields)
+    held, load = slice_weights(operators, placed.gg) + hot_weights(operators, placed.hot), placer.workload(8, 8)
+    memory = ledger(0, 1.0, 0, 0, 0, 0)
+    if probe:
+        taken = placer.dry_loads.taken(load, placed, placer.attention)
+        on_host = taken.weights_host - slice_weights(operators, placed.gg)
+        memory = ledger(taken.device_free, 0.9, taken.weights_gpu + held, on_host, taken.kv, taken.compute)
+    plan = replace(
+        unmeasured_record(model, operators, load, placed, memory, "split", device),
+        attention=placer.attention,
+        streaming=placed.streaming,
+        token_assignment=placed.token_assignment,
+        residents=placed.residents,
+    )
+    return Forced(placer, plan, tuple(operator.name for operator in operators if share(operator) is not None))
+
+
+def cuts(operators: Sequence[Operator], share: Share) -> list[Cut]:
+    """The possible cuts nearest to the shares: gate, up and down of one FFN at one element. What is neither whole on
+    one side nor too small to be cut has something on either."""
+    steps: dict[object, int] = defaultdict(lambda: 1)
+    for operator in operators:
+        steps[block_of(operator)] = max(steps[block_of(operator)], cut_granularity(operator))
+    made = []
+    for operator in operators:
+        asked, extent, step = share(operator) or 0.0, cut_extent(operator), steps[block_of(operator)]
+        gg, cg = asked if isinstance(asked, tuple) else (asked, 0.0)
+        if gg + cg in (0, 1):
+            there = round((gg + cg) * extent)
+        elif extent <= step:
+            there = 0
+        else:
+            there = extent - min(max(round((1 - gg - cg) * extent / step), 1) * step, (extent - 1) // step * step)
+        streamed = min(there, round(cg / (gg + cg) * there / step) * step) if gg and cg else there if cg else 0
+        made.append(Cut(extent - there, streamed, there - streamed))
+    return made
+
+
+def block_of(operator: Operator) -> object:
+    """Operators that are cut at the same element: those of one FFN; any other is a block of its own."""
+    if not is_ffn(operator):
+        return operator.name
+    kind = next((kind for kind in ("_exps", "_shexp", "_chexps") if operator.role.endswith(kind)), "")
+    return operator.layer, kind

@@ -1,0 +1,76 @@
+"""Plans that stream what a test asks for: slices, and the CC of some tokens of a prompt, which the device computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.forced import Forced, ffn, forced, written
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, stock_logits
+from seeds import crossed
+
+from oallama.core.errors import PlanError
+from oallama.core.types import SPLIT_LAYOUT, StreamSettings
+from oallama.cost.blocks import takes_n_g
+
+DEVICES = ("cpu-pair", "rpc-worker", REAL)
+
+
+def logits_of(case: Forced) -> np.ndarray:
+    with case.engine() as engine:
+        assert [w for w in engine.warnings if "plan again" not in w] == [], "the ledger is not theirs"
+        assert engine.plan.operators == case.plan.operators
+        return engine.logits(TOKENS)
+
+
+@pytest.mark.parametrize(("n_slots", "device", "prefetch"), crossed([1, 2, 4], DEVICES, ["ahead", "layer"]))
+def test_forced_streaming_computes_the_same(device: str, prefetch: str, n_slots: int, f16: Path) -> None:
+    settings = StreamSettings(n_slots, prefetch)  # type: ignore[arg-type]
+    case = forced(f16, device, ffn(0.25, 0.25), streaming=settings)
+    assert nmse(logits_of(case), stock_logits(f16, TOKENS)) <= EXACT_NMSE
+
+
+@pytest.mark.parametrize(
+    ("table", "device", "cut"),
+    crossed(
+        [((64, 0),), ((1, 0), (64, 1)), ((2, 1), (64, 32)), ((1, 1), (64, 64))],
+        DEVICES,
+        [(0.25, 0.25), (0.0, 0.0), (0.25, 0.0)],
+    ),
+)
+def test_assigned_tokens_compute_the_same(
+    device: str, table: tuple[tuple[int, int], ...], cut: tuple[float, float], f16: Path
+) -> None:
+    """Also of operators that are all CC, which only n_g gives to the device."""
+    case = forced(f16, device, ffn(*cut), layout="CPU", token_assignment=table)
+    assert nmse(logits_of(case), stock_logits(f16, TOKENS)) <= EXACT_NMSE
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_repacked_layout_is_kept_twice_for_n_g(device: str, q4_0: Path) -> None:
+    host_bytes, cc = [], 0
+    for kept_twice in (True, False):
+        case = forced(
+            q4_0, device, ffn(0.25), layout="CPU_REPACK", token_assignment=((1, 0), (64, 32)),
+            streaming=StreamSettings(kept_twice=kept_twice),
+        )  # fmt: skip
+        pairs = zip(case.placer.operators, case.plan.operators, strict=True)
+        cc = sum(round(p.cc * o.bytes) for o, p in pairs if takes_n_g(o))
+        with case.engine() as engine:
+            assert nmse(engine.logits(TOKENS), stock_logits(q4_0, TOKENS)) <= QUANTISED_NMSE
+            held = [b for b in engine.memory.buffers if b.buft == SPLIT_LAYOUT and b.in_host_memory]
+            host_bytes.append(sum(buffer.model for buffer in held))
+    assert host_bytes[0] - host_bytes[1] == cc
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_experts_are_streamed(device: str, models: Path) -> None:
+    path = written(models, "qwen3moe", weight_type="F16")
+    case = forced(path, device, ffn(0.0, 0.5), token_assignment=((1, 0), (64, 16)))
+    assert nmse(logits_of(case), stock_logits(path, TOKENS)) <= EXACT_NMSE
+
+
+def test_what_streams_needs_a_device(f16: Path) -> None:
+    with pytest.raises(PlanError, match="needs device"):
+        forced(f16, share=ffn(0.0, 0.5), probe=False).engine()
