@@ -58,9 +58,9 @@ def damaged(random: Random, raw: bytes) -> bytes:
 
 
 def changed(random: Random, sound: Sequence[Any]) -> Any:
-    """One of the sound trees, with one to three of its keys and values changed."""
+    """One of the sound trees, with one to four of its keys and values changed."""
     tree = copy.deepcopy(random.choice(sound))
-    for _ in range(random.choice((1, 1, 1, 2, 3))):
+    for _ in range(random.choice((1, 1, 2, 3, 4))):
         if tree:
             _change(random, tree, _path(random, tree), random.choice(sound))
     return tree
@@ -81,6 +81,19 @@ def _at(tree: Any, path: list[Any]) -> Any:
     return tree
 
 
+def _like(random: Random, tree: Any, path: list[Any]) -> Any:
+    """What a sibling has under the same keys, at any places of lists; anything where none has."""
+    found = tree
+    for key in path:
+        if isinstance(found, list) and found:
+            found = random.choice(found)
+        elif isinstance(found, dict) and key in found:
+            found = found[key]
+        else:
+            return _at(tree, _path(random, tree))
+    return found
+
+
 def _change(random: Random, tree: Any, path: list[Any], other: Any) -> None:
     *above, key = path
     holder, kind = _at(tree, above), random.randrange(12)
@@ -90,13 +103,8 @@ def _change(random: Random, tree: Any, path: list[Any], other: Any) -> None:
         holder[text(random, key)] = holder.pop(key)
     elif kind == 1:
         holder.insert(key, copy.deepcopy(holder[key]))
-    elif kind == 2:
-        holder[key] = copy.deepcopy(_at(tree, _path(random, tree)))
-    elif kind == 3:
-        try:  # what another has there
-            holder[key] = copy.deepcopy(_at(other, path))
-        except (LookupError, TypeError):
-            holder[key] = copy.deepcopy(_at(other, _path(random, other)))
+    elif kind < 5:
+        holder[key] = copy.deepcopy(_like(random, random.choice((tree, other)), path))
     else:
         holder[key] = _value(random, holder[key])
 
