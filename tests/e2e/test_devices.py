@@ -143,29 +143,15 @@ def test_a_server_with_another_client_is_reported_and_not_waited_for() -> None:
             pass
 
 
-def sysfs(root: Path, siblings: dict[int, str], cpu_max: str | None) -> Path:
-    for cpu, text in siblings.items():
-        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(text + "\n")
-    if cpu_max is not None:
-        (root / "sys/fs/cgroup").mkdir(parents=True)
-        (root / "sys/fs/cgroup/cpu.max").write_text(cpu_max + "\n")
-    return root
-
-
-@pytest.mark.parametrize(
-    ("siblings", "cpu_max", "expected"),
-    [
-        ({0: "0,4", 1: "1,5", 4: "0,4", 5: "1,5"}, None, 2),
-        ({0: "0", 1: "1", 4: "4", 5: "5"}, "max 100000", 4),
-        ({0: "0", 1: "1", 4: "4", 5: "5"}, "150000 100000", 2),
-        ({0: "0", 1: "1", 4: "4", 5: "5"}, "10000 100000", 1),
-        ({}, "nonsense", 4),
-    ],
-)
-def test_threads_are_physical_cores_within_affinity_and_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, siblings: dict[int, str], cpu_max: str | None, expected: int
-) -> None:
+def test_threads_are_physical_cores_within_affinity_and_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5})
-    assert default_threads(sysfs(tmp_path, siblings, cpu_max)) == expected
+    assert default_threads(tmp_path) == 4, "nothing is known of cores"
+    for cpu in (0, 1, 4, 5):
+        siblings = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        siblings.parent.mkdir(parents=True)
+        siblings.write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    assert default_threads(tmp_path) == 2
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    for quota, n_threads in (("max 100000", 2), ("150000 100000", 2), ("10000 100000", 1), ("nonsense", 2)):
+        (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{quota}\n")
+        assert default_threads(tmp_path) == n_threads

@@ -26,8 +26,6 @@ def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) 
                 with bridge.mul_mat(device, None, kind, 512, 96, e, used, n_tokens, 1 << 20) as timer:
                     results[f"{kind} {e} {used} {n_tokens}"] = timer.check()
         return results
-    if case == "pinned":
-        bridge.transfer(device, "h2d", True, 4096)
     if case == "lose the server":
         with bridge.mul_mat(device, None, "Q4_0", 512, 96, working_set_bytes=0) as timer:
             timer.run(1)

@@ -1,4 +1,5 @@
-"""A bounded share of the native fuzz targets under sanitizers, by libFuzzer where $CXX is clang."""
+"""The native code under gcc's or clang's sanitizers, with the real ggml: native_test.cpp, emulated_test.cpp, and a
+bounded share of the fuzz targets, by libFuzzer where $CXX is clang."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from native_helpers import build_native
+from native_helpers import build_native, run_native
 from seeds import SEEDS
 
 import ggml_bridge
@@ -26,6 +27,13 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "ASAN_OPTIONS": "allocator_may_return_null=1",
     }
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=1100, env=environment)
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.mark.parametrize("target", ["native_test", "emulated_test"])
+def test_native_code_is_clean(bridge: ggml_bridge.Bridge, target: str, sanitizers: str) -> None:
+    program = build_native(target, bridge.libraries.folder, sanitizers)
+    run_native([program], OMP_NUM_THREADS="1")
 
 
 @pytest.mark.parametrize("seed", SEEDS)

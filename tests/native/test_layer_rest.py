@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 from gguf_factory import write_gguf
+from traced import decode, traced
 
 import ggml_bridge
-from ggml_bridge.library import soname
 
 pytestmark = pytest.mark.timed
 
@@ -27,33 +26,18 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def traced_ops(bridge: ggml_bridge.Bridge, path: Path, flash_attn: bool) -> Counter[str]:
+def traced_ops(path: Path, flash_attn: bool) -> Counter[str]:
     """Operations of one real decode without views, weight mul-mats, look-ups and the final norm."""
-    llama_cpp: Any = bridge.libraries.llama_cpp.llama_cpp
-    base = ctypes.CDLL(str(bridge.libraries.folder / soname("ggml-base")))
-    base.ggml_op_desc.restype = base.ggml_get_name.restype = ctypes.c_char_p
-    base.ggml_op_desc.argtypes = base.ggml_get_name.argtypes = [ctypes.c_void_p]
     ops: Counter[str] = Counter()
 
-    @llama_cpp.ggml_backend_sched_eval_callback
-    def on_node(tensor: Any, ask: bool, user_data: Any) -> bool:
-        op, name = base.ggml_op_desc(tensor).decode(), base.ggml_get_name(tensor).decode()
-        if ask and not (op == "MUL_MAT" and not name.startswith("kq")):
+    def on_node(op: str, node: Any, ask: bool) -> bool:
+        if ask and not (op == "MUL_MAT" and not node.name.startswith(b"kq")):
             ops[{"SWIGLU": "GLU"}.get(op, op)] += 1
         return False
 
-    model_params = llama_cpp.llama_model_default_params()
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = 256
-    params.flash_attn_type = int(flash_attn)
-    params.cb_eval = on_node
-    context = llama_cpp.llama_init_from_model(model, params)
-    ops.clear()  # a context runs or reserves graphs while it is made
-    batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * 1)(1), 1)
-    assert llama_cpp.llama_decode(context, batch) == 0
-    llama_cpp.llama_free(context)
-    llama_cpp.llama_model_free(model)
+    with traced(path, on_node, flash_attn_type=int(flash_attn)) as context:
+        ops.clear()  # a context runs or reserves graphs while it is made
+        decode(context, [1])
     for op in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "GET_ROWS"):
         del ops[op]
     return ops - Counter({"RMS_NORM": 1, "MUL": 1})
@@ -61,10 +45,9 @@ def traced_ops(bridge: ggml_bridge.Bridge, path: Path, flash_attn: bool) -> Coun
 
 @pytest.mark.parametrize("flash_attn", [True, False])
 def test_operations_are_those_of_a_real_decode(bridge: ggml_bridge.Bridge, tmp_path: Path, flash_attn: bool) -> None:
-    path = tmp_path / "llama.gguf"
-    write_gguf(path, "llama", weight_type="F16")
+    path = write_gguf(tmp_path / "llama.gguf", "llama", weight_type="F16")
     with bridge.layer_rest("CPU", 1, 256, **SHAPE, n_layers=N_LAYER, flash_attn=flash_attn) as timer:
-        assert Counter(timer.ops) == traced_ops(bridge, path, flash_attn)
+        assert Counter(timer.ops) == traced_ops(path, flash_attn)
 
 
 def thread_s(bridge: ggml_bridge.Bridge, n_kv: int, flash_attn: bool) -> float:

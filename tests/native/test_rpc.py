@@ -15,7 +15,7 @@ from native_helpers import RunHere
 from processes import alive, must_end
 
 import ggml_bridge
-from ggml_bridge.errors import BridgeError, ChildDied, Unsupported
+from ggml_bridge.errors import BridgeError, ChildDied
 from ggml_bridge.rpc import RpcServer, parse_endpoint, probe
 
 pytestmark = pytest.mark.timed
@@ -34,11 +34,6 @@ def test_kernels_agree_with_numpy(run_here: RunHere, server: RpcServer) -> None:
     results = run_here(CASES, {"case": "mul_mat", "endpoint": server.endpoint})
     assert len(results) == 9
     assert all(nmse < 2e-4 for nmse in results.values()), results
-
-
-def test_no_pinned_memory(run_here: RunHere, server: RpcServer) -> None:
-    with pytest.raises(Unsupported, match="device RPC0 has no pinned host memory"):
-        run_here(CASES, {"case": "pinned", "endpoint": server.endpoint})
 
 
 def test_a_lost_server_is_an_exception_in_the_parent(run_here: RunHere) -> None:
