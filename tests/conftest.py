@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -84,14 +84,6 @@ def small_cards() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
         yield
-
-
-@pytest.fixture
-def runtime_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets what CUDA's back end takes for itself of a card."""
-    from oallama.place.memory import RUNTIME_BYTES
-
-    return lambda n_bytes: monkeypatch.setitem(RUNTIME_BYTES, "CUDA", n_bytes)
 
 
 @pytest.fixture(scope="module")

@@ -69,11 +69,9 @@ def must_end(*pids: int) -> None:
 
 def children_with(word: str) -> list[psutil.Process]:
     """What runs below this process with this word in its command line."""
-    return [child for child in psutil.Process().children(recursive=True) if word in _words(child)]
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:  # it has ended meanwhile
-        return []
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if word in child.cmdline():
+                found.append(child)
+    return found
