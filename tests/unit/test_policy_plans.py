@@ -29,6 +29,7 @@ from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
 from oallama.place.decide import larger_ubatches
+from oallama.place.memory import RUNTIME_BYTES
 from oallama.place.placement import placed_whole
 from oallama.place.policies.registry import Rules
 
@@ -167,17 +168,17 @@ def test_scheinfer_balances_cpu_and_link() -> None:
 #
 
 
-def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(runtime_bytes: Callable[[int], None]) -> None:
+def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp's and the split back end's; first from what is kept free."""
     world = slow_cpu(share=0.8)
     capacity, one = world.device_bytes, world.device_bytes // 50
-    runtime_bytes(one)
+    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", one)
     found = {name: world.plan(name).memory.runtime for name in ("layers", "flexgen", "cpu")}
     assert found == {"layers": one, "flexgen": 2 * one, "cpu": 0}
     assert replace(world, device_facts=(("device_backend", "Vulkan"),)).plan("layers").memory.runtime == 0
     limits = []
     for runtime in (0, capacity // 20, capacity // 5):
-        runtime_bytes(runtime)
+        monkeypatch.setitem(RUNTIME_BYTES, "CUDA", runtime)
         limits.append(world.plan("layers").memory.limit)
     assert limits == [int(0.9 * capacity), int(0.9 * capacity), capacity - capacity // 5]
 
