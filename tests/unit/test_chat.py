@@ -96,6 +96,7 @@ def test_as_few_of_the_oldest_are_dropped_as_must_be(n):
     made = talk(n).with_message("user", "last")
     for room in range(1, n + 2):  # exchanges that fit
         assert fewest_dropped(made, lambda shorter, room=room: shorter.n_exchanges <= room) == n + 1 - room
+    assert fewest_dropped(made, lambda shorter: False) is None
 
 
 # ---- a session

@@ -84,7 +84,7 @@ def test_it_is_started_with_the_plan_as_asked_for(tmp_path, settings, has, has_n
     words = " ".join(launched(tmp_path, **settings).command) + " "
     assert words.startswith("/opt/llama-server ") and f" {has} " in words
     assert has_not is None or f" {has_not} " not in words
-    for part in ("--rpc 127.0.0.1:9", "--device RPC0", "-c 512", "--fit off"):
+    for part in (f"-m {WHOLE.model_path}", "--rpc 127.0.0.1:9", "--device RPC0", "-c 512", "--fit off"):
         assert f" {part} " in words
 
 

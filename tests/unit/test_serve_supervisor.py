@@ -132,6 +132,13 @@ def test_one_that_fails_again_and_again_is_given_up(keep):
     assert len(kept.said) == QUICK.n_starts - 1
 
 
+def test_failures_that_lie_far_apart_are_not_counted(keep):
+    kept = keep(steady_s=0.0)
+    for restarts in range(1, QUICK.n_starts + 2):
+        os.kill(kept.state.pid, signal.SIGKILL)
+        kept.until_ready(restarts)
+
+
 def test_a_device_that_is_gone_at_the_next_start_leaves_the_cpu(keep):
     kept = keep(device="RPC0")
     assert kept.state.on_device
