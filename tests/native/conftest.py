@@ -1,4 +1,4 @@
-"""Fixtures of the bridge's tests. What may abort runs in a child process: see rpc_cases.py."""
+"""Fixtures of the bridge's tests. What may abort runs in a child process: see native_cases.py."""
 
 from __future__ import annotations
 

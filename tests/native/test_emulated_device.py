@@ -285,7 +285,7 @@ def test_a_line_of_a_routing_file_that_is_none_is_refused(
 
 def test_host_code_that_touches_device_memory_is_stopped(run_here: RunHere) -> None:
     with pytest.raises(ggml_bridge.ChildDied) as caught:
-        run_here("emulated_cases", {"case": "touch", "parameters": REAL})
+        run_here("native_cases", {"case": "touch", "parameters": REAL})
     assert caught.value.signal == signal.SIGSEGV
 
 
@@ -312,5 +312,5 @@ def test_a_core_that_is_not_there_leaves_no_device_behind(bridge: ggml_bridge.Br
 def test_two_on_one_core_notice_each_other(run_here: RunHere) -> None:
     """One process keeps its device at work while another one's wants the same core."""
     parameters = f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{RATES}"
-    found = run_here("emulated_cases", {"case": "two", "parameters": parameters}, timeout_s=300.0)
+    found = run_here("native_cases", {"case": "two", "parameters": parameters}, timeout_s=300.0)
     assert found["together"] > 0

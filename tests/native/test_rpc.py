@@ -20,25 +20,25 @@ from ggml_bridge.rpc import RpcServer, parse_endpoint, probe
 
 pytestmark = pytest.mark.timed
 
-CASES = "rpc_cases"
+CASES = "native_cases"
 
 
 def test_the_device(run_here: RunHere, server: RpcServer) -> None:
-    device = run_here(CASES, {"case": "device", "endpoint": server.endpoint})
+    device = run_here(CASES, {"case": "rpc_device", "endpoint": server.endpoint})
     assert device["again"] == [device["name"]] == ["RPC0"]
     assert (device["type"], device["backend"]) == ("GPU", "RPC")
     assert device["total"] == psutil.virtual_memory().total
 
 
 def test_kernels_agree_with_numpy(run_here: RunHere, server: RpcServer) -> None:
-    results = run_here(CASES, {"case": "mul_mat", "endpoint": server.endpoint})
+    results = run_here(CASES, {"case": "rpc_mul_mat", "endpoint": server.endpoint})
     assert len(results) == 9
     assert all(nmse < 2e-4 for nmse in results.values()), results
 
 
 def test_a_lost_server_is_an_exception_in_the_parent(run_here: RunHere) -> None:
     with RpcServer() as server, pytest.raises(ChildDied) as died:
-        run_here(CASES, {"case": "lose the server", "endpoint": server.endpoint, "pid": server.pid})
+        run_here(CASES, {"case": "lose_the_server", "endpoint": server.endpoint, "pid": server.pid})
     assert died.value.signal == signal.SIGABRT
     assert "Remote RPC server crashed" in str(died.value)
 

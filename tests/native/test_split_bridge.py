@@ -137,9 +137,9 @@ def test_statistics_start_at_zero_and_can_be_subtracted(split: SplitBackend) -> 
 @pytest.mark.parametrize("architecture", ["llama-tied", "qwen2moe", "gpt-oss", "deepseek2", "mamba2"])
 def test_every_tensor_may_be_in_its_buffers(architecture: str, run_here: RunHere, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", architecture, weight_type="Q4_0")
-    request = {"path": str(path), "plan": "oallama-plan 1\n", "pattern": "no such tensor"}
-    stock = run_here("split_everywhere", request)
-    split = run_here("split_everywhere", {**request, "pattern": ".*"})
+    request = {"case": "split_everywhere", "path": str(path), "plan": "oallama-plan 1\n", "pattern": "no such tensor"}
+    stock = run_here("native_cases", request)
+    split = run_here("native_cases", {**request, "pattern": ".*"})
     assert split["status"] == 0 and split["usable"] and split["problems"] == []
     assert split["logits"] == pytest.approx(stock["logits"], rel=1e-3, abs=1e-3)
 
@@ -153,7 +153,7 @@ def test_embeddings_that_cannot_be_read_fail_with_a_sentence(
     tensor = read_gguf(path).tensor_by_name["token_embd.weight"]
     k, n = tensor.shape[:2]
     line = f"tensor token_embd.weight Q4_0 {k}x{n}x1 rows {n} 0 0 CPU_REPACK\n"
-    request = {"path": str(path), "plan": "oallama-plan 1\n" + line, "pattern": ".*"}
-    done = run_here("split_everywhere", request)
+    request = {"case": "split_everywhere", "path": str(path), "plan": "oallama-plan 1\n" + line, "pattern": ".*"}
+    done = run_here("native_cases", request)
     assert done["status"] != 0 and not done["usable"]
     assert done["problems"] == ["token_embd.weight is kept in the layout CPU_REPACK, which cannot be read back"]
