@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from oallama.core.types import MemoryLedger, OperatorPlacement, Workload
+from e2e.forced import ffn, forced
+
+from oallama.core.types import Operator
 from oallama.cost.blocks import is_ffn
-from oallama.model.gguf_reader import read_gguf
-from oallama.model.hyperparameters import model_info
-from oallama.model.operators import operators
 from oallama.plan.plan import Plan
 from oallama.stores.default_model import FILE
 
@@ -18,23 +18,12 @@ MODEL = Path(__file__).resolve().parents[2] / "models" / FILE
 def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:
     """Half of every FFN on the device and half in plain host memory; the attention of half of the layers on either side
     whole, the output on the device. slices_only: nothing but the halves of FFNs is there."""
-    gguf = read_gguf(MODEL)
-    model, ops = model_info(gguf), operators(gguf)
-    placements = tuple(
-        OperatorPlacement(name=op.name, gg=gg, cg=0.0, cc=1.0 - gg, layout="CPU" if gg == 0.5 else None)
-        for op in ops
-        for gg in [
-            0.5 if is_ffn(op) else float(not slices_only and (op.layer is None or op.layer >= model.n_layer // 2))
-        ]
-    )
-    ledger = MemoryLedger(
-        capacity=2**30, fill=0.9, limit=2**29, weights_gpu=0, weights_host=0, kv=0, compute=0, staging=0, spare=0
-    )
-    plan = Plan(
-        model_path=str(MODEL), model_fingerprint=model.fingerprint, machine_fingerprint="cd" * 32, device=device,
-        policy="split", workload=Workload(n_prompt=32, n_gen=8, n_ctx=256), operators=placements,
-        n_gpu_layers=0 if slices_only else 999, memory=ledger, predicted=None,
-    )  # fmt: skip
-    plan.check(model, ops)
+
+    def whole(operator: Operator) -> bool:
+        return not is_ffn(operator) and (operator.layer is None or operator.layer >= 3)
+
+    case = forced(MODEL, device, ffn(0.5), whole=None if slices_only else whole, layout="CPU", probe=False)
+    plan = replace(case.plan, workload=replace(case.plan.workload, n_prompt=32), attention=None)
+    plan.check(case.placer.model, case.placer.operators)
     plan.save(path)
     return plan
