@@ -86,8 +86,9 @@ def test_the_map_of_a_report_is_walked_with_the_keyboard(report: Callable[[Affin
     marks.first.focus()
     assert "blk.0.attn_q.weight" in tip.inner_text() and "CPU µs" in tip.inner_text()
     for key, name in (
-        ("ArrowRight", "blk.0.attn_k"), ("ArrowDown", "blk.1.attn_k"), ("ArrowLeft", "blk.1.attn_q"),
-        ("ArrowUp", "blk.0.attn_q"), ("End", "blk.0.ffn_down"), ("Home", "blk.0.attn_q"),
+        ("ArrowRight", "blk.0.attn_k"), ("ArrowRight", "blk.0.attn_v"), ("ArrowLeft", "blk.0.attn_k"),
+        ("ArrowDown", "blk.1.attn_k"), ("ArrowDown", "blk.2.attn_k"), ("ArrowUp", "blk.1.attn_k"),
+        ("End", "blk.1.ffn_down"), ("Home", "blk.1.attn_q"),
     ):  # fmt: skip
         page.keyboard.press(key)
         assert focused(page, "ariaLabel").startswith(f"{name}.weight: on the "), key
