@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e.plugin_runs import loaded
 from gguf import GGUFReader
 from gguf_factory import write_gguf
 
@@ -18,30 +18,16 @@ N_CTX, N_LAYER, N_EMBD_KV, F16_BYTES = 256, 2, 128, 2
 LOAD_MODE_NONE = 0  # llama_load_mode
 
 
-@contextmanager
-def context_of(bridge: ggml_bridge.Bridge, path: Path, no_alloc: bool) -> Iterator[Any]:
-    llama_cpp: Any = bridge.libraries.llama_cpp.llama_cpp
-    model_params = llama_cpp.llama_model_default_params()
-    model_params.no_alloc = no_alloc
-    if no_alloc:
-        model_params.load_mode = LOAD_MODE_NONE
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = N_CTX
-    context = llama_cpp.llama_init_from_model(model, params)
-    try:
-        yield context
-    finally:
-        llama_cpp.llama_free(context)
-        llama_cpp.llama_model_free(model)
+def context_of(path: Path, no_alloc: bool) -> AbstractContextManager[Any]:
+    """A context of the model, loaded or only simulated."""
+    return loaded(path, **({"no_alloc": True, "load_mode": LOAD_MODE_NONE} if no_alloc else {}))
 
 
 @pytest.mark.parametrize("no_alloc", [False, True])
 @pytest.mark.parametrize("weight_type", ["F16", "Q4_0"])
 def test_adds_up(bridge: ggml_bridge.Bridge, tmp_path: Path, weight_type: str, no_alloc: bool) -> None:
-    path = tmp_path / "llama.gguf"
-    write_gguf(path, "llama", weight_type=weight_type)
-    with context_of(bridge, path, no_alloc) as context:
+    path = write_gguf(tmp_path / "llama.gguf", "llama", weight_type=weight_type)
+    with context_of(path, no_alloc) as context:
         rows = memory_breakdown(bridge, context, [] if no_alloc else None)
     weights = sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors)
     kv = 2 * N_CTX * N_LAYER * N_EMBD_KV * F16_BYTES
@@ -57,13 +43,12 @@ def test_adds_up(bridge: ggml_bridge.Bridge, tmp_path: Path, weight_type: str, n
 @pytest.mark.parametrize("with_split_backend", [False, True])
 def test_simulated_is_the_same_as_real(bridge: ggml_bridge.Bridge, tmp_path: Path, with_split_backend: bool) -> None:
     """Also where two back ends of ours are in every context, whose buffers are the CPU's."""
-    path = tmp_path / "llama.gguf"
-    write_gguf(path, "llama", weight_type="Q4_0")
+    path = write_gguf(tmp_path / "llama.gguf", "llama", weight_type="Q4_0")
     if with_split_backend:
         bridge.split()
-    with context_of(bridge, path, False) as context:
+    with context_of(path, False) as context:
         real = memory_breakdown(bridge, context)
-    with context_of(bridge, path, True) as context:
+    with context_of(path, True) as context:
         simulated = memory_breakdown(bridge, context, [])
         uncorrected = memory_breakdown(bridge, context)
     assert sum(row.context for row in real) == sum(row.context for row in simulated)
@@ -73,9 +58,8 @@ def test_simulated_is_the_same_as_real(bridge: ggml_bridge.Bridge, tmp_path: Pat
 
 
 def test_devices_must_exist(bridge: ggml_bridge.Bridge, tmp_path: Path) -> None:
-    path = tmp_path / "llama.gguf"
-    write_gguf(path, "llama", weight_type="F16")
-    with context_of(bridge, path, True) as context, pytest.raises(ValueError, match="no ggml device is called GPU9"):
+    path = write_gguf(tmp_path / "llama.gguf", "llama", weight_type="F16")
+    with context_of(path, True) as context, pytest.raises(ValueError, match="no ggml device is called GPU9"):
         memory_breakdown(bridge, context, ["GPU9"])
 
 
