@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import gguf
 import pytest
+from e2e.forced import forced
 from gguf_factory import write_gguf
+from processes import here
 
 from oallama.core.errors import UsageError
 from oallama.device.native_abort import sentence_of
-from oallama.placer import Placer
 
 
 def no_vocabulary(writer: gguf.GGUFWriter, _n_tokens: int) -> None:
@@ -29,31 +29,11 @@ def letters_only(writer: gguf.GGUFWriter, n_tokens: int) -> None:
     writer.add_token_types([2, 3, 3] + [1] * (n_tokens - 3))
 
 
-@pytest.fixture(scope="module")
-def without_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("models") / "model.gguf", "llama", tokenizer=no_vocabulary)
-
-
-def run(model: Path, prompt: str, cache: Path) -> tuple[int, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "oallama", "run", str(model), prompt, "-n", "2", "--device", "none", "--temp", "0"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OALLAMA_CACHE_DIR": str(cache)},
-    )
-    return done.returncode, done.stderr.splitlines()
-
-
-def test_a_model_without_a_vocabulary_takes_no_text(without_vocabulary: Path, tmp_path: Path) -> None:
-    code, said = run(without_vocabulary, "hi", tmp_path)
-    assert code == 2
+def test_a_model_without_a_vocabulary_takes_tokens_and_no_text(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", tokenizer=no_vocabulary)
+    said = here("run", path, "hi", "--device", "none", code=2).stderr.splitlines()
     assert said[-1].startswith("oallama: the model has no vocabulary")
-
-
-def test_a_model_without_a_vocabulary_takes_tokens(without_vocabulary: Path) -> None:
-    placer = Placer.load(without_vocabulary, device="none", threads=1)
-    with placer.engine(placer.plan("cpu", workload=placer.workload(8, 8), measure=False), progress=False) as engine:
+    with forced(path).engine() as engine:
         generation = engine.generate([1, 2, 3], max_tokens=3, temperature=0)
         assert (len(generation.tokens), generation.text) == (3, "")
         assert engine.logits([1, 2]).shape[0] == 2
@@ -61,12 +41,14 @@ def test_a_model_without_a_vocabulary_takes_tokens(without_vocabulary: Path) -> 
             engine.tokenize("hi")
 
 
-def test_an_exception_of_llama_cpp_that_nobody_catches_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("prompt", "code"), [("hi", 0), ("\u00e9", 1)])
+def test_an_exception_of_llama_cpp_that_nobody_catches_is_told(prompt: str, code: int, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", tokenizer=letters_only)
-    assert run(path, "hi", tmp_path)[0] == 0
-    code, said = run(path, "\u00e9", tmp_path)
-    assert code == 1
-    assert said[-1].startswith("oallama: llama.cpp ended with a fault of its own; use another file")
+    words = ("run", str(path), prompt, "-n", "2", "--device", "none", "--temp", "0")
+    done = subprocess.run([sys.executable, "-m", "oallama", *words], capture_output=True, text=True, timeout=120)
+    said = done.stderr.splitlines()
+    assert done.returncode == code
+    assert not code or said[-1].startswith("oallama: llama.cpp ended with a fault of its own; use another file")
     assert len(said) < 6, "no backtrace"
 
 
