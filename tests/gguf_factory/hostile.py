@@ -55,8 +55,9 @@ def all_of(*changes: Change) -> Change:
 
 
 def tokens(*changed: Any, n: int = 264) -> Change:
-    """Another vocabulary, which begins with these."""
-    return value("tokenizer.ggml.tokens", [*changed, *(f"t{i}" for i in range(len(changed), n))], "string")
+    """Another vocabulary, with these behind its first token."""
+    others = (f"t{i}" for i in range(1 + len(changed), n))
+    return value("tokenizer.ggml.tokens", ["t0", *changed, *others], "string")
 
 
 def experts(n_expert: int, used: int, extents: int, **groups: int) -> Change:
@@ -242,13 +243,13 @@ CASES: dict[str, tuple[str, Change]] = {
     "tokens numbers": ("instead of array[string]", value("tokenizer.ggml.tokens", [1] * 264)),
     "token twice": ("'same', is in the vocabulary twice", tokens("same", "same")),
     "token twice up to a zero": ("is in the vocabulary twice", tokens(b"a\0b", b"a\0c")),
-    "token empty and spelled out": ("is in the vocabulary twice", tokens("", "[EMPTY_0]")),
+    "token empty and spelled out": ("is in the vocabulary twice", tokens("", "[EMPTY_1]")),
     "byte token below zero": (
         "instead of <0x00> to <0xFF>",
         all_of(
             value("tokenizer.ggml.model", "plamo2", "string"),
             tokens("<0x-1>"),
-            value("tokenizer.ggml.token_type", [6, *[1] * 263], "int32"),
+            value("tokenizer.ggml.token_type", [1, 6, *[1] * 262], "int32"),
         ),
     ),
     "scores too few": (
