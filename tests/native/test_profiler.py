@@ -122,5 +122,5 @@ def test_a_profile_that_ctrl_c_ends_goes_on_where_it_was(cache: Path) -> None:
     kept = {tuple(case["samples"]) for case in finished()}
     assert len(kept) >= 3 and list(cache.glob("*.json")) == []
     profile = run("none")
-    assert kept < {case.samples for case in profile.cases}
+    assert kept <= {case.samples for case in profile.cases}
     assert list(cache.glob("*.journal")) == []
