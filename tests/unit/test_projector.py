@@ -6,6 +6,7 @@ from dataclasses import replace
 import placement_records as records
 import pytest
 from click.testing import CliRunner
+from e2e.described_card import profile_file, slow_cpu_fast_card
 from gguf_factory import write_gguf
 from gguf_factory.projector import write_projector
 from hypothesis import given
@@ -75,7 +76,9 @@ def test_a_plan_says_where_it_is_and_why(tmp_path, spare, side):
 def test_plan_writes_where_it_lies(tmp_path):
     model = write_gguf(tmp_path / "model.gguf", "llama")
     path = write_projector(tmp_path / "mmproj.gguf")
+    profile = profile_file(slow_cpu_fast_card(model, 1e9), tmp_path)
     words = ["plan", str(model), "--device", "none", "--policy", "cpu", "-t", "1", "--mmproj", str(path)]
+    words += ["--profile", str(profile)]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
     (note,) = json.loads(done.stdout)["notes"]
