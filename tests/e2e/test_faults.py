@@ -269,8 +269,9 @@ def test_a_killed_child_is_one_sentence(name: str, place: Place, draw: random.Ra
 def test_children_end_with_a_killed_parent(place: Place) -> None:
     for name in COMMANDS:  # one after the other: the first would be over before the last has children
         started = place.start(name)
-        started.until(started.children)
-        assert started.children(), f"{name} starts no process"
+        seen: list[psutil.Process] = []
+        started.until(lambda started=started, seen=seen: seen.extend(started.children()) or seen)
+        assert seen, f"{name} starts no process"
         started.process.kill()
     for started in place.started:
         until(lambda started=started: not started.family())
