@@ -77,8 +77,8 @@ def split_text(
 
 
 def _stream_lines(record: Plan) -> list[str]:
-    """What differs from the plugin's defaults: size of the ring, how copies run ahead, their pieces, the link's speed,
-    a second copy of CC; and n_g by batch size. Nothing for a plan that streams nothing."""
+    """Write the settings that differ from the plugin's defaults: size of the ring, how copies run ahead, their pieces,
+    the link's speed, a second copy of CC; and n_g by batch size. Writes nothing for a plan that streams nothing."""
     streaming, default = record.streaming or StreamSettings(), StreamSettings()
     if not record.token_assignment and not any(placement.cg for placement in record.operators):
         return []

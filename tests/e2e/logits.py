@@ -1,4 +1,4 @@
-"""What logits are compared with: stock llama.cpp's of the same tokens, and bounds of their error.
+"""Compares logits with stock llama.cpp's of the same tokens, and bounds their error.
 
 The bounds are for NMSE. F16 and F32 weights: both sides multiply the same numbers and differ in the order of sums only.
 Quantised weights: ggml quantises the activations as well (Q8_0 in blocks of 32, Q8_K in blocks of 256). A cut at block
@@ -36,7 +36,7 @@ QUANTISED_NMSE = 1e-3
 
 
 def stock_logits(path: str | Path, tokens: list[int], flash_attn: bool = True, **options: Any) -> Logits:
-    """What stock llama-cpp-python says, with its own defaults but for the threads, the micro-batch and `options`."""
+    """Logits of stock llama-cpp-python, with its own defaults but for context, micro-batch, threads and `options`."""
     settings: dict[str, Any] = {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, "n_threads": 1, "n_threads_batch": 1} | options
     llama = Llama(str(path), logits_all=True, flash_attn=flash_attn, verbose=False, **settings)
     try:

@@ -123,7 +123,7 @@ def with_plugin(
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[SplitStats]]:
-    """What the split back end does meanwhile, in the list at the end."""
+    """Yield a list that at the end holds one element: the split back end's statistics of the time between."""
     backend, found = load_bridge().split(), list[SplitStats]()
     before = backend.stats()
     yield found

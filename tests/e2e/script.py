@@ -22,7 +22,7 @@ from e2e.script import held_now
 from oallama.device.load_params import load_bridge
 model, device, *words = Path(sys.argv[2]), *sys.argv[3:]
 """
-"""What a script may use: its model, its device and further words."""
+"""Head of every script: imports, and names for its arguments: model, device and further words."""
 
 
 def started(script: str, model: Path, *words: object) -> subprocess.Popen[str]:

@@ -46,7 +46,7 @@ def loaded(plan: Plan, **told: str) -> tuple[int, int, Attention]:
 
 @pytest.mark.parametrize(("way", "other"), [("on", "off"), ("off", "on")])
 def test_the_engine_runs_with_what_the_plan_says(way: str, other: str, plan: Plan) -> None:
-    """With what is asked for instead; and a plan that says nothing as a new one would."""
+    """Options of a run override the plan's attention; a plan without it runs as a new plan would."""
     said = Attention(way, "q8_0" if way == "on" else "f16", "f16")  # type: ignore[arg-type]
     planned = replace(plan, attention=said)
     assert loaded(planned) == (FLASH_ATTENTION[way], 8 if way == "on" else 1, said)  # GGML_TYPE_Q8_0, F16

@@ -75,7 +75,7 @@ def running(spec: ArmSpec) -> closing[ArmProcess]:
 
 
 def read_back(setting: Setting, placement: StockPlacement, ops: tuple[Operator, ...]) -> LoadReport:
-    """What a stock arm has loaded."""
+    """Load a stock arm and return its report."""
     with running(ArmSpec("stock", setting, placement)) as arm:
         return arm.load(names(ops))
 

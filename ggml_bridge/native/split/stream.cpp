@@ -337,7 +337,7 @@ void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, s
     }
 }
 
-// Behind the copies of a slot that were queued at once.
+// Counts the bytes that were queued for a slot at once, and records its event behind them.
 void Stream::asked(size_t slot, int64_t bytes) {
     stats().bytes_streamed.fetch_add(bytes, std::memory_order_relaxed);
     if (events_) {

@@ -87,7 +87,7 @@ class Turns {
         }
     }
 
-    // Nothing is learnt from the last one.
+    // Ends the interval that began with the last one, without measuring it.
     void forget() { after_ = nullptr; }
 
     bool is_last(const Interval & after) const { return after_ == &after; }
@@ -126,7 +126,7 @@ struct Slot {
     size_t             part = 0; // the first that is not all asked for; the number of parts: none
     size_t             at   = 0; // bytes of it that are
 
-    // Nothing of the block is asked for yet.
+    // Makes the slot this block's; none of its bytes are asked for yet.
     void hold(StreamBlock & block);
 };
 
