@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from e2e.described_card import profile_file
 from processes import here
 
 from oallama.bench.arms import ArmMaker
@@ -18,7 +19,6 @@ from oallama.device.load_params import LoadSettings
 from oallama.place.attention import attention_seconds
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
-from oallama.profile.store import profile_to_json
 
 pytestmark = pytest.mark.usefixtures("prober")
 
@@ -83,9 +83,7 @@ def test_a_profile_decides_where_there_is_one(f16: Path, tmp_path: Path) -> None
     assert said is not None
     assert seconds[said.flash_attn] == min(seconds.values()) > 0
 
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(profile_to_json(profile)))
-    asked = ("plan", f16, "--device", "none", "--profile", file, "-fa", "off")
+    asked = ("plan", f16, "--device", "none", "--profile", profile_file(profile, tmp_path), "-fa", "off")
     told = json.loads(here(*asked, "-ctk", "q8_0").stdout)
     assert told["attention"] == {"flash_attn": "off", "type_k": "q8_0", "type_v": "f16"}
     assert here(*asked, "-ctv", "q8_0", code=2).stderr.count("\n") == 1

@@ -29,7 +29,7 @@ from e2e.logits import QUANTISED_NMSE, TOKENS, nmse, stock_logits
 from e2e.stock import free_port
 from e2e.stub import stub_program
 from gguf_factory import write_gguf, write_llama_shape
-from processes import COMMAND, PATIENCE_S, ROOT, until
+from processes import COMMAND, PATIENCE_S, ROOT, Found, until
 from seeds import ALL, FRESH
 
 from ggml_bridge.rpc import RpcServer
@@ -86,9 +86,9 @@ class Started:
     def children(self) -> list[psutil.Process]:
         return [process for process in self.family() if process.pid != self.process.pid]
 
-    def until(self, holds: Callable[[], object]) -> None:
-        """Wait for it, or for the command's end."""
-        until(lambda: self.process.poll() is not None or holds())
+    def until(self, holds: Callable[[], Found]) -> Found | bool:
+        """Wait for it and return what it then is; True where the command ended before."""
+        return until(lambda: holds() or self.process.poll() is not None)
 
     def serves(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
@@ -269,9 +269,7 @@ def test_a_killed_child_is_one_sentence(name: str, place: Place, draw: random.Ra
 def test_children_end_with_a_killed_parent(place: Place) -> None:
     for name in COMMANDS:  # one after the other: the first would be over before the last has children
         started = place.start(name)
-        seen: list[psutil.Process] = []
-        started.until(lambda started=started, seen=seen: seen.extend(started.children()) or seen)
-        assert seen, f"{name} starts no process"
+        assert started.until(started.children) is not True, f"{name} starts no process"
         started.process.kill()
     for started in place.started:
         until(lambda started=started: not started.family())

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from e2e.forced import forced
-from gguf_factory import write_gguf
 
 from oallama.cli.placement import PlacementOptions, run_workload
 from oallama.cli.run import command, tokens_if_long
@@ -21,20 +20,15 @@ from oallama.run.vocabulary import LongestTokens, Vocabulary
 LONG = "once upon a time " * 600
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
-
-
 def placer(model: Path, **options: Any) -> Placer:
     return Placer.of_file(str(model), Options(device="none", **options))
 
 
-def test_a_vocabulary_counts_as_the_engine_does(model: Path) -> None:
-    with forced(model).engine() as engine:
+def test_a_vocabulary_counts_as_the_engine_does(f16: Path) -> None:
+    with forced(f16).engine() as engine:
         for text in ("once upon a time", "wörds and é\udcff bytes", ""):
             for special in (True, False):
-                assert Vocabulary(str(model)).tokenize(text, special) == engine.tokenize(text, special)
+                assert Vocabulary(str(f16)).tokenize(text, special) == engine.tokenize(text, special)
                 assert len(LongestTokens().tokenize(text, special)) >= len(engine.tokenize(text, special))
 
 
@@ -45,11 +39,11 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_context_follows_the_true_count_and_a_long_one_is_a_warning(
-    model: Path, capsys: pytest.CaptureFixture[str]
+    f16: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = placer(model)
+    one = placer(f16)
     tokens = tokens_if_long(one, Prompt(LONG), None, 16)
-    assert tokens == Vocabulary(str(model)).tokenize(LONG)
+    assert tokens == Vocabulary(str(f16)).tokenize(LONG)
     load = run_workload(one, len(tokens), 16)
     assert len(tokens) + 16 <= load.n_ctx < len(tokens) + 16 + 256
     assert load.n_prompt == len(tokens)
@@ -61,7 +55,7 @@ def test_the_context_follows_the_true_count_and_a_long_one_is_a_warning(
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    f16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(*_: Any) -> None:
         raise AssertionError("something was measured or planned")
@@ -69,14 +63,14 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(
     monkeypatch.setattr(PlacementOptions, "made_plan", measured)
     monkeypatch.setattr(Placer, "engine", measured)
     with pytest.raises(UsageError, match=r"the prompt has \d+ tokens but the context holds 300"):
-        command.main([str(model), LONG, "-c", "300", "--device", "rpc-worker:1"], standalone_mode=False)
-    plan = forced(model).plan
+        command.main([str(f16), LONG, "-c", "300", "--device", "rpc-worker:1"], standalone_mode=False)
+    plan = forced(f16).plan
     plan.save(tmp_path / "plan.json")
     planned = plan.workload.n_ctx
     with pytest.raises(UsageError, match=rf"tokens but the context holds {planned}"):
-        command.main([LONG, "--plan", str(tmp_path / "plan.json"), "-m", str(model)], standalone_mode=False)
+        command.main([LONG, "--plan", str(tmp_path / "plan.json"), "-m", str(f16)], standalone_mode=False)
 
 
-def test_a_short_prompt_costs_no_vocabulary(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_prompt_costs_no_vocabulary(f16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Vocabulary, "tokenize", SimpleNamespace)
-    assert tokens_if_long(placer(model, n_ctx=300), Prompt("x" * 200), 300, 64) is None
+    assert tokens_if_long(placer(f16, n_ctx=300), Prompt("x" * 200), 300, 64) is None

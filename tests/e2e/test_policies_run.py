@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.described_card import slow_cpu_fast_card
+from e2e.described_card import profile_file, slow_cpu_fast_card
 from e2e.forced import written
 from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, stock_logits
 from gguf_factory import write_llama_shape
@@ -30,7 +30,7 @@ from oallama.device.load_params import load_bridge
 from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
 from oallama.profile.routing import write_routing
-from oallama.profile.store import FOLDER_VARIABLE, profile_to_json
+from oallama.profile.store import FOLDER_VARIABLE
 from oallama.run.stock import expected_places
 
 pytestmark = pytest.mark.usefixtures("prober")
@@ -211,9 +211,7 @@ def test_a_block_that_only_predicts_further_tokens_takes_nothing(tmp_path: Path)
 
 def asked(placer: Placer, folder: Path, n_prompt: int = 64, n_gen: int = 8) -> tuple[object, ...]:
     """The options of a command for what this placer plans."""
-    profile = folder / "profile.json"
-    profile.write_text(json.dumps(profile_to_json(placer.profile())), encoding="utf-8")
-    device = ("--device", placer.device, "--threads", 1, "--profile", profile)
+    device = ("--device", placer.device, "--threads", 1, "--profile", profile_file(placer.profile(), folder))
     return (placer.model.path, *device, "-p", n_prompt, "-n", n_gen, "--gpu-weights", placer.options.gpu_weights or 1)
 
 
