@@ -52,6 +52,8 @@ def card(request: pytest.FixtureRequest) -> Iterator[OpenDevice]:
 
 
 def bound(arch: str, weight_type: str) -> float:
+    """On lavapipe stock with all of the FFNs on the card is up to 8e-4 from stock on the CPU (IQ3_S; Q4_0: 9e-6, F32:
+    6e-7), and a split up to 7e-4. TF32 differs more."""
     if "moe" in arch:
         return 1e-2
     return 1e-4 if weight_type == "F32" else 1e-3
@@ -160,12 +162,13 @@ def test_a_policy_places_half_and_computes_the_same(policy: str, measured: Place
     profile = measured.profile()
     there = {(case.mul_mat, case.n_tokens): case.seconds for case in profile.cases if case.device == card.name}
     slow = tuple(
-        replace(case, seconds=there[case.mul_mat, case.n_tokens] * (2000 if case.device == CPU_DEVICE else 1000))
+        replace(case, seconds=there[at] * (2000 if case.device == CPU_DEVICE else 1000))
         for case in profile.cases
+        if (at := (case.mul_mat, case.n_tokens)) in there  # of some sizes the CPU alone is measured
     )
     path = measured.model.path
     placer = Placer.load(path, card.name, gpu_weights="50%", threads=1, profile=replace(profile, cases=slow))
-    plan = placer.plan(policy, n_prompt=64, n_gen=16, n_ctx=256, n_ubatch=64, fill="full")
+    plan = placer.plan(policy, n_prompt=64, n_gen=16, n_ctx=256, n_ubatch=64)
     on_device = sum(p.gg * o.bytes for p, o in zip(plan.operators, placer.operators, strict=True))
     total = sum(operator.bytes for operator in placer.operators)
     assert 0.2 * total < on_device <= 0.5 * total
