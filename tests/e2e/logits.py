@@ -36,8 +36,8 @@ QUANTISED_NMSE = 1e-3
 
 
 def stock_logits(path: str | Path, tokens: list[int], flash_attn: bool = True, **options: Any) -> Logits:
-    """Logits of stock llama-cpp-python on the CPU, with its own defaults but for context, micro-batch, threads, `options`
-    and op_offload: from 32 tokens on that would have a card multiply with weights in host memory too."""
+    """Logits of stock llama-cpp-python on the CPU, with its own defaults but for context, micro-batch, threads and
+    `options`. op_offload is off: from 32 tokens on a card would multiply with weights that are in host memory, too."""
     settings: dict[str, Any] = {"n_ctx": N_CTX, "n_ubatch": N_UBATCH, "n_threads": 1, "n_threads_batch": 1} | options
     llama = Llama(str(path), logits_all=True, flash_attn=flash_attn, op_offload=False, verbose=False, **settings)
     try:
