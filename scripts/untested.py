@@ -62,7 +62,7 @@ def _stands_in(device: Mapping[str, object]) -> bool:
 
 
 _COULD_BE_HERE = re.compile(
-    r"not installed|not built|no programs|no C\+\+ compiler|no Chromium|no Python|npm is not there|sources are not kept"
+    r"not installed|not built|no programs|no C\+\+ compiler|no Chromium|no Python|npm is not there"
 )
 
 

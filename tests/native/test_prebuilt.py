@@ -3,6 +3,7 @@ ggml is given API 3 of back ends, which no package has yet: two slots more in th
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,9 +16,10 @@ import pytest
 from native_helpers import ROOT, RunHere
 
 from ggml_bridge.library import library_folder
-from oallama.core.files import cache_folder
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
+from oallama.setup.build import cmake_build, fetch_source
+from oallama.setup.console import Console, SetupError
 from oallama.stores.default_model import default_model
 
 PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"  # llama.cpp v0.5.0, ggml 0.25.1, API 2, back ends as libraries
@@ -50,34 +52,29 @@ def prebuilt() -> Path:
 @pytest.fixture(scope="module")
 def api3() -> Path:
     """The pinned llama.cpp's libraries, with a ggml of API 3; compiled once and kept in the build folder."""
-    libraries = ROOT / "build" / "api3" / "lib"
+    work = ROOT / "build" / "api3"
+    libraries = work / "lib"
     if not libraries.is_dir():
-        stock = next((cache_folder() / "stock").glob("*.work/llama.cpp"), None)
-        if stock is None or shutil.which("cmake") is None:
-            pytest.skip("the pinned llama.cpp's sources are not kept here: the plug-in was not tried with API 3")
-        shutil.rmtree(libraries.parent, ignore_errors=True)
-        shutil.copytree(stock / "ggml", libraries.parent / "ggml")
-        give_api_3(libraries.parent / "ggml" / "src")
-        (libraries.parent / "CMakeLists.txt").write_text(CMAKE)
-        made = libraries.parent / "build"
-        options = ["-DCMAKE_BUILD_TYPE=Release", *(["-G", "Ninja"] if shutil.which("ninja") else [])]
-        if shutil.which("ccache"):
-            options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")]
-        commands = ["-S", libraries.parent, "-B", made, *options], ["--build", made, "--target", "ggml"]
-        for command in commands:
-            subprocess.run(["cmake", *command], check=True, capture_output=True, timeout=800)
-        draft = libraries.with_name("draft")
+        shutil.rmtree(work, ignore_errors=True)
+        env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # set-up's cmake
+        console = Console(sys.stderr, work / "setup.log")
+        console.open_log()
+        with console.step("API 3", "compiling ggml") as step:
+            try:
+                sources = fetch_source(console, step, work, Path(sys.executable), env) / "ggml"
+            except SetupError as error:
+                pytest.skip(f"the plug-in was not tried with API 3: {error}")
+            (sources / "ggml.pc.in").touch()  # the package lacks it
+            give_api_3(sources / "src")
+            options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF"]
+            cmake_build(console, step, sources, work / "build", options, 2, ["ggml"], env, "ggml")
+        draft = work / "draft"
         draft.mkdir()
-        for path in (*made.rglob("libggml*.so.0"), library_folder() / "libllama.so.0"):
+        for path in (*(work / "build").rglob("libggml*.so.0"), library_folder() / "libllama.so.0"):
             shutil.copy(path, draft)
         draft.rename(libraries)
+        shutil.rmtree(work / "source")
     return libraries
-
-
-CMAKE = """cmake_minimum_required(VERSION 3.21)
-project(api3 LANGUAGES C CXX)
-add_subdirectory(ggml)
-"""
 
 
 def give_api_3(sources: Path) -> None:
