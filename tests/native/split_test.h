@@ -308,7 +308,7 @@ class Session {
 // with ggml's CPU kernels. Two partial sums are added last instead of somewhere in the middle: a rounding of F32,
 // 2^-24, times the cancellation among what is added. An NMSE of about 4e-15 is usual; types with a minimum in every
 // block (Q4_K) cancel up to 30 times in decode: 4e-12 was seen. This is a cancellation of 100. A single activation
-// quantised to the next step is 1e-7, a single wrong element 1e-4 or more.
+// quantised to the next step is some 1e-6 of its token, a single wrong element 1e-3 or more.
 constexpr double summation_bound = 1e-10;
 
 // Sum of squared differences over the sum of squares, over all outputs; huge when one is not finite.

@@ -229,10 +229,12 @@ Block views_block(ggml_type type, bridge::Random & random) {
     return block;
 }
 
-// The intermediate is read again after the block, by an operation of ours and by one that is not.
+// The intermediate is read again after the block, by an operation of ours and by one that is not; so is the result,
+// a sum whose last digits depend on the cut: by a weight of F32, as any other type quantises what it is multiplied by.
 Block read_again_block(ggml_type type) {
     Block block = ffn_block(type, type);
     block.name  = "read again, " + block.name;
+    block.weights.push_back({"again", GGML_TYPE_F32, block.n_embd, block.weights[0].n, 1, OALLAMA_ROWS});
     block.build = [](Graph & g) {
         ggml_tensor * cur  = g.norm();
         ggml_tensor * up   = g.mul_mat("ffn_up", cur);
@@ -242,7 +244,8 @@ Block read_again_block(ggml_type type) {
         g.output(ggml_add(g.ctx, down, g.x));
         g.output(ggml_scale(g.ctx, act, 0.5F));
         g.output(ggml_soft_max(g.ctx, up));
-        g.output(ggml_mul_mat(g.ctx, g["ffn_gate"], down));
+        g.output(g.mul_mat("ffn_gate", cur));
+        g.output(g.mul_mat("again", down));
     };
     return block;
 }

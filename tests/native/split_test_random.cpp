@@ -4,10 +4,10 @@
 // the place of others; on TEST0, which may be slow, without events or without pinned memory, on a second CPU backend
 // and on the emulated device. Case i of a seed is always the same.
 //
-// Bounds. The median token differs by no more than summation_bound allows. Over all tokens there is room for some
-// activations that are quantised to the next step, of 1e-7 each: cuts and n_g have kernels see other rows and tokens
-// together, whose last digits differ. In 4,500 cases of 13 comparisons each, two had one such activation. A wrong
-// element is 1e-5 or more of outputs of this size.
+// Bounds. The median token differs by no more than summation_bound allows. Over all tokens there is room for one whose
+// activations are quantised to the next step: cuts and n_g have kernels see other rows and tokens together, whose last
+// digits differ. In 11,600 cases 18 batches had such a token, which differed by 1.4e-5 at most. A wrong element is 1e-3
+// or more of a token. No block quantises what was added up in two parts: one in some 3,000 tokens would be such.
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ int64_t  random_first = 0;
 namespace {
 
 constexpr double layout_headroom = 4.0;
-constexpr double step_bound      = 1e-6;
+constexpr double step_bound      = 5e-5; // of one token
 constexpr double stock_bound     = 1e-3; // layouts that differ more are wrong in stock ggml
 
 #ifdef OALLAMA_EMULATED
@@ -301,7 +301,8 @@ void check_device(const Drawn & own, const std::string & device, bridge::Random 
         const std::string where = what + ", " + std::to_string(own.tokens[i]) + " tokens on " + device + ": NMSE ";
         const double      error = nmse(plain[i], found[i]);
         const double      usual = median_nmse(plain[i], found[i], own.tokens[i]);
-        check(error <= step_bound + layouts_differ, where + split_test::text(error) + " with\n" + text);
+        const double      step  = step_bound / static_cast<double>(own.tokens[i]);
+        check(error <= step + layouts_differ, where + split_test::text(error) + " with\n" + text);
         check(usual <= summation_bound + layouts_differ,
               where + split_test::text(usual) + " of the median token with\n" + text);
     }
