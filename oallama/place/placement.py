@@ -109,11 +109,6 @@ class Placement:
         return tuple(place.hot_experts for place in self.places)
 
     @property
-    def layouts(self) -> tuple[str | None, ...]:
-        """Host layout of each operator's part in host memory."""
-        return tuple(place.layout for place in self.places)
-
-    @property
     def held_bytes(self) -> int:
         """Bytes of weights that the split back end has on the device."""
         return self.gg_bytes + self.hot_bytes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oallama.core.history import BlockRuns, SeenPasses
-from oallama.core.types import Predicted, Workload
+from oallama.core.types import PLAIN_LAYOUT, Predicted, Workload
 from oallama.cost.passes import passes
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
@@ -44,14 +44,14 @@ def price(problem: Problem, workload: Workload, placed: Placement, llama_uses_de
 
 
 def host_layouts(problem: Problem, workload: Workload, placed: Placement, llama_uses_device: bool) -> tuple[str, ...]:
-    """Layout in which the host holds each operator: the placement's, where this machine has it."""
-    empty = not placed.uses_device(problem.graph.n_layer)
-    fastest = costs_of(problem, workload, "mixed", llama_uses_device or not empty).layouts
-    if empty:
-        return fastest
+    """Layout in which the host holds each operator: the placement's, where this machine has it; else the fastest. What
+    is on the device counts as plain: attention of the host's layers is offloaded where all mul-mats around are."""
+    beside = llama_uses_device or placed.is_sliced
+    fastest = costs_of(problem, workload, "mixed", beside).layouts
+    named = (PLAIN_LAYOUT if place.is_device else place.layout for place in placed.places)
     return tuple(
-        named if named is not None and named in problem.kernels.on_host(operator) else own
-        for named, own, operator in zip(placed.layouts, fastest, problem.operators, strict=True)
+        layout if layout is not None and layout in problem.kernels.on_host(operator) else own
+        for layout, own, operator in zip(named, fastest, problem.operators, strict=True)
     )
 
 

@@ -110,7 +110,7 @@ def with_layouts(problem: Problem, workload: Workload, placed: Placement) -> Pla
     of repacking) the others are the fastest for each operator."""
     if not problem.profile.has_host_buffer:
         return placed
-    beside = placed.llama_uses_device(problem.graph.n_layer) or not placed.is_sliced
+    beside = placed.llama_uses_device(problem.graph.n_layer)
     named = costs_of(problem, workload, "mixed", beside).layouts
     places = (p._replace(layout=p.layout or other) for p, other in zip(placed.places, named, strict=True))
     return replace(placed, places=tuple(places))

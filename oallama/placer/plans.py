@@ -13,6 +13,7 @@ from oallama.place.explain import physical_bound
 from oallama.place.memory import ledger
 from oallama.place.placement import Candidate, placed_as_named, plan_record, unmeasured_cpu_record, unmeasured_record
 from oallama.place.policies.registry import Policy, Rules
+from oallama.place.policies.stock import held_as_stock
 from oallama.place.pure_plan import decide_with_attention
 from oallama.placer.measured import Measured
 from oallama.plan.plan import Plan
@@ -48,6 +49,7 @@ def measured_plan(
         return decide_as_given(on.problem(flash_attn), placed, load, name)
 
     if stock_attention:
+        placed = held_as_stock(on.problem(on.options.flash_attn), placed)
         return plan_of(on, given(on.options.flash_attn), on.options.flash_attn)
     return plan_of(on, *on.attention_rule.decide(given, on.profile(), load, attention_passes))
 

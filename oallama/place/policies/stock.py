@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from oallama.core.errors import UsageError
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Predicted, Workload
+from oallama.core.types import PLAIN_LAYOUT, Operator, Predicted, Workload
 from oallama.cost.whole import Costs
 from oallama.place.memory import DeviceMemory
 from oallama.place.placement import Budget, Candidate, Placement, layers, placed_whole
@@ -25,16 +25,21 @@ PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
 """Parts of one more layer's experts, of which the largest that fits is taken: all but down, or up alone."""
 
 
+def held_as_stock(problem: Problem, placed: Placement) -> Placement:
+    """The placement with what stays on the host in the plain layout: beside a device that has a type for host memory
+    stock llama.cpp keeps it there, and repacks nothing."""
+    if not problem.profile.has_host_buffer:
+        return placed
+    return replace(placed, places=tuple(p if p.is_device else p._replace(layout=PLAIN_LAYOUT) for p in placed.places))
+
+
 def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory) -> tuple[Placement, Predicted]:
     """The placement in the device's memory (before any operator), and what it is predicted to take. What stays on the
-    host is computed in the plain layout, as stock llama.cpp does beside a GPU, and streamed there for large batches."""
-    cases = problem.profile.cases
-    plain = tuple(case for case in cases if case.device != CPU_DEVICE or case.layout == PLAIN_LAYOUT)
-    stock = replace(problem, profile=replace(problem.profile, cases=plain))
+    host is streamed to the device for large batches, also where the device has nothing else."""
     streams = memory.room(memory.n_layer) >= 0  # its buffers fit the device
-    costs = costs_of(stock, workload, "mixed", streams)
-    placed = stock_fit(costs, problem.operators, memory.operator_room)
-    return placed, price(stock, workload, placed, streams)
+    costs = costs_of(problem, workload, "mixed", streams)
+    placed = held_as_stock(problem, stock_fit(costs, problem.operators, memory.operator_room))
+    return placed, price(problem, workload, placed, streams)
 
 
 def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placement:
