@@ -34,11 +34,11 @@ from oallama.place.transfers import Transfers
 
 
 def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:
-    """Values of first_device_layer that are tried: all layers on the device, then every eighth of them, down to none,
-    and `also`. A layer whose KV is on the host runs its attention there, which pays when its weights are there as
-    well."""
+    """Values of first_device_layer that are tried: all layers on the device, then every eighth of them, down to the
+    output alone, and `also`. A layer whose KV is on the host runs its attention there, which pays when its weights are
+    there as well."""
     step = max(1, n_layer // 8)
-    return tuple(sorted({*range(0, n_layer, step), n_layer, n_layer + 1, also}))
+    return tuple(sorted({*range(0, n_layer, step), n_layer, min(also, n_layer)}))
 
 
 def search(

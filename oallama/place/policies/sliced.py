@@ -105,13 +105,15 @@ class SliceSearch:
         yield replace(placed, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
 
     def _alone(self) -> Iterator[Trial]:
-        """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
-        more of it for weights."""
+        """llama.cpp on the CPU alone, without slices and with them. While memory is short, smaller micro-batches are
+        tried: they leave more of it for weights."""
         costs, asked, least_s = self._room.costs, self._room.workload, inf
         workload = asked
         while True:
             made = self._cut(self._trial(workload, cpu(costs)), COARSE_VALUES)
-            if workload == asked or made.plan is not None:
+            if workload == asked:
+                yield _uncut(made)
+            if made.plan is not None:
                 yield made
             hindered = made.short and (made.plan is None or made.plan.staging_bytes > MUCH_STAGING * made.room[0])
             if not hindered or self._quick or workload.n_ubatch // 2 < SMALLEST_UBATCH:
