@@ -16,6 +16,7 @@ from worlds import (
     World,
     bytes_of,
     every,
+    linked,
     model_info,
     own_policy,
     routed,
@@ -97,6 +98,17 @@ def test_experts_come_after_all_else_from_the_last_layer_on(policy: str, parts: 
     wanted += [o for o in experts if o.layer == 2 - n_layers or o.role in [f"ffn_{part}_exps" for part in parts]]
     made = replace(world, room=bytes_of(dict.fromkeys(wanted)) + 100_000)
     assert set(there(made, made.plan(policy))) == set(wanted)
+
+
+def test_a_device_that_may_hold_no_operator_still_takes_large_batches() -> None:
+    """llama.cpp streams weights there; over a slow link the CPU computes them."""
+    options = Options(flash_attn="on", gpu_weights=0.0)
+    world = World(options=options, workload=Workload(n_prompt=600, n_gen=16, n_ctx=1024))
+    for policy in ("oato", "scheinfer"):
+        plan = world.plan(policy)
+        assert plan.device == "card" and not there(world, plan)
+        assert total_s(plan) < 0.9 * total_s(world.plan("cpu"))
+    assert replace(world, card=linked(1e8)).plan("oato").device == "none"
 
 
 @given(world=worlds())
