@@ -85,6 +85,7 @@ ROWS = [
     Row("scheinfer", device="rpc-worker:1", limits=(("gpu_weights", 0.0),), streams=BOTH),
     Row("split", "phi3"),
     Row("oato", shape=LARGE, limits=ALL_12_MIB),
+    Row("oato", shape=LARGE, limits=(("gpu_weights", 0.0),)),  # large batches alone
     Row("layers", shape=LARGE, limits=ALL_12_MIB),
     Row("layers", "gemma2", limits=()),  # all of it
     Row("hetegen", streams=BOTH),
