@@ -16,6 +16,7 @@ from ggml_bridge.bridge import load
 from ggml_bridge.child import child_main
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import encode
+from ggml_bridge.library import import_interface_only
 from ggml_bridge.rpc import probe
 from ggml_bridge.threads import Thread
 
@@ -51,4 +52,4 @@ def _free_port(host: str) -> int:
 
 
 if __name__ == "__main__":
-    child_main(_serve, outlives_thread=True)
+    child_main(_serve, import_interface_only, outlives_thread=True)

@@ -15,6 +15,7 @@ from typing import Any
 from ggml_bridge.bridge import load
 from ggml_bridge.child import child_main, run_in_child
 from ggml_bridge.errors import BridgeError
+from ggml_bridge.library import import_interface_only
 
 K, N, E, N_EXPERT_USED = 512, 160, 4, 2
 N_TOKENS_AND_THREADS = ((1, 1), (7, 1), (64, 2))
@@ -86,4 +87,4 @@ def _handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None])
 
 
 if __name__ == "__main__":
-    child_main(_handle)
+    child_main(_handle, import_interface_only)

@@ -144,5 +144,6 @@ def _memory_map() -> str:
 
 if __name__ == "__main__":
     from ggml_bridge.child import child_main
+    from ggml_bridge.library import import_interface_only
 
-    child_main(_ask)
+    child_main(_ask, import_interface_only)

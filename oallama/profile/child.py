@@ -123,5 +123,6 @@ def device_details(bridge: Bridge, device: OpenDevice) -> Fragment:
 
 if __name__ == "__main__":
     from ggml_bridge.child import child_main
+    from ggml_bridge.library import import_interface_only
 
-    child_main(handle)
+    child_main(handle, import_interface_only)

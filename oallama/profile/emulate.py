@@ -266,5 +266,6 @@ def _kept(parameters: str) -> str:
 
 if __name__ == "__main__":
     from ggml_bridge.child import child_main
+    from ggml_bridge.library import import_interface_only
 
-    child_main(_handle)
+    child_main(_handle, import_interface_only)

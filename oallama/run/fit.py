@@ -221,5 +221,6 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
 
 if __name__ == "__main__":
     from ggml_bridge.child import child_main
+    from ggml_bridge.library import import_interface_only
 
-    child_main(_handle)
+    child_main(_handle, import_interface_only)

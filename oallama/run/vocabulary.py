@@ -65,5 +65,6 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     from ggml_bridge.child import child_main
+    from ggml_bridge.library import import_interface_only
 
-    child_main(_handle)
+    child_main(_handle, import_interface_only)
