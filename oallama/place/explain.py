@@ -25,10 +25,9 @@ from oallama.cost.rates import interference_at, interference_curve
 from oallama.cost.whole import OperatorCost, operator_costs
 from oallama.place.attention import rest_total
 from oallama.place.memory import usable
-from oallama.place.placement import cpu
 from oallama.place.policies.stock import priced_stock_fit, stock_memory
 from oallama.place.price import price
-from oallama.place.problem import Problem, capacity_of, costs_of, operators_limit
+from oallama.place.problem import Problem, capacity_of, cpu_alone, operators_limit
 from oallama.plan.plan import Plan
 from oallama.profile.wanted import KV_STEP
 
@@ -180,7 +179,7 @@ def baselines(
     workload are held against the same times. used: by the plan; where that leaves the device alone the bound may use
     all of it. alone: times of the CPU; None: by this problem.
     """
-    alone = alone or _cpu_alone(problem, workload)
+    alone = alone or price(problem, workload, cpu_alone(problem, workload, "mixed"))
     if problem.profile.device != CPU_DEVICE and not used.limit:
         used = replace(used, limit=usable(capacity_of(problem, workload), problem.vram_fill, problem.runtime_bytes))
     others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, workload, used)))
@@ -189,11 +188,6 @@ def baselines(
     memory = stock_memory(problem, workload)
     empty = memory.room(problem.graph.n_layer) < 0  # its buffers do not fit
     return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, workload, memory)[1]), *others)
-
-
-def _cpu_alone(problem: Problem, workload: Workload) -> Predicted:
-    costs = costs_of(problem, workload, "mixed", llama_uses_device=False)
-    return price(problem, workload, cpu(costs))
 
 
 SLOWER = 0.9  # share of the rate that is left where it counts as another one

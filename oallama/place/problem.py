@@ -18,7 +18,7 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.rates import transfer_rates, weight_stream
 from oallama.cost.whole import Costs, host_cache, offloaded, operator_costs, rest_with_offload, takes_attention
 from oallama.place.memory import RUNTIME_BYTES, DeviceMemory, ledger
-from oallama.place.placement import Placement, nothing_there, whole_bytes
+from oallama.place.placement import Placement, cpu, nothing_there, whole_bytes
 
 SMALLEST_UBATCH = 64
 """Tokens below which a micro-batch is not lowered. 16 and 256 change none of 26 plans."""
@@ -153,6 +153,11 @@ def operators_limit(problem: Problem) -> int | None:
     if problem.gpu_weights is None:
         return None
     return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
+
+
+def cpu_alone(problem: Problem, workload: Workload, phase: Phase) -> Placement:
+    """Everything on the CPU, priced as without a device: nothing is streamed to it."""
+    return cpu(costs_of(problem, workload, phase, llama_uses_device=False))
 
 
 def operators_on_host(problem: Problem, workload: Workload) -> Placement:

@@ -10,9 +10,9 @@ from oallama.core.types import Phase, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import residents
 from oallama.place.memory import ledger
-from oallama.place.placement import Candidate, Placement, cpu
+from oallama.place.placement import Candidate, Placement
 from oallama.place.price import price
-from oallama.place.problem import Problem, costs_of, measured, with_layouts
+from oallama.place.problem import Problem, cpu_alone, measured, with_layouts
 
 
 def verify(
@@ -35,7 +35,7 @@ def verify(
 
 def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> Candidate:
     """Everything on the CPU."""
-    placed = cpu(costs_of(problem, workload, phase, llama_uses_device=False))
+    placed = cpu_alone(problem, workload, phase)
     taken = problem.probe(workload, placed)
     memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
     predicted = price(problem, workload, placed)

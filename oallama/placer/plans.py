@@ -46,10 +46,10 @@ def measured_plan(
     placed, name = placed_as_named(on.model, on.operators, policy.on_device, policy.gpu_layers), policy.name
 
     def given(flash_attn: FlashAttention) -> Candidate:
-        return decide_as_given(on.problem(flash_attn), placed, load, name)
+        problem = on.problem(flash_attn)
+        return decide_as_given(problem, held_as_stock(problem, placed) if stock_attention else placed, load, name)
 
     if stock_attention:
-        placed = held_as_stock(on.problem(on.options.flash_attn), placed)
         return plan_of(on, given(on.options.flash_attn), on.options.flash_attn)
     return plan_of(on, *on.attention_rule.decide(given, on.profile(), load, attention_passes))
 

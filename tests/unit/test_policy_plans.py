@@ -114,7 +114,8 @@ def test_a_device_that_may_hold_no_operator_still_takes_large_batches() -> None:
 @given(world=worlds())
 @settings(max_examples=examples(20))
 def test_oato_is_near_the_best_of_all_placements(world: World) -> None:
-    """Of a model of one layer: of 1,200 that were drawn the worst was 11 % off. The bound is below all of them."""
+    """Compare with every placement of a model of one layer: the worst of 1,200 drawn worlds was 11 % slower than the
+    best. The physical bound is below all placements."""
     world = replace(world, model=replace(world.model, n_layer=1, n_expert=0, n_expert_used=0), uses=())
     with every() as brute_force:
         tried = world.plan(brute_force)

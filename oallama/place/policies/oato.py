@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oallama.place.placement import Placement, cpu
+from oallama.place.placement import Placement
 from oallama.place.policies.registry import Room, policy
-from oallama.place.problem import Problem, costs_of
+from oallama.place.problem import Problem, cpu_alone
 from oallama.place.whole import exchange, search, use_up
 
 
@@ -22,6 +22,6 @@ def oato(problem: Problem, room: Room) -> Iterable[Placement]:
         found.append(exchange(costs, problem.operators, budget, filled))
     if rules.fill == "full":
         found = [use_up(costs, budget, one) for one in found]
-    elif not rules.are_oatos:  # without the device nothing is streamed to it
-        found.append(cpu(costs_of(problem, room.workload, room.asked.phase, llama_uses_device=False)))
+    elif not rules.are_oatos:
+        found.append(cpu_alone(problem, room.workload, room.asked.phase))
     yield from found

@@ -155,7 +155,7 @@ class SliceSearch:
         for share in self._shares():
             placed = filled(share)
             if not placed.llama_uses_device(self._problem.graph.n_layer):
-                break  # nothing gains as a whole
+                break  # norms and KV have no room there
             found[share] = look(placed)
         if found and not self._quick:
             middle = best_share()
