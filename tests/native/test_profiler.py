@@ -69,6 +69,7 @@ def test_the_cpu_is_measured_in_each_layout_that_it_has() -> None:
         assert min(case.samples) < 1
 
 
+@pytest.mark.timed
 def test_a_worker_is_measured_with_its_link() -> None:
     profile = run("rpc-worker:1")
     assert profile.device == "RPC0" and profile.fingerprint["device_backend"] == "RPC"
