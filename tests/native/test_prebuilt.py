@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from native_helpers import ROOT, RunHere
 
-from ggml_bridge.library import library_folder
+from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION, library_folder
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.setup.build import cmake_build, fetch_source
@@ -52,7 +52,7 @@ def prebuilt() -> Path:
 @pytest.fixture(scope="module")
 def api3() -> Path:
     """The pinned llama.cpp's libraries, with a ggml of API 3; compiled once and kept in the build folder."""
-    work = ROOT / "build" / "api3"
+    work = ROOT / "build" / f"api3-{LLAMA_CPP_PYTHON_VERSION}"
     libraries = work / "lib"
     if not libraries.is_dir():
         shutil.rmtree(work, ignore_errors=True)
