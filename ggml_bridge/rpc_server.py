@@ -6,6 +6,7 @@ reports all of the machine's memory as its own; ggml offers no way to say less.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -20,33 +21,36 @@ from ggml_bridge.library import import_interface_only
 from ggml_bridge.rpc import probe
 from ggml_bridge.threads import Thread
 
+_N_PORTS = 5
+"""Ports that are tried: another process may take one before ggml's server does."""
+
 
 def _serve(request: dict[str, Any], _progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Start to serve; returns when the server answers."""
     host = request["host"]
     if request["cpus"]:
         os.sched_setaffinity(0, request["cpus"])  # before any thread starts: all inherit it
-    try:
+    call = load().native.call
+    for _ in range(_N_PORTS):
         endpoint = f"{host}:{_free_port(host)}"
-    except OSError as error:
-        raise BridgeError(f"cannot serve at {host}: {error}") from None
-    arguments = ("gb_rpc_serve", encode(endpoint), request["threads"])
-    server = Thread(target=load().native.call, args=arguments, daemon=True)
-    server.start()
-    while True:
-        try:
-            probe(endpoint, timeout_s=1.0)
-            return {"endpoint": endpoint}
-        except BridgeError:
-            if not server.is_alive():
-                raise
-        time.sleep(0.01)
+        server = Thread(target=call, args=("gb_rpc_serve", encode(endpoint), request["threads"]), daemon=True)
+        server.start()
+        while server.is_alive():
+            time.sleep(0.01)
+            with contextlib.suppress(BridgeError):
+                probe(endpoint, timeout_s=1.0)
+                if server.is_alive():
+                    return {"endpoint": endpoint}
+    raise BridgeError(f"cannot serve at {host}: ggml's server ended on each of {_N_PORTS} ports")
 
 
 def _free_port(host: str) -> int:
+    """A port that nobody has now. Raises BridgeError."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, 0))
+        try:
+            listener.bind((host, 0))
+        except OSError as error:
+            raise BridgeError(f"cannot serve at {host}: {error}") from None
         port: int = listener.getsockname()[1]
         return port
 

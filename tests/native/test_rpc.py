@@ -72,6 +72,20 @@ def test_a_worker_that_cannot_start_says_why() -> None:
         RpcServer(host="192.0.2.1")  # an address of nobody
 
 
+def test_a_port_that_another_process_takes_meanwhile_is_left_to_it() -> None:
+    code = (
+        "import os, socket; from ggml_bridge import rpc_server\n"
+        "free = rpc_server._free_port('127.0.0.1')\n"
+        "with socket.create_server(('127.0.0.1', 0)) as other:\n"
+        "    ports = iter([other.getsockname()[1], free])\n"
+        "    rpc_server._free_port = lambda host: next(ports)\n"
+        "    answer = rpc_server._serve({'host': '127.0.0.1', 'threads': 1, 'cpus': None}, None)\n"
+        "assert answer == {'endpoint': f'127.0.0.1:{free}'}, answer\n"
+        "os._exit(0)\n"  # the server's thread never ends
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("endpoint", ["", "localhost", "localhost:", ":50052", "::1:50052", "host:0", "host:99999"])
 def test_what_is_no_endpoint(bridge: ggml_bridge.Bridge, endpoint: str) -> None:
     with pytest.raises(ValueError, match="is not an RPC endpoint; write host:port"):
