@@ -204,9 +204,13 @@ def better(world: World) -> dict[str, World]:
 @given(world=worlds())
 @settings(max_examples=examples(20))
 def test_a_better_machine_is_never_slower(policy: str, world: World) -> None:
-    """The search for slices is no proof: one of 100 worlds so small became slower, by up to 28 %."""
+    """The search for slices is no proof: one of 100 worlds so small became slower, by up to 28 %. Layers fill the
+    device as llama.cpp's -ngl does, whether that gains or not: with more memory they may be slower."""
     before, slack = total_s(world.plan(policy)), 0.3 if policy == "scheinfer" else 0.02
-    for name, other in better(world).items():
+    machines = better(world)
+    if policy == "layers":
+        del machines["memory"]
+    for name, other in machines.items():
         assert total_s(other.plan(policy)) <= before * (1 + slack), name
 
 
