@@ -36,7 +36,7 @@ def _serve(request: dict[str, Any], _progress: Callable[[dict[str, Any]], None])
         server = Thread(target=call, args=("gb_rpc_serve", encode(endpoint), request["threads"]), daemon=True)
         server.start()
         while server.is_alive():
-            time.sleep(0.01)
+            time.sleep(0.01)  # it ends at once where it cannot have the port, whose owner may answer in its place
             with contextlib.suppress(BridgeError):
                 probe(endpoint, timeout_s=1.0)
                 if server.is_alive():
