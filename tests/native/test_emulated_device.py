@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,14 +45,23 @@ def own_core() -> int:
     return cpus[-1]
 
 
+@contextmanager
+def keeping_time(bridge: ggml_bridge.Bridge, rates: str = RATES) -> Iterator[EmulatedDevice]:
+    """A device that keeps time."""
+    device = bridge.emulated()
+    device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{rates}")
+    try:
+        device.reset_stats()
+        yield device
+    finally:
+        device.unregister()
+
+
 @pytest.fixture
 def timed(bridge: ggml_bridge.Bridge):
     """A device that keeps time, for one test."""
-    device = bridge.emulated()
-    device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{RATES}")
-    device.reset_stats()
-    yield device
-    device.unregister()
+    with keeping_time(bridge) as device:
+        yield device
 
 
 @pytest.fixture
@@ -96,12 +107,10 @@ def test_an_asynchronous_copy_holds_up_its_caller_for_its_call_only(
 
 
 def test_the_latency_of_a_copy_does_not_hold_up_those_queued_behind_it(bridge: ggml_bridge.Bridge) -> None:
-    device, n_copies, latency_s = bridge.emulated(), 16, 0.05
+    n_copies, latency_s = 16, 0.05
     rates = RATES.replace("copy_s 2e-4", f"copy_s {latency_s}")
-    device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{rates}")
-    with bridge.transfer(NAME, "h2d", True, n_copies << 10, 1 << 10) as copies:
+    with keeping_time(bridge, rates), bridge.transfer(NAME, "h2d", True, n_copies << 10, 1 << 10) as copies:
         found_s = min(copies.begin() + copies.finish() for _ in range(5))
-    device.unregister()
     assert latency_s <= found_s < 8 * latency_s
 
 
@@ -123,15 +132,13 @@ def test_copies_are_timed_beside_mul_mats(bridge: ggml_bridge.Bridge, timed: Emu
 
 def test_the_boundary_is_crossed_in_pinned_memory(bridge: ggml_bridge.Bridge) -> None:
     """Nothing ends before its time, so here pinned memory is the slower one."""
-    device, n_bytes, n_excursions = bridge.emulated(), 4 << 20, 3
-    rates = RATES.replace("pinned_bytes_per_s 2e9", "pinned_bytes_per_s 1e8")
-    device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{rates}")
-    with bridge.boundary(NAME, n_bytes, n_excursions) as timer:
-        assert timer.n_splits == 1 + 2 * n_excursions
-        assert min(timer.run(3)) >= 0.99 * n_excursions * 2 * n_bytes / 1e8
-    with bridge.boundary(NAME, n_bytes, n_excursions, on_cpu=True) as timer:
-        assert timer.n_splits == 1
-    device.unregister()
+    n_bytes, n_excursions = 4 << 20, 3
+    with keeping_time(bridge, RATES.replace("pinned_bytes_per_s 2e9", "pinned_bytes_per_s 1e8")):
+        with bridge.boundary(NAME, n_bytes, n_excursions) as timer:
+            assert timer.n_splits == 1 + 2 * n_excursions
+            assert min(timer.run(3)) >= 0.99 * n_excursions * 2 * n_bytes / 1e8
+        with bridge.boundary(NAME, n_bytes, n_excursions, on_cpu=True) as timer:
+            assert timer.n_splits == 1
 
 
 def test_a_small_copy_waits_for_the_copy_in_service_and_not_for_those_queued_behind_it(
@@ -139,10 +146,8 @@ def test_a_small_copy_waits_for_the_copy_in_service_and_not_for_those_queued_beh
 ) -> None:
     """A busy machine only adds to a wait: the longest tells what was waited for, the shortest what was not."""
     rate, large, small = 5e8, 192 << 20, 8 << 10  # 0.4 s, four times what a thread may wait for a core
-    device = bridge.emulated()
     rates = RATES.replace("pinned_bytes_per_s 2e9", f"pinned_bytes_per_s {rate}")
-    device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{rates}")
-    with bridge.transfer(NAME, "h2d", True, small) as copy:
+    with keeping_time(bridge, rates), bridge.transfer(NAME, "h2d", True, small) as copy:
         for piece in (large, 1 << 20):
             with bridge.transfer(NAME, "h2d", True, large, piece) as stream:
                 samples = [(stream.begin(), *copy.run(1), stream.finish()) for _ in range(4)]
@@ -153,7 +158,6 @@ def test_a_small_copy_waits_for_the_copy_in_service_and_not_for_those_queued_beh
             else:
                 assert min(small_s) < 0.5 * large / rate
                 assert max(rest_s) > 0.25 * large / rate, "there was more to wait for"
-    device.unregister()
 
 
 def test_a_launch_issue_is_one_graph(bridge: ggml_bridge.Bridge, timed: EmulatedDevice) -> None:
