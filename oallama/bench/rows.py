@@ -60,9 +60,9 @@ def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
         if each.problems:
             return f"{each.spec.name} did not do what it says: {each.problems[0]}"
     if index and (arm.same_as or arm.spec.name) == (first.same_as or first.spec.name):
-        return f"{arm.spec.name} turned out to be the same configuration as {first.spec.name}"
+        return f"{arm.spec.name} is the same configuration as {first.spec.name}"
     if n_pairs < LEAST_PAIRS:
-        return f"{n_pairs} samples of each arm are too few for an interval; give -r {LEAST_PAIRS} or more"
+        return f"{n_pairs} samples of each arm are too few for an interval; use -r {LEAST_PAIRS} or more"
     return None
 
 

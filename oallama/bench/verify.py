@@ -14,6 +14,7 @@ from oallama.bench.records import ArmResult, ArmSpec, LoadReport, Series
 from oallama.bench.schedule import MAX_DRIFT, unsteady
 from oallama.core.types import Operator
 from oallama.core.units import format_bytes
+from oallama.report.text import plural
 from oallama.run.stock import Cap, bytes_at, expected_places
 
 TOLERANCE = 0.01  # of a cap, and of an operator's share on the device
@@ -59,15 +60,15 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
         label = made.test.label
         if bad := unsteady(made):
             found.append(
-                f"{label}: the machine changed by more than {MAX_DRIFT:.0%} within {bad} of {len(made.kept)} blocks "
-                "that are compared; measure again when it is quiet, or raise -r"
+                f"{label}: the machine's speed changed by more than {MAX_DRIFT:.0%} within {bad} of {len(made.kept)} "
+                "rounds; run again when it is quiet, or raise -r"
             )
         elif changed := sum(not block.fault for block in made.discarded):
-            found.append(f"{label}: blocks measured again because the machine changed: {changed}")
+            found.append(f"{label}: {_repeated(changed, 'round')} because the machine's speed changed")
         if faults := [block.fault for block in made.discarded if block.fault]:
-            found.append(f"{label}: blocks discarded: {len(faults)}; {faults[-1]}")
+            found.append(f"{label}: {plural(len(faults), 'round')} discarded: {faults[-1]}")
         if again := sum(sum(map(bool, block.replaced)) for block in made.kept):
-            found.append(f"{label}: arms that had a fault and were measured again at the end of their block: {again}")
+            found.append(f"{label}: {_repeated(again, 'disturbed sample')}")
         late = [s for block in made.kept for pair in block.samples for s in pair if s.late_share is not None]
         if late:
             found.append(
@@ -80,18 +81,22 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
         if arm.idle_cpu_share > BUSY_IDLE
     ]
     found += [
-        f"arms {arm.same_as} and {arm.spec.name} turned out to be the same configuration; what they differ by is noise"
+        f"arms {arm.same_as} and {arm.spec.name} are the same configuration; any difference is noise"
         for arm in arms
         if arm.same_as
     ]
     return found
 
 
+def _repeated(count: int, what: str) -> str:
+    return f"{plural(count, what)} {'was' if count == 1 else 'were'} repeated"
+
+
 def _backend_problems(spec: ArmSpec, report: LoadReport) -> list[str]:
     if spec.stock is not None and report.plugins:
         return [f"it is a stock arm but has {', '.join(report.plugins)} in ggml's registry"]
     if spec.setting.load.device == "none" and report.device_bytes:
-        return [f"it is to use no device but holds {format_bytes(report.device_bytes)} on one"]
+        return [f"it should use no device but holds {format_bytes(report.device_bytes)} on one"]
     return []
 
 

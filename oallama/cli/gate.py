@@ -47,8 +47,8 @@ def measured(
         def begin(verdict: Verdict, seconds: float) -> None:
             begun(verdict, seconds)
             talk(
-                "oallama: measuring the best plan against stock llama.cpp, so that none is used that is slower: "
-                f"up to {minutes_text(seconds)}, once for this model, device and context ({ends})"
+                f"oallama: comparing the best plan with llama.cpp's placement: up to {minutes_text(seconds)}, once for "
+                f"this model, device and context ({ends})"
             )
             shown.append(stack.enter_context(time_bar(seconds)))
 
@@ -80,9 +80,9 @@ def tune_after(placer: Placer, load: Workload) -> None:
     run; a signal that ends the command does."""
     begun: list[tuple[Verdict, float]] = []
     try:
-        talk("oallama: measuring so that the next run is faster; any key ends it and keeps what is done")
+        talk("oallama: tuning for the next run; any key stops it and keeps the results so far")
         with ended_by_key():
-            measured(placer, load, most_s=LONGEST_S, ends="any key ends it", begun=lambda *known: begun.append(known))
+            measured(placer, load, most_s=LONGEST_S, ends="any key stops it", begun=lambda *known: begun.append(known))
             tell_doubt(placer)
     except KeyboardInterrupt:
         if asked_to_end():
@@ -90,9 +90,9 @@ def tune_after(placer: Placer, load: Workload) -> None:
         if begun:
             tell(placer, load, *begun[-1])
         else:
-            talk(f"oallama: measuring has ended; the next run or {tuning(placer, load)} goes on from here")
+            talk(f"oallama: stopped; the next run or {tuning(placer, load)} continues from here")
     except (OallamaError, OSError) as error:
-        talk(f"warning: the next run uses stock llama.cpp's placement too, as measuring failed: {error}")
+        talk(f"warning: tuning failed, so the next run uses llama.cpp's placement too: {error}")
 
 
 def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
@@ -109,7 +109,7 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
         if placer.known_profile is not None:
             now = placer.price(stock, load)
             best = physical_bound(placer.problem_for(stock), load, stock.memory)
-    return f"this is stock llama.cpp's own placement; {gain_text(now, best)}: {tuning(placer, load)}, or --tune before"
+    return f"using llama.cpp's placement; {gain_text(now, best)}: {tuning(placer, load)}, or --tune before"
 
 
 def tell(placer: Placer, load: Workload, verdict: Verdict, left_s: float) -> None:
@@ -119,7 +119,7 @@ def tell(placer: Placer, load: Workload, verdict: Verdict, left_s: float) -> Non
 
 def verdict_text(placer: Placer, load: Workload, verdict: Verdict, left_s: float) -> str:
     """The verdict; where it is not settled, also what to type, and how long that takes."""
-    hint = "" if verdict.settled else f": {tuning(placer, load)} ({minutes_text(left_s)}) makes sure"
+    hint = "" if verdict.settled else f"; confirm ({minutes_text(left_s)}): {tuning(placer, load)}"
     return f"{verdict.sentence}{hint}"
 
 

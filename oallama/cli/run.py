@@ -234,9 +234,6 @@ def statistics(
     from oallama.report.plan import where_text
     from oallama.report.text import policy_on
 
-    parts = [
-        f"{generation.n_prompt} + {generation.n_gen} tokens",
-        *measured_texts(generation.ttft_s, generation.tpot_s, expected),
-    ]
+    parts = measured_texts(generation.n_prompt, generation.ttft_s, generation.tpot_s, expected)
     where = where_text(engine.plan, operators)
     return " · ".join([*parts, policy_on(engine.plan.policy, engine.device), where])

@@ -38,7 +38,7 @@ def parse_key(text: str) -> str:
     if not (key := text.strip()):
         raise ValueError("the API key is empty; give one, or leave --api-key out")
     if "," in key or '"' in key:
-        raise ValueError("the API key has a comma or a quotation mark, at which llama-server would part it")
+        raise ValueError("the API key must have no comma and no quotation mark: llama-server would split it there")
     return key
 
 
@@ -62,26 +62,25 @@ server_options = as_record(
     "server",
     ServerOptions,
     option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-           group=Group.SERVER, help="Address to listen at.\f One that other machines reach needs --api-key."),
+           group=Group.SERVER, help="Address to listen at.\f An address that other machines reach needs --api-key."),
     option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT", group=Group.SERVER,
-           help="Port to listen at; 0: any free."),
+           help="Port to listen at; 0: any free one."),
     option("--placement-port", type=count(0, 65535), default=0, metavar="PORT", group=Group.SERVER, advanced=True,
            show_default="any that is free", help="Port of the placement page, on 127.0.0.1."),
     option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY", group=Group.SERVER,
-           help=f"Key that requests must bring.\f {KEY_VARIABLE} says it unseen by who lists processes."),
+           help=f"Key that requests must send.\f {KEY_VARIABLE} keeps it out of `ps`."),
     option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
-           group=Group.SERVER, help="Requests computed at the same time, in one context."),
+           group=Group.SERVER, help="Requests computed at the same time; they share the context."),
     option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
            metavar="|".join(POOLINGS), group=Group.SERVER, advanced=True,
-           help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all."),
+           help="Pooling of /v1/embeddings; model: as the GGUF says; none: no embeddings."),
     option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB", group=Group.SERVER, advanced=True,
            show_default="8192, or what the host has left beside the model",
-           help="Host memory for prompts that no request uses now, so that they need not be evaluated again; 0: "
-           "none, -1: any."),
+           help="Host memory for the cache of earlier prompts; 0: none, -1: no limit."),
     option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE", group=Group.SERVER, advanced=True,
-           show_default="what set-up built, else that of PATH", help="llama-server to run."),
+           show_default="built by set-up, else from PATH", help="llama-server to run."),
     option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE", group=Group.SERVER,
-           help="Add what llama-server writes to this file."),
+           help="Append llama-server's log to this file."),
 )  # fmt: skip
 """The command gets `server`, a ServerOptions."""
 
@@ -92,7 +91,7 @@ server_options = as_record(
 @placement_options(
     option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
            metavar="before|never", group=Group.PLACEMENT, help="When to find the fastest plan.\f before: before "
-           "serving; never: policy auto, where nothing was measured yet, serves with stock llama.cpp's own placement."),
+           "serving; never: an untuned model is served with llama.cpp's own placement."),
     (n_prompt_option, n_gen_option, depth_option),
 )  # fmt: skip
 @projector_options
@@ -144,7 +143,7 @@ def command(
         talk(f"oallama: {expected(placer, served.wanted.plan)}")
         n_ctx = served.wanted.plan.workload.n_ctx
         if (most := request_tokens(placer.model, n_ctx)) < n_ctx:
-            talk(f"note: one request may have {most} tokens, as the model was trained on no more; -c {n_ctx} is shared")
+            talk(f"note: a request may have {most} tokens, the model's trained context; -c {n_ctx} is shared by all")
         launch = partial(served.launch, program=found, settings=settings)
         placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep_runs)
         serve(address, placements, talk, log, server.placement_port)

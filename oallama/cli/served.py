@@ -27,6 +27,7 @@ from oallama.placer.measured import host_free_beside
 from oallama.placer.placer import load_as_asked
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, work_times
+from oallama.report.text import policy_on
 from oallama.serve.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib
 from oallama.serve.uses import traffic_of
 
@@ -118,7 +119,7 @@ class ServedModel:
         try:
             self.placer.keep_runs(self.wanted.plan, runs)
         except OallamaError as error:
-            talk(f"warning: what this run took is not kept: {error}")
+            talk(f"warning: this run's times were not saved: {error}")
 
     @property
     def _has_room(self) -> bool:
@@ -146,7 +147,7 @@ class ServedModel:
         except OallamaError:  # llama-server is about to say it better
             return None
         if mib < STOCK_CACHE_MIB and not is_lost:
-            talk(f"note: llama-server keeps at most {mib} MiB of prompts, as the host has no more left (--cache-ram)")
+            talk(f"note: llama-server caches {mib} MiB of prompts at most, what the host has left (--cache-ram)")
         return mib
 
 
@@ -159,7 +160,7 @@ def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
     _check_device(placer)
     plan.check(placer.model, placer.operators)
     plan = as_asked(placer, plan)
-    reason = f"this is the plan of {asked.placement.plan_file}, by policy {plan.policy}"
+    reason = f"using the plan {asked.placement.plan_file}, policy {plan.policy}"
     return placer, _timed(placer, plan, reason)
 
 
@@ -191,11 +192,11 @@ def _check_device(placer: Placer) -> None:
 def _reason(placer: Placer, asked: PlacementOptions, plan: Plan) -> str:
     """Say what is served, and why."""
     if asked.policy.keeps_to_cpu(placer):
-        why = "there is no device" if not placer.has_device else "that was asked for"
-        return f"everything is on the CPU, as {why}"
+        found_none = asked.policy.policy != "cpu" and placer.options.device in (None, "auto")
+        return "no GPU found: running on the CPU" if found_none else "running on the CPU, as asked"
     if asked.gate and asked.policy.is_auto:
-        return f"this is what the gate let through after measuring: {plan.policy}"
-    return f"this is the placement of policy {plan.policy}, not measured against stock llama.cpp's"
+        return f"using {policy_on(plan.policy, plan.device)}, the fastest measured here"
+    return f"using policy {plan.policy}, not compared with llama.cpp's placement"
 
 
 def _timed(placer: Placer, plan: Plan, reason: str) -> Served:
@@ -219,7 +220,7 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
     weights = memory.weights_gpu + memory.weights_host
     record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
     plan = replace(record, attention=wanted.plan.attention)
-    return replace(wanted, plan=plan, reason="everything is on the CPU, as the device was lost", times=())
+    return replace(wanted, plan=plan, reason="the device was lost: running on the CPU", times=())
 
 
 def as_asked(placer: Placer, plan: Plan) -> Plan:

@@ -30,10 +30,9 @@ from oallama.core.options import Options
 @depth_option
 @profile_option
 @option(
-    "--time", "seconds", type=count(1, 86_400), metavar="SECONDS", show_default="as needed",
+    "--time", "seconds", type=count(1, 86_400), metavar="SECONDS", show_default="as long as it takes to decide",
     group=Group.PLACEMENT,
-    help="Time for measuring plans.\f The profile of the machine takes what it takes. The default is what is "
-    "predicted to settle it.",
+    help="Time limit for comparing plans.\f Timing the machine comes on top.",
 )  # fmt: skip
 @refresh_gate_option
 @json_option
@@ -48,15 +47,15 @@ def command(
     refresh_gate: bool,
     as_json: bool,
 ) -> None:
-    """Measure this machine and the best plans against stock llama.cpp, and remember which one is the fastest.
+    """Time this machine, compare the best plans with llama.cpp's own placement, and remember which is fastest.
 
     \b
       oallama tune model.gguf
       oallama tune model.gguf --device CUDA0 -p 4000 -n 200 -c 8192
 
     \f
-    The verdict is one for prompts of up to 128 tokens, up to 1,024, or more. Where runs took longer or shorter than
-    predicted, plans follow from what they took. What is measured is kept also where Ctrl-C or the time ends it.
+    The result is for prompts of up to 128 tokens, up to 1,024, or more. Plans use the measured times of earlier runs
+    where these were not as predicted. Results are kept even where Ctrl-C or the time limit ends it.
     """
     from oallama.placer import Placer
 
@@ -65,7 +64,7 @@ def command(
         raise UsageError("there is nothing to tune without a device; name one with --device, such as emulated:rtx3060")
     load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
     if corrected := placer.adopt_history():
-        talk(f"oallama: planning anew by what runs took: {corrected}")
+        talk(f"oallama: planning anew with the times of earlier runs: {corrected}")
     found = measured(
         placer, load, seconds, refresh=refresh_gate or bool(corrected), ends="Ctrl-C ends it and keeps what is done"
     )

@@ -94,18 +94,22 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """A sentence on what is used, and why: `scheinfer 1.34× stock (95 % 1.29-1.39), using it`."""
+        """A sentence on what is used, and why: `scheinfer is 1.34× as fast as llama.cpp's placement here (1.29-1.39);
+        used from now on`."""
         if won := self.won:
-            return f"{_measured(won)}, using it"
-        stays = f"using {self.stock}'s placement"
+            value, interval = _texts(won)
+            return f"{_who(won)} is {value} as fast as llama.cpp's placement here ({interval}); used from now on"
         if race := self.open:
-            promised = f"predicted {race.promised:.2g}× as fast" if race.promised else "not told from it yet"
-            so_far = f", measured {_measured(race, '')} so far" if race.ratio else ""
-            return f"{stays}; {race.policy} is {promised}{so_far}"
+            may = f"may be {race.promised:.2g}× faster" if race.promised else "is not yet distinguishable from it"
+            so_far = f", {' so far ('.join(_texts(race))})" if race.ratio else ""
+            return f"using llama.cpp's placement; {_who(race)} {may}{so_far}"
+        stays = "llama.cpp's placement stays"
         if best := max((race for race in self.races if race.ratio and not race.refused), key=_value, default=None):
-            slower = best.ratio is not None and best.ratio.high < 1
-            return f"{_measured(best)}: {'slower' if slower else 'not beyond noise'}, {stays}"
-        return f"{stays}: {next((race.refused for race in self.races), 'there was nothing to compare')}"
+            value, interval = _texts(best)
+            if best.ratio is not None and best.ratio.high < 1:
+                return f"{stays}: {_who(best)} is {value} as fast here ({interval})"
+            return f"{stays}: {_who(best)} is not measurably faster, {value} ({interval})"
+        return f"{stays}: {next((race.refused for race in self.races), 'nothing to compare it with')}"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -133,10 +137,16 @@ def _value(race: Race) -> float:
     return race.ratio.value if race.ratio else -math.inf
 
 
-def _measured(race: Race, who: str = "") -> str:
+def _who(race: Race) -> str:
+    return {"cpu": "the CPU alone", "stock-cpu": "llama.cpp on the CPU alone"}.get(race.policy, race.policy)
+
+
+def _texts(race: Race) -> tuple[str, str]:
+    """(ratio, its interval), with two decimals where the interval is narrow enough to mean them."""
     ratio = race.ratio
     assert ratio is not None
-    return f"{race.policy} {ratio.value:.2f}× stock (95 % {ratio.low:.2f}-{ratio.high:.2f})"
+    n = 2 if ratio.high - ratio.low < 0.5 else 1
+    return f"{ratio.value:.{n}f}×", f"{ratio.low:.{n}f}-{ratio.high:.{n}f}"
 
 
 def speed_interval(pairs: Sequence[tuple[float, float]], error: float) -> Ratio | None:

@@ -32,17 +32,14 @@ class Progress:
         """Set the work to do, in guessed seconds, which is said once; a second call, after a crash, replaces what was
         left."""
         if not self._told and weight >= WORTH_SAYING_S:
-            self.say(
-                f"measuring this machine's mul-mats and copies, which plans follow from: about {weight:.0f} s, once "
-                "for this model and device"
-            )
+            self.say(f"timing this machine (once): about {weight:.0f} s")
         self._told = True
         if not self._shown:
             return
         if self._bar is None:
             from tqdm import tqdm
 
-            layout = "measuring {percentage:3.0f}%|{bar:20}| {elapsed}, about {remaining} left: {desc}"
+            layout = "timing {percentage:3.0f}%|{bar:20}| {elapsed}, about {remaining} left: {desc}"
             self._bar = tqdm(total=weight, file=sys.stderr, bar_format=layout, leave=False)
         else:
             self._bar.total += weight - self._left

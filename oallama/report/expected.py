@@ -9,9 +9,9 @@ from oallama.core.units import format_bytes, format_seconds
 from oallama.place.explain import planned_depth, slower_from
 from oallama.plan.plan import Plan
 from oallama.report.plan import weights_on_device
-from oallama.report.text import device_name, rate_text, three_digits
+from oallama.report.text import device_name, plural, rate_text, three_digits
 
-UNMEASURED = "no speed is expected yet, as nothing was measured"
+UNMEASURED = "speed unknown until measured"
 
 
 def expected_line(
@@ -69,17 +69,25 @@ def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> st
     return f"{rates} {depth_text}, {three_digits(1 / seconds(slower))} from {slower:,} on{full}"
 
 
-def measured_texts(ttft_s: float, tpot_s: float, expected: Predicted | None) -> list[str]:
-    """TTFT, TPOT and tokens/s as measured, each beside what was expected of just this prompt and answer."""
-    first = f"TTFT {format_seconds(ttft_s)}"
+def measured_texts(
+    n_prompt: int, ttft_s: float, tpot_s: float, expected: Predicted | None, n_cached: int = 0
+) -> list[str]:
+    """Time of the prompt and rate of the answer as measured, each beside what was predicted of just these."""
+    cached = f" ({n_cached} cached)" if n_cached else ""
+    prompt = f"prompt {plural(n_prompt, 'token')}{cached}, {_seconds(ttft_s)}"
     if expected is not None and expected.ttft_s > 0:
-        first += f" ({format_seconds(expected.ttft_s)} expected)"
+        prompt += f" ({_seconds(expected.ttft_s)} predicted)"
     if tpot_s <= 0:
-        return [first]
-    rate = rate_text(tpot_s)
+        return [prompt]
+    answer = f"answer {rate_text(tpot_s)}"
     if expected is not None and expected.tpot_s > 0:
-        rate += f" ({three_digits(1 / expected.tpot_s)} expected)"
-    return [first, f"TPOT {format_seconds(tpot_s)}", rate]
+        answer += f" ({three_digits(1 / expected.tpot_s)} predicted)"
+    return [prompt, answer]
+
+
+def _seconds(seconds: float) -> str:
+    """As a person waits for them: `0.41 s`, but `41 ms`."""
+    return f"{seconds:.2f} s" if 0.1 <= seconds < 10 else format_seconds(seconds)
 
 
 WORTH = 0.05
@@ -89,11 +97,11 @@ WORTH = 0.05
 def gain_text(now: Predicted | None, best: Predicted | None) -> str:
     """How much faster than now a run is predicted to be at most, as a clause. best: what no plan can be faster than."""
     if now is None or best is None or best.total_s <= 0:
-        return "what another one gains is not known, as this machine was not measured yet"
+        return "gain unknown until measured"
     ratio = now.total_s / best.total_s
     if ratio < 1 + WORTH:
-        return f"no other one is predicted to be {WORTH:.0%} faster; to measure that"
-    return f"another one is predicted to be at most {ratio:.2f} times as fast"
+        return f"no other is predicted to be {WORTH:.0%} faster; to measure it"
+    return f"another may be up to {ratio:.2f}× faster; confirm"
 
 
 OFF = 0.25
@@ -118,8 +126,8 @@ def drift_text(
     generated. others_cores: of n_cores, how many other programs use; 0 where nobody looked."""
     if others_cores >= 0.5 and predicted_s and is_slow(n_tokens, tpot_s, predicted_s):
         return (
-            f"tokens took {tpot_s / predicted_s:.1f} times as long as predicted, as other programs use "
-            f"{others_cores:.1f} of {n_cores} cores; it is faster once they end"
+            f"{tpot_s / predicted_s:.1f}× the predicted time per token: other programs use {others_cores:.1f} of "
+            f"{n_cores} cores"
         )
     if not predicted_s or n_tokens < ENOUGH_TOKENS:
         return ""
@@ -127,6 +135,6 @@ def drift_text(
     if 1 - OFF <= ratio <= 1 + OFF:
         return ""
     return (
-        f"tokens took {ratio:.2f} times as long as predicted; `oallama tune {model}` plans anew by what runs on this "
-        "machine take"
+        f"{ratio:.2f}× the predicted time per token; `oallama tune {model}` plans anew with the times of runs on this "
+        "machine"
     )

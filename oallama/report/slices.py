@@ -37,7 +37,7 @@ def tokens_text(table: TokenAssignment, settings: StreamSettings | None, words: 
     longest lengths, and where it begins: `0 of 31, 9 of 32, 400 of 512`."""
     if words is PLAIN:
         first = min((n_tokens for n_tokens, n_g in table if n_g), default=0)
-        return f"from {first} tokens of a prompt on, the card computes some of them with what the CPU keeps, too"
+        return f"for prompts of {first}+ tokens the card takes part of the CPU's share"
     twice = ", CC kept in host memory twice" if settings is not None and settings.kept_twice else ""
     shown = table if len(table) <= MOST_LENGTHS else (*table[:2], *table[-(MOST_LENGTHS - 2) :])
     lengths = ", ".join(f"{n_g} of {n_tokens}" for n_tokens, n_g in shown)

@@ -83,8 +83,10 @@ def device_name(device: str) -> str:
 
 
 def policy_on(policy: str, device: str) -> str:
-    """`scheinfer on CUDA0`; without a device that there is none."""
-    return "the CPU alone" if device == "none" else f"{printable(policy)} on {device_name(device)}"
+    """`scheinfer on CUDA0`; that it is llama.cpp's own (--fit), or that there is no device."""
+    if device == "none":
+        return "the CPU alone"
+    return "llama.cpp's placement" if policy == "fit" else f"{printable(policy)} on {device_name(device)}"
 
 
 def model_title(model: ModelInfo) -> str:

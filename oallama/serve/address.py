@@ -51,10 +51,10 @@ def free_address(host: str, port: int, api_key: str | None, option: str = "--por
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
-        raise UsageError(f"--host {host} is no address; give one of this machine, such as 127.0.0.1") from None
+        raise UsageError(f"--host {host} is not an address of this machine; use one such as 127.0.0.1") from None
     if api_key is None and not is_local(str(address[0])):
         raise UsageError(
-            f"--host {host} lets other machines in; give --api-key KEY (or OALLAMA_API_KEY), which they must send"
+            f"--host {host} lets other machines in; set --api-key KEY (or OALLAMA_API_KEY), which they must send"
         )
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         try:

@@ -67,7 +67,7 @@ def find_program(asked: str | None) -> Path:
     program = _first_of(asked)
     if program is None:
         where = "beside llama.cpp's libraries nor on PATH"
-        raise BridgeError(f"there is no program {asked}; {BUILD}" if asked else f"{NAME} is neither {where}; {BUILD}")
+        raise BridgeError(f"no program {asked}; {BUILD}" if asked else f"{NAME} is neither {where}; {BUILD}")
     fault = wrong_version(ggml_version(program))
     if fault is not None:
         raise BridgeError(f"{program} {fault}; {BUILD}")
@@ -136,8 +136,8 @@ def launch(
     if splits(plan, operators):
         if backend is not None:
             raise PlanError(
-                "the plan splits operators, for which llama-server loads oallama's own back end, and no second "
-                "one; leave --backend out, or choose a --policy that splits nothing, such as oato"
+                "the plan splits operators, so llama-server has to load oallama's back end and cannot load another; "
+                "drop --backend, or choose a --policy that splits nothing, such as oato"
             )
         plugin = Plugin(str(find_plugin()), str(folder / PLAN_FILE))
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)

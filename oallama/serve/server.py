@@ -46,17 +46,18 @@ def serve(
     log: Callable[[bytes], None] = lambda line: None,
     placement_port: int = 0,
 ) -> None:
-    """Serve until SIGINT, which the command line takes others for; KeyboardInterrupt is raised when all has ended.
+    """Serve until interrupted; KeyboardInterrupt is raised when all has ended.
+
     talk: sentences for people; log: gets what llama-server writes.
 
-    Raises DeviceError where llama-server does not start, or again and again not, or has no folder for its files.
+    Raises DeviceError where llama-server does not start, fails to restart too often, or has no folder for its files.
     """
     try:
         parent = Path(tempfile.gettempdir())
     except FileNotFoundError:  # it has tried to write to each
         raise DeviceError(
-            "no temporary folder can be written to, and llama-server needs one for its plan; free some space on the "
-            "disk, or name another folder in TMPDIR"
+            "no temporary folder is writable, and llama-server needs one for its plan; free some disk space, or set "
+            "TMPDIR to another folder"
         ) from None
     with temporary_folder(FOLDER, parent) as folder:
         wanted, on_cpu = placements.wanted, placements.on_cpu

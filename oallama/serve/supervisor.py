@@ -139,17 +139,17 @@ class Supervisor:
                 n_failures = 0
                 continue
             if n_failures >= self.patience.n_starts and not started:
-                raise DeviceError(f"llama-server fails to start again and again, at last: {why}")
+                raise DeviceError(f"llama-server failed {n_failures} restarts; last error: {why}")
             pause_s = self.patience.backoff_s(n_failures)
-            self.state.said = f"llama-server ended: {why}; it starts again"
-            self.talk(f"llama-server ended: {why}; starting it again in {pause_s:.1f} s")
+            self.state.said = f"llama-server ended: {why}; restarting"
+            self.talk(f"llama-server ended: {why}; restarting in {pause_s:.1f} s")
             self._wait(pause_s)
 
     def _continue_on_cpu(self, on_cpu: Launch, why: str) -> None:
         self.launch = on_cpu
         self.state.on_device, self.state.device_lost = False, True
-        self.state.said = f"the device was lost ({why}); the CPU computes everything until oallama is started again"
-        self.talk(f"the device was lost ({why}); starting again on the CPU alone, which is slower")
+        self.state.said = f"the device was lost ({why}); running on the CPU until oallama is restarted"
+        self.talk(f"the device was lost ({why}); restarting on the CPU alone, which is slower")
 
     def _start(self) -> str | None:
         """Start the program and wait until it is healthy. Returns why it is not; None where it is."""

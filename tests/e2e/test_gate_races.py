@@ -149,7 +149,7 @@ def test_where_no_plan_is_faster_stocks_placement_is_used(placer: Placer) -> Non
     found, stock = racing(SLOWER).gate(placer), stock_at_once(placer, LOAD)
     assert found.verdict.settled and found.verdict.won is None
     assert found.plan.operators == stock.operators and stock.predicted is None
-    assert "slower, using stock-fit's placement" in found.verdict.sentence
+    assert found.verdict.sentence.startswith("llama.cpp's placement stays: ")
     assert all(len(race.pairs) == 4 or race.refused for race in found.verdict.races)
 
 

@@ -248,7 +248,7 @@ def test_a_drifted_block_is_discarded_and_measured_again():
     (made,) = result.series
     assert [block.drift for block in made.discarded] == [pytest.approx(0.5)]
     assert [s.seconds for s in made.samples(0)] == [1.0] * 4
-    assert result.warnings[0] == "pp64: blocks measured again because the machine changed: 1"
+    assert result.warnings[0] == "pp64: 1 round was repeated because the machine's speed changed"
 
 
 def test_on_a_machine_that_never_calms_down_the_calmest_blocks_are_taken_and_told():
@@ -256,7 +256,7 @@ def test_on_a_machine_that_never_calms_down_the_calmest_blocks_are_taken_and_tol
     result = compare(taking(*times), (CPU,))
     (made,) = result.series
     assert [round(block.drift, 6) for block in made.kept] == [0.2, 0.3] and len(made.discarded) == 2
-    assert "changed by more than 10% within 2 of 2 blocks" in result.warnings[0]
+    assert "changed by more than 10% within 2 of 2 rounds" in result.warnings[0]
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.lists(st.floats(0.5, 2.0), min_size=64, max_size=64))
@@ -279,7 +279,7 @@ def test_a_block_with_a_fault_is_measured_again_and_never_kept():
     (made,) = result.series
     assert len(made.kept) == 1
     assert [block.fault for block in made.discarded] == ["the device was late"] * 5
-    assert result.warnings == ("pp64: blocks discarded: 5; the device was late",)
+    assert result.warnings == ("pp64: 5 rounds discarded: the device was late",)
     with pytest.raises(DeviceError, match="the device was late, in every block; close them"):
         compare(late_in(*range(20)), (CPU,), n_blocks=3)
 
@@ -293,7 +293,7 @@ def test_an_arm_with_a_fault_is_measured_again_at_the_end_of_its_block():
     assert not block.fault and not made.discarded and [len(pair) for pair in block.samples] == [2, 2, 2]
     assert [bool(sample.fault) for sample in made.unused(1)] == [False, True, True, False]
     assert made.unused(0) == made.unused(2) == []
-    assert result.warnings == ("pp64: arms that had a fault and were measured again at the end of their block: 1",)
+    assert result.warnings == ("pp64: 1 disturbed sample was repeated",)
 
 
 def test_how_well_an_emulated_device_kept_time_is_told():
@@ -324,7 +324,7 @@ LAST, ON_LAST = stock("stock-ngl", 2), report(*LAST_LAYER)
         (planned({LAST_LAYER[0]: 1.0}), report(LAST_LAYER[0]), ""),
         (LAST, report("output.weight"), "blk.1.attn_q.weight and 1 more is not where it says: 100%"),
         (LAST, replace(ON_LAST, plugins=("OALLAMA",)), "stock arm but has OALLAMA"),
-        (CPU, report(device_bytes=4096), "it is to use no device but holds 4 KiB on one"),
+        (CPU, report(device_bytes=4096), "it should use no device but holds 4 KiB on one"),
         (CPU, report(places={}), "could not be read back"),
         (HALF, replace(SPLIT, device_share={DOWN: 0.25}), f"50% of {DOWN} on the device, but 25% is there"),
         (HALF, replace(SPLIT, device_share={}), f"how {DOWN} is split could not be read back"),

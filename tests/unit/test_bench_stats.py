@@ -1,6 +1,7 @@
 """How many times as fast: intervals of comparisons and of the gate, on samples whose truth is known, and verdicts."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -144,15 +145,18 @@ def test_the_first_that_wins_is_used_and_what_is_open_goes_on():
     won, lost = race(1.34, 1.35, 1.33, 1.34), race(0.8, 0.8, 0.8, 0.81, policy="cpu")
     found = verdict(won, race(policy="cpu"))
     assert found.settled and found.won == won and found.open is None
-    assert found.sentence.startswith("split 1.34× stock (95 % 1.") and found.sentence.endswith(", using it")
+    said = r"split is 1\.34× as fast as llama\.cpp's placement here \(1\.\d\d-1\.\d\d\); used from now on"
+    assert re.fullmatch(said, found.sentence)
     unsettled = verdict(race(promised=1.53), lost)
     assert not unsettled.settled and unsettled.open == unsettled.races[0]
-    assert unsettled.sentence == "using stock-fit's placement; split is predicted 1.5× as fast"
-    assert "measured" in verdict(race(1.5, 0.9, 1.2, 1.3, promised=1.5)).sentence
-    assert verdict(lost).settled and verdict(lost).sentence.endswith("slower, using stock-fit's placement")
-    assert "not beyond noise" in verdict(race(*[1.0, 1.01] * 10)).sentence
-    assert verdict().sentence == "using stock-fit's placement: there was nothing to compare"
-    assert verdict(race(refused="no room")).sentence == "using stock-fit's placement: no room"
+    assert unsettled.sentence == "using llama.cpp's placement; split may be 1.5× faster"
+    assert " so far (" in verdict(race(1.5, 0.9, 1.2, 1.3, promised=1.5)).sentence
+    assert verdict(race()).sentence.endswith("split is not yet distinguishable from it")
+    assert verdict(lost).settled
+    assert verdict(lost).sentence.startswith("llama.cpp's placement stays: the CPU alone is 0.80× as fast here (0.")
+    assert "not measurably faster" in verdict(race(*[1.0, 1.01] * 10)).sentence
+    assert verdict().sentence == "llama.cpp's placement stays: nothing to compare it with"
+    assert verdict(race(refused="no room")).sentence == "llama.cpp's placement stays: no room"
 
 
 def test_short_tests_stand_for_the_workload():

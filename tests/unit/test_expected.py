@@ -106,11 +106,13 @@ def test_an_emulated_device_makes_no_rate_expected():
 
 
 def test_measured_figures_stand_beside_the_expected_ones():
-    assert measured_texts(0.5, 0.1, Predicted(ttft_s=0.4, tpot_s=0.08, total_s=1.0)) == [
-        "TTFT 500 ms (400 ms expected)", "TPOT 100 ms", "10.0 tokens/s (12.5 expected)"
+    assert measured_texts(26, 0.408, 0.1, Predicted(ttft_s=0.04, tpot_s=0.08, total_s=1.0)) == [
+        "prompt 26 tokens, 0.41 s (40 ms predicted)", "answer 10.0 tokens/s (12.5 predicted)"
     ]  # fmt: skip
-    assert measured_texts(0.5, 0.1, None) == ["TTFT 500 ms", "TPOT 100 ms", "10.0 tokens/s"]
-    assert measured_texts(0.5, 0.0, None) == ["TTFT 500 ms"]
+    assert measured_texts(26, 12.3, 0.1, None, n_cached=2) == [
+        "prompt 26 tokens (2 cached), 12.3 s", "answer 10.0 tokens/s"
+    ]  # fmt: skip
+    assert measured_texts(1, 0.5, 0.0, None) == ["prompt 1 token, 0.50 s"]
 
 
 def card(kind="GPU", spec="CUDA0", free=8 * GIB):
@@ -153,7 +155,7 @@ def test_a_device_without_room_for_a_model_is_told_with_what_it_had_free():
     assert isinstance(load_refusal("m.gguf", card(), "unknown architecture"), ModelFileError)
 
 
-@pytest.mark.parametrize(("tpot_s", "says"), [(0.13, "1.30 times"), (0.07, "0.70 times"), (0.12, ""), (0.08, "")])
+@pytest.mark.parametrize(("tpot_s", "says"), [(0.13, "1.30×"), (0.07, "0.70×"), (0.12, ""), (0.08, "")])
 def test_tokens_far_from_what_was_predicted_are_one_sentence(tpot_s, says):
     drift = drift_text(ENOUGH_TOKENS, tpot_s, 0.1, "m.gguf")
     assert says in drift and bool(drift) is bool(says)
@@ -163,7 +165,7 @@ def test_tokens_far_from_what_was_predicted_are_one_sentence(tpot_s, says):
 
 def test_tokens_that_are_slow_beside_other_programs_say_so_in_one_sentence():
     drift = drift_text(4, 0.31, 0.1, "m.gguf", others_cores=1.9, n_cores=2)
-    assert "3.1 times" in drift and "1.9 of 2 cores" in drift and "tune" not in drift
+    assert "3.1×" in drift and "1.9 of 2 cores" in drift and "tune" not in drift
     for tpot_s, others in ((0.31, 0.2), (0.29, 1.9)):
         assert "tune" in drift_text(ENOUGH_TOKENS, tpot_s, 0.1, "m.gguf", others, 2), "the machine has become slower"
 

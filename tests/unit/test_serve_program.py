@@ -44,7 +44,7 @@ def test_what_set_up_put_beside_the_libraries_is_used_before_that_of_path(tmp_pa
     assert find_program(None) == beside
     asked = program(tmp_path / "bin")
     assert find_program(str(asked)) == asked
-    with pytest.raises(BridgeError, match="there is no program"):
+    with pytest.raises(BridgeError, match="no program"):
         find_program(str(tmp_path / "nothing"))
     with pytest.raises(BridgeError, match="does not tell the version of its ggml"):
         find_program(str(program(tmp_path / "of" / "old", with_ggml=False)))
@@ -112,7 +112,7 @@ def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
 def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):
     own, ours = ({"GGML_BACKEND_PATH": f"/opt/libggml-{name}.so"} for name in ("mine", "oallama"))
     assert launched(tmp_path, environment=own).environment["GGML_BACKEND_PATH"] == "/opt/libggml-mine.so"
-    with pytest.raises(PlanError, match="leave --backend out"):
+    with pytest.raises(PlanError, match="drop --backend"):
         launched(tmp_path, SPLIT.plan, environment=own)
     assert "GGML_BACKEND_PATH" not in launched(tmp_path, environment=ours).environment
 
@@ -217,7 +217,7 @@ def test_a_port_that_is_free_is_chosen_and_an_address_that_others_reach_needs_a_
     taken = rf"127.0.0.1:{chosen.port}.*--port"
     with socket.create_server(("127.0.0.1", chosen.port)), pytest.raises(DeviceError, match=taken):
         free_address("127.0.0.1", chosen.port, None)
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="is not an address"):
         free_address("no.such.host.invalid", 0, None)
 
 

@@ -11,9 +11,8 @@ from oallama.cli.chat.settings import ChatSettings
 from oallama.cli.output import is_terminal, talk, write_piece
 from oallama.cli.placement import tell_drift
 from oallama.core.errors import UsageError
-from oallama.core.units import format_seconds
-from oallama.report.expected import ENOUGH_TOKENS
-from oallama.report.text import rate_text, three_digits
+from oallama.core.types import Predicted
+from oallama.report.expected import ENOUGH_TOKENS, measured_texts
 from oallama.run.conversation import Conversation, fewest_dropped
 from oallama.run.template import Prompt, Template, prompt_for
 
@@ -173,15 +172,7 @@ class ChatSession:
         return True
 
     def figures(self, answer: Generation) -> str:
-        """The line below an answer: tokens read and written, and the rate beside the one predicted at this depth."""
-        parts = [
-            f"{answer.n_prompt - answer.n_cached} tokens read, {answer.n_cached} known, {answer.n_gen} written",
-            f"TTFT {format_seconds(answer.ttft_s)}",
-        ]
-        if answer.tpot_s > 0:
-            tpot_s = self.token_seconds(answer.n_prompt + answer.n_gen // 2)
-            expectation = (
-                f"predicted {three_digits(1 / tpot_s)}" if tpot_s else "nothing predicted, as nothing was measured"
-            )
-            parts.append(f"{rate_text(answer.tpot_s)} ({expectation})")
-        return " · ".join(parts)
+        """The line below an answer: prompt and answer, whose rate stands beside the one predicted at this depth."""
+        tpot_s = self.token_seconds(answer.n_prompt + answer.n_gen // 2)
+        expected = Predicted(0.0, tpot_s, 0.0) if tpot_s else None
+        return " · ".join(measured_texts(answer.n_prompt, answer.ttft_s, answer.tpot_s, expected, answer.n_cached))
