@@ -3,9 +3,12 @@
     python scripts/routing.py draw --layers 48 --experts 128 --used 8 --tokens 2000 \\
         --curve 25%=74%,37.5%=84%,50%=91%,75%=98% -o ids.txt
     python scripts/routing.py keep ids.txt --model model.gguf -o later.txt
+    python scripts/routing.py traces gpt-oss-20b.npz --layers 12 -o ids.txt
 
 A line is `LAYER ID ID …`: the experts of one token in one layer. `keep` counts the first half of a file as traffic of a
-model, as --count-experts would have, and writes the second half: what a plan made from the former meets.
+model, as --count-experts would have, and writes the second half: what a plan made from the former meets. `traces` takes
+what a real model was seen to use: arrays [token, layer, rank] of expert numbers, one a conversation, in the order of
+their names.
 
 A token's experts are a set of fixed size with given inclusion probabilities: conditional Poisson sampling (Hájek 1964),
 whose odds follow from the probabilities by the fixed point of Chen, Dempster & Liu (1994). Tokens are independent.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -145,6 +149,23 @@ def _normalised(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(value / total for value in values)
 
 
+def traced(path: Path, n_layer: int | None, n_skip: int) -> dict[int, list[Row]]:
+    """Rows of the conversations of an .npz, one behind the other, of the first layers, without the first tokens. Raises
+    ValueError where it has none."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            conversations = [arrays[name] for name in sorted(arrays.files)]
+    except (ValueError, EOFError, zipfile.BadZipFile):
+        raise ValueError(f"{path} is not an .npz of arrays") from None
+    shapes = {one.shape[1:] for one in conversations if one.ndim == 3 and one.dtype.kind in "iu"}
+    if len(shapes) != 1 or any(one.ndim != 3 for one in conversations):
+        raise ValueError(f"{path} must have arrays of whole numbers [token, layer, rank], of one model")
+    tokens = np.concatenate(conversations)[n_skip:, :n_layer]
+    if not len(tokens):
+        raise ValueError(f"{path} has no token behind the first {n_skip}")
+    return {layer: [tuple(row) for row in tokens[:, layer].tolist()] for layer in range(tokens.shape[1])}
+
+
 def write_routing(path: Path, routing: Routing, remark: str) -> None:
     """Write the file, token by token, so that its head is a shorter run of all layers."""
     longest = max(len(rows) for rows in routing.values())
@@ -217,7 +238,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept.add_argument("file", type=Path)
     kept.add_argument("--model", required=True, metavar="GGUF")
     kept.set_defaults(run=_keep)
-    for command in (made, kept):
+    taken = commands.add_parser("traces", help="what a real model was seen to use, in its order")
+    taken.add_argument("file", type=Path)
+    taken.add_argument("--layers", type=int, help="the first so many; default all")
+    taken.add_argument("--skip", type=int, default=0, metavar="TOKENS", help="leave out the first; default 0")
+    taken.set_defaults(run=_traces)
+    for command in (made, kept, taken):
         command.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
     try:
@@ -250,6 +276,12 @@ def _keep(options: argparse.Namespace) -> None:
     first, second = first_and_second(read_routing(options.file))
     write_counts(counts_of(first, model.fingerprint, model.n_layer, model.n_expert, model.n_expert_used))
     write_routing(options.output, second, f"the second half of {options.file.name}")
+
+
+def _traces(options: argparse.Namespace) -> None:
+    if options.skip < 0 or (options.layers is not None and options.layers < 1):
+        raise ValueError("--layers must be at least 1, and --skip at least 0")
+    write_routing(options.output, traced(options.file, options.layers, options.skip), f"seen: {options.file.name}")
 
 
 def _points(text: str) -> list[tuple[float, float]]:

@@ -1,9 +1,11 @@
 // The emulated device for the sanitizers: streams, events, copies and graphs from two threads, with values and without;
 // and what no caller in Python can ask of it. Prints what failed, and at the end "N failed".
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -180,6 +182,38 @@ void capture() {
     ggml_backend_synchronize(stream.get());
 }
 
+// A mul-mat by experts takes as long as reading those that its tokens use.
+void read_the_experts_that_are_used() {
+    const Card                card(false);
+    constexpr int32_t         n_used = 32;
+    const oallama::BackendPtr stream = new_stream();
+    const oallama::ContextPtr ctx    = oallama::new_context(4, 1, 4);
+    ggml_tensor *             w      = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 1024, 320, n_used); // 0.13 ms each
+    ggml_tensor *             x      = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, 1024, 1, 1);
+    ggml_tensor *             ids    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, n_used, 1);
+    ggml_cgraph *             graph  = ggml_new_graph_custom(ctx.get(), 4, false);
+    ggml_build_forward_expand(graph, ggml_mul_mat_id(ctx.get(), w, x, ids));
+    const oallama::BufferPtr memory(
+        ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device())));
+    const double one     = 1024.0 * 320.0 * 4.0 / 1e10;
+    const auto   seconds = [&](const std::vector<int32_t> & experts) {
+        ggml_backend_tensor_set(ids, experts.data(), 0, ggml_nbytes(ids));
+        double least = 1.0;
+        for (int i = 0; i < 10; i++) {
+            const auto start = std::chrono::steady_clock::now();
+            launch(stream, graph);
+            ggml_backend_synchronize(stream.get());
+            least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        }
+        return least;
+    };
+    std::vector<int32_t> experts(n_used, 7);
+    const double         same = seconds(experts);
+    expect(same >= one && same < n_used / 2.0 * one, "one expert is read once");
+    std::iota(experts.begin(), experts.end(), 0);
+    expect(seconds(experts) >= n_used * one, "all of them are read");
+}
+
 // More bytes than any device has, beside those that are held.
 void refuse_too_much() {
     const Card               card(true);
@@ -223,6 +257,7 @@ int main() {
     be_late();
     write_weights();
     capture();
+    read_the_experts_that_are_used();
     refuse_too_much();
     run_out_of_memory();
     std::printf("%d failed\n", n_failed);

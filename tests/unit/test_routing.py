@@ -184,3 +184,22 @@ def test_a_file_is_kept_as_if_the_model_had_been_counted(tmp_path: Path, capsys:
     capsys.readouterr()
     assert drawing.main(keep) == 2
     assert "not of a model of 8 experts, 2 a token" in capsys.readouterr().err
+
+
+def test_what_a_model_was_seen_to_use_keeps_its_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen, ids = tmp_path / "seen.npz", tmp_path / "ids.txt"
+    first = np.array([[[1, 0], [2, 3]], [[3, 1], [0, 1]]], dtype=np.uint8)
+    np.savez(seen, c01=first[:1] + 4, c00=first)
+    taken = ["traces", str(seen), "-o", str(ids)]
+    assert drawing.main(taken) == 0
+    assert drawing.read_routing(ids) == {0: [(1, 0), (3, 1), (5, 4)], 1: [(2, 3), (0, 1), (6, 7)]}
+    assert drawing.main([*taken, "--layers", "1", "--skip", "1"]) == 0
+    assert drawing.read_routing(ids) == {0: [(3, 1), (5, 4)]}
+    assert capsys.readouterr().err == ""
+    for wrong in (["--skip", "3"], ["--layers", "0"]):
+        assert drawing.main([*taken, *wrong]) == 2
+    for content in (b"no archive", b""):
+        seen.write_bytes(content)
+        assert drawing.main(taken) == 2
+    np.savez(seen, c00=first.astype(float))
+    assert drawing.main(taken) == 2

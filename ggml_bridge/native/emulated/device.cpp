@@ -187,6 +187,16 @@ const void * Device::noise(ggml_type type) {
 // graphs
 //
 
+// Whether a mul-mat by experts has the ids of a router, or of the host. What else computes ids computes nothing where
+// values are drawn; where they are real, times mean nothing, and a graph's ids are there when all of it is.
+bool Device::has_real_ids(const ggml_tensor * node) const {
+    if (parameters.real_values || node->op != GGML_OP_MUL_MAT_ID) {
+        return false;
+    }
+    const ggml_tensor * ids = node->src[2]->view_src != nullptr ? node->src[2]->view_src : node->src[2];
+    return ids->op == GGML_OP_NONE || is_routing(ids);
+}
+
 ggml_status Device::launch(const StreamPtr & stream, Captures & captures, const ggml_cgraph * graph,
                            ggml_backend_t cpu) {
     const Nanoseconds begin    = now();
@@ -198,25 +208,30 @@ ggml_status Device::launch(const StreamPtr & stream, Captures & captures, const 
     n_graphs++;
     const bool captured = captures.launch(graph);
     n_captured += captured ? 1 : 0;
-    double               seconds   = 0.0;
-    int64_t              n_kernels = 0;
-    std::vector<Routing> routings;
+    double                   seconds   = 0.0;
+    int64_t                  n_kernels = 0;
+    std::vector<RoutingStep> steps;
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
         if (!has_kernel(node)) {
             continue;
         }
         char * const result = memory_of(node, 0, ggml_nbytes(node));
-        seconds += kernel_seconds(parameters, node);
         n_kernels++;
+        if (has_real_ids(node)) {
+            const ggml_tensor * ids = node->src[2];
+            steps.emplace_back(RoutedMulMat(node, memory_of(ids, 0, ggml_nbytes(ids))));
+        } else {
+            seconds += kernel_seconds(parameters, node);
+        }
         if (!parameters.real_values && !parameters.routing.empty() && is_router_input(node->name)) {
             const std::lock_guard<std::mutex> lock(sent_mutex_);
             SentLines &                       sent = sent_[layer_of(node->name)];
             sent = {sent.first + static_cast<size_t>(sent.n_rows), node->ne[1] * node->ne[2] * node->ne[3]};
         }
         if (!parameters.real_values && is_routing(node)) {
-            routings.push_back({reinterpret_cast<int32_t *>(result), node->ne[0],
-                                node->ne[1] * node->ne[2] * node->ne[3], layer_of(node->name)});
+            steps.emplace_back(Routing{reinterpret_cast<int32_t *>(result), node->ne[0],
+                                       node->ne[1] * node->ne[2] * node->ne[3], layer_of(node->name)});
         }
     }
     Item item;
@@ -224,6 +239,11 @@ ggml_status Device::launch(const StreamPtr & stream, Captures & captures, const 
     const double launch_node  = parameters.launch_node_s + (captured ? 0.0 : parameters.uncaptured_node_s);
     const double launch_nodes = launch_node * static_cast<double>(n_kernels);
     item.duration             = nanoseconds(std::max(seconds, launch_nodes));
+    if (!steps.empty()) {
+        item.lasts = [this, seconds, launch_nodes, steps = std::move(steps)] {
+            return nanoseconds(std::max(seconds + route(steps), launch_nodes));
+        };
+    }
     if (parameters.real_values && n_kernels > 0) {
         const auto own = std::make_shared<Launch>(
             graph, [](const ggml_tensor * tensor) { return memory_of(tensor, 0, ggml_nbytes(tensor)); });
@@ -231,12 +251,6 @@ ggml_status Device::launch(const StreamPtr & stream, Captures & captures, const 
             if (own->run(cpu) != GGML_STATUS_SUCCESS) {
                 std::fprintf(stderr, "emulated device: ggml's CPU back end failed to compute a graph\n");
                 std::abort();
-            }
-        };
-    } else if (!routings.empty()) {
-        item.run = [this, routings = std::move(routings)] {
-            for (const Routing & routing : routings) {
-                draw_routing(routing);
             }
         };
     }
@@ -274,6 +288,28 @@ void Device::send_routing(const StreamPtr & stream, const ggml_tensor * tensor, 
         }
     };
     time.submit(stream, std::move(item));
+}
+
+// Draws what the graph's routers choose, and returns the seconds of its mul-mats by experts, in their order: a later
+// layer's ids may lie where an earlier one's did.
+double Device::route(const std::vector<RoutingStep> & steps) {
+    double               seconds    = 0.0;
+    int64_t              n_distinct = 0;
+    const RoutedMulMat * last       = nullptr; // by ids that have not changed since
+    for (const RoutingStep & step : steps) {
+        if (const auto * routing = std::get_if<Routing>(&step)) {
+            draw_routing(*routing);
+            last = nullptr;
+            continue;
+        }
+        const auto & mul_mat = std::get<RoutedMulMat>(step);
+        if (last == nullptr || !mul_mat.has_ids_of(*last)) {
+            n_distinct = mul_mat.n_distinct();
+        }
+        last = &mul_mat;
+        seconds += mul_mat.seconds(parameters, n_distinct);
+    }
+    return seconds;
 }
 
 // Rows of distinct experts: those that were recorded, the others behind them; or all at random.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "../split/util.h"
@@ -52,6 +53,8 @@ class Device {
         int       layer; // -1: not known
     };
 
+    using RoutingStep = std::variant<Routing, RoutedMulMat>;
+
     // A router on the host chooses from what it is sent: these are the lines of its layer that it shall choose by.
     struct SentLines {
         size_t  first;
@@ -59,6 +62,8 @@ class Device {
     };
 
     const void * noise(ggml_type type);
+    bool         has_real_ids(const ggml_tensor * node) const;
+    double       route(const std::vector<RoutingStep> & steps);
     void         draw_routing(const Routing & routing);
     void send_routing(const StreamPtr & stream, const ggml_tensor * tensor, void * data, size_t offset, size_t size);
 

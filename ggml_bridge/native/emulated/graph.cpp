@@ -81,6 +81,19 @@ uint64_t mixed(uint64_t hash, const ggml_tensor * tensor) {
 // kernels
 //
 
+namespace {
+
+// As a roofline has it. read: matrices of the weight that are read.
+double matrix_seconds(const Parameters & parameters, ggml_type type, int64_t k, int64_t n, double read,
+                      double columns) {
+    const double matrix = static_cast<double>(ggml_row_size(type, k)) * static_cast<double>(n);
+    const double moved  = 4.0 * columns * static_cast<double>(k + n);
+    const double flop   = 2.0 * static_cast<double>(k) * static_cast<double>(n) * columns;
+    return roofline(parameters, flop, read * matrix + moved, in_float(type));
+}
+
+} // namespace
+
 double mul_mat_seconds(const Parameters & parameters, ggml_type type, int64_t k, int64_t n, int64_t e,
                        int64_t n_expert_used, int64_t n_tokens) {
     const char * op    = n_expert_used > 0 ? "MUL_MAT_ID" : "MUL_MAT";
@@ -88,17 +101,41 @@ double mul_mat_seconds(const Parameters & parameters, ggml_type type, int64_t k,
     if (known != parameters.kernels.end()) {
         return interpolate(known->second, n_tokens);
     }
-    const double tokens = static_cast<double>(n_tokens);
-    const double columns =
-        n_expert_used > 0 ? tokens * static_cast<double>(n_expert_used) : tokens * static_cast<double>(e);
-    const double matrix  = static_cast<double>(ggml_row_size(type, k)) * static_cast<double>(n);
+    const double tokens  = static_cast<double>(n_tokens);
     const double experts = static_cast<double>(e);
-    const double read    = n_expert_used > 0
-                               ? distinct_experts(experts, static_cast<double>(n_expert_used), tokens) * matrix
-                               : experts * matrix;
-    const double moved   = 4.0 * columns * static_cast<double>(k + n);
-    const double flop    = 2.0 * static_cast<double>(k) * static_cast<double>(n) * columns;
-    return roofline(parameters, flop, read + moved, in_float(type));
+    const double used    = static_cast<double>(n_expert_used);
+    return n_expert_used > 0
+               ? matrix_seconds(parameters, type, k, n, distinct_experts(experts, used, tokens), tokens * used)
+               : matrix_seconds(parameters, type, k, n, experts, tokens * experts);
+}
+
+RoutedMulMat::RoutedMulMat(const ggml_tensor * node, const char * ids)
+    : type_(node->src[0]->type), k_(node->src[0]->ne[0]), n_(node->src[0]->ne[1]), e_(node->src[0]->ne[2]),
+      n_used_(node->ne[1]), n_tokens_(node->ne[2]), ids_(ids), nb_({node->src[2]->nb[0], node->src[2]->nb[1]}) {}
+
+int64_t RoutedMulMat::n_distinct() const {
+    std::vector<bool> used(static_cast<size_t>(e_));
+    for (int64_t token = 0; token < n_tokens_; token++) {
+        for (int64_t rank = 0; rank < n_used_; rank++) {
+            int32_t expert = 0;
+            std::memcpy(&expert, ids_ + static_cast<size_t>(token) * nb_[1] + static_cast<size_t>(rank) * nb_[0],
+                        sizeof expert);
+            if (expert >= 0 && expert < e_) {
+                used[static_cast<size_t>(expert)] = true;
+            }
+        }
+    }
+    return std::count(used.begin(), used.end(), true);
+}
+
+double RoutedMulMat::seconds(const Parameters & parameters, int64_t n_distinct) const {
+    const double used    = static_cast<double>(n_used_);
+    const double tokens  = static_cast<double>(n_tokens_);
+    const auto   reading = [&](double n_experts) {
+        return matrix_seconds(parameters, type_, k_, n_, n_experts, used * tokens);
+    };
+    return mul_mat_seconds(parameters, type_, k_, n_, e_, n_used_, n_tokens_) *
+           reading(static_cast<double>(n_distinct)) / reading(distinct_experts(static_cast<double>(e_), used, tokens));
 }
 
 bool has_kernel(const ggml_tensor * node) {

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <unordered_map>
@@ -20,8 +21,29 @@ bool is_routing(const ggml_tensor * node);
 
 double kernel_seconds(const Parameters & parameters, const ggml_tensor * node);
 
+// n_expert_used > 0: of MUL_MAT_ID, by tokens that are routed to experts drawn alike.
 double mul_mat_seconds(const Parameters & parameters, ggml_type type, int64_t k, int64_t n, int64_t e,
                        int64_t n_expert_used, int64_t n_tokens);
+
+// A MUL_MAT_ID: which experts its tokens use is known when the device comes to it.
+class RoutedMulMat {
+  public:
+    // ids: where the host finds those of the node.
+    RoutedMulMat(const ggml_tensor * node, const char * ids);
+
+    bool has_ids_of(const RoutedMulMat & other) const { return ids_ == other.ids_; }
+
+    int64_t n_distinct() const; // experts that are used, now
+
+    // A time that was measured is one of experts drawn alike: by others it changes as a roofline does.
+    double seconds(const Parameters & parameters, int64_t n_distinct) const;
+
+  private:
+    ggml_type             type_;
+    int64_t               k_, n_, e_, n_used_, n_tokens_;
+    const char *          ids_;
+    std::array<size_t, 2> nb_; // of ids
+};
 
 // Tokens that an operation works on at once, as ggml-cuda counts them before it takes an operation from the host.
 int64_t offload_batch(const ggml_tensor * op);

@@ -263,7 +263,10 @@ void Timekeeper::start_what_is_due(Nanoseconds at) {
         if (chosen == nullptr || chosen_start > at) {
             return;
         }
-        const Item & item  = chosen->queue_.front();
+        Item & item = chosen->queue_.front();
+        if (item.lasts) {
+            item.duration = item.lasts();
+        }
         chosen->flying_    = true;
         chosen->flight_    = {chosen_start, chosen_start + item.duration, chosen_start + item.duration + item.latency};
         free_[item.engine] = chosen->flight_.engine_end;

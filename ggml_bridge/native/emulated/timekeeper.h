@@ -46,15 +46,16 @@ struct Copy {
 struct Item {
     enum Kind { work, record, wait };
 
-    Kind                  kind      = work;
-    Engine                engine    = engine_compute;
-    Nanoseconds           submitted = 0;
-    Nanoseconds           duration  = 0; // of its engine
-    Nanoseconds           latency   = 0; // from then on, until its end
-    Copy                  copy;
-    std::vector<char>     staged; // what src was when the call returned, where the copy keeps it
-    std::function<void()> run;    // computed when its time has come
-    PointPtr              point;  // record: reached when its turn comes; wait: waited for
+    Kind                         kind      = work;
+    Engine                       engine    = engine_compute;
+    Nanoseconds                  submitted = 0;
+    Nanoseconds                  duration  = 0; // of its engine
+    Nanoseconds                  latency   = 0; // from then on, until its end
+    Copy                         copy;
+    std::vector<char>            staged; // what src was when the call returned, where the copy keeps it
+    std::function<Nanoseconds()> lasts;  // the duration, where it is known when the turn has come
+    std::function<void()>        run;    // computed when its time has come
+    PointPtr                     point;  // record: reached when its turn comes; wait: waited for
 };
 
 // Items are done in the order in which they were submitted.
