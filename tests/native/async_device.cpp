@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -338,6 +339,29 @@ void check_behind(const ggml_tensor * weight, const char * row_end) {
     }
 }
 
+int32_t id_at(const ggml_tensor * ids, int64_t rank, int64_t token) {
+    int32_t      id = 0;
+    const size_t at = static_cast<size_t>(token) * ids->nb[1] + static_cast<size_t>(rank) * ids->nb[0];
+    std::memcpy(&id, static_cast<const char *>(ids->data) + at, sizeof id);
+    return id;
+}
+
+// CUDA's kernels for weights in float keep one rank for each expert and token: of two, the other's row stays stale.
+void check_ranks(const ggml_tensor * node) {
+    if (node->op != GGML_OP_MUL_MAT_ID || ggml_is_quantized(node->src[0]->type) || node->src[2]->op != GGML_OP_NONE) {
+        return;
+    }
+    const ggml_tensor * ids = node->src[2];
+    for (int64_t token = 0; token < ids->ne[1]; token++) {
+        std::set<int32_t> used;
+        for (int64_t rank = 0; rank < ids->ne[0]; rank++) {
+            if (!used.insert(id_at(ids, rank, token)).second) {
+                die("a token uses an expert in float twice", node);
+            }
+        }
+    }
+}
+
 // Behind the last row of a weight, or of each expert that is used.
 void check_padding(const ggml_tensor * node) {
     const ggml_tensor * weight = node->src[0];
@@ -352,9 +376,7 @@ void check_padding(const ggml_tensor * node) {
         return; // the graph has yet to compute them
     }
     for (int64_t i = 0; i < ids->ne[0] * ids->ne[1]; i++) {
-        const auto at     = static_cast<size_t>(i / ids->ne[0]) * ids->nb[1] + static_cast<size_t>(i % ids->ne[0]) * 4;
-        int32_t    expert = 0;
-        std::memcpy(&expert, static_cast<const char *>(ids->data) + at, sizeof expert);
+        const int32_t expert = id_at(ids, i % ids->ne[0], i / ids->ne[0]);
         check_behind(weight, data + static_cast<size_t>(expert + 1) * weight->nb[2]);
     }
 }
@@ -365,6 +387,7 @@ void compute(emulated::Launch & launch, ggml_backend_t cpu) {
     for (int i = 0; i < graph->n_nodes; i++) { // the CPU's kernels are unknown to the thread sanitizer
         const ggml_tensor * node = graph->nodes[i];
         check_padding(node);
+        check_ranks(node);
         for (const ggml_tensor * src : node->src) {
             if (src != nullptr) {
                 __tsan_read_range(src->data, ggml_nbytes(src));

@@ -9,6 +9,7 @@
 //   - where no pinned memory is left, its buffer type gives plain memory, as CUDA's does
 //   - a graph is taken as it is when it is launched; it may only touch this device's memory
 //   - rows of quantised weights are padded as CUDA pads them, and what is read behind a row must be numbers
+//   - of experts in float a token uses each once
 //
 // Under the thread sanitizer, what a graph reads and writes is made known to it.
 

@@ -48,7 +48,8 @@ void check_phases(bool bias, const std::string & hot, int64_t n_hot) {
     check(now.bytes_in == block.n_embd * 4 + n_rows * 4 + biases, "an input, slots and biases are sent");
 }
 
-// A token of several uses a slot once: kernels for batches on CUDA sort rows by expert, and take each once for a token.
+// A token uses a slot once, where there are several or the weights are in float: CUDA's kernels for those keep one rank
+// for each expert and token. One token alone computes what is thrown away with the slot of a hit.
 void check_routing() {
     const std::vector<int32_t> slot_of = {-1, 0, -1, 1, 2, -1};
     oallama::RoutedBatch       batch;
@@ -57,11 +58,17 @@ void check_routing() {
             batch.chosen.push_back((token + rank * (1 + token % 5 % 2 * 4)) % 6);
         }
     }
-    oallama::route(batch, 4, slot_of, 3);
+    oallama::route(batch, 4, slot_of, 3, /*once=*/false);
     check(batch.n_device == 3 && batch.slots.size() == 3 * 50, "3 of 4 may be hits");
     for (auto slot = batch.slots.begin(); slot != batch.slots.end(); slot += 3) {
         check(std::set<int32_t>(slot, slot + 3) == std::set<int32_t>{0, 1, 2}, "a token of several uses a slot once");
     }
+    batch.chosen = {0, 3, 2, 5};
+    oallama::route(batch, 4, slot_of, 3, /*once=*/false);
+    check(batch.slots == std::vector<int32_t>{1, 1, 1}, "one token computes with the slot of a hit");
+    oallama::route(batch, 4, slot_of, 3, /*once=*/true);
+    check(batch.slots == std::vector<int32_t>{1, 0, 2}, "of weights in float with each slot once");
+    check(batch.device_rows == std::vector<int32_t>{1, -1, -1}, "which gives no row");
 }
 
 // The plan's file for uses of experts.

@@ -5,10 +5,11 @@
 
 namespace oallama {
 
-void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots) {
+void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once) {
     batch.n_used   = n_used;
     batch.n_tokens = static_cast<int64_t>(batch.chosen.size()) / n_used;
     batch.n_device = n_device_ranks(n_used, n_slots);
+    once           = once || batch.n_tokens > 1;
     for (std::vector<int32_t> * rows : {&batch.slots, &batch.device_rows, &batch.host_ids, &batch.host_rows}) {
         rows->clear();
     }
@@ -35,19 +36,26 @@ void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slo
         }
         const int32_t same = batch.slots.size() > begin ? batch.slots[begin] : 0;
         for (size_t free = 0; batch.slots.size() < end;) {
-            if (batch.n_tokens > 1) {
+            if (once) {
                 while (taken_by[free] == token) {
                     free++;
                 }
                 taken_by[free] = token;
             }
-            batch.slots.push_back(batch.n_tokens > 1 ? static_cast<int32_t>(free) : same);
+            batch.slots.push_back(once ? static_cast<int32_t>(free) : same);
             batch.device_rows.push_back(-1);
         }
     }
 }
 
 namespace {
+
+// Whether the device's kernels keep one rank for each expert and token, as CUDA's for batches do (they sort rows by
+// expert), and those for weights in float for one token too (mul_mat_f).
+bool takes_experts_once(const Routed & routed) {
+    return std::any_of(routed.weights.begin(), routed.weights.end(),
+                       [](const SplitWeight * weight) { return !ggml_is_quantized(weight->slice().type); });
+}
 
 void resize(const Sized & sized, int64_t n) {
     ggml_tensor * tensor  = sized.tensor;
@@ -81,7 +89,7 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
         if (routed.weighted) {
             read_all(routed.weighting.of(graph), batch.weights);
         }
-        route(batch, routed.n_used, first.slot_of(), first.n_slots());
+        route(batch, routed.n_used, first.slot_of(), first.n_slots(), takes_experts_once(routed));
         for (const SplitWeight * weight : routed.weights) {
             weight->count(batch.chosen, batch.n_tokens);
         }

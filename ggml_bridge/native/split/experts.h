@@ -39,11 +39,10 @@ struct RoutedBatch {
     int64_t n_misses() const { return static_cast<int64_t>(host_rows.size()); }
 };
 
-// Finds the rows of `chosen`. slot_of: where the device has each expert; -1: nowhere. What no hit takes computes with
-// the slot of a hit where there is one token, which costs no more reading, and else with one that the token does not
-// use: kernels for batches sort rows by expert, and take each once for a token. Throws OALLAMA_FAILED for an expert
-// that does not exist.
-void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots);
+// Finds the rows of `chosen`. slot_of: where the device has each expert; -1: nowhere. once: a token takes each slot
+// once. What no hit takes computes with a slot that the token does not use, or, of one token, else with the slot of a
+// hit, which costs no more reading. Throws OALLAMA_FAILED for an expert that does not exist.
+void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once);
 
 // Reads the ids of the batch at hand, a batch for each of the phase's routings, and gives the host's tensors their
 // sizes and the rows that are misses. Throws OALLAMA_FAILED for an expert that does not exist, or where mul-mats of one
