@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import lzma
 import os
 import platform
 import shutil
 import tarfile
 import urllib.request
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from ggml_bridge.library import asking_version, wrong_version
 from oallama.core.errors import UsageError
+from oallama.core.files import DISK_FAILED
+from oallama.core.temporary import temporary_folder
 from oallama.setup.console import SetupError, Step, capture
+from oallama.setup.machine import is_own
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 40: "armv7l", 243: "riscv64"}
 """ELF's numbers of processors."""
 _TIMEOUT_S = 60.0
 _CHUNK = 1 << 20
+MOST_ARCHIVE_BYTES, MOST_UNPACKED_BYTES, MOST_FILES = 4 << 30, 16 << 30, 10_000  # far above any llama.cpp
 
 
 def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
@@ -31,13 +37,7 @@ def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
     if given.startswith(("http://", "https://")):
         if wanted is None:
             raise UsageError("an archive from the network needs its hash; give it in --sha256")
-        folder = cache / "llama.cpp" / wanted[:16]
-        if not folder.is_dir():
-            fetched = _download(given, wanted, cache, step)
-            try:
-                _unpack(fetched, folder, given)
-            finally:
-                fetched.unlink()
+        folder = _unpacked(given, wanted, cache, step)
     elif Path(given).is_dir():
         if wanted is not None:
             raise UsageError(f"{given} is a folder, which has no hash; leave out --sha256")
@@ -47,9 +47,7 @@ def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
             found = _digest(file)
         if wanted not in (None, found):
             raise SetupError(f"{given} has the SHA-256 {found}, not {wanted}: it is another file, or was changed")
-        folder = cache / "llama.cpp" / found[:16]
-        if not folder.is_dir():
-            _unpack(Path(given), folder, given)
+        folder = _unpacked(given, found, cache, step)
     else:
         raise UsageError(f"--llama-cpp is {given}; give a folder, an archive (.tar.gz) or the address of one")
     return _libraries(folder, given)
@@ -79,44 +77,74 @@ def _libraries(folder: Path, given: str) -> Path:
     raise SetupError(f"there is no libllama.so in {given}: give a build of llama.cpp for Linux with shared libraries")
 
 
-def _unpack(archive: Path, folder: Path, given: str) -> None:
-    """Unpack whole or not at all; nothing lands outside the folder."""
-    draft = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
-        with tarfile.open(archive) as tar:
-            if hasattr(tarfile, "data_filter"):  # not in the first releases of Python 3.10
-                tar.extractall(draft, filter="data")
-            else:
-                tar.extractall(draft)
-        draft.replace(folder)
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        why = str(error).partition(":")[0]
-        raise SetupError(f"{given} cannot be unpacked ({why}): it is cut off, or no archive") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+def _unpacked(given: str, digest: str, cache: Path, step: Step) -> Path:
+    """The folder of the cache with an archive of this hash, whole or not there. Raises SetupError where somebody else
+    could have put it there: what is in it runs as this user."""
+    kept = cache / "llama.cpp"
+    kept.mkdir(parents=True, exist_ok=True)
+    for path in (cache, kept):
+        if not is_own(path.stat(), os.getuid()):
+            raise SetupError(f"{path} can be changed by other users: take that right away, or set OALLAMA_CACHE_DIR")
+    folder = kept / digest
+    if not folder.exists():
+        if not hasattr(tarfile, "data_filter"):
+            version = platform.python_version()
+            raise SetupError(f"Python {version} cannot unpack {given} safely: unpack it yourself and give the folder")
+        with temporary_folder("new-", kept) as draft:
+            _fetch(given, digest, draft / "archive", step)
+            _unpack(draft / "archive", draft / "unpacked", given)
+            _libraries(draft / "unpacked", given)
+            (draft / "unpacked").replace(folder)
+    for path in (folder, *(path for path in folder.rglob("*") if not path.is_symlink())):
+        if not is_own(path.lstat(), os.getuid()):
+            raise SetupError(f"{path} can be changed by other users: remove {folder}, and it is unpacked again")
+    return folder
 
 
-def _download(url: str, wanted: str, cache: Path, step: Step) -> Path:
-    """Fetch an archive into the cache, where it is of the hash that was given."""
-    path = cache / "llama.cpp" / f"{wanted[:16]}.part"
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _fetch(given: str, digest: str, archive: Path, step: Step) -> None:
+    """Copy a file, or what is at an address, and check the copy, which nobody else can change."""
+    address = Path(given).absolute().as_uri() if Path(given).is_file() else given
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer, path.open("wb") as file:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer, archive.open("xb") as file:
             for n_bytes in _copied(answer, file):
                 step.progress(f"{n_bytes >> 20} MiB")
-        with path.open("rb") as file:
+                if n_bytes > MOST_ARCHIVE_BYTES:
+                    raise SetupError(f"{given} is larger than {MOST_ARCHIVE_BYTES >> 30} GiB: it is no llama.cpp")
+        with archive.open("rb") as file:
             found = _digest(file)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno == 28:
+        if isinstance(error, OSError) and error.errno in DISK_FAILED:
             raise
-        raise SetupError(f"{url} cannot be fetched ({error}): check the address, or give a file") from error
-    if found != wanted:
-        path.unlink()
-        raise SetupError(f"{url} has the SHA-256 {found}, not {wanted}: do not trust it")
-    return path
+        raise SetupError(f"{given} cannot be fetched ({error}): check the address, or give a file") from error
+    if found != digest:
+        raise SetupError(f"{given} has the SHA-256 {found}, not {digest}: do not trust it")
+
+
+def _unpack(archive: Path, folder: Path, given: str) -> None:
+    """Unpack; nothing lands outside the folder, and no link leads out of the one that it is in."""
+    n_files = n_bytes = 0
+
+    def checked(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        nonlocal n_files, n_bytes
+        n_files, n_bytes = n_files + 1, n_bytes + member.size
+        if n_files > MOST_FILES or n_bytes > MOST_UNPACKED_BYTES:
+            most = f"{MOST_FILES} files or {MOST_UNPACKED_BYTES >> 30} GiB"
+            raise SetupError(f"{given} has more than {most}: it is no llama.cpp")
+        if member.issym() and "/" in member.linkname:
+            raise SetupError(f"{given} has a link to another folder, {member.name}: it is no llama.cpp")
+        return tarfile.data_filter(member, path)
+
+    folder.mkdir()
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter=checked)
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in DISK_FAILED:
+            raise
+        why = getattr(error, "strerror", None) or str(error).partition(":")[0] or type(error).__name__
+        raise SetupError(f"{given} cannot be unpacked ({why}): it is cut off, or no archive") from error
+    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        path.chmod(0o755)  # whatever the umask
 
 
 def _copied(source: BinaryIO, target: BinaryIO) -> Iterator[int]:

@@ -635,11 +635,94 @@ def test_what_cannot_be_used_is_one_sentence_and_leaves_nothing(take, folder, ar
     refused(folder, r"no libllama\.so")
 
 
-@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python's tarfile has no filters")
+def archive_with(path, member):
+    with tarfile.open(path, "w:gz") as tar:
+        tar.addfile(member)
+    return path
+
+
+def member(name, **attributes):
+    made = tarfile.TarInfo(name)
+    for attribute, value in attributes.items():
+        setattr(made, attribute, value)
+    return made
+
+
 def test_nothing_of_an_archive_lands_outside(take, folder, tmp_path):
-    with pytest.raises(SetupError, match="cannot be unpacked"):
-        take(archive_of(folder / "llama-server", "../../outside"))
-    assert not list(tmp_path.rglob("outside"))
+    made = tmp_path / "made.tar.gz"
+    for hostile, said in (
+        (member("../../outside"), "cannot be unpacked"),
+        (member("outside/file", type=tarfile.FIFOTYPE), "cannot be unpacked"),
+        (member("here", type=tarfile.LNKTYPE, linkname="/etc/passwd"), "cannot be unpacked"),
+        (member("here", type=tarfile.SYMTYPE, linkname=".."), "cannot be unpacked"),
+        (member("here", type=tarfile.SYMTYPE, linkname="over/there"), "a link to another folder, here"),
+        (member("n" * 5000), "cannot be unpacked"),
+    ):
+        with pytest.raises(SetupError, match=said):
+            take(archive_with(made, hostile))
+    assert not list(tmp_path.rglob("outside")) and not list((tmp_path / "cache" / "llama.cpp").iterdir())
+
+
+def test_a_python_whose_tarfile_has_no_filter_unpacks_nothing(take, archive, tmp_path, monkeypatch):
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(SetupError, match="unpack it yourself and give the folder"):
+        take(archive)
+    assert not list((tmp_path / "cache" / "llama.cpp").iterdir())
+
+
+def test_what_is_too_large_for_llama_cpp_is_refused(take, archive, tmp_path, monkeypatch):
+    header = member("libllama.so", size=prebuilt.MOST_UNPACKED_BYTES + 1).tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "large.tar").write_bytes(header)
+    with pytest.raises(SetupError, match="more than 10000 files or 16 GiB"):
+        take(tmp_path / "large.tar")
+    with monkeypatch.context() as patch, pytest.raises(SetupError, match="more than 2 files"):
+        patch.setattr(prebuilt, "MOST_FILES", 2)
+        take(archive)
+    monkeypatch.setattr(prebuilt, "MOST_ARCHIVE_BYTES", archive.stat().st_size - 1)
+    with pytest.raises(SetupError, match="larger than"):
+        take(archive)
+    assert not list((tmp_path / "cache" / "llama.cpp").iterdir())
+
+
+def test_an_unpacked_folder_that_others_could_have_put_there_is_refused(take, archive, digest, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    with pytest.raises(SetupError, match="can be changed by other users: take that right away"):
+        take(archive)
+    cache.chmod(0o755)
+    planted = cache / "llama.cpp" / digest[:16]  # what a second archive could share with this one
+    planted.mkdir(parents=True)
+    kept = cache / "llama.cpp" / digest
+    assert take(archive).parent == kept
+    for path, mode in ((kept, 0o777), (kept / "llama-b11312", 0o775 if os.getgid() != os.getuid() else 0o777),
+                       (kept / "llama-b11312" / "libllama.so.0", 0o666)):  # fmt: skip
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(SetupError, match=f"can be changed by other users: remove {kept}"):
+            take(archive)
+        path.chmod(before)
+    assert take(archive).parent == kept
+    kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SetupError, match="can be changed by other users"):
+        take(archive)
+    kept.unlink()
+    (tmp_path / "elsewhere").rename(kept)
+    if os.getuid() == 0:
+        os.chown(kept / "llama-b11312" / "libllama.so.0", 65534, 65534)
+        with pytest.raises(SetupError, match="can be changed by other users"):
+            take(archive)
+
+
+def test_the_umask_does_not_make_what_is_unpacked_everybodys(take, archive, tmp_path):
+    (tmp_path / "cache" / "llama.cpp").mkdir(parents=True)
+    before = os.umask(0)
+    try:
+        take(archive)
+    finally:
+        os.umask(before)
+    take(archive)
 
 
 @pytest.mark.parametrize(("header", "said"), [(b"\x7fELF" + bytes(14) + b"\xb7\0", "aarch64"), (b"", "another")])
