@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -315,6 +315,45 @@ def test_a_core_that_is_not_there_leaves_no_device_behind(bridge: ggml_bridge.Br
     real.unregister()
     real.register(REAL)
     assert NAME in [device.name for device in bridge.devices()]
+
+
+@pytest.fixture
+def core_file() -> Iterator[Path]:
+    """Where devices of this user notice each other on the first core; what is there is put back."""
+    path = Path(f"/dev/shm/oallama-emulated-{os.geteuid()}-cpu{min(os.sched_getaffinity(0))}")
+    kept = path.with_name(f"{path.name}.kept-by-a-test")
+    with suppress(FileNotFoundError):
+        path.rename(kept)
+    yield path
+    path.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        kept.rename(path)
+
+
+@pytest.mark.parametrize("planted", ["a link", "a second name", "a pipe"])
+def test_what_a_stranger_put_in_the_place_of_its_file_is_left_as_it_is(
+    bridge: ggml_bridge.Bridge, core_file: Path, planted: str
+) -> None:
+    own_core()
+    private = core_file.with_name(f"{core_file.name}.private")
+    private.write_text("a private file of the user's own")
+    private.chmod(0o600)
+    parameters = f"name {NAME}\nvalues drawn\ncpu {core_file.name.rpartition('cpu')[2]}\n{RATES}"
+    try:
+        if planted == "a pipe":
+            os.mkfifo(core_file)
+        else:
+            (core_file.symlink_to if planted == "a link" else core_file.hardlink_to)(private)
+        with pytest.raises(ggml_bridge.BridgeError, match=f"cannot use {core_file}: it is not a file of this user"):
+            bridge.emulated().register(parameters)
+        assert private.read_text() == "a private file of the user's own"
+        assert private.stat().st_mode & 0o777 == 0o600
+    finally:
+        private.unlink()
+    core_file.unlink()
+    bridge.emulated().register(parameters)
+    bridge.emulated().unregister()
+    assert core_file.stat().st_mode & 0o777 == 0o600 and core_file.stat().st_size == 8
 
 
 def test_two_on_one_core_notice_each_other(run_here: RunHere) -> None:

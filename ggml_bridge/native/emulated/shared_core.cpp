@@ -10,7 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <string>
 
@@ -42,21 +44,34 @@ template <typename Change> void change_affinities(int cpu, Change && change) {
 
 std::atomic<int> left_by_others{-1}; // a core; -1: none
 
+// Whether an open file is a regular one of this user's, by this name alone.
+bool is_own_file(int file) {
+    struct stat status = {};
+    return ::fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == ::geteuid() &&
+           status.st_nlink == 1;
+}
+
 } // namespace
 
 SharedCore::SharedCore(int cpu) {
-    const std::string path = "/dev/shm/oallama-emulated-cpu" + std::to_string(cpu);
-    file_                  = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    ::fchmod(file_, 0666); // other users' devices use the same core; fails where the file is theirs
-    void * mapped = MAP_FAILED;
-    if (file_ >= 0 && ::ftruncate(file_, sizeof(uint64_t)) == 0) {
-        mapped = ::mmap(nullptr, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    // in a folder of everybody's, where another user may have put a link to a file of ours under this name
+    const std::string path = "/dev/shm/oallama-emulated-" + std::to_string(::geteuid()) + "-cpu" + std::to_string(cpu);
+    file_                  = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    std::string fault;
+    if (file_ < 0 || !is_own_file(file_)) {
+        fault = "it is not a file of this user alone; remove it";
+    } else if (const int error = ::posix_fallocate(file_, 0, sizeof(uint64_t)); error != 0) { // else SIGBUS when full
+        fault = std::strerror(error);
+    } else {
+        void * mapped = ::mmap(nullptr, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+        if (mapped != MAP_FAILED) {
+            count_ = static_cast<std::atomic<uint64_t> *>(mapped);
+            return;
+        }
+        fault = std::strerror(errno);
     }
-    if (mapped == MAP_FAILED) {
-        ::close(file_);
-        throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot open and map " + path);
-    }
-    count_ = static_cast<std::atomic<uint64_t> *>(mapped);
+    ::close(file_);
+    throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot use " + path + ": " + fault);
 }
 
 SharedCore::~SharedCore() {

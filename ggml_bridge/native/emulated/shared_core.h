@@ -7,8 +7,8 @@
 
 namespace emulated {
 
-// Pins the calling thread to the core. Between take() and give_back() the core is this thread's; where another has it
-// already, both count that. Throws oallama::Error where the core is not there.
+// Between take() and give_back() the core is this thread's; where another of the same user has it already, both count
+// that, in a file. Throws oallama::Error where that file cannot be used.
 class SharedCore {
   public:
     explicit SharedCore(int cpu);

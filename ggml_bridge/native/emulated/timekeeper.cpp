@@ -60,8 +60,8 @@ Timekeeper::Timekeeper(int cpu) {
         try {
             if (cpu >= 0) {
                 pin_this_thread(cpu);
-                keep_others_off(cpu);
                 core_ = std::make_unique<SharedCore>(cpu);
+                keep_others_off(cpu);
             }
         } catch (...) {
             started.set_exception(std::current_exception());
