@@ -35,6 +35,9 @@ DEVICE_LAYOUT = "device"
 PLAIN_LAYOUT = "CPU"
 """`layout` of weights in ggml's CPU buffer type, not repacked."""
 
+PLAIN_BUFT = "OALLAMA_CPU"
+"""Plain host memory by the name that the split backend gives it: `CPU` in stock llama.cpp's -ot is any layout."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:

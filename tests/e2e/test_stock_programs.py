@@ -20,7 +20,9 @@ from e2e.stock_plans import MODEL, split_plan
 from processes import here
 
 from ggml_bridge.library import GGML_VERSION, asking_version, find_plugin
+from oallama.core.types import PLAIN_BUFT, PLAIN_LAYOUT
 from oallama.cost.blocks import is_ffn
+from oallama.device.load_params import load_bridge
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 
@@ -173,6 +175,27 @@ def test_a_bad_plan_file_is_one_sentence_and_no_crash(
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if line.startswith("oallama: ")]
     assert len(said) == 1 and complaint in said[0]
+
+
+def test_overrides_name_each_layout_of_the_cpu() -> None:
+    """Also plain memory, by a name of its own, for `CPU` is whichever layout the CPU prefers. It is the mapped file, as
+    llama.cpp's own plain memory is; without a second mapping where the file is read."""
+    layouts = load_bridge().cpu_layouts()
+    names = {layout: PLAIN_BUFT if layout == PLAIN_LAYOUT else layout for layout in layouts}
+    asked = dict(zip(layouts, range(len(layouts)), strict=True))  # the layer whose FFN has it
+    overrides = ";".join(
+        rf"blk\.{layer}\.ffn_(gate|up|down)\.weight={names[layout]}" for layout, layer in asked.items()
+    )
+    for mode, buffer in (("auto", "CPU_Mapped"), ("none", "CPU")):
+        command = [program("llama-bench"), "-m", str(MODEL), "-p", "8", "-n", "1", "-r", "1", "-ngl", "0", "-v"]
+        settings = environment(GGML_BACKEND_PATH=str(find_plugin()))
+        done = subprocess.run([*command, "-lm", mode, "-ot", overrides], capture_output=True, text=True, timeout=120,
+                              env=settings)  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        found = re.findall(r"tensor blk\.(\d+)\.ffn_(?:gate|up|down)\.weight .* overridden to (\S+)", done.stderr)
+        assert set(found) == {(str(layer), names[layout]) for layout, layer in asked.items()}
+        held = set(re.findall(r"(\S+) model buffer size =", done.stderr))
+        assert held == {buffer, *layouts} - ({PLAIN_LAYOUT} if mode == "auto" else set())
 
 
 def test_a_device_that_is_not_there_fails_the_load_in_one_sentence(plan_file: Path) -> None:

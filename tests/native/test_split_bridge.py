@@ -46,7 +46,8 @@ def test_it_is_loaded_once_and_when_asked_for() -> None:
         "print([device.name for device in bridge.devices() if device.backend == 'OALLAMA'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["[]", "False", "['OALLAMA', 'OALLAMA_Split', 'OALLAMA_Resident']"]
+    named = [f"OALLAMA_{layout}" for layout in ggml_bridge.load().cpu_layouts()]
+    assert done.stdout.splitlines() == ["[]", "False", str(["OALLAMA", "OALLAMA_Split", "OALLAMA_Resident", *named])]
 
 
 def test_its_path_is_the_one_for_stock_binaries(split: SplitBackend) -> None:

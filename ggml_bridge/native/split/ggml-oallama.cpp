@@ -1,6 +1,6 @@
 // The interface to ggml: the split buffer type, backends, devices and their registration; and the C interface.
 //
-// Three devices are registered, once and for good, as ggml's registry has no lock:
+// These devices are registered, once and for good, as ggml's registry has no lock:
 //
 //     OALLAMA           computes; its buffer type is plain host memory, so results lie where llama.cpp's CPU backend
 //                       reads them
@@ -8,8 +8,13 @@
 //                       default buffer types of devices
 //     OALLAMA_Resident  computes as OALLAMA does while a plan has blocks that live on a device, but its results lie
 //                       where that device computes what comes next; without such a plan it computes nothing
+//     OALLAMA_CPU_REPACK, OALLAMA_AMX, …, OALLAMA_CPU
+//                       compute nothing: make the CPU's layouts known by name, which are CPU_REPACK, AMX, … and, for
+//                       plain memory, OALLAMA_CPU: by `CPU` llama.cpp means whichever layout the CPU prefers
 //
-// A llama_context makes a backend of each that computes. They share one SplitBackend (run.h), which does all the work.
+// A llama_context makes a backend of each device of type ACCEL. Devices that never compute are of type CPU, of which
+// llama.cpp takes the first alone, ggml's own: so they cost a context nothing. The backends of a context share one
+// SplitBackend (run.h), which does all the work.
 // A plan has a buffer type of its own, so that two models with two plans can be loaded at once; it and its buffers are
 // owned as plan.h says. ggml calls the vtables below from the thread that loads a model or computes its graphs.
 
@@ -19,6 +24,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -261,6 +267,33 @@ bool is_sound(const ggml_tensor * tensor) {
 namespace {
 
 //
+// plain buffer type: the CPU's plain memory by a name of its own
+//
+
+const char * ggml_backend_oallama_plain_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
+    return ggml_backend_dev_name(ggml_backend_buft_get_device(buft));
+}
+
+ggml_backend_buffer_t ggml_backend_oallama_plain_buffer_type_alloc_buffer(ggml_backend_buffer_type_t /*buft*/,
+                                                                          size_t size) {
+    return ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+}
+
+bool is_plain_buft(ggml_backend_buffer_type_t buft) {
+    return buft != nullptr && buft->iface.get_name == ggml_backend_oallama_plain_buffer_type_get_name;
+}
+
+// The buffer type of the device that makes it known, of which there is one.
+ggml_backend_buffer_type_t plain_buft(ggml_backend_dev_t device) {
+    ggml_backend_buffer_type plain = as_api2(ggml_backend_cpu_buffer_type());
+    plain.iface.get_name           = ggml_backend_oallama_plain_buffer_type_get_name;
+    plain.iface.alloc_buffer       = ggml_backend_oallama_plain_buffer_type_alloc_buffer;
+    plain.device                   = device;
+    static BufferType buft(plain);
+    return buft.get();
+}
+
+//
 // backend interface
 //
 
@@ -426,8 +459,8 @@ void ggml_backend_oallama_device_get_memory(ggml_backend_dev_t /*dev*/, size_t *
     *total = 0;
 }
 
-enum ggml_backend_dev_type ggml_backend_oallama_device_get_type(ggml_backend_dev_t /*dev*/) {
-    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+enum ggml_backend_dev_type ggml_backend_oallama_device_get_type(ggml_backend_dev_t dev) {
+    return context_of(dev).named != nullptr ? GGML_BACKEND_DEVICE_TYPE_CPU : GGML_BACKEND_DEVICE_TYPE_ACCEL;
 }
 
 void ggml_backend_oallama_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
@@ -435,6 +468,8 @@ void ggml_backend_oallama_device_get_props(ggml_backend_dev_t dev, ggml_backend_
     props->name        = ggml_backend_oallama_device_get_name(dev);
     props->description = ggml_backend_oallama_device_get_description(dev);
     props->type        = ggml_backend_oallama_device_get_type(dev);
+
+    props->caps.buffer_from_host_ptr = is_plain_buft(context_of(dev).named);
 }
 
 ggml_backend_t ggml_backend_oallama_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
@@ -460,6 +495,12 @@ ggml_backend_buffer_type_t ggml_backend_oallama_device_get_buffer_type(ggml_back
     return memory != nullptr ? resident_buft(memory) : ggml_backend_cpu_buffer_type();
 }
 
+// A mapped model file, for weights in plain memory.
+ggml_backend_buffer_t ggml_backend_oallama_device_buffer_from_host_ptr(ggml_backend_dev_t /*dev*/, void * ptr,
+                                                                       size_t size, size_t /*max_tensor_size*/) {
+    return ggml_backend_cpu_buffer_from_ptr(ptr, size);
+}
+
 bool ggml_backend_oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     bool claimed = false;
     logged([&] {
@@ -470,8 +511,11 @@ bool ggml_backend_oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_
 }
 
 bool ggml_backend_oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    if (context_of(dev).named != nullptr) {
+        return buft == context_of(dev).named;
+    }
     // also of a device that computes nothing now: its buffer type is the host's meanwhile
-    const bool host = context_of(dev).named == nullptr && ggml_backend_buft_is_host(buft);
+    const bool host = ggml_backend_buft_is_host(buft);
     // a plan may come or go between the two calls of ggml_backend_sched_new: what was returned stays supported
     const bool returned = context_of(dev).resident && is_resident_buft(buft);
     if (is_split_buft(buft) || host || returned) {
@@ -490,7 +534,7 @@ const ggml_backend_device_i ggml_backend_oallama_device_i = {
     /* .init_backend         = */ ggml_backend_oallama_device_init_backend,
     /* .get_buffer_type      = */ ggml_backend_oallama_device_get_buffer_type,
     /* .get_host_buffer_type = */ nullptr,
-    /* .buffer_from_host_ptr = */ nullptr,
+    /* .buffer_from_host_ptr = */ ggml_backend_oallama_device_buffer_from_host_ptr,
     /* .supports_op          = */ ggml_backend_oallama_device_supports_op,
     /* .supports_buft        = */ ggml_backend_oallama_device_supports_buft,
     /* .offload_op           = */ nullptr,
@@ -513,16 +557,31 @@ DeviceContext device_contexts[n_devices] = {
 
 extern ggml_backend_device devices[n_devices];
 
+// A layout of the CPU, and the device that makes it known by name.
+struct Layout {
+    std::string         device_name;
+    DeviceContext       context;
+    ggml_backend_device device;
+};
+
+// In the CPU's order, best first; found once, and never freed: ggml keeps the addresses.
+std::deque<Layout> & layouts() {
+    static auto * the_layouts = new std::deque<Layout>;
+    return *the_layouts;
+}
+
 const char * ggml_backend_oallama_reg_get_name(ggml_backend_reg_t /*reg*/) {
     return "OALLAMA";
 }
 
 size_t ggml_backend_oallama_reg_get_device_count(ggml_backend_reg_t /*reg*/) {
-    return n_devices;
+    return n_devices + layouts().size();
 }
 
 ggml_backend_dev_t ggml_backend_oallama_reg_get_device(ggml_backend_reg_t /*reg*/, size_t index) {
-    return index < n_devices ? &devices[index] : nullptr;
+    return index < n_devices                      ? &devices[index]
+           : index < n_devices + layouts().size() ? &layouts()[index - n_devices].device
+                                                  : nullptr;
 }
 
 void * ggml_backend_oallama_reg_get_proc_address(ggml_backend_reg_t /*reg*/, const char * name) {
@@ -552,6 +611,18 @@ ggml_backend_device devices[n_devices] = {
     {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[device_split]},
     {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &device_contexts[device_resident]},
 };
+
+void find_layouts() {
+    for (ggml_backend_buffer_type_t buft : cpu_layouts()) {
+        const bool plain           = buft == ggml_backend_cpu_buffer_type();
+        Layout &   layout          = layouts().emplace_back();
+        layout.device_name         = std::string("OALLAMA_") + ggml_backend_buft_name(buft);
+        layout.device              = {ggml_backend_oallama_device_i, &ggml_backend_oallama_reg, &layout.context};
+        layout.context.name        = layout.device_name.c_str();
+        layout.context.description = "names a layout of the CPU; computes nothing";
+        layout.context.named       = plain ? plain_buft(&layout.device) : buft;
+    }
+}
 
 } // namespace
 
@@ -610,6 +681,9 @@ std::string read_file(const char * path) {
 void start(const char * plan_path) {
     check_ggml();
     ggml_backend_oallama_reg.api_version = api_version;
+    if (layouts().empty()) {
+        find_layouts();
+    }
     if (default_plan() == nullptr) {
         PlanSpec spec  = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
         default_plan() = std::make_shared<LoadedPlan>(std::move(spec), &devices[device_split]);

@@ -6,9 +6,10 @@
 // Two ways in. A program that loads models itself hands a plan over with oallama_plan_new, and gives the plan's buffer
 // type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
 // ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
-// tensors. When the model is freed, how often tokens used each expert of a tensor with hot ones is added to the file
-// that OALLAMA_USES names, in lines `TENSOR single|several TOKENS USES...`: batches of one token, and larger ones.
-// While blocks are computed, how long they took is in the file that OALLAMA_TIMES names (times.h).
+// tensors. `-ot` also knows the CPU's layouts then: CPU_REPACK, AMX, …, and OALLAMA_CPU for plain memory. When the
+// model is freed, how often tokens used each expert of a tensor with hot ones is added to the file that OALLAMA_USES
+// names, in lines `TENSOR single|several TOKENS USES...`: batches of one token, and larger ones. While blocks are
+// computed, how long they took is in the file that OALLAMA_TIMES names (times.h).
 //
 // Of a large batch, the device may also compute CC for the last n_g of the tokens (CG', ScheInfer IV-B), to which it is
 // streamed like CG.
