@@ -3,7 +3,7 @@
 
 Options it knows: --host, --port, --device, --alias. What it does besides is in the file that STUB_ORDERS names, read
 anew at each request: words out of `loading` (health is 503), `busy` (so, and it computes meanwhile), `fail` (it ends at
-its start), `fail-device` (so, with a device).
+its start), `fail-device` (so, with a device), `deaf` (it does not listen yet).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         elif KEY is not None and self.headers.get("Authorization") != f"Bearer {KEY}":
             self.answer({"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}, 401)
         elif self.path == "/metrics":
+            print("stub: asked for /metrics", flush=True)
             text = "# HELP x\nllamacpp:tokens_predicted_total 30\nllamacpp:tokens_predicted_seconds_total 1.5\n"
             self.answer_bytes(text.encode(), "text/plain; version=0.0.4")
         elif self.path == "/v1/models":
@@ -73,5 +74,7 @@ if __name__ == "__main__":
     if ordered("fail") or (ordered("fail-device") and option("--device") not in ("", "none")):
         print("error: the device is not here", flush=True)
         sys.exit(3)
+    while ordered("deaf"):
+        time.sleep(0.02)
     with Server((option("--host"), int(option("--port"))), Handler) as server:
         server.serve_forever()

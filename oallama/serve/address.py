@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -31,11 +32,24 @@ class Address:
         host = f"[{self.local_host}]" if ":" in self.host else self.local_host
         return f"http://{host}:{self.port}"
 
-    def get(self, path: str, timeout_s: float) -> str | None:
-        """The body of a successful answer; None where there is none in time."""
-        connection = http.client.HTTPConnection(self.local_host, self.port, timeout=timeout_s)
+    def is_healthy(self, pid: int, timeout_s: float) -> bool:
+        """Whether the process answers at /health, which asks for no key."""
+        return self._get("/health", {}, pid, timeout_s) is not None
+
+    def metrics(self, pid: int, timeout_s: float) -> str | None:
+        """The text of /metrics of the process; None where there is none in time."""
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        return self._get("/metrics", headers, pid, timeout_s)
+
+    def _get(self, path: str, headers: Mapping[str, str], pid: int, timeout_s: float) -> str | None:
+        """The body of a successful answer. Nothing is sent to another process than the one that is meant."""
+        connection = http.client.HTTPConnection(self.local_host, self.port, timeout=timeout_s)
         try:
+            if not listens(pid, self.port):
+                return None
+            connection.connect()
+            if not listens(pid, self.port):  # it does not begin to listen twice: the connection is with it, or it ended
+                return None
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             return answer.read(MOST_BYTES).decode(errors="replace") if answer.status == 200 else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from oallama.core.errors import DeviceError
@@ -14,7 +17,7 @@ from oallama.core.history import BlockRuns
 from oallama.core.temporary import temporary_folder
 from oallama.device.interrupt import held_interrupt
 from oallama.report.placement import Served, page_policy, placement_document, placement_html
-from oallama.serve.address import Address, listens
+from oallama.serve.address import Address
 from oallama.serve.live import block_runs, live_of
 from oallama.serve.placement import placement_server
 from oallama.serve.program import TIMES_FILE
@@ -22,6 +25,7 @@ from oallama.serve.supervisor import Launch, Supervisor
 
 FOLDER = "oallama-serve-"
 ANSWER_S = 2.0  # that llama-server may take to answer us
+ASKED_S = 1.0  # between two questions for its numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +68,20 @@ def serve(
         supervisor = Supervisor(
             placements.launch(wanted, folder),
             None if on_cpu is None else placements.launch(on_cpu, folder),
-            lambda: address.get("/health", ANSWER_S) is not None,
-            partial(listens, port=address.port),
+            partial(address.is_healthy, timeout_s=ANSWER_S),
             placements.device_lost,
             talk=talk,
             log=log,
         )
+
+        metrics = _Paced(lambda pid: address.metrics(pid, ANSWER_S))
 
         def served() -> Served:
             return on_cpu if on_cpu is not None and supervisor.state.device_lost else wanted
 
         def document() -> dict[str, Any]:
             state, of = asdict(supervisor.state), served()
-            text = address.get("/metrics", ANSWER_S) if state["phase"] == "ready" else None
+            text = metrics.text(state["pid"]) if state["phase"] == "ready" else None
             live = None if text is None else asdict(live_of(text))
             runs = _runs(folder) if of is wanted else []
             return placement_document(of, state, live, runs)
@@ -89,6 +94,22 @@ def serve(
             supervisor.on_ready = partial(talk, where)
             supervisor.run()
             placements.keep_runs(_runs(folder))
+
+
+class _Paced:
+    """/metrics of llama-server, asked at most once in ASKED_S, however many look at the placement."""
+
+    def __init__(self, ask: Callable[[int], str | None]) -> None:
+        self._ask = ask
+        self._lock = Lock()
+        self._asked_at = -math.inf
+        self._text: str | None = None
+
+    def text(self, pid: int) -> str | None:
+        with self._lock:
+            if time.monotonic() - self._asked_at >= ASKED_S:
+                self._text, self._asked_at = self._ask(pid), time.monotonic()
+            return self._text
 
 
 def _runs(folder: Path) -> list[BlockRuns]:

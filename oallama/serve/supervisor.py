@@ -77,15 +77,14 @@ class State:
 class Supervisor:
     """launch: how to start the program; on_cpu: how without the device once that is lost, None where there is none.
 
-    healthy: whether its port answers. listens: whether the process of this number is what listens there.
-    device_lost: why the device is known to be gone, None while it is not. on_ready: called once it answers, after each
-    start. log: gets the program's lines. talk: sentences for people.
+    healthy: whether the process of this number answers at its port. device_lost: why the device is known to be gone,
+    None while it is not. on_ready: called once it answers, after each start. log: gets the program's lines. talk:
+    sentences for people.
     """
 
     launch: Launch
     on_cpu: Launch | None
-    healthy: Callable[[], bool]
-    listens: Callable[[int], bool] = lambda pid: True
+    healthy: Callable[[int], bool]
     device_lost: Callable[[], str | None] = lambda: None
     on_ready: Callable[[], None] = lambda: None
     talk: Callable[[str], None] = lambda sentence: None
@@ -174,19 +173,20 @@ class Supervisor:
         while time.monotonic() < deadline:
             if self._has_ended_within(POLL_S):
                 return self._how_it_ended()
-            if self.healthy() and self.listens(process.pid):
+            if self.healthy(process.pid):
                 self._set_phase("ready")
                 return None
         return f"it does not answer after {self.patience.start_s:.0f} s"
 
     def _watch(self) -> str:
         """Return why the program is to be started again, once it is: it ended, lost its device, or hangs."""
-        answered, used_s = time.monotonic(), self._cpu_s()
+        assert self._process is not None
+        pid, answered, used_s = self._process.pid, time.monotonic(), self._cpu_s()
         while not self._has_ended_within(self.patience.look_s):
             if self.launch.uses_device and (lost := self.device_lost()):
                 return lost
             silent_s = time.monotonic() - answered
-            if self.healthy() or self._cpu_s() - used_s > IDLE_SHARE * silent_s:  # all its connections may be busy
+            if self.healthy(pid) or self._cpu_s() - used_s > IDLE_SHARE * silent_s:  # all its connections may be busy
                 answered, used_s = time.monotonic(), self._cpu_s()
             elif silent_s > self.patience.answer_s:
                 return f"it has neither answered nor computed for {self.patience.answer_s:.0f} s"

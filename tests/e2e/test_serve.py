@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -113,6 +114,17 @@ def test_the_key_is_llama_servers_and_on_no_command_line(stub: str, tmp_path: Pa
         assert server.page == f"http://127.0.0.1:{port}"
 
 
+def test_llama_server_is_asked_for_its_numbers_once_a_second(stub: str, tmp_path: Path) -> None:
+    log = tmp_path / "llama-server.log"
+    with serving(tmp_path, stub, "--device", "none", "--log", log) as server:
+        begun = time.monotonic()
+        with ThreadPoolExecutor(4) as pool:
+            told = list(pool.map(lambda _: server.placement["live"]["generation"]["tokens"], range(40)))
+        most = 1 + (time.monotonic() - begun)
+    assert told == [30] * 40
+    assert 1 <= log.read_text().count("asked for /metrics") <= most
+
+
 def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> None:
     """Though no layer is on it."""
     split_plan(tmp_path / "plan.json", "rpc-worker", slices_only=True)
@@ -138,9 +150,7 @@ def test_it_says_what_tuning_is_predicted_to_gain(stub: str, tmp_path: Path) -> 
     asked = ("--device", "rpc-worker:1", "--vram", "1GiB", "-t", "1", "--profile", profile)
     with serving(tmp_path, stub, *asked, model=model, OALLAMA_CACHE_DIR=str(tmp_path / "cache")) as server:
         first = server.said.splitlines()[0]
-    assert re.search(
-        r"stock llama.cpp's own placement; (another one is predicted to be at most \S+ times|no other)", first
-    )
+    assert re.search(r"using llama.cpp's placement; (another may be up to \S+× faster|no other)", first)
     assert f": `oallama tune {model} --device rpc-worker:1 --vram 1024MiB -t 1 -p " in first
     assert first.endswith("`, or --tune before")
 

@@ -1,12 +1,20 @@
 """llama-server: how it is found and started, where it may listen, what it and its plug-in tell, the placement page."""
 
+import contextlib
 import http.client
+import os
+import select
 import socket
+import subprocess
+import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import placement_records as records
 import pytest
+from processes import until
 from worlds import weight
 
 from ggml_bridge.library import library_folder, soname
@@ -16,7 +24,7 @@ from oallama.core.history import BlockRuns
 from oallama.profile.routing import counted, unknown_routing
 from oallama.serve.address import Address, free_address, host_name, is_local
 from oallama.serve.live import Live, Rate, block_runs, live_of
-from oallama.serve.placement import placement_server
+from oallama.serve.placement import MOST_CLIENTS, placement_server
 from oallama.serve.program import ServerSettings, clean_environment, find_program, launch, prompt_cache_mib
 from oallama.serve.uses import traffic_of
 
@@ -213,12 +221,58 @@ def test_a_port_that_is_free_is_chosen_and_an_address_that_others_reach_needs_a_
         assert free_address(host, 0, "k").url.startswith(("http://127.0.0.1:", "http://[::1]:"))
     chosen = free_address("localhost", 0, None)
     assert is_local(chosen.host) and chosen.port > 0
-    assert chosen.get("/health", 1.0) is None, "nobody answers"
+    assert not chosen.is_healthy(os.getpid(), 1.0), "nobody answers"
     taken = rf"127.0.0.1:{chosen.port}.*--port"
     with socket.create_server(("127.0.0.1", chosen.port)), pytest.raises(DeviceError, match=taken):
         free_address("127.0.0.1", chosen.port, None)
     with pytest.raises(UsageError, match="is not an address"):
         free_address("no.such.host.invalid", 0, None)
+
+
+@pytest.fixture
+def heard():
+    """(address, keys): a server of this process at an address with a key, and what requests bring as theirs."""
+    keys = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            keys.append((self.path, self.headers.get("Authorization")))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"answer")
+
+        def log_message(self, *_):
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def get_request(self):
+            keys.append("connected")
+            return super().get_request()
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield Address("127.0.0.1", server.server_port, "s3cret"), keys
+        server.shutdown()
+
+
+def test_the_key_is_sent_for_numbers_alone_and_to_the_process_that_is_meant(heard):
+    address, keys = heard
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        assert not address.is_healthy(other.pid, 1.0) and address.metrics(other.pid, 1.0) is None
+        assert not keys, "a stranger at the port is not even connected to"
+        other.communicate(b"\n")
+    assert address.is_healthy(os.getpid(), 60.0) and address.metrics(os.getpid(), 60.0) == "answer"
+    asked = [key for key in keys if key != "connected"]
+    assert asked == [("/health", None), ("/metrics", "Bearer s3cret")]
+
+
+def test_a_connection_that_another_process_may_have_taken_brings_no_key(heard, monkeypatch):
+    """It ended between the question and the connection, and another may have the port by then."""
+    address, keys = heard
+    found = iter([True, False])
+    monkeypatch.setattr("oallama.serve.address.listens", lambda pid, port: next(found))
+    assert address.metrics(os.getpid(), 60.0) is None
+    assert not [key for key in keys if key != "connected"]
 
 
 def test_a_key_is_one_key_of_llama_servers():
@@ -254,6 +308,28 @@ def test_the_page_and_its_numbers_are_told_and_nothing_else(ask):
     assert ask("GET", "/other")[0] == 404
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert ask(method, "/placement")[0] == 501
+
+
+def answered(where):
+    with contextlib.suppress(OSError), socket.create_connection(where) as client:
+        client.sendall(b"GET /placement HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        return b" 200 " in client.recv(1 << 16)
+    return False
+
+
+def test_clients_that_say_nothing_take_no_thread_beyond_a_limit():
+    before = threading.active_count()
+    with placement_server(lambda: {}, lambda: ("", "")) as url, contextlib.ExitStack() as stack:
+        where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        silent = [stack.enter_context(socket.create_connection(where)) for _ in range(3 * MOST_CLIENTS)]
+        for one in silent:
+            one.settimeout(60)
+        over = select.select(silent, [], [], 60)[0]
+        assert over and all(one.recv(1) == b"" for one in over), "closed unanswered"
+        until(lambda: len(select.select(silent, [], [], 0)[0]) >= 2 * MOST_CLIENTS)
+        assert threading.active_count() <= before + 1 + MOST_CLIENTS
+        stack.close()  # they went
+        until(lambda: answered(where))
 
 
 @pytest.mark.parametrize("host", ["evil.com", f"evil.com:{80}", "", "192.168.0.1"])

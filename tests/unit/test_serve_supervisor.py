@@ -5,14 +5,14 @@ import signal
 import sys
 import threading
 from dataclasses import replace
-from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from processes import PATIENCE_S, alive, until
 
 from oallama.core.errors import DeviceError
-from oallama.serve.address import free_address, listens
+from oallama.serve.address import free_address
 from oallama.serve.supervisor import Launch, Patience, Supervisor, last_words
 
 STUB = Path(__file__).resolve().parents[1] / "stub_llama_server.py"
@@ -32,7 +32,6 @@ class Kept:
             self.launch(device),
             None if device == "none" else self.launch("none"),
             self.healthy,
-            partial(listens, port=self.address.port),
             lambda: self.lost[0] if self.lost else None,
             talk=self.said.append,
             log=self.logged.append,
@@ -49,8 +48,8 @@ class Kept:
     def order(self, words):
         self.orders.write_text(words, encoding="utf-8")
 
-    def healthy(self):
-        self.looks.append(self.address.get("/health", 1.0) is not None)
+    def healthy(self, pid):
+        self.looks.append(self.address.is_healthy(pid, 1.0))
         return self.looks[-1]
 
     def _work(self):
@@ -105,6 +104,28 @@ def test_it_is_not_ready_while_the_model_is_loading(keep):
 def test_another_program_at_the_port_is_not_taken_for_it(keep):
     error = keep(ready=False, address=keep().address).end()
     assert isinstance(error, DeviceError) and "Address already in use" in str(error)
+
+
+def test_what_answers_at_its_port_while_it_does_not_listen_is_told_no_key_and_not_believed(keep):
+    """A stranger's program has the port for as long as llama-server has not bound it, and answers as one would."""
+    heard = []
+
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self):
+            heard.append((self.path, dict(self.headers)))
+            self.send_response(200)
+            self.end_headers()
+
+    chosen = free_address("127.0.0.1", 0, "s3cret")
+    with HTTPServer((chosen.host, chosen.port), Stranger) as stranger:
+        threading.Thread(target=stranger.serve_forever, args=(0.02,), daemon=True).start()
+        kept = keep(ready=False, address=chosen, orders="deaf")
+        kept.until(lambda: len(kept.looks) > 3)
+        assert kept.state.phase == "starting" and not any(kept.looks) and not heard
+        stranger.shutdown()
+    kept.order("")
+    kept.until_ready()
+    assert not heard
 
 
 def test_one_that_neither_answers_nor_computes_is_started_again(keep):
