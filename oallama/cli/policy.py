@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +37,13 @@ class PolicyOptions:
         """Raises UsageError for what does not go together."""
         if self.n_gpu_layers is not None:
             if self.policy not in (None, "layers"):
-                raise UsageError(f"-ngl places whole layers, so it does not go with --policy {self.policy}")
+                raise UsageError(f"-ngl places whole layers, so it cannot be combined with --policy {self.policy}")
             if self.has_rules:
-                raise UsageError("-ngl places whole layers, so --affinity, --fill and --prefetch do not go with it")
+                raise UsageError("-ngl places whole layers and cannot be combined with --affinity, --fill, --prefetch")
         elif self.tells_oato and self.policy not in (None, "oato"):
-            raise UsageError(f"--affinity and --fill say how oato places; --policy {self.policy} does not use them")
+            raise UsageError(f"--affinity and --fill are for policy oato; --policy {self.policy} does not use them")
         elif self.prefetch is not None and not self._streams:
-            raise UsageError(f"--prefetch says how weights are streamed; --policy {self.policy} streams none")
+            raise UsageError(f"--prefetch is for streamed weights; --policy {self.policy} streams none")
 
     @property
     def _streams(self) -> bool:
@@ -77,37 +78,44 @@ class PolicyOptions:
 
     def keeps_to_cpu(self, placer: Placer) -> bool:
         """True where nothing can go to a device, so that nothing is measured or decided."""
-        return self.n_gpu_layers in (None, 0) and (self.policy == "cpu" or not placer.has_device)
+        return self.policy == "cpu" or not placer.has_device
 
     def plan(self, placer: Placer, load: Workload) -> Plan:
-        """The placement that was asked for, `auto` where none was. Raises UsageError, DoesNotFit, and what the
-        placer raises."""
+        """The placement that was asked for, `auto` where none was; without a device -ngl puts nothing on one, as in
+        llama.cpp. Raises UsageError, DoesNotFit, and what the placer raises."""
         if self.n_gpu_layers is None:
             return placer.plan(self.policy or "auto", workload=load, **asdict(self.rules))
-        if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
-            raise UsageError("-ngl needs a device, and there is none; name one with --device, such as emulated:rtx3060")
+        if not (placer.has_device or _profiles_device(placer)):
+            return placer.plan("cpu", workload=load)
         return whole_layers(placer, self.n_gpu_layers, load)
 
 
+def _profiles_device(placer: Placer) -> bool:
+    """True where a profile that was given is of a device, which need not be here to be planned for."""
+    profile = placer.known_profile
+    return profile is not None and profile.device != CPU_DEVICE
+
+
 def note_unused(placer: Placer, policy: PolicyOptions | None = None) -> None:
-    """Say that --vram and --gpu-weights limit a device, or that a policy places on one, and there is none."""
-    limits = _limits(placer.options)
-    name = None if policy is None or policy.policy in ("auto", "cpu") else policy.policy
-    if (not limits and name is None) or placer.has_device:
-        return
-    if limits:
-        verb = "limits" if len(limits) == 1 else "limit"
-        talk(f"note: {' and '.join(limits)} {verb} a device, and there is none; name one with --device")
-    if name is not None:
-        talk(f"note: --policy {name} places weights on a device, and there is none; name one with --device")
+    """Say which options have no effect as there is no device."""
+    unused = _limits(placer.options)
+    if policy is not None and policy.n_gpu_layers:
+        unused.append("-ngl")
+    if policy is not None and policy.policy not in (None, "auto", "cpu"):
+        unused.append(f"--policy {policy.policy}")
+    if unused and not placer.has_device:
+        talk(f"note: {_have(unused)} no effect without a device; choose one with --device")
 
 
 def note_planned(options: Options) -> None:
     """Say that limits of the device's memory do not change a given plan."""
     limits = [*_limits(options), *(["--vram-fill"] if options.vram_fill != Options().vram_fill else [])]
     if limits:
-        verb = "changes" if len(limits) == 1 else "change"
-        talk(f"note: {' and '.join(limits)} {verb} nothing: the plan says what is where")
+        talk(f"note: {_have(limits)} no effect beside --plan, which says what is where")
+
+
+def _have(options: Sequence[str]) -> str:
+    return f"{' and '.join(options)} {'has' if len(options) == 1 else 'have'}"
 
 
 def _limits(options: Options) -> list[str]:
@@ -154,35 +162,35 @@ class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from cli
 affinity_option = option(
     "--affinity", type=click.Choice(["default", "paper"]), default="default", show_default=True,
     group=Group.PLACEMENT, advanced=True,
-    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published, with the placement that it "
-    "converges to. Either this or --fill without a --policy is oato.",
+    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published. Without --policy, either "
+    "this or --fill implies oato.",
 )  # fmt: skip
 
 fill_option = option(
     "--fill", type=click.Choice(["continue", "full", "paper"]), default="continue", show_default=True,
     group=Group.PLACEMENT, advanced=True,
-    help="continue: pass over what does not fit, leave on the CPU what gains nothing; full: use the device up, gain or "
-    "not; paper: stop at the first that does not fit, gain or not.",
+    help="continue: skip what does not fit, leave on the CPU what gains nothing; full: fill the device even without "
+    "gain; paper: stop at the first operator that does not fit.",
 )  # fmt: skip
 
 policy_option = option(
     "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT,
     help="auto (default), oato, scheinfer, layers, cpu.\f auto: the fastest by prediction; oato: whole operators, by "
-    "GPU affinity; split: besides, operators computed by CPU and device at the same time; scheinfer: besides, weights "
-    "streamed to the device; experts: besides, the experts that are used most; layers: whole layers, as llama.cpp's "
-    "-ngl; cpu: nothing on the device. To compare with: fit, llama.cpp's own --fit; hetegen, twinpilots, flexgen, "
-    "fiddler and atsinfer, as other systems place weights. docs/policies.md describes all of them.",
+    "GPU affinity; split: also operators computed by CPU and device at once; scheinfer: also weights streamed to the "
+    "device; experts: also the most used experts on the device; layers: whole layers, as llama.cpp's -ngl; cpu: "
+    "nothing on the device. For comparison: fit, llama.cpp's own --fit; hetegen, twinpilots, flexgen, fiddler and "
+    "atsinfer, as other systems place weights. See docs/policies.md.",
 )  # fmt: skip
 
 prefetch_option = option(
     "--prefetch", type=click.Choice(["ahead", "layer"]), group=Group.PLACEMENT, advanced=True, show_default="ahead",
-    help="How streamed weights are copied. ahead: as soon as there is room on the device, across layers and tokens; "
-    "layer: those of a layer when it begins, as ScheInfer does.",
+    help="When streamed weights are copied. ahead: as soon as the device has room, across layers and tokens; layer: "
+    "when their layer begins, as in ScheInfer.",
 )  # fmt: skip
 
 layers_option = option(
     "-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", type=count(0), metavar="N", group=Group.PLACEMENT,
-    advanced=True, help="Put N layers on the device, counting the output (a --policy layers of your own).",
+    advanced=True, help="Put N layers on the device, the output counted as one; ignored without a device.",
 )  # fmt: skip
 
 rules_options = as_record("policy", PolicyOptions, affinity_option, fill_option)

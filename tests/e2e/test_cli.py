@@ -276,8 +276,10 @@ def test_an_answer_ends_with_the_model_the_context_a_limit_a_text_or_a_schema(cp
 def test_what_limits_a_device_is_not_ignored_silently():
     common = ("run", "hi", "-n", "1", "--policy", "cpu", "-dev", "CPU")
     said = here(*common, "--vram", "6GiB", "--gpu-weights", "50%").stderr
-    assert "note: --vram and --gpu-weights limit a device, and there is none" in said
-    assert "limit a device" not in here(*common).stderr
+    assert "note: --vram and --gpu-weights have no effect without a device" in said
+    assert "no effect" not in here(*common).stderr
+    layers = here("run", "hi", "-n", "1", "-ngl", "99", "-dev", "none")
+    assert layers.returncode == 0 and "note: -ngl has no effect without a device" in layers.stderr
 
 
 def test_a_reader_that_has_enough_is_no_failure(plan_file):

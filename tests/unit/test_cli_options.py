@@ -201,7 +201,9 @@ def placer_with(spare=0, device="RPC0"):
         return SimpleNamespace(given=given, asked=asked, memory=SimpleNamespace(limit=100, spare=spare))
 
     profile = SimpleNamespace(device=device)
-    return SimpleNamespace(model=MODEL, operators=weights_of(MODEL), profile=lambda: profile, plan=plan)
+    return SimpleNamespace(
+        model=MODEL, operators=weights_of(MODEL), profile=lambda: profile, plan=plan, has_device=True
+    )  # fmt: skip
 
 
 def test_layers_are_planned_for_the_micro_batch_that_is_run():
@@ -211,8 +213,17 @@ def test_layers_are_planned_for_the_micro_batch_that_is_run():
     assert (made.given.gpu_layers, made.given.name, made.asked) == (2, "layers", {"workload": LOAD})
     with pytest.raises(DoesNotFit, match="-ngl 2 needs 105 B on RPC0"):
         PolicyOptions(None, 2).plan(placer_with(spare=-5), LOAD)
-    with pytest.raises(UsageError, match="-ngl needs a device"):
-        PolicyOptions(None, 2).plan(placer_with(device="CPU"), LOAD)
+
+
+@pytest.mark.parametrize(("profile", "given"), [(None, "cpu"), ("CPU", "cpu"), ("RPC0", "layers")])
+def test_layers_stay_on_the_cpu_without_a_device_and_nothing_is_measured_for_it(profile, given):
+    placer = placer_with()
+    placer.has_device = False
+    placer.known_profile = None if profile is None else SimpleNamespace(device=profile)
+    placer.profile = None  # which measures
+    made = PolicyOptions(None, 99).plan(placer, LOAD)
+    assert getattr(made.given, "name", made.given) == given
+    assert PolicyOptions(None, 99).keeps_to_cpu(placer)
 
 
 @pytest.mark.parametrize("policy", ["hetegen", "twinpilots", "flexgen", "atsinfer"])
@@ -228,8 +239,8 @@ def test_prefetch_is_for_policies_that_stream(policy):
 @pytest.mark.parametrize(
     ("policy", "options", "has_device", "says"),
     [
-        ("hetegen", {}, False, "note: --policy hetegen places weights on a device, and there is none; name one with"),
-        ("oato", {"vram": 1}, False, "note: --vram limits a device, and there is none"),
+        ("hetegen", {}, False, "note: --policy hetegen has no effect without a device; choose one with --device"),
+        ("oato", {"vram": 1}, False, "note: --vram and --policy oato have no effect without a device"),
         ("hetegen", {"vram": 1}, True, ""), ("auto", {}, False, ""), ("cpu", {}, False, ""), (None, {}, False, ""),
     ],
 )  # fmt: skip
@@ -239,13 +250,21 @@ def test_a_policy_that_needs_a_device_says_that_there_is_none(capsys, policy, op
     assert said.startswith(says) and bool(said) == bool(says)
 
 
+def test_layers_without_a_device_are_told_to_have_no_effect(capsys):
+    placer = SimpleNamespace(options=Options(), has_device=False)
+    note_unused(placer, PolicyOptions(None, 99))
+    assert capsys.readouterr().err == "note: -ngl has no effect without a device; choose one with --device\n"
+    note_unused(placer, PolicyOptions(None, 0))
+    assert capsys.readouterr().err == ""
+
+
 def test_limits_that_a_plan_does_not_heed_are_said(capsys):
     note_planned(Options(vram=1, gpu_weights=0.5, vram_fill=0.5))
     note_planned(Options(vram_fill=0.8))
     note_planned(Options(n_ctx=512))
     assert capsys.readouterr().err.splitlines() == [
-        "note: --vram and --gpu-weights and --vram-fill change nothing: the plan says what is where",
-        "note: --vram-fill changes nothing: the plan says what is where",
+        "note: --vram and --gpu-weights and --vram-fill have no effect beside --plan, which says what is where",
+        "note: --vram-fill has no effect beside --plan, which says what is where",
     ]
 
 
