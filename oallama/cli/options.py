@@ -95,7 +95,7 @@ def model_argument(function: Function, metavar: str = "MODEL") -> Function:
             raise click.UsageError("MODEL is given twice, by position and by -m or -hf", context)
         word = model_position or model_option
         if not word and metavar == "MODEL":
-            raise click.UsageError("no MODEL: name a GGUF file", context)
+            raise click.UsageError("no model given: name a GGUF file", context)
         return function(*args, model=model_file(word) if word else None, **values)
 
     positional = click.argument("model_position", metavar=metavar, required=False, type=click.Path())

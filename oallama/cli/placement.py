@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from oallama.run.engine import Engine
     from oallama.run.generate import Generation
 
-NOTE = f"note: no MODEL is given: this is the built-in {FILE}, which tells short stories; name a GGUF file to use yours"
+NOTE = f"note: no model given; using the built-in story model ({FILE})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class PlacementOptions:
 
     def __post_init__(self) -> None:
         if self.plan_file is not None and (self.policy.given or self.policy.tells_oato):
-            raise UsageError("--plan goes without --policy, -ngl, --affinity and --fill: the plan says what is where")
+            raise UsageError("--plan cannot be combined with --policy, -ngl, --affinity or --fill")
 
     def check_depth(self, n_depth: int | None) -> None:
         """Raises UsageError where a depth to plan for comes with a plan."""
         if self.plan_file is not None and n_depth is not None:
-            raise UsageError("-d says what to plan for, and --plan is a plan; leave one of them out")
+            raise UsageError("-d is a depth to plan for and cannot be combined with --plan")
 
     def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
         """The plan of --plan and a placer for it, with the plan's model and device unless others are asked for. None
@@ -112,7 +112,7 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
         "asked",
         PlacementOptions,
         option("--plan", "plan_file", type=click.Path(), metavar="FILE", group=Group.PLACEMENT,
-               help="Place as this plan of `oallama plan` says."),
+               help="Use this plan, made by `oallama plan`."),
         policy_options,
         gathered(*PLACEMENT, *workload, *CONTEXT),
         profile_option,
@@ -127,7 +127,7 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> 
     if 0 < trained < load.n_ctx:
         talk(
             f"warning: a context of {load.n_ctx} tokens is longer than the {trained} that this model was trained on; "
-            "what it writes behind them may make no sense"
+            "text beyond them may make no sense"
         )
     return load
 
@@ -142,10 +142,7 @@ def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
         if placer.device.emulated.values == "drawn":
             talk("note: the device is emulated and computes nothing (values=drawn): the text is noise")
         else:
-            talk(
-                "note: the device is emulated and computes on the CPU (values=real): its times mean nothing, those of "
-                "`bench` do"
-            )
+            talk("note: the device is emulated on the CPU (values=real): timings here are meaningless; use `bench`")
 
 
 def expected(placer: Placer, plan: Plan) -> str:
@@ -176,4 +173,4 @@ def keep_runs(placer: Placer, engine: Engine) -> None:
     try:
         placer.keep_runs(engine.plan, engine.take_runs())
     except OallamaError as error:
-        talk(f"warning: what this run took is not kept: {error}")
+        talk(f"warning: this run's times were not saved: {error}")

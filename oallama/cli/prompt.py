@@ -55,7 +55,8 @@ def is_model(word: str) -> bool:
 
 
 def read_prompt(prompt: str | None, stdin: TextIO | None = None, of_file: bool = False) -> str:
-    """The prompt as given; from stdin where it is `-`, unless a file says so, or not given and stdin is no terminal.
+    """The prompt: what a pipe or file brings on stdin, then what was given, with a blank between them, as in ollama.
+    `-` stands for stdin alone; of_file: the prompt is a file's, beside which stdin is not read.
 
     Raises UsageError where there is none, or it is empty.
     """
@@ -65,7 +66,9 @@ def read_prompt(prompt: str | None, stdin: TextIO | None = None, of_file: bool =
             'no prompt: give PROMPT or -p PROMPT, or pipe it in, for example: oallama run "Once upon a time"'
         )
     if prompt is None or (prompt == "-" and not of_file):
-        prompt = _read(source)
+        prompt = _read(source).removesuffix("\n")
+    elif not of_file and source is not None and not source.isatty():
+        prompt = " ".join(filter(None, (_read(source), prompt)))
     if not prompt:
         raise UsageError("the prompt is empty; give PROMPT or -p PROMPT, or pipe it in")
     if not is_text(prompt):
@@ -82,7 +85,7 @@ def _read(stdin: TextIO | None) -> str:
         raise UsageError("the prompt on stdin is not UTF-8 text") from None
     if len(text) > MAX_PROMPT_BYTES:
         raise UsageError(f"the prompt on stdin is longer than {MAX_PROMPT_BYTES} characters")
-    return text.removesuffix("\n")
+    return text
 
 
 def prompt_of_file(path: str) -> str:

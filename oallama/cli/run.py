@@ -43,7 +43,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
 @click.command("run", cls=Command)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
-@option("-p", "--prompt", metavar="PROMPT", group=Group.PROMPT, help="The prompt; `-` reads it from stdin.")
+@option("-p", "--prompt", metavar="PROMPT", group=Group.PROMPT, help="The prompt; `-`: stdin alone.")
 @option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", group=Group.PROMPT, help="The prompt's file.")
 @length_option
 @placement_options()
@@ -68,13 +68,14 @@ def command(
     \b
       oallama run "Once upon a time"
       oallama run model.gguf "Why is the sky blue?" -n 256
-      echo "Once upon a time" | oallama run model.gguf --device none
+      oallama run model.gguf "Sum this up:" < report.txt
 
     \f
-    Without PROMPT stdin is read; on a terminal a chat begins, as `oallama chat` does. The first run of a model uses the
-    placement of stock llama.cpp. On a terminal it then measures this machine and which plan is faster, until a key is
-    typed; later runs use what won. An argument that is an existing file, ends in .gguf or is the name of a downloaded
-    model (`oallama list`) is the MODEL, else the PROMPT; one that only looks like it is refused.
+    The prompt is what a pipe or file brings on stdin, then PROMPT; without both, on a terminal, a chat begins, as
+    `oallama chat` does. The first run of a model uses llama.cpp's own placement. On a terminal it then times this
+    machine and compares plans, until a key is typed; later runs use the fastest. An argument that is an existing file,
+    ends in .gguf or is the name of a downloaded model (`oallama list`) is the MODEL, else the PROMPT; one that only
+    looks like a model is refused.
     """
     if prompt_file is not None:
         if prompt is not None:
@@ -86,8 +87,8 @@ def command(
 
         start(None if model is None else model_file(model), n_gen, asked, answers)
         return
+    sampling = answers.sampling.sampling()  # wrong options are said before stdin is waited for
     text = read_prompt(text, of_file=prompt_file is not None)
-    sampling = answers.sampling.sampling()
     model = None if model is None else model_file(model)
     if (found_plan := asked.planned(model)) is not None:
         placer, plan = found_plan

@@ -104,7 +104,7 @@ def command(
     prediction. The model's weights need not be there: scripts/make_model.py --empty writes a header.
     """
     if profile is not None and (cores is not None or ram_speed is not None):
-        raise UsageError("--profile has the times of a CPU, so it goes without --cores and --ram-speed")
+        raise UsageError("--profile has a CPU's times and cannot be combined with --cores or --ram-speed")
     host = pc(cores, ram_speed) if cores is not None or ram_speed is not None else None
     chosen = cards or tuple(CARDS.values())
     if memory_bytes is not None:

@@ -256,6 +256,7 @@ def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan)
     common = ("-n", "8", "--temp", "0", "--plan", cpu_plan)
     piped = here("run", *common, input="Once upon a time\n").stdout
     assert piped == here("run", MODEL, "-p", "Once upon a time", *common).stdout
+    assert piped == here("run", MODEL, "upon a time", *common, input="Once").stdout
     assert len(piped) > 1
 
 

@@ -317,7 +317,7 @@ def test_what_runs_took_is_kept_unless_a_pipe_waits(capsys, monkeypatch):
     keep_runs(placer, engine)
     assert kept == [("plan", ["run"])]
     keep_runs(SimpleNamespace(keep_runs=full), engine)
-    assert "what this run took is not kept: no room" in capsys.readouterr().err
+    assert "this run's times were not saved: no room" in capsys.readouterr().err
 
 
 # ---- what is typed

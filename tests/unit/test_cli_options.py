@@ -92,20 +92,26 @@ def bytes_as_text(data, errors):
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors=errors)
 
 
-def test_the_prompt_comes_from_a_pipe_when_it_is_not_given(monkeypatch):
+def test_a_pipe_brings_the_prompt_or_what_comes_before_it(monkeypatch):
     assert read_prompt(None, io.StringIO("Once upon\na time\n")) == "Once upon\na time"
     assert read_prompt("-", io.StringIO("piped")) == "piped"
-    assert read_prompt("given", io.StringIO("not read")) == "given"
+    assert read_prompt("Sum it up:", io.StringIO("A text.\n")) == "A text.\n Sum it up:"
+    assert read_prompt("given", io.StringIO("")) == "given"
     assert read_prompt("-", io.StringIO("not read"), of_file=True) == "-"
     terminal = io.StringIO("x")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert read_prompt("given", terminal) == "given" and terminal.read() == "x", "a terminal is not waited for"
+    monkeypatch.setenv("TERM", "dumb")
+    assert read_prompt("given", terminal) == "given"
+    monkeypatch.setenv("TERM", "xterm")
     for prompt, stdin, says in (
         (None, terminal, "no prompt"),
         (None, io.StringIO(""), "the prompt is empty"),
-        ("", io.StringIO("x"), "the prompt is empty"),
+        ("", io.StringIO(""), "the prompt is empty"),
         (None, bytes_as_text(b"\xff\xfe", "strict"), "not UTF-8"),
         (None, bytes_as_text(b"a\xff", "surrogateescape"), "not UTF-8"),
         ("a\udcff", io.StringIO(""), "not UTF-8"),
+        ("a", bytes_as_text(b"\xff", "strict"), "not UTF-8"),
     ):
         with pytest.raises(UsageError, match=says):
             read_prompt(prompt, stdin)
@@ -118,6 +124,7 @@ def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):
 
     monkeypatch.setattr("oallama.cli.placement.default_model", lambda: f"/models/{FILE}")
     monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(UsageError, match="found"):
         command.main(["-p", "Once"], standalone_mode=False)
     assert FILE in capsys.readouterr().err

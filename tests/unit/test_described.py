@@ -299,7 +299,7 @@ def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy: str)
         (["what-if", "no.gguf", "--vram-fill", "2"], "is outside 0..1"),
         (["what-if", "no.gguf", "--ram-speed", "fast"], "is no memory speed in GB/s"),
         (["what-if", "no.gguf", "--cores", "0"], "is not a whole number"),
-        (["what-if", "no.gguf", "--profile", "p.json", "--cores", "4"], "goes without --cores"),
+        (["what-if", "no.gguf", "--profile", "p.json", "--cores", "4"], "cannot be combined with --cores"),
         (["what-if", "no.gguf"], "no.gguf"),
         (["simulate", "m.gguf", "--machine", "pdp-11"], "pc-24gb"),
         (["simulate", "m.gguf", "p.json", "--policy", "oato"], "--policy"),
