@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -46,7 +47,7 @@ class Native:
         except (OSError, AttributeError) as error:
             raise BridgeError(f"cannot load {path}: {error}; build it again") from None
         if found != getattr(self.lib, f"{prefix.upper()}_ABI"):
-            raise VersionMismatch(f"{path} does not belong to this ggml_bridge; build it again with: pip install .")
+            raise VersionMismatch(f"{path} is of another ggml_bridge; run `{sys.executable} -m pip install .` again")
 
     def call(self, function: str, *arguments: Any) -> None:
         """Calls a function that returns a status. Raises ValueError for …_INVALID, else a BridgeError."""

@@ -135,9 +135,7 @@ def find_built(name: str) -> Path:
     built = [folder / file for folder in folders if (folder / file).is_file()]
     if built:
         return max(built, key=lambda path: path.stat().st_mtime)
-    raise BridgeError(
-        f"{file} is not built; run pip install . (or cmake -S . -B build/native && cmake --build build/native)"
-    )
+    raise BridgeError(f"{file} is not built; run `{sys.executable} -m pip install .` in the project's folder")
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -18,11 +18,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @dataclass
 class Hub:
     """repositories: by USER/REPO, bytes by file. gated: those whose files are refused. cut_at: bodies break off at
-    this byte of the file. asked: (method, path, Range header) of each request."""
+    this byte of the file. status: of every answer. asked: (method, path, Range header) of each request."""
 
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
     cut_at: int | None = None
+    status: int | None = None
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -42,12 +43,16 @@ def serve(hub: Hub) -> Iterator[Hub]:
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
             hub.asked.append((self.command, path, self.headers.get("Range")))
-            repo, kind, file = re.fullmatch(r"(?:/api/models)?/(.*)/(tree|resolve)/main/?(.*)", path).groups()
-            if repo not in hub.repositories:
+            listed = re.fullmatch(r"/api/models/(.*)", path)
+            repo, file = (listed[1], "") if listed else re.fullmatch(r"/(.*)/resolve/main/(.*)", path).groups()
+            if hub.status is not None:
+                self._send(hub.status, b"{}")
+            elif repo not in hub.repositories:
                 self._send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
-            elif kind == "tree":
+            elif listed:
                 files = [self._entry(name, data) for name, data in sorted(hub.repositories[repo].items())]
-                self._send(200, json.dumps(files).encode(), {"Content-Type": "application/json"})
+                described = {"id": repo, "sha": COMMIT, "siblings": files}
+                self._send(200, json.dumps(described).encode(), {"Content-Type": "application/json"})
             elif repo in hub.gated:
                 self._send(403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"})
             else:
@@ -60,8 +65,8 @@ def serve(hub: Hub) -> Iterator[Hub]:
 
         def _entry(self, name: str, data: bytes) -> dict[str, object]:
             digest = hashlib.sha256(data).hexdigest()
-            lfs = {"oid": digest, "size": len(data), "pointerSize": 100}
-            return {"type": "file", "oid": digest[:40], "size": len(data), "path": name, "lfs": lfs}
+            lfs = {"sha256": digest, "size": len(data), "pointerSize": 100}
+            return {"rfilename": name, "blobId": digest[:40], "size": len(data), "lfs": lfs}
 
         def _file(self, data: bytes) -> None:
             headers = {

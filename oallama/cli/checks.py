@@ -17,7 +17,7 @@ from oallama.core.errors import BridgeError, DeviceError, OallamaError
 from oallama.core.types import Operator
 from oallama.core.units import format_bytes
 
-REQUIRED = ("cffi", "click", "gguf", "jinja2", "numpy", "prompt_toolkit", "psutil", "tqdm")
+REQUIRED = ("cffi", "click", "gguf", "huggingface_hub", "jinja2", "numpy", "prompt_toolkit", "psutil", "tqdm")
 TIMEOUT_S = 240.0
 WORST_NMSE = 1e-3  # between CPU and device with quantised weights: rounding is far below, a wrong kernel far above
 TOKENS = 16

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oallama.cli.output import talk
-from oallama.core.errors import UsageError
+from oallama.core.errors import DownloadError, UsageError
 from oallama.core.units import format_bytes
 from oallama.stores.hub_name import HubName, names_the_hub, parse_hub_name
 
@@ -37,14 +37,22 @@ def model_file(model: str) -> str:
         return str(found.path)
     if names_the_hub(model):
         return str(pulled(hub_name(model)).path)
-    raise UsageError(f"{model}: there is no such file, nor a downloaded model of that name; {near_text(model)}")
+    raise UsageError(unknown_model(model))
 
 
 def pulled(name: HubName) -> StoredModel:
-    """A model of the hub, downloaded where it is not yet."""
+    """A model of the hub, downloaded where it is not yet; where the hub cannot be asked, what was downloaded of it.
+    Raises UsageError, DownloadError."""
+    from oallama.stores.find import find_model
     from oallama.stores.hub import download, look_up
 
-    wanted = look_up(name)
+    try:
+        wanted = look_up(name)
+    except DownloadError as error:
+        if (found := find_model(name.model)) is None:
+            raise DownloadError(f"{name} is not downloaded: {error}") from None
+        talk(f"note: using the downloaded {found.name}: {error}")
+        return found
     files = f", {len(wanted.sizes)} files" if len(wanted.sizes) > 1 else ""
     talk(f"{wanted.name}: {format_bytes(wanted.n_bytes)}{files}")
     return download(wanted)
@@ -74,6 +82,7 @@ MOST_ENTRIES = 10_000  # of a folder that are looked at
 
 _NAMED_LIKE_A_FILE = re.compile(r"[/\\]|\w[.:]\w|[a-z][-_]?\d|\d[-_]?b\b", re.IGNORECASE)
 _OF_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?::[\w.-]+)?", re.ASCII)
+_OF_OLLAMA = re.compile(r"[\w-][\w.-]*(?::[\w.-]+)?", re.ASCII)  # as people write ollama's models
 _OF_A_FAMILY = re.compile(rf"(?:{'|'.join(map(re.escape, FAMILIES))})(?:[-_].*)?", re.IGNORECASE)
 
 
@@ -99,18 +108,21 @@ def near_models(word: str) -> tuple[str, ...]:
     return tuple(str(path) for path in sorted(_ggufs(word), key=order)[:MOST_FILES])
 
 
-def near_text(word: str) -> str:
-    """`GGUF files near by: a.gguf, b.gguf`, or that there are none; then downloaded models, and how one is."""
+def unknown_model(word: str) -> str:
+    """That a word is no model, how to get one, and the files and downloaded models near to it."""
     from oallama.stores.find import stored_models
 
-    found = near_models(word)
-    parts = [f"GGUF files near by: {', '.join(found)}" if found else "there is no GGUF file near by"]
+    parts = [f"{word} is neither a GGUF file nor a downloaded model"]
+    if _OF_THE_HUB.fullmatch(word):
+        parts.append(f"-hf {word} downloads it from Hugging Face")
+    elif _OF_OLLAMA.fullmatch(word):
+        parts.append(f"-hf USER/REPO downloads a model from Hugging Face, `ollama pull {word}` one that is found here")
     names = {model.name for model in stored_models()[0]}
     if names:
         nearest = sorted(names, key=lambda name: (-_likeness(word.lower(), name.lower()), name))
         parts.append(f"downloaded: {', '.join(nearest[:MOST_FILES])}")
-    if _OF_THE_HUB.fullmatch(word):
-        parts.append(f"-hf {word} downloads it from Hugging Face")
+    if found := near_models(word):
+        parts.append(f"GGUF files nearby: {', '.join(found)}")
     return "; ".join(parts)
 
 

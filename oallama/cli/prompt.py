@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from oallama.cli.model_file import is_file, looks_like_model, near_text
+from oallama.cli.model_file import is_file, looks_like_model, unknown_model
 from oallama.cli.output import is_terminal
 from oallama.core.errors import UsageError
 from oallama.core.text import is_text
@@ -25,20 +25,15 @@ def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None
     """
     if len(words) > 2 or (len(words) == 2 and model is not None):
         raise UsageError(
-            f"{len(words)} arguments where a MODEL and a PROMPT were expected; quote a prompt of several words"
+            f"{len(words)} arguments where a MODEL and a PROMPT were expected; a prompt of several words must be quoted"
         )
     if len(words) == 2 and not is_model(words[0]):
-        raise UsageError(
-            f"{words[0]} is no GGUF file; name one before the prompt, and quote a prompt of several words "
-            f"({near_text(words[0])})"
-        )
+        raise UsageError(f"{unknown_model(words[0])}; a prompt of several words must be quoted")
     rest = list(words)
     if model is None and rest and is_model(rest[0]):
         model = rest.pop(0)
     if model is None and rest and looks_like_model(rest[0]):
-        raise UsageError(
-            f"{rest[0]} looks like a model but is no GGUF file; {near_text(rest[0])}; a prompt like it goes by -p"
-        )
+        raise UsageError(f"{unknown_model(rest[0])}; if it is a prompt, use -p")
     if rest and prompt is not None:
         raise UsageError("the prompt is given twice, by position and by -p")
     return model, rest[0] if rest else prompt

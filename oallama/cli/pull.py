@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from oallama.cli.help import Command
-from oallama.cli.model_file import hub_name, pulled
+from oallama.cli.model_file import hub_name, pulled, unknown_model
 from oallama.cli.options import json_option
 from oallama.cli.output import emit, emit_json
 from oallama.core.errors import UsageError
@@ -26,15 +26,10 @@ def command(name: str, as_json: bool) -> None:
     llama.cpp chooses. All parts of a split model are fetched, and no vision projector (mmproj).
     """
     from oallama.stores.find import find_model
-    from oallama.stores.hub import is_offline
 
-    if "/" not in name:
-        raise UsageError(
-            f"{name} is no model of the hub; write it like USER/REPO or USER/REPO:Q4_K_M. Models of ollama are "
-            f"downloaded by `ollama pull {name}`, and then found by that name"
-        )
-    wanted = hub_name(name)
-    found = (find_model(wanted.model) if is_offline() else None) or pulled(wanted)
+    found = pulled(hub_name(name)) if "/" in name else find_model(name)
+    if found is None:
+        raise UsageError(unknown_model(name))
     if as_json:
         emit_json({"name": found.name, "path": str(found.path), "files": [str(file) for file in found.files]})
     else:

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,7 @@ def cmake_build(
     """Configure, with ninja where it is there, and compile; a folder that was begun goes on. Raises SetupError."""
     cmake = shutil.which("cmake", path=env.get("PATH"))
     if cmake is None:
-        raise SetupError("there is no cmake: install cmake 3.21 or later (pip install cmake)")
+        raise SetupError(f"no cmake 3.21 or later: run `{sys.executable} -m pip install cmake`")
     command = [cmake, "-S", str(source), "-B", str(folder), *flags]
     if shutil.which("ninja", path=env.get("PATH")) and not (folder / "CMakeCache.txt").exists():
         command += ["-G", "Ninja"]

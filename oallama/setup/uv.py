@@ -37,7 +37,7 @@ def find_uv(python: Path, env: Mapping[str, str]) -> str:
     beside = python.parent / "uv"
     found = str(beside) if beside.is_file() else shutil.which("uv", path=env.get("PATH"))
     if found is None:
-        raise SetupError("there is no uv to install packages with: install it with `pip install uv`")
+        raise SetupError(f"no uv to install packages with: run `{python} -m pip install uv`")
     return found
 
 

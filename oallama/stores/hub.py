@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from oallama.stores.stored import StoredModel
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
+ANSWER_S = 10.0  # that the hub may take to connect, and to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,17 @@ def endpoint() -> str:
 
 
 def look_up(name: HubName) -> HubFiles:
-    """Ask the hub which files a name means. Raises UsageError where there is no such repository or file, DownloadError
-    where the hub cannot be asked."""
-    _require_package()
+    """Ask the hub, once, which files a name means. Raises UsageError where there is no such repository or file,
+    DownloadError where the hub cannot be asked."""
     if is_offline():
-        raise DownloadError(f"{name} is not downloaded, and HF_HUB_OFFLINE is set; unset it to download it")
+        raise DownloadError("HF_HUB_OFFLINE is set; unset it to download models")
     from huggingface_hub import HfApi
 
-    try:
-        tree = list(HfApi(endpoint=endpoint()).list_repo_tree(name.repo, recursive=True))
+    try:  # list_repo_tree would try six times, for 24 s
+        found = HfApi(endpoint=endpoint()).model_info(name.repo, files_metadata=True, timeout=ANSWER_S)
     except Exception as error:  # of any of its HTTP libraries
         raise _failure(error, name) from error
-    sizes: dict[str, int] = {entry.path: entry.size for entry in tree if getattr(entry, "size", None) is not None}
+    sizes = {file.rfilename: file.size for file in found.siblings or () if file.size is not None}
     files = choose(name, sizes)
     return HubFiles(HubName(name.repo, quant_of(files[0])), {file: sizes[file] for file in files})
 
@@ -76,28 +78,19 @@ def download(wanted: HubFiles) -> StoredModel:
     return StoredModel(str(wanted.name), STORE, tuple(fetched))
 
 
-def _require_package() -> None:
-    try:
-        import huggingface_hub  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            "models of the hub need a package: pip install huggingface_hub, or download the GGUF and name the file"
-        ) from None
-
-
 def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
     """Turn an error of huggingface_hub, or of what it builds on, into one of ours."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
         return UsageError(
-            f"{name.repo} is gated: accept its terms at {endpoint()}/{name.repo}, then log in with `hf auth login` or "
-            "set HF_TOKEN"
+            f"{name.repo} is gated: accept its terms at {endpoint()}/{name.repo}, then log in with `{_login()}` or set "
+            "HF_TOKEN"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return UsageError(
             f"{endpoint()} has no repository {name.repo}, or it is private; check the name, or log in with "
-            "`hf auth login` or HF_TOKEN"
+            f"`{_login()}` or set HF_TOKEN"
         )
     chain = _chain(error)
     if any(getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for one in chain):
@@ -106,13 +99,19 @@ def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
     if status is not None:
         return DownloadError(f"{endpoint()} answers {status} for {name.repo}; try again later")
     if isinstance(error, PermissionError):
-        return DownloadError(f"cannot write to {error.filename or hub_cache()}; name another folder in HF_HUB_CACHE")
+        return DownloadError(f"cannot write to {error.filename or hub_cache()}; set HF_HUB_CACHE to another folder")
     why = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
     if n_bytes:
         return DownloadError(
-            f"the download of {name} from {endpoint()} was cut ({why}); run the command again, it keeps whole files"
+            f"the download of {name} from {endpoint()} was cut off ({why}); run the command again to continue"
         )
     return DownloadError(f"cannot reach {endpoint()} ({why}); check the network, or HF_ENDPOINT and your proxy")
+
+
+def _login() -> str:
+    """The command of huggingface_hub that logs in, by its path where the shell does not find it."""
+    beside = Path(sys.executable).with_name("hf")
+    return shlex.join(["hf" if shutil.which("hf") or not beside.is_file() else str(beside), "auth", "login"])
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -142,8 +141,8 @@ def _check_room(wanted: HubFiles, cache: Path) -> None:
 
 def _no_room(name: HubName, n_bytes: int, cache: Path) -> DownloadError:
     return DownloadError(
-        f"the disk of {cache} has no room for {name}: {format_bytes(n_bytes)} are needed, "
-        f"{format_bytes(_free_bytes(cache))} free; make room, or name another folder in HF_HUB_CACHE"
+        f"the disk of {cache} has no room for {name}: {format_bytes(n_bytes)} needed, "
+        f"{format_bytes(_free_bytes(cache))} free; make room, or set HF_HUB_CACHE to another folder"
     )
 
 

@@ -78,7 +78,7 @@ def test_refuses_another_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_names_the_ways_to_build_a_missing_bridge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ggml_bridge, "__path__", [str(tmp_path / "ggml_bridge")])
-    with pytest.raises(ggml_bridge.BridgeError, match=r"is not built; run pip install"):
+    with pytest.raises(ggml_bridge.BridgeError, match=r"is not built; run `\S+ -m pip install \.`"):
         library.find_built("ggml_bridge")
 
 

@@ -52,8 +52,8 @@ def test_a_word_that_looks_like_a_model_is_no_prompt_and_models_near_by_are_name
         with pytest.raises(UsageError) as refused:
             model_and_prompt(words, None, None)
         said = str(refused.value)
-        assert said.startswith(f"{word} ") and "no GGUF file" in said
-        assert "GGUF files near by: " + first in said and "notes.txt" not in said
+        assert said.startswith(f"{word} is neither a GGUF file nor a downloaded model; ")
+        assert "GGUF files nearby: " + first in said and "notes.txt" not in said
     assert model_and_prompt([], None, word) == (None, word)  # by -p it is the prompt
     assert model_and_prompt([word], "my.gguf", None) == ("my.gguf", word)
 
@@ -74,8 +74,8 @@ def test_a_word_that_is_none_is_the_prompt(folder, word):
         ([], "weights", "hi", ("weights", "hi")),
         ([], None, None, (None, None)),
         (["weights"], "other.gguf", None, ("other.gguf", "weights")),  # -m is the model
-        (["why", "is", "it"], None, None, "quote a prompt of several words"),
-        (["a.gguf", "hi"], "b.gguf", None, "quote a prompt of several words"),
+        (["why", "is", "it"], None, None, "a prompt of several words must be quoted"),
+        (["a.gguf", "hi"], "b.gguf", None, "a prompt of several words must be quoted"),
         (["hi"], "b.gguf", "ho", "the prompt is given twice"),
         (["a.gguf", "hi"], None, "ho", "the prompt is given twice"),
     ],

@@ -4,6 +4,7 @@ downloaded: found, named, and refused where it is broken or leads out of its sto
 import hashlib
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ def test_hf_downloads_what_is_not_there_and_needs_no_network_for_what_is(hub, ca
 def test_a_name_with_a_host_is_downloaded_and_one_without_is_not(hub, capfd):
     code, _, line = said(capfd, "inspect", REPO)
     assert code == 2
-    assert f"{REPO}: there is no such file" in line
+    assert f"{REPO} is neither a GGUF file nor a downloaded model" in line
     assert f"-hf {REPO} downloads it" in line
     assert hub.asked == []
     assert said(capfd, "inspect", f"hf.co/{REPO}")[0] == 0
@@ -146,7 +147,7 @@ def test_a_name_with_a_host_is_downloaded_and_one_without_is_not(hub, capfd):
         ("nobody/nothing", 2, "has no repository nobody/nothing, or it is private"),
         ("a/no-gguf", 2, "a/no-gguf has no GGUF model"),
         (f"{REPO}:Q2_K", 2, f"{REPO} has no Q2_K; there is: F16, Q8_0"),
-        ("llama3.2", 2, "`ollama pull llama3.2`"),
+        ("llama3.2", 2, "llama3.2 is neither a GGUF file nor a downloaded model; -hf USER/REPO downloads"),
         ("a/b/c", 2, "'a/b/c' is no model of the hub"),
         ("a/gated", 2, "accept its terms at HUB/a/gated"),
     ],
@@ -156,6 +157,30 @@ def test_what_cannot_be_pulled_is_one_sentence(hub, capfd, name, code, says):
     assert (found, out) == (code, "")
     assert line.startswith("oallama: ")
     assert says.replace("HUB", hub.url) in line
+
+
+def test_a_model_of_ollama_by_name_is_told_in_the_same_words_by_every_command(hub, capfd):
+    said_by = {words: said(capfd, *words)[2] for words in (("pull", "llama3.2"), ("chat", "llama3.2"))}
+    running = said(capfd, "run", "llama3.2")[2]
+    assert len(set(said_by.values())) == 1 and running.startswith(said_by["pull", "llama3.2"].rstrip())
+
+
+@pytest.mark.parametrize("broken", ["no server", "busy", "offline"])
+def test_a_hub_that_cannot_be_asked_is_one_sentence_at_once_and_what_is_there_is_used(hub, monkeypatch, capfd, broken):
+    _, path, _ = said(capfd, "pull", f"{REPO}:Q8_0")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it tries again"))
+    if broken == "no server":
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            port = unused.getsockname()[1]
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    elif broken == "busy":
+        hub.status = 503
+    else:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, out, line = said(capfd, "pull", "a/gated")
+    assert (code, out) == (1, "") and line.startswith("oallama: a/gated is not downloaded: ") and line.count("\n") <= 1
+    code, out, line = said(capfd, "pull", REPO)
+    assert (code, out) == (0, path) and line.startswith(f"note: using the downloaded {REPO}:Q8_0: ")
 
 
 def test_a_download_that_stays_cut_is_no_model(hub, weights, monkeypatch, capfd):
@@ -363,7 +388,7 @@ def test_downloaded_models_are_named_where_a_word_is_none(store, gguf, tmp_path,
     monkeypatch.chdir(tmp_path)
     store.add("registry.ollama.ai/library/llama3.2/1b", gguf)
     in_hub_cache("a/b", "1" * 40, "m-Q8_0.gguf", gguf)
-    with pytest.raises(UsageError, match=r"there is no GGUF file near by; downloaded: llama3\.2:1b, a/b:Q8_0"):
+    with pytest.raises(UsageError, match=r"`ollama pull llama3`.*; downloaded: llama3\.2:1b, a/b:Q8_0; if it is a"):
         model_and_prompt(["llama3"], None, None)
     with pytest.raises(UsageError, match="-hf c/d-GGUF:Q8_0 downloads it"):
         model_and_prompt(["c/d-GGUF:Q8_0"], None, None)
