@@ -70,16 +70,18 @@ def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> st
 
 
 def measured_texts(
-    n_prompt: int, ttft_s: float, tpot_s: float, expected: Predicted | None, n_cached: int = 0
+    n_prompt: int, ttft_s: float, tpot_s: float, expected: Predicted | None, n_cached: int = 0, n_gen: int = 0
 ) -> list[str]:
-    """Time of the prompt and rate of the answer as measured, each beside what was predicted of just these."""
+    """Time of the prompt and rate of the answer as measured, each beside what was predicted of just these. n_cached,
+    n_gen: tokens of the prompt that were cached, and of the answer; 0: not told."""
     cached = f" ({n_cached} cached)" if n_cached else ""
     prompt = f"prompt {plural(n_prompt, 'token')}{cached}, {_seconds(ttft_s)}"
     if expected is not None and expected.ttft_s > 0:
         prompt += f" ({_seconds(expected.ttft_s)} predicted)"
     if tpot_s <= 0:
-        return [prompt]
-    answer = f"answer {rate_text(tpot_s)}"
+        return [prompt, *([f"answer {plural(n_gen, 'token')}"] if n_gen else [])]
+    written = f"{plural(n_gen, 'token')}, " if n_gen else ""
+    answer = f"answer {written}{rate_text(tpot_s)}"
     if expected is not None and expected.tpot_s > 0:
         answer += f" ({three_digits(1 / expected.tpot_s)} predicted)"
     return [prompt, answer]

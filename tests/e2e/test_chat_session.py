@@ -25,7 +25,7 @@ MODEL = ROOT / "models" / FILE
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{{ '<answer>' if add_generation_prompt }}"
 ON_CPU = ("--device", "none", "-t", "1")
 ENDLESS = (*ON_CPU, "--temp", "1.5", "-c", "32768")
-FIGURES = re.compile(r"(\d+) tokens read, (\d+) known, (\d+) written")
+FIGURES = re.compile(r"prompt (\d+) tokens?(?: \((\d+) cached\))?, .*? · answer (\d+) token")
 READY, TAKEN = "\x1b[?2004h", "\x1b[?2004l"  # a prompt begins and ends: pasted text is marked in between
 ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])")
 
@@ -47,20 +47,20 @@ def piped(lines, *arguments, code=0):
 
 
 def turns(done):
-    """(read, known, written) tokens of each answer."""
-    return [tuple(map(int, each)) for each in FIGURES.findall(done.stderr)]
+    """(prompt, cached, written) tokens of each answer."""
+    return [tuple(int(n or 0) for n in each) for each in FIGURES.findall(done.stderr)]
 
 
 def test_a_pipe_gets_answers_on_stdout_and_only_new_tokens_are_evaluated():
     asked = 'Hello!\n"""What is\n3 + 4?"""\n/show placement\nWhat is 9 - 3?\n/bye\nnot asked\n'
     done = piped(asked, "--temp", "0", "--verbose")
     assert done.stdout.splitlines()[0] == "Hello! Would you like a story or a sum?"
-    assert "not asked" not in done.stdout and "the built-in oallama-stories" in done.stderr
+    assert "not asked" not in done.stdout and "the built-in story model (oallama-stories" in done.stderr
     assert "the CPU alone: 100% CPU" in done.stderr
     assert len(turns(done)) == 3 and turns(done)[0][1] == 0
-    for (read, known, written), (read_next, known_next, _) in pairwise(turns(done)):
-        assert known_next >= read + known + written - 1
-        assert 0 < read_next < 40
+    for (prompt, _, written), (prompt_next, cached_next, _) in pairwise(turns(done)):
+        assert cached_next >= prompt + written - 1
+        assert 0 < prompt_next - cached_next < 40
 
 
 def test_options_hold_until_the_session_sets_them_anew(chatty):
@@ -82,7 +82,7 @@ def test_a_full_context_drops_the_oldest_and_takes_no_message_that_alone_is_long
     lines = "".join(f"message number {i} of them all\n" for i in range(8))
     done = piped(lines + "x" * 3000 + "\n", chatty, "-n", "8", "-c", "256", "--system", "be brief", "--verbose")
     assert "the model no longer sees the oldest" in done.stderr and "this message alone makes" in done.stderr
-    assert len(turns(done)) == 8 and all(read + known <= 256 for read, known, _ in turns(done))
+    assert len(turns(done)) == 8 and all(prompt <= 256 for prompt, *_ in turns(done))
 
 
 def test_a_model_without_a_template_takes_no_system_prompt(tmp_path):
@@ -191,8 +191,8 @@ def test_ctrl_c_stops_the_answer_and_at_the_prompt_says_how_to_leave(chatty):
         person.wait("to leave: /bye or Ctrl-D")
         person.wait(READY)
         person.ask("/set n 5")
-        _, known, written = map(int, FIGURES.search(person.ask("and now?")).groups())
-        assert written <= 5 and known > 10  # the answer that was stopped is there
+        _, cached, written = map(int, FIGURES.search(person.ask("and now?")).groups())
+        assert written <= 5 and cached > 10  # the answer that was stopped is there
         assert "half a line" not in person.ask("/show conversation")
         assert person.leave("/bye\r") == 0
 
@@ -214,11 +214,11 @@ def test_a_closed_terminal_ends_a_session_and_what_it_started(chatty, tmp_path, 
 def test_a_run_on_a_terminal_answers_and_then_measures_until_a_key_is_pressed(tmp_path, ends):
     arguments = ("run", MODEL, "Once upon a time", "-n", "8", "--device", "rpc-worker:1", "--temp", "0")
     with Typist(*arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
-        person.wait("so that the next run is faster; any key ends it")
+        person.wait("tuning for the next run; any key stops it")
         children = person.children()
         if ends == "a key":
             person.type("x")
-            person.wait("measuring has ended; the next run or `oallama tune")
+            person.wait("stopped; the next run or `oallama tune")
         else:
             person.process.terminate()
         assert person.leave() == (0 if ends == "a key" else 143)
@@ -228,7 +228,7 @@ def test_a_run_on_a_terminal_answers_and_then_measures_until_a_key_is_pressed(tm
 def test_a_chat_begins_at_once_says_what_tuning_gains_and_never_measures(tmp_path):
     arguments = ("chat", MODEL, "--device", "rpc-worker:1", "--temp", "0")
     with Typist(*arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
-        person.wait("what another one gains is not known, as this machine was not measured yet")
+        person.wait("using llama.cpp's placement; gain unknown until measured")
         person.wait(READY)
         assert "3 + 4 = 7." in person.ask("What is 3 + 4?")
         assert person.leave("/bye\r") == 0
@@ -269,4 +269,4 @@ def test_a_line_of_figures_follows_the_text():
     with Typist("run", MODEL, "Once upon a time", "-n", "8", *ON_CPU, "--policy", "cpu") as person:
         assert person.leave() == 0
         last = person.seen.strip().splitlines()[-1]
-    assert re.search(r"prompt \d+ tokens, .* s · answer .* tokens/s · the CPU alone · 100% CPU$", last), last
+    assert re.search(r"prompt \d+ tokens, .* m?s · answer .* tokens/s · the CPU alone · 100% CPU$", last), last

@@ -210,7 +210,7 @@ UNWRITTEN = "cannot write the result to stdout: it is closed"
 REFUSALS = {
     # EFBIG in place of ENOSPC, which only a file system of its own could say
     "full disk": Refusal('ulimit -f 0; exec "$@"', {
-        "plan": "File too large", "bench": "File too large", "serve": "no temporary folder can be written to",
+        "plan": "File too large", "bench": "File too large", "serve": "no temporary folder is writable",
     }),
     "cache that cannot be written": Refusal('exec env OALLAMA_CACHE_DIR=/proc/none "$@"', {}),
     "closed stdout": Refusal('exec "$@" <&- >&-', dict.fromkeys(("profile", "run", "tune"), UNWRITTEN)),

@@ -289,10 +289,10 @@ def test_verbose_shows_the_rate_beside_the_predicted_one(chat, capsys):
     assert capsys.readouterr().err == ""
     say("/set verbose", "b", "/set quiet", "/show speeds")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[1].endswith("tokens (2 cached), 0.50 s · answer 10.0 tokens/s (11.1 predicted)")
+    assert lines[1].endswith("tokens (2 cached), 0.50 s · answer 3 tokens, 10.0 tokens/s (11.1 predicted)")
     assert lines[3] == "last answer: " + lines[1]
     session.engine.plan.predicted = None
-    assert session.figures(session.last).endswith("answer 10.0 tokens/s")
+    assert session.figures(session.last).endswith("answer 3 tokens, 10.0 tokens/s")
 
 
 def test_why_an_answer_ended_is_said(chat, capsys):

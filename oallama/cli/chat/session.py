@@ -175,4 +175,6 @@ class ChatSession:
         """The line below an answer: prompt and answer, whose rate stands beside the one predicted at this depth."""
         tpot_s = self.token_seconds(answer.n_prompt + answer.n_gen // 2)
         expected = Predicted(0.0, tpot_s, 0.0) if tpot_s else None
-        return " · ".join(measured_texts(answer.n_prompt, answer.ttft_s, answer.tpot_s, expected, answer.n_cached))
+        return " · ".join(
+            measured_texts(answer.n_prompt, answer.ttft_s, answer.tpot_s, expected, answer.n_cached, answer.n_gen)
+        )
