@@ -10,8 +10,9 @@ import click
 
 from oallama.cli.help import Command, option
 from oallama.cli.options import output_option
-from oallama.cli.output import deliver
+from oallama.cli.output import deliver, talk
 from oallama.core.errors import PlanError
+from oallama.device.spec import parse_device
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -61,6 +62,8 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
         )
         text = export_command(plan, placer.operators, placer.tensor_names, target, plugin)  # type: ignore[arg-type]
         text += "\n"
+        if (spec := parse_device(plan.device)).kind == "rpc":  # a plan of somebody else's may name any server
+            talk(f"note: this command line sends the model's weights and prompts to {spec}")
     deliver(text, output)
 
 

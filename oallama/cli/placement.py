@@ -28,6 +28,7 @@ from oallama.cli.signals import somebody_watches
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
+from oallama.device.spec import device_for_plan
 from oallama.stores.default_model import FILE, default_model
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class PlacementOptions:
 
     def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
         """The plan of --plan and a placer for it, with the plan's model and device unless others are asked for. None
-        without --plan."""
+        without --plan. Raises as device_for_plan."""
         from oallama.placer import Placer
         from oallama.plan.plan import Plan
 
@@ -72,7 +73,7 @@ class PlacementOptions:
         if self.policy.prefetch is not None:
             streaming = replace(plan.streaming or StreamSettings(), prefetch=self.policy.prefetch)
             plan = replace(plan, streaming=streaming)
-        options = replace(self.options, device=self.options.device or plan.device)
+        options = replace(self.options, device=device_for_plan(self.options.device, plan.device))
         return Placer.of_file(model or plan.model_path, options, self.profile), plan
 
     def placer(self, model: str | None) -> Placer:

@@ -27,6 +27,7 @@ from oallama.cli.output import json_text, show, talk, write_chart, write_file
 from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
 from oallama.core.errors import UsageError
 from oallama.device.machines import MACHINES, machine_of
+from oallama.device.spec import device_for_plan
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
@@ -107,7 +108,7 @@ def command(
         options = replace(options, device="none")
     plan = None if plan_path is None else Plan.load(plan_path)
     if plan is not None and found is None:
-        options = replace(options, device=options.device or plan.device)
+        options = replace(options, device=device_for_plan(options.device, plan.device))
     placer = Placer.of_file(plan.model_path if model is None and plan else model_file(model or ""), options, profile)
     if plan is not None:
         plan.check(placer.model, placer.operators)

@@ -109,6 +109,17 @@ def parse_device(text: str | None) -> DeviceSpec:
     return DeviceSpec("ggml", name=stripped)
 
 
+def device_for_plan(asked: str | None, planned: str) -> str:
+    """The `--device` text that a plan runs with: what was asked for, else the plan's own. Raises UsageError where that
+    is an RPC server, which would get weights and prompts because a file says so."""
+    if not asked and (spec := parse_device(planned)).kind == "rpc":
+        raise UsageError(
+            f"the plan is for {spec}, which would get the model's weights and your prompts; "
+            f"if you trust that server, add --device {spec}"
+        )
+    return asked or planned
+
+
 def parse_cpus(text: str) -> tuple[int, ...]:
     """A CPU list as taskset writes it (`0,2-3`) as sorted distinct numbers. Raises ValueError on anything else."""
     cpus: set[int] = set()

@@ -10,7 +10,7 @@ from oallama.core.types import PLAIN_LAYOUT, Operator
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings
 from oallama.device.opening import NO_DEVICE, OpenDevice
-from oallama.device.spec import DeviceSpec, parse_device
+from oallama.device.spec import DeviceSpec, device_for_plan, parse_device
 from oallama.model.memory import PARTS, ProbeResult
 from oallama.plan.plan import Plan
 
@@ -38,7 +38,7 @@ def device_of(plan: Plan, device: str | None) -> DeviceSpec:
     """
     if plan.device == NO_DEVICE:
         return DeviceSpec("none")
-    spec = parse_device(device or plan.device)
+    spec = parse_device(device_for_plan(device, plan.device))
     if spec.is_pair and not only_splits(plan):
         raise DeviceError(
             "cpu-pair runs plans that only split operators: llama.cpp has no second CPU to keep whole ones, norms or "

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 from pathlib import Path
 
 import psutil
 import pytest
-from processes import must_end
+from e2e.stock_plans import MODEL, split_plan
+from e2e.stub import stub_program
+from processes import here, must_end
 
 from ggml_bridge.bridge import Bridge
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.rpc import RpcServer, probe
-from oallama.core.errors import DeviceError
+from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.device.cpu import default_threads
 from oallama.device.identity import known_device
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import list_devices, open_device
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
 from oallama.profile.child import device_details
+from oallama.run.engine import Engine
 
 
 def test_the_cpu_is_listed_with_its_memory() -> None:
@@ -155,3 +161,41 @@ def test_threads_are_physical_cores_within_affinity_and_quota(tmp_path: Path, mo
     for quota, n_threads in (("max 100000", 2), ("150000 100000", 2), ("10000 100000", 1), ("nonsense", 2)):
         (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{quota}\n")
         assert default_threads(tmp_path) == n_threads
+
+
+def plan_for(endpoint: str, path: Path) -> str:
+    """A file with a plan for an RPC server, which somebody else may have written."""
+    split_plan(path, f"rpc://{endpoint}", slices_only=True)
+    return str(path)
+
+
+def test_a_plan_chooses_no_server(tmp_path: Path) -> None:
+    stub = stub_program(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as strangers:
+        endpoint = f"127.0.0.1:{strangers.getsockname()[1]}"
+        plan = plan_for(endpoint, tmp_path / "plan.json")
+        for words in (
+            ("run", MODEL, "--plan", plan, "-p", "my secret"),
+            ("chat", MODEL, "--plan", plan),
+            ("serve", MODEL, "--plan", plan, "--port", "0", "--llama-server", stub),
+            ("simulate", plan),
+        ):
+            said = here(*words, code=2).stderr
+            assert f"add --device rpc://{endpoint}" in said and len(said.splitlines()) == 1
+        here("export", plan, "--to", "plugin", "-o", tmp_path / "plan.oallama")
+        assert f"prompts to rpc://{endpoint}" in here("export", plan, "--to", "llama-server").stderr
+        placer, read = Placer.load(MODEL, device="none"), Plan.load(plan)
+        with pytest.raises(UsageError, match=f"add --device rpc://{endpoint}"):
+            Engine(placer.model, read)
+        for device in ("none", "auto"):
+            with pytest.raises(PlanError, match="device"):
+                Placer.load(MODEL, device=device).engine(read)
+        here("bench", MODEL, "--arms", f"{plan},stock-cpu", "-p", 4, "-n", 2, "-r", 1, "-t", 1, code=2)
+        assert not select.select([strangers], [], [], 0)[0], "nobody connected"
+
+
+def test_a_plan_runs_on_the_server_that_is_named_beside_it(tmp_path: Path) -> None:
+    with RpcServer(threads=1) as server:
+        plan = plan_for(server.endpoint, tmp_path / "plan.json")
+        device = ("--device", f"rpc://{server.endpoint}")
+        assert here("run", MODEL, "--plan", plan, *device, "-t", 1, "-p", "Once", "-n", 4, "--no-chat").stdout
