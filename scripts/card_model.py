@@ -13,7 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from model_shapes import attention_and_ffn
 from shared import InputError, record, write_document
 
 from oallama.core.codec import Count32, Size32, to_json
@@ -25,6 +24,7 @@ from oallama.cost.passes import Pass, passes_at
 from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
+from oallama.model.shapes import attention_and_ffn
 from oallama.place.attention import with_attention
 from oallama.place.placement import Placement
 from oallama.place.problem import LoadBytes, Problem, costs_over

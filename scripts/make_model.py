@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from model_shapes import KNOWN, ModelShape, llama
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from model_shapes import KNOWN
+
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
+from oallama.model.shape_file import ROUTER, begin, tensors, write_empty
+from oallama.model.shapes import ModelShape, Ne, llama
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -81,38 +85,6 @@ def random_blocks(type_name: str, n_blocks: int, sigma: float, rng: np.random.Ge
     return blocks
 
 
-def byte_bpe(n_vocab: int) -> dict[str, list[Any]]:
-    """A byte-level BPE vocabulary (GPT-2's) of n_vocab >= 264 tokens: 3 special, 256 bytes, 5 merges, then fillers."""
-    if n_vocab < 264:
-        raise ValueError(f"a byte-level vocabulary needs at least 264 tokens, not {n_vocab}")
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    char = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    tokens = ["<|begin|>", "<|end_of_text|>", "<|pad|>", *(char[byte] for byte in range(256))]
-    types = [3, 3, 3, *([1] * 256)]  # 3: control, 1: normal
-    space = char[0x20]
-    merges = ["t h", "th e", f"{space} t", f"{space} a", "e r"]
-    tokens += ["".join(merge.split(" ")) for merge in merges]
-    types += [1] * len(merges)
-    fillers = n_vocab - len(tokens)
-    tokens += [f"<|filler_{i}|>" for i in range(fillers)]
-    return {"tokens": tokens, "types": types + [5] * fillers, "merges": merges}  # 5: unused
-
-
-def add_byte_bpe(writer: gguf.GGUFWriter, n_vocab: int) -> None:
-    """Store byte_bpe(n_vocab) in the file as its tokenizer."""
-    vocabulary = byte_bpe(n_vocab)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(vocabulary["tokens"])
-    writer.add_token_types(vocabulary["types"])
-    writer.add_token_merges(vocabulary["merges"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_pad_token_id(2)
-    writer.add_add_bos_token(True)
-
-
 QUICK_BYTES = 16 << 20
 """What is drawn of a matrix in the quick way; the rest repeats it. Beyond any core's own cache."""
 
@@ -132,100 +104,38 @@ def write_shape(
     of random blocks, so that writing takes what the disk takes. empty: a hole in the place of the weights, for what
     only reads headers. name: that the file states. Raises ValueError for rows that the type cannot hold, KeyError for a
     type that there is not."""
-    kind = gguf.GGMLQuantizationType[type]
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    odd = [role for role, ne in shape.matrices.items() if ne[0] % block_size and role != ROUTER]
-    if odd or shape.n_embd % block_size:
-        raise ValueError(f"rows of {odd[0] if odd else 'token_embd'} must be a multiple of {block_size} for {type}")
-    rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(str(path), shape.arch)
-    writer.add_name(name or f"random {shape.arch}, {shape.n_layer} layers")
-    _add_sizes(writer, shape)
-    add_byte_bpe(writer, shape.n_vocab)
+    path, name = Path(path), name or f"random {shape.arch}, {shape.n_layer} layers"
+    if empty:
+        return write_empty(path, shape, type, name)
+    rng, block = np.random.default_rng(seed), GGML_TYPES_BY_NAME[type]
+    writer = begin(path, shape, type, name)
 
-    def matrix(ne: tuple[int, ...]) -> Bytes:
+    def matrix(ne: Ne) -> Bytes:
         """Random weights of ne `ne`, as bytes [..., rows, row bytes]."""
-        n_blocks = int(np.prod(ne)) // block_size
-        if empty:
-            return np.broadcast_to(np.uint8(0), (*reversed(ne[1:]), ne[0] // block_size * block_bytes))
-        n_drawn = min(n_blocks, QUICK_BYTES // block_bytes) if quick else n_blocks
+        n_blocks = int(np.prod(ne)) // block.block_size
+        n_drawn = min(n_blocks, QUICK_BYTES // block.block_bytes) if quick else n_blocks
         blocks = random_blocks(type, n_drawn, ne[0] ** -0.5, rng)
         if n_drawn < n_blocks:
-            blocks = np.resize(blocks, (n_blocks, block_bytes))
-        return blocks.reshape(*reversed(ne[1:]), ne[0] // block_size * block_bytes)
+            blocks = np.resize(blocks, (n_blocks, block.block_bytes))
+        return blocks.reshape(*reversed(ne[1:]), ne[0] // block.block_size * block.block_bytes)
 
-    def parts(shapes: dict[str, tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
-        return {
-            f"{role}.weight": np.eye(*ne[::-1], dtype=np.float32) if role == ROUTER else matrix(ne)
-            for role, ne in shapes.items()
-        }
+    drawn = {role: matrix(ne) for role, ne in (shape.matrices | shape.dense).items() if role != ROUTER}
+    embedding = matrix((shape.n_embd, shape.n_vocab))
 
-    layer = parts(shape.matrices)
-    layer |= {f"{role}.weight": np.ones(n, np.float32) for role, n in shape.vectors.items()}
-    layer |= {f"{role}.bias": zeros(n) for role, n in shape.biases.items()}
-    experts = [name for name in layer if name.startswith(EXPERTS) and name != "ffn_norm.weight"]
-    dense = {name: data for name, data in layer.items() if name not in experts} | parts(shape.dense)
-    embedding, ones = matrix((shape.n_embd, shape.n_vocab)), np.ones(shape.n_embd, np.float32)
+    def data(name: str, ne: Ne) -> npt.NDArray[Any]:
+        role, suffix = name.split(".")[-2:]
+        if suffix == "bias":
+            return np.zeros(ne[::-1], np.float32)
+        if role in ("token_embd", "output"):
+            return embedding
+        if role == ROUTER:
+            return np.eye(*ne[::-1], dtype=np.float32)
+        return drawn[role] if role in drawn else np.ones(ne[::-1], np.float32)
 
-    def tensors() -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        yield "token_embd.weight", embedding
-        for name, n in shape.factors.items():
-            yield f"{name}.weight", np.ones(n, np.float32)
-        for i in range(shape.n_layer):
-            for name, data in (dense if i < shape.n_dense else layer).items():
-                yield f"blk.{i}.{name}", data
-        yield "output_norm.weight", ones
-        if not shape.tied:
-            yield "output.weight", embedding
-        for role, n in shape.last_biases.items():
-            yield f"{role}.bias", np.zeros(n, np.float32)
-
-    for name, data in tensors():
-        raw = kind if data.dtype == np.uint8 else None
-        writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    if empty:
-        writer.close()
-        with Path(path).open("r+b") as file:
-            end = writer.ggml_pad(file.seek(0, 2), writer.data_alignment)
-            file.truncate(end + sum(writer.ggml_pad(data.nbytes, writer.data_alignment) for _, data in tensors()))
-        return Path(path)
-    for _, data in tensors():
-        writer.write_tensor_data(data)
+    for tensor, ne, _ in tensors(shape, type):
+        writer.write_tensor_data(data(tensor, ne))
     writer.close()
-    return Path(path)
-
-
-ROUTER = "ffn_gate_inp"
-EXPERTS = ("ffn_", "exp_probs_b")
-"""What layers with another FFN have in its place; ffn_norm is of every layer's."""
-
-
-def zeros(n: int | tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Of ne `n`."""
-    return np.zeros(n if isinstance(n, int) else n[::-1], np.float32)
-
-
-ADD = {
-    float: gguf.GGUFWriter.add_float32, int: gguf.GGUFWriter.add_uint32, str: gguf.GGUFWriter.add_string,
-    bool: gguf.GGUFWriter.add_bool,
-}  # fmt: skip
-"""How a value of metadata is stored."""
-
-
-def _add_sizes(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
-    writer.add_block_count(shape.n_layer)
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.n_vocab)
-    for key, value in shape.metadata.items():
-        ADD[type(value)](writer, f"{shape.arch}.{key}", value)
+    return path
 
 
 NAMED = re.compile(r"(?P<like>.+?)(?:-(?P<layers>\d+)l)?-(?P<type>[A-Za-z0-9_]+)")

@@ -84,9 +84,9 @@ def gathered(*options: Decorator) -> Decorator:
     return as_record("options", Options, *options, make=Options.given)
 
 
-def model_argument(function: Function, metavar: str = "MODEL") -> Function:
+def model_argument(function: Function, metavar: str = "MODEL", file_of: Callable[[str], str] = model_file) -> Function:
     """MODEL, positional or by -m or -hf; the command gets `model`, the path of its GGUF. metavar: in brackets where the
-    command also goes without; it gets None then."""
+    command also goes without; it gets None then. file_of: finds the file."""
 
     @wraps(function)
     def merged(*args: Any, model_position: str | None, model_option: str | None, **values: Any) -> Any:
@@ -96,7 +96,7 @@ def model_argument(function: Function, metavar: str = "MODEL") -> Function:
         word = model_position or model_option
         if not word and metavar == "MODEL":
             raise click.UsageError("no model given: name a GGUF file", context)
-        return function(*args, model=model_file(word) if word else None, **values)
+        return function(*args, model=file_of(word) if word else None, **values)
 
     positional = click.argument("model_position", metavar=metavar, required=False, type=click.Path())
     return positional(model_option(merged))

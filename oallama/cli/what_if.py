@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os.path
 import sys
+import tempfile
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.gate import tell_doubt
 from oallama.cli.help import Command, Group, option
+from oallama.cli.model_file import is_file, model_file, unknown_model
 from oallama.cli.options import (
     SIZE,
     WORKLOAD,
@@ -27,7 +32,9 @@ from oallama.cli.options import (
 from oallama.cli.output import emit, emit_json, write_chart
 from oallama.cli.policy import PolicyName
 from oallama.core.errors import UsageError
-from oallama.device.cards import CARDS, pc, preset
+from oallama.device.cards import CARDS, USUAL_CARDS, pc, preset
+from oallama.model.shapes import POPULAR, popular
+from oallama.stores.hub_name import names_the_hub
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
@@ -35,10 +42,12 @@ if TYPE_CHECKING:
 
 
 def parse_cards(text: str) -> tuple[Card, ...]:
-    """`rtx3060,h100`: distinct cards in order. Raises ValueError, UsageError for a card that is not known."""
+    """`rtx3060,h100`: distinct cards in order; `all`. Raises ValueError, UsageError for an unknown card."""
     names = [name for name in text.split(",") if name.strip()]
     if not names:
-        raise ValueError(f"{text!r} names no card; choose of {', '.join(CARDS)}")
+        raise ValueError(f"{text!r} names no card; choose from {', '.join(CARDS)}")
+    if text.strip().lower() == "all":
+        names = list(CARDS)
     return tuple(dict.fromkeys(preset(name) for name in names))
 
 
@@ -49,25 +58,49 @@ def parse_rate(text: str) -> float:
     except ValueError:
         rate = 0.0
     if not 1 <= rate <= 10_000:
-        raise ValueError(f"{text!r} is no memory speed in GB/s; two channels of DDR4 have about 40, of DDR5 about 60")
+        raise ValueError(
+            f"{text!r} is not a memory speed in GB/s; two channels of DDR4 have about 40, of DDR5 about 60"
+        )
     return rate
 
 
+def file_or_shape(word: str) -> str:
+    """The path of MODEL; of a popular model that is not here, that of a file without weights, which ends with the
+    command. Raises UsageError and as model_file."""
+    from oallama.stores.find import find_model
+
+    is_here = is_file(word) or os.path.exists(word)  # noqa: PTH110 - Path.exists raises where a name is too long
+    if is_here or names_the_hub(word) or find_model(word) is not None:
+        return model_file(word)
+    if (found := popular(word)) is None:
+        raise UsageError(f"{unknown_model(word)}; known by name: {', '.join(POPULAR)}")
+    from oallama.core.temporary import temporary_folder
+    from oallama.model.shape_file import write_empty
+
+    name, kind = found
+    folder = click.get_current_context().with_resource(temporary_folder("oallama-shape-", Path(tempfile.gettempdir())))
+    try:
+        return str(write_empty(folder / "shape.gguf", POPULAR[name], kind, f"{name}, all {kind}"))
+    except ValueError as error:
+        raise UsageError(f"{word}: {error}; choose another type, such as {name}:Q8_0") from None
+
+
 @click.command("what-if", cls=Command)
-@model_argument
+@partial(model_argument, file_of=file_or_shape)
 @option(
-    "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…", group=Group.DEVICE, show_default="all of them",
-    help=f"{', '.join(CARDS)}.",
+    "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…", group=Group.DEVICE,
+    show_default="one of each memory and maker",
+    help=f"Such as RTX 3060, 5060 Ti 16GB; `all`.\f {', '.join(CARDS)}.",
 )  # fmt: skip
 @option(
     "--vram", "memory_bytes", type=SIZE, metavar="SIZE", group=Group.DEVICE, show_default="each card's",
-    help="Memory of the cards: 6GiB.",
+    help="Memory of the cards, e.g. 6GiB.",
 )  # fmt: skip
 @option("--cores", type=count(1, 1024), metavar="N", group=Group.DEVICE,
-        help="Cores of a PC that is not measured.\f They are Zen 4's. With it, or with --ram-speed, nothing of this "
-        "machine is measured; without the other one, it is that of a usual PC.")  # fmt: skip
+        help="CPU cores of a PC other than this one.\f Zen 4 cores. With it or --ram-speed nothing is measured; the "
+        "other one is then a usual PC's.")  # fmt: skip
 @option("--ram-speed", "ram_speed", type=parsed(parse_rate), metavar="GB/s", group=Group.DEVICE,
-        help="Memory of that PC: 40 (DDR4), 60 (DDR5).\f Bytes that the CPU reads in a second.")  # fmt: skip
+        help="Memory speed of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
 @option(
     "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT, advanced=True, show_default="auto",
     help="Policy to compare with stock llama.cpp's --fit.",
@@ -90,23 +123,23 @@ def command(
     as_json: bool,
     chart: str | None,
 ) -> None:
-    """Predict a model on cards that need not be here: with stock llama.cpp's own choice (--fit), and with the best plan
-    that a quick search finds.
+    """Predict a model on cards that need not be here: with llama.cpp's own choice (--fit), and with the best plan that
+    a quick search finds. Popular models are known by name, without a file.
 
     \b
-      oallama what-if model.gguf
-      oallama what-if model.gguf --gpu rtx3060 --vram 8GiB --ram-speed 40
-      oallama what-if model.gguf --gpu rtx3060,rtx4090 -p 4096 --chart cards.svg
+      oallama what-if gemma-3-27b --ram-speed 60
+      oallama what-if qwen3-30b-a3b:Q8_0 --gpu "RTX 3060, 5060 Ti 16GB"
+      oallama what-if model.gguf --gpu rtx4090 --vram 20GiB -p 4096 --chart cards.svg
 
     \f
-    The cards are beside this machine's CPU, which is measured (`oallama profile`), or beside one of --cores and
-    --ram-speed. The cards' times follow from published runs of llama.cpp on them. So everything this says is a
-    prediction. The model's weights need not be there: scripts/make_model.py --empty writes a header.
+    Known by name: NAMES. All matrices are then Q4_0 (gpt-oss: MXFP4), or of the type behind a colon. The cards are
+    beside this machine's CPU, which is measured (`oallama profile`), or beside one of --cores and --ram-speed. Their
+    times follow from published runs of llama.cpp, so everything this says is a prediction.
     """
     if profile is not None and (cores is not None or ram_speed is not None):
         raise UsageError("--profile has a CPU's times and cannot be combined with --cores or --ram-speed")
     host = pc(cores, ram_speed) if cores is not None or ram_speed is not None else None
-    chosen = cards or tuple(CARDS.values())
+    chosen = cards or tuple(CARDS[name] for name in USUAL_CARDS)
     if memory_bytes is not None:
         chosen = tuple(replace(card, memory_bytes=memory_bytes) for card in chosen)
     from oallama.model.memory import Prober
@@ -139,3 +172,6 @@ def command(
         emit(what_if_foot(placer.model, alone, rows, policy or "auto", host))
     if chart is not None:
         write_chart(chart, what_if_chart(placer.model, load, rows))
+
+
+command.help = (command.help or "").replace("NAMES", ", ".join(POPULAR))

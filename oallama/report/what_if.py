@@ -16,7 +16,7 @@ from oallama.report.table import WIDTH
 from oallama.report.text import model_title, rate_text, three_digits
 
 CLAIM = "predicted from published rates of the cards, not measured"
-NAME, GB, TIME = 12, 9, 8  # characters of columns, which are known before their cells are
+NAME, GB, TIME = 14, 9, 8  # characters of columns, which are known before their cells are
 WIDTHS = (NAME, GB, 6, TIME, TIME, TIME, TIME, 6)
 LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the legend
 

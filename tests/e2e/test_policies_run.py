@@ -17,7 +17,6 @@ from e2e.forced import written
 from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, stock_logits
 from gguf_factory import write_llama_shape
 from make_model import write_shape
-from model_shapes import glm4moe
 from processes import here
 
 from oallama.bench.arms import ArmMaker
@@ -27,6 +26,7 @@ from oallama.bench.verify import expected_shares
 from oallama.core.routing import LayerRouting, Routing
 from oallama.core.units import KIB, MIB
 from oallama.device.load_params import load_bridge
+from oallama.model.shapes import glm4moe
 from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
 from oallama.profile.routing import write_routing

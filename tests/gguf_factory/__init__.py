@@ -13,11 +13,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from make_model import write_shape
-from model_shapes import llama
 
 from gguf_factory.hostile import HOSTILE, hostile
 from gguf_factory.models import ARCHITECTURES, write_gguf
 from gguf_factory.raw import RawGguf
+from oallama.model.shapes import llama
 
 __all__ = ["ARCHITECTURES", "HOSTILE", "RawGguf", "hostile", "write_gguf", "write_llama_shape"]
 

@@ -14,7 +14,9 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-from make_model import ADD, add_byte_bpe, random_blocks
+from make_model import random_blocks
+
+from oallama.model.shape_file import ADD, add_byte_bpe
 
 Shape = tuple[int, ...]  # ne[0] first, as ggml counts
 

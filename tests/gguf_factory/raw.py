@@ -9,9 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from make_model import byte_bpe
-
 from oallama.core.ggml_types import GGML_TYPES, GGML_TYPES_BY_NAME
+from oallama.model.shape_file import byte_bpe
 
 TYPES = {
     "uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6, "bool": 7, "string": 8,

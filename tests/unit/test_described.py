@@ -20,7 +20,7 @@ from oallama.core.types import CPU_DEVICE, Attention, Workload
 from oallama.core.units import MIB
 from oallama.device import cards as known
 from oallama.device.card import Card
-from oallama.device.cards import CARDS, USUAL_PC, preset
+from oallama.device.cards import CARDS, USUAL_CARDS, USUAL_PC, preset
 from oallama.device.machines import MACHINES, Machine, machine_of
 from oallama.place.pure_plan import WhatIf
 from oallama.placer import Placer
@@ -70,7 +70,8 @@ def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
 @pytest.mark.parametrize("name", CARDS)
 def test_a_described_card_gives_the_published_run_again(name: str) -> None:
     """LLaMA-2-7B Q4_0 whole on the card, priced by the cost model from the card's rates."""
-    published = next(one for one in known._PUBLISHED if one.name == name)
+    sheets = [sheet.published for sheet in known._SHEETS]
+    published = next(one for one in (*known._PUBLISHED, *sheets) if one.name == name)
     llama = model_info(n_layer=32, n_embd=4096, n_ff=11008, n_head=32, n_head_kv=32, n_embd_head_k=128,
                        n_embd_head_v=128, n_vocab=32000)  # fmt: skip
     world = World(model=llama, host=USUAL_PC, card=preset(name), tokens=(1, 512), share=1.5)
@@ -113,7 +114,7 @@ def test_presets_are_machines_that_people_buy_and_others_come_from_files(tmp_pat
         ('{"name": "m", "host": {"name": "h", "bytes_per_s": 0, "flops_per_s": 1, "source": ""}, "card": "rtx3060"}',
          "host: bytes_per_s must be above 0, not 0"),
         ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "pdp"}',
-         "there is no card"),
+         "unknown card"),
         ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "rtx3060", '
          '"sources": ["a"]}', "sources must be texts"),
     ],
@@ -293,14 +294,17 @@ def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy: str)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["what-if", "no.gguf", "--gpu", "rtx9090"], "there is no card 'rtx9090'; choose one of gtx1650-4"),
+        (["what-if", "no.gguf", "--gpu", "rtx9090"], "unknown card 'rtx9090'; choose from gtx1650-4"),
         (["what-if", "no.gguf", "--gpu", ","], "names no card"),
         (["what-if", "no.gguf", "--chart", "cards.pdf"], "name a file that ends in .svg"),
         (["what-if", "no.gguf", "--vram-fill", "2"], "is outside 0..1"),
-        (["what-if", "no.gguf", "--ram-speed", "fast"], "is no memory speed in GB/s"),
+        (["what-if", "no.gguf", "--ram-speed", "fast"], "is not a memory speed in GB/s"),
         (["what-if", "no.gguf", "--cores", "0"], "is not a whole number"),
         (["what-if", "no.gguf", "--profile", "p.json", "--cores", "4"], "cannot be combined with --cores"),
         (["what-if", "no.gguf"], "no.gguf"),
+        (["what-if", "llama9", "--cores", "4"], "llama9 is neither a GGUF file nor a downloaded model"),
+        (["what-if", "llama9", "--cores", "4"], "; known by name: llama-3.2-1b, "),
+        (["what-if", "gpt-oss-20b:Q4_K", "--cores", "4"], "must be a multiple of 256 for Q4_K; choose another type"),
         (["simulate", "m.gguf", "--machine", "pdp-11"], "pc-24gb"),
         (["simulate", "m.gguf", "p.json", "--policy", "oato"], "--policy"),
         (["simulate", "m.gguf", "--machine", "pc-12gb", "--device", "CUDA0"], "--device"),
@@ -331,12 +335,13 @@ def test_what_if_beside_the_cpu_that_was_measured(capsys, monkeypatch, tmp_path)
     counted = world.alone().dry_loads
     monkeypatch.setattr("oallama.placer.measured.DryLoads", lambda *_: counted)
     said = answer().out
-    assert CLAIM in said and all(f"\n{name} " in said for name in CARDS)
+    assert CLAIM in said and all(f"\n{name} " in said for name in USUAL_CARDS)
     rows = json.loads(answer("--gpu", "rtx3060,H100,rtx3060-12", "--json").out)["rows"]
     assert [row["gpu"] for row in rows] == ["rtx3060-12", "h100"]
     said = answer("--gpu", "rtx3060,rtx4090", "--vram", "6GiB", "--ram-speed", "40", "--cores", "6").out
     assert len(re.findall(r"^rtx\S+ +6 GiB", said, re.MULTILINE)) == 2
     assert "beside 6 cores of Zen 4, memory of 40 GB/s" in " ".join(said.split())
+    assert len(json.loads(answer("--gpu", "all", "--json").out)["rows"]) == len(CARDS)
     chart = tmp_path / "no folder" / "cards.svg"
     assert "cannot write" in answer("--gpu", "h100", "--chart", str(chart), code=2).err
     busy = 60.0

@@ -17,7 +17,7 @@ from oallama.core.profile import ProfileCase
 from oallama.core.types import DeviceInfo, MulMat
 from oallama.core.units import GIB, MIB
 from oallama.device.card import Host
-from oallama.device.cards import ALIASES, CARDS, USUAL_PC, pc, preset
+from oallama.device.cards import CARDS, USUAL_CARDS, USUAL_PC, pc, preset
 from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated
 from oallama.device.identity import KnownDevice, driver_files, identity_of, known_device, known_of
@@ -90,8 +90,18 @@ def test_wrong_text_is_refused_in_one_sentence(text):
 # ---- cards that are known by name
 
 
-@pytest.mark.parametrize(("text", "name"), [*ALIASES.items(), ("RTX4090", "rtx4090"), (" h100 ", "h100")])
-def test_a_preset_is_found_by_name_and_alias(text, name):
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        *((name, name) for name in CARDS), ("gtx1650", "gtx1650-4"), ("rtx3050", "rtx3050-6"), ("RTX4090", "rtx4090"),
+        (" h100 ", "h100"), ("RTX 3060", "rtx3060-12"), ("3070", "rtx3070-8"), ("3080", "rtx3080-10"),
+        ("4070", "rtx4070-12"), ("RTX 4070 Super", "rtx4070s-12"), ("RTX 4070 Ti SUPER", "rtx4070tis-16"),
+        ("rtx4060ti", "rtx4060ti-16"), ("4060 Ti 8GB", "rtx4060ti-8"), ("5060 Ti", "rtx5060ti-16"),
+        ("NVIDIA GeForce RTX 5070", "rtx5070-12"), ("RTX 3090 24 GiB", "rtx3090"), ("A770", "arc-a770"),
+        ("Intel Arc B580", "arc-b580-12"), ("Radeon RX 7900 XTX", "rx7900xtx"), ("7800 xt", "rx7800xt-16"),
+    ],
+)  # fmt: skip
+def test_a_card_is_found_as_people_write_it(text, name):
     assert preset(text) is CARDS[name]
 
 
@@ -99,9 +109,10 @@ def test_presets_are_in_order_of_memory_and_an_unknown_one_is_told_them():
     assert all(name == card.name for name, card in CARDS.items())
     sizes = [card.memory_bytes for card in CARDS.values()]
     assert sizes == sorted(sizes)
-    assert {size // GIB for size in sizes} >= {4, 6, 8, 12, 16, 24}
-    with pytest.raises(UsageError, match=r"'rtx9090'.*gtx1650-4, rtx3050-6, .*, rtx3090, rtx4090, rtx5090, h100"):
-        preset("rtx9090")
+    assert {CARDS[name].memory_bytes // GIB for name in USUAL_CARDS} >= {4, 6, 8, 12, 16, 24}
+    for unknown in ("rtx9090", "", "Intel", "3060 11GB"):
+        with pytest.raises(UsageError, match=r"unknown card .*gtx1650-4, rtx3050-6, .*, rtx4090, rtx5090, h100"):
+            preset(unknown)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +121,11 @@ def test_presets_are_in_order_of_memory_and_an_unknown_one_is_told_them():
         ("gtx1650-4", 192, 15.75), ("rtx3050-6", 168, 15.75), ("rx5700xt", 448, 31.5), ("rtx4060ti-8", 288, 15.75),
         ("arc-a770", 560, 31.5), ("rx7900xtx", 960, 31.5), ("rtx3060-12", 360, 31.5), ("rtx4060ti-16", 288, 15.75),
         ("rtx3090", 936, 31.5), ("rtx4090", 1008, 31.5), ("rtx5090", 1792, 63), ("h100", 3352, 63),
+        ("rtx3060ti-8", 448, 31.5), ("rtx3070-8", 448, 31.5), ("rtx4060-8", 272, 15.75), ("rtx5060-8", 448, 31.5),
+        ("rtx5060ti-8", 448, 31.5), ("rtx3080-10", 760, 31.5), ("rtx2080ti-11", 616, 15.75), ("rtx5070-12", 672, 63),
+        ("arc-b580-12", 456, 15.75), ("rtx4070-12", 504, 31.5), ("rtx4070s-12", 504, 31.5), ("rtx4070ti-12", 504, 31.5),
+        ("rtx4070tis-16", 672, 31.5), ("rtx4080-16", 717, 31.5), ("rtx5070ti-16", 896, 63), ("rtx5080-16", 960, 63),
+        ("rx6800xt-16", 512, 31.5), ("rx7800xt-16", 624, 31.5), ("rtx5060ti-16", 448, 31.5), ("rx7900xt-20", 800, 31.5),
     ],
 )  # fmt: skip
 def test_no_rate_is_above_what_the_hardware_can_do_and_all_are_documented(name, memory_gb_per_s, link_gb_per_s):

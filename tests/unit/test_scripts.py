@@ -49,6 +49,21 @@ def test_make_model_writes_the_shape_asked_for(tmp_path):
         ("glm-4.5-air", 106_852_251_264),  # without the layer that predicts the token after next
         ("gemma-3-27b", 27_009_346_304 - 64 * 5376),  # without vision, and the 64 tokens that its GGUFs leave out
         ("llama-3.3-70b", 70_553_706_496),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-235b-a22b", 235_093_634_560),
+        ("gemma-3-4b", 3_880_263_168 - 64 * 2560),
+        ("gemma-3-12b", 11_766_034_176 - 64 * 3840),
+        ("phi-4", 14_659_507_200),
+        ("mistral-7b", 7_248_023_552),
+        ("mistral-nemo", 12_247_782_400),
     ],
 )
 def test_known_shapes_have_the_parameters_of_their_models(name, published):
