@@ -68,6 +68,11 @@ class SplitStats:
     bytes_in: int = 0  # copied to the device
     bytes_out: int = 0  # copied back
     bytes_streamed: int = 0  # of CG
+    n_uses: int = 0  # of experts of which some are hot, by tokens
+    n_hits: int = 0  # of these, by experts that were on the device when the batch began
+    n_fetched: int = 0  # missed experts that the device was sent for the batch that needs them
+    n_exchanged: int = 0  # that it was sent while the link had nothing else to do
+    bytes_exchanged: int = 0  # of both
 
     def __sub__(self, before: SplitStats) -> SplitStats:
         """Return the counts since `before`."""

@@ -388,10 +388,17 @@ void compute(emulated::Launch & launch, ggml_backend_t cpu) {
         const ggml_tensor * node = graph->nodes[i];
         check_padding(node);
         check_ranks(node);
+        const bool routed = node->op == GGML_OP_MUL_MAT_ID && node->src[2]->op == GGML_OP_NONE;
         for (const ggml_tensor * src : node->src) {
-            if (src != nullptr) {
+            if (src != nullptr && (!routed || src != node->src[0])) {
                 __tsan_read_range(src->data, ggml_nbytes(src));
             }
+        }
+        for (int64_t id = 0; routed && id < ggml_nelements(node->src[2]); id++) { // others may be on their way
+            const auto * data = static_cast<char *>(node->src[0]->data);
+            const auto   expert =
+                static_cast<size_t>(id_at(node->src[2], id % node->src[2]->ne[0], id / node->src[2]->ne[0]));
+            __tsan_read_range(const_cast<char *>(data) + expert * node->src[0]->nb[2], node->src[0]->nb[2]);
         }
         __tsan_write_range(node->data, ggml_nbytes(node));
     }

@@ -16,10 +16,11 @@ namespace split_test {
 namespace {
 
 // Every weight on the host; of experts, those that are hot on the device too.
-PlanPtr hot_plan(const Block & block, const std::string & hot) {
-    std::string text = "oallama-plan 1\nmodel test\ndevice TEST0\nsum 1048576\n";
+PlanPtr hot_plan(const Block & block, const std::string & hot, const std::string & lines = "",
+                 const std::string & layout = "CPU") {
+    std::string text = "oallama-plan 1\nmodel test\ndevice TEST0\nsum 1048576\n" + lines;
     for (const Weight & weight : block.weights) {
-        text += tensor_line(weight, weight.extent(), 0, "CPU") + " hot=" + hot + (resident ? " resident\n" : "\n");
+        text += tensor_line(weight, weight.extent(), 0, layout) + " hot=" + hot + (resident ? " resident\n" : "\n");
     }
     return new_plan(text);
 }
@@ -58,15 +59,16 @@ void check_routing() {
             batch.chosen.push_back((token + rank * (1 + token % 5 % 2 * 4)) % 6);
         }
     }
-    oallama::route(batch, 4, slot_of, 3, /*once=*/false);
+    batch.n_used = 4;
+    oallama::route(batch, 3, slot_of, 3, /*once=*/false);
     check(batch.n_device == 3 && batch.slots.size() == 3 * 50, "3 of 4 may be hits");
     for (auto slot = batch.slots.begin(); slot != batch.slots.end(); slot += 3) {
         check(std::set<int32_t>(slot, slot + 3) == std::set<int32_t>{0, 1, 2}, "a token of several uses a slot once");
     }
     batch.chosen = {0, 3, 2, 5};
-    oallama::route(batch, 4, slot_of, 3, /*once=*/false);
+    oallama::route(batch, 3, slot_of, 3, /*once=*/false);
     check(batch.slots == std::vector<int32_t>{1, 1, 1}, "one token computes with the slot of a hit");
-    oallama::route(batch, 4, slot_of, 3, /*once=*/true);
+    oallama::route(batch, 3, slot_of, 3, /*once=*/true);
     check(batch.slots == std::vector<int32_t>{1, 0, 2}, "of weights in float with each slot once");
     check(batch.device_rows == std::vector<int32_t>{1, -1, -1}, "which gives no row");
 }
@@ -124,6 +126,163 @@ void check_uses_that_are_lost() {
     std::remove(uses_path);
 }
 
+//
+// experts that are exchanged
+//
+
+constexpr const char * eager = "exchange eager\nlink 1000000000\npiece 4096\n";
+
+// Results are the CPU's in every state of the table: while an expert is on its way, and when it is there.
+void check_exchange(const Block & block, const std::string & lines, const std::string & layout, bool moves,
+                    const std::string & when) {
+    const PlanPtr plan = hot_plan(block, "0,1,2", lines, layout);
+    const Model   model(block, plan.get());
+    Session       session;
+    reset_stats();
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        check_right(session, model, seed % 5 == 0 ? 3 : 1, when + ", batch " + std::to_string(seed), seed);
+    }
+    const oallama_stats done = stats();
+    check((done.n_exchanged > 4) == moves, when + ": experts are exchanged, " + std::to_string(done.n_exchanged));
+    check(done.n_uses == 2 * (32 + 3 * 8) && done.n_hits <= done.n_uses, when + ": all uses are counted");
+    check((done.bytes_exchanged > 0) == moves, when + ": which takes bytes");
+    int64_t bytes = 0;
+    for (const Weight & weight : block.weights) {
+        bytes += weight.bytes() / weight.e * 3;
+    }
+    check(told(plan.get()).device_bytes == bytes, when + ": the device holds as many bytes as before");
+}
+
+void check_exchanges() {
+    const auto moe = [](ggml_type type, MoeOptions options = {}) {
+        options.n_expert = 8;
+        return moe_block(type, type, options);
+    };
+    const bool pinned = true;
+    for (const ggml_type type : {q4_0, GGML_TYPE_F16, GGML_TYPE_F32}) {
+        check_exchange(moe(type), eager, "CPU", pinned, std::string("exchange, ") + ggml_type_name(type));
+    }
+    MoeOptions biased;
+    biased.bias = true;
+    check_exchange(moe(q4_0, biased), eager, "CPU", true, "exchange with biases");
+    MoeOptions fused;
+    fused.gate = Gate::fused;
+    check_exchange(moe(q4_0, fused), eager, "CPU", true, "exchange of a fused gate and up");
+    check_exchange(moe(q4_0), "exchange off\nlink 1000000000\n", "CPU", false, "no exchange");
+    for (const ggml_backend_buffer_type_t layout : host_layouts()) {
+        const std::string name  = ggml_backend_buft_name(layout);
+        const bool        plain = name == "CPU" || !layout_holds(layout, moe(q4_0).weights.front());
+        check_exchange(moe(q4_0), eager, name, plain, "exchange in the layout " + name);
+        check_exchange(moe(q4_0), std::string(eager) + "twice 1\n", name, true, "exchange of copies beside " + name);
+    }
+    DeviceOptions options;
+    options.refuse_events = true;
+    options.set();
+    check_exchange(moe(q4_0), eager, "CPU", true, "exchange without events");
+    options.refuse_events = false;
+    options.max_delay_us  = 200;
+    options.set();
+    check_exchange(moe(q4_0), eager, "CPU", true, "exchange on a slow device");
+    options.max_delay_us    = 0;
+    options.pinned_capacity = 0;
+    options.set();
+    check_exchange(moe(q4_0), eager, "CPU", false, "no exchange out of memory that is not pinned");
+}
+
+// Where the link is fast beside the host, missed experts are fetched for the token that needs them; else none.
+void check_fetches() {
+    MoeOptions options;
+    options.n_expert  = 8;
+    const Block block = moe_block(q4_0, q4_0, options);
+    for (const bool fast : {true, false}) {
+        const std::string link = fast ? "1000000000000000" : "1000";
+        const PlanPtr     plan = hot_plan(block, "0,1,2", "exchange idle\nlink " + link + "\n");
+        const Model       model(block, plan.get());
+        Session           session;
+        reset_stats();
+        for (uint64_t seed = 1; seed <= 30; seed++) {
+            check_right(session, model, 1, "a token whose experts are fetched", seed);
+        }
+        const oallama_stats done = stats();
+        check((done.n_fetched > 0) == fast, "experts are fetched over a fast link, " + std::to_string(done.n_fetched));
+        check(done.n_hits + done.n_fetched <= done.n_uses, "a fetched one is no hit");
+        check(fast || done.bytes_exchanged == 0, "a link that has no time copies nothing");
+    }
+}
+
+// A second context that computes with the same experts ends their exchange: it may read any slot at any time.
+void check_two_contexts() {
+    MoeOptions options;
+    options.n_expert    = 8;
+    const Block   block = moe_block(q4_0, q4_0, options);
+    const PlanPtr plan  = hot_plan(block, "0,1,2", eager);
+    const Model   model(block, plan.get());
+    {
+        Session first;
+        Session second;
+        for (uint64_t seed = 1; seed <= 20; seed++) {
+            check_right(first, model, 1, "one context", seed);
+        }
+        check_right(second, model, 1, "a second context", 1);
+        reset_stats();
+        for (uint64_t seed = 1; seed <= 20; seed++) {
+            check_right(first, model, 1, "the first of two contexts", seed);
+            check_right(second, model, 1, "the second of two contexts", seed + 5);
+        }
+        check(stats().n_exchanged == 0, "two contexts exchange nothing");
+    }
+    Session after;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        check_right(after, model, 1, "a context behind two others", seed);
+    }
+}
+
+// The rule, replayed by itself: with each token counts decay, and one missed expert takes the place of the least used
+// one where it is used more. Routing has a hot set that changes.
+void check_rule() {
+    constexpr int32_t    n_expert = 16;
+    constexpr int32_t    n_used   = 2;
+    std::vector<int32_t> slots    = {0, 1, 2, 3};
+    std::vector<double>  uses(n_expert);
+    int64_t              n_hits = 0;
+    int64_t              n_same = 0;
+    // as a table that may move has weights, and reads nothing of them
+    oallama::ExpertTable table(slots, n_expert, {nullptr});
+    bridge::Random       random(5);
+    for (int32_t token = 0; token < 400; token++) {
+        const auto    first  = static_cast<int32_t>((token / 100 * 4 + random.below(4)) % n_expert);
+        const auto    second = static_cast<int32_t>((first + 1 + random.below(n_expert - 1)) % n_expert);
+        const int32_t ids[]  = {first, second};
+        int32_t       missed = -1;
+        for (double & one : uses) {
+            one *= 0.98;
+        }
+        const std::vector<int32_t> slot_of = table.slot_of();
+        for (const int32_t id : ids) {
+            uses[static_cast<size_t>(id)] += 1.0;
+        }
+        for (const int32_t id : ids) {
+            const bool hit = std::find(slots.begin(), slots.end(), id) != slots.end();
+            n_hits += hit ? 1 : 0;
+            n_same += hit == (slot_of[static_cast<size_t>(id)] >= 0) ? 1 : 0;
+            missed =
+                !hit && (missed < 0 || uses[static_cast<size_t>(id)] > uses[static_cast<size_t>(missed)]) ? id : missed;
+        }
+        const auto least = std::min_element(slots.begin(), slots.end(), [&](int32_t a, int32_t b) {
+            return uses[static_cast<size_t>(a)] < uses[static_cast<size_t>(b)];
+        });
+        if (missed >= 0 && uses[static_cast<size_t>(missed)] > uses[static_cast<size_t>(*least)]) {
+            *least = missed;
+        }
+        table.count({first, second}, n_used);
+        if (const oallama::ExpertTable::Move move = table.next(); move.expert >= 0) {
+            table.put(move);
+        }
+    }
+    check(n_same >= n_used * 400 * 99 / 100, "the table is the rule's, but for ties: " + std::to_string(n_same));
+    check(n_hits > n_used * 400 / 3, "and follows the routing");
+}
+
 } // namespace
 
 void test_hot() {
@@ -132,6 +291,10 @@ void test_hot() {
         check_phases(bias, "2", 1);
         check_phases(bias, "0,2,3", 3);
     }
+    check_rule();
+    check_exchanges();
+    check_fetches();
+    check_two_contexts();
     check_uses();
     check_uses_that_are_lost();
 }

@@ -117,6 +117,10 @@ std::string random_lines(bridge::Random & random) {
     lines += one_in(random, 3) ? "ring " + std::to_string(random.below(1 << 17)) + "\n" : "";
     lines += one_in(random, 3) ? "prefetch layer\n" : "";
     lines += one_in(random, 2) ? "piece " + std::to_string(4096 << random.below(5)) + "\n" : "";
+    if (one_in(random, 2) && lines.find("prefetch layer") == std::string::npos) { // that copies nothing behind a model
+        lines += one_in(random, 2) ? "exchange eager\n" : "exchange idle\n";
+        lines += "link 1000000000000\n";
+    }
     if (!one_in(random, 3)) {
         int64_t n_tokens = 0;
         for (int64_t i = random.below(3); i >= 0; i--) {

@@ -2,30 +2,33 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace oallama {
 
-void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once) {
-    batch.n_used   = n_used;
-    batch.n_tokens = static_cast<int64_t>(batch.chosen.size()) / n_used;
-    batch.n_device = n_device_ranks(n_used, n_slots);
+void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once) {
+    batch.n_tokens = static_cast<int64_t>(batch.chosen.size()) / batch.n_used;
+    batch.n_device = n_device;
     once           = once || batch.n_tokens > 1;
     for (std::vector<int32_t> * rows : {&batch.slots, &batch.device_rows, &batch.host_ids, &batch.host_rows}) {
         rows->clear();
     }
+    std::vector<int32_t> spare; // slots with something in them first: only weights are sure to be numbers
+    std::copy_if(slot_of.begin(), slot_of.end(), std::back_inserter(spare), [](int32_t slot) { return slot >= 0; });
+    for (int32_t slot = 0; slot < static_cast<int32_t>(n_slots); slot++) {
+        if (std::find(slot_of.begin(), slot_of.end(), slot) == slot_of.end()) {
+            spare.push_back(slot);
+        }
+    }
     std::vector<int64_t> taken_by(static_cast<size_t>(n_slots), -1); // the last token that uses a slot
     for (int64_t token = 0; token < batch.n_tokens; token++) {
         const size_t begin = batch.slots.size();
-        const size_t end   = begin + static_cast<size_t>(batch.n_device);
-        for (int64_t rank = 0; rank < n_used; rank++) {
-            const int64_t row    = token * n_used + rank;
+        const size_t end   = begin + static_cast<size_t>(n_device);
+        for (int64_t rank = 0; rank < batch.n_used; rank++) {
+            const int64_t row    = token * batch.n_used + rank;
             const int32_t expert = batch.chosen[static_cast<size_t>(row)];
-            if (expert < 0 || static_cast<size_t>(expert) >= slot_of.size()) {
-                throw Error(OALLAMA_FAILED, "a token was routed to expert " + std::to_string(expert) + " of " +
-                                                std::to_string(slot_of.size()));
-            }
-            const int32_t slot = slot_of[static_cast<size_t>(expert)];
-            if (slot < 0 || taken_by[static_cast<size_t>(slot)] == token) {
+            const int32_t slot   = slot_of[static_cast<size_t>(expert)];
+            if (slot < 0 || taken_by[static_cast<size_t>(slot)] == token || batch.slots.size() == end) {
                 batch.host_ids.push_back(expert);
                 batch.host_rows.push_back(static_cast<int32_t>(row));
                 continue;
@@ -34,15 +37,15 @@ void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slo
             batch.slots.push_back(slot);
             batch.device_rows.push_back(static_cast<int32_t>(row));
         }
-        const int32_t same = batch.slots.size() > begin ? batch.slots[begin] : 0;
-        for (size_t free = 0; batch.slots.size() < end;) {
+        const int32_t same = batch.slots.size() > begin ? batch.slots[begin] : spare.front();
+        for (auto free = spare.begin(); batch.slots.size() < end;) {
             if (once) {
-                while (taken_by[free] == token) {
+                while (taken_by[static_cast<size_t>(*free)] == token) {
                     free++;
                 }
-                taken_by[free] = token;
+                taken_by[static_cast<size_t>(*free)] = token;
             }
-            batch.slots.push_back(once ? static_cast<int32_t>(free) : same);
+            batch.slots.push_back(once ? *free : same);
             batch.device_rows.push_back(-1);
         }
     }
@@ -55,6 +58,23 @@ namespace {
 bool takes_experts_once(const Routed & routed) {
     return std::any_of(routed.weights.begin(), routed.weights.end(),
                        [](const SplitWeight * weight) { return !ggml_is_quantized(weight->slice().type); });
+}
+
+void check_experts(const std::vector<int32_t> & chosen, int64_t n_expert) {
+    for (const int32_t expert : chosen) {
+        if (expert < 0 || expert >= n_expert) {
+            throw Error(OALLAMA_FAILED,
+                        "a token was routed to expert " + std::to_string(expert) + " of " + std::to_string(n_expert));
+        }
+    }
+}
+
+// A hit is on the device when the batch begins, and not because it is fetched for it.
+void count_hits(const std::vector<int32_t> & chosen, const std::vector<int32_t> & slot_of) {
+    const auto n_hits = std::count_if(chosen.begin(), chosen.end(),
+                                      [&](int32_t expert) { return slot_of[static_cast<size_t>(expert)] >= 0; });
+    stats().n_uses.fetch_add(static_cast<int64_t>(chosen.size()), std::memory_order_relaxed);
+    stats().n_hits.fetch_add(n_hits, std::memory_order_relaxed);
 }
 
 void resize(const Sized & sized, int64_t n) {
@@ -73,23 +93,34 @@ char * row_of(const ggml_tensor * tensor, int64_t n_used, int64_t row) {
 
 } // namespace
 
-void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches) {
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange) {
     batches.resize(std::max(batches.size(), phase.routings.size()));
     for (size_t i = 0; i < phase.routings.size(); i++) {
-        const Routed &      routed = phase.routings[i];
-        RoutedBatch &       batch  = batches[i];
-        const SplitWeight & first  = *routed.weights.front();
+        const Routed &                       routed = phase.routings[i];
+        RoutedBatch &                        batch  = batches[i];
+        const SplitWeight &                  first  = *routed.weights.front();
+        const std::shared_ptr<ExpertTable> & table  = first.table();
         for (const SplitWeight * weight : routed.weights) {
-            if (weight->slot_of() != first.slot_of()) {
+            if (weight->table() != table) {
                 throw Error(OALLAMA_FAILED, weight->slice().name + " has other hot experts than " + first.slice().name +
                                                 "; those of a block must be the same");
             }
         }
         read_all(routed.ids.of(graph), batch.chosen);
+        check_experts(batch.chosen, first.slice().e);
         if (routed.weighted) {
             read_all(routed.weighting.of(graph), batch.weights);
         }
-        route(batch, routed.n_used, first.slot_of(), first.n_slots(), takes_experts_once(routed));
+        batch.n_used = routed.n_used;
+        if (exchange != nullptr) {
+            exchange->receive(table);
+            table->count(batch.chosen, batch.n_used);
+        }
+        count_hits(batch.chosen, table->slot_of());
+        if (exchange != nullptr) {
+            exchange->share(table, batch.chosen, phase.row_s);
+        }
+        route(batch, routed.n_device, table->slot_of(), first.n_slots(), takes_experts_once(routed));
         for (const SplitWeight * weight : routed.weights) {
             weight->count(batch.chosen, batch.n_tokens);
         }
@@ -119,8 +150,9 @@ void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const U
             return;
         case Upload::What::biases: {
             const ggml_tensor * biases = upload.source.of(graph);
-            for (const int32_t expert : routed.weights.front()->slice().hot) {
-                std::memcpy(out, host_data(biases) + static_cast<size_t>(expert) * biases->nb[1], biases->nb[1]);
+            for (const int32_t expert : routed.weights.front()->table()->expert_in()) {
+                const auto at = static_cast<size_t>(std::max(expert, 0)); // an empty slot computes what is thrown away
+                std::memcpy(out, host_data(biases) + at * biases->nb[1], biases->nb[1]);
                 out += biases->nb[1];
             }
             return;

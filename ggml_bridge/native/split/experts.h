@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "exchange.h"
 #include "host.h"
 
 namespace oallama {
@@ -39,15 +40,15 @@ struct RoutedBatch {
     int64_t n_misses() const { return static_cast<int64_t>(host_rows.size()); }
 };
 
-// Finds the rows of `chosen`. slot_of: where the device has each expert; -1: nowhere. once: a token takes each slot
-// once. What no hit takes computes with a slot that the token does not use, or, of one token, else with the slot of a
-// hit, which costs no more reading. Throws OALLAMA_FAILED for an expert that does not exist.
-void route(RoutedBatch & batch, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once);
+// Finds the rows of `chosen`, of which the device computes n_device for each token. slot_of: where it has each expert;
+// -1: nowhere. once: a token takes each slot once. What no hit takes computes with a slot that the token does not use,
+// or, of one token, else with the slot of a hit, which costs no more reading.
+void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once);
 
 // Reads the ids of the batch at hand, a batch for each of the phase's routings, and gives the host's tensors their
-// sizes and the rows that are misses. Throws OALLAMA_FAILED for an expert that does not exist, or where mul-mats of one
-// block have come to other hot experts.
-void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches);
+// sizes and the rows that are misses. exchange: of the context's hot experts; NULL: they stay. Throws OALLAMA_FAILED
+// for an expert that does not exist, or where mul-mats of one block have come to other hot experts.
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange);
 
 // Packs an upload of a routing into out.
 void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const Upload & upload,

@@ -851,7 +851,8 @@ int oallama_get_stats(oallama_stats * out) {
         const auto    seconds = [](int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
         *out = {done.n_graphs,         done.n_phases,         done.n_built,          seconds(done.launch_ns),
                 seconds(done.host_ns), seconds(done.wait_ns), seconds(done.join_ns), seconds(done.total_ns),
-                done.bytes_in,         done.bytes_out,        done.bytes_streamed};
+                done.bytes_in,         done.bytes_out,        done.bytes_streamed,   done.n_uses,
+                done.n_hits,           done.n_fetched,        done.n_exchanged,      done.bytes_exchanged};
     });
 }
 
@@ -860,7 +861,8 @@ int oallama_reset_stats(void) {
         Stats & done = stats();
         for (std::atomic<int64_t> * one :
              {&done.n_graphs, &done.n_phases, &done.n_built, &done.launch_ns, &done.host_ns, &done.wait_ns,
-              &done.join_ns, &done.total_ns, &done.bytes_in, &done.bytes_out, &done.bytes_streamed}) {
+              &done.join_ns, &done.total_ns, &done.bytes_in, &done.bytes_out, &done.bytes_streamed, &done.n_uses,
+              &done.n_hits, &done.n_fetched, &done.n_exchanged, &done.bytes_exchanged}) {
             *one = 0;
         }
     });

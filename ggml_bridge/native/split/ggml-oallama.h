@@ -26,6 +26,10 @@
 //                                     slots held the largest block
 //     prefetch ahead                  ahead (default): copies begin as soon as a slot is free; layer: not before their
 //                                     block's turn
+//     exchange idle                   off (default); idle: hot experts are exchanged for those that tokens use more,
+//                                     while the link has nothing else to do, and missed ones are fetched where that is
+//                                     faster than computing them on the CPU; eager: whatever the link has to do. Needs
+//                                     CC in pinned memory and a layout the device can read, or twice
 //     piece 262144                    bytes of CG that are asked for at once at most, so that other copies get through;
 //                                     4096 at least; default: all of a part
 //     link 12000000000                bytes a second that the link copies: no more is asked for ahead than it can have
@@ -36,7 +40,8 @@
 //     tokens 512 200                  the same share above, less where the host's tokens would leave rows over that
 //                                     its kernels take one by one; none: n_g is 0
 //     twice 1                         1: CC in a repacked layout is kept in the plain one as well, since only that can
-//                                     be streamed for n_g; default 0: such weights have no n_g
+//                                     be streamed for n_g or exchanged; default 0: such weights have no n_g, and their
+//                                     hot experts stay
 //     tensor blk.0.ffn_gate.weight Q4_0 2048x8192x1 rows 5120 0 3072 CPU_REPACK
 //     tensor blk.0.ffn_down.weight Q4_0 8192x2048x1 cols 5120 0 3072 CPU_REPACK
 //     tensor output.weight Q4_0 2048x32000x1 rows 5120 0 26880 CPU_REPACK chunk=64 n_g=0
@@ -74,7 +79,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 10
+#define OALLAMA_ABI 11
 #define OALLAMA_NAME_BYTES 128
 
 typedef enum oallama_status {
@@ -150,17 +155,22 @@ typedef struct oallama_memory {
 int oallama_get_memory(oallama_memory * memory);
 
 typedef struct oallama_stats {
-    int64_t n_graphs;       // sub-graphs that llama.cpp gave us
-    int64_t n_phases;       // launch, compute, join; one for an FFN, more where a result is needed in between
-    int64_t n_built;        // programs built rather than found
-    double  launch_s;       // sending inputs and starting the device, on the caller's thread
-    double  host_s;         // computing CC
-    double  wait_s;         // waiting for the device after CC was done
-    double  join_s;         // adding and interleaving results
-    double  total_s;        // inside the backend
-    int64_t bytes_in;       // copied to the device
-    int64_t bytes_out;      // copied back
-    int64_t bytes_streamed; // of CG and CG'
+    int64_t n_graphs;        // sub-graphs that llama.cpp gave us
+    int64_t n_phases;        // launch, compute, join; one for an FFN, more where a result is needed in between
+    int64_t n_built;         // programs built rather than found
+    double  launch_s;        // sending inputs and starting the device, on the caller's thread
+    double  host_s;          // computing CC
+    double  wait_s;          // waiting for the device after CC was done
+    double  join_s;          // adding and interleaving results
+    double  total_s;         // inside the backend
+    int64_t bytes_in;        // copied to the device
+    int64_t bytes_out;       // copied back
+    int64_t bytes_streamed;  // of CG and CG'
+    int64_t n_uses;          // of experts of which some are hot, by tokens
+    int64_t n_hits;          // of these, by experts that were on the device when the batch began
+    int64_t n_fetched;       // missed experts that the device was sent for the batch that needs them
+    int64_t n_exchanged;     // that it was sent while the link had nothing else to do
+    int64_t bytes_exchanged; // of both
 } oallama_stats;
 
 int oallama_get_stats(oallama_stats * stats);

@@ -497,7 +497,7 @@ class Finder {
         v.token_dim       = routed ? 2 : 1;
         v.n_tokens        = node->ne[v.token_dim];
         const bool tokens = node->ne[3] == 1 && (routed || node->ne[2] == 1);
-        if (tokens && weight_of(node->src[0])->has_prime()) {
+        if (tokens && weight_of(node->src[0])->slice().takes_n_g && weight_of(node->src[0])->has_prime()) {
             v.n_g = n_g_at(plan_of(node->src[0])->spec().tokens, v.n_tokens);
         }
     }
@@ -539,7 +539,8 @@ Values find_values(const ggml_cgraph * graph, bool fuse) {
 bool may_stream(const ggml_cgraph * graph) {
     return std::any_of(graph->nodes, graph->nodes + graph->n_nodes, [](const ggml_tensor * node) {
         const SplitWeight * weight = weight_of(node->src[0]);
-        return weight != nullptr && (weight->part(side_stream).count > 0 || weight->has_prime());
+        return weight != nullptr &&
+               (weight->part(side_stream).count > 0 || (weight->slice().takes_n_g && weight->has_prime()));
     });
 }
 

@@ -203,6 +203,11 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
         const std::string mode = line.word("prefetch mode");
         line.check(mode == "ahead" || mode == "layer", "asks for prefetch " + mode + "; it is ahead or layer");
         stream.ahead = mode == "ahead";
+    } else if (item == "exchange") {
+        const std::string mode = line.word("mode of exchanging");
+        line.check(mode == "off" || mode == "idle" || mode == "eager",
+                   "asks for exchange " + mode + "; it is off, idle or eager");
+        plan.exchange = mode == "off" ? ExchangeMode::off : mode == "idle" ? ExchangeMode::idle : ExchangeMode::eager;
     } else if (item == "piece") {
         stream.piece = line.count("the bytes of a piece");
         line.check(stream.piece >= min_piece, "has pieces of " + std::to_string(stream.piece) + " bytes; they have " +
@@ -225,8 +230,8 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
         plan.slices.push_back(std::move(slice));
     } else {
         line.fail("begins with " + item +
-                  "; known are model, device, staging, slots, ring, prefetch, piece, link, sum, twice, tokens and "
-                  "tensor");
+                  "; known are model, device, staging, slots, ring, prefetch, exchange, piece, link, sum, twice, "
+                  "tokens and tensor");
     }
 }
 

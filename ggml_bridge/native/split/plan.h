@@ -37,7 +37,7 @@ struct SliceSpec {
     bool                 takes_n_g = true;  // CC is for the device too, for n_g tokens
     bool                 resident  = false; // inputs and results are in the device's memory, not the host's
     int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
-    std::vector<int32_t> hot;               // experts that the device has whole as well, in the order of its slots
+    std::vector<int32_t> hot;               // experts that the device has whole as well when it is loaded, by slot
 
     int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
 };
@@ -59,9 +59,17 @@ struct StreamSpec {
     int64_t link_bytes_per_s = 0;    // 0: not known, no limit to what is asked for ahead
 };
 
+// Whether hot experts are exchanged for others while a model runs.
+enum class ExchangeMode {
+    off,   // those of the load stay
+    idle,  // while the link has nothing else to do
+    eager, // whatever the link has to do
+};
+
 struct PlanSpec {
     std::string             device; // empty: no CG and GG anywhere
     StreamSpec              stream;
+    ExchangeMode            exchange  = ExchangeMode::off;
     int64_t                 staging   = 0;         // bytes of the device that GG leaves for activations and the ring
     bool                    twice     = false;     // CC in a layout the device cannot read is kept in the plain one too
     int64_t                 sum_bytes = INT64_MAX; // of experts' results: added up if that many need not come back

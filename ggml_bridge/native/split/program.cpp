@@ -11,6 +11,10 @@ namespace {
 constexpr std::array<Side, n_sides> all_sides    = {side_host, side_stream, side_device, side_prime};
 constexpr std::array<Side, 3>       device_sides = {side_stream, side_device, side_prime};
 
+// Uses of an expert by a batch, on average, from which on all are copied, before a router has chosen: then tokens of
+// one text use 62 % of 32 experts (recorded routing of gpt-oss-20b), drawn alike 98 %, and the link need not wait.
+constexpr int64_t uses_of_each = 4;
+
 // Room of a program's context.
 struct Room {
     int64_t n_tensors;
@@ -244,21 +248,23 @@ class Builder {
         return out;
     }
 
-    // Whether only the experts that are used need to be copied: where there are more of them than uses, and all that
-    // the phase streams is chosen from by the same ids.
+    // Whether only the experts that are used are to be copied: of a batch that uses few of them, where all that the
+    // phase streams is chosen from by the same ids.
     void count_use(int i, int64_t n_expert) {
         const ggml_tensor * node = graph_->nodes[i];
         const ggml_tensor * ids  = node->op == GGML_OP_MUL_MAT_ID ? node->src[2] : nullptr;
-        if (ids != nullptr && ids->ne[0] * ids->ne[1] >= n_expert) {
-            ids = nullptr;
-        }
         if (phase_.streamed.empty()) {
             chosen_by_ = ids;
             n_expert_  = n_expert;
-            phase_.ids = ids == nullptr ? Source{} : source_of(i, 2);
+            phase_.ids = ids == nullptr || ids->ne[1] >= whole_from() ? Source{} : source_of(i, 2);
         } else if (ids != chosen_by_ || n_expert != n_expert_) {
             chosen_by_ = nullptr;
         }
+    }
+
+    // Tokens of a batch from which on it is taken to use all experts of what the phase streams.
+    int64_t whole_from() const {
+        return chosen_by_ == nullptr ? 0 : (uses_of_each * n_expert_ + chosen_by_->ne[0] - 1) / chosen_by_->ne[0];
     }
 
     void close_phase() {
@@ -275,7 +281,8 @@ class Builder {
         phase_.lift_begin   = expand(on_stream_);
         phase_.device_end   = expand(on_lift_);
         phase_.host_end     = ggml_graph_n_nodes(program_.host_graph);
-        phase_.routed       = chosen_by_ != nullptr;
+        phase_.whole_from   = whole_from();
+        phase_.routed       = chosen_by_ != nullptr && chosen_by_->ne[1] < phase_.whole_from;
         chosen_by_          = nullptr;
         if (phase_.host_end > phase_.host_begin) { // what the host still computes may lie where a result belongs
             for (Download & download : phase_.downloads) {
@@ -355,7 +362,7 @@ class Builder {
                     source_of(i, 1));
     }
 
-    // A bias for each of the hot experts. biases: [n, n_expert].
+    // A bias for each slot. biases: [n, n_expert].
     ggml_tensor * device_biases(Routed & routed, int i) {
         const ggml_tensor * biases = graph_->nodes[i]->src[1];
         return send(Upload::What::biases,
@@ -381,7 +388,12 @@ class Builder {
         made.ids      = source_of(mul_mat, 2);
         made.n_used   = chosen->ne[0];
         made.n_rows   = chosen->ne[0] * chosen->ne[1];
-        made.n_device = n_device_ranks(chosen->ne[0], weight->n_slots());
+        made.n_device = n_device_ranks(chosen->ne[0], *weight);
+        if (weight->table()->is_movable()) {
+            const PlanSpec & plan = plan_of(graph_->nodes[mul_mat]->src[0])->spec();
+            program_.stream       = plan.stream;
+            program_.exchange     = plan.exchange;
+        }
         made.host_ids = stage(ggml_new_tensor_2d(ctx(), GGML_TYPE_I32, 1, made.n_rows));
         made.device_ids =
             send(Upload::What::ids, ggml_new_tensor_2d(ctx(), GGML_TYPE_I32, made.n_device, chosen->ne[1]), made, {});

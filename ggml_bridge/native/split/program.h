@@ -65,7 +65,7 @@ struct Upload {
         ids,     // of a routing: slots that the device computes with,
         weights, // routing weights of its rows,
         rows,    // rows of a value that has one for each rank,
-        biases,  // and the hot experts' biases
+        biases,  // and the biases of the experts that are in slots
     };
 
     What          what;
@@ -148,16 +148,18 @@ struct Phase {
     std::vector<Lift>     lifts; // only where llama.cpp's tensors are in device memory, as inputs
     std::vector<Streamed> streamed;
     std::vector<Routed>   routings;
-    StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
-    Source                ids;             // which experts are used, where routed
-    bool                  routed = false;  // only the experts that are used are streamed
+    StreamBlock *         block = nullptr;    // of the streamed weights; NULL: none
+    Source                ids;                // which experts are used, where routed
+    bool                  routed     = false; // only the experts that are used are streamed
+    int64_t               whole_from = 0;     // tokens of a batch from which on all are
     Pace                  pace;
-    int device_begin = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
-    int stream_begin = 0;
-    int lift_begin   = 0; // nodes that make results whole in device memory, up to device_end
-    int device_end   = 0;
-    int host_begin   = 0; // nodes of the host graph
-    int host_end     = 0;
+    double                row_s = 0.0; // seconds of a routed row on the host, of late; 0: not known
+    int device_begin            = 0;   // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int stream_begin            = 0;
+    int lift_begin              = 0; // nodes that make results whole in device memory, up to device_end
+    int device_end              = 0;
+    int host_begin              = 0; // nodes of the host graph
+    int host_end                = 0;
 };
 
 struct Program {
@@ -177,7 +179,8 @@ struct Program {
     bool                       resident     = false;   // llama.cpp's tensors are in its memory
     bool                       prepared     = false;   // llama.cpp keeps what the device reads until the last node
     StreamSpec                 stream;                 // how CG is copied
-    std::vector<Binding>       bindings;               // get the addresses of llama.cpp's before each run
+    ExchangeMode               exchange = ExchangeMode::off;
+    std::vector<Binding>       bindings; // get the addresses of llama.cpp's before each run
     std::vector<Staged>        staged;
     std::vector<ggml_tensor *> views; // of bound and staged tensors; their addresses follow, in this order
     std::vector<Phase>         phases;
@@ -188,9 +191,9 @@ struct Program {
 // the host's. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
 std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory);
 
-// Ranks of a token's experts that may be hits.
-inline int64_t n_device_ranks(int64_t n_used, int64_t n_slots) {
-    return n_used < n_slots ? n_used : n_slots;
+// Ranks of a token's experts that may be hits. One slot may be empty while an expert is on its way there.
+inline int64_t n_device_ranks(int64_t n_used, const SplitWeight & weight) {
+    return std::min(n_used, weight.n_slots() - (weight.table()->is_movable() ? 1 : 0));
 }
 
 } // namespace oallama

@@ -67,6 +67,13 @@ class Partner {
 
     Stream & stream() const { return *stream_; } // where something is streamed
 
+    Stream & stream(const StreamSpec & spec) { // made by whoever needs it first
+        if (!stream_) {
+            stream_ = std::make_unique<Stream>(device_, spec);
+        }
+        return *stream_;
+    }
+
   private:
     // A place in the ring for what every phase streams; its tensors are in a slot before activations get the rest of
     // the memory.
@@ -75,14 +82,12 @@ class Partner {
             if (phase.streamed.empty()) {
                 continue;
             }
-            if (!stream_) {
-                stream_ = std::make_unique<Stream>(device_, program.stream);
-            }
             std::vector<StreamedPart> parts;
             for (const Streamed & streamed : phase.streamed) {
                 parts.push_back(streamed.part);
             }
-            phase.block = stream_->block(parts);
+            phase.block             = stream(program.stream).block(parts);
+            phase.block->whole_from = phase.whole_from;
         }
         for (const Phase & phase : program.phases) { // the ring may have moved while it grew
             for (size_t i = 0; i < phase.streamed.size(); i++) {
@@ -150,6 +155,10 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
         }
         if (moved) {
             forget();
+        }
+        if (program->exchange != ExchangeMode::off && !exchange_) {
+            exchange_ =
+                std::make_unique<Exchange>(partner_->stream(program->stream), program->exchange == ExchangeMode::eager);
         }
     }
     if (programs_.size() >= max_programs) {
@@ -253,11 +262,15 @@ void SplitBackend::forget_turns() {
     last_ = nullptr;
 }
 
-// Asks for streamed weights until the next small copy is due. Does nothing while the batch has another size than the
-// one that streamed last: decode may stream nothing, and needs no weights of a prompt.
+// Asks for streamed weights until the next small copy is due, unless the batch has another size than the one that
+// streamed last: decode may stream nothing, and needs no weights of a prompt. Then for experts that take other's
+// places.
 void SplitBackend::ask_ahead() {
     if (partner_->streams() && n_tokens_ == streamed_) {
-        partner_->stream().prefetch(slot_, turns_.due());
+        partner_->stream().prefetch(slot_, n_tokens_, turns_.due());
+    }
+    if (exchange_) {
+        exchange_->go_on(turns_.due());
     }
 }
 
@@ -325,6 +338,9 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
                 launch(program, phase, graph);
             } catch (...) {
                 partner_->synchronize(); // what was queued reads memory that may go now
+                if (exchange_) {
+                    exchange_->cancel();
+                }
                 throw;
             }
             took[0] += watch.lap(stats().launch_ns);
@@ -332,8 +348,10 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         ggml_cgraph host   = graph_range(program.host_graph, phase.host_begin, phase.host_end);
         ggml_status status = GGML_STATUS_SUCCESS;
         if (!computes_nothing(host)) { // where all rows are hits, there may be nothing
-            status = ggml_backend_graph_compute(host_.backend(), &host);
-            took[1] += watch.lap(stats().host_ns);
+            status           = ggml_backend_graph_compute(host_.backend(), &host);
+            const int64_t ns = watch.lap(stats().host_ns);
+            took[1] += ns;
+            note_rows(phase, ns);
         }
         if (on_device && fetch_blocks() && status == GGML_STATUS_SUCCESS) {
             fetch(phase, graph);
@@ -355,6 +373,11 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             }
             last_ = &phase;
             slot_ = no_slot; // what was computed with is free now
+            for (const Routed & routed : phase.routings) {
+                if (exchange_) {
+                    exchange_->computed(routed.weights.front()->table());
+                }
+            }
             if (partner_->streams()) {
                 ask_ahead();
                 took[0] += watch.lap(stats().launch_ns);
@@ -384,11 +407,14 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         partner_->synchronize();
     }
     last_ = nullptr;
-    route(phase, graph, batches_);
+    route(phase, graph, batches_, exchange_.get());
     const int64_t sent = send(program, phase, graph); // before weights are asked for, which it would wait for
     // also where there is nothing to send: else it would never be known until when the link is free
     if (sent > 0 || (program.resident && phase.lifts.empty())) {
         turns_.made(&phase.pace.sent);
+    }
+    if (exchange_) {
+        exchange_->fetch(partner_->backend());
     }
     start(program, phase.device_begin, phase.stream_begin);
     slot_ = no_slot;
@@ -410,6 +436,19 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     ask_ahead();
     if (goes_on) {
         partner_->await_mark();
+    }
+}
+
+// What a routed row took the host, of late.
+void SplitBackend::note_rows(Phase & phase, int64_t host_ns) const {
+    constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
+    int64_t          n_rows       = 0;
+    for (size_t i = 0; i < phase.routings.size(); i++) {
+        n_rows += batches_[i].n_misses();
+    }
+    if (n_rows > 0) {
+        const double row_s = 1e-9 * static_cast<double>(host_ns) / static_cast<double>(n_rows);
+        phase.row_s        = phase.row_s == 0.0 ? row_s : phase.row_s + (row_s - phase.row_s) / n_remembered;
     }
 }
 

@@ -48,6 +48,7 @@ class SplitBackend {
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     void        lift(Program & program, Phase & phase);
+    void        note_rows(Phase & phase, int64_t host_ns) const;
     void        ask_ahead();
 
     // copies
@@ -60,18 +61,19 @@ class SplitBackend {
     void    fetch(const Phase & phase, const ggml_cgraph * graph);
     void    join(const Phase & phase, const ggml_cgraph * graph);
 
-    Host                     host_;
-    std::unique_ptr<Partner> partner_;           // NULL: no program needed one yet
-    bool                     preparing_ = false; // since the last one was computed
-    size_t                   foreseen_  = 0;     // the next streamed block's slot, of a graph that is prepared
-    Signature                scratch_;
-    Turns                    turns_;              // of small copies to the device
-    Phase *                  last_     = nullptr; // that ended, until the next one is launched
-    size_t                   slot_     = no_slot; // that the device computes with
-    int64_t                  n_tokens_ = 0;       // of the program that runs, or ran last
-    int64_t                  streamed_ = 0;       // of the last one that streamed
-    std::vector<int32_t>     experts_;
-    std::vector<RoutedBatch> batches_; // of the phase at hand
+    Host                      host_;
+    std::unique_ptr<Partner>  partner_;           // NULL: no program needed one yet
+    std::unique_ptr<Exchange> exchange_;          // NULL: no program has experts that may move
+    bool                      preparing_ = false; // since the last one was computed
+    size_t                    foreseen_  = 0;     // the next streamed block's slot, of a graph that is prepared
+    Signature                 scratch_;
+    Turns                     turns_;              // of small copies to the device
+    Phase *                   last_     = nullptr; // that ended, until the next one is launched
+    size_t                    slot_     = no_slot; // that the device computes with
+    int64_t                   n_tokens_ = 0;       // of the program that runs, or ran last
+    int64_t                   streamed_ = 0;       // of the last one that streamed
+    std::vector<int32_t>      experts_;
+    std::vector<RoutedBatch>  batches_; // of the phase at hand
 
     // Programs that were prepared, to be used again. A server computes batches of ever new sizes, and each needs a
     // program for each block: all are dropped where one more would be too much.

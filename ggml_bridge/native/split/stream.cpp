@@ -173,7 +173,6 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
     if (experts != nullptr) {
         check_experts(*experts, block.parts[0].first->slice());
     }
-    block.routed = experts != nullptr;
     if (last_ != nullptr) {
         last_->next = &block;
     }
@@ -200,7 +199,7 @@ void Stream::ready(ggml_backend_t compute, size_t slot) {
     }
 }
 
-void Stream::prefetch(size_t busy, Time until) {
+void Stream::prefetch(size_t busy, int64_t n_tokens, Time until) {
     if (!spec_.ahead) {
         return;
     }
@@ -212,7 +211,7 @@ void Stream::prefetch(size_t busy, Time until) {
         const size_t  found = find(next);
         after               = &next;
         slot                = found == no_slot ? slot_after(slot) : found;
-        if (next.routed) {
+        if (n_tokens < next.whole_from) {
             continue;
         }
         if (found == no_slot) {
@@ -330,10 +329,19 @@ ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) {
 void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes) {
     const auto & [weight, side] = slots_[slot].holds->parts[part];
     const auto * data           = static_cast<const char *>(weight->part(side).tensor->data);
-    ggml_backend_tensor_set_async(backend_.get(), there, data + offset, offset, bytes);
-    if (spec_.link_bytes_per_s > 0) {
-        const double seconds = static_cast<double>(bytes) / static_cast<double>(spec_.link_bytes_per_s);
-        idle_                = std::max(idle_, Clock::now()) + to_duration(seconds);
+    copy_to(there, data + offset, offset, bytes);
+}
+
+void Stream::copy_to(ggml_tensor * to, const char * data, size_t offset, size_t bytes) {
+    ggml_backend_tensor_set_async(backend_.get(), to, data, offset, bytes);
+    idle_ = idle() + to_duration(seconds(bytes));
+}
+
+void Stream::mark(ggml_backend_event_t event) {
+    if (event != nullptr) {
+        ggml_backend_event_record(event, backend_.get());
+    } else {
+        synchronize();
     }
 }
 
@@ -345,13 +353,12 @@ void Stream::asked(size_t slot, int64_t bytes) {
     }
 }
 
-// Bytes of the next copy at most, so that the link has made it until then; 0: not worth asking.
 size_t Stream::allowed(Time until) const {
     const size_t piece = spec_.piece > 0 ? static_cast<size_t>(spec_.piece) : SIZE_MAX;
     if (spec_.link_bytes_per_s == 0 || until == Time::max()) {
         return piece;
     }
-    const Time from = std::max(idle_, Clock::now());
+    const Time from = idle();
     if (from >= until) {
         return 0;
     }

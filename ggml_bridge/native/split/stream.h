@@ -19,6 +19,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 
@@ -115,9 +116,9 @@ struct StreamBlock {
     std::vector<StreamedPart> parts;
     std::vector<size_t>       offsets; // bytes into the slot
     std::vector<Bytes>        tails;   // what the device may read behind each part, and must not find NaN in
-    size_t                    bytes  = 0;
-    StreamBlock *             next   = nullptr; // asked for after it the last time
-    bool                      routed = false;   // asked for expert by expert the last time: cannot be foreseen
+    size_t                    bytes      = 0;
+    StreamBlock *             next       = nullptr; // asked for after it the last time
+    int64_t                   whole_from = 0;       // tokens of a batch below which its experts cannot be foreseen
 };
 
 struct Slot {
@@ -165,9 +166,34 @@ class Stream {
     // Makes what is computed on this backend from now on wait for a slot's copies.
     void ready(ggml_backend_t compute, size_t slot);
 
-    // Asks for the blocks that come next, in slots that nothing computed needs any more, but for no more than the link
-    // can have copied until then. busy: the slot that is computed with, or no_slot.
-    void prefetch(size_t busy, Time until);
+    // Asks for the blocks that a batch of so many tokens needs next, in slots that nothing computed needs any more, but
+    // for no more than the link can have copied until then. busy: the slot that is computed with, or no_slot.
+    void prefetch(size_t busy, int64_t n_tokens, Time until);
+
+    // For what else goes the same way (exchange.h): queues a copy of bytes from the host to a tensor on the device,
+    // from `offset` on.
+    void copy_to(ggml_tensor * to, const char * data, size_t offset, size_t bytes);
+
+    // Bytes of the next copy at most, so that the link has made it until then; 0: not worth asking.
+    size_t allowed(Time until) const;
+
+    // When the link has done what it was asked for, as far as its speed is known.
+    Time idle() const { return std::max(idle_, Clock::now()); }
+
+    // Seconds of a copy; 0: the link's speed is not known.
+    double seconds(size_t bytes) const {
+        return spec_.link_bytes_per_s > 0 ? static_cast<double>(bytes) / static_cast<double>(spec_.link_bytes_per_s)
+                                          : 0.0;
+    }
+
+    // A point behind all that was queued, in an event of the device's; waited for here where the device has none.
+    void mark(ggml_backend_event_t event);
+
+    ggml_backend_dev_t device() const { return device_; }
+
+    bool has_events() const { return events_; }
+
+    void synchronize() { ggml_backend_synchronize(backend_.get()); }
 
   private:
     // the ring
@@ -179,12 +205,11 @@ class Stream {
     void   take(StreamBlock & block, size_t slot);
 
     // copies
-    void   clear_tails(size_t slot);
-    bool   copy(size_t slot, Time until);
-    void   copy_experts(size_t slot, const std::vector<int32_t> & experts);
-    void   ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes);
-    void   asked(size_t slot, int64_t bytes);
-    size_t allowed(Time until) const;
+    void clear_tails(size_t slot);
+    bool copy(size_t slot, Time until);
+    void copy_experts(size_t slot, const std::vector<int32_t> & experts);
+    void ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes);
+    void asked(size_t slot, int64_t bytes);
 
     ggml_tensor * place_of(ggml_context * ctx, size_t slot, size_t part);
 

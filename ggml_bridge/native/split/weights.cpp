@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <tuple>
 
 namespace oallama {
 
@@ -24,11 +25,13 @@ uint64_t next_id() {
 
 SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
     : id_(next_id()), slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
-    slot_of_.assign(slice_.hot.empty() ? 0 : static_cast<size_t>(slice_.e), -1);
-    for (size_t slot = 0; slot < slice_.hot.size(); slot++) {
-        slot_of_[static_cast<size_t>(slice_.hot[slot])] = static_cast<int32_t>(slot);
-    }
     lay_out();
+}
+
+SplitWeight::~SplitWeight() {
+    if (table_) {
+        table_->close();
+    }
 }
 
 void SplitWeight::count_uses() {
@@ -72,7 +75,6 @@ void SplitWeight::append_uses(const std::string & path) const {
 
 void SplitWeight::leave_device(int64_t cg) {
     slice_.hot.clear();
-    slot_of_.clear();
     slice_.cg = cg;
     slice_.gg = 0;
     slice_.cc = slice_.extent() - cg;
@@ -354,11 +356,13 @@ void place_streamable(const std::vector<SplitWeight *> & chosen, Side side, ggml
     }
 }
 
-// Whether the plan has the device compute a weight's CC for some tokens of a batch (CG').
+// Whether the device is sent a weight's CC: the plan has it compute that for some tokens of a batch (CG'), or its hot
+// experts are exchanged.
 bool wants_prime(const SplitWeight & weight, ggml_backend_dev_t device, const PlanSpec & plan) {
-    const SliceSpec & slice = weight.slice();
-    return !plan.tokens.empty() && slice.takes_n_g && plan.find(slice.name) != nullptr && device != nullptr &&
-           can_multiply(device, weight, side_prime, nullptr);
+    const SliceSpec & slice      = weight.slice();
+    const bool        for_tokens = !plan.tokens.empty() && slice.takes_n_g && plan.find(slice.name) != nullptr;
+    const bool        for_slots  = plan.exchange != ExchangeMode::off && !slice.hot.empty();
+    return (for_tokens || for_slots) && device != nullptr && can_multiply(device, weight, side_prime, nullptr);
 }
 
 // CC in its layout; where the device is to be sent it too, plain CC in memory that can be streamed, and a plain copy of
@@ -392,6 +396,38 @@ void place_on_host(const Weights & weights, ggml_backend_dev_t device, const Pla
     }
 }
 
+// "blk.12." of "blk.12.ffn_up_exps.weight"; empty where a name has no number.
+std::string block_of(const std::string & name) {
+    const size_t number = name.find_first_of("0123456789");
+    return name.substr(0, number == std::string::npos ? 0 : name.find('.', number));
+}
+
+// Gives the weights of each block that have the same hot experts a table together. Experts may move where the device
+// can be sent any of them without holding up the CPU, and some slot is left while another one is filled.
+void make_tables(const Weights & weights, ggml_backend_dev_t device) {
+    using Key = std::tuple<std::string, int64_t, std::vector<int32_t>>;
+    std::map<Key, std::vector<SplitWeight *>> blocks;
+    for (const auto & weight : weights) {
+        const SliceSpec & slice = weight->slice();
+        if (!slice.hot.empty()) {
+            blocks[{block_of(slice.name), slice.e, slice.hot}].push_back(weight.get());
+        }
+    }
+    for (const auto & [key, block] : blocks) {
+        const bool movable =
+            block.front()->n_slots() > 1 && std::all_of(block.begin(), block.end(), [&](SplitWeight * weight) {
+                return weight->has_prime() && is_pinned(weight->part(side_prime).tensor->buffer, device);
+            });
+        const auto table =
+            std::make_shared<ExpertTable>(std::get<std::vector<int32_t>>(key), std::get<int64_t>(key),
+                                          movable ? std::vector<const SplitWeight *>(block.begin(), block.end())
+                                                  : std::vector<const SplitWeight *>());
+        for (SplitWeight * weight : block) {
+            weight->set_table(table);
+        }
+    }
+}
+
 } // namespace
 
 WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan,
@@ -408,6 +444,7 @@ WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, c
     }
     place_streamable(with_part(weights, side_stream), side_stream, device, memory, problem);
     place_on_host(weights, device, plan, memory, problem);
+    make_tables(weights, device);
     return memory;
 }
 

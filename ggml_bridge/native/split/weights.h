@@ -7,7 +7,8 @@
 // buffer is freed, which owns all of it.
 //
 // Shapes, of a weight [K, N, E] with a part of `count` elements: rows [K, count, E], cols [count, N, E], halves
-// [K, 2 * count, E]; of hot experts, on the device, [K, N, n_slots]. Parts are contiguous, in the weight's own type.
+// [K, 2 * count, E]; of hot experts, on the device, [K, N, n_slots], where a table says which of them
+// lies in which slot. Parts are contiguous, in the weight's own type.
 
 #pragma once
 
@@ -18,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "expert_table.h"
 #include "plan.h"
 
 namespace oallama {
@@ -43,6 +45,10 @@ class SplitWeight {
   public:
     // tensor: llama.cpp's; slice: what the plan says of it.
     SplitWeight(const ggml_tensor * tensor, SliceSpec slice);
+    ~SplitWeight();
+
+    SplitWeight(const SplitWeight &)             = delete;
+    SplitWeight & operator=(const SplitWeight &) = delete;
 
     // A number that no other weight ever has, as an address is soon another's.
     uint64_t id() const { return id_; }
@@ -65,8 +71,10 @@ class SplitWeight {
 
     int64_t host_bytes() const; // of CC, CG, and of CC's copy for CG'
 
-    // The device's slot of each expert; -1: none. Empty: no expert is hot.
-    const std::vector<int32_t> & slot_of() const { return slot_of_; }
+    // Where its hot experts are, once it has its memory; NULL: it has none.
+    const std::shared_ptr<ExpertTable> & table() const { return table_; }
+
+    void set_table(std::shared_ptr<ExpertTable> table) { table_ = std::move(table); }
 
     int64_t n_slots() const { return static_cast<int64_t>(slice_.hot.size()); }
 
@@ -112,12 +120,12 @@ class SplitWeight {
     bool prime_is_copy() const;
     void write(Side side, const char * data) const;
 
-    uint64_t                  id_;
-    SliceSpec                 slice_;
-    int64_t                   row_bytes_;
-    std::array<Part, n_sides> parts_;
-    std::vector<int32_t>      slot_of_;
-    std::unique_ptr<Uses>     uses_; // NULL: not counted
+    uint64_t                     id_;
+    SliceSpec                    slice_;
+    int64_t                      row_bytes_;
+    std::array<Part, n_sides>    parts_;
+    std::shared_ptr<ExpertTable> table_;
+    std::unique_ptr<Uses>        uses_; // NULL: not counted
 };
 
 //

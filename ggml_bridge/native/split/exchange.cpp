@@ -1,0 +1,205 @@
+#include "exchange.h"
+
+namespace oallama {
+
+namespace {
+
+size_t bytes_of(const SplitWeight & weight) {
+    return static_cast<size_t>(weight.part_bytes(side_device) / weight.n_slots());
+}
+
+size_t bytes_of(const ExpertTable & table) {
+    size_t bytes = 0;
+    for (const SplitWeight * weight : table.weights()) {
+        bytes += bytes_of(*weight);
+    }
+    return bytes;
+}
+
+} // namespace
+
+// Nothing is on its way any more when its slots are given up.
+Exchange::~Exchange() {
+    stream_.synchronize();
+    for (const std::vector<Copy> * copies : {&going_, &coming_, &chosen_}) {
+        for (const Copy & copy : *copies) {
+            copy.table->drop(copy.move);
+        }
+    }
+    for (const std::shared_ptr<ExpertTable> & table : claimed_) {
+        table->release(this);
+    }
+}
+
+Exchange::Copy Exchange::new_copy(const std::shared_ptr<ExpertTable> & table, ExpertTable::Move move) {
+    Copy copy;
+    copy.table = table;
+    copy.move  = move;
+    if (!events_.empty()) {
+        copy.event = std::move(events_.back());
+        events_.pop_back();
+    } else if (stream_.has_events()) {
+        copy.event.reset(ggml_backend_event_new(stream_.device()));
+    }
+    return copy;
+}
+
+// Asks for what is missing of a copy, as far as the link can have copied it until then; whether that is all of it.
+// whole: not in pieces.
+bool Exchange::ask(Copy & copy, Time until, bool whole) {
+    const std::vector<const SplitWeight *> weights = copy.table->weights();
+    int64_t                                asked   = 0;
+    while (copy.weight < weights.size()) {
+        const SplitWeight & weight = *weights[copy.weight];
+        const size_t        all    = bytes_of(weight);
+        const size_t        next   = std::min(all - copy.at, whole ? all : stream_.allowed(until));
+        if (next == 0) {
+            break;
+        }
+        const auto * from = static_cast<const char *>(weight.part(side_prime).tensor->data) +
+                            static_cast<size_t>(copy.move.expert) * all;
+        stream_.copy_to(weight.part(side_device).tensor, from + copy.at,
+                        static_cast<size_t>(copy.move.slot) * all + copy.at, next);
+        asked += static_cast<int64_t>(next);
+        copy.at += next;
+        if (copy.at == all) {
+            copy.weight++;
+            copy.at = 0;
+        }
+    }
+    stats().bytes_exchanged.fetch_add(asked, std::memory_order_relaxed);
+    if (copy.weight < weights.size()) {
+        return false;
+    }
+    stream_.mark(copy.event.get());
+    copy.there = eager_ ? Time::min() : stream_.idle();
+    return true;
+}
+
+//
+// what a batch needs
+//
+
+// Whether a table's experts are this context's to move.
+bool Exchange::may_move(const std::shared_ptr<ExpertTable> & table) {
+    if (!table->claim(this)) {
+        return false;
+    }
+    if (std::find(claimed_.begin(), claimed_.end(), table) == claimed_.end()) {
+        claimed_.push_back(table);
+    }
+    return true;
+}
+
+void Exchange::receive(const std::shared_ptr<ExpertTable> & table) {
+    for (size_t i = 0; i < coming_.size();) {
+        Copy & copy = coming_[i];
+        if (copy.table != table || Clock::now() < copy.there) {
+            i++;
+            continue;
+        }
+        table->put(copy.move);
+        received_.push_back(std::move(copy));
+        coming_.erase(coming_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+}
+
+// As many, those with the most rows first, that the link and the host end together.
+void Exchange::share(const std::shared_ptr<ExpertTable> & table, const std::vector<int32_t> & chosen, double row_s) {
+    const double fetched_s = stream_.seconds(bytes_of(*table));
+    if (!may_move(table) || row_s == 0.0 || fetched_s == 0.0) {
+        return;
+    }
+    std::vector<std::pair<int64_t, int32_t>> missed; // rows, and the expert
+    int64_t                                  n_rows = 0;
+    for (const int32_t expert : table->missed()) {
+        missed.emplace_back(std::count(chosen.begin(), chosen.end(), expert), expert);
+        n_rows += missed.back().first;
+    }
+    std::stable_sort(missed.begin(), missed.end(), [](const auto & a, const auto & b) { return a.first > b.first; });
+    double linked_s = std::chrono::duration<double>(stream_.idle() - Clock::now()).count();
+    double least_s  = static_cast<double>(n_rows) * row_s;
+    size_t n        = 0;
+    for (size_t i = 0; i < missed.size(); i++) {
+        linked_s += fetched_s;
+        n_rows -= missed[i].first;
+        const double both_s = std::max(linked_s, static_cast<double>(n_rows) * row_s);
+        if (both_s < least_s) {
+            least_s = both_s;
+            n       = i + 1;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        const ExpertTable::Move move = {missed[i].second, table->take(missed[i].second)};
+        if (move.slot < 0) {
+            return; // the batch uses all that is there
+        }
+        chosen_.push_back(new_copy(table, move));
+        table->put(move);
+    }
+}
+
+void Exchange::fetch(ggml_backend_t compute) {
+    for (Copy & copy : chosen_) {
+        ask(copy, Time::max(), /*whole=*/true);
+        stats().n_fetched++;
+        received_.push_back(std::move(copy));
+    }
+    chosen_.clear();
+    for (Copy & copy : received_) {
+        if (copy.event) {
+            ggml_backend_event_wait(compute, copy.event.get());
+            events_.push_back(std::move(copy.event));
+        }
+    }
+    received_.clear();
+}
+
+void Exchange::cancel() {
+    for (const Copy & copy : chosen_) {
+        copy.table->drop(copy.move);
+    }
+    chosen_.clear();
+}
+
+//
+// what follows the conversation
+//
+
+void Exchange::computed(const std::shared_ptr<ExpertTable> & table) {
+    if (std::find(due_.begin(), due_.end(), table) == due_.end()) {
+        due_.push_back(table);
+    }
+}
+
+// Begins with the next move that is due; false: there is none.
+bool Exchange::begin() {
+    while (!due_.empty()) {
+        const std::shared_ptr<ExpertTable> table = due_.front();
+        due_.pop_front();
+        const ExpertTable::Move move = may_move(table) ? table->next() : ExpertTable::Move{};
+        if (move.expert >= 0) {
+            going_.push_back(new_copy(table, move));
+            return true;
+        }
+    }
+    return false;
+}
+
+void Exchange::go_on(Time until) {
+    if (!eager_ && until == Time::max()) {
+        return; // when the next activation is due is not known yet
+    }
+    // nothing is begun that no byte may be asked for: until then a token finds the old expert
+    while (!going_.empty() || ((eager_ || stream_.allowed(until) > 0) && begin())) {
+        Copy & copy = going_.back();
+        if (!ask(copy, eager_ ? Time::max() : until, /*whole=*/false)) {
+            return;
+        }
+        stats().n_exchanged++;
+        coming_.push_back(std::move(copy));
+        going_.clear();
+    }
+}
+
+} // namespace oallama

@@ -1,0 +1,78 @@
+// Exchange: experts on their way to slots of the device, behind what tokens need and beside it.
+//
+// When a block has been computed, the move that its table finds due (expert_table.h) is copied on the stream of copies
+// while the link has nothing else to do: in pieces, and no more of them than it can have made when the next activation
+// is due (stream.h). Where it never has time, nothing moves, and nothing waits.
+//
+// When a block is launched, a batch's missed experts are shared between the link and the host: of x that are fetched,
+// into the slots of the least used experts, the device computes the rows; the host computes the others meanwhile. x is
+// such that both end together, by the link's speed and what a row took the host before (ScheInfer, Eq. 13, for
+// experts).
+//
+// A context has one Exchange (run.h), which one thread at a time uses.
+
+#pragma once
+
+#include <deque>
+
+#include "expert_table.h"
+#include "stream.h"
+
+namespace oallama {
+
+class Exchange {
+  public:
+    // eager: whatever the link has to do, a move that is due is copied at once.
+    Exchange(Stream & stream, bool eager) : stream_(stream), eager_(eager) {}
+
+    ~Exchange();
+
+    Exchange(const Exchange &)             = delete;
+    Exchange & operator=(const Exchange &) = delete;
+
+    // Takes into a table what has come for it.
+    void receive(const std::shared_ptr<ExpertTable> & table);
+
+    // Chooses which of the experts that a batch misses are fetched, once the table has counted it. row_s: seconds of a
+    // row on the host; 0: not known.
+    void share(const std::shared_ptr<ExpertTable> & table, const std::vector<int32_t> & chosen, double row_s);
+
+    // Queues what was chosen. What this back end computes from now on waits for it, and for what has come.
+    void fetch(ggml_backend_t compute);
+
+    // Forgets what was chosen and not queued.
+    void cancel();
+
+    // A block has been computed: what its table finds due may be copied.
+    void computed(const std::shared_ptr<ExpertTable> & table);
+
+    // Copies what is due, as far as the link can have copied it until then.
+    void go_on(Time until);
+
+  private:
+    struct Copy {
+        std::shared_ptr<ExpertTable> table;
+        ExpertTable::Move            move;
+        EventPtr                     event;      // behind its bytes; NULL: the device has no events
+        size_t                       weight = 0; // the first of which not all is asked for
+        size_t                       at     = 0; // bytes of it that are
+        Time                         there;      // when the link is expected to have copied all of it
+    };
+
+    Copy new_copy(const std::shared_ptr<ExpertTable> & table, ExpertTable::Move move);
+    bool begin();
+    bool ask(Copy & copy, Time until, bool whole);
+    bool may_move(const std::shared_ptr<ExpertTable> & table);
+
+    Stream &                                  stream_;
+    bool                                      eager_;
+    std::deque<std::shared_ptr<ExpertTable>>  due_;      // of which a move may be due
+    std::vector<Copy>                         going_;    // one at most, of which not all is asked for
+    std::vector<Copy>                         coming_;   // all asked for
+    std::vector<Copy>                         chosen_;   // to be fetched
+    std::vector<Copy>                         received_; // whose events what is computed next has to wait for
+    std::vector<EventPtr>                     events_;   // of copies that have ended
+    std::vector<std::shared_ptr<ExpertTable>> claimed_;
+};
+
+} // namespace oallama

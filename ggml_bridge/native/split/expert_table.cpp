@@ -1,0 +1,161 @@
+#include "expert_table.h"
+
+#include <algorithm>
+
+namespace oallama {
+
+namespace {
+
+// A token: recorded routing of gpt-oss-20b (AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting), a quarter of a layer's
+// experts in slots: 0.98 serves 68 % of later uses, 0.99 66 %, 0.998 58 %, the last used ones 65 %, a fixed set 50 %.
+constexpr double decay = 0.98;
+
+constexpr double largest_unit = 1e100; // then counts are written anew, far from overflowing
+
+} // namespace
+
+ExpertTable::ExpertTable(const std::vector<int32_t> & hot, int64_t n_expert, std::vector<const SplitWeight *> weights)
+    : movable_(!weights.empty()), weights_(std::move(weights)), slot_of_(static_cast<size_t>(n_expert), -1),
+      expert_in_(hot), coming_(hot.size(), -1), uses_(static_cast<size_t>(n_expert)),
+      last_(static_cast<size_t>(n_expert)) {
+    for (size_t slot = 0; slot < hot.size(); slot++) {
+        slot_of_[static_cast<size_t>(hot[slot])] = static_cast<int32_t>(slot);
+    }
+}
+
+std::vector<int32_t> ExpertTable::slot_of() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return slot_of_;
+}
+
+std::vector<int32_t> ExpertTable::expert_in() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return expert_in_;
+}
+
+bool ExpertTable::claim(const void * context) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    owner_  = owner_ == nullptr ? context : owner_;
+    shared_ = shared_ || owner_ != context;
+    return !shared_ && !weights_.empty();
+}
+
+void ExpertTable::release(const void * context) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    owner_ = owner_ == context ? nullptr : owner_;
+}
+
+void ExpertTable::close() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    weights_.clear();
+}
+
+std::vector<const SplitWeight *> ExpertTable::weights() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return weights_;
+}
+
+void ExpertTable::count(const std::vector<int32_t> & chosen, int64_t n_used) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::fill(last_.begin(), last_.end(), false);
+    for (size_t i = 0; i < chosen.size(); i++) {
+        if (i % static_cast<size_t>(n_used) == 0) {
+            unit_ /= decay;
+        }
+        uses_[static_cast<size_t>(chosen[i])] += unit_;
+        last_[static_cast<size_t>(chosen[i])] = true;
+    }
+    if (unit_ > largest_unit) {
+        for (double & uses : uses_) {
+            uses /= unit_;
+        }
+        unit_ = 1.0;
+    }
+}
+
+std::vector<int32_t> ExpertTable::missed() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int32_t>              missed;
+    for (size_t expert = 0; expert < last_.size(); expert++) {
+        const auto number = static_cast<int32_t>(expert);
+        if (last_[expert] && slot_of_[expert] < 0 &&
+            std::find(coming_.begin(), coming_.end(), number) == coming_.end()) {
+            missed.push_back(number);
+        }
+    }
+    std::stable_sort(missed.begin(), missed.end(), [this](int32_t a, int32_t b) {
+        return uses_[static_cast<size_t>(a)] > uses_[static_cast<size_t>(b)];
+    });
+    return missed;
+}
+
+// The slot whose expert is used least, an empty one first; -1: what is on its way is all that could be replaced.
+// spare_last: not one that the last batch uses.
+int32_t ExpertTable::least_used(bool spare_last) const {
+    int32_t    least   = -1;
+    const auto uses_in = [this](int32_t slot) {
+        const int32_t expert = expert_in_[static_cast<size_t>(slot)];
+        return expert < 0 ? -1.0 : uses_[static_cast<size_t>(expert)];
+    };
+    for (int32_t slot = 0; slot < static_cast<int32_t>(expert_in_.size()); slot++) {
+        const int32_t expert = expert_in_[static_cast<size_t>(slot)];
+        if (coming_[static_cast<size_t>(slot)] >= 0 ||
+            (spare_last && expert >= 0 && last_[static_cast<size_t>(expert)])) {
+            continue;
+        }
+        least = least < 0 || uses_in(slot) < uses_in(least) ? slot : least;
+    }
+    return least;
+}
+
+void ExpertTable::vacate(int32_t slot, int32_t expert) {
+    int32_t & held = expert_in_[static_cast<size_t>(slot)];
+    if (held >= 0) {
+        slot_of_[static_cast<size_t>(held)] = -1;
+    }
+    held                               = -1;
+    coming_[static_cast<size_t>(slot)] = expert;
+}
+
+ExpertTable::Move ExpertTable::next() {
+    const std::vector<int32_t>        wanted = missed();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // one at a time: so the device's ranks find slots with something in them (n_device_ranks)
+    if (wanted.empty() || shared_ || weights_.empty() ||
+        std::any_of(coming_.begin(), coming_.end(), [](int32_t expert) { return expert >= 0; })) {
+        return {};
+    }
+    const int32_t slot = least_used(false);
+    const int32_t held = expert_in_[static_cast<size_t>(slot)];
+    if (held >= 0 && uses_[static_cast<size_t>(wanted.front())] <= uses_[static_cast<size_t>(held)]) {
+        return {};
+    }
+    vacate(slot, wanted.front());
+    return {wanted.front(), slot};
+}
+
+int32_t ExpertTable::take(int32_t expert) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int32_t                     slot = shared_ || weights_.empty() ? -1 : least_used(true);
+    if (slot >= 0) {
+        vacate(slot, expert);
+    }
+    return slot;
+}
+
+void ExpertTable::put(const Move & move) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    coming_[static_cast<size_t>(move.slot)]    = -1;
+    expert_in_[static_cast<size_t>(move.slot)] = move.expert;
+    slot_of_[static_cast<size_t>(move.expert)] = move.slot;
+}
+
+void ExpertTable::drop(const Move & move) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    coming_[static_cast<size_t>(move.slot)] = -1;
+    if (expert_in_[static_cast<size_t>(move.slot)] == move.expert) {
+        vacate(move.slot, -1);
+    }
+}
+
+} // namespace oallama
