@@ -109,6 +109,10 @@ LEAST_SPREAD, SPREAD_EXPERTS = 0.25, 32
 found, and 8 are known to be used nearly alike."""
 
 
+USES_OF_EACH = 4
+"""Uses of an expert by a batch, on average, from which on all are copied (uses_of_each of split/program.cpp)."""
+
+
 @dataclass(frozen=True, slots=True)
 class MulMat:
     """w [K, N, E] of a ggml type times activations. Operators with equal MulMats take the same time."""
@@ -146,6 +150,14 @@ class MulMat:
         each = self.n_expert_used / n_expert
         idle: float = (1.0 + n_tokens * each / spread) ** -spread
         return max(each, 1.0 - idle)
+
+    def is_copied_whole(self, n_tokens: int) -> bool:
+        """Whether a batch is taken to use all experts, which are then copied before a router has chosen."""
+        return self.op != "MUL_MAT_ID" or n_tokens * self.n_expert_used >= USES_OF_EACH * self.shape[2]
+
+    def share_copied(self, n_tokens: int) -> float:
+        """Share of a streamed weight that a batch has copied."""
+        return 1.0 if self.is_copied_whole(n_tokens) else self.share_routed(n_tokens)
 
     def bytes_read(self, n_tokens: int) -> float:
         """Weight bytes of one mul-mat."""
@@ -277,8 +289,10 @@ class StreamSettings:
     n_slots: Annotated[int, Mark.REQUIRED] = 2  # of the ring of blocks in device memory that copies go to
     # copy as soon as a slot is free, or only within a layer (ScheInfer's pipeline)
     prefetch: Annotated[PrefetchMode, Mark.REQUIRED] = "ahead"
-    # CC lies in its layout, and a second time in plain memory, which is streamed for n_g
+    # CC lies in its layout, and a second time in plain memory, which is streamed for n_g, or exchanged
     kept_twice: Annotated[bool, Mark.REQUIRED] = False
     piece_bytes: Count = 0  # asked for at once at most, so that other copies get through; 0: any number
     link_bytes_per_s: Count = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
     ring_bytes: Count = 0  # of the ring; 0: n_slots times the largest block
+    # hot experts follow the conversation, and missed ones are fetched where that is faster than to compute them
+    exchange: Annotated[bool, Mark.OMIT_DEFAULT] = False

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import comb
+from operator import mul
 
 from oallama.core.routing import LayerRouting, Routing, Uses
 
@@ -23,6 +24,11 @@ class ExpertUse:
     order: tuple[int, ...]
     decode: tuple[float, ...]
     prompt: tuple[float, ...]
+    spread: float | None = None  # of experts that follow the conversation (cost/following.py); None: they stay
+
+    @property
+    def follows(self) -> bool:
+        return self.spread is not None
 
     def coverage(self, n_hot: int, n_tokens: int) -> float:
         """In a pass over so many tokens: one is decode."""
@@ -55,10 +61,19 @@ def most_used(uses: Sequence[float]) -> tuple[int, ...]:
     return tuple(sorted(range(len(uses)), key=lambda expert: (-uses[expert], expert)))
 
 
-def miss_odds(n_used: int, coverage: float) -> tuple[float, ...]:
-    """The probability of 0, 1, … n_used misses of one token, each expert of it a hit by itself (binomial)."""
+def miss_odds(n_used: int, coverage: float, spread: float = 0.0) -> tuple[float, ...]:
+    """The probability of 0, 1, … n_used misses of one token: each expert of it a hit by itself (binomial), or, with a
+    spread, with a probability that differs from token to token (beta-binomial)."""
     miss = 1.0 - coverage
-    return tuple(comb(n_used, n) * miss**n * coverage ** (n_used - n) for n in range(n_used + 1))
+    if not spread or not 0 < miss < 1:
+        return tuple(comb(n_used, n) * miss**n * coverage ** (n_used - n) for n in range(n_used + 1))
+    scale = (1.0 - spread) / spread
+    rising = [
+        tuple(accumulate((share * scale + i for i in range(n_used)), mul, initial=1.0))
+        for share in (miss, coverage, 1.0)
+    ]
+    misses, hits, (*_, all_of_them) = rising
+    return tuple(comb(n_used, n) * misses[n] * hits[n_used - n] / all_of_them for n in range(n_used + 1))
 
 
 def cold_experts_read(n_cold: int, n_misses: float, n_tokens: int) -> float:

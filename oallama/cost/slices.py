@@ -62,8 +62,8 @@ class Lines(NamedTuple):
     cpu_rest_s: float
     gpu_alpha_s: float
     gpu_rest_s: float
-    bytes: float  # of the whole, that these tokens read
-    n_copies: float  # of any share: one, of experts one for each that is routed to
+    bytes: float  # of the whole, that these tokens have copied where it is streamed
+    n_copies: float  # of any share: one, of experts that are routed to one for each
 
 
 NOTHING = Lines(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -85,6 +85,10 @@ class Gemms(tuple[Gemm, ...]):
         """Whether the weights that are needed are known only once the router has run."""
         return any(gemm.routed for gemm in self)
 
+    def awaits_router(self, n_tokens: int) -> bool:
+        """Whether what n_tokens tokens have copied is known only once the router has run."""
+        return all(gemm.routed and not gemm.mul_mat.is_copied_whole(n_tokens) for gemm in self)
+
     @cached_property
     def _known(self) -> dict[int, Lines]:
         return {}
@@ -93,12 +97,15 @@ class Gemms(tuple[Gemm, ...]):
         """n_tokens: at least one."""
         if n_tokens not in self._known:
             cpu, gpu = [gemm.cpu.at(n_tokens) for gemm in self], [gemm.gpu.at(n_tokens) for gemm in self]
-            read = [gemm.mul_mat.share_routed(n_tokens) for gemm in self]
+            read = [gemm.mul_mat.share_copied(n_tokens) for gemm in self]
             self._known[n_tokens] = Lines(
                 sum(alpha_s for alpha_s, _ in cpu), sum(rest_s for _, rest_s in cpu),
                 sum(alpha_s for alpha_s, _ in gpu), sum(rest_s for _, rest_s in gpu),
                 sum(gemm.bytes * share for gemm, share in zip(self, read, strict=True)),
-                sum(g.mul_mat.shape[2] * share if g.routed else 1.0 for g, share in zip(self, read, strict=True)),
+                sum(
+                    1.0 if g.mul_mat.is_copied_whole(n_tokens) else g.mul_mat.shape[2] * share
+                    for g, share in zip(self, read, strict=True)
+                ),
             )  # fmt: skip
         return self._known[n_tokens]
 
@@ -250,7 +257,7 @@ def both_sides(
         cpu_s=cpu_s,
         steps=steps,
         join_s=crossing.join_s,
-        routed=cost.gemms.routed,
+        routed=cost.gemms.awaits_router(rows),
         issue_s=issue_s,
         interference=rates.beside(rows),
         in_s=crossing.in_s,
@@ -265,7 +272,8 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     Of each token the device computes as many rows as may be hits, whether they are or not. The CPU computes misses, one
     row each: of one token it reads their experts; of a prompt it reads those that are missed at all, or multiplies,
     whichever takes longer. How many miss differs from token to token, and the later side decides, which takes longer
-    than the average number of misses would.
+    than the average number of misses would. Of one token's misses some are fetched where experts follow: as many as the
+    link brings, and the device computes, while the CPU computes the others.
     """
     rows = n_outputs if cost.outputs_only else n_tokens
     if rows <= 0:
@@ -273,7 +281,7 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     use, link, n_expert = cost.use or experts_alike(cost.n_expert), rates.transfer, cost.n_expert
     block, own = cost.block, cost.hot(n_hot)
     n_used = cost.gemms[0].mul_mat.n_expert_used
-    n_rows, miss = min(n_used, n_hot), 1.0 - use.coverage(n_hot, n_tokens)
+    n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = own.upload_bytes(own.extent, rows), own.download_bytes(own.extent, rows)
     joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
@@ -288,7 +296,8 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     else:
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
     behind_s = crossing.staged_out_s
-    gpu_s = cost.gemms.gpu_s(n_rows / n_used, rows) + behind_s
+    n_read = max(1.0, min(n_rows, (1.0 - miss) * n_used)) if rows == 1 else n_rows  # spare rows read a hit's once more
+    gpu_s = cost.gemms.gpu_s(n_read / n_used, rows) + behind_s
     step = Step(0.0, gpu_s, crossing.launch_s + crossing.staged_in_s, crossing.staged_in_s, behind_s)
     lines = cost.gemms.at(rows)
 
@@ -301,7 +310,14 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         read_s = expert_s * cold_experts_read(n_expert - n_hot, miss * n_used, rows)
         return made(lines.cpu_alpha_s + max(miss * lines.cpu_rest_s, read_s) if miss > 0 else 0.0)
     seconds = [0.0, *(lines.cpu_alpha_s + n / n_used * lines.cpu_rest_s for n in range(1, n_used + 1))]
-    odds = miss_odds(n_used, 1.0 - miss)
+    if use.follows:
+        each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
+        one_s = cost.gemms.gpu_s(1 / n_used, 1) + behind_s
+        fetched_s = [x * each_s + x * one_s for x in range(n_used + 1)]
+        seconds = [
+            min(max(seconds[n - x], fetched_s[x]) for x in range(min(n, n_hot - 1) + 1)) for n in range(n_used + 1)
+        ]
+    odds = miss_odds(n_used, 1.0 - miss, use.spread or 0.0)
     average = made(sum(p * s for p, s in zip(odds, seconds, strict=True)))
     expected_s = sum(p * alone_seconds(made(s)) for p, s in zip(odds, seconds, strict=True))
     return made(average.cpu_s, max(0.0, expected_s - alone_seconds(average)))

@@ -249,7 +249,8 @@ def _hot_cuts(cost: BlockType, n_values: int) -> tuple[Cut, ...]:
     """i/n of the experts for i = 1..n, each rounded to whole ones."""
     if cost.use is None:
         return ()
-    counts = {max(1, round(i * cost.n_expert / n_values)) for i in range(1, n_values + 1)}
+    least = 1 + cost.use.follows  # one slot is empty while an expert is on its way there
+    counts = {max(least, round(i * cost.n_expert / n_values)) for i in range(1, n_values + 1)}
     return tuple(cost.all_host._replace(n_hot=n) for n in sorted(counts))
 
 

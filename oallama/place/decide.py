@@ -134,7 +134,7 @@ def decide(
         return on_cpu(problem, workload, phase)
     policies = [chosen]
     if is_auto:
-        most = "scheinfer" if hot_fault(problem.operators, problem.routing) else EXPERTS  # that has the most choices
+        most = "scheinfer" if hot_fault(problem) else EXPERTS  # that has the most choices
         names = ("cpu", most) if problem.slices_only else ("oato", "layers", "cpu", most)
         policies = [REGISTERED[name] for name in names]
     found = {one.name: one.decide(problem, asked) for one in policies}

@@ -25,7 +25,8 @@ from math import inf
 
 from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamSettings, Workload
-from oallama.cost.experts import expert_use, experts_alike
+from oallama.cost.experts import ExpertUse, expert_use, experts_alike
+from oallama.cost.following import FEWEST_EXPERTS, following
 from oallama.cost.passes import Pass, passes
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Block, BlockType, Cut, Pricing
@@ -160,6 +161,11 @@ class SlicePlan:
         return bool(self.token_assignment) or any(cut.cg for _, cut in self.layers)
 
     @property
+    def exchanges(self) -> bool:
+        """Hot experts follow the conversation."""
+        return any(cut.n_hot and cost.use is not None and cost.use.follows for cost, cut in self.layers)
+
+    @property
     def is_empty(self) -> bool:
         """Nothing is sliced."""
         return not self.streams and all(cut.is_whole for _, cut in self.layers)
@@ -171,11 +177,11 @@ class SlicePlan:
 
     @property
     def cc_bytes(self) -> int:
-        """Bytes of CC that may be streamed for n_g."""
+        """Bytes of CC that may be streamed for n_g, or exchanged."""
         return sum(
             cost.block.bytes * cut.cc // cost.block.extent
             for cost, cut in self.layers
-            if cost.takes_n_g and not cut.n_hot
+            if (cost.use is not None and cost.use.follows if cut.n_hot else cost.takes_n_g)
         )
 
 
@@ -201,6 +207,13 @@ class Slicer:
         Raises ProfileError where the profile has no link."""
         self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
+        self._follows = streams and hot and may_follow(problem)
+        if self._follows:  # also of what nothing is known
+            self._uses = {
+                o.layer: self._uses.get(o.layer) or experts_alike(o.shape[2])
+                for o in problem.operators
+                if o.layer is not None and o.op == "MUL_MAT_ID"
+            }
         self.on = Pricing(slice_rates(problem.profile), streaming)
         self.surroundings = Surroundings(problem, workload)
 
@@ -335,7 +348,24 @@ class Slicer:
             for types, fast in zip(kinds, once, strict=True)
         )
         twice = [_Mode(once, objective, True, True)] if plain != once else []
-        return [without, _Mode(plain, objective, True, False), *twice]
+        return [without, *self._following_modes(kinds, fastest), _Mode(plain, objective, True, False), *twice]
+
+    def _following_modes(self, kinds: Sequence[tuple[BlockType, ...]], fastest: Sequence[BlockType]) -> Iterator[_Mode]:
+        """Hot experts follow the conversation: their blocks in the plain layout, and the fastest with a second copy."""
+        if not self._follows or all(one.use is None for one in fastest):
+            return
+        followed = {one.use: following(one.use) for one in fastest if one.use is not None}
+
+        def follows(one: BlockType) -> BlockType:
+            return one if one.use is None else replace(one, use=followed[one.use])
+
+        def plain(types: Sequence[BlockType], fast: BlockType) -> BlockType:
+            return fast if fast.use is None else next(one for one in types if one.layout == PLAIN_LAYOUT)
+
+        made = tuple(follows(plain(types, fast)) for types, fast in zip(kinds, fastest, strict=True))
+        yield _Mode(made, "workload", False, False)
+        if any(one.layout != fast.layout for one, fast in zip(made, fastest, strict=True)):
+            yield _Mode(tuple(map(follows, fastest)), "workload", False, True)
 
     def _solved(
         self,
@@ -403,9 +433,10 @@ class Slicer:
         place = placed.places[i]
         cost = block.in_layout(place.layout) or self.fastest(block.types)
         cut, n_hot = place.cut if place.is_split else cost.all_host, len(place.hot_experts)
-        if n_hot and cost.use is None:
-            layer = self._problem.operators[i].layer or 0
-            cost = replace(cost, use=self._uses.get(layer) or experts_alike(cost.n_expert))
+        if n_hot:
+            use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or experts_alike(cost.n_expert)
+            follows = placed.streaming is not None and placed.streaming.exchange and n_hot > 1
+            cost = replace(cost, use=following(use) if follows else use)
         holds = placed.token_assignment and cost.takes_n_g
         return cost.in_split if holds else cost, cut._replace(n_hot=n_hot)
 
@@ -469,10 +500,23 @@ class Slicer:
         asked, rates = self.on.streaming, self.on.rates
         ring = ring_bytes(plan.layers, asked, most_n_g(plan.token_assignment, self.workload.largest_batch))
         settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
-        if rates.blocking or not plan.streams or not rates.weights.beta_s_per_byte:
+        if rates.blocking or not (plan.streams or plan.exchanges) or not rates.weights.beta_s_per_byte:
             return settings
         link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)
-        return replace(settings, piece_bytes=rates.piece_bytes, link_bytes_per_s=link_bytes_per_s)
+        return replace(
+            settings,
+            piece_bytes=rates.piece_bytes,
+            link_bytes_per_s=link_bytes_per_s,
+            exchange=plan.exchanges,
+        )
+
+
+def may_follow(problem: Problem) -> bool:
+    """Whether hot experts can follow the conversation: the device is sent others from pinned memory while it computes,
+    and layers have so many experts that some are used more for a while."""
+    profile = problem.profile
+    rates = profile.is_pinned and "h2d_pinned" in profile.link and not profile.is_blocking
+    return rates and any(o.op == "MUL_MAT_ID" and o.shape[2] >= FEWEST_EXPERTS for o in problem.operators)
 
 
 def slicer_of(problem: Problem, workload: Workload, placed: Placement) -> Slicer:

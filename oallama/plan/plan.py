@@ -2,7 +2,7 @@
 
 History of the file (`"version"`), of which all versions are read:
   1  first. `layout` and `hot_experts` of an operator and `n_ubatch` of the workload are left out where they are the
-     default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes) and
+     default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes, exchange) and
      `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
      where there are none, `bound` where it is not known, and `residents` where the device takes them. Operators of
      older plans may have `alone`, which is ignored.

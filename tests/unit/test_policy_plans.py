@@ -28,7 +28,7 @@ from worlds import (
 
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
-from oallama.core.types import CPU_DEVICE, Workload
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Workload
 from oallama.place.decide import larger_ubatches
 from oallama.place.memory import RUNTIME_BYTES
 from oallama.place.placement import placed_whole
@@ -174,6 +174,38 @@ def test_scheinfer_balances_cpu_and_link() -> None:
     pairs = zip(world.operators, world.plan("scheinfer").operators, strict=True)
     shares = {place.cg for operator, place in pairs if operator.role in ("ffn_gate", "ffn_up", "ffn_down")}
     assert all(share == pytest.approx(1 / 3, abs=0.05) for share in shares)
+
+
+def many_experts(**facts: object) -> World:
+    """A model of 32 experts, of which each token uses four."""
+    model = model_info(n_embd=1024, n_ff=1024, n_expert=32, n_expert_used=4)
+    return slow_cpu(**{"model": model, "share": 0.45, **facts})
+
+
+def test_experts_follow_the_conversation_where_nothing_is_known_of_their_use() -> None:
+    world = many_experts()
+    plan = world.plan()
+    hot = {len(place.hot_experts) for place in plan.operators if place.hot_experts}
+    assert plan.policy == "experts" and plan.streaming.exchange and plan.streaming.link_bytes_per_s and min(hot) > 1
+    assert "follow the conversation" in plan.notes[-1]
+    assert total_s(plan) < total_s(world.plan("scheinfer"))
+
+
+def test_experts_are_exchanged_out_of_memory_that_the_device_can_read() -> None:
+    """In the plain layout, or, where another one is much faster and the host has room, out of a second copy."""
+    slow, fast = (many_experts(repacked=repacked).plan("experts") for repacked in (0.0, 3.0))
+    assert {place.layout for place in slow.operators if place.hot_experts} == {PLAIN_LAYOUT}
+    assert slow.streaming.exchange and not slow.streaming.kept_twice
+    assert {place.layout for place in fast.operators if place.hot_experts} == {"CPU_REPACK"}
+    assert fast.streaming.exchange and fast.streaming.kept_twice
+    crowded = many_experts(repacked=3.0, host_room=0).plan("experts")
+    assert not crowded.streaming or not crowded.streaming.kept_twice
+
+
+def test_misses_are_shared_between_the_link_and_the_cpu() -> None:
+    """A faster link makes no token slower; a fast one beside a slow CPU carries all of them, a slow one none."""
+    seconds = [many_experts(card=linked(rate)).plan("experts").predicted.tpot_s for rate in (1e8, 1e10, 4e10, 1e12)]
+    assert seconds == sorted(seconds, reverse=True) and seconds[1] < 0.95 * seconds[0] and seconds[3] < seconds[2]
 
 
 #

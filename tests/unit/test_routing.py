@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 from seeds import examples
 from worlds import placed, some_plan, weight
 
-from oallama.core.routing import HALF_LIFE_TOKENS, Routing, Tally, Traffic
-from oallama.cost.experts import expert_use
+from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally, Traffic
+from oallama.cost.experts import expert_use, experts_alike, miss_odds
+from oallama.cost.following import following
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.place.placement import with_used_experts
@@ -203,3 +205,37 @@ def test_what_a_model_was_seen_to_use_keeps_its_order(tmp_path: Path, capsys: py
         assert drawing.main(taken) == 2
     np.savez(seen, c00=first.astype(float))
     assert drawing.main(taken) == 2
+
+
+#
+# experts that follow the conversation
+#
+
+
+@given(st.integers(1, 10), st.floats(0, 1), st.sampled_from([0.0, 0.05, 0.1, 0.5]))
+@settings(max_examples=examples(100))
+def test_misses_are_as_many_in_the_mean_however_alike_the_ranks_of_a_token_are(
+    n_used: int, coverage: float, spread: float
+) -> None:
+    odds = miss_odds(n_used, coverage, spread)
+    assert len(odds) == n_used + 1 and min(odds) >= 0 and sum(odds) == pytest.approx(1)
+    assert sum(n * p for n, p in enumerate(odds)) == pytest.approx(n_used * (1 - coverage), abs=1e-9)
+    assert odds[0] >= miss_odds(n_used, coverage)[0] - 1e-9, "ranks that are alike all hit more often"
+
+
+@pytest.mark.parametrize("n_expert", [32, 60, 64, 128, 256])
+def test_experts_that_follow_serve_no_less_with_each_more_and_no_less_than_those_that_stay(n_expert: int) -> None:
+    uses = tuple(2.0 ** -(i % 9) for i in range(n_expert))
+    counts = Routing(1, "f", n_expert, 2, 4096, (LayerRouting(0, 9999, uses, uses, uses),), ())
+    for own in (experts_alike(n_expert), expert_use(counts)[0]):
+        follows = following(own)
+        assert follows.follows and not own.follows and follows.order == own.order
+        for curve, still in ((follows.decode, own.decode), (follows.prompt, own.prompt)):
+            assert (curve[0], curve[-1]) == (0, 1) and all(a <= b for a, b in pairwise(curve))
+            assert all(a >= b for a, b in zip(curve, still, strict=True))
+    quarter = following(experts_alike(n_expert)).coverage(n_expert // 4, 1)
+    assert quarter == pytest.approx(0.679 if n_expert < 64 else 0.832, abs=0.002), "as the recorded routing has it"
+
+
+def test_few_experts_are_used_nearly_alike_and_follow_nothing() -> None:
+    assert following(experts_alike(8)) == experts_alike(8)

@@ -12,7 +12,6 @@ from functools import cache
 from math import inf
 
 from oallama.core.errors import UsageError
-from oallama.core.routing import Routing
 from oallama.core.types import Operator, Workload
 from oallama.cost.blocks import is_ffn
 from oallama.cost.experts import expert_use
@@ -20,7 +19,7 @@ from oallama.cost.whole import Costs
 from oallama.place.placement import Budget, Candidate, Placement, cpu, placed_whole, whole_bytes
 from oallama.place.policies.registry import Room, policy
 from oallama.place.problem import SMALLEST_UBATCH, Problem, costs_of
-from oallama.place.sharing import N_VALUES, SlicePlan
+from oallama.place.sharing import N_VALUES, SlicePlan, may_follow
 from oallama.place.transfers import Transfers
 from oallama.place.whole import exchange, search
 
@@ -234,6 +233,11 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
     decode, prompt = (
         sum(cost.use.coverage(cut.n_hot, n) for cost, cut in hot if cost.use is not None) / len(hot) for n in (1, 2)
     )
+    if plan.exchanges:
+        return (
+            f"{n_hot} of {n_all} experts of {len(hot)} layers are kept on the device and follow the conversation; such "
+            f"sets served {decode:.0%} of uses in decode and {prompt:.0%} in prompts",
+        )
     return (
         f"{n_hot} of {n_all} experts of {len(hot)} layers are kept on the device by use; of later traffic such sets "
         f"served {decode:.0%} in decode and {prompt:.0%} in prompts",
@@ -249,10 +253,13 @@ def has_hot(decision: Candidate) -> bool:
     return decision.placement.hot_bytes > 0
 
 
-def hot_fault(operators: Sequence[Operator], routing: Routing | None) -> str:
+def hot_fault(problem: Problem) -> str:
     """Why no experts can be placed by use; "" where some can."""
-    if all(operator.op != "MUL_MAT_ID" for operator in operators):
+    routing = problem.routing
+    if all(operator.op != "MUL_MAT_ID" for operator in problem.operators):
         return f"policy {EXPERTS} is for models with experts, and this one has none; use scheinfer"
+    if may_follow(problem):
+        return ""
     count = "count them with `oallama run MODEL --count-experts` over prompts like yours"
     if routing is None:
         return f"policy {EXPERTS} places experts by how often they are used, which is not known of this model; {count}"
@@ -279,7 +286,7 @@ def split(problem: Problem, room: Room) -> Iterable[Placement]:
 
 @policy(EXPERTS, "besides, the experts that are used most", streams=True, slices_alone=True, reason=NOTHING)
 def experts(problem: Problem, room: Room) -> Iterable[Placement]:
-    if fault := hot_fault(problem.operators, problem.routing):
+    if fault := hot_fault(problem):
         raise UsageError(fault)
     made = list(SliceSearch(problem, room, streams=True, hot=True).best())
     yield from made
