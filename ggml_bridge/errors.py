@@ -10,7 +10,7 @@ class BridgeError(RuntimeError):
 
 
 class VersionMismatch(BridgeError):
-    """The ggml or llama-cpp-python found is not the version this package was written for."""
+    """The llama.cpp or llama-cpp-python that was found is laid out in a way that is not known."""
 
 
 class Unsupported(BridgeError):

@@ -1,8 +1,8 @@
-"""Finds, checks and opens the native libraries: llama-cpp-python's ggml and llama, and our own.
+"""Finds, checks and opens the native libraries: llama.cpp's, which llama-cpp-python's bindings then use, and our own.
 
-The wheel of llama-cpp-python carries each library under several file names. libllama was linked against `lib….so.0`;
-opening any other file would load a second registry of devices, so only `lib….so.0` is opened, and it is checked that
-the library which llama_cpp uses sees the same registry.
+A build of llama.cpp carries each library under several file names. libllama was linked against `lib….so.0`; opening any
+other file would load a second registry of devices, so only `lib….so.0` is opened, and it is checked that the library
+which llama_cpp uses sees the same registry.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from pathlib import Path
 from types import ModuleType
 
 from ggml_bridge.errors import BridgeError, VersionMismatch
+from ggml_bridge.llama_params import fit_bindings
 
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
-GGML_VERSION = "0.25.3"
-LLAMA_CPP_BUILD = ("0c1e570", 11312)
-"""Commit and number of the llama.cpp in that package, whose source does not say them."""
+"""Of the bindings. llama.h has changed since by what `llama_params` knows."""
+LLAMA_CPP_BUILD = 11549
+"""Number of the llama.cpp that set-up compiles. Its release is called b11549."""
 LIB_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
-"""Environment variable that names another folder of llama-cpp-python's libraries; llama_cpp reads it too."""
+"""Environment variable that names another folder of llama.cpp's libraries; llama_cpp reads it too."""
+INSTALLED = Path("lib", "oallama", "llama.cpp")
+"""Where set-up puts llama.cpp's libraries and programs in an environment. Not where llama-cpp-python keeps its own: who
+imports that by itself keeps what he installed."""
 
 _INSTALL = "run `oallama setup`"
 _LIBRARIES = ("ggml-base", "ggml")
@@ -52,27 +56,17 @@ def asking_version(library: str | os.PathLike[str], python: str | os.PathLike[st
     return [os.fspath(python), "-I", "-c", code, os.fspath(library)]
 
 
-def wrong_version(found: str | None) -> str | None:
-    """The sentence about a ggml of another version; None for the right one. found: None where it does not tell."""
-    if found == GGML_VERSION:
-        return None
-    told = f"is of ggml {found}" if found else "does not tell the version of its ggml"
-    return f"{told} and only {GGML_VERSION} works"
-
-
 def library_folder() -> Path:
-    """Folder of llama-cpp-python's libraries, found without importing it; raises BridgeError."""
+    """Folder of llama.cpp's libraries; raises BridgeError."""
     override = os.environ.get(LIB_PATH_VARIABLE)
-    if override:
-        folder, source = Path(override), LIB_PATH_VARIABLE
-    else:
-        spec = importlib.util.find_spec("llama_cpp")
-        if spec is None or not spec.submodule_search_locations:
-            raise BridgeError(f"llama.cpp is not installed; {_INSTALL}")
-        folder, source = Path(spec.submodule_search_locations[0]) / "lib", "llama-cpp-python"
+    folder = Path(override) if override else Path(sys.prefix) / INSTALLED
+    if not override and not folder.is_dir():
+        raise BridgeError(f"llama.cpp is not installed; {_INSTALL}")
     for name in _LIBRARIES:
         if not (folder / soname(name)).is_file():
-            raise BridgeError(f"{source} has no {soname(name)} in {folder}; {_INSTALL}")
+            raise BridgeError(
+                f"{LIB_PATH_VARIABLE if override else 'llama.cpp'} has no {soname(name)} in {folder}; {_INSTALL}"
+            )
     return folder
 
 
@@ -107,9 +101,7 @@ def open_libraries() -> Libraries:
         raise BridgeError(f"the native part runs on Linux and macOS, not on {sys.platform}")
     check_installed_version()
     folder = library_folder()
-    # ggml-base answers for its version before anything else of a foreign build may run
     base = _open(folder / soname("ggml-base"))
-    _check_ggml_version(base, folder)
     one_cpu = (folder / soname(_CPU)).is_file()
     if one_cpu:
         _open(folder / soname(_CPU))
@@ -118,6 +110,7 @@ def open_libraries() -> Libraries:
         _load_backends(ggml, base, folder)
     llama_cpp = _import_llama_cpp(folder)
     _check_one_registry(ggml, llama_cpp)
+    fit_bindings(llama_cpp.llama_cpp)
     return Libraries(folder, llama_cpp, find_built("ggml_bridge"))
 
 
@@ -167,16 +160,8 @@ def _load_backends(ggml: ctypes.CDLL, base: ctypes.CDLL, folder: Path) -> None:
         raise BridgeError(f"no libggml-cpu in {folder} is for this CPU; {_INSTALL}")
 
 
-def _check_ggml_version(base: ctypes.CDLL, folder: Path) -> None:
-    version = getattr(base, "ggml_version", None)  # missing of other libraries
-    if version is not None:
-        version.restype = ctypes.c_char_p
-    fault = wrong_version((version() or b"").decode(errors="replace") if version is not None else None)
-    if fault is not None:
-        raise VersionMismatch(f"the llama.cpp in {folder} {fault}; {_INSTALL}")
-
-
 def _import_llama_cpp(folder: Path) -> ModuleType:
+    os.environ[LIB_PATH_VARIABLE] = str(folder)  # and stays: more of the package is imported where it is needed
     try:
         import llama_cpp.llama_cpp
     except MemoryError:
@@ -186,6 +171,12 @@ def _import_llama_cpp(folder: Path) -> ModuleType:
     version = getattr(llama_cpp, "__version__", LLAMA_CPP_PYTHON_VERSION)  # none after import_interface_only
     if version != LLAMA_CPP_PYTHON_VERSION:
         raise VersionMismatch(f"llama_cpp {version} is installed but only {LLAMA_CPP_PYTHON_VERSION} works; {_INSTALL}")
+    loaded = Path(llama_cpp.llama_cpp._lib._name).parent
+    if not loaded.samefile(folder):
+        raise BridgeError(
+            f"llama_cpp was imported before oallama, with the libraries in {loaded}: import oallama's first, "
+            f"or set {LIB_PATH_VARIABLE}={folder}"
+        )
     module: ModuleType = llama_cpp
     return module
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from ggml_bridge.child import Child
 from ggml_bridge.errors import BridgeError, signal_name
 
-PROTOCOL_MAJOR = 7
-"""Major version of ggml 0.25.3's RPC protocol; servers of another one are refused by it with an abort."""
+PROTOCOL_MAJOR = 8
+"""Major version of ggml 0.26.0's RPC protocol; servers of another one are refused by it with an abort."""
 
 _HELLO = 14  # RPC_CMD_HELLO
 _CAPS_BYTES = 24  # transport capabilities of either side; zeros: plain TCP
@@ -50,7 +50,7 @@ def probe(endpoint: str, timeout_s: float = 5.0) -> None:
         raise BridgeError(f"no RPC server can be reached at {endpoint}: {error.strerror or error}") from None
     if not answer or answer[0] != PROTOCOL_MAJOR:
         version = f"speaks protocol {answer[0]}.{answer[1]}" if answer else "is not a ggml RPC server of our protocol"
-        raise BridgeError(f"the server at {endpoint} {version}, but {PROTOCOL_MAJOR}.x is needed (ggml 0.25.3)")
+        raise BridgeError(f"the server at {endpoint} {version}, but {PROTOCOL_MAJOR}.x is needed (ggml 0.26.0)")
 
 
 def _receive(connection: socket.socket, n_bytes: int) -> bytes:

@@ -47,7 +47,7 @@ Completion: write `eval "$(_OALLAMA_COMPLETE=bash_source oallama)"` into `~/.bas
 | `GGML_BACKEND_PATH` | a ggml back end to load, as `--backend` |
 | `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | as huggingface_hub reads them |
 | `LLAMA_CACHE`, `OLLAMA_MODELS` | where llama.cpp and ollama keep models, which are found by name |
-| `LLAMA_CPP_LIB_PATH` | another folder of llama-cpp-python's libraries |
+| `LLAMA_CPP_LIB_PATH` | another folder of llama.cpp's libraries |
 | `NO_COLOR` | anything: no colours |
 """
 

@@ -19,12 +19,11 @@ def traced(
     """A llama_context on the CPU alone. on_node: gets the operation's name, the node (bench/readback.py) and whether it
     is only asked; returns whether it wants the result, or else whether computing may go on. fields: of
     llama_context_params. Raises ValueError where llama.cpp refuses the model."""
-    from llama_cpp import llama_cpp as api
-
-    from ggml_bridge.library import check_installed_version, library_folder, soname
+    import ggml_bridge
+    from ggml_bridge.library import library_folder, soname
     from oallama.device.native_log import native_log
 
-    check_installed_version()
+    api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
     ggml = ctypes.CDLL(str(library_folder() / soname("ggml-base")))  # the file that libllama is linked with
     check_tensor_layout(ggml)
     ggml.ggml_op_desc.restype, ggml.ggml_op_desc.argtypes = ctypes.c_char_p, [ctypes.c_void_p]

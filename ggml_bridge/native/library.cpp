@@ -87,8 +87,7 @@ template <typename F> F rpc_function(const char * name) {
     ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
     F                  fn  = reg == nullptr ? nullptr : proc_address<F>(reg, name);
     if (fn == nullptr) {
-        throw Error(OALLAMA_UNSUPPORTED,
-                    "this llama-cpp-python was built without RPC; build it with CMAKE_ARGS=-DGGML_RPC=ON");
+        throw Error(OALLAMA_UNSUPPORTED, "this llama.cpp was built without RPC; run `oallama setup --refresh`");
     }
     return fn;
 }

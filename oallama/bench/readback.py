@@ -162,16 +162,14 @@ def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
 
 
 def llama_build() -> tuple[str, int]:
-    """llama.cpp's commit and build number, as llama-bench prints them; those of the pinned package where the library
-    does not tell them."""
-    from ggml_bridge.library import LLAMA_CPP_BUILD
+    """llama.cpp's commit and build number, as llama-bench prints them; "unknown" and 0 where libraries do not tell."""
     from oallama.run.fit import open_common
 
     load_bridge()
     library = open_common()
-    commit = ctypes.c_char_p.in_dll(library, "LLAMA_COMMIT").value if library else None
-    if library is None or commit in (None, b"", b"unknown"):
-        return LLAMA_CPP_BUILD
+    if library is None:
+        return "unknown", 0
+    commit = ctypes.c_char_p.in_dll(library, "LLAMA_COMMIT").value or b"unknown"
     return commit.decode(), ctypes.c_int.in_dll(library, "LLAMA_BUILD_NUMBER").value
 
 
@@ -184,7 +182,7 @@ _MAX_DIMS, _MAX_SRC, _MAX_OP_PARAMS, _MAX_NAME = 4, 10, 64, 64
 
 
 class GgmlTensor(ctypes.Structure):
-    """struct ggml_tensor of ggml 0.25.3, up to its name; `check_tensor_layout` proves it before it is used."""
+    """struct ggml_tensor of ggml 0.26.0, up to its name; `check_tensor_layout` proves it before it is used."""
 
 
 GgmlTensor._fields_ = [

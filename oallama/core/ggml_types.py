@@ -1,7 +1,7 @@
 """Block and byte sizes of every ggml tensor type.
 
 The sizes are those of the `gguf` package (`gguf.constants.GGML_QUANT_SIZES`) with two corrections, because that table
-differs from ggml 0.25.3: Q8_1 has 36 bytes a block (two halves and 32 quants), not 40, and type 42 (Q2_0: a half and
+differs from ggml 0.26.0: Q8_1 has 36 bytes a block (two halves and 32 quants), not 40, and type 42 (Q2_0: a half and
 64 two-bit quants, 18 bytes) is missing there. Kept as a literal table, since importing `gguf` costs 0.3 s (numpy,
 yaml); tests/unit/test_gguf_types.py compares it with the package, and with ggml itself at run time.
 """

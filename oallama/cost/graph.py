@@ -2,7 +2,7 @@
 
 The transfer cost T' of OATO (section 3.2: "three kinds of operator connections ... the extra delay of moving
 intermediate results") belongs to edges, not to operators. So the model's graph is kept as a list of nodes in execution
-order, and a placement is run through the same rules as ggml_backend_sched (ggml 0.25.3, passes 1, 2 and 5): a node
+order, and a placement is run through the same rules as ggml_backend_sched (ggml 0.26.0, passes 1, 2 and 5): a node
 with weights runs where its weights are, an unassigned node follows a device neighbour in graph order (down first, then
 up), everything left follows the CPU. Consecutive nodes on one side form a split; an input made on the other side is
 copied once per side.

@@ -91,7 +91,7 @@ def _size(path: Path) -> int:
 
 
 def _has_gpu_backend() -> bool:
-    """Whether llama-cpp-python came with a back end for GPUs, by the names of its libraries: loading them to hear that
+    """Whether llama.cpp came with a back end for GPUs, by the names of its libraries: loading them to hear that
     there is none would take more time than all the rest of a call that reads a cached profile."""
     import ggml_bridge
     from ggml_bridge.library import library_folder

@@ -41,9 +41,7 @@ def exit_at_abort() -> None:
     its RPC client when the server is lost, or a C++ exception that nobody catches. Raises BridgeError."""
     if _kept:
         return
-    from llama_cpp import llama_cpp as api
-
-    load_bridge()  # which sets a callback of its own
+    api = load_bridge().libraries.llama_cpp.llama_cpp  # the bridge sets a callback of its own
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # that of a C++ exception is pages long
     of_ggml, of_signal = ctypes.CFUNCTYPE(None, ctypes.c_char_p), ctypes.CFUNCTYPE(None, ctypes.c_int)
     on_abort = of_ggml(lambda message: end_process(sentence_of((message or b"").decode("utf-8", "replace"))))

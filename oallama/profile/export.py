@@ -70,7 +70,9 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("device_host_buffer", "device_asynchronous", "device_pins", "device_takes_residents"), bool),
     **dict.fromkeys(("cpu_features", "cpu_layouts", "cpu_kernels"), _words),
     **dict.fromkeys(("system", "gpu_driver", "llama_cpp_python", "ggml_version", "oallama"), _version),
-    **dict.fromkeys(("ggml_cpu_build", "ggml_commit", "device_name", "device_backend", "device_type"), str),
+    **dict.fromkeys(
+        ("ggml_cpu_build", "llama_build", "ggml_commit", "device_name", "device_backend", "device_type"), str
+    ),
     "device_spec": _device_spec,
     "device_description": _description,
     "gpus": _gpus,

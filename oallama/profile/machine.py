@@ -12,11 +12,13 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
-from importlib import metadata, util
+from collections.abc import Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.library import library_folder
 from oallama.device.cpu import allowed_cpus
 
 KEY_PARTS = (
@@ -29,6 +31,7 @@ KEY_PARTS = (
     "llama_cpp_python",
     "ggml_version",
     "ggml_cpu_build",
+    "llama_build",
     "device_spec",
     "device_identity",
     "gpus",
@@ -84,7 +87,8 @@ def fingerprint(
         "system": f"{platform.system()} {platform.release()}",
         "llama_cpp_python": _package_version("llama_cpp_python"),
         "ggml_version": _ggml_version(libraries),
-        "ggml_cpu_build": _build_hash(libraries),
+        "ggml_cpu_build": _hash_of(_cpu_libraries(libraries)),
+        "llama_build": _hash_of(_library_files(libraries, "libllama")[:1]),
         "device_spec": device_spec,
         **({"device_identity": dict(identity)} if identity is not None else {}),
         "gpus": _gpus(root),
@@ -129,12 +133,10 @@ def last_level_cache(root: Path, n_threads: int) -> tuple[int, str]:
 
 
 def _library_folder() -> Path | None:
-    """The folder of llama-cpp-python's ggml libraries, found without importing it or ggml_bridge."""
-    override = os.environ.get("LLAMA_CPP_LIB_PATH")
-    if override:
-        return Path(override)
-    spec = util.find_spec("llama_cpp")
-    return Path(spec.origin).parent / "lib" if spec and spec.origin else None
+    try:
+        return library_folder()
+    except BridgeError:
+        return None
 
 
 def _read(path: Path) -> str | None:
@@ -216,10 +218,15 @@ def _ggml_version(folder: Path | None) -> str | None:
     return max((match[1] for match in versions if match), key=len, default=None)
 
 
-def _build_hash(folder: Path | None) -> str | None:
-    """Hash the CPU kernels' library: the same version built with other flags runs at another speed."""
-    files = _library_files(folder, "libggml-cpu")[:1] or _library_files(folder, "libggml-cpu-*")  # one, or one a CPU
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else None
+def _cpu_libraries(folder: Path | None) -> list[Path]:
+    """The library of CPU kernels, or those of a build for many CPUs."""
+    return _library_files(folder, "libggml-cpu")[:1] or _library_files(folder, "libggml-cpu-*")
+
+
+def _hash_of(files: Iterable[Path]) -> str | None:
+    """One hash of libraries: what calls itself the same version was built from other commits and with other flags."""
+    contents = [file.read_bytes() for file in files]
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:16] if contents else None
 
 
 def _gpus(root: Path) -> list[str]:

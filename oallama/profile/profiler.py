@@ -239,7 +239,7 @@ class _Measurement:
         if again or task.get("device") != CPU_DEVICE or layout in (PLAIN_LAYOUT, *broken):
             return None
         what = f"crashed while measuring {task['start']} ({died})"
-        remedy = "rebuild llama-cpp-python with scripts/test"
+        remedy = "run `oallama setup --refresh`"
         if kernel == "MUL_MAT":
             warning = f"the CPU layout {layout} {what} and is left out; {remedy}"
             return {"fingerprint": {"broken_layouts": [*broken, layout]}, "warnings": [warning]}

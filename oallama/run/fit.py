@@ -52,7 +52,7 @@ def fit_under(
     """Return --fit's placement under the cap, and every call that it took.
 
     Raises ModelFileError, DeviceError where llama.cpp fails on the file or the device, BridgeError where this
-    llama-cpp-python lacks the function.
+    llama.cpp lacks the function.
     """
 
     def failed(reason: str) -> DeviceError:
@@ -118,9 +118,7 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     load_bridge()
     library = open_common()
     if library is None or not hasattr(library, FIT_PARAMS):
-        raise BridgeError(
-            "this build of llama-cpp-python has no common_fit_params; use another arm or policy than --fit"
-        )
+        raise BridgeError("this build of llama.cpp has no common_fit_params; use another arm or policy than --fit")
     with open_device(settings.device) as device, native_log() as log:
         if device.info is None:
             raise UsageError("stock-fit needs a device, and there is none; name one with --device")
@@ -155,7 +153,7 @@ def context_params(settings: LoadSettings) -> Any:
 
 
 def open_common() -> ctypes.CDLL | None:
-    """The library, or None where this build of llama-cpp-python has none.
+    """The library, or None where this build of llama.cpp has none.
 
     The bridge must be loaded: what libllama-common is linked with is then found by SONAME, so that it works on the
     same llama and ggml as llama_cpp. A library that brought its own copies is refused (None).

@@ -11,6 +11,7 @@ from typing import Any
 
 from oallama.core.errors import UsageError
 from oallama.core.keywords import check_fields
+from oallama.device.load_params import load_bridge
 
 REPEAT_LAST_N = 64  # tokens that repeat_penalty looks back, llama.cpp's default
 
@@ -120,6 +121,7 @@ class Sampler:
 
 def grammar_of_schema(schema: str) -> str:
     """GBNF, as llama-cpp-python makes it. Raises UsageError for what is no JSON, or a schema that it cannot express."""
+    load_bridge()  # finds llama.cpp for llama_cpp
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
     try:

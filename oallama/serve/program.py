@@ -1,8 +1,7 @@
-"""llama-server: where it is, whether it is of the ggml that our plug-in was made for, and how it is started."""
+"""llama-server: where it is, whether it is of the ggml that plans are made with, and how it is started."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import ggml_bridge
-from ggml_bridge.library import asking_version, find_plugin, library_folder, soname, wrong_version
+from ggml_bridge.library import asking_version, find_plugin, library_folder, soname
 from oallama.core.errors import BridgeError, PlanError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
@@ -68,32 +67,40 @@ def find_program(asked: str | None) -> Path:
     if program is None:
         where = "beside llama.cpp's libraries nor on PATH"
         raise BridgeError(f"no program {asked}; {BUILD}" if asked else f"{NAME} is neither {where}; {BUILD}")
-    fault = wrong_version(ggml_version(program))
-    if fault is not None:
-        raise BridgeError(f"{program} {fault}; {BUILD}")
+    ours = _library_folder()
+    if ours is not None and program.parent != ours:
+        found, needed = _version_of(_ggml_base(program)), _version_of(ours / soname("ggml-base"))
+        if found != needed:
+            told = f"is of ggml {found}" if found else "does not tell the version of its ggml"
+            raise BridgeError(f"{program} {told} and plans are made with {needed}; {BUILD}")
     return program
 
 
+def _library_folder() -> Path | None:
+    """The folder of llama.cpp's libraries; None where there are none, which is said by what needs them."""
+    try:
+        return library_folder()
+    except ggml_bridge.BridgeError:
+        return None
+
+
 def _first_of(asked: str | None) -> Path | None:
-    if asked is None:
-        with contextlib.suppress(ggml_bridge.BridgeError):  # said by what needs the libraries
-            if os.access(library_folder() / NAME, os.X_OK):
-                return library_folder() / NAME
+    ours = _library_folder()
+    if asked is None and ours is not None and os.access(ours / NAME, os.X_OK):
+        return ours / NAME
     found = shutil.which(asked or NAME)
     return Path(found).absolute() if found else None
 
 
-def ggml_version(program: Path) -> str | None:
-    """The version of the ggml library that a program is linked with; None where it is not found or does not say. A
-    program with ggml inside cannot run plug-ins."""
-    library = _ggml_base(program)
-    if library is None:
-        return None
-    done = _output(asking_version(library))
+def _version_of(library: Path | None) -> str | None:
+    """The version of a ggml library; None where there is none, or it does not say."""
+    done = _output(asking_version(library)) if library else None
     return done.strip() if done else None
 
 
 def _ggml_base(program: Path) -> Path | None:
+    """The ggml library that a program is linked with; None where it is not found. A program with ggml inside cannot run
+    plug-ins."""
     for folder in (program.resolve().parent, program.resolve().parent.parent / "lib"):
         if (folder / soname("ggml-base")).is_file():
             return folder / soname("ggml-base")

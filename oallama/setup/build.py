@@ -16,15 +16,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oallama.core.files import write_whole
+from ggml_bridge.library import LLAMA_CPP_BUILD
+from oallama.core.files import cache_folder, write_whole
+from oallama.core.temporary import temporary_folder
 from oallama.setup.console import Console, SetupError, Step, run
 from oallama.setup.gpu import Backend
 from oallama.setup.machine import Compiler, Cpu, build_jobs, is_own, platform_tag
+from oallama.setup.prebuilt import digest, fetch, unpack
 from oallama.setup.uv import find_uv, package_environment
 
 LOCK = Path(__file__).with_name("locked.txt")
 """llama-cpp-python and what builds it, each of one version and known by its hashes."""
 BINDINGS = "llama-cpp-python"
+
+
+@dataclass(frozen=True)
+class SourcePackage:
+    """A source package of the index that carries llama.cpp's sources, in `folder`. release: the name that they have at
+    llama.cpp."""
+
+    name: str
+    version: str
+    sha256: str
+    folder: str
+    release: str
+
+
+SOURCE = SourcePackage(
+    "xllamacpp", "2026.10.11549", "c17ee1163006f70726abb9f72137830818f3d8cb60bfc34cb232d08428eaa22b",
+    "thirdparty/llama.cpp", f"b{LLAMA_CPP_BUILD}",
+)  # fmt: skip
 PROGRAMS = ("llama-bench", "llama-server", "llama-cli", "ggml-rpc-server", "test-backend-ops")
 CORE_MINUTES = {"cpu": 17, "vulkan": 29}  # on a 2-core machine
 CORE_MINUTES_OTHER = 50
@@ -39,6 +60,8 @@ _FLAGS = (
     "-DLLAMA_OPENSSL=OFF",
     *(f"-DLLAMA_BUILD_{part}=ON" for part in ("COMMON", "TOOLS", "SERVER", "TESTS")),
     *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("EXAMPLES", "APP")),
+    f"-DLLAMA_BUILD_NUMBER={LLAMA_CPP_BUILD}",  # the package has no repository to count it in
+    f"-DLLAMA_BUILD_COMMIT={SOURCE.release}",
 )
 
 
@@ -116,10 +139,10 @@ def cmake_args(variant: Variant, cpu: Cpu, compiler: Compiler, env: Mapping[str,
 
 def make_build(variant: Variant, cpu: Cpu, compiler: Compiler, cache: Path, env: Mapping[str, str]) -> Build:
     """A variant on this machine. Its key names everything that its machine code depends on."""
-    version, args = pinned_version(), (*_FLAGS, *cmake_args(variant, cpu, compiler, env))
-    identity = [version, *args, *PROGRAMS, cpu.digest, compiler.family, compiler.version, compiler.target]
+    args = (*_FLAGS, *cmake_args(variant, cpu, compiler, env))
+    identity = [SOURCE.sha256, *args, *PROGRAMS, cpu.digest, compiler.family, compiler.version, compiler.target]
     key = hashlib.sha256(json.dumps([*identity, platform_tag()]).encode()).hexdigest()[:16]
-    return Build(variant.backend, args, compiler, cache / "stock" / f"{version}-{key}")
+    return Build(variant.backend, args, compiler, cache / "stock" / f"{SOURCE.release}-{key}")
 
 
 def compile_build(console: Console, step: Step, build: Build, python: Path, env: Mapping[str, str]) -> Path:
@@ -151,7 +174,7 @@ def compile_build(console: Console, step: Step, build: Build, python: Path, env:
     shutil.rmtree(build.place, ignore_errors=True)
     build.place.mkdir()
     (folder / "bin").replace(build.place / "bin")
-    note = {"version": pinned_version(), "args": build.args, "compiler": str(build.compiler)}
+    note = {"llama_cpp": SOURCE.release, "args": build.args, "compiler": str(build.compiler)}
     write_whole(build.place / "recipe.json", json.dumps(note, indent=1))
     shutil.rmtree(work)
     return build.place / "bin"
@@ -174,23 +197,41 @@ def cmake_build(
 
 
 def fetch_source(console: Console, step: Step, work: Path, python: Path, env: Mapping[str, str]) -> Path:
-    """llama-cpp-python's source package, as `work`/source, unless it is there. Returns llama.cpp's folder in it.
-
-    uv fetches and checks the package to install the bindings alone, into a cache that keeps its source.
-    """
+    """llama.cpp's sources, as `work`/source unless they are there; returns that folder. The package is kept in the
+    cache. Raises SetupError."""
     source = work / "source"
-    if source.is_dir():
-        return source / "vendor" / "llama.cpp"
-    draft = work / "fetched"
-    shutil.rmtree(draft, ignore_errors=True)
-    packages = {**package_environment(env, python), "UV_CACHE_DIR": str(draft / "cache")}
-    run(console, step, install_bindings(python, env, "--target", str(draft / "out")), packages, "fetching llama.cpp")
-    found = next(draft.rglob("vendor/llama.cpp/CMakeLists.txt"), None)
+    if not source.is_dir():
+        package = f"{SOURCE.name}-{SOURCE.version}"
+        kept = cache_folder(env).absolute() / "sources" / f"{package}.tar.gz"
+        for folder in (work, kept.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        with temporary_folder("new-", work) as draft:
+            if not kept.is_file() or digest(kept) != SOURCE.sha256:
+                fetch(_find_source(console, step, draft, python, env), SOURCE.sha256, draft / kept.name, step)
+                shutil.move(draft / kept.name, kept)
+            unpack(kept, draft / "unpacked", package)
+            (draft / "unpacked" / package / SOURCE.folder).replace(source)
+    return source
+
+
+def _find_source(console: Console, step: Step, folder: Path, python: Path, env: Mapping[str, str]) -> str:
+    """The address of the package in the user's index. uv tells it without running anything of the package."""
+    asked, told = folder / "source.in", folder / "pylock.toml"
+    asked.write_text(f"{SOURCE.name}=={SOURCE.version}\n", encoding="utf-8")
+    command = [find_uv(python, env), "pip", "compile", str(asked), "--no-deps", "--python", str(python)]
+    command += ["--format", "pylock.toml", "--output-file", str(told)]
+    without = (
+        f"the package index gave no source of {SOURCE.name} {SOURCE.version}, which has llama.cpp {SOURCE.release}: "
+        "name another index, or a build of llama.cpp with --llama-cpp DIR or --llama-cpp TARBALL"
+    )
+    try:
+        run(console, step, command, package_environment(env, python), "looking for llama.cpp")
+    except SetupError as error:
+        raise SetupError(without, error.tail) from error
+    found = re.search(r'^sdist = \{ (?:url|path) = "([^"]+)"', told.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
-        raise SetupError(f"the package index gave no source of {BINDINGS} {pinned_version()}: name another index")
-    found.parents[2].replace(source)
-    shutil.rmtree(draft)
-    return source / "vendor" / "llama.cpp"
+        raise SetupError(without)
+    return found[1] if "://" in found[1] else (told.parent / found[1]).absolute().as_uri()
 
 
 def install_bindings(python: Path, env: Mapping[str, str], *options: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Installs llama.cpp into an environment: builds are tried until one passes its self-test, or a prebuilt one is taken.
 
-The bindings come from llama-cpp-python without their libraries; ours go where they look for them, `llama_cpp/lib`.
+The bindings come from llama-cpp-python without its libraries. llama.cpp's lie in a folder of their own, which
+ggml_bridge has the bindings use.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from ggml_bridge.library import INSTALLED, LIB_PATH_VARIABLE
 from oallama.core.files import cache_folder, write_whole
-from oallama.setup.build import Build, Variant, compile_build, install_bindings, make_build, pinned_version
+from oallama.setup.build import SOURCE, Build, Variant, compile_build, install_bindings, make_build, pinned_version
 from oallama.setup.console import Console, SetupError, lock, run
 from oallama.setup.gpu import Backend, choose_backend, gpu_hint, known_choice
 from oallama.setup.machine import Compiler, check_compiler, find_compiler, this_cpu
-from oallama.setup.prebuilt import check, put, take
-from oallama.setup.uv import package_environment, packages_folder
+from oallama.setup.prebuilt import check_machine, put, take
+from oallama.setup.uv import package_environment
 
 STAMP = "oallama-setup.json"
 _SELFTEST = """
@@ -96,11 +98,11 @@ class Installer:
 
     def libraries(self) -> Path:
         """The folder of llama.cpp's libraries and programs in this environment."""
-        return packages_folder(self.python, self.env) / "llama_cpp" / "lib"
+        return self.prefix / INSTALLED
 
     def asked(self, given: str) -> str:
         """Digest of everything that, when it changes, asks for another llama.cpp."""
-        parts = [pinned_version(), str(self.prefix), given]
+        parts = [pinned_version(), SOURCE.release, str(self.prefix), given]
         if not given:
             compiler = self.compiler
             parts += [self.wish, self.cpu.digest, str(compiler), compiler.cxx, compiler.target, gpu_hint(self.env)]
@@ -129,7 +131,7 @@ class Installer:
         with self.console.step("llama.cpp", f"taking {given}") as step:
             with lock(self.cache / "setup.lock", self.console):
                 folder = take(given, sha256, self.cache, step)
-            check(folder, self.python, self.env)
+            check_machine(folder)
             step.result = f"taken from {folder}"
         with self._placed(folder) as keep:
             layouts = self._test()
@@ -195,7 +197,7 @@ class Installer:
             packages = package_environment(self.env, self.python)
             run(self.console, step, install_bindings(self.python, self.env), packages, "installing llama-cpp-python")
             put(folder, place)
-            step.result = f"installed llama-cpp-python {pinned_version()} with these libraries"
+            step.result = f"installed llama-cpp-python {pinned_version()}, to use these libraries"
         try:
             yield lambda: kept.append(True)
         finally:
@@ -209,9 +211,9 @@ class Installer:
         """Multiply with every CPU layout, in a child: layout -> "ok" or what is wrong; {"build": …} where llama_cpp
         cannot be loaded, {"self-test": …} where it died. Raises SetupError where the self-test itself does not run."""
         with self.console.step("self-test", "multiplying with every CPU layout") as step:
-            load = self._child("import llama_cpp")
+            load = self._child("import ggml_bridge; ggml_bridge.load()")
             if load.returncode > 0:
-                return {UNUSABLE: f"llama_cpp cannot be loaded: {_last_line(load.stderr)}"}
+                return {UNUSABLE: f"it cannot be loaded: {_last_line(load.stderr)}"}
             done = load if load.returncode < 0 else self._child(_SELFTEST)
             if done.returncode < 0:
                 return {DIED: f"died with {signal.Signals(-done.returncode).name}"}
@@ -225,9 +227,10 @@ class Installer:
         return {str(layout): str(result) for layout, result in outcome.items()}
 
     def _child(self, code: str) -> subprocess.CompletedProcess[str]:
+        env = {**self.env, LIB_PATH_VARIABLE: str(self.libraries())}
         try:
             done = subprocess.run(
-                [str(self.python), "-c", code], env=dict(self.env), stdin=subprocess.DEVNULL, capture_output=True,
+                [str(self.python), "-c", code], env=env, stdin=subprocess.DEVNULL, capture_output=True,
                 text=True, timeout=_SELFTEST_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

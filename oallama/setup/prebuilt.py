@@ -11,15 +11,14 @@ import shutil
 import tarfile
 import urllib.request
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ggml_bridge.library import asking_version, wrong_version
 from oallama.core.errors import UsageError
 from oallama.core.files import DISK_FAILED
 from oallama.core.temporary import temporary_folder
-from oallama.setup.console import SetupError, Step, capture
+from oallama.setup.console import SetupError, Step
 from oallama.setup.machine import is_own
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 40: "armv7l", 243: "riscv64"}
@@ -43,8 +42,7 @@ def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
             raise UsageError(f"{given} is a folder, which has no hash; leave out --sha256")
         folder = Path(given).absolute()
     elif Path(given).is_file():
-        with Path(given).open("rb") as file:
-            found = _digest(file)
+        found = digest(Path(given))
         if wanted not in (None, found):
             raise SetupError(f"{given} has the SHA-256 {found}, not {wanted}: it is another file, or was changed")
         folder = _unpacked(given, found, cache, step)
@@ -53,16 +51,13 @@ def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
     return _libraries(folder, given)
 
 
-def check(folder: Path, python: Path, env: Mapping[str, str]) -> None:
-    """Raises SetupError unless the libraries are for this processor and of our ggml."""
+def check_machine(folder: Path) -> None:
+    """Raises SetupError unless the libraries are for this processor. What interface they have is found by loading
+    them."""
     header = (folder / "libggml-base.so.0").open("rb").read(20)
     machine = _MACHINES.get(int.from_bytes(header[18:20], "little"), "another processor")
     if header[:4] != b"\x7fELF" or machine != platform.machine():
         raise SetupError(f"the libraries in {folder} are for {machine} and this is {platform.machine()}")
-    found = capture(asking_version(folder / "libggml-base.so.0", python), env)
-    fault = wrong_version(found.strip() if found else None)
-    if fault is not None:
-        raise SetupError(f"the llama.cpp in {folder} {fault}: take llama.cpp b11312")
 
 
 def _libraries(folder: Path, given: str) -> Path:
@@ -77,7 +72,7 @@ def _libraries(folder: Path, given: str) -> Path:
     raise SetupError(f"there is no libllama.so in {given}: give a build of llama.cpp for Linux with shared libraries")
 
 
-def _unpacked(given: str, digest: str, cache: Path, step: Step) -> Path:
+def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
     """The folder of the cache with an archive of this hash, whole or not there. Raises SetupError where somebody else
     could have put it there: what is in it runs as this user."""
     kept = cache / "llama.cpp"
@@ -85,14 +80,11 @@ def _unpacked(given: str, digest: str, cache: Path, step: Step) -> Path:
     for path in (cache, kept):
         if not is_own(path.stat(), os.getuid()):
             raise SetupError(f"{path} can be changed by other users: take that right away, or set OALLAMA_CACHE_DIR")
-    folder = kept / digest
+    folder = kept / sha256
     if not folder.exists():
-        if not hasattr(tarfile, "data_filter"):
-            version = platform.python_version()
-            raise SetupError(f"Python {version} cannot unpack {given} safely: unpack it yourself and give the folder")
         with temporary_folder("new-", kept) as draft:
-            _fetch(given, digest, draft / "archive", step)
-            _unpack(draft / "archive", draft / "unpacked", given)
+            fetch(given, sha256, draft / "archive", step)
+            unpack(draft / "archive", draft / "unpacked", given)
             _libraries(draft / "unpacked", given)
             (draft / "unpacked").replace(folder)
     for path in (folder, *(path for path in folder.rglob("*") if not path.is_symlink())):
@@ -101,7 +93,7 @@ def _unpacked(given: str, digest: str, cache: Path, step: Step) -> Path:
     return folder
 
 
-def _fetch(given: str, digest: str, archive: Path, step: Step) -> None:
+def fetch(given: str, sha256: str, archive: Path, step: Step) -> None:
     """Copy a file, or what is at an address, and check the copy, which nobody else can change."""
     address = Path(given).absolute().as_uri() if Path(given).is_file() else given
     try:
@@ -110,18 +102,20 @@ def _fetch(given: str, digest: str, archive: Path, step: Step) -> None:
                 step.progress(f"{n_bytes >> 20} MiB")
                 if n_bytes > MOST_ARCHIVE_BYTES:
                     raise SetupError(f"{given} is larger than {MOST_ARCHIVE_BYTES >> 30} GiB: it is no llama.cpp")
-        with archive.open("rb") as file:
-            found = _digest(file)
+        found = digest(archive)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in DISK_FAILED:
             raise
         raise SetupError(f"{given} cannot be fetched ({error}): check the address, or give a file") from error
-    if found != digest:
-        raise SetupError(f"{given} has the SHA-256 {found}, not {digest}: do not trust it")
+    if found != sha256:
+        raise SetupError(f"{given} has the SHA-256 {found}, not {sha256}: do not trust it")
 
 
-def _unpack(archive: Path, folder: Path, given: str) -> None:
+def unpack(archive: Path, folder: Path, given: str) -> None:
     """Unpack; nothing lands outside the folder, and no link leads out of the one that it is in."""
+    if not hasattr(tarfile, "data_filter"):
+        version = platform.python_version()
+        raise SetupError(f"Python {version} cannot unpack {given} safely: use 3.10.12, 3.11.4 or later")
     n_files = n_bytes = 0
 
     def checked(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -155,10 +149,12 @@ def _copied(source: BinaryIO, target: BinaryIO) -> Iterator[int]:
         yield total
 
 
-def _digest(file: BinaryIO) -> str:
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
     total = hashlib.sha256()
-    while data := file.read(_CHUNK):
-        total.update(data)
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK):
+            total.update(data)
     return total.hexdigest()
 
 
@@ -168,7 +164,7 @@ def put(folder: Path, place: Path) -> None:
     draft, old = place.with_name(f"{place.name}.new"), place.with_name(f"{place.name}.old")
     for path in (draft, old):
         shutil.rmtree(path, ignore_errors=True)
-    draft.mkdir()
+    draft.mkdir(parents=True)
     for path in folder.iterdir():
         made = draft / path.name
         if path.is_symlink() and len(path.readlink().parts) == 1:

@@ -15,10 +15,10 @@ from setup_env import digest_files, native_sources
 
 from oallama.core.files import cache_folder
 from oallama.core.units import format_seconds
-from oallama.setup.build import fetch_source, pinned_version
+from oallama.setup.build import SOURCE, fetch_source, pinned_version
 from oallama.setup.console import Console, SetupError, Step, capture, guarded, lock, run
 from oallama.setup.machine import build_jobs, check_compiler, find_compiler, platform_tag
-from oallama.setup.uv import package_environment
+from oallama.setup.uv import package_environment, packages_folder
 
 from .build import Builder, compiler_seconds
 from .pack import ARCHIVE, copy_libraries, strip, write_pack
@@ -74,21 +74,20 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
         if options.source:
             unpack_source_archive(options.source, work)
         else:
-            with console.step("source", f"fetching llama-cpp-python {version}") as step:
+            with console.step("source", f"fetching llama.cpp {SOURCE.release}") as step:
                 fetch_source(console, step, work, python, env)
+                _copy_bindings(python, env, work / "bindings")
                 _fetch_wheels(console, step, python, options.python, work, packages)
-                step.result = f"source of llama-cpp-python {version} and wheels for Python {options.python}"
+                step.result = f"source of llama.cpp {SOURCE.release} and wheels for Python {options.python}"
         if options.source_archive:
             with console.step("archive", "packing the source") as step:
-                made = write_source_archive(work / "source", work / "python-wheels", options.out, limit)
+                made = write_source_archive(work, options.out, limit)
                 step.result = f"packed the source: {made.stat().st_size / 2**20:.1f} MiB"
             print(made)
             return 0
         check_compiler(find_compiler(env), env)
         toolkit = _toolkit(console, options, python, work, packages)
-        builder = Builder(
-            console, root, work, work / "source" / "vendor" / "llama.cpp", options.jobs or build_jobs(env), env
-        )
+        builder = Builder(console, root, work, work / "source", options.jobs or build_jobs(env), env)
         native = builder.native()
         variants = builder.cpu_variants()
         built = builder.cuda(toolkit, architectures, not options.no_fa, programs)
@@ -96,7 +95,8 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
         _collect(tree, work, built, native, variants, programs, env)
         folders = ("build", "build-native", *(f"build-cpu-{variant.name}" for variant in CPU_VARIANTS[:-1]))
         manifest: dict[str, Any] = {
-            "llama_cpp_python": version, "architectures": [name.removesuffix("-real") for name in architectures],
+            "llama_cpp": SOURCE.release, "llama_cpp_python": version,
+            "architectures": [name.removesuffix("-real") for name in architectures],
             "flash_attention": not options.no_fa, "nvcc": toolkit.version, "python": options.python,
             "platform": platform_tag(), "native_digest": digest_files(root, native_sources(root)),
             "cpu_variants": [variant.name for variant in CPU_VARIANTS], "jobs": builder.jobs,
@@ -184,10 +184,7 @@ def _collect(
         (tree / "cpu" / name).mkdir(parents=True)
         shutil.copy2(library, tree / "cpu" / name / "libggml-cpu.so.0")
     site = tree / "site"
-    source = work / "source"
-    (site / "llama_cpp").mkdir(parents=True)
-    for path in (source / "llama_cpp").glob("*.py"):
-        shutil.copy2(path, site / "llama_cpp" / path.name)
+    shutil.copytree(work / "bindings", site / "llama_cpp")
     version = _version_of(site / "llama_cpp" / "__init__.py")
     info = site / f"llama_cpp_python-{version}.dist-info"
     info.mkdir()
@@ -200,6 +197,14 @@ def _collect(
             for path in (built / name, *sorted(built.glob(f"lib{name}-impl.so*"))):
                 shutil.copy2(path, tree / "bin" / path.name, follow_symlinks=False)
     strip(tree, env)
+
+
+def _copy_bindings(python: Path, env: Mapping[str, str], folder: Path) -> None:
+    """llama_cpp's Python part, as set-up installed it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in (packages_folder(python, env) / "llama_cpp").glob("*.py"):
+        shutil.copy2(path, folder / path.name)
 
 
 def _version_of(module: Path) -> str:

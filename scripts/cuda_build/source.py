@@ -15,20 +15,23 @@ from .recipe import is_needed_source
 ARCHIVE = "source.tar.xz"
 
 
-def write_source_archive(source: Path, wheels: Path, out: Path, limit_bytes: int) -> Path:
-    """llama.cpp without what CUDA's libraries do not need, llama_cpp's Python part, and the wheels. `source`: the
-    unpacked source package. Raises SetupError where it is too large to travel."""
+FOLDERS = ("source", "bindings", "python-wheels")
+"""Of the work folder: llama.cpp, llama_cpp's Python part, and the wheels that its Python needs."""
+
+
+def write_source_archive(work: Path, out: Path, limit_bytes: int) -> Path:
+    """Pack FOLDERS of the work folder, without what CUDA's libraries do not need. Raises SetupError for an archive that
+    is too large to travel."""
     out.mkdir(parents=True, exist_ok=True)
-    llama = source / "vendor" / "llama.cpp"
+    source = work / FOLDERS[0]
     draft = out / f"{ARCHIVE}.part"
     with tarfile.open(draft, "w:xz", preset=6) as tar:
-        for path in sorted(path for path in llama.rglob("*") if path.is_file()):
-            if is_needed_source(path.relative_to(llama)):
-                tar.add(path, Path("source", "vendor", "llama.cpp", path.relative_to(llama)))
-        for path in sorted((source / "llama_cpp").glob("*.py")):
-            tar.add(path, Path("source", "llama_cpp", path.name))
-        for path in sorted(wheels.glob("*.whl")):
-            tar.add(path, Path("python-wheels", path.name))
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            if is_needed_source(path.relative_to(source)):
+                tar.add(path, path.relative_to(work))
+        for name in FOLDERS[1:]:
+            for path in sorted((work / name).iterdir()):
+                tar.add(path, path.relative_to(work))
     check_size(draft.stat().st_size, limit_bytes, draft)
     return draft.replace(out / ARCHIVE)
 
@@ -41,7 +44,7 @@ def unpack_source_archive(archive: Path, work: Path) -> None:
         raise SetupError(f"there is no {archive}: make it with scripts/build_cuda --source-archive")
 
     def replace() -> None:
-        for name in ("source", "python-wheels"):
+        for name in FOLDERS:
             shutil.rmtree(work / name, ignore_errors=True)
         work.mkdir(parents=True, exist_ok=True)
         extract(archive, work)

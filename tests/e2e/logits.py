@@ -20,7 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from e2e.forced import N_CTX, N_UBATCH
-from llama_cpp import Llama
+
+import ggml_bridge
+
+Llama = ggml_bridge.load().libraries.llama_cpp.Llama
 
 Logits = npt.NDArray[np.float32]
 

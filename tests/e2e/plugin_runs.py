@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from e2e.forced import N_CTX, N_UBATCH, Share, forced
 from e2e.logits import Logits
-from llama_cpp import llama_cpp as api
 
+import ggml_bridge
 from ggml_bridge.split import SplitStats
 from oallama.core.types import Attention, Operator, OperatorPlacement
 from oallama.device.load_params import BuftOverride, LoadSettings, apply_context, load_bridge
@@ -22,6 +22,8 @@ from oallama.plan.patterns import escape
 from oallama.plan.plugin_text import plugin_text
 from oallama.run.generate import teacher_forced_logits
 from oallama.run.weight_places import host_shape
+
+api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
 
 
 @contextlib.contextmanager

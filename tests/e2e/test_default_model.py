@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 
@@ -17,6 +16,9 @@ from training.documents import sample_document
 from training.reading import load_tokenizer
 from training.tokenizer import BEGIN, END_OF_TEXT
 
+import ggml_bridge
+
+llama_cpp = ggml_bridge.load().libraries.llama_cpp
 pytestmark = pytest.mark.thorough  # the files change when they are trained anew, and not before
 
 MODELS = Path(__file__).resolve().parents[2] / "models"

@@ -14,15 +14,17 @@ from e2e.forced import attention, everything, forced
 from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, TOKENS, nmse, stock_logits
 from e2e.script import started
 from gguf_factory import write_gguf
-from llama_cpp import Llama
 from processes import must_end
 from seeds import crossed
 
+import ggml_bridge
 from oallama.core.errors import ModelFileError, PlanError, UsageError
 from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import sentence_of
 from oallama.run.engine import Engine
+
+Llama = ggml_bridge.load().libraries.llama_cpp.Llama
 
 pytestmark = pytest.mark.usefixtures("prober")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(
 
     monkeypatch.setattr(PlacementOptions, "made_plan", measured)
     monkeypatch.setattr(Placer, "engine", measured)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(UsageError, match=r"the prompt has \d+ tokens but the context holds 300"):
         command.main([str(f16), LONG, "-c", "300", "--device", "rpc-worker:1"], standalone_mode=False)
     plan = forced(f16).plan

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 from e2e.forced import Where, forced
 from gguf_factory import hostile, write_gguf
-from llama_cpp import llama_cpp as api
 from processes import children_with, must_end
 from seeds import crossed
 
+import ggml_bridge
 from oallama.core.errors import DeviceError, ModelFileError
 from oallama.core.types import Attention
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.model.memory import PARTS, Prober, ProbeResult, probe_memory
 from oallama.placer import Placer
+
+api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
 
 PLACES: dict[str, Where] = {
     "attention on the device": lambda op: op.role.startswith("attn"),

@@ -55,7 +55,8 @@ def test_an_exception_of_llama_cpp_that_nobody_catches_is_told(prompt: str, code
 ABORTS = """
 from oallama.device.native_abort import exit_at_abort
 exit_at_abort()
-from llama_cpp import llama_cpp as api
+import ggml_bridge
+api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
 api._lib.ggml_abort(b"/home/someone/ggml.c", 12, b"GGML_ASSERT(%s) failed", b"x > 0")
 """
 

@@ -19,14 +19,16 @@ from e2e.logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, 
 from e2e.plugin_runs import context_of, counted, loaded, logits_of, logits_of_sequences, with_plugin
 from gguf_factory import ARCHITECTURES as KNOWN
 from gguf_factory import write_llama_shape
-from llama_cpp import llama_cpp as api
 from make_model import HALF_SCALES
 from seeds import SEEDS, crossed
 
+import ggml_bridge
 from oallama.core.types import Operator
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import device_pointer, open_device
+
+api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
 
 DEVICES = ("cpu-pair", "rpc-worker", REAL)
 FLOAT = ("F32", "F16")

@@ -319,9 +319,13 @@ ggml_backend_buffer_t alloc_pinned_buffer(ggml_backend_buffer_type_t buft, size_
 
 ggml_backend_device      the_device;
 ggml_backend_buffer_type device_buft = {
-    {device_buft_name, alloc_device_buffer, buft_alignment, nullptr, device_alloc_size, nullptr}, &the_device, nullptr};
+    {device_buft_name, alloc_device_buffer, nullptr, buft_alignment, nullptr, device_alloc_size, nullptr, nullptr},
+    &the_device,
+    nullptr};
 ggml_backend_buffer_type pinned_buft = {
-    {pinned_buft_name, alloc_pinned_buffer, buft_alignment, nullptr, nullptr, buft_is_host}, &the_device, nullptr};
+    {pinned_buft_name, alloc_pinned_buffer, nullptr, buft_alignment, nullptr, nullptr, nullptr, buft_is_host},
+    &the_device,
+    nullptr};
 
 //
 // graphs

@@ -10,8 +10,6 @@ import sys
 import time
 from typing import Any
 
-import llama_cpp
-
 import ggml_bridge
 from ggml_bridge.child import child_main
 from oallama.device.load_params import BuftOverride
@@ -105,6 +103,7 @@ def two(parameters: str) -> dict[str, Any]:
 def split_everywhere(path: str, plan: str, pattern: str) -> dict[str, Any]:
     """Every tensor in the split buffer type, embeddings and norms too (`-ot '.*=OALLAMA_Split'`): what `decode` returns
     for a prompt, the last token's logits, and the plan's problems."""
+    llama_cpp = ggml_bridge.load().libraries.llama_cpp.llama_cpp
     with ggml_bridge.load().split().plan(plan) as made:
         overrides = (BuftOverride * 2)(BuftOverride(pattern.encode(), made.buft))
         params = llama_cpp.llama_model_default_params()

@@ -97,31 +97,31 @@ template <size_t N> std::array<uintptr_t, N> words_of(const void * memory) {
 
 // Buffer types in the layout of each API that is known.
 void test_buffer_types() {
-    const std::array<uintptr_t, 8> described = {1, 2, 3, 4, 5, 6, 7, 8}; // 6 slots, the device, the context
-    ggml_backend_buffer_type       buft;
-    static_assert(sizeof buft == sizeof described, "six slots, and two pointers");
+    const std::array<uintptr_t, 10> described = {1, 2, 0, 3, 4, 5, 0, 6, 7, 8}; // 8 slots, the device, the context
+    ggml_backend_buffer_type        buft;
+    static_assert(sizeof buft == sizeof described, "eight slots, and two pointers");
     std::memcpy(&buft, described.data(), sizeof buft);
     for (const int api : {2, 3}) {
         oallama::api_version = api;
         oallama::BufferType            made(buft);
-        const ggml_backend_buffer_type again = oallama::as_api2(made.get());
-        check(api == 2 ? words_of<8>(made.get()) == described
-                       : words_of<10>(made.get()) == std::array<uintptr_t, 10>{1, 2, 0, 3, 4, 5, 0, 6, 7, 8},
+        const ggml_backend_buffer_type again = oallama::as_api3(made.get());
+        check(api == 3 ? words_of<10>(made.get()) == described
+                       : words_of<8>(made.get()) == std::array<uintptr_t, 8>{1, 2, 3, 4, 5, 6, 7, 8},
               "a buffer type as API " + std::to_string(api) + " has it");
-        check(words_of<8>(&again) == described, "and back");
+        check(words_of<10>(&again) == described, "and back");
     }
-    oallama::api_version = 2;
+    oallama::api_version = 3;
 }
 
 // An API that is not known, and one that is another than it says.
 void test_other_apis() {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(bridge::cpu_device());
-    for (const auto & [api, reason] : {std::pair(4, "only 2 and 3 are known"), std::pair(3, "buffer_type")}) {
+    for (const auto & [api, reason] : {std::pair(4, "only 2 and 3 are known"), std::pair(2, "buffer_type")}) {
         reg->api_version = api;
         check(gb_open() == OALLAMA_MISMATCH && std::strstr(gb_last_error(), reason) != nullptr,
               "API " + std::to_string(api) + " is refused");
     }
-    reg->api_version = 2;
+    reg->api_version = 3;
     check(gb_open() == OALLAMA_OK, "the true API is taken");
 }
 

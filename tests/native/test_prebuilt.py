@@ -1,10 +1,8 @@
-"""The plug-in in a llama.cpp that nobody here built: node-llama-cpp's libraries, from npm. And in the pinned one, whose
-ggml is given API 3 of back ends, which no package has yet: two slots more in the vtables of buffer types."""
+"""The plug-in in a llama.cpp that nobody here built: node-llama-cpp's libraries, from npm, whose ggml has API 2 of back
+ends. The pinned llama.cpp has API 3."""
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,11 +13,8 @@ import numpy as np
 import pytest
 from native_helpers import ROOT, RunHere
 
-from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION, library_folder
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
-from oallama.setup.build import cmake_build, fetch_source
-from oallama.setup.console import Console, SetupError
 from oallama.stores.default_model import default_model
 
 PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"  # llama.cpp v0.5.0, ggml 0.25.1, API 2, back ends as libraries
@@ -49,48 +44,6 @@ def prebuilt() -> Path:
     return libraries
 
 
-@pytest.fixture(scope="module")
-def api3() -> Path:
-    """The pinned llama.cpp's libraries, with a ggml of API 3; compiled once and kept in the build folder."""
-    work = ROOT / "build" / f"api3-{LLAMA_CPP_PYTHON_VERSION}"
-    libraries = work / "lib"
-    if not libraries.is_dir():
-        shutil.rmtree(work, ignore_errors=True)
-        env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # set-up's cmake
-        console = Console(sys.stderr, work / "setup.log")
-        console.open_log()
-        with console.step("API 3", "compiling ggml") as step:
-            try:
-                sources = fetch_source(console, step, work, Path(sys.executable), env) / "ggml"
-            except SetupError as error:
-                pytest.skip(f"the plug-in was not tried with API 3: {error}")
-            (sources / "ggml.pc.in").touch()  # the package lacks it
-            give_api_3(sources / "src")
-            options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF"]
-            cmake_build(console, step, sources, work / "build", options, 2, ["ggml"], env, "ggml")
-        draft = work / "draft"
-        draft.mkdir()
-        for path in (*(work / "build").rglob("libggml*.so.0"), library_folder() / "libllama.so.0"):
-            shutil.copy(path, draft)
-        draft.rename(libraries)
-        shutil.rmtree(work / "source")
-    return libraries
-
-
-def give_api_3(sources: Path) -> None:
-    """Change ggml's sources as llama.cpp did in October 2026, as far as back ends see it."""
-    header = sources / "ggml-backend-impl.h"
-    text = header.read_text().replace("GGML_BACKEND_API_VERSION 2", "GGML_BACKEND_API_VERSION 3")
-    more = "(ggml_backend_buffer_type_t buft, struct ggml_tensor ** tensors, int n_tensors);\n"
-    for slot, type in (("alloc_buffer", "ggml_backend_buffer_t"), ("get_alloc_size", "size_t")):
-        text, n = re.subn(rf"(\(\*{slot}\)[^;]*;\n)", rf"\g<1>        {type} (*{slot}_n){more}", text)
-        assert n == 1
-    header.write_text(text)
-    for path in sources.rglob("*.cpp"):
-        slots = re.compile(r"(/\*\s*\.(?:alloc_buffer|get_alloc_size)\s*=\s*\*/[^\n]*\n)")
-        path.write_text(slots.sub(r"\1 nullptr,\n", path.read_text()))
-
-
 def half_of_each_ffn(model: Path) -> str:
     """The text of a plan that cuts every FFN in the middle."""
     lines = ["oallama-plan 1", "device Emulated0"]
@@ -103,17 +56,14 @@ def half_of_each_ffn(model: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize(("where", "version"), [("prebuilt", "0.25.1"), ("api3", "0.25.3")])
-def test_a_forced_split_gives_the_librarys_own_logits(
-    where: str, version: str, run_here: RunHere, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_forced_split_gives_the_librarys_own_logits(prebuilt: Path, run_here: RunHere, tmp_path: Path) -> None:
     model = Path(default_model())
     plan = tmp_path / "half.oallama"
     plan.write_text(half_of_each_ffn(model))
-    case = {"folder": str(request.getfixturevalue(where)), "model": str(model), "batches": BATCHES}
+    case = {"folder": str(prebuilt), "model": str(model), "batches": BATCHES}
     own = run_here("prebuilt_cases", {**case, "plan": None})
     split = run_here("prebuilt_cases", {**case, "plan": str(plan)})
-    assert own["version"] == split["version"] == version
+    assert own["version"] == split["version"] == "0.25.1"
     assert split["n_graphs"] >= len(BATCHES) and own["n_graphs"] == 0
     for expected, found in zip(np.array(own["logits"]), np.array(split["logits"]), strict=True):
         assert np.sum((found - expected) ** 2) <= 5e-4 * np.sum(expected**2)

@@ -109,7 +109,7 @@ def test_somebody_who_does_not_answer(bridge: ggml_bridge.Bridge) -> None:
     ("answer", "message"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not a ggml RPC server of our protocol"),
-        (b"\x1c" + bytes(7) + b"\x06\x01" + bytes(26), r"speaks protocol 6\.1, but 7\.x is needed"),
+        (b"\x1c" + bytes(7) + b"\x06\x01" + bytes(26), r"speaks protocol 6\.1, but 8\.x is needed"),
         (b"", "it closed the connection"),
     ],
 )

@@ -33,8 +33,8 @@ def test_what_can_be_multiplied(bridge: ggml_bridge.Bridge) -> None:
 
 
 def test_the_cpu_is_a_device(bridge: ggml_bridge.Bridge) -> None:
-    [cpu] = [device for device in bridge.devices() if device.type == "CPU"]
-    assert (cpu.name, cpu.backend) == ("CPU", "CPU")
+    [cpu] = [device for device in bridge.devices() if device.backend == "CPU"]
+    assert (cpu.name, cpu.type) == ("CPU", "CPU")
     assert cpu.memory_total == psutil.virtual_memory().total
     assert not cpu.asynchronous and not cpu.host_buffer and not cpu.events
     assert bridge.device("cpu") == cpu

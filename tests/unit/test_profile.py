@@ -706,7 +706,7 @@ def test_a_layout_or_its_kernel_that_crashes_is_left_out_and_named(n_expert: int
     left = {case.mul_mat.shape[2] for case in profile.cases if case.layout == "CPU_REPACK"}
     assert left == (set() if n_expert == 1 else {1})
     (warning,) = profile.warnings
-    assert "CPU_REPACK" in warning and "SIGSEGV" in warning and "rebuild" in warning
+    assert "CPU_REPACK" in warning and "SIGSEGV" in warning and "oallama setup --refresh" in warning
     assert ("3-D MUL_MAT" in warning) is (n_expert == 4)
     assert machine.n_children == 2 and len(machine.of("crash")) == 1
     times = Counter(machine.asked)

@@ -79,13 +79,14 @@ def test_the_version_of_ggml_is_in_the_name_of_its_library(
     laptop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libraries = tmp_path / "libraries"
-    for name in ("libggml-base.so", "libggml-base.so.0", "libggml-base.so.0.25.3", "libggml-cpu.so"):
+    for name in ("libggml.so.0", "libggml-base.so.0", "libggml-base.so.0.26.0", "libggml-cpu.so", "libllama.so"):
         write(libraries / name, name)
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(libraries))
     found = fingerprint(1, "none", laptop)
-    assert found["ggml_version"] == "0.25.3"
-    write(libraries / "libggml-cpu.so", "built otherwise")
-    assert fingerprint(1, "none", laptop)["ggml_cpu_build"] != found["ggml_cpu_build"]
+    assert found["ggml_version"] == "0.26.0"
+    for name, part in (("libggml-cpu.so", "ggml_cpu_build"), ("libllama.so", "llama_build")):
+        write(libraries / name, "built otherwise")
+        assert fingerprint(1, "none", laptop)[part] != found[part]
 
 
 def test_the_key_changes_with_each_part_that_must_agree_and_with_no_other(laptop: Path) -> None:
@@ -106,7 +107,7 @@ def test_reading_the_real_machine_loads_no_native_library() -> None:
     code = (
         "import sys; from oallama.profile.machine import fingerprint, fingerprint_key\n"
         "found = fingerprint(2, 'none'); print(fingerprint_key(found), found['llama_cpp_python'])\n"
-        "assert not {'llama_cpp', 'numpy', 'cffi', 'ggml_bridge'} & set(sys.modules)\n"
+        "assert not {'llama_cpp', 'numpy', 'cffi'} & set(sys.modules)\n"
         "assert found['cpu'] and found['llc_bytes'] > 0"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -42,7 +42,7 @@ def test_a_terminal_gets_a_bar_and_notes_on_stderr_only(
     with suppress(OSError), os.fdopen(master, "rb", buffering=0) as written:  # the end is an error
         while piece := written.read(1 << 16):
             shown += piece.decode()
-    for text in ("a note", "another note", "first", "second", "measuring", "33%", "100%", "left"):
+    for text in ("a note", "another note", "first", "second", "timing", "33%", "100%", "left"):
         assert text in shown, shown
     assert capsys.readouterr().out == ""
 
@@ -54,7 +54,7 @@ def test_a_pipe_gets_the_notes_and_is_told_once_what_is_measured_why_and_how_lon
     captured = capsys.readouterr()
     note, why, other = captured.err.splitlines()
     assert (captured.out, note, other) == ("", "a note", "another note")
-    for part in ("measuring", "plans follow", "about 10 s", "once"):
+    for part in ("timing this machine", "about 10 s", "once"):
         assert part in why
     use(Progress(False))
     assert capsys.readouterr() == ("", "")

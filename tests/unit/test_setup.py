@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import setup_env
 
-from ggml_bridge.library import LLAMA_CPP_PYTHON_VERSION
+from ggml_bridge.library import INSTALLED, LLAMA_CPP_BUILD, LLAMA_CPP_PYTHON_VERSION
 from oallama.core.errors import OallamaError, UsageError
 from oallama.setup import build, gpu, install, machine, prebuilt, uv, vulkan
 from oallama.setup.console import Console, SetupError, lock, remedy, run
@@ -336,6 +337,7 @@ def test_the_locks_have_what_pyproject_asks_for():
         assert wanted.specifier.contains(version), wanted
     assert llama["llama-cpp-python"].rstrip(" \\") == groups["llama"][0]
     assert build.pinned_version() == LLAMA_CPP_PYTHON_VERSION
+    assert build.SOURCE.version.endswith(f".{LLAMA_CPP_BUILD}")
     assert all(ours[name] == line for name, line in llama.items() if name in ours)
 
 
@@ -354,8 +356,8 @@ case "$*" in
 *--target*" cmake ninja")
     while [ "$1" != --target ]; do shift; done
     mkdir -p "$2/bin"; cp "$HOME/cmake" "$2/bin/cmake";;
-*--target*)
-    made=$UV_CACHE_DIR/sdists/x/src/vendor/llama.cpp; mkdir -p "$made"; touch "$made/CMakeLists.txt";;
+*"pip compile"*)
+    echo "sdist = { url = \\"file://$HOME/source.tar.gz\\" }" > "$(echo "$*" | sed 's/.*--output-file //')";;
 *) mkdir -p "$PACKAGES/llama_cpp";;
 esac""",
     "cmake": """echo "cmake $*" >> "$CALLS"
@@ -374,12 +376,16 @@ class Compiling(Machine):
     def __init__(self, folder):
         super().__init__(folder)
         self.programs(COMPILES)
-        self.lib = folder / "packages" / "llama_cpp" / "lib"
+        self.lib = folder / "venv" / INSTALLED
         self.stamp = folder / "venv" / install.STAMP
         self.env |= {
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PACKAGES": str(folder / "packages"),
             "SELFTEST": """echo '{"CPU": "ok"}'""", "BUILD_FAILS": "true",
         }  # fmt: skip
+        package = folder / f"{build.SOURCE.name}-{build.SOURCE.version}"
+        (package / build.SOURCE.folder).mkdir(parents=True)
+        with tarfile.open(folder / "source.tar.gz", "w:gz") as tar:
+            tar.add(package, package.name)
 
     def install(self, wish="cpu", cpu=EPYC, refresh=False):
         made = install.Installer(self.console, self.folder / "venv", self.env, wish)
@@ -392,8 +398,10 @@ class Compiling(Machine):
 
 
 @pytest.fixture
-def compiling(tmp_path):
-    return Compiling(tmp_path)
+def compiling(tmp_path, monkeypatch):
+    made = Compiling(tmp_path)
+    monkeypatch.setattr(build, "SOURCE", replace(build.SOURCE, sha256=prebuilt.digest(tmp_path / "source.tar.gz")))
+    return made
 
 
 def test_libraries_and_programs_come_out_of_one_build_that_is_kept(compiling):
@@ -412,7 +420,7 @@ def test_libraries_and_programs_come_out_of_one_build_that_is_kept(compiling):
 
 
 def test_a_layout_that_crashes_is_rebuilt_without_it_and_remembered(compiling):
-    compiling.env["SELFTEST"] = """if grep -q mno-amx "$PACKAGES/llama_cpp/lib/libllama.so"
+    compiling.env["SELFTEST"] = """if grep -q mno-amx "$LLAMA_CPP_LIB_PATH/libllama.so"
         then echo '{"CPU_REPACK": "ok", "CPU": "ok"}'
         else echo '{"AMX": "died with SIGSEGV", "CPU_REPACK": "ok", "CPU": "ok"}'; fi"""
     first = compiling.install(cpu=XEON)
@@ -443,8 +451,22 @@ def test_a_build_that_fails_is_not_kept_and_the_next_goes_on(compiling):
         assert [path.suffix for path in (compiling.folder / "cache" / "stock").iterdir()] == [".part"]
     compiling.env["BUILD_FAILS"] = "true"
     compiling.install()
-    assert compiling.calls("--no-deps --target") == 1, "fetched once"
+    assert compiling.calls("pip compile") == 1, "fetched once"
     assert not list((compiling.folder / "cache" / "stock").glob("*.part"))
+
+
+def test_sources_that_are_another_file_or_not_to_be_had_are_refused_and_not_kept(compiling, monkeypatch):
+    good = build.SOURCE
+    monkeypatch.setattr(build, "SOURCE", replace(good, sha256="0" * 64))
+    with pytest.raises(SetupError, match="do not trust it"):
+        compiling.install()
+    monkeypatch.setattr(build, "SOURCE", good)
+    compiling.program("venv/bin/uv", "exit 1")
+    with pytest.raises(
+        SetupError, match=r"xllamacpp 2026.* has llama.cpp b\d+: .* --llama-cpp DIR or --llama-cpp TARBALL"
+    ):
+        compiling.install()
+    assert not list((compiling.folder / "cache" / "sources").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -476,7 +498,10 @@ def test_ctrl_c_ends_the_compilers_and_says_how_to_go_on(compiling):
     pid_file = compiling.folder / "compiler.pid"
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom oallama.setup.console import Console, guarded\n"
-        "from oallama.setup.install import Installer\nhome = Path(os.environ['HOME'])\n"
+        "from oallama.setup.install import Installer\nfrom oallama.setup import build\n"
+        "from dataclasses import replace\n"
+        f"build.SOURCE = replace(build.SOURCE, sha256={build.SOURCE.sha256!r})\n"
+        "home = Path(os.environ['HOME'])\n"
         "installer = Installer(Console(sys.stderr, home / 'log'), home / 'venv', os.environ, 'cpu')\n"
         "sys.exit(guarded(installer.console, 'set-up', lambda: installer.run() and 0))\n"
     )
@@ -556,7 +581,7 @@ NAMES = ("libllama.so.0", "libggml.so.0", "libggml-base.so.0", "libmtmd.so", "li
 @pytest.fixture
 def folder(tmp_path):
     """As the official archives have it."""
-    made = tmp_path / "served" / "llama-b11312"
+    made = tmp_path / "served" / "llama-b11549"
     made.mkdir(parents=True)
     for name in NAMES:
         (made / name).write_text(name, encoding="utf-8")
@@ -593,7 +618,7 @@ def take(here):
 def test_a_folder_is_taken_as_it_is_and_an_archive_is_unpacked_once(take, folder, archive, digest):
     assert take(folder) == take(folder.parent) == folder
     unpacked = take(archive, digest.upper())
-    assert unpacked.name == "llama-b11312" and {*NAMES, "libllama.so"} == {path.name for path in unpacked.iterdir()}
+    assert unpacked.name == "llama-b11549" and {*NAMES, "libllama.so"} == {path.name for path in unpacked.iterdir()}
     (unpacked / "mark").touch()
     assert (take(archive) / "mark").exists()
 
@@ -665,7 +690,7 @@ def test_nothing_of_an_archive_lands_outside(take, folder, tmp_path):
 
 def test_a_python_whose_tarfile_has_no_filter_unpacks_nothing(take, archive, tmp_path, monkeypatch):
     monkeypatch.delattr(tarfile, "data_filter")
-    with pytest.raises(SetupError, match="unpack it yourself and give the folder"):
+    with pytest.raises(SetupError, match=r"cannot unpack .* safely: use 3\.10\.12"):
         take(archive)
     assert not list((tmp_path / "cache" / "llama.cpp").iterdir())
 
@@ -695,8 +720,8 @@ def test_an_unpacked_folder_that_others_could_have_put_there_is_refused(take, ar
     planted.mkdir(parents=True)
     kept = cache / "llama.cpp" / digest
     assert take(archive).parent == kept
-    for path, mode in ((kept, 0o777), (kept / "llama-b11312", 0o775 if os.getgid() != os.getuid() else 0o777),
-                       (kept / "llama-b11312" / "libllama.so.0", 0o666)):  # fmt: skip
+    for path, mode in ((kept, 0o777), (kept / "llama-b11549", 0o775 if os.getgid() != os.getuid() else 0o777),
+                       (kept / "llama-b11549" / "libllama.so.0", 0o666)):  # fmt: skip
         before = path.stat().st_mode
         path.chmod(mode)
         with pytest.raises(SetupError, match=f"can be changed by other users: remove {kept}"):
@@ -710,7 +735,7 @@ def test_an_unpacked_folder_that_others_could_have_put_there_is_refused(take, ar
     kept.unlink()
     (tmp_path / "elsewhere").rename(kept)
     if os.getuid() == 0:
-        os.chown(kept / "llama-b11312" / "libllama.so.0", 65534, 65534)
+        os.chown(kept / "llama-b11549" / "libllama.so.0", 65534, 65534)
         with pytest.raises(SetupError, match="can be changed by other users"):
             take(archive)
 
@@ -729,7 +754,7 @@ def test_the_umask_does_not_make_what_is_unpacked_everybodys(take, archive, tmp_
 def test_libraries_for_another_processor_are_refused(tmp_path, header, said):
     (tmp_path / "libggml-base.so.0").write_bytes(header)
     with pytest.raises(SetupError, match=f"are for {said}.* and this is"):
-        prebuilt.check(tmp_path, Path(sys.executable), {})
+        prebuilt.check_machine(tmp_path)
 
 
 def test_what_was_there_is_kept_beside_until_the_new_one_is_tested(tmp_path, folder):

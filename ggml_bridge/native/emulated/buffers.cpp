@@ -159,12 +159,14 @@ bool emulated_host_buft_is_host(ggml_backend_buffer_type_t /*buft*/) {
 ggml_backend_buffer_type_t device_buft() {
     static oallama::BufferType buft({
         {
-            /* .get_name       = */ emulated_buft_get_name,
-            /* .alloc_buffer   = */ emulated_buft_alloc_buffer,
-            /* .get_alignment  = */ emulated_buft_get_alignment,
-            /* .get_max_size   = */ nullptr,
-            /* .get_alloc_size = */ emulated_buft_get_alloc_size,
-            /* .is_host        = */ nullptr,
+            /* .get_name         = */ emulated_buft_get_name,
+            /* .alloc_buffer     = */ emulated_buft_alloc_buffer,
+            /* .alloc_buffer_n   = */ nullptr,
+            /* .get_alignment    = */ emulated_buft_get_alignment,
+            /* .get_max_size     = */ nullptr,
+            /* .get_alloc_size   = */ emulated_buft_get_alloc_size,
+            /* .get_alloc_size_n = */ nullptr,
+            /* .is_host          = */ nullptr,
         },
         &the_device,
         nullptr,
@@ -175,12 +177,14 @@ ggml_backend_buffer_type_t device_buft() {
 ggml_backend_buffer_type_t host_buft() {
     static oallama::BufferType buft({
         {
-            /* .get_name       = */ emulated_host_buft_get_name,
-            /* .alloc_buffer   = */ emulated_host_buft_alloc_buffer,
-            /* .get_alignment  = */ emulated_buft_get_alignment,
-            /* .get_max_size   = */ nullptr,
-            /* .get_alloc_size = */ nullptr,
-            /* .is_host        = */ emulated_host_buft_is_host,
+            /* .get_name         = */ emulated_host_buft_get_name,
+            /* .alloc_buffer     = */ emulated_host_buft_alloc_buffer,
+            /* .alloc_buffer_n   = */ nullptr,
+            /* .get_alignment    = */ emulated_buft_get_alignment,
+            /* .get_max_size     = */ nullptr,
+            /* .get_alloc_size   = */ nullptr,
+            /* .get_alloc_size_n = */ nullptr,
+            /* .is_host          = */ emulated_host_buft_is_host,
         },
         &the_device,
         nullptr,

@@ -10,24 +10,22 @@ namespace oallama {
 
 int api_version = GGML_BACKEND_API_VERSION;
 
-BufferType::BufferType(const ggml_backend_buffer_type & as_api2) {
-    if (api_version == GGML_BACKEND_API_VERSION) {
-        std::memcpy(&api3_, &as_api2, sizeof as_api2);
-        return;
+BufferType::BufferType(const ggml_backend_buffer_type & as_api3) : api3_(as_api3) {
+    if (api_version != GGML_BACKEND_API_VERSION) {
+        const ggml_backend_buffer_type_i & iface = as_api3.iface;
+        const BufferTypeApi2 api2 = {iface.get_name,       iface.alloc_buffer, iface.get_alignment, iface.get_max_size,
+                                     iface.get_alloc_size, iface.is_host,      as_api3.device,      as_api3.context};
+        std::memcpy(&api3_, &api2, sizeof api2);
     }
-    const ggml_backend_buffer_type_i & iface = as_api2.iface;
-    api3_                                    = {iface.get_name,     iface.alloc_buffer,   nullptr, iface.get_alignment,
-                                                iface.get_max_size, iface.get_alloc_size, nullptr, iface.is_host,
-                                                as_api2.device,     as_api2.context};
 }
 
-ggml_backend_buffer_type as_api2(ggml_backend_buffer_type_t buft) {
+ggml_backend_buffer_type as_api3(ggml_backend_buffer_type_t buft) {
     if (api_version == GGML_BACKEND_API_VERSION) {
         return *buft;
     }
-    const auto & found = *reinterpret_cast<const BufferTypeApi3 *>(buft);
-    return {{found.get_name, found.alloc_buffer, found.get_alignment, found.get_max_size, found.get_alloc_size,
-             found.is_host},
+    const auto & found = *reinterpret_cast<const BufferTypeApi2 *>(buft);
+    return {{found.get_name, found.alloc_buffer, nullptr, found.get_alignment, found.get_max_size, found.get_alloc_size,
+             nullptr, found.is_host},
             found.device,
             found.context};
 }
@@ -63,7 +61,7 @@ void expect(bool condition, const std::string & what) {
     if (!condition) {
         throw Error(OALLAMA_MISMATCH, std::string("the loaded ggml ") + ggml_version() + " (" + ggml_commit() +
                                           ") differs in " + what + " from the llama.cpp that this was built for, " +
-                                          "release b11312");
+                                          "release b11549");
     }
 }
 
@@ -122,10 +120,11 @@ void check_vtables(ggml_backend_dev_t cpu) {
                cpu->iface.get_type(cpu) == GGML_BACKEND_DEVICE_TYPE_CPU && cpu->iface.supports_buft(cpu, buft) &&
                cpu->iface.get_buffer_type(cpu) == buft && cpu->iface.event_synchronize == nullptr,
            "struct ggml_backend_device");
-    const ggml_backend_buffer_type plain = as_api2(buft);
-    // the CPU's has neither get_max_size nor get_alloc_size, and names no device
-    expect(plain.device == ggml_backend_buft_get_device(buft) && plain.iface.get_max_size == nullptr &&
-               plain.iface.get_alloc_size == nullptr && plain.iface.get_alignment != nullptr &&
+    const ggml_backend_buffer_type plain = as_api3(buft);
+    // the CPU's has no optional slot but is_host, and names no device
+    expect(plain.device == ggml_backend_buft_get_device(buft) && plain.iface.alloc_buffer_n == nullptr &&
+               plain.iface.get_max_size == nullptr && plain.iface.get_alloc_size == nullptr &&
+               plain.iface.get_alloc_size_n == nullptr && plain.iface.get_alignment != nullptr &&
                plain.iface.is_host != nullptr &&
                std::strcmp(plain.iface.get_name(buft), ggml_backend_buft_name(buft)) == 0 &&
                plain.iface.get_alignment(buft) == ggml_backend_buft_get_alignment(buft) && plain.iface.is_host(buft),
@@ -177,10 +176,10 @@ void check_ggml() {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     expect(cpu != nullptr, "having a CPU device");
     const int found = ggml_backend_dev_backend_reg(cpu)->api_version; // first of its structure in every version
-    if (found != GGML_BACKEND_API_VERSION && found != GGML_BACKEND_API_VERSION + 1) {
+    if (found != GGML_BACKEND_API_VERSION && found != GGML_BACKEND_API_VERSION - 1) {
         throw Error(OALLAMA_MISMATCH, std::string("the loaded ggml ") + ggml_version() + " has version " +
                                           std::to_string(found) +
-                                          " of the API of back ends, and only 2 and 3 are known; use llama.cpp b11312");
+                                          " of the API of back ends, and only 2 and 3 are known; use llama.cpp b11549");
     }
     api_version = found;
     check_numbers();

@@ -1,7 +1,7 @@
 // Finds the loaded ggml's API of back ends, proves its layout, and makes buffer types in that layout.
 //
-// API 2 is that of ggml's headers in third_party/. API 3 (October 2026) has two optional slots more in the middle of
-// the vtable of buffer types, and is API 2 in all else. The version that ggml calls itself decides nothing: its API
+// API 3 (October 2026) is that of ggml's headers in third_party/. API 2 lacks two optional slots in the middle of the
+// vtable of buffer types, and is API 3 in all else. The version that ggml calls itself decides nothing: its API
 // changed twice under one version.
 
 #pragma once
@@ -16,35 +16,33 @@ extern int api_version; // of the loaded ggml: 2 or 3, once check_ggml has found
 // structures.
 void check_ggml();
 
-struct BufferTypeApi3 {
-    decltype(ggml_backend_buffer_type_i::get_name)     get_name;
-    decltype(ggml_backend_buffer_type_i::alloc_buffer) alloc_buffer;
-    ggml_backend_buffer_t (*alloc_buffer_n)(ggml_backend_buffer_type_t buft, ggml_tensor ** tensors, int n_tensors);
+struct BufferTypeApi2 {
+    decltype(ggml_backend_buffer_type_i::get_name)       get_name;
+    decltype(ggml_backend_buffer_type_i::alloc_buffer)   alloc_buffer;
     decltype(ggml_backend_buffer_type_i::get_alignment)  get_alignment;
     decltype(ggml_backend_buffer_type_i::get_max_size)   get_max_size;
     decltype(ggml_backend_buffer_type_i::get_alloc_size) get_alloc_size;
-    size_t (*get_alloc_size_n)(ggml_backend_buffer_type_t buft, ggml_tensor ** tensors, int n_tensors);
-    decltype(ggml_backend_buffer_type_i::is_host) is_host;
-    ggml_backend_dev_t                            device;
-    void *                                        context;
+    decltype(ggml_backend_buffer_type_i::is_host)        is_host;
+    ggml_backend_dev_t                                   device;
+    void *                                               context;
 };
 
 // A buffer type of ours, as the loaded ggml reads it. get_name and alloc_buffer are in the same place in both APIs.
 class BufferType {
   public:
-    explicit BufferType(const ggml_backend_buffer_type & as_api2);
+    explicit BufferType(const ggml_backend_buffer_type & as_api3);
 
-    ggml_backend_buffer_type_t get() { return reinterpret_cast<ggml_backend_buffer_type_t>(&api3_); }
+    ggml_backend_buffer_type_t get() { return &api3_; }
 
   private:
-    BufferTypeApi3 api3_ = {}; // or API 2 in its place
+    ggml_backend_buffer_type api3_ = {}; // or API 2 in its place
 };
 
-// The buffer type at this address in the layout of API 2. Slots that API 3 adds are left out.
-ggml_backend_buffer_type as_api2(ggml_backend_buffer_type_t buft);
+// The buffer type at this address in the layout of API 3. Slots that API 2 lacks are empty.
+ggml_backend_buffer_type as_api3(ggml_backend_buffer_type_t buft);
 
 inline void * buffer_type_context(ggml_backend_buffer_type_t buft) {
-    return api_version == GGML_BACKEND_API_VERSION ? buft->context : reinterpret_cast<BufferTypeApi3 *>(buft)->context;
+    return api_version == GGML_BACKEND_API_VERSION ? buft->context : reinterpret_cast<BufferTypeApi2 *>(buft)->context;
 }
 
 } // namespace oallama

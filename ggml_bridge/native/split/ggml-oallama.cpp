@@ -232,12 +232,14 @@ bool ggml_backend_oallama_split_buffer_type_is_host(ggml_backend_buffer_type_t /
 } // namespace
 
 const ggml_backend_buffer_type_i ggml_backend_oallama_split_buffer_type_i = {
-    /* .get_name       = */ ggml_backend_oallama_split_buffer_type_get_name,
-    /* .alloc_buffer   = */ ggml_backend_oallama_split_buffer_type_alloc_buffer,
-    /* .get_alignment  = */ ggml_backend_oallama_split_buffer_type_get_alignment,
-    /* .get_max_size   = */ nullptr,
-    /* .get_alloc_size = */ nullptr,
-    /* .is_host        = */ ggml_backend_oallama_split_buffer_type_is_host,
+    /* .get_name         = */ ggml_backend_oallama_split_buffer_type_get_name,
+    /* .alloc_buffer     = */ ggml_backend_oallama_split_buffer_type_alloc_buffer,
+    /* .alloc_buffer_n   = */ nullptr,
+    /* .get_alignment    = */ ggml_backend_oallama_split_buffer_type_get_alignment,
+    /* .get_max_size     = */ nullptr,
+    /* .get_alloc_size   = */ nullptr,
+    /* .get_alloc_size_n = */ nullptr,
+    /* .is_host          = */ ggml_backend_oallama_split_buffer_type_is_host,
 };
 
 bool is_split_buft(ggml_backend_buffer_type_t buft) {
@@ -285,7 +287,7 @@ bool is_plain_buft(ggml_backend_buffer_type_t buft) {
 
 // The buffer type of the device that makes it known, of which there is one.
 ggml_backend_buffer_type_t plain_buft(ggml_backend_dev_t device) {
-    ggml_backend_buffer_type plain = as_api2(ggml_backend_cpu_buffer_type());
+    ggml_backend_buffer_type plain = as_api3(ggml_backend_cpu_buffer_type());
     plain.iface.get_name           = ggml_backend_oallama_plain_buffer_type_get_name;
     plain.iface.alloc_buffer       = ggml_backend_oallama_plain_buffer_type_alloc_buffer;
     plain.device                   = device;

@@ -29,8 +29,10 @@ ggml_backend_buffer_type_t resident_buft(ggml_backend_dev_t device) {
         return nullptr;
     }
     const std::lock_guard<std::mutex> lock(mutex);
-    ggml_backend_buffer_type          copy = as_api2(original);
+    ggml_backend_buffer_type          copy = as_api3(original);
     copy.iface.alloc_buffer                = alloc_original;
+    copy.iface.alloc_buffer_n              = nullptr; // else ggml would ask the device past alloc_original
+    copy.iface.get_alloc_size_n            = nullptr;
     ggml_backend_buffer_type_t ours =
         known.try_emplace(original, ResidentBuft{BufferType(copy), original}).first->second.buft.get();
     return device->iface.supports_buft(device, ours) ? ours : nullptr;
