@@ -51,6 +51,8 @@ CORE_MINUTES = {"cpu": 17, "vulkan": 29}  # on a 2-core machine
 CORE_MINUTES_OTHER = 50
 DISK_BYTES = {"cpu": 3 * 10**9}  # free space that a build needs
 DISK_BYTES_GPU = 6 * 10**9
+RELEASE_FLAGS = (f"-DLLAMA_BUILD_NUMBER={LLAMA_CPP_BUILD}", f"-DLLAMA_BUILD_COMMIT={SOURCE.release}")
+"""What a repository would tell and the package has none of."""
 _FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",  # a plugin finds ggml's functions in its library; a static program exports none
@@ -60,8 +62,7 @@ _FLAGS = (
     "-DLLAMA_OPENSSL=OFF",
     *(f"-DLLAMA_BUILD_{part}=ON" for part in ("COMMON", "TOOLS", "SERVER", "TESTS")),
     *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("EXAMPLES", "APP")),
-    f"-DLLAMA_BUILD_NUMBER={LLAMA_CPP_BUILD}",  # the package has no repository to count it in
-    f"-DLLAMA_BUILD_COMMIT={SOURCE.release}",
+    *RELEASE_FLAGS,
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oallama.core.errors import UsageError
+from oallama.setup.build import RELEASE_FLAGS
 
 DEFAULT_ARCHITECTURES = "90a"  # H100 and H200
 LIMIT_BYTES = 60 << 20
@@ -104,6 +105,7 @@ _COMMON = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_BUILD_COMMON=ON",
     *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "APP")),
+    *RELEASE_FLAGS,
 )
 
 
