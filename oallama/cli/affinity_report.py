@@ -17,7 +17,7 @@ from oallama.cli.options import (
     profile_option,
     verbose_option,
 )
-from oallama.cli.output import deliver, emit, json_text, show
+from oallama.cli.output import busy, deliver, emit, json_text, show
 from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
 
 if TYPE_CHECKING:
@@ -101,11 +101,12 @@ def command(
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
     load = placer.workload(n_prompt, n_gen)
-    if policy.policy is None:
-        report = search_report(placer, phase, n_prompt, n_gen, policy.affinity, policy.fill)
-    else:
-        report = plan_report(placer, policy.plan(placer, load), load, phase)
-    report = with_run(placer, report, *plan_of_run(placer, load))
+    with busy("planning"):
+        if policy.policy is None:
+            report = search_report(placer, phase, n_prompt, n_gen, policy.affinity, policy.fill)
+        else:
+            report = plan_report(placer, policy.plan(placer, load), load, phase)
+        report = with_run(placer, report, *plan_of_run(placer, load))
     words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
         emit(render(report, "json", every_row, words))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from oallama.cli.output import talk, time_bar
+from oallama.cli.output import busy, talk, time_bar
 from oallama.cli.signals import asked_to_end, ended_by_key
 from oallama.core.errors import ARGUMENTS, OallamaError
 from oallama.core.units import MIB
@@ -42,12 +42,13 @@ def measured(
     from oallama.gate.run import gated_plan
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(busy("planning"))  # until there is a bar
         shown: list[ProgressCallback] = []
 
         def begin(verdict: Verdict, seconds: float) -> None:
             begun(verdict, seconds)
             talk(
-                f"oallama: comparing the best plan with llama.cpp's placement: up to {minutes_text(seconds)}, once for "
+                f"oallama: comparing the best plan with llama.cpp's placement: about {minutes_text(seconds)}, once for "
                 f"this model, device and context ({ends})"
             )
             shown.append(stack.enter_context(time_bar(seconds)))

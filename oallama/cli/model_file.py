@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oallama.cli.output import talk
+from oallama.cli.output import busy, talk
 from oallama.core.errors import DownloadError, UsageError
 from oallama.core.units import format_bytes
 from oallama.stores.hub_name import HubName, names_the_hub, parse_hub_name
@@ -44,10 +44,11 @@ def pulled(name: HubName) -> StoredModel:
     """A model of the hub, downloaded where it is not yet; where the hub cannot be asked, what was downloaded of it.
     Raises UsageError, DownloadError."""
     from oallama.stores.find import find_model
-    from oallama.stores.hub import download, look_up
+    from oallama.stores.hub import download, endpoint, look_up
 
     try:
-        wanted = look_up(name)
+        with busy(f"asking {endpoint()}"):
+            wanted = look_up(name)
     except DownloadError as error:
         if (found := find_model(name.model)) is None:
             raise DownloadError(f"{name} is not downloaded: {error}") from None

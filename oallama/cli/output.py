@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from oallama.core.codec import finite
 from oallama.core.errors import UsageError
 from oallama.core.files import unwritten, write_whole
+from oallama.core.ticking import ticking
 
 if TYPE_CHECKING:
     from oallama.bench.ab import ProgressCallback
@@ -40,6 +43,7 @@ def json_text(document: Any) -> str:
 
 def talk(message: str) -> None:
     """A sentence for people, on stderr; once its terminal has been closed, to nobody."""
+    _line.erase()
     try:
         click.echo(message, err=True)
     except OSError as error:
@@ -134,13 +138,101 @@ def write_chart(path: str, svg: str) -> None:
 
 
 #
+# what is done meanwhile
+#
+
+
+TICK_S = 0.5
+PATIENCE_S = 1.0  # before it is said what takes so long
+LONGEST_DOING = 60  # characters
+
+T = TypeVar("T")
+
+
+class _Line:
+    """The line on a terminal that says what is done and for how long, erased when it is over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._doing: list[tuple[str, float]] = []  # the last one is shown
+        self._shown = False
+
+    @contextlib.contextmanager
+    def saying(self, doing: str) -> Iterator[None]:
+        with self._lock:
+            self._doing.append((doing, time.monotonic()))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._doing.pop()
+                self.erase()
+
+    def show(self) -> None:
+        """Write the line, the cursor at its beginning; not over a bar, which says it better."""
+        with self._lock:
+            doing, since_s = self._doing[-1]
+            tqdm = sys.modules.get("tqdm")
+            if (tqdm is not None and tqdm.tqdm._instances) or (took_s := time.monotonic() - since_s) < PATIENCE_S:
+                return
+            with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+                sys.stderr.write(f"\r{doing}: {took_s:.0f} s\x1b[K\r")
+                sys.stderr.flush()
+                self._shown = True
+
+    def erase(self) -> None:
+        with self._lock:
+            if self._shown:
+                self._shown = False
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write("\r\x1b[K")
+                    sys.stderr.flush()
+
+
+_line = _Line()
+
+
+@contextlib.contextmanager
+def busy(doing: str) -> Iterator[None]:
+    """Show what the block does and for how long, where stderr is a terminal and it takes more than a second."""
+    if not is_terminal(sys.stderr):
+        yield
+        return
+    from oallama.report.text import printable
+
+    with _line.saying(printable(doing, LONGEST_DOING)), ticking(TICK_S, _line.show):
+        yield
+
+
+def awaited(pieces: Iterable[T], doing: str) -> Iterator[T]:
+    """The pieces; until the first one is there, what is done meanwhile."""
+    iterator = iter(pieces)
+    with busy(doing):
+        first = list(itertools.islice(iterator, 1))
+    yield from first
+    yield from iterator
+
+
+def each_awaited(items: Iterable[T], doing: str) -> Iterator[T]:
+    """The items; before each of them, what is done meanwhile."""
+    iterator = iter(items)
+    while True:
+        with busy(doing):
+            found = list(itertools.islice(iterator, 1))
+        if not found:
+            return
+        yield found[0]
+
+
+#
 # progress bars
 #
 
 
 PREPARING = "{elapsed} {desc}"
 TURNS = "{percentage:3.0f}%|{bar:20}| turn {n_fmt} of {total_fmt}, {elapsed}: {desc}"
-TIME = "measuring {percentage:3.0f}%|{bar:20}| {elapsed}, at most {total_fmt} s: {desc}"
+TIME = "measuring {percentage:3.0f}%|{bar:20}| {elapsed} of about {total_fmt} s: {desc}"
+OVERTIME = "measuring {elapsed}, longer than the expected {total_fmt} s: {desc}"
 
 
 def _quiet(doing: str, done: int = 0, expect: int = 0) -> None:
@@ -154,7 +246,7 @@ def turn_bar(wanted: bool | None) -> Iterator[ProgressCallback]:
     if not (is_terminal(sys.stderr) if wanted is None else wanted):
         yield _quiet
         return
-    with _bar(0, PREPARING) as bar:
+    with _bar(0, PREPARING) as bar, ticking(TICK_S, bar.refresh):
 
         def show(doing: str, done: int = 0, expect: int = 0) -> None:
             if expect:
@@ -166,14 +258,20 @@ def turn_bar(wanted: bool | None) -> Iterator[ProgressCallback]:
 
 @contextlib.contextmanager
 def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[ProgressCallback]:
-    """Show the time that has passed, where stderr is a terminal. The bar never gets longer, whatever is measured
-    again."""
+    """Show the time that has passed, where stderr is a terminal; that it takes longer than expected where it does."""
     if not is_terminal(sys.stderr):
         yield _quiet
         return
     start_s = clock()
     with _bar(round(total_s), TIME) as bar:
-        yield lambda doing, done=0, expect=0: _redraw(bar, doing, int(clock() - start_s))
+
+        def show(doing: str = "", done: int = 0, expect: int = 0) -> None:
+            took_s = int(clock() - start_s)
+            bar.bar_format = TIME if took_s < bar.total else OVERTIME
+            _redraw(bar, doing, took_s)
+
+        with ticking(TICK_S, show):
+            yield show
 
 
 def _bar(total: int, form: str) -> Any:

@@ -17,7 +17,7 @@ from oallama.cli.options import (
     ubatch_option,
     verbose_option,
 )
-from oallama.cli.output import emit_json, talk
+from oallama.cli.output import busy, emit_json, talk
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.core.options import Options
@@ -65,7 +65,8 @@ def command(
     load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
     if (roomy := pictures.keeping_room(placer, load)) != placer.options:
         placer = Placer.of_file(model, roomy, profile)
-    plan = policy.plan(placer, load)
+    with busy("planning"):
+        plan = policy.plan(placer, load)
     if (projector := pictures.read()) is not None:
         plan = pictures.place(projector, plan, memory_kept=True).noted(plan)
     if output is not None:

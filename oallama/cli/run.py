@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +15,7 @@ from oallama.cli.gate import tune_after, tuning_gain
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
-from oallama.cli.output import emit_json, is_terminal, talk, write_piece
+from oallama.cli.output import awaited, busy, emit_json, is_terminal, talk, write_piece
 from oallama.cli.placement import (
     PlacementOptions,
     expected,
@@ -90,24 +92,28 @@ def command(
     sampling = answers.sampling.sampling()  # wrong options are said before stdin is waited for
     text = read_prompt(text, of_file=prompt_file is not None)
     model = None if model is None else model_file(model)
-    if (found_plan := asked.planned(model)) is not None:
-        placer, plan = found_plan
-        given = prompt_of(placer.model.path, text, answers.chat, answers.system)
-        tokens = tokens_if_long(placer, given, placer.options.n_ctx or plan.workload.n_ctx)
-        load, unknown = plan.workload, False
-    else:
-        placer = asked.placer(model)
-        given = prompt_of(placer.model.path, text, answers.chat, answers.system)
-        most = most_tokens(n_gen, given)
-        n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
-        tokens = tokens_if_long(placer, given, placer.options.n_ctx, n_answer)
-        n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
-        load = run_workload(placer, n_prompt, n_answer)
-        plan, unknown = asked.made_plan(placer, load)
+    with busy("planning"):
+        if (found_plan := asked.planned(model)) is not None:
+            placer, plan = found_plan
+            given = prompt_of(placer.model.path, text, answers.chat, answers.system)
+            tokens = tokens_if_long(placer, given, placer.options.n_ctx or plan.workload.n_ctx)
+            load, unknown = plan.workload, False
+        else:
+            placer = asked.placer(model)
+            given = prompt_of(placer.model.path, text, answers.chat, answers.system)
+            most = most_tokens(n_gen, given)
+            n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
+            tokens = tokens_if_long(placer, given, placer.options.n_ctx, n_answer)
+            n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
+            load = run_workload(placer, n_prompt, n_answer)
+            plan, unknown = asked.made_plan(placer, load)
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
         talk(f"oallama: {expected(placer, plan)}")
-    with counting(placer, answers.count_experts) as count, placer.engine(plan, on_traffic=count) as loaded:
+    with contextlib.ExitStack() as stack:
+        with busy(f"loading {Path(placer.model.path).name}"):
+            count = stack.enter_context(counting(placer, answers.count_experts))
+            loaded = stack.enter_context(placer.engine(plan, on_traffic=count))
         say_warnings(loaded, placer, asked.plan_file is not None)
         if tokens is None:
             tokens = given.tokens(loaded)
@@ -159,7 +165,7 @@ def likely_answer(placer: Placer, prompt_bytes: int) -> int:
 def write_stream(stream: Stream, show: bool) -> Generation:
     """Write pieces to stdout as they come; what would steer a terminal is shown as an escape there."""
     clean = is_terminal(sys.stdout)
-    for piece in stream:
+    for piece in awaited(stream, "reading the prompt"):
         if show:
             write_piece(piece, clean)
     if show:

@@ -21,7 +21,7 @@ from oallama.cli.options import (
     n_prompt_option,
     parsed,
 )
-from oallama.cli.output import talk
+from oallama.cli.output import busy, talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.routing import count_experts_option
@@ -130,9 +130,10 @@ def command(
         if server.placement_port:
             free_address("127.0.0.1", server.placement_port, None, "--placement-port")
         found = find_program(server.program)
-        served = stack.enter_context(
-            served_model(PlacementRequest(model, asked, pictures, n_prompt, n_gen, n_depth or 0, count_experts))
-        )
+        with busy("planning"):
+            served = stack.enter_context(
+                served_model(PlacementRequest(model, asked, pictures, n_prompt, n_gen, n_depth or 0, count_experts))
+            )
         placer = served.placer
         settings = ServerSettings(
             address, server.n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
@@ -146,7 +147,15 @@ def command(
             talk(f"note: a request may have {most} tokens, the model's trained context; -c {n_ctx} is shared by all")
         launch = partial(served.launch, program=found, settings=settings)
         placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep_runs)
-        serve(address, placements, talk, log, server.placement_port)
+        starting = contextlib.ExitStack()
+
+        def tell(sentence: str) -> None:
+            starting.close()
+            talk(sentence)
+
+        with starting:
+            starting.enter_context(busy("starting llama-server"))
+            serve(address, placements, tell, log, server.placement_port)
 
 
 @contextlib.contextmanager

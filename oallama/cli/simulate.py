@@ -23,7 +23,7 @@ from oallama.cli.options import (
     output_option,
     profile_option,
 )
-from oallama.cli.output import json_text, show, talk, write_chart, write_file
+from oallama.cli.output import busy, json_text, show, talk, write_chart, write_file
 from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
 from oallama.core.errors import UsageError
 from oallama.device.machines import MACHINES, machine_of
@@ -116,7 +116,8 @@ def command(
     else:
         load = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
         chosen = PolicyOptions(policy, None, prefetch=prefetch)
-        plan = chosen.plan(placer, load) if found is None else plan_for(placer, found, load, policy, prefetch)
+        with busy("planning"):
+            plan = chosen.plan(placer, load) if found is None else plan_for(placer, found, load, policy, prefetch)
         load = plan.workload
     simulation = placer.simulate(plan, load, found)
     notes = plan.notes

@@ -29,7 +29,7 @@ from oallama.cli.options import (
     threads_option,
     vram_fill_option,
 )
-from oallama.cli.output import emit, emit_json, write_chart
+from oallama.cli.output import busy, each_awaited, emit, emit_json, write_chart
 from oallama.cli.policy import PolicyName
 from oallama.core.errors import UsageError
 from oallama.device.cards import CARDS, USUAL_CARDS, pc, preset
@@ -158,9 +158,10 @@ def command(
         load = placer.workload(n_prompt, n_gen)
         if not as_json:
             emit(what_if_head(placer.model, load, host))
-        alone, found = alone_and_beside(placer, chosen, load, **given(policy=policy))
+        with busy("predicting"):
+            alone, found = alone_and_beside(placer, chosen, load, **given(policy=policy))
         rows = []
-        for row in found:
+        for row in each_awaited(found, "predicting"):
             rows.append(row)
             if not as_json:
                 emit(what_if_line(placer.model, row))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
+from oallama.core.ticking import ticking
+
 WORTH_SAYING_S = 3.0
+TICK_S = 0.5
 
 
 class Progress:
@@ -18,6 +22,7 @@ class Progress:
         self._bar: Any = None
         self._left = 0.0
         self._told = False
+        self._ticks = contextlib.ExitStack()
 
     def say(self, note: str) -> None:
         """A line on stderr, above the bar."""
@@ -41,6 +46,7 @@ class Progress:
 
             layout = "timing {percentage:3.0f}%|{bar:20}| {elapsed}, about {remaining} left: {desc}"
             self._bar = tqdm(total=weight, file=sys.stderr, bar_format=layout, leave=False)
+            self._ticks.enter_context(ticking(TICK_S, self._bar.refresh))
         else:
             self._bar.total += weight - self._left
         self._left = weight
@@ -58,5 +64,6 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ticks.close()
         if self._bar is not None:
             self._bar.close()

@@ -55,6 +55,8 @@ class LoadProgress:
         if self._bar is not None:
             with contextlib.suppress(Exception):  # it could not cross the C caller, and a bar is no reason to stop
                 self._bar.update(int(share * self._bar.total) - self._bar.n)
+                if share >= 1:
+                    self._bar.close()  # what follows, such as a warm-up, is no part of it
         return not self._cancelled
 
 

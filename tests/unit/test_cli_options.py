@@ -4,14 +4,17 @@ import io
 import json
 import re
 import sys
+import threading
+import time
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from processes import until
 from worlds import model_info, weights_of
 
 from oallama.cli import gate as cli_gate
-from oallama.cli.output import time_bar, turn_bar
+from oallama.cli.output import awaited, busy, each_awaited, talk, time_bar, turn_bar
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.cli.run import command, cut_text, most_tokens
@@ -287,18 +290,59 @@ def test_what_to_type_measures_what_was_run():
     )
 
 
-BARS = re.compile(r"\r *(\d+)%\|.*?\| (?:turn (\d+) of 24, )?(?:00:00, at most 20 s|00:00): ([a-z ]*)(?=\r)")
+BARS = re.compile(r"\r *(\d+)%\|.*?\| (?:turn (\d+) of 24, )?(?:00:00 of about 20 s|00:00): ([a-z ]*)(?=\r)")
 
 
-def test_the_bar_shows_the_time_and_never_gets_longer(monkeypatch, capsys):
+def test_the_bar_shows_the_time_and_says_when_it_takes_longer(monkeypatch, capsys):
     monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr("oallama.cli.output.TICK_S", 60.0)
     times = iter([100.0, 100.0, 107.5, 130.0])
     with time_bar(20.0, lambda: next(times)) as show:
         show("plan")
         show("load split", expect=24)
         show("", done=42)
-    said = capsys.readouterr().err.replace("measuring", "")
-    assert BARS.findall(said) == [("0", "", ""), ("0", "", "plan"), ("35", "", "load split"), ("100", "", "load split")]
+    said = capsys.readouterr().err
+    bars = BARS.findall(said.replace("measuring", ""))
+    assert bars == [("0", "", ""), ("0", "", "plan"), ("35", "", "load split")]
+    assert "longer than the expected 20 s: load split" in said and "100%" not in said
+
+
+def test_what_takes_long_is_said_on_a_terminal_until_it_is_over(monkeypatch, capsys):
+    monkeypatch.setattr("oallama.cli.output.TICK_S", 0.01)
+    monkeypatch.setattr("oallama.cli.output.PATIENCE_S", 0.0)
+    with busy("planning"):
+        pass
+    assert capsys.readouterr().err == "", "nobody sees it"
+    monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: stream is sys.stderr)
+    shown = "\rloading a\\x1bm.gguf: 0 s\x1b[K\r"
+    with busy("loading a\x1bm.gguf"):
+        said = until(lambda: capsys.readouterr().err)
+        assert said.startswith(shown)
+        talk("note")
+        assert "\r\x1b[Knote\n" in capsys.readouterr().err, "a sentence has a line of its own"
+        until(lambda: shown in capsys.readouterr().err)
+        with time_bar(20.0):  # which says it better
+            capsys.readouterr()
+            time.sleep(0.1)
+            assert "loading" not in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("\r\x1b[K")
+    assert not [thread for thread in threading.enumerate() if thread.name == "ticking"]
+
+
+def test_pieces_come_as_they_are_and_the_wait_for_the_first_is_told(monkeypatch, capsys):
+    monkeypatch.setattr("oallama.cli.output.TICK_S", 0.01)
+    monkeypatch.setattr("oallama.cli.output.PATIENCE_S", 0.0)
+    monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: stream is sys.stderr)
+    told = ""
+
+    def pieces():
+        nonlocal told
+        told = until(lambda: capsys.readouterr().err)
+        yield from "abc"
+
+    assert list(awaited(pieces(), "reading the prompt")) == ["a", "b", "c"]
+    assert "reading the prompt: 0 s" in told
+    assert list(awaited([], "x")) == [] and list(each_awaited(iter("ab"), "x")) == ["a", "b"]
 
 
 def test_the_bar_of_a_comparison_has_words_first_and_then_one_total(capsys):

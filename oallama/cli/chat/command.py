@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +12,7 @@ import click
 from oallama.cli.gate import tuning_gain
 from oallama.cli.help import Command, Group, option
 from oallama.cli.options import depth_option, model_argument
-from oallama.cli.output import talk
+from oallama.cli.output import busy, talk
 from oallama.cli.placement import (
     PlacementOptions,
     expected,
@@ -91,17 +93,21 @@ def start(
     from oallama.run.conversation import Conversation
 
     chat, system = answers.chat, answers.system
-    if (found := asked.planned(model)) is not None:
-        placer, plan = found
-        template = template_for(placer.model.path, chat, system)
-        load, unknown = plan.workload, False
-    else:
-        placer = asked.placer(model)
-        template = template_for(placer.model.path, chat, system)
-        load = chat_workload(placer, n_past)
-        plan, unknown = asked.made_plan(placer, load)
+    with busy("planning"):
+        if (found := asked.planned(model)) is not None:
+            placer, plan = found
+            template = template_for(placer.model.path, chat, system)
+            load, unknown = plan.workload, False
+        else:
+            placer = asked.placer(model)
+            template = template_for(placer.model.path, chat, system)
+            load = chat_workload(placer, n_past)
+            plan, unknown = asked.made_plan(placer, load)
     settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
-    with counting(placer, answers.count_experts) as count, placer.engine(plan, on_traffic=count) as engine:
+    with contextlib.ExitStack() as stack:
+        with busy(f"loading {Path(placer.model.path).name}"):
+            count = stack.enter_context(counting(placer, answers.count_experts))
+            engine = stack.enter_context(placer.engine(plan, on_traffic=count))
         say_warnings(engine, placer, asked.plan_file is not None)
         reader = reader_of_stdin()
         session = ChatSession(placer, engine, template, Conversation(system or None), settings)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.chat.settings import ChatSettings
-from oallama.cli.output import is_terminal, talk, write_piece
+from oallama.cli.output import awaited, is_terminal, talk, write_piece
 from oallama.cli.placement import tell_drift
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted
@@ -102,7 +102,7 @@ class ChatSession:
     def _written(self, stream: Stream, shown: list[str]) -> Generation:
         clean = is_terminal(sys.stdout)
         try:
-            for piece in stream:
+            for piece in awaited(stream, "reading the prompt"):
                 shown.append(piece)
                 write_piece(piece, clean)
             return stream.rest()
