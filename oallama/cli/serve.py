@@ -115,8 +115,8 @@ def command(
 
     \f
     Keeps llama-server running: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and
-    the rest of its API, and its own web page at / where it has one. A page of the placement is at another port, which
-    is printed; its GET /placement is JSON.
+    the rest of its API. Its web page is at /; where it was built without one, a page with the address of the
+    placement's. That is at another port, which is printed; its GET /placement is JSON.
     """
     asked.check_depth(n_depth)
     from oallama.cli.served import PlacementRequest, served_model

@@ -38,7 +38,9 @@ STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
 KEY_VARIABLE = "LLAMA_API_KEY"
 PLAN_FILE = "plan.oallama"
 TIMES_FILE = "times"
+PAGE_FOLDER = "page"  # of the files that llama-server shows where it was built without a page
 BUILD = "`oallama setup` builds it with llama.cpp"
+_PAGED = b"gzip is not supported by this browser"  # what a llama-server with a web page can say
 _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 
 
@@ -108,6 +110,16 @@ def _ggml_base(program: Path) -> Path | None:
     return Path(linked[1]) if linked else None
 
 
+def has_page(program: Path) -> bool:
+    """Whether a llama-server was built with its web page. What cannot be read is taken to have one."""
+    folder = program.resolve().parent
+    parts = [program.resolve(), *folder.glob("*llama-server*"), *folder.glob("../lib/*llama-server*")]
+    try:
+        return any(_PAGED in part.read_bytes() for part in parts if part.is_file())
+    except OSError:
+        return True
+
+
 def _output(command: Sequence[str]) -> str | None:
     try:
         done = subprocess.run(
@@ -134,8 +146,9 @@ def launch(
     environment: Mapping[str, str],
     uses_file: Path | None = None,
 ) -> Launch:
-    """How to start it with a plan. folder: for what it and its plug-in exchange with us (PLAN_FILE, TIMES_FILE).
-    uses_file: where the plug-in adds how often experts were used (serve/uses.py).
+    """How to start it with a plan. folder: for what it and its plug-in exchange with us (PLAN_FILE, TIMES_FILE), and
+    for PAGE_FOLDER, which it shows where it has no page. uses_file: where the plug-in adds how often experts were used
+    (serve/uses.py).
 
     Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built, and OSError.
     """
@@ -158,6 +171,9 @@ def launch(
     if settings.address.api_key is not None:
         added = {**added, KEY_VARIABLE: settings.address.api_key}
     arguments = [str(program), *arguments[1:], *_arguments(settings, plan.workload.n_ubatch)]
+    if not has_page(program):
+        (folder / PAGE_FOLDER).mkdir(exist_ok=True)
+        arguments += ["--path", str(folder / PAGE_FOLDER)]
     return Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
 
 

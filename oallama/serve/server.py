@@ -16,11 +16,11 @@ from oallama.core.errors import DeviceError
 from oallama.core.history import BlockRuns
 from oallama.core.temporary import temporary_folder
 from oallama.device.interrupt import held_interrupt
-from oallama.report.placement import Served, page_policy, placement_document, placement_html
+from oallama.report.placement import Served, page_policy, placement_document, placement_html, start_html
 from oallama.serve.address import Address
 from oallama.serve.live import block_runs, live_of
 from oallama.serve.placement import placement_server
-from oallama.serve.program import TIMES_FILE
+from oallama.serve.program import PAGE_FOLDER, TIMES_FILE
 from oallama.serve.supervisor import Launch, Supervisor
 
 FOLDER = "oallama-serve-"
@@ -90,6 +90,8 @@ def serve(
             return placement_html(served()), page_policy()
 
         with held_interrupt(supervisor.stop), placement_server(document, page, placement_port) as url:
+            if (folder / PAGE_FOLDER).is_dir():
+                (folder / PAGE_FOLDER / "index.html").write_text(start_html(wanted.model, url), encoding="utf-8")
             where = f"oallama: serving at {address.url}/v1, placement at {url}; Ctrl-C ends it"
             supervisor.on_ready = partial(talk, where)
             supervisor.run()

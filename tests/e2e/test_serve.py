@@ -263,6 +263,8 @@ def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_d
     split_plan(plan, "rpc-worker")
     with serving(tmp_path, program("llama-server"), "--plan", plan, "--log", tmp_path / "log") as server:
         asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
+        start = get(f"{server.url}/")
+        assert start.status_code == 200 and f'href="{server.page}"' in start.text, "this llama-server has no page"
         split = server.client().completions.create(**asked).choices[0].text
         until(lambda: any(row["measured"] for row in server.placement["operators"]))
         told = server.placement

@@ -15,17 +15,26 @@ from pathlib import Path
 import placement_records as records
 import pytest
 from processes import until
-from worlds import weight
+from worlds import model_info, weight
 
 from ggml_bridge.library import library_folder, soname
 from oallama.cli.serve import parse_key
 from oallama.core.errors import BridgeError, DeviceError, PlanError, UsageError
 from oallama.core.history import BlockRuns
 from oallama.profile.routing import counted, unknown_routing
+from oallama.report.placement import start_html
 from oallama.serve.address import Address, free_address, host_name, is_local
 from oallama.serve.live import Live, Rate, block_runs, live_of
 from oallama.serve.placement import MOST_CLIENTS, placement_server
-from oallama.serve.program import ServerSettings, clean_environment, find_program, launch, prompt_cache_mib
+from oallama.serve.program import (
+    PAGE_FOLDER,
+    ServerSettings,
+    clean_environment,
+    find_program,
+    has_page,
+    launch,
+    prompt_cache_mib,
+)
 from oallama.serve.uses import traffic_of
 
 # ---- found and started
@@ -68,10 +77,10 @@ WHOLE = replace(SPLIT.plan, operators=tuple(p if p.gg in (0, 1) else replace(p, 
                                             for p in SPLIT.plan.operators))  # fmt: skip
 
 
-def launched(folder, plan=WHOLE, environment=None, uses="uses", **settings):
+def launched(folder, plan=WHOLE, environment=None, uses="uses", program="/opt/llama-server", **settings):
     names = [operator.name for operator in SPLIT.operators]
     return launch(
-        Path("/opt/llama-server"), plan, SPLIT.operators, SPLIT.model.n_layer, names, replace(SETTINGS, **settings),
+        Path(program), plan, SPLIT.operators, SPLIT.model.n_layer, names, replace(SETTINGS, **settings),
         folder, {"HOME": "/h", **(environment or {})}, uses and folder / uses,
     )  # fmt: skip
 
@@ -186,6 +195,22 @@ def test_uses_of_experts_are_added_by_layer_and_kind(tmp_path):
         (1, 1, (1.0, 1.0, 0.0, 0.0)),
     ]
     assert [(each.layer, each.n_tokens, each.latest) for each in found.prompt] == [(0, 7, (14.0, 0.0, 0.0, 0.0))]
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_llama_server_without_a_page_shows_one_of_ours(tmp_path, paged):
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\n")
+    (tmp_path / "libllama-server-impl.so").write_bytes(b"\0gzip is not supported by this browser\0" if paged else b"")
+    assert has_page(program) is paged
+    (tmp_path / "run").mkdir()
+    arguments = launched(tmp_path / "run", program=program).command
+    assert ("--path" in arguments) is (tmp_path / "run" / PAGE_FOLDER).is_dir() is not paged
+
+
+def test_our_page_names_the_api_and_the_placement():
+    said = start_html(model_info(name="<b>&"), "http://127.0.0.1:9")
+    assert "<h1>&lt;b&gt;&amp;</h1>" in said and 'href="http://127.0.0.1:9"' in said and 'href="v1/models"' in said
 
 
 def test_lines_that_are_no_use_are_passed_over(tmp_path):
