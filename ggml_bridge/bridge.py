@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -11,6 +12,7 @@ from typing import Literal
 from ggml_bridge.emulated import EmulatedDevice
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import Native, decode, encode, ffi, record
+from ggml_bridge.layouts import fault_name, layout_faults, mul_mat_kind
 from ggml_bridge.library import Libraries, find_built, find_plugin, open_libraries
 from ggml_bridge.rpc import probe
 from ggml_bridge.split import SplitBackend
@@ -162,12 +164,28 @@ class Bridge:
         return self.native.lines("gb_cpu_layouts")
 
     def layout_supports(self, layout: str, type: str, K: int, N: int, E: int = 1, n_expert_used: int = 0) -> bool:
-        """True where llama.cpp would keep a weight [K, N, E] of this type in that layout.
+        """True where a weight [K, N, E] of this type may be kept in that layout: llama.cpp would, and the product is
+        right.
 
         n_expert_used 0: it is used by MUL_MAT (also with E > 1); else by MUL_MAT_ID. Raises ValueError, Unsupported.
         """
-        case = (encode(layout), self.type_info(type).number, K, N, E, n_expert_used)
+        if fault_name(layout, mul_mat_kind(E, n_expert_used)) in self.layout_faults:
+            return False
+        return self._layout_takes(layout, type, K, N, E, n_expert_used, sound=True)
+
+    def layout_takes(self, layout: str, type: str, K: int, N: int, E: int = 1, n_expert_used: int = 0) -> bool:
+        """True where stock llama.cpp would keep such a weight in that layout, be the product right or wrong. As
+        layout_supports."""
+        return self._layout_takes(layout, type, K, N, E, n_expert_used, sound=False)
+
+    def _layout_takes(self, layout: str, type: str, K: int, N: int, E: int, n_expert_used: int, *, sound: bool) -> bool:
+        case = (encode(layout), self.type_info(type).number, K, N, E, n_expert_used, int(sound))
         return bool(self.native.value("int32_t", "gb_layout_supports", *case))
+
+    @cached_property
+    def layout_faults(self) -> Mapping[str, str]:
+        """What set-up's self-test found wrong with layouts of this build: see ggml_bridge.layouts."""
+        return layout_faults(self.libraries.folder)
 
     def load_backend(self, path: str) -> str:
         """Load a ggml back end from a library of the user's, for the rest of the process; returns the name of its

@@ -49,6 +49,15 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _layouts_of_the_session() -> None:
+    """Other layouts than the CPU's (tests/layouts.py), before anything here asks ggml for its layouts."""
+    if os.environ.get("OALLAMA_TEST_LAYOUTS"):
+        from oallama.device.load_params import load_bridge
+
+        load_bridge()
+
+
 @pytest.fixture(autouse=True)
 def _errors_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors name options, whether another test has used a public name of oallama before or not."""

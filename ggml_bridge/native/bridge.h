@@ -21,7 +21,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 15
+#define GB_ABI 16
 #define GB_NAME_BYTES 128
 
 //
@@ -77,7 +77,8 @@ int gb_device_count(void);
 int gb_get_device_info(int index, int32_t ask_server, gb_device_info * info);
 int gb_cpu_features(char * text, int64_t capacity);
 
-// The buffer type (ggml_backend_buffer_type_t) of a layout; NULL: the device's own.
+// The buffer type (ggml_backend_buffer_type_t) of a layout, or of "CPU_Mapped", ggml's second one for plain memory;
+// NULL: the device's own.
 int gb_buft(const char * device, const char * layout, void ** buft);
 
 // True where the device has so many bytes of pinned host memory: where none is left, its buffer type gives plain
@@ -86,8 +87,9 @@ int gb_pins(const char * device, int64_t n_bytes, int32_t * pinned);
 
 // Layouts the CPU keeps weights in, best first: its extra buffer types, then plain "CPU".
 int gb_cpu_layouts(char * text, int64_t capacity);
+// Whether stock llama.cpp keeps such a weight in that layout; sound 1: and the product is right.
 int gb_layout_supports(const char * layout, int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used,
-                       int32_t * supported);
+                       int32_t sound, int32_t * supported);
 
 // Loads a ggml back end from a library of the user's and registers its devices; name: that of its registry.
 int gb_backend_load(const char * path, char * name, int64_t capacity);

@@ -108,20 +108,20 @@ std::vector<std::string> rpc_add(const char * endpoint) {
     return names;
 }
 
-// True where the layout takes a weight. Asks as llama.cpp does when it chooses a buffer type: with an empty buffer of
-// that type, and a batch of 512.
-bool layout_supports(const char * layout, ggml_type type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used) {
-    constexpr int64_t n_tokens = 512;
-
-    ggml_backend_dev_t device = cpu_device();
-    const MulMatShape  shape  = {type, k, n, e, n_expert_used, n_tokens};
+// Asks as llama.cpp does when it chooses a buffer type: with an empty buffer of that type, and a batch of 512. sound:
+// whether only what multiplies_right says yes to counts.
+bool layout_takes(const char * layout, const MulMatShape & shape, bool sound) {
     check_shape(shape);
+    ggml_backend_dev_t         device = cpu_device();
+    ggml_backend_buffer_type_t buft   = find_layout(device, layout);
 
     ContextPtr    ctx    = new_context(4);
-    ggml_tensor * weight = ggml_new_tensor_3d(ctx.get(), type, k, n, e);
-    BufferPtr     buffer = alloc_buffer(find_layout(device, layout), 0);
+    ggml_tensor * weight = ggml_new_tensor_3d(ctx.get(), shape.type, shape.k, shape.n, shape.e);
+    BufferPtr     buffer = alloc_buffer(buft, 0);
     weight->buffer       = buffer.get();
-    return ggml_backend_dev_supports_op(device, build_mul_mat(ctx.get(), weight, shape));
+
+    const ggml_tensor * mul_mat = build_mul_mat(ctx.get(), weight, shape);
+    return ggml_backend_dev_supports_op(device, mul_mat) && (!sound || oallama::multiplies_right(buft, mul_mat));
 }
 
 } // namespace
@@ -243,9 +243,11 @@ int gb_cpu_layouts(char * text, int64_t capacity) {
 }
 
 int gb_layout_supports(const char * layout, int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used,
-                       int32_t * supported) {
-    return guarded(
-        [&] { *supported = layout_supports(layout, static_cast<ggml_type>(type), k, n, e, n_expert_used) ? 1 : 0; });
+                       int32_t sound, int32_t * supported) {
+    return guarded([&] {
+        const MulMatShape shape = {static_cast<ggml_type>(type), k, n, e, n_expert_used, /*n_tokens=*/512};
+        *supported              = layout_takes(layout, shape, sound != 0) ? 1 : 0;
+    });
 }
 
 int gb_backend_load(const char * path, char * name, int64_t capacity) {

@@ -112,6 +112,17 @@ bool has_cpu_kernel(ggml_type type) {
     return type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
 }
 
+namespace {
+
+// The type of the buffers that ggml makes of memory that is there already, "CPU_Mapped". Plain memory as well.
+ggml_backend_buffer_type_t mapped_buft() {
+    alignas(64) static char memory[64];
+    const BufferPtr         buffer(ggml_backend_cpu_buffer_from_ptr(memory, sizeof memory));
+    return ggml_backend_buffer_get_type(buffer.get());
+}
+
+} // namespace
+
 ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * layout) {
     ggml_backend_buffer_type_t device_buft = ggml_backend_dev_buffer_type(device);
     if (layout == nullptr || std::strcmp(layout, ggml_backend_buft_name(device_buft)) == 0) {
@@ -124,6 +135,9 @@ ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * l
             return buft;
         }
         known += (known.empty() ? "" : ", ") + std::string(ggml_backend_buft_name(buft));
+    }
+    if (ggml_backend_buffer_type_t mapped = mapped_buft(); std::strcmp(layout, ggml_backend_buft_name(mapped)) == 0) {
+        return mapped;
     }
     throw Error(OALLAMA_INVALID, "the CPU has no layout " + std::string(layout) + "; it has: " + known);
 }

@@ -73,7 +73,8 @@ bool               is_cpu(ggml_backend_dev_t device);
 // Its own table is in libggml-cpu, which need not be linked with.
 bool has_cpu_kernel(ggml_type type);
 
-// The buffer type of a layout name, of the device's default when the name is NULL; throws OALLAMA_INVALID.
+// The buffer type of a layout name, or "CPU_Mapped", which is plain memory too; of the device's default when the name
+// is NULL. Throws OALLAMA_INVALID.
 ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * layout);
 
 //

@@ -30,6 +30,10 @@ from oallama.run.stock import StockPlacement
 STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE = "stock-cpu", "stock-ngl", "stock-fit", "stock-ncmoe"
 STOCK_ARMS = (STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE)
 
+NO_REPACK = (
+    "runs with --no-repack, as a layout that llama.cpp would choose on this CPU multiplies wrong by some of the weights"
+)
+
 _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
 
 
@@ -139,6 +143,10 @@ class ArmMaker:
         return (f"planned for a KV cache of {planned.type_k} and {planned.type_v}, but all arms run with {flags}",)
 
     def _stock(self, name: str) -> ArmSpec:
+        made = self._placed(name)
+        return replace(made, notes=(*made.notes, NO_REPACK)) if self.setting.load.no_repack else made
+
+    def _placed(self, name: str) -> ArmSpec:
         if name == STOCK_CPU:
             return ArmSpec(name, self.setting.changed(device="none"), StockPlacement(0))
         if self.placer.device.is_pair:

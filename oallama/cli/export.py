@@ -46,6 +46,7 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
     oallama export plan.json --to plugin -o plan.oallama
     oallama export plan.json --to llama-server
     """
+    from oallama.device.layouts import needs_no_repack
     from oallama.placer import Placer
     from oallama.plan.export import export_command, splits
     from oallama.plan.plan import Plan
@@ -60,7 +61,8 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
         plugin = (
             _plugin(plan, placer, plan_file, Path(plugin_plan or default)) if splits(plan, placer.operators) else None
         )
-        text = export_command(plan, placer.operators, placer.tensor_names, target, plugin)  # type: ignore[arg-type]
+        plain = needs_no_repack(placer.operators)
+        text = export_command(plan, placer.operators, placer.tensor_names, target, plugin, plain)  # type: ignore[arg-type]
         text += "\n"
         if (spec := parse_device(plan.device)).kind == "rpc":  # a plan of somebody else's may name any server
             talk(f"note: this command line sends the model's weights and prompts to {spec}")

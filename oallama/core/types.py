@@ -38,6 +38,10 @@ PLAIN_LAYOUT = "CPU"
 PLAIN_BUFT = "OALLAMA_CPU"
 """Plain host memory by the name that the split backend gives it: `CPU` in stock llama.cpp's -ot is any layout."""
 
+FORCED_PLAIN_LAYOUT = "CPU_Mapped"
+"""ggml's second buffer type for plain memory. An override to it means plain memory, where one to PLAIN_LAYOUT leaves it
+to llama.cpp to choose a layout."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:

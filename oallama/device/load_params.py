@@ -26,7 +26,8 @@ class LoadSettings:
 
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
     those of the split backend (plan/patterns.py). split_text: those weights, for a load without their plan
-    (plan/plugin_text.py). n_threads 0: one per physical core.
+    (plan/plugin_text.py). n_threads 0: one per physical core. no_repack: weights that no pattern is for stay plain, as
+    --no-repack has it.
     """
 
     path: str
@@ -39,6 +40,7 @@ class LoadSettings:
     split_text: str = ""
     attention: Attention = STOCK_ATTENTION
     n_threads: int = 0
+    no_repack: bool = False
 
 
 class ModelParams:
@@ -61,7 +63,8 @@ class ModelParams:
         self._load_mode = load_mode(settings, bridge)
         # an override to plain CPU lets llama.cpp choose among the extra layouts; where a plan insists on plain
         # memory for some weight, that choice is taken away and every other layout is named
-        self.use_extra_bufts = all(layout != PLAIN_LAYOUT for _, layout in settings.host_patterns)
+        plain = any(layout == PLAIN_LAYOUT for _, layout in settings.host_patterns)
+        self.use_extra_bufts = not (plain or settings.no_repack)
 
     def devices(self, name: str) -> tuple[str, ...]:
         """The devices that llama.cpp is told of, the one being called `name`."""

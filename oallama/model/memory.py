@@ -274,6 +274,7 @@ class _Loader:
             settings.device,
             n_gpu_layers=settings.n_gpu_layers,
             host_patterns=settings.host_patterns,
+            no_repack=settings.no_repack,
         )
         if self._kept is None or self._kept[0] != of_model:
             self._free()

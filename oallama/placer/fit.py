@@ -8,6 +8,7 @@ from dataclasses import replace
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH
 from oallama.core.types import Workload
+from oallama.device.layouts import needs_no_repack
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import probe_memory
 from oallama.place.policies.registry import Rules
@@ -68,7 +69,8 @@ def stock_cpu_plan(on: Measured, load: Workload) -> Plan:
 
 
 def stock_load(on: Measured, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH) -> LoadSettings:
-    """The placer's device, threads and attention, for a load of stock llama.cpp."""
+    """The placer's device, threads and attention, for a load of stock llama.cpp; with --no-repack where it would choose
+    a wrong layout for a weight. Raises BridgeError."""
     return LoadSettings(
         path=on.model.path,
         device=str(on.device.timed) if on.has_device else "none",
@@ -77,6 +79,7 @@ def stock_load(on: Measured, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BAT
         n_ubatch=n_ubatch,
         attention=on.attention,
         n_threads=on.threads,
+        no_repack=needs_no_repack(on.operators),
     )
 
 

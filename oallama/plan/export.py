@@ -65,9 +65,10 @@ def export_command(
     all_tensor_names: Iterable[str],
     target: Target = "llama-server",
     plugin: Plugin | None = None,
+    no_repack: bool = False,
 ) -> str:
     """The shell-quoted command line of stock_command. Raises PlanError as that does."""
-    settings, arguments = stock_command(plan, operators, all_tensor_names, target, plugin)
+    settings, arguments = stock_command(plan, operators, all_tensor_names, target, plugin, no_repack)
     # A quoted NAME=value would be the name of a program; only the value may be quoted.
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(arguments)])
 
@@ -78,10 +79,12 @@ def stock_command(
     all_tensor_names: Iterable[str],
     target: Target = "llama-server",
     plugin: Plugin | None = None,
+    no_repack: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
     """(environment variables to set, arguments with the program first). `-ot` knows CPU as the only plain host buffer
     type, so layouts of whole operators are left to llama.cpp, which repacks what it can; `--fit off` keeps it from
-    changing the rest. Attention and KV types are the plan's.
+    changing the rest. Attention and KV types are the plan's. no_repack: whether they must all stay plain, as
+    device/layouts.py has it.
 
     A plan that splits operators needs `plugin`; one that does not runs without. Raises PlanError for a device that no
     other program has, and where a stock program cannot do what the plan says.
@@ -91,6 +94,13 @@ def stock_command(
     if needs_plugin and (plugin is None or device == "none"):
         raise PlanError("the plan splits operators, so it needs a device and the plugin's library and plan file")
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
+    if no_repack:
+        if target == "llama-bench":
+            raise PlanError(
+                "llama-bench has no --no-repack, without which llama.cpp multiplies wrong by some weights on this CPU; "
+                "export to llama-server or llama-cli, or compare with `oallama bench`"
+            )
+        arguments.append("--no-repack")
     if device == "none":
         return {}, [*arguments, "--device", "none", "-ngl", "0"]
     arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
@@ -57,7 +58,7 @@ class DryLoads:
         uses_device = placed.uses_device(self._model.n_layer)
         patterns: tuple[Pattern, ...] = ()
         split = ""
-        if uses_device:
+        if uses_device or self._in_doubt:
             planned = placements(self._operators, placed)
             places = weight_places(
                 self._operators,
@@ -68,7 +69,7 @@ class DryLoads:
                 placed.streaming,
                 placed.residents,
             )
-            patterns, split = places.patterns, places.split_text
+            patterns, split = places.patterns if uses_device else places.named, places.split_text
         return LoadSettings(
             path=self._model.path,
             device=str(self._device) if uses_device else "none",
@@ -131,6 +132,13 @@ class DryLoads:
             prober = self._prober or getattr(self._together, "prober", None)
             self._results[settings] = prober.answer(settings) if prober else probe_memory(settings)
         return self._results[settings]
+
+    @cached_property
+    def _in_doubt(self) -> bool:
+        """Whether llama.cpp's own choice of layouts has to be looked at."""
+        from oallama.device.layouts import any_in_doubt
+
+        return any_in_doubt(self._operators)
 
     @property
     def _nothing(self) -> Placement:

@@ -116,7 +116,6 @@ class Engine:
             plan.residents,
         )  # fmt: skip
         placements, warnings = places.placements, places.warnings
-        placed = not spec.is_none or any(placement.layout for placement in placements)
         self.model, self.plan = model, plan
         self.n_threads = options.threads or default_threads()
         self._settings = LoadSettings(
@@ -126,7 +125,7 @@ class Engine:
             n_batch=options.n_batch or STOCK_BATCH,
             n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
             n_gpu_layers=plan.n_gpu_layers,
-            host_patterns=places.patterns if placed else (),
+            host_patterns=places.named if spec.is_none else places.patterns,
             split_text=places.split_text,
             attention=self.attention,
             n_threads=self.n_threads,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from oallama.core.types import PLAIN_LAYOUT, Operator, OperatorPlacement, Shape, StreamSettings
+from oallama.core.types import FORCED_PLAIN_LAYOUT, PLAIN_LAYOUT, Operator, OperatorPlacement, Shape, StreamSettings
 from oallama.cost.blocks import takes_n_g
+from oallama.device.layouts import best_layout, in_doubt, stock_layout, supports
 from oallama.device.load_params import load_bridge
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import Pattern, host_patterns, is_split
@@ -27,6 +28,11 @@ class WeightPlaces:
     patterns: tuple[Pattern, ...]
     split_text: str
     warnings: tuple[str, ...]
+
+    @property
+    def named(self) -> tuple[Pattern, ...]:
+        """The patterns that name a layout: all that a load without a device needs."""
+        return tuple(pattern for pattern in self.patterns if pattern[1] is not None)
 
 
 def weight_places(
@@ -61,7 +67,7 @@ def usable_layouts(
     Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
     then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
     layout is not for llama.cpp to choose; those that are streamed for n_g and kept once stay plain, which is all that
-    a device can read.
+    a device can read. An operator that llama.cpp would choose a wrong layout for gets the best of the others.
     """
     by_name = {operator.name: operator for operator in operators}
     layouts = bridge.cpu_layouts()
@@ -73,13 +79,17 @@ def usable_layouts(
     for placement in placements:
         operator, layout = by_name[placement.name], placement.layout
         shape = host_shape(operator, placement)
-        if layout is not None and not (layout in layouts and _supports(bridge, layout, operator, shape)):
+        if layout is not None and not (layout in layouts and supports(bridge, layout, operator, shape)):
             dropped.setdefault(layout, []).append(operator.name)
             layout = None
         if layout is None and operator.name in split and takes_n_g(operator) and read_by_device:
             layout = PLAIN_LAYOUT
         elif layout is None and (plain_wanted or operator.name in split):
-            layout = next((name for name in layouts if _supports(bridge, name, operator, shape)), PLAIN_LAYOUT)
+            layout = best_layout(bridge, operator, shape)
+        elif layout is None and in_doubt(bridge, operator):
+            best = best_layout(bridge, operator, shape)
+            if best != stock_layout(bridge, operator):
+                layout = FORCED_PLAIN_LAYOUT if best == PLAIN_LAYOUT else best
         checked.append(replace(placement, layout=layout))
     warnings = (
         f"this CPU cannot keep {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} in layout {layout}; "
@@ -96,14 +106,3 @@ def host_shape(operator: Operator, placement: OperatorPlacement) -> Shape:
     k, n, e = operator.shape
     cc, axis = slice_counts(operator, placement)[0], cut_axis(operator)
     return (cc, n, e) if axis == "cols" else (k, cc if axis == "rows" else 2 * cc, e)
-
-
-def _supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
-    import ggml_bridge
-
-    k, n, e = shape
-    used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
-    try:
-        return bridge.layout_supports(layout, operator.type, k, n, e, used)
-    except (ggml_bridge.Unsupported, ValueError):
-        return False

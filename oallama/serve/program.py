@@ -17,6 +17,7 @@ from oallama.core.errors import BridgeError, PlanError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
 from oallama.core.units import MIB
+from oallama.device.layouts import needs_no_repack
 from oallama.device.user_backend import user_backend
 from oallama.plan.export import (
     LIBRARY_VARIABLE,
@@ -160,7 +161,7 @@ def launch(
                 "drop --backend, or choose a --policy that splits nothing, such as oato"
             )
         plugin = Plugin(str(find_plugin()), str(folder / PLAN_FILE))
-    added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)
+    added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin, needs_no_repack(operators))
     if backend is not None:
         added = {**added, LIBRARY_VARIABLE: backend}
     if plugin is not None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from ggml_bridge.layouts import FAULTS_FILE, faults_of_kinds
 from ggml_bridge.library import INSTALLED, LIB_PATH_VARIABLE
 from oallama.core.files import cache_folder, write_whole
 from oallama.setup.build import SOURCE, Build, Variant, compile_build, install_bindings, make_build, pinned_version
@@ -45,7 +46,7 @@ DIED = "self-test"  # the child died without saying in which layout
 @dataclass(frozen=True)
 class Installed:
     """The llama.cpp of an environment. asked: digest of what it was built for. folder: where it was taken from. given:
-    what --llama-cpp named; empty where it was compiled. layouts: CPU buffer type -> "ok"."""
+    what --llama-cpp named; empty where it was compiled. layouts: the self-test's verdicts."""
 
     asked: str
     folder: str
@@ -63,8 +64,9 @@ def asked_backend(env: Mapping[str, str]) -> str:
 def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: bool) -> Variant | None:
     """Choose what to build after a failure (`bad`: layout -> what is wrong); None where nothing is left to try.
 
-    A layout that computes wrong or crashes is built out. With `auto`, a GPU back end that cannot be built or loaded is
-    given up for the CPU. Where the self-test died without naming a layout, AMX is suspected first.
+    A layout that multiplies wrong by single matrices, or crashes, is built out. With `auto`, a GPU back end that cannot
+    be built or loaded is given up for the CPU. Where the self-test died without naming a layout, AMX is suspected
+    first.
     """
     if variant.backend.name != "cpu" and auto and (UNUSABLE in bad or DIED in bad):
         return replace(variant, backend=Backend("cpu", f"CPU build: the {variant.backend.name} build does not work"))
@@ -137,7 +139,7 @@ class Installer:
             layouts = self._test()
             if bad := _failures(layouts):
                 raise SetupError(f"the llama.cpp in {folder} does not work here: {_told(bad)}")
-            keep()
+            keep(layouts)
         return Installed(self.asked(given), str(folder), given, "prebuilt", layouts, [])
 
     def _compiled(self, refresh: bool) -> Installed:
@@ -160,7 +162,7 @@ class Installer:
                             build.keep_outcome(outcome)
                     bad = _failures(outcome)
                     if not bad:
-                        keep()
+                        keep(outcome)
                         return Installed(self.asked(""), str(build.folder), "", variant.backend.name, outcome, notes)
             following = next_variant(variant, bad, self.cpu.has_amx, self.wish == "auto")
             if following:
@@ -189,17 +191,24 @@ class Installer:
         return {}
 
     @contextmanager
-    def _placed(self, folder: Path) -> Iterator[Callable[[], None]]:
-        """The bindings with the libraries of a folder. Unless what is yielded is called, what was there comes back."""
+    def _placed(self, folder: Path) -> Iterator[Callable[[Mapping[str, str]], None]]:
+        """The bindings with the libraries of a folder. Unless what is yielded is called, with what the self-test found,
+        what was there comes back."""
         place = self.libraries()
         old, kept = place.with_name("lib.old"), []
+
+        def keep(layouts: Mapping[str, str]) -> None:
+            if faults := faults_of_kinds(layouts):
+                write_whole(place / FAULTS_FILE, json.dumps(faults, indent=1))
+            kept.append(True)
+
         with self.console.step("bindings", "installing llama-cpp-python") as step:
             packages = package_environment(self.env, self.python)
             run(self.console, step, install_bindings(self.python, self.env), packages, "installing llama-cpp-python")
             put(folder, place)
             step.result = f"installed llama-cpp-python {pinned_version()}, to use these libraries"
         try:
-            yield lambda: kept.append(True)
+            yield keep
         finally:
             if not kept:
                 shutil.rmtree(place)
@@ -208,7 +217,7 @@ class Installer:
             shutil.rmtree(old, ignore_errors=True)
 
     def _test(self) -> dict[str, str]:
-        """Multiply with every CPU layout, in a child: layout -> "ok" or what is wrong; {"build": …} where llama_cpp
+        """Multiply with every CPU layout, in a child: verdicts as check_layouts has them; {"build": …} where llama_cpp
         cannot be loaded, {"self-test": …} where it died. Raises SetupError where the self-test itself does not run."""
         with self.console.step("self-test", "multiplying with every CPU layout") as step:
             load = self._child("import ggml_bridge; ggml_bridge.load()")
@@ -244,7 +253,8 @@ def _last_line(text: str) -> str:
 
 
 def _failures(outcome: Mapping[str, str]) -> dict[str, str]:
-    return {layout: result for layout, result in outcome.items() if result != "ok"}
+    of_kinds = faults_of_kinds(outcome)
+    return {layout: result for layout, result in outcome.items() if result != "ok" and layout not in of_kinds}
 
 
 def _told(bad: Mapping[str, str]) -> str:

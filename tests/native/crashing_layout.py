@@ -1,4 +1,4 @@
-"""Stands in for the self-test on a machine whose AMX layout crashes."""
+"""Stands in for the self-test on a machine whose AMX layout crashes, and others for one kind of mul-mat."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any
 
 from ggml_bridge.child import child_main
 
+CRASHING = {("AMX", "MUL_MAT"), ("HALF", "MUL_MAT_ID"), ("CPU", "3-D MUL_MAT")}
+
 
 def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     if request["layout"] is None:
-        return {"layouts": ["AMX", "CPU"]}
-    if request["layout"] == "AMX":
+        return {"layouts": ["AMX", "HALF", "CPU"]}
+    if (request["layout"], request["kind"]) in CRASHING:
+        if request["layout"] != "AMX":
+            progress({"type": "Q4_0"})
         print("tile configuration lost", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
     return {"ok": True, "reason": ""}

@@ -3,6 +3,7 @@ calls (compilers, drivers, uv, cmake) are shell scripts."""
 
 import functools
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import setup_env
 
+from ggml_bridge.layouts import layout_faults
 from ggml_bridge.library import INSTALLED, LLAMA_CPP_BUILD, LLAMA_CPP_PYTHON_VERSION
 from oallama.core.errors import OallamaError, UsageError
 from oallama.setup import build, gpu, install, machine, prebuilt, uv, vulkan
@@ -432,6 +434,17 @@ def test_a_layout_that_crashes_is_rebuilt_without_it_and_remembered(compiling):
     n_tests = compiling.calls("multiplied")
     compiling.install(cpu=XEON, refresh=True)
     assert (compiling.calls("cmake --build"), compiling.calls("multiplied")) == (2, n_tests + 2), "tested again"
+
+
+def test_a_layout_that_is_wrong_for_one_kind_of_mul_mat_loses_that_kind_alone(compiling):
+    verdicts = {"AMX": "ok", "AMX 3-D MUL_MAT": "died with SIGABRT", "CPU": "ok"}
+    compiling.env["SELFTEST"] = f"echo '{json.dumps(verdicts)}'"
+    made = compiling.install(cpu=XEON)
+    assert (made.layouts, made.notes, compiling.calls("cmake --build")) == (verdicts, [], 1)
+    assert layout_faults(compiling.lib) == {"AMX 3-D MUL_MAT": "died with SIGABRT"}
+    compiling.stamp.unlink()
+    assert compiling.install(cpu=XEON) == made and compiling.calls("multiplied") == 1, "from the cache"
+    assert layout_faults(compiling.lib) == {"AMX 3-D MUL_MAT": "died with SIGABRT"}
 
 
 def test_a_gpu_build_that_fails_gives_a_cpu_build_unless_asked_for_by_name(compiling):

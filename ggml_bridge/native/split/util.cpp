@@ -86,6 +86,11 @@ std::vector<ggml_backend_buffer_type_t> cpu_layouts() {
     return bufts;
 }
 
+bool multiplies_right(ggml_backend_buffer_type_t layout, const ggml_tensor * mul_mat) {
+    const bool one_matrix = mul_mat->op == GGML_OP_MUL_MAT_ID || mul_mat->ne[2] * mul_mat->ne[3] == 1;
+    return one_matrix || ggml_backend_buft_is_host(layout);
+}
+
 Cpu::Cpu() : backend_(ggml_backend_dev_init(cpu_device(), nullptr)) {
     if (!backend_) {
         throw Error(OALLAMA_FAILED, "ggml's CPU back end could not be initialised");

@@ -104,6 +104,12 @@ ggml_backend_dev_t cpu_device(); // throws OALLAMA_FAILED where there is none
 // Buffer types that the CPU keeps weights in, best first: its extra ones, then plain memory.
 std::vector<ggml_backend_buffer_type_t> cpu_layouts();
 
+// False for a mul-mat that ggml says a layout can do, and that writes past its result: over several matrices at once in
+// an extra layout. AMX's kernels count bytes from one matrix to the next where they address elements, and its buffers
+// have room for the first matrix only (amx/mmq.cpp of ggml 0.25.3 and 0.26.0). No other extra layout takes such
+// weights.
+bool multiplies_right(ggml_backend_buffer_type_t layout, const ggml_tensor * mul_mat);
+
 // ggml's CPU back end.
 class Cpu {
   public:

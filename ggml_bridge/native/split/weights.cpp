@@ -222,8 +222,9 @@ bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side si
     ggml_tensor * x       = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w->ne[0], 1, experts ? 1 : w->ne[2]);
     ggml_tensor * ids     = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
     w->buffer             = buffer;
-    return ggml_backend_dev_supports_op(device, experts ? ggml_mul_mat_id(ctx.get(), w, x, ids)
-                                                        : ggml_mul_mat(ctx.get(), w, x));
+    ggml_tensor * product = experts ? ggml_mul_mat_id(ctx.get(), w, x, ids) : ggml_mul_mat(ctx.get(), w, x);
+    return ggml_backend_dev_supports_op(device, product) &&
+           (buffer == nullptr || multiplies_right(buffer->buft, product));
 }
 
 // CG and GG of weights the device cannot multiply go back to the host.

@@ -1,0 +1,79 @@
+"""Layouts of the CPU for weights: which stock llama.cpp takes, and which multiplies right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from oallama.core.errors import BridgeError
+from oallama.core.types import PLAIN_LAYOUT, Operator, Shape
+from oallama.device.load_params import load_bridge
+
+if TYPE_CHECKING:
+    from ggml_bridge import Bridge
+
+
+def supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
+    """Whether a part of this shape of an operator's weight may be in that layout: llama.cpp takes it there, and the
+    product is right."""
+    import ggml_bridge
+
+    try:
+        return bridge.layout_supports(layout, operator.type, *shape, _routed(operator))
+    except (ggml_bridge.Unsupported, ValueError):
+        return False
+
+
+def best_layout(bridge: Bridge, operator: Operator, shape: Shape) -> str:
+    """The first of the CPU's layouts, the best first, that supports it."""
+    return next((name for name in bridge.cpu_layouts() if supports(bridge, name, operator, shape)), PLAIN_LAYOUT)
+
+
+def stock_layout(bridge: Bridge, operator: Operator) -> str:
+    """The layout that stock llama.cpp gives a whole weight in host memory that no device is for, right or wrong."""
+    import ggml_bridge
+
+    def takes(layout: str) -> bool:
+        try:
+            return bridge.layout_takes(layout, operator.type, *operator.shape, _routed(operator))
+        except (ggml_bridge.Unsupported, ValueError):
+            return False
+
+    return next((name for name in bridge.cpu_layouts() if takes(name)), PLAIN_LAYOUT)
+
+
+def in_doubt(bridge: Bridge, operator: Operator) -> bool:
+    """Whether stock llama.cpp may give it a wrong layout: its weight has several matrices and is not routed, or a
+    layout of this build has a fault."""
+    return _has_matrices(operator) or bool(bridge.layout_faults)
+
+
+def any_in_doubt(operators: Iterable[Operator]) -> bool:
+    """Whether one of them is in_doubt, told without native code. Raises BridgeError where llama.cpp is missing."""
+    import ggml_bridge
+    from ggml_bridge.layouts import layout_faults
+    from ggml_bridge.library import library_folder
+
+    if any(map(_has_matrices, operators)):
+        return True
+    try:
+        return bool(layout_faults(library_folder()))
+    except ggml_bridge.BridgeError as error:
+        raise BridgeError(str(error)) from None
+
+
+def needs_no_repack(operators: Sequence[Operator]) -> bool:
+    """Whether stock llama.cpp gives one of them a layout on this CPU that multiplies wrong, or writes where it must
+    not: --no-repack, which leaves all weights plain, keeps it from that. Raises BridgeError."""
+    if not any_in_doubt(operators):
+        return False
+    bridge = load_bridge()
+    return any(not supports(bridge, stock_layout(bridge, one), one, one.shape) for one in operators)
+
+
+def _has_matrices(operator: Operator) -> bool:
+    return operator.op == "MUL_MAT" and operator.shape[2] > 1
+
+
+def _routed(operator: Operator) -> int:
+    return operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
