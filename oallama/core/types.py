@@ -284,6 +284,7 @@ class Attention:
 
 
 PrefetchMode = Literal["ahead", "layer"]
+ExchangeMode = Literal["off", "idle", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,5 +299,6 @@ class StreamSettings:
     piece_bytes: Count = 0  # asked for at once at most, so that other copies get through; 0: any number
     link_bytes_per_s: Count = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
     ring_bytes: Count = 0  # of the ring; 0: n_slots times the largest block
-    # hot experts follow the conversation, and missed ones are fetched where that is faster than to compute them
-    exchange: Annotated[bool, Mark.OMIT_DEFAULT] = False
+    # idle: hot experts follow the conversation while the link has nothing else to do, and missed ones are fetched where
+    # that is faster than to compute them; eager: whatever the link has to do, to see what that costs
+    exchange: Annotated[ExchangeMode, Mark.OMIT_DEFAULT] = "off"

@@ -435,7 +435,7 @@ class Slicer:
         cut, n_hot = place.cut if place.is_split else cost.all_host, len(place.hot_experts)
         if n_hot:
             use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or experts_alike(cost.n_expert)
-            follows = placed.streaming is not None and placed.streaming.exchange and n_hot > 1
+            follows = placed.streaming is not None and placed.streaming.exchange != "off" and n_hot > 1
             cost = replace(cost, use=following(use) if follows else use)
         holds = placed.token_assignment and cost.takes_n_g
         return cost.in_split if holds else cost, cut._replace(n_hot=n_hot)
@@ -507,7 +507,7 @@ class Slicer:
             settings,
             piece_bytes=rates.piece_bytes,
             link_bytes_per_s=link_bytes_per_s,
-            exchange=plan.exchanges,
+            exchange="idle" if plan.exchanges else "off",
         )
 
 

@@ -81,7 +81,7 @@ def _stream_lines(record: Plan) -> list[str]:
     the link's speed, a second copy of CC, whether hot experts are exchanged; and n_g by batch size. Writes nothing for
     a plan that copies nothing."""
     streaming, default = record.streaming or StreamSettings(), StreamSettings()
-    exchanges = streaming.exchange and any(placement.hot_experts for placement in record.operators)
+    exchanges = streaming.exchange != "off" and any(placement.hot_experts for placement in record.operators)
     if not record.token_assignment and not exchanges and not any(placement.cg for placement in record.operators):
         return []
     lines = [f"slots {streaming.n_slots}"] if streaming.n_slots != default.n_slots else []
@@ -90,7 +90,7 @@ def _stream_lines(record: Plan) -> list[str]:
     lines += [f"piece {streaming.piece_bytes}"] if streaming.piece_bytes else []
     lines += [f"link {streaming.link_bytes_per_s}"] if streaming.link_bytes_per_s else []
     lines += ["twice 1"] if streaming.kept_twice else []
-    lines += ["exchange idle"] if exchanges else []
+    lines += [f"exchange {streaming.exchange}"] if exchanges else []
     return lines + [f"tokens {n_tokens} {n_g}" for n_tokens, n_g in record.token_assignment]
 
 

@@ -14,7 +14,7 @@ from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, nmse, stock_logits
 from e2e.plugin_runs import counted, loaded, logits_of, logits_of_sequences, with_plugin
 
 from oallama.core.errors import PlanError
-from oallama.core.types import Operator
+from oallama.core.types import PLAIN_LAYOUT, Operator, StreamSettings
 from oallama.cost.blocks import split_blocks
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
@@ -80,6 +80,26 @@ def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, mod
         assert engine.plan == case.plan
         assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT)) <= EXACT_NMSE
         assert load_bridge().split().memory() == held, "nothing comes with computing"
+
+
+@pytest.mark.parametrize("whole", [None, attention_and_routers])
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "deepseek2"])
+def test_experts_that_follow_the_conversation_compute_the_same(arch: str, whole: Where | None, models: Path) -> None:
+    """Token by token behind a prompt, and a prompt again, while experts are exchanged and fetched."""
+    path = written(models, arch, n_expert_used=2)
+    settings = StreamSettings(piece_bytes=4096, link_bytes_per_s=10**12, exchange="idle")
+    case = forced(path, REAL, nothing, hot=(0, 3, 6), whole=whole, layout=PLAIN_LAYOUT).changed(streaming=settings)
+    with case.engine() as engine:
+        before = load_bridge().split()
+        held, done = before.memory(), before.stats()
+        for tokens in (PROMPT[:9], PROMPT[:40], PROMPT[20:60], PROMPT):
+            assert nmse(engine.logits(tokens), stock_logits(path, tokens)) <= EXACT_NMSE
+        engine.generate(PROMPT[:20], 40, temperature=0)
+        assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT)) <= EXACT_NMSE
+        moved = load_bridge().split().stats() - done
+        assert moved.n_fetched + moved.n_exchanged > 0 and moved.bytes_exchanged > 0
+        assert moved.n_hits <= moved.n_uses
+        assert load_bridge().split().memory().device_weights == held.device_weights
 
 
 @pytest.mark.parametrize(

@@ -154,10 +154,10 @@ def test_hot_experts_are_listed() -> None:
 
 def test_experts_that_are_exchanged_need_the_link_s_speed_and_no_ring() -> None:
     hot = tuple(placed(p.name, layout="CPU", hot=(0, 3)) if p.name.endswith("exps.weight") else p for p in PLACEMENTS)
-    settings = StreamSettings(kept_twice=True, piece_bytes=262144, link_bytes_per_s=12 * 10**9, exchange=True)
+    settings = StreamSettings(kept_twice=True, piece_bytes=262144, link_bytes_per_s=12 * 10**9, exchange="idle")
     asked = {"exchange idle", "twice 1", "piece 262144", "link 12000000000"}
     assert asked < set(text_of(plan(hot, streaming=settings)).splitlines())
-    assert not asked & set(text_of(plan(hot, streaming=replace(settings, exchange=False))).splitlines())
+    assert not asked & set(text_of(plan(hot, streaming=replace(settings, exchange="off"))).splitlines())
     assert not asked & set(text_of(plan(streaming=settings)).splitlines()), "none are hot"
     made = plan(hot, streaming=settings)
     assert Plan.from_json(made.to_json()) == made

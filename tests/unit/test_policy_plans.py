@@ -186,7 +186,12 @@ def test_experts_follow_the_conversation_where_nothing_is_known_of_their_use() -
     world = many_experts()
     plan = world.plan()
     hot = {len(place.hot_experts) for place in plan.operators if place.hot_experts}
-    assert plan.policy == "experts" and plan.streaming.exchange and plan.streaming.link_bytes_per_s and min(hot) > 1
+    assert (
+        plan.policy == "experts"
+        and plan.streaming.exchange == "idle"
+        and plan.streaming.link_bytes_per_s
+        and min(hot) > 1
+    )
     assert "follow the conversation" in plan.notes[-1]
     assert total_s(plan) < total_s(world.plan("scheinfer"))
 
@@ -195,9 +200,9 @@ def test_experts_are_exchanged_out_of_memory_that_the_device_can_read() -> None:
     """In the plain layout, or, where another one is much faster and the host has room, out of a second copy."""
     slow, fast = (many_experts(repacked=repacked).plan("experts") for repacked in (0.0, 3.0))
     assert {place.layout for place in slow.operators if place.hot_experts} == {PLAIN_LAYOUT}
-    assert slow.streaming.exchange and not slow.streaming.kept_twice
+    assert slow.streaming.exchange == "idle" and not slow.streaming.kept_twice
     assert {place.layout for place in fast.operators if place.hot_experts} == {"CPU_REPACK"}
-    assert fast.streaming.exchange and fast.streaming.kept_twice
+    assert fast.streaming.exchange == "idle" and fast.streaming.kept_twice
     crowded = many_experts(repacked=3.0, host_room=0).plan("experts")
     assert not crowded.streaming or not crowded.streaming.kept_twice
 
