@@ -1,5 +1,7 @@
 #include "exchange.h"
 
+#include <algorithm>
+
 namespace oallama {
 
 namespace {
@@ -92,6 +94,8 @@ bool Exchange::may_move(const std::shared_ptr<ExpertTable> & table) {
 }
 
 void Exchange::receive(const std::shared_ptr<ExpertTable> & table) {
+    due_.erase(std::remove(due_.begin(), due_.end(), table),
+               due_.end()); // no slot that is computed with is overwritten
     for (size_t i = 0; i < coming_.size();) {
         Copy & copy = coming_[i];
         if (copy.table != table || Clock::now() < copy.there) {
@@ -104,8 +108,9 @@ void Exchange::receive(const std::shared_ptr<ExpertTable> & table) {
     }
 }
 
-// As many, those with the most rows first, that the link and the host end together.
-void Exchange::share(const std::shared_ptr<ExpertTable> & table, const std::vector<int32_t> & chosen, double row_s) {
+// As many, those with the most rows first, that the link and the device behind it end together with the host.
+void Exchange::share(const std::shared_ptr<ExpertTable> & table, const std::vector<int32_t> & chosen, double row_s,
+                     double device_s) {
     const double fetched_s = stream_.seconds(bytes_of(*table));
     if (!may_move(table) || row_s == 0.0 || fetched_s == 0.0) {
         return;
@@ -117,8 +122,8 @@ void Exchange::share(const std::shared_ptr<ExpertTable> & table, const std::vect
         n_rows += missed.back().first;
     }
     std::stable_sort(missed.begin(), missed.end(), [](const auto & a, const auto & b) { return a.first > b.first; });
-    double linked_s = std::chrono::duration<double>(stream_.idle() - Clock::now()).count();
-    double least_s  = static_cast<double>(n_rows) * row_s;
+    double linked_s = std::chrono::duration<double>(stream_.idle() - Clock::now()).count() + device_s;
+    double least_s  = std::max(static_cast<double>(n_rows) * row_s, device_s);
     size_t n        = 0;
     for (size_t i = 0; i < missed.size(); i++) {
         linked_s += fetched_s;
@@ -140,8 +145,10 @@ void Exchange::share(const std::shared_ptr<ExpertTable> & table, const std::vect
 }
 
 void Exchange::fetch(ggml_backend_t compute) {
+    ready_ = chosen_.empty() ? Clock::now() : Time{};
     for (Copy & copy : chosen_) {
         ask(copy, Time::max(), /*whole=*/true);
+        ready_ = stream_.idle();
         stats().n_fetched++;
         received_.push_back(std::move(copy));
     }

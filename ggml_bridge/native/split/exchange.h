@@ -30,12 +30,16 @@ class Exchange {
     Exchange(const Exchange &)             = delete;
     Exchange & operator=(const Exchange &) = delete;
 
-    // Takes into a table what has come for it.
+    // Takes into a table what has come for it, before its block is launched.
     void receive(const std::shared_ptr<ExpertTable> & table);
 
     // Chooses which of the experts that a batch misses are fetched, once the table has counted it. row_s: seconds of a
-    // row on the host; 0: not known.
-    void share(const std::shared_ptr<ExpertTable> & table, const std::vector<int32_t> & chosen, double row_s);
+    // row on the host; 0: not known. device_s: what the device takes once they are there.
+    void share(const std::shared_ptr<ExpertTable> & table, const std::vector<int32_t> & chosen, double row_s,
+               double device_s);
+
+    // When what was fetched last is expected there, or, with nothing to fetch, when that was known.
+    Time ready() const { return ready_; }
 
     // Queues what was chosen. What this back end computes from now on waits for it, and for what has come.
     void fetch(ggml_backend_t compute);
@@ -72,6 +76,7 @@ class Exchange {
     std::vector<Copy>                         chosen_;   // to be fetched
     std::vector<Copy>                         received_; // whose events what is computed next has to wait for
     std::vector<EventPtr>                     events_;   // of copies that have ended
+    Time                                      ready_;
     std::vector<std::shared_ptr<ExpertTable>> claimed_;
 };
 

@@ -118,7 +118,7 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
         }
         count_hits(batch.chosen, table->slot_of());
         if (exchange != nullptr) {
-            exchange->share(table, batch.chosen, phase.row_s);
+            exchange->share(table, batch.chosen, phase.row_s, phase.device_s);
         }
         route(batch, routed.n_device, table->slot_of(), first.n_slots(), takes_experts_once(routed));
         for (const SplitWeight * weight : routed.weights) {

@@ -153,13 +153,14 @@ struct Phase {
     bool                  routed     = false; // only the experts that are used are streamed
     int64_t               whole_from = 0;     // tokens of a batch from which on all are
     Pace                  pace;
-    double                row_s = 0.0; // seconds of a routed row on the host, of late; 0: not known
-    int device_begin            = 0;   // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
-    int stream_begin            = 0;
-    int lift_begin              = 0; // nodes that make results whole in device memory, up to device_end
-    int device_end              = 0;
-    int host_begin              = 0; // nodes of the host graph
-    int host_end                = 0;
+    double                row_s    = 0.0; // seconds of a routed row on the host, of late; 0: not known
+    double                device_s = 0.0; // of its routed rows on the device, once it has what it reads
+    int device_begin               = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int stream_begin               = 0;
+    int lift_begin                 = 0; // nodes that make results whole in device memory, up to device_end
+    int device_end                 = 0;
+    int host_begin                 = 0; // nodes of the host graph
+    int host_end                   = 0;
 };
 
 struct Program {

@@ -360,6 +360,9 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         if (program.resident && status == GGML_STATUS_SUCCESS) {
             if (!phase.downloads.empty()) { // rows that come together on the host before they are sent up
                 partner_->synchronize();
+                const int64_t ns = watch.lap(stats().wait_ns);
+                took[2] += ns;
+                note_device(phase, ns);
                 join(phase, graph);
             }
             lift(program, phase);
@@ -367,7 +370,11 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         }
         if (on_device) {
             partner_->synchronize(); // whatever became of the host side: the device must be idle
-            took[2] += watch.lap(stats().wait_ns);
+            const int64_t ns = watch.lap(stats().wait_ns);
+            took[2] += ns;
+            if (!program.resident) {
+                note_device(phase, ns);
+            }
             if (std::exchange(phase.pace.feeds_device, false)) {
                 turns_.made(nullptr);
             }
@@ -439,10 +446,15 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     }
 }
 
+namespace {
+
+constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
+
+} // namespace
+
 // What a routed row took the host, of late.
 void SplitBackend::note_rows(Phase & phase, int64_t host_ns) const {
-    constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
-    int64_t          n_rows       = 0;
+    int64_t n_rows = 0;
     for (size_t i = 0; i < phase.routings.size(); i++) {
         n_rows += batches_[i].n_misses();
     }
@@ -450,6 +462,18 @@ void SplitBackend::note_rows(Phase & phase, int64_t host_ns) const {
         const double row_s = 1e-9 * static_cast<double>(host_ns) / static_cast<double>(n_rows);
         phase.row_s        = phase.row_s == 0.0 ? row_s : phase.row_s + (row_s - phase.row_s) / n_remembered;
     }
+}
+
+// What the device took for its routed rows: as long as it was waited for, else no longer than until now.
+void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
+    constexpr int64_t is_waiting = 20000; // ns: less is the call alone
+    if (!exchange_ || phase.routings.empty()) {
+        return;
+    }
+    const double took = std::max(0.0, std::chrono::duration<double>(Clock::now() - exchange_->ready()).count());
+    phase.device_s    = waited_ns < is_waiting  ? std::min(phase.device_s, took)
+                        : phase.device_s == 0.0 ? took
+                                                : phase.device_s + (took - phase.device_s) / n_remembered;
 }
 
 // Nodes [begin, end) of the device graph.

@@ -49,6 +49,7 @@ class SplitBackend {
     void        start(Program & program, int begin, int end);
     void        lift(Program & program, Phase & phase);
     void        note_rows(Phase & phase, int64_t host_ns) const;
+    void        note_device(Phase & phase, int64_t waited_ns) const;
     void        ask_ahead();
 
     // copies
