@@ -130,6 +130,8 @@ void check_uses_that_are_lost() {
 // experts that are exchanged
 //
 
+constexpr ggml_type slow_type = GGML_TYPE_IQ2_S;
+
 constexpr const char * eager = "exchange eager\nlink 1000000000\npiece 4096\n";
 
 // Results are the CPU's in every state of the table: while an expert is on its way, and when it is there.
@@ -190,19 +192,19 @@ void check_exchanges() {
 }
 
 // Where the link is fast beside the host, missed experts are fetched for the token that needs them, sooner or later;
-// else none. The host has three times as many rows as the device.
+// else none. The host has six times as many rows as the device, of a type that is slow to multiply by.
 void check_fetches() {
     MoeOptions options;
     options.n_expert  = 8;
-    options.n_used    = 4;
-    const Block block = moe_block(q4_0, q4_0, options);
+    options.n_used    = 6;
+    const Block block = moe_block(slow_type, slow_type, options);
     for (const bool fast : {true, false}) {
         const std::string link = fast ? "1000000000000000" : "1000";
         const PlanPtr     plan = hot_plan(block, "0,1", "exchange idle\nlink " + link + "\n");
         const Model       model(block, plan.get());
         Session           session;
         reset_stats();
-        for (uint64_t seed = 1; seed <= 30 || (fast && stats().n_fetched == 0 && seed < 1000); seed++) {
+        for (uint64_t seed = 1; seed <= 30 || (fast && stats().n_fetched == 0 && seed < 5000); seed++) {
             check_right(session, model, 1 + static_cast<int64_t>(seed % 2), "tokens whose experts are fetched", seed);
         }
         const oallama_stats done = stats();
