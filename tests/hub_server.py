@@ -17,13 +17,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """repositories: by USER/REPO, bytes by file. gated: those whose files are refused. cut_at: bodies break off at
-    this byte of the file. status: of every answer. asked: (method, path, Range header) of each request."""
+    """repositories: by USER/REPO, bytes by file. gated: those whose files are refused. cut_at: bodies break off at this
+    byte of the file. status: of every answer. size: told of every file; None: the true one. asked: (method, path, Range
+    header) of each request."""
 
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
     cut_at: int | None = None
     status: int | None = None
+    size: object = None
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -66,7 +68,12 @@ def serve(hub: Hub) -> Iterator[Hub]:
         def _entry(self, name: str, data: bytes) -> dict[str, object]:
             digest = hashlib.sha256(data).hexdigest()
             lfs = {"sha256": digest, "size": len(data), "pointerSize": 100}
-            return {"rfilename": name, "blobId": digest[:40], "size": len(data), "lfs": lfs}
+            return {
+                "rfilename": name,
+                "blobId": digest[:40],
+                "size": len(data) if hub.size is None else hub.size,
+                "lfs": lfs,
+            }
 
         def _file(self, data: bytes) -> None:
             headers = {

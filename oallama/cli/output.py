@@ -42,10 +42,12 @@ def json_text(document: Any) -> str:
 
 
 def talk(message: str) -> None:
-    """A sentence for people, on stderr; once its terminal has been closed, to nobody."""
+    """A sentence for people, on stderr, in which no name steers the terminal; once that has been closed, to nobody."""
+    from oallama.report.text import printable
+
     _line.erase()
     try:
-        click.echo(message, err=True)
+        click.echo("\n".join(printable(line, len(line)) for line in message.split("\n")), err=True)
     except OSError as error:
         if error.errno != errno.EIO:
             raise

@@ -3,7 +3,6 @@ cache's folder."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import sys
@@ -29,14 +28,17 @@ def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
     """Folder of what can be made again: `$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else `oallama` in
     `$XDG_CACHE_HOME` or the platform's cache folder."""
     if own := env.get(FOLDER_VARIABLE):
-        with contextlib.suppress(RuntimeError):  # ~name of nobody here: a folder of that name
-            return Path(own).expanduser()
-        return Path(own)
+        return user_path(own)
     xdg = Path(env.get("XDG_CACHE_HOME", ""))
     if xdg.is_absolute():
         return xdg / "oallama"
     usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path(env.get("HOME") or Path.home(), usual, "oallama")
+    return Path(env.get("HOME") or user_path("~"), usual, "oallama")
+
+
+def user_path(text: str) -> Path:
+    """A path in which `~` is the user's home; it stays where nobody has that name, or no home is known."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for these
 
 
 def owner_only(path: str, flags: int) -> int:

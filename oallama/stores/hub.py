@@ -56,7 +56,7 @@ def look_up(name: HubName) -> HubFiles:
         found = HfApi(endpoint=endpoint()).model_info(name.repo, files_metadata=True, timeout=ANSWER_S)
     except Exception as error:  # of any of its HTTP libraries
         raise _failure(error, name) from error
-    sizes = {file.rfilename: file.size for file in found.siblings or () if file.size is not None}
+    sizes = {f.rfilename: f.size for f in found.siblings or () if isinstance(f.size, int) and f.size >= 0}
     files = choose(name, sizes)
     return HubFiles(HubName(name.repo, quant_of(files[0])), {file: sizes[file] for file in files})
 

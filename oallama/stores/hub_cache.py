@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oallama.core.errors import UsageError
+from oallama.core.files import user_path
 from oallama.stores.hub_name import HubName, choose, models, parse_hub_name, quant_of
 from oallama.stores.stored import StoredModel
 
 STORE, LLAMA_STORE = "Hugging Face", "llama.cpp"
 MAX_ENTRIES = 100_000  # of the cache that are looked at
+MAX_REF_BYTES = 100  # of the hash that a commit is called by
 
 _FOLDER = "models--"
 
@@ -24,9 +26,9 @@ def hub_cache() -> Path:
     """Folder in which huggingface_hub keeps its files."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
-            return Path(os.path.expandvars(os.environ[variable])).expanduser()
+            return user_path(os.path.expandvars(os.environ[variable]))
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    return Path(os.path.expandvars(home)).expanduser() / "hub"
+    return user_path(os.path.expandvars(home)) / "hub"
 
 
 def cached_models(cache: Path) -> list[StoredModel]:
@@ -64,8 +66,12 @@ def _repositories(cache: Path) -> Iterator[tuple[str, list[Path]]]:
 
 
 def _current(folder: Path) -> str:
+    file = folder / "refs" / "main"
     try:
-        return (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        if not file.is_file():  # reading a pipe would not end
+            return ""
+        with file.open("rb") as opened:
+            return opened.read(MAX_REF_BYTES).decode().strip()
     except (OSError, ValueError):
         return ""
 
@@ -74,15 +80,23 @@ def _whole(snapshots: list[Path]) -> dict[tuple[str, ...], tuple[Path, ...]]:
     """Whole models by their files' names in the repository."""
     found: dict[tuple[str, ...], tuple[Path, ...]] = {}
     for snapshot in snapshots:
-        ggufs = itertools.islice(snapshot.rglob("*"), MAX_ENTRIES)
-        names = [path.relative_to(snapshot).as_posix() for path in ggufs if _is_gguf(path)]
+        names = [path.relative_to(snapshot).as_posix() for path in _ggufs(snapshot)]
         for parts in models(names):
             found.setdefault(parts, tuple(snapshot / part for part in parts))
     return found
 
 
-def _is_gguf(path: Path) -> bool:
-    return path.name.lower().endswith(".gguf") and path.is_file()
+def _ggufs(folder: Path) -> Iterator[Path]:
+    """The GGUF files in a folder and, links to folders not followed, in the folders in it."""
+    n_left, folders = MAX_ENTRIES, [folder]  # Path.rglob recurses
+    while folders and n_left > 0:
+        for path in _entries(folders.pop()):
+            n_left -= 1
+            with contextlib.suppress(OSError):  # its path is too long, or not ours to look at
+                if path.is_dir() and not path.is_symlink():
+                    folders.append(path)
+                elif path.name.lower().endswith(".gguf") and path.is_file():
+                    yield path
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -100,10 +114,10 @@ def _entries(folder: Path) -> list[Path]:
 def llama_cache() -> Path:
     """Folder in which llama.cpp keeps what it downloads."""
     if os.environ.get("LLAMA_CACHE"):
-        return Path(os.environ["LLAMA_CACHE"]).expanduser()
+        return user_path(os.environ["LLAMA_CACHE"])
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "llama.cpp"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama.cpp"
+        return user_path("~/Library/Caches/llama.cpp")
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
 
 
 def llama_models(cache: Path) -> list[StoredModel]:

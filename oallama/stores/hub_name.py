@@ -18,7 +18,7 @@ _ACCESSORIES = ("mmproj", "imatrix", "mtp-")  # in names of GGUF files that go b
 _WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"({_WORD}/{_WORD})(?::({_WORD}))?")
 _HOST = re.compile(rf"(?:https?://)?(?:{'|'.join(map(re.escape, HOSTS))})/", re.IGNORECASE)
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
 _QUANT = re.compile(r"[-.]([A-Z0-9_]+)\Z", re.IGNORECASE)
 
 
@@ -60,18 +60,21 @@ def quant_of(file: str) -> str:
 
 def models(files: Iterable[str]) -> list[tuple[str, ...]]:
     """The models among files of a repository, in order: each its file, or all its parts. A model that lacks a part is
-    left out, as are names that lead out of the repository."""
+    left out, as are names that lead out of the repository or have characters that cannot be shown."""
     names = sorted(file for file in files if _is_model(file))
+    parts_of: dict[tuple[str, ...], dict[int, str]] = {}
+    for name in names:
+        if part := _PART.fullmatch(name):
+            parts_of.setdefault(part.group(1, 3, 4), {})[int(part[2])] = name
     found: list[tuple[str, ...]] = []
     for name in names:
         part = _PART.fullmatch(name)
         if part is None:
             found.append((name,))
         elif int(part[2]) == 1:
-            n_parts = int(part[3])
-            parts = tuple(f"{part[1]}-{i:05d}-of-{part[3]}{name[-5:]}" for i in range(1, min(n_parts, len(names)) + 1))
-            if len(parts) == n_parts and set(parts) <= set(names):
-                found.append(parts)
+            parts, n_parts = parts_of[part.group(1, 3, 4)], int(part[3])
+            if 0 < n_parts <= len(parts) and all(i in parts for i in range(1, n_parts + 1)):
+                found.append(tuple(parts[i] for i in range(1, n_parts + 1)))
     return found
 
 
@@ -96,4 +99,4 @@ def _is_model(file: str) -> bool:
     path = PurePosixPath(file)
     inside = not path.is_absolute() and ".." not in path.parts and "\\" not in file and "\0" not in file
     is_gguf = path.name.lower().endswith(".gguf")
-    return inside and is_gguf and not any(word in path.name for word in _ACCESSORIES)
+    return inside and is_gguf and file.isprintable() and not any(word in path.name for word in _ACCESSORIES)

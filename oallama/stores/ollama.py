@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import ModelFileError
+from oallama.core.files import user_path
 from oallama.stores.hub_cache import MAX_ENTRIES
 from oallama.stores.stored import Fault, StoredModel
 
@@ -53,7 +54,7 @@ class OllamaName:
 def ollama_stores() -> tuple[Path, ...]:
     """Folders in which ollama keeps models: OLLAMA_MODELS, else the user's folder and its service's."""
     named = os.environ.get("OLLAMA_MODELS")
-    return (Path(named).expanduser(),) if named else (Path.home() / ".ollama" / "models", _SERVICE)
+    return (user_path(named),) if named else (user_path("~/.ollama/models"), _SERVICE)
 
 
 def parse_ollama_name(text: str) -> OllamaName | None:

@@ -253,6 +253,11 @@ def ran(*command):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+def test_no_name_in_a_message_steers_the_terminal(capsys):
+    output.talk("note: \x1b]0;mine\x07\x1b[2J is \u202egm.gguf\nand a line of its own")
+    assert capsys.readouterr().err == "note: \\x1b]0;mine\\x07\\x1b[2J is \\u202egm.gguf\nand a line of its own\n"
+
+
 def test_help_loads_nothing_that_searches_or_computes():
     done = ran(sys.executable, "-c", "\n".join([
         "import sys\nfrom oallama.cli import main",

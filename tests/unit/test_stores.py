@@ -3,8 +3,10 @@ downloaded: found, named, and refused where it is broken or leads out of its sto
 
 import hashlib
 import json
+import os
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -84,10 +86,17 @@ def test_a_part_of_a_quantisations_name_is_none():
 
 
 def test_no_name_leads_out_of_the_repository_and_no_part_is_missing():
-    hostile = ["../m.gguf", "/m.gguf", "a/../../m.gguf", "a\\..\\m.gguf"]
-    assert models([*hostile, "m-00001-of-00002.gguf", "n-00001-of-99999.gguf"]) == []
+    hostile = ["../m.gguf", "/m.gguf", "a/../../m.gguf", "a\\..\\m.gguf", "\x1b[2Jm.gguf", "a\nb.gguf", "\u202egm.gguf"]
+    assert models([*hostile, "m-00001-of-00002.gguf", "n-00001-of-99999.gguf", "o-00001-of-00000.gguf"]) == []
     assert quant_of("m-Q4_K_M-00001-of-00003.gguf") == "Q4_K_M"
     assert quant_of("model.gguf") == ""
+
+
+def test_each_part_of_many_models_is_looked_at_once():
+    """A repository may list as many names as it likes."""
+    assert models(f"m{i}-00001-of-99999.gguf" for i in range(50_000)) == []
+    whole = [f"m-{i:05d}-of-20000.gguf" for i in range(1, 20_001)]
+    assert models(reversed(whole)) == [tuple(whole)]
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +211,14 @@ def test_a_disk_without_room_is_said_before_the_download(hub, monkeypatch, capfd
     code, _, line = said(capfd, "pull", REPO)
     assert code == 1
     assert f"the disk of {hub_cache()} has no room for {REPO}:Q8_0" in line
+    assert hub.downloads() == []
+
+
+@pytest.mark.parametrize("size", ["12", -1, {}])
+def test_a_hub_that_tells_sizes_that_are_none_offers_no_model(hub, capfd, size):
+    hub.size = size
+    code, _, line = said(capfd, "pull", REPO)
+    assert code == 2 and "has no GGUF model" in line
     assert hub.downloads() == []
 
 
@@ -364,6 +381,39 @@ def test_every_store_is_listed(store, gguf, capfd):
     out = capfd.readouterr().out
     assert "someone/m-GGUF:Q8_0" in out
     assert str(blob) in out
+
+
+def test_files_of_a_store_that_are_no_models_hold_nothing_up(store, gguf, capfd):
+    in_hub_cache("a/b", "1" * 40, "m-Q8_0.gguf", gguf)
+    repository = hub_cache() / "models--a--b"
+    (repository / "refs" / "main").unlink()
+    os.mkfifo(repository / "refs" / "main")
+    folder = repository / "snapshots" / ("1" * 40)
+    os.mkfifo(folder / "pipe-Q4_0.gguf")
+    (folder / "zero-Q4_0.gguf").symlink_to("/dev/zero")
+    (folder / "round").symlink_to(folder)
+    llama_cache().mkdir(parents=True)
+    (llama_cache() / "self.gguf").symlink_to(llama_cache() / "self.gguf")
+    os.mkfifo(llama_cache() / "pipe.gguf")
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(1200):  # deeper than Python recurses, longer than a path may be
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    try:
+        code, out, _ = said(capfd, "list", "--json")
+    finally:
+        subprocess.run(["rm", "-r", folder], check=True)  # shutil recurses too
+    assert (code, [model["name"] for model in json.loads(out)["models"]]) == (0, ["a/b:Q8_0"])
+
+
+def test_a_home_of_nobody_is_a_folder_that_is_not_there(monkeypatch, capfd):
+    for variable in ("OLLAMA_MODELS", "LLAMA_CACHE", "HF_HOME"):
+        monkeypatch.setenv(variable, "~nobody-of-this-name/x")
+    code, out, line = said(capfd, "list")
+    assert (code, out) == (0, "") and "no model has been downloaded" in line
 
 
 def test_of_several_commits_the_current_one_counts_then_the_newest(gguf):
