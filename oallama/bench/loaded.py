@@ -63,12 +63,12 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
 
     Raises ModelFileError, DeviceError, BridgeError where a plugin is in the registry.
     """
-    from llama_cpp import llama_cpp as api
-
     device = open_now(parse_device(settings.device))
     try:
-        if found := plugins():
+        if found := plugins():  # loads llama.cpp, without which llama_cpp cannot be imported
             raise BridgeError(f"the stock arm has {', '.join(found)} in ggml's registry; unset GGML_BACKEND_PATH")
+        from llama_cpp import llama_cpp as api
+
         model_params, _owner = stock_params(placement.load(settings), device.name)
         params = context_params(settings)
         with native_log() as log:

@@ -22,7 +22,7 @@ from processes import COMMAND, PATIENCE_S, here, must_end, until
 from seeds import ALL
 from stock import needs_programs, program
 
-from ggml_bridge.library import find_plugin
+from ggml_bridge.library import LIB_PATH_VARIABLE, find_plugin
 from oallama.bench.arms import STOCK_NCMOE, ArmMaker
 from oallama.bench.prepare import shared_setting
 from oallama.bench.process import ArmProcess
@@ -129,6 +129,13 @@ def test_a_stock_arm_loads_no_plugin_whatever_the_environment_says(
         assert arm.load([]).plugins == ()
         assert "ggml-oallama" not in Path(f"/proc/{arm.pid}/maps").read_text()
         assert "GGML_BACKEND_PATH" not in Path(f"/proc/{arm.pid}/environ").read_text()
+
+
+def test_an_arm_on_the_cpu_alone_finds_llama_cpp_by_itself(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process may have found it, and then says where it is to its children; the command line does not."""
+    monkeypatch.delenv(LIB_PATH_VARIABLE, raising=False)
+    with running(ArmSpec("stock", setting(model).changed(device="none"), StockPlacement(0))) as arm:
+        assert arm.load([]).plugins == ()
 
 
 def test_every_arm_has_a_worker_of_its_own_pinned_alike_and_is_idle_out_of_turn(model: Path) -> None:
