@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from oallama.cli.output import busy, talk, time_bar
 from oallama.cli.signals import asked_to_end, ended_by_key
 from oallama.core.errors import ARGUMENTS, OallamaError
+from oallama.core.files import FOLDER_VARIABLE, cache_folder
 from oallama.core.units import MIB
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def measured(
     """Call gated_plan, with a line before it measures and one with its verdict. ends: how to end or skip it; begun: as
     gated_plan's begin."""
     from oallama.gate.run import gated_plan
+    from oallama.gate.store import read_verdict
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(busy("planning"))  # until there is a bar
@@ -61,6 +63,11 @@ def measured(
             placer, load, progress=progress, begin=begin, budget_s=budget_s, most_s=most_s, refresh=refresh
         )
     tell(placer, load, found.verdict, found.left_s)
+    if read_verdict(found.verdict.key) is None:
+        talk(
+            f"warning: that is not kept, as {cache_folder()} cannot be written; free some disk space, or set "
+            f"{FOLDER_VARIABLE} to another folder"
+        )
     return found
 
 

@@ -250,6 +250,10 @@ def test_tune_says_what_it_found(two_layers, worker_profile, tmp_path):
     asked = (two_layers, "-t", 1, *WORKER, "--gpu-weights", "50%", "--profile", profile)
     told = document("tune", *asked, "-p", 4, "-n", 8, "--time", 1, "--json", cache=tmp_path)
     assert told["stock"] == "stock-fit" and told["said"]
+    (tmp_path / "file").touch()
+    nowhere = tmp_path / "file" / "cache"
+    said = here("tune", *asked, "-p", 4, "-n", 8, "--time", 1, cache=nowhere).stderr
+    assert f"warning: that is not kept, as {nowhere} cannot be written" in said
 
 
 def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan):
