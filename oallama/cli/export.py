@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.help import Command, option
-from oallama.cli.options import output_option
+from oallama.cli.options import backend_option, output_option
 from oallama.cli.output import deliver, talk
 from oallama.core.errors import PlanError
 from oallama.device.spec import parse_device
@@ -34,35 +34,37 @@ PLUGIN_PLAN_SUFFIX = ".oallama"
     show_default=f"PLAN with the ending {PLUGIN_PLAN_SUFFIX}",
     help="The file that `--to plugin` wrote, for a plan that splits operators.",
 )
+@backend_option
 @output_option("the command line or the plugin's plan")
 def command(plan_file: str, target: str, plugin_plan: str | None, output: str | None) -> None:
     """Turn a plan (from `oallama plan -o PLAN`) into the shell-quoted command line that makes stock llama.cpp place the
     model in the same way.
 
-    A plan that splits operators runs there too, in the plugin libggml-oallama. It reads a plan file of its own, so
-    export twice:
+    Layouts of this CPU, and plans that split operators, are for the plugin libggml-oallama, which the command line
+    names. For what it splits the plugin reads a plan file of its own, so export twice:
 
     \b
     oallama export plan.json --to plugin -o plan.oallama
     oallama export plan.json --to llama-server
     """
-    from oallama.device.layouts import needs_no_repack
     from oallama.placer import Placer
-    from oallama.plan.export import export_command, splits
+    from oallama.plan.export import export_command
     from oallama.plan.plan import Plan
+    from oallama.run.stock_backend import stock_backend
+    from oallama.run.weight_places import usable_plan
 
     plan = Plan.load(plan_file)
     placer = Placer.load(plan.model_path, device="none")
     plan.check(placer.model, placer.operators)
+    usable, warnings = usable_plan(plan, placer.operators)
+    for warning in warnings:
+        talk(f"warning: {warning}")
     if target == PLUGIN:
-        text = _plugin_text(plan, placer)
+        text = _plugin_text(usable, placer)
     else:
-        default = Path(plan_file).with_suffix(PLUGIN_PLAN_SUFFIX)
-        plugin = (
-            _plugin(plan, placer, plan_file, Path(plugin_plan or default)) if splits(plan, placer.operators) else None
-        )
-        plain = needs_no_repack(placer.operators)
-        text = export_command(plan, placer.operators, placer.tensor_names, target, plugin, plain)  # type: ignore[arg-type]
+        text_file = Path(plugin_plan or Path(plan_file).with_suffix(PLUGIN_PLAN_SUFFIX))
+        plugin, backend = _plugin(usable, placer, plan_file, text_file, target), stock_backend(plan.device)
+        text = export_command(usable, placer.operators, placer.tensor_names, target, plugin, backend)  # type: ignore[arg-type]
         text += "\n"
         if (spec := parse_device(plan.device)).kind == "rpc":  # a plan of somebody else's may name any server
             talk(f"note: this command line sends the model's weights and prompts to {spec}")
@@ -74,17 +76,20 @@ def _plugin_text(plan: Plan, placer: Placer) -> str:
     from oallama.plan.plugin_text import plugin_text
 
     if not splits(plan, placer.operators):
-        raise PlanError(
-            "the plan splits no operator, so stock llama.cpp runs it without the plugin; export it --to llama-server"
-        )
+        raise PlanError("the plan splits no operator, so no plan file is needed; export it --to llama-server")
     return plugin_text(plan, placer.operators, placer.model.n_layer, stock_device(plan))
 
 
-def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path) -> Plugin:
-    """The plugin's library and its plan file, which must be the one of this very plan."""
+def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path, target: str) -> Plugin | None:
+    """The plugin's library and its plan file, which must be the one of this very plan; None for a plan that stock
+    llama.cpp runs without."""
     from ggml_bridge.library import find_plugin
-    from oallama.plan.export import Plugin
+    from oallama.plan.export import Plugin, needs_plugin, splits
 
+    if not needs_plugin(plan, placer.operators, target):  # type: ignore[arg-type]
+        return None
+    if not splits(plan, placer.operators):
+        return Plugin(str(find_plugin()))
     expected = _plugin_text(plan, placer)
     try:
         found = text_file.read_text(encoding="utf-8")

@@ -146,7 +146,7 @@ def command(
         if (most := request_tokens(placer.model, n_ctx)) < n_ctx:
             talk(f"note: a request may have {most} tokens, the model's trained context; -c {n_ctx} is shared by all")
         launch = partial(served.launch, program=found, settings=settings)
-        placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep_runs)
+        placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep)
         starting = contextlib.ExitStack()
 
         def tell(sentence: str) -> None:

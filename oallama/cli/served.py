@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +15,7 @@ from oallama.cli.placement import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
 from oallama.cli.routing import counting
 from oallama.core.errors import OallamaError, UsageError
-from oallama.core.history import BlockRuns
 from oallama.core.routing import Traffic
-from oallama.core.temporary import temporary_folder
 from oallama.core.types import Workload
 from oallama.device.rpc_worker import start_worker
 from oallama.place.placement import unmeasured_cpu_record
@@ -28,8 +25,9 @@ from oallama.placer.placer import load_as_asked
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, work_times
 from oallama.report.text import policy_on
+from oallama.run.plugin_report import PluginReport, runs_of
+from oallama.run.weight_places import usable_plan
 from oallama.serve.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib
-from oallama.serve.uses import traffic_of
 
 if TYPE_CHECKING:
     from ggml_bridge.rpc import RpcServer
@@ -54,8 +52,9 @@ class PlacementRequest:
 
 @contextlib.contextmanager
 def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
-    """Run the worker that a placement may need for the block, and count uses of experts at its end. Raises UsageError
-    where experts are to be counted of a model that has none, and what reading, planning and measuring raise."""
+    """Run the worker that a placement may need for the block, and keep counted uses of experts at its end. Raises
+    UsageError where experts are to be counted of a model that has none, and what reading, planning and measuring raise.
+    """
     planned = _planned(asked)
     if planned is None:
         placer, asked = _with_room(asked)
@@ -63,29 +62,24 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     placer, served = planned
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(start_worker(placer.device)) if placer.device.is_worker else None
-        count, uses_file = stack.enter_context(counting(placer, asked.count_experts)), None
-        if count is not None:
-            uses_file = stack.enter_context(temporary_folder("oallama-routing-", Path(tempfile.gettempdir()))) / "uses"
-            stack.callback(_count, count, placer, uses_file)
-        yield ServedModel(asked, placer, served, worker, uses_file)
-
-
-def _count(count: Callable[[Traffic], None], placer: Placer, uses_file: Path) -> None:
-    for traffic in traffic_of(uses_file, placer.operators, placer.model.n_expert):
-        count(traffic)
+        yield ServedModel(asked, placer, served, worker, stack.enter_context(counting(placer, asked.count_experts)))
 
 
 class ServedModel:
     """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none.
 
-    worker: the process that is the device, if so. uses_file: where the plug-in leaves uses of hot experts; None where
-    nobody counts.
+    worker: the process that is the device, if so. count: gets how often experts were used; None: that is not counted.
     """
 
     def __init__(
-        self, asked: PlacementRequest, placer: Placer, served: Served, worker: RpcServer | None, uses_file: Path | None
+        self,
+        asked: PlacementRequest,
+        placer: Placer,
+        served: Served,
+        worker: RpcServer | None,
+        count: Callable[[Traffic], None] | None,
     ) -> None:
-        self.placer, self._asked, self._worker, self._uses_file = placer, asked, worker, uses_file
+        self.placer, self._asked, self._worker, self._count = placer, asked, worker, count
         self._device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
         self._projector = asked.pictures.read()
         self.wanted = self._completed(served)
@@ -107,19 +101,23 @@ class ServedModel:
         placer = self.placer
         return launch(
             program, served.plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings, folder,
-            os.environ, self._uses_file,
+            os.environ, self._count is not None,
         )  # fmt: skip
 
     def device_lost(self) -> str | None:
         """Why the device is known to be lost, if so."""
         return None if self._worker is None or self._worker.died() is None else "its worker process has ended"
 
-    def keep_runs(self, runs: Sequence[BlockRuns]) -> None:
-        """Add what split blocks took to the model's history, for `oallama tune`."""
+    def keep(self, wanted: Sequence[PluginReport], on_cpu: Sequence[PluginReport]) -> None:
+        """Add what split blocks took to the model's history, for `oallama tune`, and count uses of experts. wanted,
+        on_cpu: what the plug-in told of each start with these placements."""
         try:
-            self.placer.keep_runs(self.wanted.plan, runs)
+            self.placer.keep_runs(self.wanted.plan, runs_of(block for report in wanted for block in report.blocks))
         except OallamaError as error:
             talk(f"warning: this run's times were not saved: {error}")
+        for report in (*wanted, *on_cpu):
+            if self._count is not None:
+                self._count(report.traffic(self.placer.operators, self.placer.model.n_expert))
 
     @property
     def _has_room(self) -> bool:
@@ -127,11 +125,15 @@ class ServedModel:
         return self._asked.placement.plan_file is None
 
     def _completed(self, served: Served) -> Served:
-        """Name the device as llama-server does, `none` where the plan does not use it, and add a note of the
-        projector."""
+        """Name the device as llama-server does, `none` where the plan does not use it, choose layouts that the CPU has,
+        and add a note of the projector."""
         plan = served.plan
         uses = plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
-        served = replace(served, plan=replace(plan, device=self._device if uses and plan.device != "none" else "none"))
+        plan = replace(plan, device=self._device if uses and plan.device != "none" else "none")
+        plan, warnings = usable_plan(plan, self.placer.operators, self._count is not None)
+        for warning in warnings:
+            talk(f"warning: {warning}")
+        served = replace(served, plan=plan)
         if self._projector is None:
             return served
         placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
@@ -185,7 +187,7 @@ def _placed(asked: PlacementRequest, placer: Placer) -> Served:
 
 
 def _check_device(placer: Placer) -> None:
-    if placer.device.is_emulated or placer.device.is_pair:
+    if placer.device.is_pair:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port or none")
 
 

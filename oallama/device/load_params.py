@@ -61,10 +61,7 @@ class ModelParams:
         self._devices = (ctypes.c_void_p * 2)(device if device and (self.n_gpu_layers or is_stock) else None, None)
         self._overrides = _overrides(settings.host_patterns, bridge, split_buft)
         self._load_mode = load_mode(settings, bridge)
-        # an override to plain CPU lets llama.cpp choose among the extra layouts; where a plan insists on plain
-        # memory for some weight, that choice is taken away and every other layout is named
-        plain = any(layout == PLAIN_LAYOUT for _, layout in settings.host_patterns)
-        self.use_extra_bufts = not (plain or settings.no_repack)
+        self.use_extra_bufts = chooses_layouts(settings.host_patterns) and not settings.no_repack
 
     def devices(self, name: str) -> tuple[str, ...]:
         """The devices that llama.cpp is told of, the one being called `name`."""
@@ -79,13 +76,22 @@ class ModelParams:
         params.load_mode = self._load_mode
 
 
+def chooses_layouts(host_patterns: Sequence[tuple[str, str | None]]) -> bool:
+    """Whether llama.cpp chooses among the CPU's extra layouts where an override says plain CPU. Where a plan insists on
+    plain memory for some weight, that choice is taken away and every other layout is named."""
+    return all(layout != PLAIN_LAYOUT for _, layout in host_patterns)
+
+
+def reads_file(host_patterns: Sequence[tuple[str, str | None]]) -> bool:
+    """Whether the file is read, tensor by tensor. By itself llama.cpp maps it where it can. Weights of the split
+    backend are copied out of the mapping, whose pages stay in memory meanwhile: twice the file at the peak."""
+    return any(layout == SPLIT_LAYOUT for _, layout in host_patterns)
+
+
 def load_mode(settings: LoadSettings, bridge: Bridge) -> int:
-    """enum llama_load_mode. By itself llama.cpp maps the file where it can. Weights of the split backend are copied out
-    of the mapping, whose pages stay in memory meanwhile: twice the file at the peak. So with them the file is read,
-    tensor by tensor."""
+    """enum llama_load_mode."""
     api = bridge.libraries.llama_cpp.llama_cpp
-    split = any(layout == SPLIT_LAYOUT for _, layout in settings.host_patterns)
-    return int(api.LLAMA_LOAD_MODE_NONE if split else api.LLAMA_LOAD_MODE_AUTO)
+    return int(api.LLAMA_LOAD_MODE_NONE if reads_file(settings.host_patterns) else api.LLAMA_LOAD_MODE_AUTO)
 
 
 class BuftOverride(ctypes.Structure):

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Attention, Operator
+from oallama.core.types import CPU_DEVICE, FORCED_PLAIN_LAYOUT, PLAIN_BUFT, PLAIN_LAYOUT, Attention, Operator
+from oallama.device.emulated import DEVICE_NAME
+from oallama.device.load_params import chooses_layouts, reads_file
 from oallama.device.spec import parse_device
-from oallama.plan.patterns import host_patterns, split_names
+from oallama.plan.patterns import Pattern, host_patterns, split_names
 from oallama.plan.plan import Plan
 
 Target = Literal["llama-server", "llama-cli", "llama-bench"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
 LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # ggml loads this library beside its own back ends
+BACKEND_VARIABLE = "OALLAMA_BACKEND"  # ours loads this one, as ggml loads no second
 PLAN_VARIABLE = "OALLAMA_PLAN"
-USES_VARIABLE = "OALLAMA_USES"  # the library adds how often experts were used to this file
-TIMES_VARIABLE = "OALLAMA_TIMES"  # the library writes how long split blocks took to this file, once a second
+REPORT_VARIABLE = "OALLAMA_REPORT"  # the library tells in this file what it did (run/plugin_report.py)
+PARAMETERS_VARIABLE = "OALLAMA_EMULATED"  # file of the emulated device's parameters
 
 # Without OpenMP llama.cpp's own threads spin after each of its graphs, on the cores that the plugin computes with.
 _SLEEPING_THREADS = ["--poll", "0"]
@@ -27,15 +30,32 @@ _SLEEPING_THREADS = ["--poll", "0"]
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Paths that a stock program needs for split operators: libggml-oallama and the text of plan/plugin_text.py."""
+    """Paths that a stock program needs for what only the plug-in can do: libggml-oallama, and, for split operators, the
+    text of plan/plugin_text.py."""
 
     library: str
-    plan_file: str
+    plan_file: str = ""
 
 
-def splits(plan: Plan, operators: Sequence[Operator]) -> bool:
-    """Whether the plan splits or streams an operator, so that stock llama.cpp needs the plugin for it."""
-    return bool(split_names(plan, operators))
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A ggml back end that is none of the program's own: the path of its library, and variables that it reads."""
+
+    library: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def splits(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> bool:
+    """Whether stock llama.cpp needs the plug-in's plan file: the plan splits or streams an operator, or, where counts,
+    has experts on the host whose uses the plug-in counts."""
+    return bool(split_names(plan, operators, counts))
+
+
+def needs_plugin(plan: Plan, operators: Sequence[Operator], target: Target = "llama-server") -> bool:
+    """Whether stock llama.cpp runs the plan with the plug-in only: an operator is split, or in a layout of the CPU that
+    stock llama.cpp has no name for."""
+    patterns = host_patterns(operators, plan.operators, (), bool(plan.token_assignment))
+    return any(_buft(layout, target) != CPU_DEVICE for _, layout in patterns)
 
 
 def stock_device(plan: Plan) -> str:
@@ -51,12 +71,7 @@ def stock_device(plan: Plan) -> str:
         )
     if spec.is_pair:
         raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that")
-    if spec.is_emulated:
-        raise PlanError(
-            "the plan's device is emulated, which no other program can do; plan for a GPU or rpc://host:port and "
-            "export that"
-        )
-    return {"none": "none", "rpc": "RPC0"}.get(spec.kind, spec.name)
+    return {"none": "none", "rpc": "RPC0", "emulated": DEVICE_NAME}.get(spec.kind, spec.name)
 
 
 def export_command(
@@ -65,10 +80,10 @@ def export_command(
     all_tensor_names: Iterable[str],
     target: Target = "llama-server",
     plugin: Plugin | None = None,
-    no_repack: bool = False,
+    backend: Backend | None = None,
 ) -> str:
     """The shell-quoted command line of stock_command. Raises PlanError as that does."""
-    settings, arguments = stock_command(plan, operators, all_tensor_names, target, plugin, no_repack)
+    settings, arguments = stock_command(plan, operators, all_tensor_names, target, plugin, backend)
     # A quoted NAME=value would be the name of a program; only the value may be quoted.
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(arguments)])
 
@@ -79,36 +94,46 @@ def stock_command(
     all_tensor_names: Iterable[str],
     target: Target = "llama-server",
     plugin: Plugin | None = None,
-    no_repack: bool = False,
+    backend: Backend | None = None,
+    counts: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
-    """(environment variables to set, arguments with the program first). `-ot` knows CPU as the only plain host buffer
-    type, so layouts of whole operators are left to llama.cpp, which repacks what it can; `--fit off` keeps it from
-    changing the rest. Attention and KV types are the plan's. no_repack: whether they must all stay plain, as
-    device/layouts.py has it.
+    """(environment variables to set, arguments with the program first): the load that an engine makes of the plan
+    (device/load_params.py). `--fit off` keeps llama.cpp from changing it.
 
-    A plan that splits operators needs `plugin`; one that does not runs without. Raises PlanError for a device that no
-    other program has, and where a stock program cannot do what the plan says.
+    The plan's layouts are those that the CPU has (run/weight_places.py). plugin: needed where needs_plugin says so.
+    backend: of the plan's device, where it is none of the program's own. counts: the plug-in counts how often experts
+    are used. Raises PlanError for a device that no other program has, and where a stock program cannot do what the plan
+    says.
     """
     device, spec = stock_device(plan), parse_device(plan.device)
-    needs_plugin = splits(plan, operators)
-    if needs_plugin and (plugin is None or device == "none"):
-        raise PlanError("the plan splits operators, so it needs a device and the plugin's library and plan file")
+    if splits(plan, operators) and device == "none":
+        raise PlanError("the plan splits operators, so it needs a device")
+    if plugin is None and (counts or needs_plugin(plan, operators, target)):
+        raise PlanError("the plan splits operators or names layouts of the CPU, so it needs the plug-in")
+    patterns = host_patterns(operators, plan.operators, all_tensor_names, bool(plan.token_assignment), counts)
+    if device == "none":  # llama.cpp chooses where the plan names nothing
+        patterns = tuple(pattern for pattern in patterns if pattern[1] is not None)
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
-    if no_repack:
-        if target == "llama-bench":
-            raise PlanError(
-                "llama-bench has no --no-repack, without which llama.cpp multiplies wrong by some weights on this CPU; "
-                "export to llama-server or llama-cli, or compare with `oallama bench`"
-            )
-        arguments.append("--no-repack")
-    if device == "none":
-        return {}, [*arguments, "--device", "none", "-ngl", "0"]
     arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []
-    arguments += ["--device", device, "-ngl", str(plan.n_gpu_layers)]
-    arguments += _overrides(plan, operators, all_tensor_names, target)
-    if plugin is None or not needs_plugin:
-        return {}, arguments
-    return {LIBRARY_VARIABLE: plugin.library, PLAN_VARIABLE: plugin.plan_file}, [*arguments, *_SLEEPING_THREADS]
+    # llama.cpp would keep a compute buffer on a device that no layer goes to; the plug-in uses it by itself
+    n_layers = 0 if device == "none" else plan.n_gpu_layers
+    arguments += ["--device", device if n_layers else "none", "-ngl", str(n_layers)]
+    arguments += _overrides(patterns, target)
+    arguments += [] if chooses_layouts(patterns) or target == "llama-bench" else ["--no-repack"]
+    arguments += ["--load-mode", "none"] if reads_file(patterns) else []
+    libraries, settings = _libraries(plugin, backend)
+    if plugin is not None and splits(plan, operators, counts):
+        return {**libraries, PLAN_VARIABLE: plugin.plan_file, **settings}, [*arguments, *_SLEEPING_THREADS]
+    return {**libraries, **settings}, arguments
+
+
+def _libraries(plugin: Plugin | None, backend: Backend | None) -> tuple[dict[str, str], dict[str, str]]:
+    """(variables that name libraries, variables that the user's one reads)"""
+    if backend is None:
+        return ({} if plugin is None else {LIBRARY_VARIABLE: plugin.library}), {}
+    if plugin is None:
+        return {LIBRARY_VARIABLE: backend.library}, dict(backend.settings)
+    return {LIBRARY_VARIABLE: plugin.library, BACKEND_VARIABLE: backend.library}, dict(backend.settings)
 
 
 def _workload(plan: Plan, target: Target) -> list[str]:
@@ -126,15 +151,21 @@ def _attention(planned: Attention | None) -> list[str]:
     return ["-fa", planned.flash_attn, *(word for flag, name in types if name != "f16" for word in (flag, name))]
 
 
-def _overrides(plan: Plan, operators: Sequence[Operator], all_tensor_names: Iterable[str], target: Target) -> list[str]:
+def _buft(layout: str | None, target: Target) -> str:
+    """The buffer type that `-ot` names for a layout. llama-bench has no --no-repack: there, CPU is never just plain."""
+    if layout == FORCED_PLAIN_LAYOUT or (layout == PLAIN_LAYOUT and target == "llama-bench"):
+        return PLAIN_BUFT
+    return layout or CPU_DEVICE
+
+
+def _overrides(patterns: Iterable[Pattern], target: Target) -> list[str]:
     """`-ot` and its patterns, those of split operators first."""
     separators = ",=;" if target == "llama-bench" else ",="
     overrides: list[str] = []
-    streams_tokens = bool(plan.token_assignment)
-    for pattern, layout in host_patterns(operators, plan.operators, all_tensor_names, streams_tokens):
+    for pattern, layout in patterns:
         if any(character in pattern for character in separators):
             raise PlanError(f"{target} cannot take a tensor name with one of {separators} in it: {pattern}")
-        overrides.append(f"{pattern}={layout if layout == SPLIT_LAYOUT else CPU_DEVICE}")
+        overrides.append(f"{pattern}={_buft(layout, target)}")
     if target == "llama-bench":  # a second -ot would be a second benchmark
         return ["-ot", ";".join(overrides)] if overrides else []
     return [word for override in overrides for word in ("-ot", override)]

@@ -26,24 +26,28 @@ def plugin_text(
     plan: Plan,
     operators: Sequence[Operator],
     n_layer: int,
-    device_name: str,
+    device_name: str | None,
     every_operator: bool = False,
+    counts: bool = False,
 ) -> str:
     """The plan text: format, model fingerprint, device, from where on experts' results are added up, bytes left for
     activations and the ring there, how weights are streamed, and one line for each split operator, in graph order.
 
     n_layer: blocks of the model, as `-ngl` counts them. device_name: ggml's name of the device that holds GG (`RPC0`),
-    not the --device spec that makes it.
+    not the --device spec that makes it; None: none holds any.
     every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
+    counts: the plugin counts how often experts are used, of those in host memory too.
     CC without a named layout is plain (CPU): the plugin asks for one it can slice. Raises PlanError for an operator
     without a placement, and for names that the format cannot carry.
     """
     by_name = {placement.name: placement for placement in plan.operators}
-    lines = [FORMAT, f"model {_word(plan.model_fingerprint)}", f"device {_word(device_name)}", _SUM]
+    lines = [FORMAT, f"model {_word(plan.model_fingerprint)}"]
+    lines += [] if device_name is None else [f"device {_word(device_name)}"]
+    lines += [_SUM, "count 1"] if counts else [_SUM]
     if plan.memory.staging > 0:
         lines.append(f"staging {plan.memory.staging}")
     lines += _stream_lines(plan)
-    split = split_names(plan, operators)
+    split = split_names(plan, operators, counts)
     for operator in operators:
         if operator.name not in by_name:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")

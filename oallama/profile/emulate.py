@@ -87,7 +87,11 @@ def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], Host]) ->
             emulated,
             scale=(_rounded(beside.bytes_per_s / here.bytes_per_s), _rounded(beside.flops_per_s / here.flops_per_s)),
         )
-    return emulated if profile is None else replace(emulated, source=_kept(profile_parameters(profile, emulated)))
+    return (
+        emulated
+        if profile is None
+        else replace(emulated, source=kept_parameters(profile_parameters(profile, emulated)))
+    )
 
 
 def _rounded(factor: float) -> float:
@@ -255,8 +259,8 @@ def _kernel_line(case: ProfileCase, by_bytes: float, by_flops: float) -> str:
     return f"kernel {mul_mat.op} {mul_mat.type} {shape} {used} {case.n_tokens} {seconds!r}"
 
 
-def _kept(parameters: str) -> str:
-    """A file of these parameters, named by what is in it."""
+def kept_parameters(parameters: str) -> str:
+    """The path of a file of these parameters, named by what is in it. Raises ProfileError."""
     name = hashlib.sha256(parameters.encode()).hexdigest()[:16]
     path = cache_folder() / f"{PARAMETERS}-{name}.txt"
     if not path.exists():

@@ -66,9 +66,11 @@ def placement_document(
     state: Mapping[str, Any],
     live: Mapping[str, Any] | None,
     runs: Sequence[BlockRuns] = (),
+    back_end: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Make the answer to `GET /placement`. state: of the program that serves; live: its rates, None while it tells
-    none; runs: of split blocks, told of their first operators."""
+    none; runs: of split blocks, told of their first operators; back_end: what the plug-in tells of itself, None where
+    there is none in it, or it tells nothing yet."""
     plan = served.plan
     own = {operator.name for operator in served.operators}
     times = _by_name(served)
@@ -94,6 +96,7 @@ def placement_document(
         ],
         "other_work": [asdict(work) for work in served.times if work.name not in own],
         "live": None if live is None else dict(live),
+        "back_end": None if back_end is None else dict(back_end),
     }
 
 

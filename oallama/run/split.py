@@ -17,6 +17,7 @@ from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import hot_bytes, slice_counts
+from oallama.run.plugin_report import runs_of
 
 if TYPE_CHECKING:
     from ggml_bridge.split import SliceInfo, SplitBackend, SplitPlan, SplitStats
@@ -65,10 +66,7 @@ class LoadedSplit:
 
     def take_runs(self) -> list[BlockRuns]:
         """Times of each block since the last call."""
-        return [
-            BlockRuns(one.name, one.batch, one.n_runs, one.n_tokens, one.host_s, one.wait_s, one.launch_s + one.join_s)
-            for one in self.plan.take_times()
-        ]
+        return runs_of(self.plan.take_times())
 
     def stats(self) -> SplitStats:
         """Counters of the back end, for all engines of this process together."""

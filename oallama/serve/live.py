@@ -1,4 +1,4 @@
-"""Live numbers: speeds, from llama-server's /metrics, and runs of split blocks, from the plug-in's file. Pure."""
+"""Live numbers: speeds, from llama-server's /metrics. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from oallama.core.history import BlockRuns
-
 _LINE = re.compile(r"llamacpp:(\w+) (\S+)")
-_N_FIELDS = 7  # of a line of the plug-in's file, before the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +51,3 @@ def live_of(text: str) -> Live:
         int(number("requests_processing")),
         int(number("requests_deferred")),
     )
-
-
-def block_runs(text: str) -> list[BlockRuns]:
-    """Read the plug-in's file (times_file.h). Lines that are damaged are left out."""
-    found = []
-    for line in text.splitlines():
-        words = line.split(" ", _N_FIELDS)
-        if len(words) == _N_FIELDS + 1 and all(word.isascii() and word.isdecimal() for word in words[:-1]):
-            batch, n_runs, n_tokens, *nanoseconds = map(int, words[:-1])
-            launch_s, host_s, wait_s, join_s = (ns * 1e-9 for ns in nanoseconds)
-            if n_runs:
-                found.append(BlockRuns(words[-1], batch, n_runs, n_tokens, host_s, wait_s, launch_s + join_s))
-    return found

@@ -13,24 +13,27 @@ from typing import Literal
 
 import ggml_bridge
 from ggml_bridge.library import asking_version, find_plugin, library_folder, soname
-from oallama.core.errors import BridgeError, PlanError
+from oallama.core.errors import BridgeError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
 from oallama.core.units import MIB
-from oallama.device.layouts import needs_no_repack
-from oallama.device.user_backend import user_backend
+from oallama.device.spec import parse_device
 from oallama.plan.export import (
+    BACKEND_VARIABLE,
     LIBRARY_VARIABLE,
+    PARAMETERS_VARIABLE,
     PLAN_VARIABLE,
-    TIMES_VARIABLE,
-    USES_VARIABLE,
+    REPORT_VARIABLE,
     Plugin,
+    needs_plugin,
     splits,
     stock_command,
     stock_device,
 )
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
+from oallama.run.plugin_report import REPORT_FILES
+from oallama.run.stock_backend import stock_backend
 from oallama.serve.address import Address
 from oallama.serve.supervisor import Launch
 
@@ -38,7 +41,6 @@ NAME: Literal["llama-server"] = "llama-server"
 STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
 KEY_VARIABLE = "LLAMA_API_KEY"
 PLAN_FILE = "plan.oallama"
-TIMES_FILE = "times"
 PAGE_FOLDER = "page"  # of the files that llama-server shows where it was built without a page
 BUILD = "`oallama setup` builds it with llama.cpp"
 _PAGED = b"gzip is not supported by this browser"  # what a llama-server with a web page can say
@@ -145,30 +147,24 @@ def launch(
     settings: ServerSettings,
     folder: Path,
     environment: Mapping[str, str],
-    uses_file: Path | None = None,
+    counts: bool = False,
 ) -> Launch:
-    """How to start it with a plan. folder: for what it and its plug-in exchange with us (PLAN_FILE, TIMES_FILE), and
-    for PAGE_FOLDER, which it shows where it has no page. uses_file: where the plug-in adds how often experts were used
-    (serve/uses.py).
+    """How to start it with a plan, whose layouts are those that the CPU has. folder: for what it and its plug-in
+    exchange with us: PLAN_FILE, and reports (run/plugin_report.py); and for PAGE_FOLDER, which it shows where it has no
+    page. counts: of how often experts are used.
 
     Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built, and OSError.
     """
-    plugin, backend = None, user_backend(environment)
-    if splits(plan, operators):
-        if backend is not None:
-            raise PlanError(
-                "the plan splits operators, so llama-server has to load oallama's back end and cannot load another; "
-                "drop --backend, or choose a --policy that splits nothing, such as oato"
-            )
+    plugin, backend = None, stock_backend(plan.device, environment)
+    tells = counts or parse_device(plan.device).is_emulated  # of experts' uses, or of how the card kept time
+    if tells or needs_plugin(plan, operators):
         plugin = Plugin(str(find_plugin()), str(folder / PLAN_FILE))
-    added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin, needs_no_repack(operators))
-    if backend is not None:
-        added = {**added, LIBRARY_VARIABLE: backend}
+    added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin, backend, counts)
     if plugin is not None:
-        write_whole(folder / PLAN_FILE, plugin_text(plan, operators, n_layer, stock_device(plan)))
-        added = {**added, TIMES_VARIABLE: str(folder / TIMES_FILE)}
-        if uses_file is not None:
-            added = {**added, USES_VARIABLE: str(uses_file)}
+        added = {**added, REPORT_VARIABLE: str(folder / REPORT_FILES)}
+    if plugin is not None and splits(plan, operators, counts):
+        device = None if stock_device(plan) == "none" else stock_device(plan)  # experts on the CPU may be counted
+        write_whole(folder / PLAN_FILE, plugin_text(plan, operators, n_layer, device, counts=counts))
     if settings.address.api_key is not None:
         added = {**added, KEY_VARIABLE: settings.address.api_key}
     arguments = [str(program), *arguments[1:], *_arguments(settings, plan.workload.n_ubatch)]
@@ -206,9 +202,10 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Drop what would change the placement, the address or the key behind our back."""
     dropped = (
         LIBRARY_VARIABLE,
+        BACKEND_VARIABLE,
+        PARAMETERS_VARIABLE,
         PLAN_VARIABLE,
-        USES_VARIABLE,
-        TIMES_VARIABLE,
+        REPORT_VARIABLE,
         "MTMD_BACKEND_DEVICE",
         "AIP_MODE",
         KEY_VARIABLE,

@@ -13,15 +13,17 @@ from threading import Lock
 from typing import Any
 
 from oallama.core.errors import DeviceError
-from oallama.core.history import BlockRuns
 from oallama.core.temporary import temporary_folder
 from oallama.device.interrupt import held_interrupt
 from oallama.report.placement import Served, page_policy, placement_document, placement_html, start_html
+from oallama.run.plugin_report import PluginReport, ask_report, reports_in, runs_of
 from oallama.serve.address import Address
-from oallama.serve.live import block_runs, live_of
+from oallama.serve.live import live_of
 from oallama.serve.placement import placement_server
-from oallama.serve.program import PAGE_FOLDER, TIMES_FILE
+from oallama.serve.program import PAGE_FOLDER
 from oallama.serve.supervisor import Launch, Supervisor
+
+Reports = Sequence[PluginReport]
 
 FOLDER = "oallama-serve-"
 ANSWER_S = 2.0  # that llama-server may take to answer us
@@ -32,15 +34,15 @@ ASKED_S = 1.0  # between two questions for its numbers
 class Placements:
     """The placements to serve: the wanted one, and one on the CPU for when its device is lost; None where it has none.
 
-    launch: how to start each, with a folder for its files. device_lost: as in Supervisor. keep_runs: gets what split
-    blocks of `wanted` took, at the end.
+    launch: how to start each, with a folder for its files. device_lost: as in Supervisor. keep: gets at the end what
+    the plug-in of each start of `wanted` told, and of each start of `on_cpu`.
     """
 
     wanted: Served
     on_cpu: Served | None
     launch: Callable[[Served, Path], Launch]
     device_lost: Callable[[], str | None] = lambda: None
-    keep_runs: Callable[[Sequence[BlockRuns]], None] = lambda runs: None
+    keep: Callable[[Reports, Reports], None] = lambda wanted, on_cpu: None
 
 
 def serve(
@@ -65,9 +67,12 @@ def serve(
         ) from None
     with temporary_folder(FOLDER, parent) as folder:
         wanted, on_cpu = placements.wanted, placements.on_cpu
+        of_wanted, of_cpu = folder / "wanted", folder / "cpu"
+        of_wanted.mkdir()
+        of_cpu.mkdir()
         supervisor = Supervisor(
-            placements.launch(wanted, folder),
-            None if on_cpu is None else placements.launch(on_cpu, folder),
+            placements.launch(wanted, of_wanted),
+            None if on_cpu is None else placements.launch(on_cpu, of_cpu),
             partial(address.is_healthy, timeout_s=ANSWER_S),
             placements.device_lost,
             talk=talk,
@@ -83,19 +88,30 @@ def serve(
             state, of = asdict(supervisor.state), served()
             text = metrics.text(state["pid"]) if state["phase"] == "ready" else None
             live = None if text is None else asdict(live_of(text))
-            runs = _runs(folder) if of is wanted else []
-            return placement_document(of, state, live, runs)
+            reports = list(reports_in(of_wanted if of is wanted else of_cpu))
+            now = next((report for report in reports if report.pid == state["pid"]), None)
+            runs = runs_of(block for report in reports for block in report.blocks)
+            return placement_document(of, state, live, runs, None if now is None else back_end(now))
 
         def page() -> tuple[str, str]:
             return placement_html(served()), page_policy()
 
         with held_interrupt(supervisor.stop), placement_server(document, page, placement_port) as url:
-            if (folder / PAGE_FOLDER).is_dir():
-                (folder / PAGE_FOLDER / "index.html").write_text(start_html(wanted.model, url), encoding="utf-8")
+            for page_folder in (of_wanted / PAGE_FOLDER, of_cpu / PAGE_FOLDER):
+                if page_folder.is_dir():
+                    (page_folder / "index.html").write_text(start_html(wanted.model, url), encoding="utf-8")
             where = f"oallama: serving at {address.url}/v1, placement at {url}; Ctrl-C ends it"
-            supervisor.on_ready = partial(talk, where)
-            supervisor.run()
-            placements.keep_runs(_runs(folder))
+
+            def ready() -> None:
+                for problem in problems(of_wanted if served() is wanted else of_cpu, supervisor.state.pid):
+                    talk(f"warning: {problem}")
+                talk(where)
+
+            supervisor.on_ready = ready
+            try:
+                supervisor.run()
+            finally:
+                placements.keep(list(reports_in(of_wanted)), list(reports_in(of_cpu)))
 
 
 class _Paced:
@@ -114,8 +130,18 @@ class _Paced:
             return self._text
 
 
-def _runs(folder: Path) -> list[BlockRuns]:
-    try:
-        return block_runs((folder / TIMES_FILE).read_text(encoding="utf-8", errors="replace"))
-    except OSError:  # none is split, or none ran yet
-        return []
+def problems(folder: Path, pid: int | None) -> tuple[str, ...]:
+    """What did not come to lie as planned in a llama-server that has loaded its model."""
+    loaded = None if pid is None else ask_report(folder, pid, ANSWER_S)
+    return () if loaded is None else loaded.problems
+
+
+def back_end(report: PluginReport) -> dict[str, Any]:
+    """What /placement tells of the plug-in, beside the times of its blocks."""
+    return {
+        "usable": report.usable,
+        "problems": list(report.problems),
+        "memory": asdict(report.memory),
+        "stats": asdict(report.stats),
+        "emulated": None if report.emulated is None else asdict(report.emulated),
+    }

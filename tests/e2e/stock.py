@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +83,54 @@ def rpc_server(folder: Path) -> Iterator[RpcServer]:
             yield server
         finally:
             child.kill()
+            child.wait()
+
+
+class LlamaServer:
+    """A running llama-server of one thread."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        self.process, self._url, self._log = process, url, log
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def end(self) -> None:
+        """End it as a service manager does."""
+        os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait(START_S)
+
+    @property
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/health", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        """Its greedy answer, with the likeliest tokens of each place."""
+        text = json.dumps({"temperature": 0, "n_probs": 3, "seed": 1, **body})
+        request = urllib.request.Request(f"{self._url}/completion", text.encode())
+        with urllib.request.urlopen(request, timeout=START_S) as answer:
+            return dict(json.load(answer))
+
+
+@contextlib.contextmanager
+def llama_server(line: str, log: Path, **settings: str) -> Iterator[LlamaServer]:
+    """Start an exported line from a shell, as users do. settings: of the environment."""
+    port = free_port()
+    command = ["bash", "-c", f"{line} --host 127.0.0.1 --port {port} -t 1"]
+    with log.open("wb") as out:
+        child = subprocess.Popen(command, stdout=out, stderr=out, env=environment(**settings), start_new_session=True)
+        server = LlamaServer(child, f"http://127.0.0.1:{port}", log)
+        try:
+            wait_for(lambda: server.answers, child)
+            yield server
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import openai
 import psutil
 import pytest
 from e2e.described_card import profile_file, slow_cpu_fast_card
+from e2e.forced import written
 from e2e.stock import NO_PROGRAMS, PROGRAMS, free_port, needs_programs, program
 from e2e.stock_plans import split_plan
 from e2e.stub import stub_program
@@ -94,7 +96,7 @@ def serving(tmp_path: Path, server: str, *options: object, model: Path = MODEL, 
     ("options", "said"),
     [
         (("--host", "0.0.0.0"), "--api-key"), (("--host", "0.0.0.0", "--api-key", ""), "empty"),
-        (("--device", "emulated:scale=1"), "no device emulated"), (("--device", "cpu-pair"), "no device cpu-pair"),
+        (("--device", "cpu-pair"), "no device cpu-pair"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_one_sentence(stub: str, options: tuple[str, ...], said: str) -> None:
@@ -274,6 +276,7 @@ def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_d
             parts = time["cpu_s"] + time["wait_s"] + time["other_s"]
             assert 0 < time["seconds"] == pytest.approx(parts)
         assert sum(row["on"] == "both" for row in told["operators"]) == 3 * told["model"]["n_layer"]
+        assert told["back_end"]["usable"] and told["back_end"]["stats"]["n_graphs"] > 0
         mapped = {Path(each.path).name for each in psutil.Process(told["state"]["pid"]).memory_maps()}
         assert find_plugin().name in mapped
         os.kill(server.state["pid"], signal.SIGKILL)  # its worker lives on and serves the next
@@ -284,3 +287,28 @@ def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_d
         next(child for child in children if "ggml_bridge.rpc_server" in child.cmdline()).kill()
         until(lambda: not server.state["on_device"] and server.state["phase"] == "ready")
         assert server.client().completions.create(**asked).choices[0].text == split
+
+
+@needs_programs
+def test_a_plan_is_served_beside_the_emulated_card_which_says_how_it_kept_time(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    split_plan(plan, "emulated:rtx3060-12,vram=64MiB,scale=9,values=real,fail_alloc=7")
+    with serving(tmp_path, program("llama-server"), "--plan", plan) as server:
+        assert re.search(r"warning: not as planned: Emulated0 has no room for \d+ bytes of weights", server.said)
+        asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
+        assert server.client().completions.create(**asked).choices[0].text
+        until(lambda: server.placement["back_end"]["emulated"]["bytes_in"] > 0)
+        assert server.placement["back_end"]["emulated"]["late_s"] >= 0
+
+
+@needs_programs
+def test_experts_of_a_model_on_the_cpu_are_counted(tmp_path: Path, models: Path) -> None:
+    model = written(models, "llama-moe", n_expert_used=2)
+    options = ("--device", "none", "--count-experts", "-c", 256, "-p", 64, "-n", 32)
+    with serving(tmp_path, program("llama-server"), *options, model=model, OALLAMA_CACHE_DIR=str(tmp_path)) as server:
+        server.client().completions.create(model="any", prompt=list(range(5, 45)), max_tokens=6)
+        server.process.terminate()
+        server.process.wait(PATIENCE_S)
+    (file,) = tmp_path.glob("routing-*.json")
+    counts = json.loads(file.read_text(encoding="utf-8"))
+    assert counts["prompt"][0]["n_tokens"] >= 40 and counts["decode"][0]["n_tokens"] >= 5

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.stock import RpcServer, environment, free_port, needs_programs, program, rpc_server, wait_for
+from e2e.stock import RpcServer, environment, llama_server, needs_programs, program, rpc_server
 from e2e.stock_plans import MODEL, split_plan
 from processes import here
 
@@ -96,33 +93,11 @@ def completions(plan_file: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     log = tmp_path_factory.mktemp("server") / "log"
     by_plan = here("export", plan_file, "--to", "llama-server").stdout.strip()
     alone = shlex.join(["llama-server", "-m", str(MODEL), "-c", "256", "--device", "none", "--fit", "off"])
-    return {"plan": _complete(by_plan, log), "cpu": _complete(alone, log)}
-
-
-def _complete(line: str, log: Path) -> dict[str, Any]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "n_probs": 3, "seed": 1}
-    command = ["bash", "-c", f"{line} --host 127.0.0.1 --port {port} -t 1"]
-    with log.open("wb") as out:
-        child = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
-        try:
-            wait_for(lambda: _answers(f"{url}/health"), child)
-            request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                completion: dict[str, Any] = json.load(answer)
-                return completion
-        finally:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    found = {}
+    for arm, line in (("plan", by_plan), ("cpu", alone)):
+        with llama_server(line, log) as server:
+            found[arm] = server.complete(prompt=PROMPT, n_predict=16)
+    return found
 
 
 def test_llama_server_says_the_same_with_the_plan_as_on_the_cpu_alone(completions: dict[str, dict[str, Any]]) -> None:

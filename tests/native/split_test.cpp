@@ -50,7 +50,7 @@ constexpr Test tests[] = {
     {"device", test_device},   {"plan", test_plan},       {"random", test_random},     {"graphs", test_graphs},
     {"loading", test_loading}, {"memory", test_memory},   {"programs", test_programs}, {"stream", test_stream},
     {"tokens", test_tokens},   {"times", test_times},     {"resident", test_resident}, {"faults", test_faults},
-    {"hot", test_hot},         {"threads", test_threads},
+    {"hot", test_hot},         {"threads", test_threads}, {"report", test_report},
 };
 
 } // namespace

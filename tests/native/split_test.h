@@ -343,6 +343,7 @@ void test_programs();
 void test_faults();
 void test_resident();
 void test_hot();
+void test_report();
 void test_threads();
 
 } // namespace split_test

@@ -1,12 +1,7 @@
 // Hot experts: whole on the device, the others on the host. That results are right is the random cuts' to test.
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <iterator>
-#include <memory>
 #include <set>
-#include <sstream>
 
 #include "experts.h"
 #include "split_test.h"
@@ -16,19 +11,19 @@ namespace split_test {
 namespace {
 
 // Every weight on the host; of experts, those that are hot on the device too.
-PlanPtr hot_plan(const Block & block, const std::string & hot, const std::string & lines = "",
-                 const std::string & layout = "CPU") {
+std::string hot_text(const Block & block, const std::string & hot, const std::string & lines = "",
+                     const std::string & layout = "CPU") {
     std::string text = "oallama-plan 1\nmodel test\ndevice TEST0\nsum 1048576\n" + lines;
     for (const Weight & weight : block.weights) {
         text += tensor_line(weight, weight.extent(), 0, layout) + " hot=" + hot + (resident ? " resident\n" : "\n");
     }
-    return new_plan(text);
+    return text;
 }
 
 // One sub-graph and one phase, and of one token as many rows come back as may be hits.
 void check_phases(bool bias, const std::string & hot, int64_t n_hot) {
     const Block   block = moe_block(q4_0, q4_0, {Ffn::silu, Gate::par, bias});
-    const PlanPtr plan  = hot_plan(block, hot);
+    const PlanPtr plan  = new_plan(hot_text(block, hot));
     const Model   model(block, plan.get());
     int64_t       bytes = 0;
     for (const Weight & weight : block.weights) {
@@ -73,57 +68,37 @@ void check_routing() {
     check(batch.device_rows == std::vector<int32_t>{1, -1, -1}, "which gives no row");
 }
 
-// The plan's file for uses of experts.
-constexpr const char * uses_path = "uses-of-a-test.txt";
-
-PlanPtr plan_that_counts(const Block & block) {
-    PlanPtr plan = hot_plan(block, "0,2");
-    static_cast<oallama::LoadedPlan *>(buft_of(plan.get())->context)->keep_uses(uses_path);
-    return plan;
-}
-
-// Uses of experts are counted, hits and misses alike, batches of one token apart, and kept when the model is freed.
+// Uses of experts are counted, hits and misses alike, batches of one token apart, also where none is hot, and are still
+// known when the model is freed.
 void check_uses() {
     const Block block = moe_block(q4_0, q4_0);
     Data        data  = make_data(block);
     std::fill(data["gate_inp"].begin(), data["gate_inp"].end(), uint8_t{0}); // all tokens use the same two experts
-    const PlanPtr plan = plan_that_counts(block);
-    std::remove(uses_path);
-    {
-        const Model model(block, data, plan.get());
-        Session     session;
-        for (const int64_t n_tokens : {1, 1, 7}) {
-            session.compute(model, n_tokens);
+    for (const std::string & text :
+         {hot_text(block, "0,2"), plan_text({&block}, Cut::half), plan_text({&block}, Cut::none)}) {
+        for (const bool counts : {true, false}) {
+            const PlanPtr plan = new_plan(text + (counts ? "count 1\n" : "count 0\n"));
+            {
+                const Model model(block, data, plan.get());
+                Session     session;
+                for (const int64_t n_tokens : {1, 1, 7}) {
+                    session.compute(model, n_tokens);
+                }
+            }
+            const auto uses = static_cast<oallama::LoadedPlan *>(buft_of(plan.get())->context)->uses();
+            check(uses.size() == (counts ? block.weights.size() : 0),
+                  "every weight's uses are counted where that is asked");
+            for (const auto & [name, totals] : uses) {
+                for (const oallama::ExpertUses::Batches & batches : totals) {
+                    const int64_t                n = &batches == totals.data() ? 2 : 7;
+                    const std::multiset<int64_t> of_expert(batches.of_expert.begin(), batches.of_expert.end());
+                    check(batches.n_tokens == n, name + ": tokens");
+                    check(of_expert == std::multiset<int64_t>{0, 0, n, n},
+                          name + ": two experts each, always the same");
+                }
+            }
         }
     }
-    std::set<std::string> counted; // tensor and kind of batches
-    std::ifstream         file(uses_path);
-    for (std::string line; std::getline(file, line);) {
-        std::istringstream words(line);
-        std::string        tensor;
-        std::string        batches;
-        int64_t            n_tokens = 0;
-        words >> tensor >> batches >> n_tokens;
-        const std::multiset<int64_t> uses{std::istream_iterator<int64_t>(words), {}};
-        counted.insert(tensor + " " + batches);
-        check(n_tokens == (batches == "single" ? 2 : 7), line + ": tokens");
-        check(uses == std::multiset<int64_t>{0, 0, n_tokens, n_tokens}, line + ": two experts each, always the same");
-    }
-    check(counted.size() == 2 * block.weights.size(), "every weight's uses are kept, of both kinds of batches");
-    std::remove(uses_path);
-}
-
-// Uses that cannot be kept when a model is freed cost nothing else.
-void check_uses_that_are_lost() {
-    const Block   block = moe_block(q4_0, q4_0);
-    const PlanPtr plan  = plan_that_counts(block);
-    auto          model = std::make_unique<Model>(block, plan.get());
-    Session().compute(*model, 1);
-    out_of_memory = true;
-    model.reset();
-    out_of_memory = false;
-    check_nothing_held("after a model whose uses were lost");
-    std::remove(uses_path);
 }
 
 //
@@ -137,7 +112,7 @@ constexpr const char * eager = "exchange eager\nlink 1000000000\npiece 4096\n";
 // Results are the CPU's in every state of the table: while an expert is on its way, and when it is there.
 void check_exchange(const Block & block, const std::string & lines, const std::string & layout, bool moves,
                     const std::string & when) {
-    const PlanPtr plan = hot_plan(block, "0,1,2", lines, layout);
+    const PlanPtr plan = new_plan(hot_text(block, "0,1,2", lines, layout));
     const Model   model(block, plan.get());
     Session       session;
     reset_stats();
@@ -200,7 +175,7 @@ void check_fetches() {
     const Block block = moe_block(slow_type, slow_type, options);
     for (const bool fast : {true, false}) {
         const std::string link = fast ? "1000000000000000" : "1000";
-        const PlanPtr     plan = hot_plan(block, "0,1", "exchange idle\nlink " + link + "\n");
+        const PlanPtr     plan = new_plan(hot_text(block, "0,1", "exchange idle\nlink " + link + "\n"));
         const Model       model(block, plan.get());
         Session           session;
         reset_stats();
@@ -219,7 +194,7 @@ void check_two_contexts() {
     MoeOptions options;
     options.n_expert    = 8;
     const Block   block = moe_block(q4_0, q4_0, options);
-    const PlanPtr plan  = hot_plan(block, "0,1,2", eager);
+    const PlanPtr plan  = new_plan(hot_text(block, "0,1,2", eager));
     const Model   model(block, plan.get());
     {
         Session first;
@@ -300,7 +275,6 @@ void test_hot() {
     check_fetches();
     check_two_contexts();
     check_uses();
-    check_uses_that_are_lost();
 }
 
 } // namespace split_test

@@ -138,7 +138,7 @@ void check_arguments() {
     int32_t        usable   = 0;
     char           line[8]  = "";
     check(oallama_abi() == OALLAMA_ABI, "the header belongs to the library");
-    check(ggml_backend_init() == nullptr, "what is registered already is not loaded once more");
+    check(ggml_backend_init() == ggml_backend_reg_by_name("OALLAMA"), "what is registered already stays the same");
     check(oallama_plan_new(nullptr, &plan) == OALLAMA_INVALID && oallama_plan_new("", nullptr) == OALLAMA_INVALID &&
               oallama_plan_buft(nullptr, &buft) == OALLAMA_INVALID &&
               oallama_plan_count(nullptr, &n_slices) == OALLAMA_INVALID &&

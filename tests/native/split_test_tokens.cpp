@@ -1,15 +1,7 @@
 // n_g: of a batch, the device computes all that CC is for, for the last n_g tokens (CG'). And times of blocks.
 
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <thread>
-
 #include "plan.h"
 #include "split_test.h"
-#include "times.h"
 
 namespace split_test {
 
@@ -114,32 +106,6 @@ void check_times() {
           "a batch of no tokens takes no time and streams nothing");
 }
 
-// The file that is replaced while blocks run, as long as it can be written.
-void check_times_file() {
-    std::string folder = (std::filesystem::temp_directory_path() / "oallama-times-XXXXXX").string();
-    check(mkdtemp(folder.data()) != nullptr, "a folder is made");
-    const std::string path  = folder + "/times";
-    const auto        times = std::make_shared<oallama::BlockTimes>();
-    const auto add    = [&](int64_t n_tokens) { times->of("a block", n_tokens).add(n_tokens, {100, 200, 300, 400}); };
-    const auto become = [&](const std::string & wanted) {
-        std::string found;
-        for (int i = 0; i < 600 && found != wanted; i++) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));
-            std::ifstream file(path);
-            found = {std::istreambuf_iterator<char>(file), {}};
-        }
-        check(found == wanted, "the file tells: " + wanted);
-    };
-    add(3);
-    write_times(times, path);
-    become("4 1 3 100 200 300 400 a block\n");
-    add(4);
-    add(1);
-    become("1 1 1 100 200 300 400 a block\n4 2 7 200 400 600 800 a block\n");
-    check(std::filesystem::remove_all(folder) > 0, "the folder is removed");
-    add(1); // nobody waits for what cannot be written
-}
-
 } // namespace
 
 void test_tokens() {
@@ -153,7 +119,6 @@ void test_tokens() {
 
 void test_times() {
     check_times();
-    check_times_file();
 }
 
 } // namespace split_test

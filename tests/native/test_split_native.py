@@ -36,6 +36,7 @@ TESTS = [
     "faults",
     "hot",
     "threads",
+    "report",
 ]
 # what has something new to show with other threads
 THREADED = ["device", "faults", "threads"]

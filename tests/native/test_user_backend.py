@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from e2e.stock import environment, needs_programs
+from e2e.stock_plans import split_plan
 from gguf_factory import write_llama_shape
 from native_helpers import build_native
 
@@ -59,6 +61,20 @@ def test_every_arm_of_a_comparison_may_use_it(library: Path, tmp_path: Path) -> 
     done = run("bench", model, *arguments, "--device", "TEST0", "--backend", library)
     assert done.returncode == 0, done.stderr
     assert "TEST0" in done.stdout
+
+
+@needs_programs
+def test_a_plan_that_splits_runs_beside_it_in_stock_programs(library: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    split_plan(plan, "TEST0")
+    assert run("export", plan, "--to", "plugin", "-o", plan.with_suffix(".oallama")).returncode == 0
+    line = run("export", plan, "--to", "llama-bench", "--backend", library).stdout.strip()
+    assert f"OALLAMA_BACKEND={library} " in line
+    done = subprocess.run(
+        ["bash", "-c", f"{line} -r 1 -t 1 -o json"], capture_output=True, text=True, timeout=300, env=environment()
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert all({"OALLAMA", "TEST"} <= set(row["backends"].split(",")) for row in json.loads(done.stdout))
 
 
 @pytest.mark.parametrize(

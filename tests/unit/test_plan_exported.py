@@ -17,7 +17,7 @@ from worlds import placed, some_plan, weight
 
 from oallama.core.errors import PlanError
 from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, StreamSettings
-from oallama.plan.export import Plugin, Target, export_command, splits, stock_device
+from oallama.plan.export import Backend, Plugin, Target, export_command, needs_plugin, splits, stock_device
 from oallama.plan.patterns import escape, host_patterns
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text, split_text
@@ -278,9 +278,11 @@ def test_a_path_is_quoted_for_the_shell_and_devices_are_named_as_the_program_has
     words = words_of(laid(gg_of_ffn=0.0, model_path="my models/it's.gguf", device="CUDA0"))
     for option, value in (("-m", "my models/it's.gguf"), ("-ngl", "999"), ("--device", "CUDA0")):
         assert after(option, words) == [value]
-    remote = words_of(laid(gg_of_ffn=0.0), "llama-cli")
+    remote = words_of(laid(gg_of_ffn=0.0), "llama-cli", plugin=None)
     assert remote[0] == "llama-cli"
     assert after("--rpc", remote) == ["10.0.0.2:50052"] and after("--device", remote) == ["RPC0"]
+    slices = words_of(laid(n_gpu_layers=0))
+    assert after("--device", slices) == ["none"], "llama.cpp would keep a buffer there for no layer"
     host_only = [placed(operator.name) for operator in SMALL]
     assert words_of(laid(operators=host_only, device="none"))[-4:] == ["--device", "none", "-ngl", "0"]
 
@@ -320,7 +322,46 @@ def test_a_shell_sets_the_variables_and_starts_the_program() -> None:
     assert line.startswith("GGML_BACKEND_PATH='/opt/o llama/libggml-oallama.so' OALLAMA_PLAN=/plans/plan.oallama llama")
     assert shlex.split(line)[2] == "llama-server"
     whole = laid(gg_of_ffn=0.0)
-    assert words_of(whole, plugin=None) == words_of(whole) and words_of(whole)[0] == "llama-server"
+    assert words_of(whole, plugin=None)[0] == "llama-server"
+    for own, plugin, variables in (
+        (whole, None, "GGML_BACKEND_PATH=/opt/mine.so MINE=1 llama-server"),
+        (laid(), PLUGIN, "OALLAMA_BACKEND=/opt/mine.so OALLAMA_PLAN=/plans/plan.oallama MINE=1 llama-server"),
+    ):
+        line = export_command(own, SMALL, NAMES, "llama-server", plugin, Backend("/opt/mine.so", {"MINE": "1"}))
+        assert variables in line
+
+
+@pytest.mark.parametrize(
+    ("layouts", "server", "bench"),
+    [
+        ((None, None), ["CPU"], ["CPU"]),
+        (("CPU_REPACK", None), ["CPU_REPACK", "CPU"], ["CPU_REPACK", "CPU"]),
+        (("CPU", "CPU"), ["CPU", "--no-repack"], ["OALLAMA_CPU"]),
+        (("CPU", "AMX"), ["CPU", "AMX", "--no-repack"], ["OALLAMA_CPU", "AMX"]),
+    ],
+)
+@pytest.mark.parametrize("device", ["CUDA0", "none"])
+def test_layouts_of_the_cpu_are_named(
+    layouts: tuple[str | None, str | None], server: list[str], bench: list[str], device: str
+) -> None:
+    """Those that stock llama.cpp has no name for by the plug-in's. Without a device it chooses where the plan does."""
+    operators = [weight(role="attn_q", k=256, n=256, layer=layer) for layer in range(2)]
+    made = some_plan([placed(o.name, layout=layout) for o, layout in zip(operators, layouts, strict=True)],
+                     device=device, n_gpu_layers=0 if device == "none" else 3)  # fmt: skip
+    for target, expected in (("llama-server", server), ("llama-cli", server), ("llama-bench", bench)):
+        names = [word.split("=")[-1] for word in shlex.split(export_command(made, operators, [], target, PLUGIN))
+                 if "=" in word and "PATH" not in word for word in word.split(";")]  # fmt: skip
+        words = shlex.split(export_command(made, operators, [], target, PLUGIN))
+        flags = [word for word in words if word == "--no-repack"]
+        chosen = device == "none" and None in layouts  # llama.cpp chooses, and needs no pattern for that
+        assert names + flags == [name for name in expected if not chosen or name != "CPU"]
+        assert needs_plugin(made, operators, target) is any(name not in ("CPU", "--no-repack") for name in expected)
+        assert "OALLAMA_PLAN" not in " ".join(words)
+
+
+def test_the_file_is_read_where_weights_are_copied_out_of_it() -> None:
+    assert after("--load-mode", words_of(laid())) == ["none"]
+    assert after("--load-mode", words_of(laid(gg_of_ffn=0.0))) == []
 
 
 def test_llama_bench_gets_the_workload_and_no_option_that_it_has_not() -> None:
@@ -332,15 +373,15 @@ def test_llama_bench_gets_the_workload_and_no_option_that_it_has_not() -> None:
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (lambda: words_of(laid(), plugin=None), "plugin"),
+        (lambda: words_of(laid(), plugin=None), "plug-in"),
         (lambda: words_of(laid(device="none")), "device"),
         (lambda: stock_device(laid(device="rpc-worker:1")), "rpc-server"),
         (lambda: stock_device(laid(device="cpu-pair")), "second CPU"),
-        (lambda: stock_device(laid(device="emulated")), "emulated"),
     ],
 )
 def test_what_no_stock_program_can_do_is_refused(refused: Any, says: str) -> None:
-    assert [stock_device(laid(device=device)) for device in ("CUDA1", "none")] == ["CUDA1", "none"]
+    known = {"CUDA1": "CUDA1", "none": "none", "emulated:rtx3060,scale=2": "Emulated0"}
+    assert {device: stock_device(laid(device=device)) for device in known} == known
     with pytest.raises(PlanError, match=says):
         refused()
 

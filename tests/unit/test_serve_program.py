@@ -15,16 +15,14 @@ from pathlib import Path
 import placement_records as records
 import pytest
 from processes import until
-from worlds import model_info, weight
+from worlds import model_info, placed, some_plan, weight
 
 from ggml_bridge.library import library_folder, soname
 from oallama.cli.serve import parse_key
 from oallama.core.errors import BridgeError, DeviceError, PlanError, UsageError
-from oallama.core.history import BlockRuns
-from oallama.profile.routing import counted, unknown_routing
 from oallama.report.placement import start_html
 from oallama.serve.address import Address, free_address, host_name, is_local
-from oallama.serve.live import Live, Rate, block_runs, live_of
+from oallama.serve.live import Live, Rate, live_of
 from oallama.serve.placement import MOST_CLIENTS, placement_server
 from oallama.serve.program import (
     PAGE_FOLDER,
@@ -35,7 +33,6 @@ from oallama.serve.program import (
     launch,
     prompt_cache_mib,
 )
-from oallama.serve.uses import traffic_of
 
 # ---- found and started
 
@@ -77,11 +74,11 @@ WHOLE = replace(SPLIT.plan, operators=tuple(p if p.gg in (0, 1) else replace(p, 
                                             for p in SPLIT.plan.operators))  # fmt: skip
 
 
-def launched(folder, plan=WHOLE, environment=None, uses="uses", program="/opt/llama-server", **settings):
+def launched(folder, plan=WHOLE, environment=None, counts=False, program="/opt/llama-server", **settings):
     names = [operator.name for operator in SPLIT.operators]
     return launch(
         Path(program), plan, SPLIT.operators, SPLIT.model.n_layer, names, replace(SETTINGS, **settings),
-        folder, {"HOME": "/h", **(environment or {})}, uses and folder / uses,
+        folder, {"HOME": "/h", **(environment or {})}, counts,
     )  # fmt: skip
 
 
@@ -113,7 +110,7 @@ def test_the_key_is_told_to_it_alone_and_variables_behind_our_back_to_nobody(tmp
     made = launched(tmp_path, environment=keys, address=Address("0.0.0.0", 1, "s3cret")).environment
     assert made["LLAMA_API_KEY"] == "s3cret" and "OALLAMA_API_KEY" not in made
     behind = ("LLAMA_ARG_PORT", "LLAMA_API_KEY", "OALLAMA_API_KEY", "GGML_BACKEND_PATH", "OALLAMA_PLAN",
-              "OALLAMA_TIMES", "OALLAMA_USES", "AIP_MODE", "MTMD_BACKEND_DEVICE")  # fmt: skip
+              "OALLAMA_BACKEND", "OALLAMA_EMULATED", "OALLAMA_REPORT", "AIP_MODE", "MTMD_BACKEND_DEVICE")  # fmt: skip
     kept = {"HOME": "/h", "LLAMA_CPP_LIB_PATH": "/kept"}
     assert clean_environment({**kept, **dict.fromkeys(behind, "x")}) == {**kept, "GGML_NO_BACKTRACE": "1"}
 
@@ -121,19 +118,44 @@ def test_the_key_is_told_to_it_alone_and_variables_behind_our_back_to_nobody(tmp
 def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
     made = launched(tmp_path, SPLIT.plan)
     assert made.environment["OALLAMA_PLAN"] == str(tmp_path / "plan.oallama")
-    assert made.environment["OALLAMA_TIMES"] == str(tmp_path / "times")
-    assert made.environment["OALLAMA_USES"] == str(tmp_path / "uses")
-    assert "OALLAMA_USES" not in launched(tmp_path, SPLIT.plan, uses=None).environment
+    assert made.environment["OALLAMA_REPORT"] == str(tmp_path / "report-%p.json")
     assert "libggml-oallama" in made.environment["GGML_BACKEND_PATH"]
     assert (tmp_path / "plan.oallama").read_text(encoding="utf-8").startswith("oallama-plan 1\n")
+    assert "OALLAMA_REPORT" not in launched(tmp_path).environment, "stock llama.cpp runs it alone"
 
 
-def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):
+def test_a_back_end_of_the_users_is_loaded_by_ours_where_that_is_needed(tmp_path):
     own, ours = ({"GGML_BACKEND_PATH": f"/opt/libggml-{name}.so"} for name in ("mine", "oallama"))
     assert launched(tmp_path, environment=own).environment["GGML_BACKEND_PATH"] == "/opt/libggml-mine.so"
-    with pytest.raises(PlanError, match="drop --backend"):
-        launched(tmp_path, SPLIT.plan, environment=own)
+    both = launched(tmp_path, SPLIT.plan, environment=own).environment
+    assert "libggml-oallama" in both["GGML_BACKEND_PATH"] and both["OALLAMA_BACKEND"] == "/opt/libggml-mine.so"
     assert "GGML_BACKEND_PATH" not in launched(tmp_path, environment=ours).environment
+
+
+def test_the_emulated_card_is_a_back_end_that_the_plug_in_loads(tmp_path):
+    card = "emulated:rtx3060-12,vram=64MiB,scale=9,values=real"
+    made = launched(tmp_path, replace(WHOLE, device=card))
+    assert "libggml-emulated" in made.environment["OALLAMA_BACKEND"] and made.uses_device
+    assert "memory_bytes 67108864" in Path(made.environment["OALLAMA_EMULATED"]).read_text(encoding="utf-8")
+    assert "OALLAMA_REPORT" in made.environment, "which says how well it kept time"
+    with pytest.raises(PlanError, match="drop --backend"):
+        launched(tmp_path, replace(WHOLE, device=card), {"GGML_BACKEND_PATH": "/opt/libggml-mine.so"})
+
+
+def test_experts_on_the_host_are_the_plug_ins_where_their_uses_are_counted(tmp_path):
+    experts = weight(role="ffn_up_exps", k=256, n=256, layer=0, n_expert=8, used=2)
+    plan = some_plan([placed(experts.name)], device="none")
+
+    def of(counts):
+        made = launch(Path("/opt/llama-server"), plan, [experts], 1, [experts.name], SETTINGS, tmp_path, {}, counts)
+        return " ".join(made.command), made.environment
+
+    command, environment = of(counts=True)
+    assert "ffn_up_exps\\.weight$=OALLAMA_Split" in command and "OALLAMA_REPORT" in environment
+    text = (tmp_path / "plan.oallama").read_text(encoding="utf-8")
+    assert "\ncount 1\n" in text and "device" not in text
+    command, environment = of(counts=False)
+    assert "OALLAMA_Split" not in command and "OALLAMA_REPORT" not in environment
 
 
 @pytest.mark.parametrize(("left", "mib"), [(2**40, 8192), (8192 * 2**20 - 1, 8191), (5 * 2**20, 5), (0, 0)])
@@ -156,47 +178,6 @@ def test_live_numbers_are_read_out_of_the_metrics_and_what_is_not_told_is_nothin
         assert live_of(text) == Live(Rate(0, 0.0, None), Rate(0, 0.0, None), 0, 0, 0)
 
 
-def test_runs_of_split_blocks_are_read_and_damaged_lines_are_not():
-    text = "512 2 700 1000 2000 3000 4000 blk.0.ffn gate\n1 1 1 1 2 3 4 blk.0.ffn gate\n"
-    damaged = "1 0 0 0 0 0 0 none\n1 2 3\n-1 1 1 1 1 1 1 x\n\n² 1 1 1 1 1 1 x\nx 1 1 1 1 1 1 x\n"
-    near = pytest.approx
-    assert block_runs(damaged + text) == [
-        BlockRuns("blk.0.ffn gate", 512, 2, 700, near(2e-6), near(3e-6), near(5e-6)),
-        BlockRuns("blk.0.ffn gate", 1, 1, 1, near(2e-9), near(3e-9), near(5e-9)),
-    ]
-
-
-N_EXPERT = 4
-EXPERTS = [
-    weight(role=role, k=64, n=64, layer=layer, n_expert=N_EXPERT, used=2)
-    for layer in (0, 1)
-    for role in ("ffn_gate_exps", "ffn_up_exps")
-]
-
-
-def traffic(path):
-    return list(traffic_of(path, [*EXPERTS, weight(role="output", k=64, n=64)], N_EXPERT))
-
-
-def test_uses_of_experts_are_added_by_layer_and_kind(tmp_path):
-    (tmp_path / "uses").write_text(
-        "blk.0.ffn_gate_exps.weight single 5 4 3 2 1\n"
-        "blk.0.ffn_up_exps.weight single 5 4 3 2 1\n"  # the same tokens once more
-        "blk.0.ffn_gate_exps.weight several 7 14 0 0 0\n"
-        "blk.1.ffn_gate_exps.weight single 1 1 1 0 0\n"
-        "blk.0.ffn_gate_exps.weight single 2 0 0 2 2\n",  # of a second start
-        encoding="utf-8",
-    )
-    found = unknown_routing("f" * 64, N_EXPERT, 2)
-    for each in traffic(tmp_path / "uses"):
-        found = counted(found, each)
-    assert [(each.layer, each.n_tokens, each.latest) for each in found.decode] == [
-        (0, 7, (4.0, 3.0, 4.0, 3.0)),
-        (1, 1, (1.0, 1.0, 0.0, 0.0)),
-    ]
-    assert [(each.layer, each.n_tokens, each.latest) for each in found.prompt] == [(0, 7, (14.0, 0.0, 0.0, 0.0))]
-
-
 @pytest.mark.parametrize("paged", [False, True])
 def test_a_llama_server_without_a_page_shows_one_of_ours(tmp_path, paged):
     program = tmp_path / "llama-server"
@@ -211,19 +192,6 @@ def test_a_llama_server_without_a_page_shows_one_of_ours(tmp_path, paged):
 def test_our_page_names_the_api_and_the_placement():
     said = start_html(model_info(name="<b>&"), "http://127.0.0.1:9")
     assert "<h1>&lt;b&gt;&amp;</h1>" in said and 'href="http://127.0.0.1:9"' in said and 'href="v1/models"' in said
-
-
-def test_lines_that_are_no_use_are_passed_over(tmp_path):
-    assert traffic(tmp_path / "uses") == [], "a file that is not there"
-    of_layer_0 = "blk.0.ffn_gate_exps.weight"
-    for line in (
-        b"", of_layer_0.encode(), f"{of_layer_0} single".encode(), b"blk.9.ffn_gate_exps.weight single 1 1 1 0 0",
-        f"{of_layer_0} single 5 4 3 2".encode(), f"{of_layer_0} single 5 4 3 2 -1".encode(),
-        f"{of_layer_0} single 0 0 0 0 0".encode(), f"{of_layer_0} single 5 4 3 2 99999999999999999999".encode(),
-        b"\xff\xfe",
-    ):  # fmt: skip
-        (tmp_path / "uses").write_bytes(line + b"\n")
-        assert traffic(tmp_path / "uses") == [], line
 
 
 # ---- where it may listen

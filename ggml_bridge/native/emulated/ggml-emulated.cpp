@@ -3,7 +3,9 @@
 #include "ggml-emulated.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 
@@ -271,8 +273,8 @@ ggml_backend_dev_t emulated_reg_get_device(ggml_backend_reg_t /*reg*/, size_t in
     return index == 0 ? &the_device : nullptr;
 }
 
-void * emulated_reg_get_proc_address(ggml_backend_reg_t /*reg*/, const char * /*name*/) {
-    return nullptr;
+void * emulated_reg_get_proc_address(ggml_backend_reg_t /*reg*/, const char * name) {
+    return std::strcmp(name, "emulated_get_stats") == 0 ? reinterpret_cast<void *>(emulated_get_stats) : nullptr;
 }
 
 ggml_backend_reg the_reg = {
@@ -294,6 +296,26 @@ void leave_registry() {
     if (registered) {
         ggml_backend_unload(&the_reg);
         registered = false;
+    }
+}
+
+// Makes the device, or gives it other parameters while nobody uses it.
+void make_device(const std::string & text) {
+    oallama::check_ggml();
+    the_reg.api_version   = oallama::api_version;
+    Parameters parameters = parse_parameters(text);
+    if (the_emulated() && emulated_device().in_use()) {
+        throw oallama::Error(OALLAMA_UNSUPPORTED,
+                             "the emulated device of this process is in use; close what uses it first");
+    }
+    the_emulated().reset(); // its thread gives up its core before another takes one
+    let_others_on();
+    try {
+        the_emulated() = std::make_unique<Device>(std::move(parameters));
+    } catch (...) {
+        leave_registry(); // nothing is behind it any more
+        let_others_on();
+        throw;
     }
 }
 
@@ -329,27 +351,35 @@ int emulated_register(const char * text) {
     return guarded([&] {
         require(text != nullptr, "parameters are needed");
         const std::lock_guard<std::mutex> lock(registering);
-        oallama::check_ggml();
-        the_reg.api_version   = oallama::api_version;
-        Parameters parameters = parse_parameters(text);
-        if (the_emulated() && emulated_device().in_use()) {
-            throw oallama::Error(OALLAMA_UNSUPPORTED,
-                                 "the emulated device of this process is in use; close what uses it first");
-        }
-        the_emulated().reset(); // its thread gives up its core before another takes one
-        let_others_on();
-        try {
-            the_emulated() = std::make_unique<Device>(std::move(parameters));
-        } catch (...) {
-            leave_registry(); // nothing is behind it any more
-            let_others_on();
-            throw;
-        }
+        make_device(text);
         if (!registered) {
             ggml_backend_register(&the_reg);
             registered = true;
         }
     });
+}
+
+void * ggml_backend_init(void) {
+    static std::atomic<bool> failed{false}; // once and for all: programs ask for each of their options
+    void *                   reg = nullptr;
+    if (failed) {
+        return reg;
+    }
+    const int status = guarded([&] {
+        const std::lock_guard<std::mutex> lock(registering);
+        if (!registered) {
+            const char * path = std::getenv("OALLAMA_EMULATED");
+            require(path != nullptr, "OALLAMA_EMULATED names no file with an emulated device's parameters");
+            make_device(oallama::read_file("OALLAMA_EMULATED", path));
+        }
+        registered = true; // ggml adds what is returned, once
+        reg        = &the_reg;
+    });
+    if (status != OALLAMA_OK) {
+        failed = true;
+        std::fprintf(stderr, "oallama: %s\n", emulated_last_error());
+    }
+    return reg;
 }
 
 int emulated_unregister(void) {

@@ -32,6 +32,8 @@
 //                                         plain memory is given instead of pinned memory
 //     routing FILE                        lines "LAYER ID ID …": experts of one token each, used in turn, drawn only
 //
+// Python registers the device; stock programs load the library as a back end (ggml_backend_init).
+//
 // Python's cffi reads the part between the two "cdef" lines. Functions return a status as libggml-oallama's; on failure
 // emulated_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.
 
@@ -86,6 +88,11 @@ int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int6
                              double * seconds);
 
 // cdef end
+
+// What GGML_BACKEND_PATH, or OALLAMA_BACKEND of libggml-oallama, calls: ggml_backend_reg_t, the same for every call, or
+// NULL, the first time with one sentence on stderr. The device's parameters are in the file that OALLAMA_EMULATED
+// names.
+void * ggml_backend_init(void);
 
 #ifdef __cplusplus
 }

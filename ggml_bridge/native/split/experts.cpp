@@ -121,9 +121,6 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
             exchange->share(table, batch.chosen, phase.row_s, phase.device_s);
         }
         route(batch, routed.n_device, table->slot_of(), first.n_slots(), takes_experts_once(routed));
-        for (const SplitWeight * weight : routed.weights) {
-            weight->count(batch.chosen, batch.n_tokens);
-        }
         for (const Sized & sized : routed.sized) {
             resize(sized, batch.n_misses());
         }

@@ -25,11 +25,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <map>
-#include <sstream>
 
 #include "abi_check.h"
+#include "report.h"
 #include "resident_buft.h"
 #include "run.h"
 #include "times.h"
@@ -54,6 +53,7 @@ class SplitBuffer {
     SplitBuffer & operator=(const SplitBuffer &) = delete;
 
     ~SplitBuffer() {
+        write_report(/*always=*/false);
         for (const auto & weight : weights_) {
             logged([&] { plan_->report(*weight, false); });
         }
@@ -82,9 +82,6 @@ class SplitBuffer {
         const std::lock_guard<std::mutex> lock(mutex_);
         require(!tried_, std::string(tensor->name) + " comes too late: what is loaded with it has its memory already");
         weights_.push_back(std::make_unique<SplitWeight>(tensor, plan_->slice_of(tensor)));
-        if (plan_->keeps_uses()) {
-            weights_.back()->count_uses();
-        }
         tensor->extra = weights_.back().get();
     }
 
@@ -323,6 +320,7 @@ const char * ggml_backend_oallama_get_name(ggml_backend_t backend) {
 }
 
 void ggml_backend_oallama_free(ggml_backend_t backend) {
+    write_report(/*always=*/true);
     delete &context_of(backend);
     delete backend;
 }
@@ -671,14 +669,6 @@ std::shared_ptr<LoadedPlan> & default_plan() {
     return plan;
 }
 
-std::string read_file(const char * path) {
-    const std::ifstream file(path, std::ios::binary);
-    std::ostringstream  text;
-    text << file.rdbuf();
-    require(file.good() && text.good(), std::string("OALLAMA_PLAN names ") + path + ", which cannot be read");
-    return text.str();
-}
-
 // Checks ggml and makes the default plan: the first step of ggml_backend_init and of oallama_register.
 void start(const char * plan_path) {
     check_ggml();
@@ -687,31 +677,51 @@ void start(const char * plan_path) {
         find_layouts();
     }
     if (default_plan() == nullptr) {
-        PlanSpec spec  = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
+        PlanSpec spec = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{}
+                                                                     : parse_plan(read_file("OALLAMA_PLAN", plan_path));
         default_plan() = std::make_shared<LoadedPlan>(std::move(spec), &devices[device_split]);
 
         device_contexts[device_split].named = default_plan()->buft();
     }
 }
 
+// Loads the back end that is wanted beside this one, as GGML_BACKEND_PATH takes one library. NULL: none is wanted.
+ggml_backend_reg_t load_beside(const char * path) {
+    if (path == nullptr || path[0] == '\0') {
+        return nullptr;
+    }
+    ggml_backend_reg_t reg = ggml_backend_load(path);
+    require(reg != nullptr, std::string("OALLAMA_BACKEND names ") + path + ", which is no back end of this ggml");
+    return reg;
+}
+
 } // namespace
 
 void * ggml_backend_init(void) {
-    void *    reg    = nullptr;
+    static std::atomic<bool> first{true};
+    static std::atomic<bool> failed{false}; // once and for all: programs ask for each of their options
+    void *                   reg = nullptr;
+    if (failed) {
+        return reg;
+    }
     const int status = guarded([&] {
-        const std::lock_guard<std::mutex> lock(registering);
-        require(!registered, "this process has registered the back end already; it is not added a second time");
-        start(std::getenv("OALLAMA_PLAN"));
-        if (const char * path = std::getenv("OALLAMA_USES"); path != nullptr) {
-            default_plan()->keep_uses(path);
+        const bool         is_first = first.exchange(false); // not where the second back end is this one
+        ggml_backend_reg_t beside   = is_first ? load_beside(std::getenv("OALLAMA_BACKEND")) : nullptr;
+        {
+            const std::lock_guard<std::mutex> lock(registering);
+            if (!registered) {
+                start(std::getenv("OALLAMA_PLAN"));
+            }
+            registered = true; // ggml adds what is returned, once
         }
-        if (const char * path = std::getenv("OALLAMA_TIMES"); path != nullptr) {
-            write_times(default_plan()->times(), path);
+        const char * path = std::getenv("OALLAMA_REPORT");
+        if (is_first && path != nullptr) {
+            keep_report(path, default_plan(), beside);
         }
-        registered = true; // ggml adds what is returned
-        reg        = &ggml_backend_oallama_reg;
+        reg = &ggml_backend_oallama_reg;
     });
     if (status != OALLAMA_OK) {
+        failed = true;
         std::fprintf(stderr, "oallama: %s\n", last_error());
     }
     return reg;

@@ -6,10 +6,9 @@
 // Two ways in. A program that loads models itself hands a plan over with oallama_plan_new, and gives the plan's buffer
 // type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
 // ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
-// tensors. `-ot` also knows the CPU's layouts then: CPU_REPACK, AMX, …, and OALLAMA_CPU for plain memory. When the
-// model is freed, how often tokens used each expert of a tensor with hot ones is added to the file that OALLAMA_USES
-// names, in lines `TENSOR single|several TOKENS USES...`: batches of one token, and larger ones. While blocks are
-// computed, how long they took is in the file that OALLAMA_TIMES names (times.h).
+// tensors. `-ot` also knows the CPU's layouts then: CPU_REPACK, AMX, …, and OALLAMA_CPU for plain memory. A second back
+// end that is wanted, as GGML_BACKEND_PATH takes one, is the library that OALLAMA_BACKEND names. What was done and held
+// is in the file that OALLAMA_REPORT names (report.h).
 //
 // Of a large batch, the device may also compute CC for the last n_g of the tokens (CG', ScheInfer IV-B), to which it is
 // streamed like CG.
@@ -36,6 +35,8 @@
 //                                     done when the next activation is sent; default: not known, no limit
 //     sum 262144                      experts' results are weighted and added up on either side, before they are
 //                                     joined, where so many bytes or more then need not come back; default: never
+//     count 1                         1: how often tokens use each expert of the plan's tensors is counted, for the
+//                                     report; default 0
 //     tokens 32 0                     of a batch of 32 tokens, n_g is 0; of 512 it is 200; linear in between, 0 below,
 //     tokens 512 200                  the same share above, less where the host's tokens would leave rows over that
 //                                     its kernels take one by one; none: n_g is 0
@@ -194,8 +195,8 @@ int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, in
 
 // cdef end
 
-// What GGML_BACKEND_PATH calls: ggml_backend_reg_t, or NULL after one sentence on stderr, also where the back end is
-// registered already.
+// What GGML_BACKEND_PATH calls: ggml_backend_reg_t, the same for every call, or NULL, the first time with one sentence
+// on stderr.
 void * ggml_backend_init(void);
 
 #ifdef __cplusplus

@@ -221,6 +221,10 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
         const int64_t twice = line.count("twice");
         line.check(twice <= 1, "has " + std::to_string(twice) + " for twice; it is 0 or 1");
         plan.twice = twice == 1;
+    } else if (item == "count") {
+        const int64_t counts = line.count("count");
+        line.check(counts <= 1, "has " + std::to_string(counts) + " for count; it is 0 or 1");
+        plan.counts = counts == 1;
     } else if (item == "tokens") {
         plan.tokens.push_back(read_token_split(line, plan.tokens));
     } else if (item == "tensor") {
@@ -231,7 +235,7 @@ void read_item(const std::string & item, Line & line, PlanSpec & plan) {
     } else {
         line.fail("begins with " + item +
                   "; known are model, device, staging, slots, ring, prefetch, exchange, piece, link, sum, twice, "
-                  "tokens and tensor");
+                  "count, tokens and tensor");
     }
 }
 
@@ -407,9 +411,23 @@ void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
     if (loaded) {
         held.push_back(&weight);
     }
-    if (!loaded && keeps_uses()) {
-        weight.append_uses(uses_path_);
+}
+
+ExpertUses * LoadedPlan::uses_of(const SliceSpec & slice) {
+    if (!spec_.counts || slice.e < 2 || spec_.find(slice.name) == nullptr) {
+        return nullptr;
     }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return &uses_.try_emplace(slice.name, slice.e).first->second;
+}
+
+std::vector<std::pair<std::string, ExpertUses::Totals>> LoadedPlan::uses() const {
+    const std::lock_guard<std::mutex>                       lock(mutex_);
+    std::vector<std::pair<std::string, ExpertUses::Totals>> found;
+    for (const auto & [name, uses] : uses_) {
+        found.emplace_back(name, uses.totals());
+    }
+    return found;
 }
 
 void LoadedPlan::problem(const std::string & sentence, bool usable) {

@@ -8,13 +8,16 @@
 
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "abi_check.h"
+#include "uses.h"
 #include "util.h"
 
 namespace oallama {
@@ -72,6 +75,7 @@ struct PlanSpec {
     ExchangeMode            exchange  = ExchangeMode::off;
     int64_t                 staging   = 0;         // bytes of the device that GG leaves for activations and the ring
     bool                    twice     = false;     // CC in a layout the device cannot read is kept in the plain one too
+    bool                    counts    = false;     // how often tokens use each expert of its tensors
     int64_t                 sum_bytes = INT64_MAX; // of experts' results: added up if that many need not come back
     std::vector<TokenSplit> tokens;                // ascending; empty: n_g is 0
     std::vector<SliceSpec>  slices;
@@ -138,10 +142,10 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     void report(const SplitWeight & weight, bool loaded); // when it is loaded, and, false, when it is freed
     void problem(const std::string & sentence, bool usable);
 
-    // Counts uses of experts in weights that are loaded from here on, and adds them to this file when these are freed.
-    void keep_uses(const std::string & path) { uses_path_ = path; }
+    // The uses of a tensor's experts; NULL: the plan does not count them.
+    ExpertUses * uses_of(const SliceSpec & slice);
 
-    bool keeps_uses() const { return !uses_path_.empty(); }
+    std::vector<std::pair<std::string, ExpertUses::Totals>> uses() const; // so far, by tensor
 
     const std::shared_ptr<BlockTimes> & times() { return times_; } // of its blocks
 
@@ -156,12 +160,12 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     const PlanSpec                    spec_;
     const std::shared_ptr<BlockTimes> times_;
-    std::string                       uses_path_;
     BufferType                        buft_;
     mutable std::mutex                mutex_;
     mutable ggml_backend_dev_t        device_   = nullptr;
     mutable ggml_backend_dev_t        resident_ = nullptr; // the device where blocks can live there
 
+    std::map<std::string, ExpertUses>             uses_;
     std::vector<std::vector<const SplitWeight *>> held_; // of each slice, the weights that are loaded
     std::vector<Problem>                          problems_;
     int                                           n_loads_ = 0; // that have not ended

@@ -103,11 +103,24 @@ class Builder {
             close_phase();
             n_phase_ = v.phase;
         }
+        if (node->op == GGML_OP_MUL_MAT_ID) {
+            count_experts(i);
+        }
         switch (v.state) {
             case State::full: emit_full(i); break;
             case State::routed: emit_rows(i); break;
             case State::sum: emit_sum(i); break;
             default: emit_sides(i);
+        }
+    }
+
+    // Has the uses of a mul-mat's experts counted, where the plan wants that; not of a warm-up, which uses all.
+    void count_experts(int i) {
+        const ggml_tensor * tensor = graph_->nodes[i]->src[0];
+        const SplitWeight * weight = weight_of(tensor);
+        ExpertUses *        uses   = weight == nullptr ? nullptr : plan_of(tensor)->uses_of(weight->slice());
+        if (uses != nullptr && graph_->nodes[i]->src[2]->ne[0] < tensor->ne[2]) {
+            phase_.counted.push_back({uses, source_of(i, 2)});
         }
     }
 

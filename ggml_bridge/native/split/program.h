@@ -135,6 +135,12 @@ struct Routed {
     std::vector<GatheredRows>        gathered;
 };
 
+// The ids that choose among a weight's experts, whose uses are counted.
+struct Counted {
+    ExpertUses * uses;
+    Source       ids;
+};
+
 // A part of a weight, CG or CG', on the device, in whatever slot it is copied to.
 struct Streamed {
     StreamedPart  part;
@@ -148,6 +154,7 @@ struct Phase {
     std::vector<Lift>     lifts; // only where llama.cpp's tensors are in device memory, as inputs
     std::vector<Streamed> streamed;
     std::vector<Routed>   routings;
+    std::vector<Counted>  counted;
     StreamBlock *         block = nullptr;    // of the streamed weights; NULL: none
     Source                ids;                // which experts are used, where routed
     bool                  routed     = false; // only the experts that are used are streamed

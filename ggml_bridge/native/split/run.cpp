@@ -345,6 +345,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             }
             took[0] += watch.lap(stats().launch_ns);
         }
+        count_experts(phase, graph);
         ggml_cgraph host   = graph_range(program.host_graph, phase.host_begin, phase.host_end);
         ggml_status status = GGML_STATUS_SUCCESS;
         if (!computes_nothing(host)) { // where all rows are hits, there may be nothing
@@ -474,6 +475,15 @@ void SplitBackend::note_device(Phase & phase, int64_t waited_ns) const {
     phase.device_s    = waited_ns < is_waiting  ? std::min(phase.device_s, took)
                         : phase.device_s == 0.0 ? took
                                                 : phase.device_s + (took - phase.device_s) / n_remembered;
+}
+
+// Of what the phase has launched, or computes on the host now.
+void SplitBackend::count_experts(const Phase & phase, const ggml_cgraph * graph) {
+    for (const Counted & counted : phase.counted) {
+        const ggml_tensor * ids = counted.ids.of(graph);
+        read_all(ids, experts_);
+        counted.uses->add(experts_, ids->ne[1]);
+    }
 }
 
 // Nodes [begin, end) of the device graph.

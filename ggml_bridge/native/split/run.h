@@ -46,6 +46,7 @@ class SplitBackend {
     ggml_status run(Program & program, const ggml_cgraph * graph);
     void        bind(const Program & program, const ggml_cgraph * graph) const;
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
+    void        count_experts(const Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     void        lift(Program & program, Phase & phase);
     void        note_rows(Phase & phase, int64_t host_ns) const;

@@ -49,13 +49,4 @@ class BlockTimes {
     std::map<Key, std::unique_ptr<BlockTime>> times_;
 };
 
-// Begins to replace a file whole, once a second while blocks run, until the process ends: for whoever watches a stock
-// program that runs a plan. A line a block and class of batch sizes, counted since the beginning:
-//
-//     TOKENS-AT-MOST RUNS TOKENS LAUNCH-NS HOST-NS WAIT-NS JOIN-NS NAME
-//
-// All of it happens in a thread of its own, and nothing that computes waits for it: a file that cannot be written is
-// tried again a second later, and no thread means no file.
-void write_times(std::shared_ptr<BlockTimes> times, const std::string & path) noexcept;
-
 } // namespace oallama

@@ -1,5 +1,8 @@
 #include "util.h"
 
+#include <fstream>
+#include <sstream>
+
 namespace oallama {
 
 namespace {
@@ -12,6 +15,14 @@ void require(bool condition, const std::string & message) {
     if (!condition) {
         throw Error(OALLAMA_INVALID, message);
     }
+}
+
+std::string read_file(const char * variable, const char * path) {
+    const std::ifstream file(path, std::ios::binary);
+    std::ostringstream  text;
+    text << file.rdbuf();
+    require(file.good() && text.good(), std::string(variable) + " names " + path + ", which cannot be read");
+    return text.str();
 }
 
 void set_last_error(const char * message) noexcept {

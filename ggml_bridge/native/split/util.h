@@ -65,6 +65,9 @@ template <typename F> int logged(F && f) noexcept {
     return status;
 }
 
+// The text of the file that a variable of the environment names. Throws OALLAMA_INVALID where it cannot be read.
+std::string read_file(const char * variable, const char * path);
+
 //
 // ggml's objects
 //

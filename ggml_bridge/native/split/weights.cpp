@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <tuple>
 
@@ -31,45 +30,6 @@ SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
 SplitWeight::~SplitWeight() {
     if (table_) {
         table_->close();
-    }
-}
-
-void SplitWeight::count_uses() {
-    if (!slice_.hot.empty()) {
-        uses_ = std::make_unique<Uses>();
-        for (Uses::Batches & batches : uses_->batches) {
-            batches.of_expert.assign(static_cast<size_t>(slice_.e), 0);
-        }
-    }
-}
-
-void SplitWeight::count(const std::vector<int32_t> & experts, int64_t n_tokens) const {
-    if (uses_ == nullptr) {
-        return;
-    }
-    const std::lock_guard<std::mutex> lock(uses_->mutex);
-    Uses::Batches &                   batches = uses_->batches[n_tokens == 1 ? 0 : 1];
-    batches.n_tokens += n_tokens;
-    for (const int32_t expert : experts) {
-        batches.of_expert[static_cast<size_t>(expert)]++;
-    }
-}
-
-void SplitWeight::append_uses(const std::string & path) const {
-    if (uses_ == nullptr) {
-        return;
-    }
-    const std::lock_guard<std::mutex> lock(uses_->mutex);
-    std::ofstream                     file(path, std::ios::app);
-    for (const Uses::Batches & batches : uses_->batches) {
-        if (batches.n_tokens == 0) {
-            continue;
-        }
-        file << slice_.name << (&batches == uses_->batches.data() ? " single " : " several ") << batches.n_tokens;
-        for (const int64_t uses : batches.of_expert) {
-            file << ' ' << uses;
-        }
-        file << '\n';
     }
 }
 

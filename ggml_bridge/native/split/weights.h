@@ -15,7 +15,6 @@
 #include <array>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -78,17 +77,6 @@ class SplitWeight {
 
     int64_t n_slots() const { return static_cast<int64_t>(slice_.hot.size()); }
 
-    // From here on counts how often tokens use each expert, where it has hot ones: what hot experts are chosen by at
-    // the next load.
-    void count_uses();
-
-    // n_tokens tokens that were routed to these experts have been computed with it.
-    void count(const std::vector<int32_t> & experts, int64_t n_tokens) const;
-
-    // Adds the counts to a file: lines `TENSOR single|several TOKENS USES…`, of batches of one token and of larger
-    // ones, nothing where there are no tokens. Counts are lost where the file cannot be written.
-    void append_uses(const std::string & path) const;
-
     void set_layout(const std::string & layout) { slice_.layout = layout; }
 
     // Whether the device can be sent CC: it lies in the plain layout, as CC does or as a second copy.
@@ -104,16 +92,6 @@ class SplitWeight {
     void get(char * data, size_t offset, size_t size) const;
 
   private:
-    struct Uses {
-        struct Batches {
-            int64_t              n_tokens = 0;
-            std::vector<int64_t> of_expert;
-        };
-
-        std::mutex             mutex;
-        std::array<Batches, 2> batches; // of one token, and larger ones
-    };
-
     template <typename F> void for_runs(Side side, const F & f) const;
 
     void lay_out();
@@ -125,7 +103,6 @@ class SplitWeight {
     int64_t                      row_bytes_;
     std::array<Part, n_sides>    parts_;
     std::shared_ptr<ExpertTable> table_;
-    std::unique_ptr<Uses>        uses_; // NULL: not counted
 };
 
 //

@@ -1,0 +1,135 @@
+"""What the plug-in of a stock program tells of its work, in a file that it replaces whole (native/split/report.h)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from ggml_bridge.emulated import EmulatedStats
+from ggml_bridge.split import BlockTimes, SliceInfo, SplitMemory, SplitStats
+from oallama.core.codec import Count, Size, from_json, parse_json
+from oallama.core.history import BlockRuns
+from oallama.core.routing import Tally, Traffic
+from oallama.core.types import Operator
+from oallama.device.emulated_link import Punctuality
+
+REPORT_FILES = "report-%p.json"
+"""Name of the report of each process that is started with the same variables: %p is its number."""
+
+POLL_S = 0.002  # between looks at a file that is about to be written
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertUses:
+    """How often tokens used each expert of a tensor, in batches of one token, or of several."""
+
+    name: str
+    batches: Literal["single", "several"]
+    n_tokens: Size
+    uses: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReport:
+    """Counts since the program loaded the plug-in; bytes that it held when the report was written.
+
+    request: number of the last request that was answered. usable: whether what was loaded can compute; problems: what
+    did not come to lie as planned. emulated: None where no emulated device computes.
+    """
+
+    pid: int
+    request: int
+    usable: bool
+    problems: tuple[str, ...]
+    slices: tuple[SliceInfo, ...]
+    memory: SplitMemory
+    stats: SplitStats
+    blocks: tuple[BlockTimes, ...]
+    experts: tuple[ExpertUses, ...]
+    emulated: EmulatedStats | None
+
+    def traffic(self, operators: Sequence[Operator], n_expert: int) -> Traffic:
+        """How often experts were used, of each layer those of its first operator of experts."""
+        first: dict[int, str] = {}
+        for operator in operators:
+            if operator.layer is not None and operator.op == "MUL_MAT_ID":
+                first.setdefault(operator.layer, operator.name)
+        layers = {name: layer for layer, name in first.items()}
+        tallies: dict[str, dict[int, Tally]] = {"single": {}, "several": {}}
+        for found in self.experts:
+            if found.name in layers and len(found.uses) == n_expert:
+                tallies[found.batches][layers[found.name]] = Tally(found.n_tokens, found.uses)
+        return Traffic(tallies["single"], tallies["several"])
+
+
+def read_report(path: Path) -> PluginReport | None:
+    """None where there is none yet, or none that this version reads."""
+    try:
+        document = parse_json(path.read_text(encoding="utf-8", errors="replace"))
+        if document.get("oallama_report") != 1:
+            return None
+        return from_json(PluginReport, document, path.name)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def reports_in(folder: Path) -> Iterator[PluginReport]:
+    """Yield the reports of all processes that had REPORT_FILES in this folder."""
+    for path in sorted(folder.glob(REPORT_FILES.replace("%p", "*"))):
+        if (report := read_report(path)) is not None:
+            yield report
+
+
+def ask_report(folder: Path, pid: int, timeout_s: float) -> PluginReport | None:
+    """Have a process write its report now. None where it has not done so in time, or there is no plug-in in it."""
+    path = folder / REPORT_FILES.replace("%p", str(pid))
+    number = time.monotonic_ns()
+    try:
+        pipe = os.open(f"{path}.ask", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # nobody listens
+        return None
+    try:
+        os.write(pipe, f"{number}\n".encode())
+    except OSError:
+        return None
+    finally:
+        os.close(pipe)
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        report = read_report(path)
+        if report is not None and report.request >= number:
+            return report
+        time.sleep(POLL_S)
+    return None
+
+
+def runs_of(blocks: Iterable[BlockTimes]) -> list[BlockRuns]:
+    """Times of split blocks, those of several processes added up."""
+    found: dict[tuple[str, int], BlockRuns] = {}
+    for one in blocks:
+        before = found.get((one.name, one.batch), BlockRuns(one.name, one.batch, 0, 0, 0.0, 0.0, 0.0))
+        found[one.name, one.batch] = BlockRuns(
+            one.name,
+            one.batch,
+            before.n_runs + one.n_runs,
+            before.n_tokens + one.n_tokens,
+            before.cpu_s + one.host_s,
+            before.wait_s + one.wait_s,
+            before.other_s + one.launch_s + one.join_s,
+        )
+    return list(found.values())
+
+
+def punctuality(before: PluginReport, after: PluginReport, elapsed_s: float) -> Punctuality | None:
+    """How well the emulated device kept time between two reports; None without one."""
+    if before.emulated is None or after.emulated is None:
+        return None
+    passed = {
+        field.name: getattr(after.emulated, field.name) - getattr(before.emulated, field.name)
+        for field in fields(EmulatedStats)
+    }
+    return Punctuality(elapsed_s, passed)

@@ -1,0 +1,237 @@
+"""What the plug-in does in the pinned llama.cpp's own programs beyond splitting: layouts of the CPU, a second back end,
+the report."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.forced import attention, ffn, forced, nothing, written
+from e2e.stock import LlamaServer, environment, llama_server, needs_programs, program
+from e2e.stock_plans import MODEL
+from processes import here
+
+from ggml_bridge.library import find_built, find_plugin
+from oallama.core.routing import Tally, Traffic
+from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, Operator
+from oallama.cost.blocks import is_ffn
+from oallama.device.load_params import load_bridge
+from oallama.placer import Placer
+from oallama.plan.export import Plugin, stock_command
+from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text
+from oallama.run.plugin_report import PluginReport, ask_report, punctuality, reports_in
+from oallama.run.stock_backend import stock_backend
+from oallama.run.weight_places import usable_plan
+
+pytestmark = needs_programs
+
+CARD = "emulated:rtx3060-12,vram=64MiB,scale=9,values=real"
+PROMPT, ANSWER = "Once upon a time", 16
+
+
+def exported(plan: Plan, folder: Path, target: str = "llama-server") -> str:
+    """A plan's command line, as `export` writes it in two steps."""
+    file = folder / "plan.json"
+    plan.save(file)
+    here("export", file, "--to", "plugin", "-o", file.with_suffix(".oallama"))
+    return here("export", file, "--to", target).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Plan:
+    """On the emulated card: halves of all FFNs, the attention of three layers, the output. In host memory, the
+    attention of a layer in each layout that the CPU has, and of one in that which llama.cpp prefers."""
+    layouts = [*load_bridge().cpu_layouts(), None]
+
+    def whole(operator: Operator) -> bool:
+        return not is_ffn(operator) and (operator.layer is None or operator.layer >= len(layouts))
+
+    case = forced(MODEL, CARD, ffn(0.5), whole=whole, probe=False)
+    placed = tuple(
+        replace(placement, layout=layouts[operator.layer])
+        if attention(operator) and operator.layer is not None and operator.layer < len(layouts)
+        else placement
+        for operator, placement in zip(case.placer.operators, case.plan.operators, strict=True)
+    )
+    return replace(case.plan, operators=placed, workload=replace(case.plan.workload, n_prompt=32))
+
+
+@pytest.fixture(scope="module")
+def server(mixed: Plan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LlamaServer, Path]]:
+    folder = tmp_path_factory.mktemp("mixed")
+    settings = {"OALLAMA_REPORT": str(folder / "report-%p.json")}
+    with llama_server(exported(mixed, folder) + " -v", folder / "log", **settings) as made:
+        yield made, folder
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The answer of llama-server with all of the model on the CPU, and without the plug-in."""
+    line = f"llama-server -m {MODEL} -c 256 --device none -ngl 0 --fit off"
+    with llama_server(line, tmp_path_factory.mktemp("cpu") / "log") as made:
+        return made.complete(prompt=PROMPT, n_predict=ANSWER)
+
+
+def counting_command(plan: Plan, placer: Placer, file: Path) -> tuple[dict[str, str], list[str]]:
+    """As `serve --count-experts` starts it."""
+    plugin, backend = Plugin(str(find_plugin()), str(file)), stock_backend(plan.device)
+    settings, words = stock_command(
+        plan, placer.operators, placer.tensor_names, "llama-server", plugin, backend, counts=True
+    )
+    return settings, [shlex.quote(word) for word in words]
+
+
+def pid_of(folder: Path) -> int:
+    (pipe,) = folder.glob("report-*.json.ask")
+    return int(pipe.name.split("-")[1].split(".")[0])
+
+
+def asked(folder: Path) -> PluginReport:
+    report = ask_report(folder, pid_of(folder), timeout_s=60)
+    assert report is not None
+    return report
+
+
+def test_each_operator_is_in_the_layout_that_the_plan_says(server: tuple[LlamaServer, Path], mixed: Plan) -> None:
+    found = dict(re.findall(r"tensor (\S+) .* buffer type overridden to (\S+)", server[0].said))
+    usable, _ = usable_plan(mixed, Placer.load(MODEL, device="none").operators)
+    for placement in usable.operators:
+        if placement.gg < 1:
+            expected = SPLIT_LAYOUT if placement.gg else placement.layout
+            pinned = "Emulated0_Host"  # plain memory, as llama.cpp has it beside a card
+            assert found[placement.name].replace(pinned, PLAIN_LAYOUT) == expected, placement
+    assert {placement.layout for placement in usable.operators if placement.gg == 0} == set(load_bridge().cpu_layouts())
+    held = set(re.findall(r"(\S+) model buffer size =", server[0].said))
+    assert {"OALLAMA_Split", "Emulated0", *load_bridge().cpu_layouts()} - {PLAIN_LAYOUT} <= held
+
+
+def test_it_says_what_the_cpu_alone_says(server: tuple[LlamaServer, Path], on_cpu: dict[str, Any]) -> None:
+    """Halves are summed in another order, so log-probabilities differ by rounding."""
+    found = server[0].complete(prompt=PROMPT, n_predict=ANSWER)["completion_probabilities"]
+    expected = on_cpu["completion_probabilities"]
+    assert len(found) == len(expected) == ANSWER
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours["id"] == theirs["id"]
+        assert ours["logprob"] == pytest.approx(theirs["logprob"], abs=0.02)
+
+
+def test_the_report_is_written_on_request_and_when_the_model_is_freed(
+    server: tuple[LlamaServer, Path], mixed: Plan
+) -> None:
+    made, folder = server
+    before = asked(folder)
+    made.complete(prompt=PROMPT, n_predict=ANSWER)
+    after = asked(folder)
+    assert after.usable and not after.problems
+    n_layer = sum(is_ffn(o) for o in Placer.load(MODEL, device="none").operators) // 3
+    assert after.stats.n_graphs - before.stats.n_graphs >= n_layer * ANSWER
+    halves = sum(s.device_bytes for s in after.slices)
+    assert halves and after.memory.device_weights == pytest.approx(halves, rel=0.01)
+    names = {placement.name for placement in mixed.operators if 0 < placement.gg < 1}
+    assert {s.name for s in after.slices} == names
+    assert all(s.loaded and s.cc and s.gg for s in after.slices)
+    assert sum(block.n_tokens for block in after.blocks) > sum(block.n_tokens for block in before.blocks)
+    assert after.emulated is not None and after.emulated.n_graphs > 0
+    assert punctuality(before, after, 1.0) is not None
+    made.end()
+    (last,) = reports_in(folder)
+    assert last.stats == after.stats, "nothing was computed since"
+    assert last.memory.device_weights == after.memory.device_weights, "as long as it was held"
+
+
+def bench(line: str, *more: str, **settings: str) -> list[dict[str, Any]]:
+    command = ["bash", "-c", f"{line} -r 1 -t 1 -o json {' '.join(more)}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL,
+                          env=environment(**settings))  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return list(json.loads(done.stdout))
+
+
+def test_llama_bench_runs_it_beside_the_emulated_card_and_leaves_a_report(mixed: Plan, tmp_path: Path) -> None:
+    rows = bench(exported(mixed, tmp_path, "llama-bench"), OALLAMA_REPORT=str(tmp_path / "report-%p.json"))
+    assert all({"OALLAMA", "Emulated"} <= set(row["backends"].split(",")) for row in rows)
+    (report,) = reports_in(tmp_path)
+    n_split = sum(0 < placement.gg < 1 for placement in mixed.operators)
+    assert report.usable and len(report.slices) == n_split and report.stats.n_graphs > 0
+    assert report.emulated is not None and report.emulated.bytes_in > 0
+
+
+def test_a_cut_that_shrank_is_told(mixed: Plan, tmp_path: Path) -> None:
+    """The card refuses the slices' memory: the seventh that is asked for, behind llama.cpp's own."""
+    small = replace(mixed, device=f"{CARD},fail_alloc=7")
+    bench(exported(small, tmp_path, "llama-bench"), "-p 0 -n 1", OALLAMA_REPORT=str(tmp_path / "report-%p.json"))
+    (report,) = reports_in(tmp_path)
+    assert report.usable and len(report.problems) == 1 and "has no room for" in report.problems[0]
+    assert any(s.gg == 0 for s in report.slices)
+
+
+@pytest.mark.parametrize("hot", [(), (1, 3)], ids=["none is hot", "some are hot"])
+def test_uses_of_experts_are_counted_as_while_a_model_runs_in_this_process(
+    hot: tuple[int, ...], models: Path, tmp_path: Path
+) -> None:
+    """Of experts in host memory, which the plug-in is given for that, and of hot ones."""
+    prompt = [int(token) for token in range(5, 45)]
+    case = forced(written(models, "llama-moe", n_expert_used=2), CARD if hot else "none", nothing, hot=hot, probe=False)
+    placer, taken = case.placer, list[Traffic]()
+    with case.engine(on_traffic=taken.append) as engine:
+        answer = engine.generate(prompt, 6, temperature=0)
+    plan, _ = usable_plan(case.plan, placer.operators, counts=True)
+    file = tmp_path / "plan.oallama"
+    device = "Emulated0" if hot else None
+    file.write_text(plugin_text(plan, placer.operators, placer.model.n_layer, device, counts=True), encoding="utf-8")
+    settings, words = counting_command(plan, placer, file)
+    settings = {**settings, "OALLAMA_REPORT": str(tmp_path / "report-%p.json")}
+    with llama_server(" ".join(words), tmp_path / "log", **settings) as server:
+        before = asked(tmp_path).traffic(placer.operators, placer.model.n_expert)  # llama-server tried its memory
+        server.complete(prompt=prompt, n_predict=6)
+        after = asked(tmp_path).traffic(placer.operators, placer.model.n_expert)
+    (traffic,) = taken
+    assert len(answer.tokens) == 6
+    assert since(before.prompt, after.prompt)[0] == traffic.prompt[0]
+    counted = since(before.decode, after.decode)
+    assert counted[0] == traffic.decode[0]
+    # of a prompt the last layer computes one token
+    expected = [one + more for one, more in zip(traffic.decode[1].uses, traffic.prompt[1].uses, strict=True)]
+    assert counted[1] == Tally(6, tuple(expected))
+
+
+def since(before: Mapping[int, Tally], after: Mapping[int, Tally]) -> dict[int, Tally]:
+    nothing = Tally(0, ())
+    return {
+        layer: Tally(
+            tally.n_tokens - before.get(layer, nothing).n_tokens,
+            tuple(n - m for n, m in zip_longest(tally.uses, before.get(layer, nothing).uses, fillvalue=0)),
+        )
+        for layer, tally in after.items()
+    }
+
+
+@pytest.mark.parametrize("path", ["/no/such/library.so", str(find_built("ggml_bridge"))])
+def test_a_second_back_end_that_is_none_is_one_sentence(path: str) -> None:
+    settings = environment(GGML_BACKEND_PATH=str(find_plugin()), OALLAMA_BACKEND=path)
+    command = [program("llama-bench"), "-m", str(MODEL), "-ot", "ffn=OALLAMA_Split"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=settings)
+    said = [line for line in done.stderr.splitlines() if line.startswith("oallama: ")]
+    assert done.returncode == 1
+    assert said[-1] == f"oallama: OALLAMA_BACKEND names {path}, which is no back end of this ggml"
+
+
+@pytest.mark.parametrize(("parameters", "says"), [
+    (None, "OALLAMA_EMULATED names no file"), ("/no/such/file", "which cannot be read"), (__file__, "line 1"),
+])  # fmt: skip
+def test_an_emulated_card_without_parameters_is_one_sentence(parameters: str | None, says: str) -> None:
+    settings = {} if parameters is None else {"OALLAMA_EMULATED": parameters}
+    environ = environment(GGML_BACKEND_PATH=str(find_built("ggml-emulated")), **settings)
+    command = [program("llama-bench"), "--list-devices"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+    said = [line for line in done.stderr.splitlines() if line.startswith("oallama: ")]
+    assert len(said) == 1 and says in said[0], done.stderr
