@@ -1,4 +1,20 @@
-"""Placement of large language models over CPU and GPU, operator by operator, for unmodified llama.cpp."""
+"""Placement of large language models over CPU and GPU, operator by operator, for unmodified llama.cpp.
+
+    from oallama import Placer
+
+    placer = Placer.load("model.gguf", vram="6GiB")          # or a name, as the command line takes it
+    print(placer.run("Why is the sky blue?").text)           # plan, load, answer, free
+
+    with placer.engine(placer.plan("auto")) as engine:       # a model that stays loaded
+        print(engine.generate("Once upon a time", max_tokens=64).text)
+
+    for row in placer.affinity(phase="decode")[:3]:          # what goes where, and why
+        print(row.rank, row.name, row.affinity, row.backend)
+
+Placer, Plan, Profile, Engine and Generation are described below. What is wrong is an OallamaError, or one derived from
+it: UsageError, ModelFileError, DoesNotFit, PlanError, ProfileError, DeviceError, BridgeError and others, each in this
+module too (help(oallama.errors)).
+"""
 
 from __future__ import annotations
 
@@ -7,43 +23,41 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    # isort: off
     from oallama.core.errors import (
-        BridgeError,
-        DeviceError,
-        DoesNotFit,
-        DownloadError,
-        ModelFileError,
-        OallamaError,
-        OutOfTime,
-        PlanError,
-        ProfileError,
-        UnknownDevice,
-        UsageError,
+        BridgeError as BridgeError,
+        DeviceError as DeviceError,
+        DoesNotFit as DoesNotFit,
+        DownloadError as DownloadError,
+        ModelFileError as ModelFileError,
+        OallamaError as OallamaError,
+        OutOfTime as OutOfTime,
+        PlanError as PlanError,
+        ProfileError as ProfileError,
+        UnknownDevice as UnknownDevice,
+        UsageError as UsageError,
     )
+
+    # isort: on
     from oallama.core.profile import Profile
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.run.engine import Engine
+    from oallama.run.generate import Generation
 
-__all__ = [
-    "BridgeError",
-    "DeviceError",
-    "DoesNotFit",
-    "DownloadError",
-    "ModelFileError",
-    "OallamaError",
-    "OutOfTime",
-    "Placer",
-    "Plan",
-    "PlanError",
-    "Profile",
-    "ProfileError",
-    "UnknownDevice",
-    "UsageError",
-    "__version__",
-]
-
-_OF = {"Placer": "oallama.placer", "Plan": "oallama.plan.plan", "Profile": "oallama.core.profile"}
+_OF = {
+    "Engine": "oallama.run.engine", "Generation": "oallama.run.generate", "Placer": "oallama.placer",
+    "Plan": "oallama.plan.plan", "Profile": "oallama.core.profile",
+}  # fmt: skip
 """The modules of public names that are no errors."""
+
+ERRORS = (
+    "BridgeError", "DeviceError", "DoesNotFit", "DownloadError", "ModelFileError", "OallamaError", "OutOfTime",
+    "PlanError", "ProfileError", "UnknownDevice", "UsageError",
+)  # fmt: skip
+"""Public too, but not among what help(oallama) begins with."""
+
+__all__ = ["Engine", "Generation", "Placer", "Plan", "Profile", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -52,11 +66,11 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     errors = import_module("oallama.core.errors")
-    if name == "errors" or name in __all__:
+    if name == "errors" or name in _OF or name in ERRORS:
         errors.OallamaError.speaks_python = True
         return errors if name == "errors" else getattr(import_module(_OF[name]) if name in _OF else errors, name)
     raise AttributeError(f"module 'oallama' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "errors"})
+    return sorted({*globals(), *__all__, *ERRORS, "errors"})

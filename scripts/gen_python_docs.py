@@ -29,6 +29,8 @@ from oallama import Placer
 print(Placer.load("model.gguf").run("Once upon a time", max_tokens=32).text)
 ```
 
+A model is the path of a GGUF, or [a name](run.md#models-by-name) as the command line takes it.
+
 Several, from a model that stays loaded:
 
 ```python
@@ -89,16 +91,13 @@ def document() -> str:
     """The whole page."""
     sys.path.insert(0, str(ROOT))
     import oallama
-    from oallama.run.engine import Engine
-    from oallama.run.generate import Generation
     from oallama.run.stream import Stream
 
-    shown = (oallama.Placer, oallama.Plan, Engine, Stream, Generation)
+    shown = (oallama.Placer, oallama.Plan, oallama.Engine, Stream, oallama.Generation)
     parts = [HEAD, *(line for one in shown for line in section(one)), "## Errors", ""]
-    for name in sorted(name for name in oallama.__all__ if isinstance(getattr(oallama, name), type)):
+    for name in sorted(oallama.ERRORS):
         kind = getattr(oallama, name)
-        if issubclass(kind, Exception):
-            parts.append(f"- `{name}({kind.__base__.__name__})`: {' '.join((kind.__doc__ or '').split())}")
+        parts.append(f"- `{name}({kind.__base__.__name__})`: {' '.join((kind.__doc__ or '').split())}")
     return "\n".join(parts) + "\n"
 
 

@@ -171,11 +171,14 @@ class _Line:
                 self.erase()
 
     def show(self) -> None:
-        """Write the line, the cursor at its beginning; not over a bar, which says it better."""
+        """Write the line, the cursor at its beginning; not over a bar, which says it better, and after which the time
+        begins anew."""
         with self._lock:
-            doing, since_s = self._doing[-1]
-            tqdm = sys.modules.get("tqdm")
-            if (tqdm is not None and tqdm.tqdm._instances) or (took_s := time.monotonic() - since_s) < PATIENCE_S:
+            now, (doing, since_s), tqdm = time.monotonic(), self._doing[-1], sys.modules.get("tqdm")
+            if tqdm is not None and tqdm.tqdm._instances:
+                self._doing[-1] = doing, now
+                return
+            if (took_s := now - since_s) < PATIENCE_S:
                 return
             with contextlib.suppress(OSError, ValueError):  # the terminal is closed
                 sys.stderr.write(f"\r{doing}: {took_s:.0f} s\x1b[K\r")

@@ -19,7 +19,7 @@ from oallama.cli.options import (
     refresh_gate_option,
     ubatch_option,
 )
-from oallama.cli.output import emit_json, talk
+from oallama.cli.output import busy, emit_json, talk
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
@@ -59,11 +59,12 @@ def command(
     """
     from oallama.placer import Placer
 
-    placer = Placer.of_file(model, options, profile)
-    if not placer.has_device:
-        raise UsageError("there is nothing to tune without a device; name one with --device, such as emulated:rtx3060")
-    load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
-    if corrected := placer.adopt_history():
+    with busy("planning"):
+        placer = Placer.of_file(model, options, profile)
+        if not placer.has_device:
+            raise UsageError("no GPU found, so there is nothing to tune; --device names one, such as emulated:rtx3060")
+        load, corrected = placer.workload(n_prompt, n_gen, n_past=n_depth or 0), placer.adopt_history()
+    if corrected:
         talk(f"oallama: planning anew with the times of earlier runs: {corrected}")
     found = measured(
         placer, load, seconds, refresh=refresh_gate or bool(corrected), ends="Ctrl-C ends it and keeps what is done"

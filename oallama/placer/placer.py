@@ -58,15 +58,21 @@ class Placer(Measured):
     ) -> Placer:
         """Read and check a GGUF; no native code sees it yet.
 
-        device: as `--device` names it; None: the first GPU, or none. vram: bytes of its memory to plan with, or a text
-        such as "6GiB"; None: what is free. vram_fill: the share of it that may be used. gpu_weights: a cap on the share
-        of the weights' bytes on the device, such as 0.5 or "50%". threads: of the CPU; None: one per physical core.
-        profile: a Profile or the path of one; None: measured, or taken from the cache, when it is needed. options:
-        n_ctx, n_batch, n_ubatch (tokens), type_k, type_v (of the KV cache) and flash_attn ("auto", "on", "off").
-        Raises ModelFileError, UsageError, ProfileError.
+        gguf_path: its path, or a name as the command line takes it: of a model that was downloaded ("llama3.2:1b",
+        "USER/REPO:Q4_K_M"), or with hf.co/ before it of one that may have to be. device: as `--device` names it; None:
+        the first GPU, or none. vram: bytes of its memory to plan with, or a text such as "6GiB"; None: what is free.
+        vram_fill: the share of it that may be used. gpu_weights: a cap on the share of the weights' bytes on the
+        device, such as 0.5 or "50%". threads: of the CPU; None: one per physical core. profile: a Profile or the path
+        of one; None: measured, or taken from the cache, when it is needed. options: n_ctx, n_batch, n_ubatch (tokens),
+        type_k, type_v (of the KV cache) and flash_attn ("auto", "on", "off").
+        Raises ModelFileError, UsageError, ProfileError, DownloadError.
         """
         if not isinstance(gguf_path, str | os.PathLike):
             raise UsageError(f"the model is of type {type(gguf_path).__name__}; give the path of a GGUF file")
+        if isinstance(gguf_path, str):
+            from oallama.stores.find import model_path
+
+            gguf_path = model_path(gguf_path)
         if not isinstance(profile, Profile | str | os.PathLike | None):
             raise UsageError(f"the profile is of type {type(profile).__name__}; give a Profile or the path of one")
         device = str(device) if isinstance(device, DeviceSpec) else device

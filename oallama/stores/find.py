@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os.path
+
 from oallama.stores.hub_cache import cached_models, find_cached, hub_cache, llama_cache, llama_models
-from oallama.stores.hub_name import parse_hub_name
+from oallama.stores.hub_name import names_the_hub, parse_hub_name
 from oallama.stores.ollama import find_in_ollama, ollama_models, ollama_stores
 from oallama.stores.stored import Fault, StoredModel
 
@@ -19,6 +21,20 @@ def stored_models() -> tuple[list[StoredModel], list[Fault]]:
         found += models
         faults += broken
     return found, faults
+
+
+def model_path(text: str) -> str:
+    """The path of a model that a text names: a file, a downloaded model, or one of the hub (hf.co/…), which is then
+    downloaded where it is not. A text that names none is returned as it is. Raises ModelFileError, UsageError,
+    DownloadError."""
+    if os.path.exists(text):  # noqa: PTH110 - Path.exists raises where a name is too long
+        return text
+    found = find_model(text)
+    if found is None and names_the_hub(text):
+        from oallama.stores.hub import download, look_up
+
+        found = download(look_up(parse_hub_name(text)))
+    return text if found is None else str(found.path)
 
 
 def find_model(text: str) -> StoredModel | None:

@@ -1,7 +1,9 @@
 """What `import oallama` offers, and what its errors say to someone who writes Python."""
 
 import importlib
+import pydoc
 import traceback
+from types import SimpleNamespace
 
 import pytest
 from gguf_factory import write_gguf
@@ -15,10 +17,30 @@ def test_public_names_are_listed_and_there():
     assert all(getattr(oallama, name) is not None for name in oallama.__all__)
     errors = importlib.import_module("oallama.core.errors")
     every = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, OallamaError)}
-    assert every <= set(oallama.__all__)
+    assert every == set(oallama.ERRORS) <= set(dir(oallama))
+    assert all(getattr(oallama, name) is getattr(errors, name) for name in oallama.ERRORS)
     assert oallama.DoesNotFit is oallama.errors.DoesNotFit is DoesNotFit
     with pytest.raises(AttributeError, match="no attribute 'Plaser'"):
         _ = oallama.Plaser
+
+
+def test_help_begins_with_what_one_needs():
+    from oallama import Engine, Generation  # as written in the documentation
+
+    said = pydoc.render_doc(oallama, renderer=pydoc.plaintext)
+    assert Engine.__name__ in said and Generation.__name__ in said
+    assert said.index("Placer.load(") < said.index("CLASSES") and "class BridgeError" not in said
+
+
+def test_a_placer_takes_the_names_that_the_command_line_takes(model, monkeypatch):
+    stored = SimpleNamespace(path=model)
+    monkeypatch.setattr("oallama.stores.find.find_model", lambda text: stored if text == "some:1b" else None)
+    assert oallama.Placer.load("some:1b", device="none").model.path == str(model)
+    monkeypatch.setattr("oallama.stores.hub.look_up", lambda name: name)
+    monkeypatch.setattr("oallama.stores.hub.download", lambda name: stored if str(name) == "a/b:Q8_0" else None)
+    assert oallama.Placer.load("hf.co/a/b:Q8_0", device="none").model.path == str(model)
+    with pytest.raises(oallama.ModelFileError, match="nothing: there is no such file"):
+        oallama.Placer.load("nothing")
 
 
 def test_messages_name_options_until_a_public_name_is_used():
