@@ -23,6 +23,8 @@ OWNER_ONLY = 0o600
 
 FOLDER_VARIABLE = "OALLAMA_CACHE_DIR"
 
+MOST_TEXT = 64 << 20  # far above any profile or description of a machine
+
 
 def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
     """Folder of what can be made again: `$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else `oallama` in
@@ -39,6 +41,16 @@ def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
 def user_path(text: str) -> Path:
     """A path in which `~` is the user's home; it stays where nobody has that name, or no home is known."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for these
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, or of a pipe, that somebody else may have made. Raises OSError, also where it is longer than
+    MOST_TEXT characters, and UnicodeDecodeError."""
+    with Path(path).open(encoding="utf-8") as file:
+        text = file.read(MOST_TEXT + 1)
+    if len(text) > MOST_TEXT:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return text
 
 
 def owner_only(path: str, flags: int) -> int:
@@ -83,7 +95,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except ImportError:
         raise UsageError(f"reading {path} needs Python 3.11 or later") from None
     try:
-        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        return dict(tomllib.loads(read_text(path)))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from oallama.core.errors import UsageError
+from oallama.core.files import read_text
 from oallama.core.units import parse_bytes
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, preset
@@ -123,7 +123,7 @@ def parameters_of(spec: Emulated) -> str:
     if not spec.is_file:
         return card_parameters(card_of(spec))
     try:
-        return Path(spec.source).read_text(encoding="utf-8")
+        return read_text(spec.source)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"--device {spec}: {spec.source} cannot be read: {why}") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from oallama.core.codec import CodecError, from_json, parse_json
 from oallama.core.errors import UsageError
+from oallama.core.files import read_text
 from oallama.device.card import Card, Host
 from oallama.device.cards import CARDS, USUAL_PC, preset
 
@@ -32,8 +33,6 @@ _ALL = (_pc("pc-12gb", "RTX 3060 12 GB", "rtx3060-12"), _pc("pc-24gb", "RTX 4090
 MACHINES: dict[str, Machine] = {machine.name: machine for machine in _ALL}
 """Machines by name."""
 
-MAX_FILE_BYTES = 1 << 20
-
 
 def machine_of(text: str) -> Machine:
     """A preset by name, in any case, or a file (.json): `name`, `host` (the fields of Host), `card` (a card of
@@ -51,9 +50,7 @@ def machine_of(text: str) -> Machine:
 
 def _read(path: Path) -> Machine:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError(f"{path} is too large for a machine; see docs/what-if.md for what it may have")
-        document = parse_json(path.read_text(encoding="utf-8"))
+        document = parse_json(read_text(path))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError as error:

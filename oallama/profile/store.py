@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError, UsageError
-from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, owner_only, write_whole
+from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, owner_only, read_text, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile, Sharing
 from oallama.profile.machine import fingerprint_key
@@ -123,7 +123,7 @@ def read_profile(path: str | Path) -> Profile:
 
 def _read(path: str | Path) -> Profile:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ProfileError(f"cannot read the profile {path}: {reason}; {_REMEDY}") from None
@@ -203,7 +203,7 @@ def measuring_lock(folder: Path, on_wait: Callable[[], None], on_fault: OnFault 
 def read_in_cache(kind: type[T], path: Path) -> T | None:
     """Read a record of the cache; None where there is none that can be used."""
     try:
-        return from_json(kind, parse_json(path.read_text(encoding="utf-8")), path.name)
+        return from_json(kind, parse_json(read_text(path)), path.name)
     except (OSError, ValueError):
         return None
 

@@ -28,6 +28,7 @@ from oallama.core.errors import (
 )
 from oallama.place.decide import POLICIES
 from oallama.place.policies.stock import FIT
+from oallama.stores.default_model import default_model
 
 
 @pytest.fixture
@@ -356,3 +357,21 @@ except KeyboardInterrupt:
 def test_sigterm_and_sighup_are_taken_for_ctrl_c_unless_they_are_ignored(code, says):
     done = ran(sys.executable, "-c", BEGIN + code)
     assert (done.stdout, done.stderr) == (says, "")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python reads no TOML")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "MODEL", "--machine", "FILE"), ("plan", "MODEL", "--device", "none", "--profile", "FILE"),
+        ("plan", "MODEL", "--device", "emulated:FILE"), ("export", "FILE", "--to", "llama-server"),
+        ("bench", "--matrix", "FILE"),
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_end_is_refused_before_it_fills_the_memory(words, tmp_path, capfd):
+    file = tmp_path / "endless.json"
+    file.symlink_to("/dev/zero")
+    given = {"MODEL": default_model(), "FILE": str(file), "emulated:FILE": f"emulated:{file}"}
+    code = cli_main.exit_code([given.get(word, word) for word in words])
+    said = capfd.readouterr().err.strip().splitlines()[-1]
+    assert code == 2 and ("File too large" in said or "larger than 64 MiB" in said)
