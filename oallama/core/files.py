@@ -76,6 +76,11 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
         temporary.unlink(missing_ok=True)
 
 
+def open_lock(path: Path) -> IO[str]:
+    """Open a file for lock_file, which another user cannot open, as whoever has it open can lock it. Raises OSError."""
+    return open(path, "a+", encoding="utf-8", opener=owner_only)
+
+
 def lock_file(file: IO[Any], taken: Callable[[], None]) -> None:
     """Lock an open file until it is closed, at the latest with the process. taken: called once where another process
     has it, which is then waited for, unless the call raises."""

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError, UsageError
-from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, owner_only, read_text, write_whole
+from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, open_lock, owner_only, read_text, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile, Sharing
 from oallama.profile.machine import fingerprint_key
@@ -190,7 +190,7 @@ def measuring_lock(folder: Path, on_wait: Callable[[], None], on_fault: OnFault 
     try:
         with _writing_in(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            file = (folder / "measuring.lock").open("a")
+            file = open_lock(folder / "measuring.lock")
     except ProfileError as fault:
         on_fault(fault)
         yield

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from oallama.core.errors import OallamaError
-from oallama.core.files import lock_file
+from oallama.core.files import lock_file, open_lock
 from oallama.core.units import format_seconds
 
 TAIL_LINES = 15
@@ -245,7 +245,7 @@ def lock(path: Path, console: Console) -> Iterator[None]:
     """Hold a lock file; say so where another process has it, and wait."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
+        file = open_lock(path)
     except OSError as error:
         raise SetupError(f"{path} cannot be written ({error.strerror}): set OALLAMA_CACHE_DIR elsewhere") from error
 

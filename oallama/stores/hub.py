@@ -98,7 +98,7 @@ def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
     status = next((status for one in chain if (status := _status(one)) is not None), None)
     if status is not None:
         return DownloadError(f"{endpoint()} answers {status} for {name.repo}; try again later")
-    if isinstance(error, PermissionError):
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DownloadError(f"cannot write to {error.filename or hub_cache()}; set HF_HUB_CACHE to another folder")
     why = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
     if n_bytes:

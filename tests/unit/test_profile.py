@@ -612,6 +612,7 @@ def test_a_second_measurement_waits_for_the_first(monkeypatch: pytest.MonkeyPatc
     machine = Machine()
     second = threading.Thread(target=lambda: machine.profile(DENSE, NONE, progress=True))
     with measuring_lock(cache_folder(), lambda: pytest.fail("nobody else has it")):
+        assert (cache_folder() / "measuring.lock").stat().st_mode & 0o077 == 0, "others could hold it for ever"
         second.start()
         until(lambda: "another profile is being measured" in said.getvalue())
         assert not machine.asked

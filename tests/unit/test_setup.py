@@ -298,6 +298,7 @@ def test_second_set_up_waits_for_the_first(here):
         thread.start()
         until(lambda: f"another set-up is running (process {os.getpid()}): waiting" in here.said())
         assert not entered.is_set()
+        assert (here.folder / "lock").stat().st_mode & 0o077 == 0, "others could hold it for ever"
     thread.join()
     assert entered.is_set()
 

@@ -1,6 +1,7 @@
 """Models by name: which file a name of the hub means, downloads from a hub on 127.0.0.1, and what other programs have
 downloaded: found, named, and refused where it is broken or leads out of its store."""
 
+import errno
 import hashlib
 import json
 import os
@@ -220,6 +221,15 @@ def test_a_hub_that_tells_sizes_that_are_none_offers_no_model(hub, capfd, size):
     code, _, line = said(capfd, "pull", REPO)
     assert code == 2 and "has no GGUF model" in line
     assert hub.downloads() == []
+
+
+def test_a_cache_that_cannot_be_written_is_said_so(hub, monkeypatch, capfd):
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(hub_cache()))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refused)
+    code, _, line = said(capfd, "pull", REPO)
+    assert (code, line) == (1, f"oallama: cannot write to {hub_cache()}; set HF_HUB_CACHE to another folder")
 
 
 # ---- what other programs have downloaded
