@@ -52,6 +52,14 @@ with placer.engine(plan) as engine:
     print("".join(pieces), pieces.generation.end)
 ```
 
+What is built on llama-cpp-python gets its own `Llama`, placed by the plan:
+
+```python
+with placer.llama(plan, logits_all=True) as llama:
+    llama.eval(llama.tokenize(b"Once upon a time"))
+    print(llama.scores[: llama.n_tokens].shape)
+```
+
 The first plan of a model measures the machine, which takes some seconds to minutes; later ones read what is kept. A
 plan is a file too:
 
@@ -78,7 +86,7 @@ except OallamaError as error:
 """
 
 MEMBERS = {
-    "Placer": "load profile affinity plan price run engine simulate",
+    "Placer": "load profile affinity plan price run engine llama simulate",
     "Plan": "summary save load check fingerprint",
     "Engine": "generate stream chat logits tokenize llama close",
     "Stream": "rest close",

@@ -53,7 +53,7 @@ class LoadedArm:
         self._loaded = loaded
         pin_threads(arm.setting.cpus)
         report = load_report(loaded, arm.setting.load, operators)
-        self._timer = loaded.call(lambda: _timer(loaded, arm.setting))
+        self._timer = _timer(loaded, arm.setting)
         self._watch = Watch(parse_device(arm.setting.load.device).is_emulated)
         return asdict(report)
 
@@ -61,21 +61,17 @@ class LoadedArm:
         """Run every test once, not timed; what is held afterwards, in bytes."""
         loaded, timer = self._ready()
         for test in tests:
-            loaded.call(lambda test=test: timer.warm_up(BenchTest(**test)))  # type: ignore[misc]
+            timer.warm_up(BenchTest(**test))
         device_bytes, host_bytes = loaded.held_bytes()
         return {"device_bytes": device_bytes, "host_bytes": host_bytes}
 
     def measure(self, tests: list[Message]) -> Message:
-        loaded, timer = self._ready()
-        return {"samples": [asdict(self._sample(loaded, timer, BenchTest(**test))) for test in tests]}
+        _, timer = self._ready()
+        return {"samples": [asdict(self._sample(timer, BenchTest(**test))) for test in tests]}
 
-    def _sample(self, loaded: LoadedModel, timer: ContextTimer, test: BenchTest) -> Sample:
-        def timed() -> Sample:
-            sample: Sample = loaded.call(lambda: timer.sample(test))
-            return sample
-
+    def _sample(self, timer: ContextTimer, test: BenchTest) -> Sample:
         assert self._watch is not None
-        sample, kept = self._watch.measured(timed)
+        sample, kept = self._watch.measured(lambda: timer.sample(test))
         if kept is None:
             return sample
         return replace(

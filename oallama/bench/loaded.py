@@ -1,6 +1,6 @@
 """Loading of an arm in its own process: by stock llama.cpp alone, or by the engine as a plan says.
 
-Both give a llama_context to time on, and a `call` through which to use it.
+Both give a llama_context to time on.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class LoadedModel:
     """What measuring needs of a loaded model; it is never freed, as its process ends with it. Addresses are those of
     llama.h's structs.
 
-    device: ggml's name, "none" without one. params: the llama_context_params that the context was made with. call:
-    runs a function that uses the context. buffers: what it holds now, as the first decodes take some memory.
-    device_share: operator -> share of its weight on the device, of those that the split backend holds.
+    device: ggml's name, "none" without one. params: the llama_context_params that the context was made with. buffers:
+    what it holds now, as the first decodes take some memory. device_share: operator -> share of its weight on the
+    device, of those that the split backend holds.
     """
 
     device: str
@@ -39,7 +39,6 @@ class LoadedModel:
     model: int
     params: Any
     n_gpu_layers: int
-    call: Callable[[Callable[[], Any]], Any]
     buffers: Callable[[], tuple[BufferBytes, ...]]
     device_share: Mapping[str, float]
     owner: object  # of what the addresses point to, and of the device
@@ -85,7 +84,6 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
         model=model,
         params=params,
         n_gpu_layers=placement.n_gpu_layers,
-        call=lambda function: function(),
         buffers=lambda: memory_of(load_bridge(), context),
         device_share={},
         owner=device,
@@ -93,7 +91,7 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
 
 
 def load_planned(spec: ArmSpec) -> LoadedModel:
-    """Load by a plan with the engine, as `oallama run --plan` would."""
+    """Load by a plan, as `oallama run --plan` would."""
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.plan.split import device_share
@@ -109,19 +107,18 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         **asdict(load.attention),
     )
     placer = Placer.of_file(load.path, options)
-    engine = placer.engine(plan, progress=False)
-    llama, placements = engine.llama, {placement.name: placement for placement in engine.plan.operators}
+    llama = placer.llama(plan, progress=False)
+    placements = {placement.name: placement for placement in llama.plan.operators}
     return LoadedModel(
-        device=engine.device,
+        device=llama.device,
         context=llama.ctx,
         model=llama.model,
         params=llama.context_params,
         n_gpu_layers=plan.n_gpu_layers,
-        call=engine.call,
-        buffers=lambda: engine.memory.buffers,
+        buffers=lambda: llama.memory.buffers,
         device_share={o.name: device_share(o, placements[o.name]) for o in placer.operators},
-        owner=engine,
-        warnings=engine.warnings,
+        owner=llama,
+        warnings=llama.warnings,
     )
 
 

@@ -35,7 +35,7 @@ class SeenGraph:
 
 
 def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collection[str]) -> LoadReport:
-    graph = loaded.call(lambda: seen_graph(loaded.model, loaded.params, frozenset(operators)))
+    graph = seen_graph(loaded.model, loaded.params, frozenset(operators))
     device_bytes, host_bytes = loaded.held_bytes()
     shares = loaded.device_share
     places = {name: _place(*where) for name, where in graph.weights.items()}

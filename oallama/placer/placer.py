@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from numbers import Real
 from pathlib import Path
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from oallama.model.memory import Prober
     from oallama.run.engine import Engine
     from oallama.run.generate import Generation
+    from oallama.run.placed_llama import PlacedLlama
 
 
 class Placer(Measured):
@@ -200,15 +201,9 @@ class Placer(Measured):
         """
         from oallama.run.engine import Engine
 
-        placed = self.placed(plan)
         known = [*(field.name for field in fields(Options)), "progress", "on_traffic"]
         check_names(changes, known, "keyword of an engine")
-        attention = self.attention_for(plan)
-        asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
-        options = replace(self.options, **asked)
-        as_planned = options.n_batch is None and not changes
-        load = load_as_asked(plan, options)
-        probed = as_planned and self.dry_loads.has(load, placed, attention)  # it verified the plan
+        options, probed = self._load_options(plan, changes)
         return Engine(
             self.model,
             plan,
@@ -219,6 +214,37 @@ class Placer(Measured):
             progress=progress,
             on_traffic=on_traffic,
         )
+
+    def llama(self, plan: Plan, *, progress: bool = True, **arguments: Any) -> PlacedLlama:
+        """Return a llama_cpp.Llama in this process, placed by the plan, for what is built on llama-cpp-python, and for
+        logits: with logits_all=True, llama.eval(tokens), then llama.scores. Use it in a `with` statement, or close it.
+
+        arguments: of llama_cpp.Llama, without those that the plan and this placer's options decide. Context, batches
+        and threads are theirs where n_ctx, n_batch, n_ubatch and n_threads say nothing. Raises as engine.
+        """
+        from oallama.run.load import load_placed
+
+        changes = {ours: arguments.pop(name) for name, ours in LLAMA_OPTIONS.items() if name in arguments}
+        _check_arguments(arguments)
+        options, probed = self._load_options(plan, changes)
+        return load_placed(
+            self.model,
+            plan,
+            options,
+            operators=self.operators,
+            tensor_names=self.tensor_names,
+            probed=probed,
+            progress=progress,
+            arguments=arguments,
+        )
+
+    def _load_options(self, plan: Plan, changes: Mapping[str, Any]) -> tuple[Options, bool]:
+        """Options of a load as the plan says, and whether it was verified by a dry load. Raises as engine."""
+        placed, attention = self.placed(plan), self.attention_for(plan)
+        asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
+        options = replace(self.options, **asked)
+        as_planned = options.n_batch is None and not changes
+        return options, as_planned and self.dry_loads.has(load_as_asked(plan, options), placed, attention)
 
     def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:
         """Answer one prompt as `oallama run` does: plan, load, generate, free. The prompt goes into the model's chat
@@ -239,6 +265,28 @@ class Placer(Measured):
         with self.engine(plan) as engine:
             most = (engine.n_ctx if given.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
             return engine.generate(tokens, most, **sampling)
+
+
+LLAMA_OPTIONS = {"n_ctx": "n_ctx", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "n_threads": "threads"}
+"""Arguments of llama_cpp.Llama that are options of ours."""
+
+DECIDED = frozenset({
+    "model_path", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "use_mlock", "vocab_only",
+    "n_threads_batch", "offload_kqv", "op_offload", "flash_attn", "type_k", "type_v",
+})  # fmt: skip
+"""Arguments of llama_cpp.Llama that the plan and the placer decide."""
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    import inspect
+
+    from oallama.device.load_params import load_bridge
+
+    for name in arguments:
+        if name in DECIDED:
+            raise UsageError(f"{name} is what the plan and Placer.load decide; leave it out")
+    known = inspect.signature(load_bridge().libraries.llama_cpp.Llama).parameters
+    check_names(arguments, [name for name in known if name not in DECIDED and name != "kwargs"], "argument of a Llama")
 
 
 def load_as_asked(plan: Plan, options: Options) -> Workload:

@@ -9,24 +9,17 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from oallama.core.errors import UsageError, spoken
+from oallama.core.errors import UsageError
 from oallama.core.history import BlockRuns
 from oallama.core.keywords import check_type, record_from
-from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
-from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
+from oallama.core.options import Options
+from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import format_bytes
-from oallama.device.cpu import default_threads
-from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
-from oallama.device.load_params import LoadSettings, load_bridge
-from oallama.device.native_abort import exit_at_abort
-from oallama.device.opening import open_now
-from oallama.model.memory import memory_of, probe_memory
 from oallama.plan.plan import Plan
 from oallama.run.conversation import Conversation
 from oallama.run.generate import (
@@ -41,27 +34,20 @@ from oallama.run.generate import (
     teacher_forced_logits,
     tokenize,
 )
-from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning
+from oallama.run.load import load_placed
 from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
-    check_device,
-    check_host,
-    check_layers,
-    device_of,
     read_operators,
-    release,
 )
-from oallama.run.split import SplitMeter, SplitRun, open_split
+from oallama.run.split import SplitMeter, SplitRun
 from oallama.run.stream import Stream, Turns
 from oallama.run.template import Template, prompt_for, template_for
-from oallama.run.weight_places import weight_places
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ggml_bridge.llama_context import RoutingRecorder
     from oallama.core.routing import Traffic
     from oallama.run.placed_llama import PlacedLlama
 
@@ -106,64 +92,17 @@ class Engine:
         options = options or Options()
         if operators is None or tensor_names is None:
             operators, tensor_names = read_operators(model.path)
-        plan.check(model, operators)
-        check_layers(plan, model.n_layer, operators)
-        self.attention = options.attention(plan.attention or STOCK_ATTENTION)
-        spec = device_of(plan, options.device)
-        first_layer = model.n_layer + 1 - plan.n_gpu_layers
-        places = weight_places(
-            operators, plan.operators, tensor_names, first_layer, bool(plan.token_assignment), plan.streaming,
-            plan.residents,
-        )  # fmt: skip
-        placements, warnings = places.placements, places.warnings
-        self.model, self.plan = model, plan
-        self.n_threads = options.threads or default_threads()
-        self._settings = LoadSettings(
-            path=model.path,
-            device=str(spec),
-            n_ctx=options.n_ctx or plan.workload.n_ctx or model.n_ctx_train,
-            n_batch=options.n_batch or STOCK_BATCH,
-            n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
-            n_gpu_layers=plan.n_gpu_layers,
-            host_patterns=places.named if spec.is_none else places.patterns,
-            split_text=places.split_text,
-            attention=self.attention,
-            n_threads=self.n_threads,
-        )
-        if not probed:
-            check_host(self._settings, probe_memory(self._settings), operators, host_memory_bytes())
+        self.model = model
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
         self._on_traffic = on_traffic
-        self._recorder: RoutingRecorder | None = None
-        held = ExitStack()
-        exit_at_abort()
-        with held_interrupt():  # as long as nobody would close the device
-            device_now = open_now(spec)
-            self.device = device_now.label
-            held.callback(device_now.close)
-            self._release = weakref.finalize(self, release, held)
-        try:
-            check_device(plan, device_now)
-            with held_interrupt():
-                self._split = open_split(plan, placements, operators, model.n_layer, device_now)
-                if self._split is not None:
-                    held.callback(self._split.close)
-            if on_traffic is not None:
-                from ggml_bridge.llama_context import RoutingRecorder
-
-                self._recorder = RoutingRecorder(load_bridge())
-                held.callback(self._recorder.close)
-            self._llama = load_llama(model, self._settings, device_now, self._split, progress, held, self._recorder)
-            if self._split is not None:
-                self.plan, shrunk = self._split.corrected(plan, operators)
-                warnings = (*warnings, *shrunk)
-            self.memory = self._measure_memory()
-        except BaseException:
-            self.close()
-            raise
-        spilled = spill_warning(self.memory.device_bytes, device_now)
-        self.warnings = tuple(map(spoken, (*warnings, *filter(None, [self.memory.warning, spilled]))))
+        self._llama = load_placed(
+            model, plan, options, operators=operators, tensor_names=tensor_names, probed=probed, progress=progress,
+            records=on_traffic is not None,
+        )  # fmt: skip
+        self.plan, self.memory, self.warnings = self._llama.plan, self._llama.memory, self._llama.warnings
+        self.device, self.attention, self.n_threads = self._llama.device, self._llama.attention, self._llama.n_threads
+        self._split, self._recorder = self._llama.split, self._llama.recorder
 
     def __repr__(self) -> str:
         held = self.memory
@@ -186,7 +125,7 @@ class Engine:
                 stream.end_unread()
         with held_interrupt():
             self._turns.close()
-            self._release()
+            self._llama.close()
 
     @property
     def llama(self) -> PlacedLlama:
@@ -364,7 +303,7 @@ class Engine:
     def take_runs(self) -> list[BlockRuns]:
         """Times of each split block since the last call, by classes of batch sizes."""
         with self._turns.next(), self._turns.taken():
-            return self._split.take_runs() if self._split is not None else []
+            return self._llama.take_runs()
 
     @property
     def _context(self) -> int:
@@ -380,11 +319,3 @@ class Engine:
         self._cache.forget()
         self._llama.n_tokens = 0
         self._llama._requires_eval = True
-
-    def _measure_memory(self) -> EngineMemory:
-        bridge = load_bridge()
-        with held_interrupt():
-            buffers = memory_of(bridge, self._context)
-        if self._split is not None:
-            buffers = (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *self._split.buffers())
-        return compare_memory(buffers, self.device, self.plan.memory)

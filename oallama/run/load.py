@@ -1,23 +1,31 @@
-"""Loading a model for an engine: progress shown, refusals told in one sentence; what it then holds."""
+"""Loading a model as a plan places it: progress shown, refusals told in one sentence; what it then holds."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oallama.core.errors import DeviceError
-from oallama.core.types import MemoryLedger, ModelInfo
+from oallama.core.errors import DeviceError, spoken
+from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
+from oallama.core.types import SPLIT_LAYOUT, MemoryLedger, ModelInfo, Operator
 from oallama.core.units import MIB, format_bytes
+from oallama.device.cpu import default_threads
+from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
+from oallama.device.native_abort import exit_at_abort
 from oallama.device.native_log import native_log
-from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer
+from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer, open_now
 from oallama.model.gguf_file import check_unchanged
-from oallama.model.memory import BufferBytes, load_refusal
-from oallama.run.split import LoadedSplit
+from oallama.model.memory import BufferBytes, load_refusal, memory_of, probe_memory
+from oallama.plan.plan import Plan
+from oallama.run.setup import check_device, check_host, check_layers, device_of, release
+from oallama.run.split import LoadedSplit, open_split
+from oallama.run.weight_places import weight_places
 
 if TYPE_CHECKING:
     from ggml_bridge.llama_context import RoutingRecorder
@@ -60,17 +68,88 @@ class LoadProgress:
         return not self._cancelled
 
 
-def load_llama(
+def load_placed(
+    model: ModelInfo,
+    plan: Plan,
+    options: Options,
+    *,
+    operators: Sequence[Operator],
+    tensor_names: Sequence[str],
+    probed: bool = False,
+    progress: bool = True,
+    records: bool = False,
+    arguments: Mapping[str, Any] | None = None,
+) -> PlacedLlama:
+    """Load a model as a plan says. options: device, threads, context, KV cache and attention; the plan's where they ask
+    for nothing. probed: whether probe_memory was asked of this load; else it is asked here, since native code must not
+    see a file first in this process. progress: a bar on stderr where that is a terminal. records: its routers are
+    recorded, as `recorder`. arguments: others of llama_cpp.Llama.
+
+    Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
+    memory), DeviceError, UsageError, BridgeError.
+    """
+    plan.check(model, operators)
+    check_layers(plan, model.n_layer, operators)
+    spec, attention = device_of(plan, options.device), options.attention(plan.attention or STOCK_ATTENTION)
+    places = weight_places(
+        operators, plan.operators, tensor_names, model.n_layer + 1 - plan.n_gpu_layers, bool(plan.token_assignment),
+        plan.streaming, plan.residents,
+    )  # fmt: skip
+    settings = LoadSettings(
+        path=model.path,
+        device=str(spec),
+        n_ctx=options.n_ctx or plan.workload.n_ctx or model.n_ctx_train,
+        n_batch=options.n_batch or STOCK_BATCH,
+        n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
+        n_gpu_layers=plan.n_gpu_layers,
+        host_patterns=places.named if spec.is_none else places.patterns,
+        split_text=places.split_text,
+        attention=attention,
+        n_threads=options.threads or default_threads(),
+    )
+    if not probed:
+        check_host(settings, probe_memory(settings), operators, host_memory_bytes())
+    exit_at_abort()
+    held = contextlib.ExitStack()
+    try:
+        with held_interrupt():  # as long as nobody would close the device
+            device = open_now(spec)
+            held.callback(device.close)
+        check_device(plan, device)
+        with held_interrupt():
+            split = open_split(plan, places.placements, operators, model.n_layer, device)
+            if split is not None:
+                held.callback(split.close)
+        recorder = None
+        if records:
+            from ggml_bridge.llama_context import RoutingRecorder
+
+            recorder = RoutingRecorder(load_bridge())
+            held.callback(recorder.close)
+        llama = _load_llama(model, settings, device, split, progress, held, recorder, arguments or {})
+        loaded, shrunk = (plan, ()) if split is None else split.corrected(plan, operators)
+        llama.plan, llama.device = loaded, device.label
+        llama.memory = compare_memory(_buffers(llama, split), device.label, loaded.memory)
+        spilled = spill_warning(llama.memory.device_bytes, device)
+        llama.warnings = tuple(map(spoken, (*places.warnings, *shrunk, *filter(None, [llama.memory.warning, spilled]))))
+    except BaseException:
+        release(held)
+        raise
+    return llama
+
+
+def _load_llama(
     model: ModelInfo,
     settings: LoadSettings,
     device: OpenDevice,
     split: LoadedSplit | None,
     show_progress: bool,
     held: contextlib.ExitStack,
-    recorder: RoutingRecorder | None = None,
+    recorder: RoutingRecorder | None,
+    arguments: Mapping[str, Any],
 ) -> PlacedLlama:
-    """Load as the settings say. split: where the split operators go; held: frees the model from the moment that it is
-    there, also where this is interrupted; recorder: of its routers.
+    """split: where the split operators go; held: what is freed with the model, which is the first of it from the moment
+    that it is there, also where this is interrupted.
 
     Raises ModelFileError where a file changed since it was checked, ModelFileError, DeviceError where llama.cpp or the
     split backend refuses, BridgeError, KeyboardInterrupt.
@@ -84,13 +163,21 @@ def load_llama(
         placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
         try:
             with held_interrupt(shown.cancel):
-                llama = PlacedLlama.load(settings, placement, shown.callback, recorder)
-                held.callback(llama.close)
+                llama = PlacedLlama.load(settings, placement, shown.callback, recorder, arguments)
+                llama.own(held, split)
         except ValueError as error:
             if split is not None and (failure := split.failure()):
                 raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None
             raise load_refusal(settings.path, device, log.reason() or str(error)) from None
     return llama
+
+
+def _buffers(llama: PlacedLlama, split: LoadedSplit | None) -> tuple[BufferBytes, ...]:
+    with held_interrupt():
+        buffers = memory_of(load_bridge(), llama.ctx)
+    if split is None:
+        return buffers
+    return (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *split.buffers())
 
 
 @dataclass(frozen=True, slots=True)

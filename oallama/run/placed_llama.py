@@ -7,8 +7,11 @@ fill in the rest, without touching anything that other users of llama_cpp see. I
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
@@ -18,19 +21,35 @@ from llama_cpp import llama_cpp as api
 from oallama.core.errors import UsageError
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
 from oallama.model.chat_template import render_chat
+from oallama.run.setup import release
 from oallama.run.stream import CLOSED
 
 if TYPE_CHECKING:
     from ggml_bridge.llama_context import RoutingRecorder
+    from oallama.core.history import BlockRuns
+    from oallama.core.types import Attention
+    from oallama.plan.plan import Plan
+    from oallama.run.load import EngineMemory
+    from oallama.run.split import LoadedSplit
 
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
-    """Behaves like any Llama. Make one with `load`; it shares model, context and KV cache with its engine."""
+    """A llama_cpp.Llama, which Placer.llama makes. Use it in a `with` statement, or close it.
 
+    plan: as it was loaded: where the device had less room than thought, more of the split operators is on the host,
+    which warnings says. device: its name. memory: bytes that it takes there and on the host.
+    """
+
+    plan: Plan
+    device: str
+    memory: EngineMemory
+    warnings: tuple[str, ...]
     _settings: LoadSettings
     _placement: ModelParams
     _progress: Any  # api.llama_progress_callback
     _recorder: RoutingRecorder | None
+    _split: LoadedSplit | None
+    _release: Callable[[], object] | None = None
 
     @classmethod
     def load(
@@ -39,12 +58,14 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         placement: ModelParams,
         progress: Any,
         recorder: RoutingRecorder | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> PlacedLlama:
-        """Load as `settings` and `placement` say. recorder: of the context's routers; it must outlive the Llama. Raises
-        ValueError, as Llama does, where llama.cpp refuses."""
+        """Load as `settings` and `placement` say. recorder: of the context's routers; it must outlive the Llama.
+        arguments: others of Llama. Raises ValueError, as Llama does, where llama.cpp refuses."""
         llama = cls.__new__(cls)
         llama._settings, llama._placement = settings, placement
-        llama._progress, llama._recorder = progress, recorder
+        llama._progress, llama._recorder, llama._split = progress, recorder, None
+        given = {"verbose": False, **(arguments or {})}
         try:
             llama.__init__(  # type: ignore[misc]
                 settings.path,
@@ -53,13 +74,45 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
                 n_ubatch=settings.n_ubatch,
                 n_threads=settings.n_threads or None,
                 n_threads_batch=settings.n_threads or None,
-                verbose=False,
+                **given,
             )
         except BaseException:
             llama.close()
             raise
-        offer_templates(llama, llama.metadata)
+        offer_templates(llama, llama.metadata, given.get("chat_format"))
         return llama
+
+    def own(self, held: ExitStack, split: LoadedSplit | None) -> None:
+        """Free what it holds, and then `held`, at its end: when it is closed, or nobody refers to it. split: its
+        operators in the split back end."""
+        held.enter_context(contextlib.closing(self._stack))  # refers to what Llama made, not to the Llama
+        self._split = split
+        self._release = weakref.finalize(self, release, held)
+
+    @property
+    def attention(self) -> Attention:
+        """Attention and KV types that it was loaded with."""
+        return self._settings.attention
+
+    @property
+    def split(self) -> LoadedSplit | None:
+        """Its operators in the split back end; None where it has none there."""
+        return self._split
+
+    @property
+    def recorder(self) -> RoutingRecorder | None:
+        """Of its routers, where they are recorded."""
+        return self._recorder
+
+    def take_runs(self) -> list[BlockRuns]:
+        """Times of each split block since the last call, by classes of batch sizes."""
+        return [] if self._split is None else self._split.take_runs()
+
+    def __enter__(self) -> PlacedLlama:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def model_params(self) -> Any:
@@ -108,13 +161,17 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     def metadata(self, found: dict[str, str]) -> None:
         self.__dict__["metadata"] = found
 
-    # llama_cpp's closes, which the engine has done by then. Ctrl-C that arrived in a Python function here would be
-    # lost, so this is none, and takes nothing
+    # llama_cpp's closes, which the finalizer does. Ctrl-C that arrived in a Python function here would be lost, so this
+    # is none, and takes nothing
     __del__ = staticmethod(bool)
 
     def close(self) -> None:
-        """Free the model; what is asked of it afterwards raises UsageError, where llama.cpp would read freed memory."""
-        super().close()
+        """Free the model and its device; may be called twice. What is asked of it afterwards raises UsageError, where
+        llama.cpp would read freed memory."""
+        if self._release is not None:
+            self._release()
+        else:  # it was not made whole
+            super().close()
         self._forget()
 
     def _forget(self) -> None:
@@ -123,7 +180,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
                 self.__dict__[name] = _Freed()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a placed Llama cannot be pickled; save the plan and make another engine from it")
+        raise TypeError("a placed Llama cannot be pickled; save the plan and make another one from it")
 
 
 class _Freed:
@@ -146,14 +203,15 @@ def without_templates(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if not key.startswith(_KEY)}
 
 
-def offer_templates(llama: Any, metadata: Mapping[str, str]) -> None:
-    """Give a Llama that was made without them the chat templates of its metadata, and choose as Llama does."""
+def offer_templates(llama: Any, metadata: Mapping[str, str], chosen: str | None = None) -> None:
+    """Give a Llama that was made without them the chat templates of its metadata, and choose as Llama does. chosen: the
+    chat format that was asked for."""
     for key, template in metadata.items():
         if key == _KEY or key.startswith(f"{_KEY}."):
             name = "chat_template.default" if key == _KEY else key.removeprefix("tokenizer.")
             handler = llama_chat_format.chat_formatter_to_chat_completion_handler(ChatFormat(llama, template))
             llama._chat_handlers[name] = handler
-    if _KEY in metadata:
+    if _KEY in metadata and chosen is None:
         known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
         llama.chat_format = known or "chat_template.default"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.forced import forced
-from e2e.logits import TOKENS, typical_nmse
+from e2e.logits import TOKENS, placed_logits, typical_nmse
 from e2e.plugin_runs import loaded, logits_of
 
 from ggml_bridge import selftest
@@ -48,10 +48,10 @@ def engine(path: str, device: str, attention_there: bool) -> dict[str, Any]:
     case = forced(Path(path), device, whole=None if device == "none" else whole)
     operators, buft = case.placer.operators, load_bridge().buft("CPU", FORCED_PLAIN_LAYOUT)
     several = [operator.name for operator in operators if operator.op == "MUL_MAT" and operator.shape[2] > 1]
-    with case.engine() as made:
-        found = made.logits(TOKENS)
-        held = {buffer.buft: buffer.model for buffer in made.memory.buffers if buffer.model}
-        planned = made.memory.planned_device_bytes == made.memory.device_bytes
+    with case.llama() as llama:
+        found = placed_logits(llama, TOKENS)
+        held = {buffer.buft: buffer.model for buffer in llama.memory.buffers if buffer.model}
+        planned = llama.memory.planned_device_bytes == llama.memory.device_bytes
     with loaded(Path(path), buft, several) as context:
         told = logits_of(context, TOKENS)
     with loaded(Path(path), use_extra_bufts=False) as context:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gguf_factory import write_gguf
 
@@ -20,6 +20,9 @@ from oallama.place.placement import ON_DEVICE, Place, Placement, unmeasured_reco
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
+
+if TYPE_CHECKING:
+    from oallama.run.placed_llama import PlacedLlama
 
 N_CTX, N_UBATCH = 256, 64
 
@@ -60,6 +63,9 @@ class Forced:
 
     def engine(self, **options: Any) -> Engine:
         return self.placer.engine(self.plan, progress=False, **options)
+
+    def llama(self, **arguments: Any) -> PlacedLlama:
+        return self.placer.llama(self.plan, progress=False, **{"logits_all": True, **arguments})
 
     def changed(self, **fields: Any) -> Forced:
         """With another plan."""

@@ -66,6 +66,13 @@ def stock_logits(
         llama.close()
 
 
+def placed_logits(llama: Any, tokens: Sequence[int]) -> Logits:
+    """Logits [n_tokens, n_vocab] of a Llama that Placer.llama made with logits_all, from an empty context."""
+    llama.reset()
+    llama.eval(tokens)
+    return np.array(llama.scores[: len(tokens)])
+
+
 def assert_stock(found: Logits, path: str | Path, tokens: Sequence[int], **options: Any) -> None:
     """Logits are stock llama.cpp's: up to rounding where all weights are floats. For a model of experts those of the
     median token are, as a last bit may send a token to another expert. The bound is no less than what stock differs

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.forced import everything, ffn, forced, written
-from e2e.logits import nmse, stock_logits
+from e2e.logits import nmse, placed_logits, stock_logits
 from e2e.plugin_runs import counted, loaded, logits_of, with_plugin
 from gguf_factory import write_llama_shape
 from processes import here
@@ -119,11 +119,11 @@ def test_what_a_device_is_sent_is_not_overwritten(weight_type: str, card: OpenDe
 def test_an_engine_streams(prefetch: str, n_slots: int, card: OpenDevice, models: Path) -> None:
     path = written(models, "llama", weight_type="Q4_0", n_layer=4)
     settings = StreamSettings(n_slots, prefetch)  # type: ignore[arg-type]
-    with counted() as done, forced(path, card.name, ffn(0.25, 0.25), streaming=settings).engine() as engine:
-        assert [warning for warning in engine.warnings if "plan again" not in warning] == []
-        found = engine.logits(TOKENS)
+    with counted() as done, forced(path, card.name, ffn(0.25, 0.25), streaming=settings).llama() as llama:
+        assert [warning for warning in llama.warnings if "plan again" not in warning] == []
+        found = placed_logits(llama, TOKENS)
         assert nmse(found, stock_logits(path, TOKENS)) <= bound("llama", "Q4_0")
-        assert np.array_equal(found, engine.logits(TOKENS))
+        assert np.array_equal(found, placed_logits(llama, TOKENS))
     assert done[0].bytes_streamed > 0
 
 
@@ -173,7 +173,7 @@ def test_a_policy_places_half_and_computes_the_same(policy: str, measured: Place
     total = sum(operator.bytes for operator in placer.operators)
     assert 0.2 * total < on_device <= 0.5 * total
     assert any(0 < placement.gg < 1 for placement in plan.operators) == (policy == "split")
-    with placer.engine(plan, progress=False) as engine:
-        assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= bound("llama", "Q4_0")
-        assert engine.warnings == ()
-        assert engine.memory.device_bytes > 0
+    with placer.llama(plan, progress=False, logits_all=True) as llama:
+        assert nmse(placed_logits(llama, TOKENS), stock_logits(path, TOKENS)) <= bound("llama", "Q4_0")
+        assert llama.warnings == ()
+        assert llama.memory.device_bytes > 0

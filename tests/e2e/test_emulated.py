@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import written
-from e2e.logits import ARCHITECTURES, EXACT_NMSE, REAL, TOKENS, nmse, stock_logits
+from e2e.logits import ARCHITECTURES, EXACT_NMSE, REAL, TOKENS, nmse, placed_logits, stock_logits
 from e2e.plugin_runs import loaded, logits_of
 from processes import here
 
@@ -81,8 +81,8 @@ def test_drawn_values_are_finite_and_experts_distinct(models: Path) -> None:
     for on_host in ("no operator", "exps"):
         whole = [operator.name for operator in placer.operators if on_host not in operator.name]
         plan = placer.plan(Given(whole, placer.model.n_layer + 1), 512, 128, measure=False)
-        with placer.engine(plan, progress=False) as engine:
-            assert np.isfinite(engine.logits(TOKENS)).all()
+        with placer.llama(plan, progress=False, logits_all=True) as llama:
+            assert np.isfinite(placed_logits(llama, TOKENS)).all()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from e2e.forced import attention, everything, forced
-from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, TOKENS, nmse, stock_logits
+from e2e.forced import N_CTX, attention, everything, forced
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, TOKENS, nmse, placed_logits, stock_logits
 from e2e.script import started
 from gguf_factory import write_gguf
 from processes import must_end
@@ -22,6 +22,7 @@ from oallama.core.errors import ModelFileError, PlanError, UsageError
 from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import sentence_of
+from oallama.placer import Placer
 from oallama.run.engine import Engine
 
 Llama = ggml_bridge.load().libraries.llama_cpp.Llama
@@ -43,8 +44,8 @@ def cpu_engine(f16: Path) -> Iterator[Engine]:
 @pytest.mark.parametrize("weight_type", ["F16", "Q4_0", "Q8_0"])
 def test_all_cpu_logits_are_bit_identical_to_stock(weight_type: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", weight_type=weight_type)
-    with forced(path).engine() as engine:
-        found = engine.logits(TOKENS)
+    with forced(path).llama() as llama:
+        found = placed_logits(llama, TOKENS)
     assert found.dtype == np.float32 and found.shape == (len(TOKENS), 320)
     assert np.array_equal(found, stock_logits(path, TOKENS))
     assert not np.array_equal(found[:-1], found[1:]), "the rows differ, so the comparison says something"
@@ -52,8 +53,9 @@ def test_all_cpu_logits_are_bit_identical_to_stock(weight_type: str, tmp_path: P
 
 def test_with_llama_cpp_pythons_own_defaults_too(f16: Path) -> None:
     """Its default is no flash attention and micro-batches of 512; one batch holds all tokens then."""
-    with forced(f16).engine(flash_attn="off", n_ubatch=512) as engine:
-        assert np.array_equal(engine.logits(TOKENS), stock_logits(f16, TOKENS, flash_attn=False, n_ubatch=512))
+    placer = Placer.load(f16, device="none", threads=1, n_ctx=N_CTX, n_ubatch=512, flash_attn="off")
+    with placer.llama(forced(f16).plan, progress=False, logits_all=True) as llama:
+        assert np.array_equal(placed_logits(llama, TOKENS), stock_logits(f16, TOKENS, flash_attn=False, n_ubatch=512))
 
 
 def every_other(op: Operator) -> bool:
@@ -66,18 +68,18 @@ def test_operators_on_the_worker_compute_the_same(weight_type: str, where: Any, 
     path = write_gguf(tmp_path / "model.gguf", "llama", weight_type=weight_type)
     case = forced(path, "rpc-worker", whole=where)
     assert 0 < sum(p.gg for p in case.plan.operators) < len(case.plan.operators)
-    with case.engine() as engine:
-        assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= bound
-        assert engine.warnings == () and engine.memory.host_bytes > 0
-        assert engine.memory.device_bytes == engine.memory.planned_device_bytes > 0
+    with case.llama() as llama:
+        assert nmse(placed_logits(llama, TOKENS), stock_logits(path, TOKENS)) <= bound
+        assert llama.warnings == () and llama.memory.host_bytes > 0
+        assert llama.memory.device_bytes == llama.memory.planned_device_bytes > 0
 
 
 def test_a_named_layout_computes_the_same(q4_0: Path) -> None:
     wanted = stock_logits(q4_0, TOKENS)
     for layout in load_bridge().cpu_layouts():
-        with forced(q4_0, share=everything(0), layout=layout).engine() as engine:
-            assert nmse(engine.logits(TOKENS), wanted) <= QUANTISED_NMSE
-            held = {buffer.buft for buffer in engine.memory.buffers if buffer.model}
+        with forced(q4_0, share=everything(0), layout=layout).llama() as llama:
+            assert nmse(placed_logits(llama, TOKENS), wanted) <= QUANTISED_NMSE
+            held = {buffer.buft for buffer in llama.memory.buffers if buffer.model}
             assert any(layout in buft for buft in held), (layout, held)
 
 

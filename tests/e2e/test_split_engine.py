@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.forced import N_UBATCH, Where, attention, ffn, forced
-from e2e.logits import EXACT_NMSE, TOKENS, nmse, stock_logits
+from e2e.logits import EXACT_NMSE, TOKENS, nmse, placed_logits, stock_logits
 from e2e.script import said
 from gguf_factory import write_gguf, write_llama_shape
 from processes import here
@@ -40,8 +40,8 @@ def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
     operators, memory = case.placer.operators, case.plan.memory
     slices = sum(round(p.gg * o.bytes) for p, o in zip(case.plan.operators, operators, strict=True))
     weights, context, compute = case.placer.dry_loads.on_host(case.plan.workload, case.placer.attention)
-    with case.engine() as engine:
-        found, held = engine.memory, load_bridge().split().memory()
+    with case.llama() as llama:
+        found, held = llama.memory, load_bridge().split().memory()
         assert found.planned_device_bytes == slices > 0
         there = [buffer for buffer in found.buffers if not buffer.in_host_memory]
         assert [(b.buft, b.model, b.context, b.compute) for b in there] == [
@@ -55,7 +55,7 @@ def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
         of_llama = sum(b.compute for b in found.buffers if b.buft != SPLIT_LAYOUT)
         activations = 2 * 4 * N_UBATCH * case.placer.model.n_embd  # what a block takes and gives cannot share memory
         assert compute <= of_llama <= compute + activations
-        engine.logits(TOKENS)
+        placed_logits(llama, TOKENS)
         assert load_bridge().split().memory().device_compute == held.device_compute, "nothing comes with computing"
         assert load_bridge().split().memory().host_compute == held.host_compute
 
@@ -73,10 +73,10 @@ def test_staging_of_the_plan_is_an_upper_bound(f16: Path) -> None:
 def test_whole_and_split_operators_together(f16: Path) -> None:
     """OATO's operators, norms and KV on the worker by llama.cpp itself, slices of the others there too."""
     case = forced(f16, "rpc-worker", ffn(0.5), whole=attention)
-    with case.engine() as engine:
-        assert nmse(engine.logits(TOKENS), stock_logits(f16, TOKENS)) <= EXACT_NMSE
-        assert engine.warnings == ()
-        there = [buffer for buffer in engine.memory.buffers if not buffer.in_host_memory]
+    with case.llama() as llama:
+        assert nmse(placed_logits(llama, TOKENS), stock_logits(f16, TOKENS)) <= EXACT_NMSE
+        assert llama.warnings == ()
+        there = [buffer for buffer in llama.memory.buffers if not buffer.in_host_memory]
         of_llama = [buffer for buffer in there if buffer.buft != SPLIT_LAYOUT]
     assert sum(buffer.model for buffer in there) == case.plan.memory.weights_gpu
     assert sum(buffer.context for buffer in of_llama) == case.plan.memory.kv > 0
@@ -88,9 +88,9 @@ def test_whole_and_split_operators_together(f16: Path) -> None:
 def test_a_context_of_thousands_of_tokens(whole: Where | None, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", weight_type="F16", n_ctx=8192)
     tokens = [1 + i * 37 % 300 for i in range(5000)]
-    with forced(path, "rpc-worker", ffn(0.5), whole=whole, n_ctx=6144).engine() as engine:
-        assert engine.warnings == ()
-        assert nmse(engine.logits(tokens), stock_logits(path, tokens, n_ctx=6144)) <= EXACT_NMSE
+    with forced(path, "rpc-worker", ffn(0.5), whole=whole, n_ctx=6144).llama() as llama:
+        assert llama.warnings == ()
+        assert nmse(placed_logits(llama, tokens), stock_logits(path, tokens, n_ctx=6144)) <= EXACT_NMSE
 
 
 def test_cpu_slices_lie_in_the_named_layout_or_the_best(q4_0: Path) -> None:
@@ -168,8 +168,8 @@ def test_engines_with_several_plans_at_once(f16: Path, q4_0: Path) -> None:
     cases = [forced(path, "cpu-pair", ffn(gg)) for path, gg in ((f16, 0.25), (q4_0, 0.75), (f16, 0.5))]
     alone = []
     for case in cases:
-        with case.engine() as engine:
-            alone.append(engine.logits(TOKENS))
+        with case.llama() as llama:
+            alone.append(placed_logits(llama, TOKENS))
     with cases[0].engine() as first, cases[1].engine() as second, cases[2].engine() as third:
         for _ in range(2):
             for engine, wanted in zip((first, second, third), alone, strict=True):
@@ -210,11 +210,12 @@ def test_loading_and_freeing_again_and_again_leaks_nothing(device: str, n: int, 
 
 
 BATCHES = """
-with forced(model, device, everything(0.5)).engine() as engine:
-    engine.logits(range(5, 69))
+from e2e.logits import placed_logits
+with forced(model, device, everything(0.5)).llama() as llama:
+    placed_logits(llama, range(5, 69))
     allocated, n_programs = held_now()[0], load_bridge().split().memory().n_programs
     for n_tokens in range(1, 64):
-        engine.logits(range(5, 5 + n_tokens))
+        placed_logits(llama, range(5, 5 + n_tokens))
     print(held_now()[0] - allocated, load_bridge().split().memory().n_programs - n_programs)
 """
 

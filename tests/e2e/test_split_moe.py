@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.forced import Where, attention, ffn, forced, nothing, written
-from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, nmse, stock_logits
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, nmse, placed_logits, stock_logits
 from e2e.plugin_runs import counted, loaded, logits_of, logits_of_sequences, with_plugin
 
 from oallama.core.errors import PlanError
@@ -72,13 +72,13 @@ def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, mod
     case = forced(path, REAL, nothing, hot=(0, 3, 6), whole=whole).with_ledger(staging=16 << 20)
     experts = [operator for operator in case.placer.operators if operator.op == "MUL_MAT_ID"]
     before = load_bridge().split().memory()
-    with case.engine() as engine:
+    with case.llama() as llama:
         held = load_bridge().split().memory()
         assert held.device_weights - before.device_weights == sum(operator.bytes // 8 * 3 for operator in experts)
         host_weights = held.host_weights - before.host_weights
         assert host_weights == sum(operator.bytes for operator in experts), "the host keeps all of them"
-        assert engine.plan == case.plan
-        assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT)) <= EXACT_NMSE
+        assert llama.plan == case.plan
+        assert nmse(placed_logits(llama, PROMPT), stock_logits(path, PROMPT)) <= EXACT_NMSE
         assert load_bridge().split().memory() == held, "nothing comes with computing"
 
 

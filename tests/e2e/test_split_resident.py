@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from e2e.forced import Forced, ffn, forced, written
-from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, stock_logits
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, placed_logits, stock_logits
 from e2e.plugin_runs import counted
 from seeds import crossed
 
@@ -33,8 +33,8 @@ def beside_the_ffns(path: Path, device: str, gg: float = 0.5, cg: float = 0.0, *
 def test_a_block_computes_the_same_where_its_neighbours_are(model: tuple[str, str], device: str, models: Path) -> None:
     arch, weight_type = model
     path = written(models, arch, weight_type=weight_type)
-    with beside_the_ffns(path, device).engine() as engine:
-        error = nmse(engine.logits(TOKENS), stock_logits(path, TOKENS))
+    with beside_the_ffns(path, device).llama() as llama:
+        error = nmse(placed_logits(llama, TOKENS), stock_logits(path, TOKENS))
     assert error <= (EXACT_NMSE if weight_type == "F16" else QUANTISED_NMSE)
 
 
@@ -43,18 +43,18 @@ def test_streamed_parts_and_tokens(device: str, arch: str, models: Path) -> None
     """CG, and CG' for some tokens of a prompt."""
     path = written(models, arch, weight_type="F16")
     case = beside_the_ffns(path, device, 0.25, 0.25, layout="CPU", token_assignment=((32, 0), (64, 20)))
-    with case.with_ledger(staging=16 << 20).engine() as engine:
-        assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= EXACT_NMSE
+    with case.with_ledger(staging=16 << 20).llama() as llama:
+        assert nmse(placed_logits(llama, TOKENS), stock_logits(path, TOKENS)) <= EXACT_NMSE
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_crosses_for_a_token(device: str, models: Path) -> None:
     """The input of each block comes to the host once, and what the host has made of it goes back once."""
     case = beside_the_ffns(written(models, "llama", weight_type="Q4_0"), device)
-    with case.engine() as engine:
-        engine.logits(TOKENS[:2])
+    with case.llama() as llama:
+        placed_logits(llama, TOKENS[:2])
         with counted() as done:
-            engine.logits(TOKENS[:1])
+            placed_logits(llama, TOKENS[:1])
     n_layer, bytes_of_x = case.placer.model.n_layer, case.placer.model.n_embd * F32
     assert (done[0].bytes_out, done[0].bytes_in) == (n_layer * bytes_of_x, n_layer * bytes_of_x)
     assert done[0].n_phases == n_layer
@@ -65,10 +65,10 @@ def test_a_load_whose_device_takes_no_such_blocks_says_so(models: Path) -> None:
     path = written(models, "llama", weight_type="F16")
     case = beside_the_ffns(path, f"{REAL},buffers=address")
     for residents in (True, False):
-        with case.changed(residents=residents).engine() as engine:
-            assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= EXACT_NMSE
-            said = [warning for warning in engine.warnings if warning.startswith("not as planned: blocks cannot live")]
-            assert len(said) == residents, engine.warnings
+        with case.changed(residents=residents).llama() as llama:
+            assert nmse(placed_logits(llama, TOKENS), stock_logits(path, TOKENS)) <= EXACT_NMSE
+            said = [warning for warning in llama.warnings if warning.startswith("not as planned: blocks cannot live")]
+            assert len(said) == residents, llama.warnings
 
 
 def test_a_dry_load_makes_the_splits_of_the_real_one(models: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.forced import Forced, ffn, forced, written
-from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, stock_logits
+from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, placed_logits, stock_logits
 from seeds import crossed
 
 from oallama.core.errors import PlanError
@@ -18,10 +18,10 @@ DEVICES = ("cpu-pair", "rpc-worker", REAL)
 
 
 def logits_of(case: Forced) -> np.ndarray:
-    with case.engine() as engine:
-        assert [w for w in engine.warnings if "plan again" not in w] == [], "the ledger is not theirs"
-        assert engine.plan.operators == case.plan.operators
-        return engine.logits(TOKENS)
+    with case.llama() as llama:
+        assert [w for w in llama.warnings if "plan again" not in w] == [], "the ledger is not theirs"
+        assert llama.plan.operators == case.plan.operators
+        return placed_logits(llama, TOKENS)
 
 
 @pytest.mark.parametrize(("n_slots", "device", "prefetch"), crossed([1, 2, 4], DEVICES, ["ahead", "layer"]))
@@ -57,9 +57,9 @@ def test_a_repacked_layout_is_kept_twice_for_n_g(device: str, q4_0: Path) -> Non
         )  # fmt: skip
         pairs = zip(case.placer.operators, case.plan.operators, strict=True)
         cc = sum(round(p.cc * o.bytes) for o, p in pairs if takes_n_g(o))
-        with case.engine() as engine:
-            assert nmse(engine.logits(TOKENS), stock_logits(q4_0, TOKENS)) <= QUANTISED_NMSE
-            held = [b for b in engine.memory.buffers if b.buft == SPLIT_LAYOUT and b.in_host_memory]
+        with case.llama() as llama:
+            assert nmse(placed_logits(llama, TOKENS), stock_logits(q4_0, TOKENS)) <= QUANTISED_NMSE
+            held = [b for b in llama.memory.buffers if b.buft == SPLIT_LAYOUT and b.in_host_memory]
             host_bytes.append(sum(buffer.model for buffer in held))
     assert host_bytes[0] - host_bytes[1] == cc
 
