@@ -45,7 +45,7 @@ class Bench:
     """A comparison to run. n_blocks: palindromes of each test, so 2 * n_blocks samples of every arm.
 
     resident: False loads every arm anew for each of its turns; None does so only where they do not fit together.
-    deadline: when the comparison ends. done: which arms need no more blocks, asked after each.
+    deadline: when the comparison ends. done: which tests need no more blocks, asked after each.
     """
 
     arms: tuple[ArmSpec, ...]
@@ -55,7 +55,7 @@ class Bench:
     n_blocks: int = 3
     resident: bool | None = None
     deadline: Deadline | None = None
-    done: Done = lambda series: ()
+    done: Done = lambda series: False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,12 +1,14 @@
 """Arms of a comparison: plans of our policies, and stock llama.cpp at its strongest.
 
-Stock arms get what a user of llama.cpp could find out: `stock-ngl` the best -ngl of a measured search, `stock-ncmoe`
-the best -ncmoe, `stock-fit` llama.cpp's own --fit. All keep to the same memory cap. A name with `-ubN` behind it is the
-same with micro-batches of N tokens.
+Stock arms get what a user of llama.cpp could find out: `stock-fit` llama.cpp's own --fit, `stock-no-host` the same with
+--no-host, `stock-ngl` the best -ngl, `stock-ncmoe` the best -ncmoe, `stock-moe-cache` the best expert cache,
+`stock-best` the fastest of all that these and others can be told (place/policies/stock.py). All keep to the same memory
+cap. A name with `-ubN` behind it is the same with micro-batches of N tokens.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,21 +16,22 @@ from pathlib import Path
 
 from oallama.bench.ab import ProgressCallback, quiet
 from oallama.bench.records import ArmSpec, BenchTest, Setting
-from oallama.bench.search import StockSearch
-from oallama.core.errors import UsageError
-from oallama.core.types import Predicted, Workload
+from oallama.bench.search import tried
+from oallama.core.errors import DeviceError, DoesNotFit, UsageError
+from oallama.core.types import Predicted, StockOptions, Workload
 from oallama.cost.passes import Pass, passes_at
-from oallama.place.decide import POLICIES
+from oallama.place.decide import POLICIES, larger_ubatches
 from oallama.place.policies.registry import Rules
-from oallama.place.policies.stock import FIT
+from oallama.place.policies.stock import FIT, STOCK_WAYS
 from oallama.placer import Placer
-from oallama.placer.fit import fit_sentence
+from oallama.placer.stock import fit_sentence, promising_stock
 from oallama.plan.plan import Plan
 from oallama.run.fit import fit_under
 from oallama.run.stock import StockPlacement
 
-STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE = "stock-cpu", "stock-ngl", "stock-fit", "stock-ncmoe"
-STOCK_ARMS = (STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE)
+STOCK_CPU, STOCK_FIT, STOCK_NO_HOST, STOCK_BEST = "stock-cpu", "stock-fit", "stock-no-host", "stock-best"
+STOCK_NGL, STOCK_NCMOE, STOCK_MOE_CACHE = "stock-ngl", "stock-ncmoe", "stock-moe-cache"
+STOCK_ARMS = (STOCK_CPU, STOCK_FIT, STOCK_NGL, STOCK_NCMOE, STOCK_NO_HOST, STOCK_MOE_CACHE, STOCK_BEST)
 
 NO_REPACK = (
     "runs with --no-repack, as a layout that llama.cpp would choose on this CPU multiplies wrong by some of the weights"
@@ -155,16 +158,49 @@ class ArmMaker:
             raise UsageError(f"{name} needs a device and there is none; name one with --device, such as emulated")
         if name == STOCK_FIT:
             return self._fit(name)
-        search = StockSearch(self.placer, self.setting, self.tests, self.progress)
-        return search.best_layers(name) if name == STOCK_NGL else search.best_expert_layers(name)
+        if name == STOCK_NO_HOST:
+            return self._fit(name, StockOptions(no_host=True))
+        if name in (STOCK_NCMOE, STOCK_MOE_CACHE) and not self.placer.model.n_expert:
+            raise UsageError(f"{name} is for models with experts, and this one has none; use {STOCK_NGL}")
+        return self._best(name)
 
     def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:
         n_batch = max(self.setting.load.n_batch, n_ubatch)  # llama.cpp takes the smaller of the two
         made = replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))._stock(name)
         return replace(made, name=f"{name}-ub{n_ubatch}")
 
-    def _fit(self, name: str) -> ArmSpec:
+    def _fit(self, name: str, options: StockOptions = StockOptions()) -> ArmSpec:  # noqa: B008 - frozen
         self.progress(f"ask llama.cpp's --fit for {name}")
-        placement, steps = fit_under(self.setting.cap, self.placer.operators, self.setting.load)
+        load = replace(self.setting.load, stock=options)
+        placement, steps = fit_under(self.setting.cap, self.placer.operators, load)
         shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
         return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))
+
+    def _best(self, name: str) -> ArmSpec:
+        """The fastest of the options that such an arm may have: all are priced, and the most promising measured."""
+        self.progress(f"price what {name} may be")
+        n_ubatches: tuple[int, ...] = ()
+        specs, ways = [], [name.removeprefix("stock-")]
+        if name == STOCK_BEST:
+            specs, ways = [self._fit(STOCK_FIT)], [way for way in STOCK_WAYS if way != FIT]
+            n_ubatches = larger_ubatches(self.workload, self.placer.options)
+        found = promising_stock(self.placer, self.workload, ways, n_ubatches)
+        specs += [ArmSpec(name, self.setting, placement) for placement, _ in found]
+        if not specs:
+            cap = self.setting.cap.device_bytes or 0
+            raise DoesNotFit(cap + 1, cap, self.setting.load.device, f"arm {name}")
+        if len(specs) == 1:
+            return specs[0]
+        flags = [spec.stock.flags for spec in specs if spec.stock is not None]
+        seconds, faults = [], []
+        for spec, options in zip(specs, flags, strict=True):
+            self.progress(f"measure {options}")
+            samples, fault = tried(spec, self.tests, self.placer.operators, self.placer.model.n_layer)
+            faults += [f"{options} cannot be used: {fault}"] if fault else []
+            seconds.append(math.inf if fault else sum(sample.seconds for sample in samples.values()))
+        if math.isinf(min(seconds)):
+            raise DeviceError(f"arm {name}: {faults[0]}")
+        best = seconds.index(min(seconds))
+        steps = [{"flag": "options", "value": o, "seconds": s} for o, s in zip(flags, seconds, strict=True)]
+        note = f"{name} is {flags[best]}, the fastest of {len(specs)} that were measured"
+        return ArmSpec(name, self.setting, specs[best].stock, search=tuple(steps), notes=(note, *faults))

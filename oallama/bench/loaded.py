@@ -16,7 +16,7 @@ from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices, open_now
 from oallama.device.spec import parse_device
-from oallama.model.memory import BufferBytes, load_refusal, memory_of
+from oallama.model.memory import BufferBytes, check_cache, load_refusal, memory_of
 from oallama.run.fit import context_params, stock_params
 from oallama.run.stock import StockPlacement
 
@@ -62,19 +62,20 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
 
     Raises ModelFileError, DeviceError, BridgeError where a plugin is in the registry.
     """
-    device = open_now(parse_device(settings.device))
+    settings, device = placement.load(settings), open_now(parse_device(settings.device))
     try:
         if found := plugins():  # loads llama.cpp, without which llama_cpp cannot be imported
             raise BridgeError(f"the stock arm has {', '.join(found)} in ggml's registry; unset GGML_BACKEND_PATH")
         from llama_cpp import llama_cpp as api
 
-        model_params, _owner = stock_params(placement.load(settings), device.name)
+        model_params, _owner = stock_params(settings, device.name)
         params = context_params(settings)
         with native_log() as log:
             model = api.llama_model_load_from_file(settings.path.encode(), model_params)
             context = api.llama_init_from_model(model, params) if model else None
             if not context:
                 raise load_refusal(settings.path, device, log.reason())
+            check_cache(settings, log.texts())
     except BaseException:
         device.close()
         raise

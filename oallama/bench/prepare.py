@@ -12,7 +12,7 @@ from oallama.bench.records import BenchTest, Setting
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
 from oallama.placer import Placer
-from oallama.placer.fit import memory_cap, stock_load
+from oallama.placer.stock import memory_cap, stock_load
 
 CONTEXT_STEP = 256  # llama.cpp pads the KV cache to it
 

@@ -94,6 +94,8 @@ def seen_graph(model: Any, like: Any, operators: Collection[str]) -> SeenGraph:
 
     params = type(like).from_buffer_copy(like)
     params.n_ctx = params.n_batch = params.n_ubatch = _CONTEXT_TOKENS
+    if hasattr(type(like), "moe_cache_size"):
+        params.moe_cache_size = 0  # the device may have no room for a second one
     callback = api.ggml_backend_sched_eval_callback(on_node)
     params.cb_eval = callback
     with native_log():

@@ -93,6 +93,11 @@ class ArmSpec:
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None
 
+    @property
+    def load(self) -> LoadSettings:
+        """How it is loaded, of stock llama.cpp."""
+        return self.setting.load if self.stock is None else self.stock.load(self.setting.load)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
@@ -124,7 +129,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One palindrome A B C C B A of a test: for every arm its two samples, in time order; none of one that was done.
+    """One palindrome A B C C B A of a test: for every arm its two samples, in time order.
 
     drift: how much the machine changed meanwhile (stats.block_drift of the whole times). replaced: for every arm the
     samples with a fault in place of which others were taken.
@@ -149,7 +154,7 @@ class Series:
     discarded: tuple[Block, ...] = ()
 
     def samples(self, arm: int) -> list[Sample]:
-        """The kept samples of an arm, in time order; position i of every arm that was never done makes a pair."""
+        """The kept samples of an arm, in time order; those at one position of all arms belong together."""
         return [sample for block in self.kept for sample in block.samples[arm]]
 
     def unused(self, arm: int) -> list[Sample]:

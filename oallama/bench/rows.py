@@ -16,8 +16,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from oallama.bench.records import ArmResult, BenchResult, BenchTest, Sample, Series
-from oallama.bench.stats import LEAST_PAIRS, Ratio, speed_ratio
+from oallama.bench.stats import LEAST_PAIRS, speed_ratio
 from oallama.core.codec import finite
+from oallama.core.types import Ratio
 from oallama.core.units import GIB, MIB
 from oallama.run.stock import bytes_at
 
@@ -158,7 +159,7 @@ def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
         **report.facts,
         "model_filename": spec.setting.load.path,
         "n_batch": spec.setting.load.n_batch,  # as asked for; llama.cpp lowers it to the context
-        "n_ubatch": spec.setting.load.n_ubatch if spec.plan is None else int(spec.plan["workload"]["n_ubatch"]),
+        "n_ubatch": spec.load.n_ubatch if spec.plan is None else int(spec.plan["workload"]["n_ubatch"]),
         "n_threads": report.n_threads,
         "cpu_mask": hex(sum(1 << cpu for cpu in spec.setting.cpus)),
         "cpu_strict": False,
@@ -166,18 +167,18 @@ def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
         "type_k": report.type_k,
         "type_v": report.type_v,
         "n_gpu_layers": report.n_gpu_layers,
-        "n_cpu_moe": stock.n_cpu_moe if stock else 0,
+        "n_cpu_moe": stock.options.n_cpu_moe if stock else 0,
         "split_mode": "layer",
         "main_gpu": 0,
         "no_kv_offload": False,
         "devices": report.device,
         "tensor_split": "0.00",
         "tensor_buft_overrides": _overrides_text(arm),
-        "load_mode": "auto",
+        "load_mode": "none" if stock and stock.options.moe_cache_bytes else "auto",
         "lazy_mode": "auto",
         "embeddings": False,
         "no_op_offload": 0,
-        "no_host": False,
+        "no_host": stock.options.no_host if stock else False,
         "repack": True,
         "fit_target": stock.fit_target_mib if stock else 0,
         "fit_min_ctx": 0,
@@ -189,7 +190,7 @@ def _overrides_text(arm: ArmResult) -> str:
     stock = arm.spec.stock
     if stock is None:
         return f"plan:{arm.spec.plan_fingerprint[:16]}"
-    texts = [f"{pattern}={where}" for pattern, where in stock.overrides[stock.n_cpu_moe :]]
+    texts = [f"{pattern}={where}" for pattern, where in stock.overrides[stock.options.n_cpu_moe :]]
     return ";".join(texts) or "none"
 
 

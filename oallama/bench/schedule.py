@@ -5,7 +5,7 @@ Knows neither processes nor the clock: `visit` measures one arm and returns its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from oallama.bench.records import BenchTest, Block, Sample, Series
@@ -14,8 +14,8 @@ from oallama.bench.stats import block_drift
 Visit = Callable[[int, Sequence[BenchTest]], Mapping[BenchTest, Sample]]
 """(position of the arm, tests) -> one sample of each test."""
 
-Done = Callable[[Sequence[Series]], Collection[int]]
-"""(series so far) -> positions of the arms that need not be measured any more."""
+Done = Callable[[Series], bool]
+"""Whether a test need not be measured any more."""
 
 MAX_DRIFT = 0.10
 """A block in which the machine got slower or faster by more than this is measured again."""
@@ -33,10 +33,9 @@ def measure_blocks(
     n_blocks: int,
     visit: Visit,
     on_block: Callable[[Sequence[Series]], None] = lambda series: None,
-    done: Done = lambda series: (),
+    done: Done = lambda series: False,
 ) -> tuple[Series, ...]:
-    """Measure until every test has n_blocks calm blocks, or twice as many were measured in all, or all arms but the
-    first are done.
+    """Measure until every test has n_blocks calm blocks, or is done, or twice as many were measured in all.
 
     An arm with a fault in a block is measured again at its end, unless all have one. What is missing in the end
     is filled up with the calmest of the discarded blocks; one with a fault is never kept, and where the first
@@ -44,23 +43,21 @@ def measure_blocks(
     interruption loses only the block under way.
     """
     series = {test: Series(test) for test in tests}
-    arms = list(range(n_arms))
+    ended: set[BenchTest] = set()
     for _ in range(2 * n_blocks):
-        missing = [test for test, made in series.items() if len(made.kept) < n_blocks and not hopeless(made)]
+        lacking = [test for test, made in series.items() if len(made.kept) < n_blocks and not hopeless(made)]
+        missing = [test for test in lacking if test not in ended]
         if not missing:
             break
-        for test, block in _block(n_arms, arms, missing, visit).items():
+        for test, block in _block(n_arms, missing, visit).items():
             made = series[test]
             if block.drift <= MAX_DRIFT and not block.fault:
                 series[test] = replace(made, kept=(*made.kept, block))
             else:
                 series[test] = replace(made, discarded=(*made.discarded, block))
         on_block(tuple(series.values()))
-        finished = done(tuple(series.values()))
-        arms = [arm for arm in arms if arm == 0 or arm not in finished]
-        if n_arms > 1 and arms == [0]:
-            return tuple(series.values())
-    filled = tuple(filled_up(made, n_blocks) for made in series.values())
+        ended.update(test for test in missing if done(series[test]))
+    filled = tuple(made if test in ended else filled_up(made, n_blocks) for test, made in series.items())
     on_block(filled)
     return filled
 
@@ -75,8 +72,9 @@ def unsteady(series: Series) -> int:
     return sum(block.drift > MAX_DRIFT for block in series.kept)
 
 
-def _block(n_arms: int, arms: Sequence[int], tests: Sequence[BenchTest], visit: Visit) -> dict[BenchTest, Block]:
-    """Measure one block of the arms that are not done, out of n_arms."""
+def _block(n_arms: int, tests: Sequence[BenchTest], visit: Visit) -> dict[BenchTest, Block]:
+    """Measure one block."""
+    arms = list(range(n_arms))
     there = {arm: visit(arm, tests) for arm in arms}
     back = {arm: visit(arm, tests) for arm in reversed(arms)}
     samples = {test: {arm: (there[arm][test], back[arm][test]) for arm in arms} for test in tests}
@@ -93,8 +91,8 @@ def _block(n_arms: int, arms: Sequence[int], tests: Sequence[BenchTest], visit: 
     blocks = {}
     for test, by_arm in samples.items():
         drift = block_drift([(first.seconds, second.seconds) for first, second in by_arm.values()])
-        kept, others = (tuple(each.get(arm, ()) for arm in range(n_arms)) for each in (by_arm, replaced[test]))
-        blocks[test] = Block(kept, drift, others if any(others) else ())
+        others = tuple(replaced[test].get(arm, ()) for arm in arms)
+        blocks[test] = Block(tuple(by_arm[arm] for arm in arms), drift, others if any(others) else ())
     return blocks
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist, median
 from typing import TYPE_CHECKING, Any
+
+from oallama.core.types import Ratio
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,16 +26,6 @@ LEAST_PAIRS = 6
 """Fewest pairs with an interval: with four it would hold the truth in 89 of 100 cases, not in 95."""
 
 _CHUNK_VALUES = 4_000_000  # of pairwise means held at once
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Speed of one arm relative to another (above 1: faster), with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-    n_pairs: int
 
 
 def speed_ratio(

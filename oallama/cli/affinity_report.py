@@ -119,13 +119,13 @@ def command(
 
 
 def plan_of_run(placer: Placer, load: Workload) -> tuple[Plan, bool]:
-    """The plan that `oallama run` uses for such a prompt, and whether it was measured against stock llama.cpp; else the
-    plan of policy auto, which would be."""
-    from oallama.gate.run import remembered
+    """The plan that `oallama run` uses for such a prompt, and whether it was measured; else the plan of policy auto,
+    which would be."""
+    from oallama.placer.tuned import in_tuned_context, tuned_plan
 
     if not placer.has_device:
         return placer.plan("cpu", workload=load), False
-    found = remembered(placer, load)
+    found = tuned_plan(placer, in_tuned_context(placer, load))
     return (placer.plan(workload=load), False) if found is None else (found.plan, True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from oallama.bench.ab import ProgressCallback
     from oallama.core.types import Workload
     from oallama.gate.run import Gated
-    from oallama.gate.verdict import Verdict
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.tuned.classes import WorkloadClass
+    from oallama.tuned.verdict import Verdict
 
 LONGEST_S = 600.0
 """Most seconds of measuring after an answer. Where more are predicted, the last line says what to type instead."""
@@ -32,26 +33,27 @@ SECONDS_TOLD = 100.0  # longer is told in minutes
 def measured(
     placer: Placer,
     load: Workload,
+    kinds: Sequence[WorkloadClass] | None = None,
     budget_s: float | None = None,
     most_s: float = math.inf,
     refresh: bool = False,
     ends: str = "--no-gate skips it",
-    begun: Callable[[Verdict, float], None] = lambda verdict, seconds: None,
+    begun: Callable[[], None] = lambda: None,
 ) -> Gated:
-    """Call gated_plan, with a line before it measures and one with its verdict. ends: how to end or skip it; begun: as
-    gated_plan's begin."""
-    from oallama.gate.run import gated_plan
-    from oallama.gate.store import read_verdict
+    """Call `tune`, with a line before it measures and its verdict in the end. kinds: None: the workload's class. ends:
+    how to end or skip it; begun: called when it measures."""
+    from oallama.gate.run import tune
+    from oallama.tuned.store import read_verdict
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(busy("planning"))  # until there is a bar
         shown: list[ProgressCallback] = []
 
         def begin(verdict: Verdict, seconds: float) -> None:
-            begun(verdict, seconds)
+            begun()
             talk(
-                f"oallama: comparing the best plan with llama.cpp's placement: about {minutes_text(seconds)}, once for "
-                f"this model, device and context ({ends})"
+                f"oallama: comparing plans with llama.cpp's options: about {minutes_text(seconds)}, once for this "
+                f"model, device and context ({ends})"
             )
             shown.append(stack.enter_context(time_bar(seconds)))
 
@@ -59,10 +61,12 @@ def measured(
             for bar in shown:
                 bar(doing, done, expect)
 
-        found = gated_plan(
-            placer, load, progress=progress, begin=begin, budget_s=budget_s, most_s=most_s, refresh=refresh
-        )
-    tell(placer, load, found.verdict, found.left_s)
+        found = tune(placer, load, kinds, progress, begin, budget_s, most_s, refresh)
+    for kind in (found.kind,) if kinds is None else kinds:
+        if (each := found.verdict.of(kind)) is not None:
+            talk(f"oallama: {each.sentence}")
+    if found.left_s:
+        talk(f"oallama: not settled yet; go on ({minutes_text(found.left_s)}): {tuning(placer, load)}")
     if read_verdict(found.verdict.key) is None:
         talk(
             f"warning: that is not kept, as {cache_folder()} cannot be written; free some disk space, or set "
@@ -72,33 +76,32 @@ def measured(
 
 
 def at_once(placer: Placer, load: Workload) -> tuple[Plan, bool]:
-    """A plan without measuring: what the gate lets through where it knows, else stock llama.cpp's own placement; and
-    whether there is something to measure then."""
-    from oallama.gate.run import remembered, stock_at_once
+    """A plan without measuring: what was measured for this class of workloads or the nearest, else stock llama.cpp's
+    own placement; and whether there is something to measure then."""
+    from oallama.gate.run import stock_at_once
+    from oallama.placer.tuned import tuned_plan
 
-    found = remembered(placer, load)
+    found = tuned_plan(placer, load)
     if found is None:
         return stock_at_once(placer, load), True
-    tell(placer, load, found.verdict, found.left_s)
-    return found.plan, False
+    talk(f"oallama: {found.sentence}")
+    return found.plan, found.verdict.of != found.asked
 
 
 def tune_after(placer: Placer, load: Workload) -> None:
     """Measure for the next run, until a key is typed. The answer is there, so neither that nor a failure is one of the
     run; a signal that ends the command does."""
-    begun: list[tuple[Verdict, float]] = []
+    begun: list[bool] = []
     try:
         talk("oallama: tuning for the next run; any key stops it and keeps the results so far")
         with ended_by_key():
-            measured(placer, load, most_s=LONGEST_S, ends="any key stops it", begun=lambda *known: begun.append(known))
+            measured(placer, load, most_s=LONGEST_S, ends="any key stops it", begun=lambda: begun.append(True))
             tell_doubt(placer)
     except KeyboardInterrupt:
         if asked_to_end():
             raise
-        if begun:
-            tell(placer, load, *begun[-1])
-        else:
-            talk(f"oallama: stopped; the next run or {tuning(placer, load)} continues from here")
+        kept = "the results so far are kept" if begun else "stopped"
+        talk(f"oallama: {kept}; the next run or {tuning(placer, load)} continues from here")
     except (OallamaError, OSError) as error:
         talk(f"warning: tuning failed, so the next run uses llama.cpp's placement too: {error}")
 
@@ -113,22 +116,12 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
     now = best = None
     with contextlib.suppress(OallamaError):  # no answer needs a prediction
         if known := unsettled(placer, load):
-            return verdict_text(placer, load, *known)
+            verdict, left_s = known
+            return f"{verdict.sentence}; confirm ({minutes_text(left_s)}): {tuning(placer, load)}"
         if placer.known_profile is not None:
             now = placer.price(stock, load)
             best = physical_bound(placer.problem_for(stock), load, stock.memory)
     return f"using llama.cpp's placement; {gain_text(now, best)}: {tuning(placer, load)}, or --tune before"
-
-
-def tell(placer: Placer, load: Workload, verdict: Verdict, left_s: float) -> None:
-    """Say the verdict."""
-    talk(f"oallama: {verdict_text(placer, load, verdict, left_s)}")
-
-
-def verdict_text(placer: Placer, load: Workload, verdict: Verdict, left_s: float) -> str:
-    """The verdict; where it is not settled, also what to type, and how long that takes."""
-    hint = "" if verdict.settled else f"; confirm ({minutes_text(left_s)}): {tuning(placer, load)}"
-    return f"{verdict.sentence}{hint}"
 
 
 def tell_doubt(placer: Placer) -> None:
@@ -140,19 +133,17 @@ def tell_doubt(placer: Placer) -> None:
 
 
 def tuning(placer: Placer, load: Workload) -> str:
-    """The command that measures for this workload, in backticks."""
+    """The command that measures for workloads in this context, in backticks."""
     options = placer.options
     flags = {name: flag for flag, name in ARGUMENTS.items()}
     words = ["oallama", "tune", placer.model.path]
     for field in fields(options):
         value = getattr(options, field.name)
         if field.name != "n_ctx" and value not in (None, field.default):
-            words += [flags[field.name], f"{value / MIB:g}MiB" if field.name == "vram" else f"{value}"]
-    words += ["-p", str(load.n_prompt), "-n", str(load.n_gen)]
-    if options.n_ctx is not None:
-        words += ["-c", str(options.n_ctx)]
-    if load.n_past:
-        words += ["-d", str(load.n_past)]
+            text = f"{value / MIB:g}MiB" if field.name == "vram" else f"{value}"
+            words += [flags[field.name]] if value is True else [flags[field.name], text]
+    if options.n_ctx is not None or load.n_ctx != placer.workload(1, 0).n_ctx:
+        words += ["-c", str(load.n_ctx)]
     return f"`{shlex.join(words)}`"
 
 

@@ -221,6 +221,12 @@ gate_option = option(
     help="Policy auto: measure the best plan against stock llama.cpp once, and use none that is not faster.",
 )  # fmt: skip
 
+late_option = option(
+    "--late-first-word", is_flag=True, group=Group.PLACEMENT, advanced=True,
+    help="Policy auto: let a plan win whose first word comes more than 1.25 times as late as with llama.cpp's own "
+    "placement.",
+)  # fmt: skip
+
 refresh_gate_option = option(
     "--refresh-gate", is_flag=True, group=Group.PLACEMENT, advanced=True,
     help="Policy auto: measure although the verdict of an earlier time still holds.",

@@ -19,6 +19,7 @@ from oallama.cli.options import (
     as_record,
     gate_option,
     gathered,
+    late_option,
     profile_option,
     tune_option,
 )
@@ -92,18 +93,19 @@ class PlacementOptions:
         nothing was measured yet)."""
         if self.policy.keeps_to_cpu(placer):
             return placer.plan("cpu", workload=load, measure=False), False
+        from oallama.place.placement import with_used_experts
+        from oallama.placer.tuned import in_tuned_context
+
         unknown = False
         if not self.gate or not self.policy.is_auto:
-            plan = self.policy.plan(placer, load)
+            plan = with_used_experts(self.policy.plan(placer, load), placer.operators, placer.routing)
         elif self.tune == "before":
-            plan = measured(placer, load).plan
+            plan = measured(placer, in_tuned_context(placer, load)).plan
         else:
-            plan, unknown = at_once(placer, load)
+            plan, unknown = at_once(placer, in_tuned_context(placer, load))
         for note in plan.notes:
             talk(f"note: {note}")
-        from oallama.place.placement import with_used_experts
-
-        return with_used_experts(plan, placer.operators, placer.routing), unknown
+        return plan, unknown
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:
@@ -115,7 +117,7 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
         option("--plan", "plan_file", type=click.Path(), metavar="FILE", group=Group.PLACEMENT,
                help="Use this plan, made by `oallama plan`."),
         policy_options,
-        gathered(*PLACEMENT, *workload, *CONTEXT),
+        gathered(*PLACEMENT, *workload, *CONTEXT, late_option),
         profile_option,
         gate_option,
         tune,

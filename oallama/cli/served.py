@@ -128,7 +128,7 @@ class ServedModel:
         """Name the device as llama-server does, `none` where the plan does not use it, choose layouts that the CPU has,
         and add a note of the projector."""
         plan = served.plan
-        uses = plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
+        uses = plan.n_gpu_layers > 0 or plan.stock or any(p.cc < 1 or p.hot_experts for p in plan.operators)
         plan = replace(plan, device=self._device if uses and plan.device != "none" else "none")
         plan, warnings = usable_plan(plan, self.placer.operators, self._count is not None)
         for warning in warnings:

@@ -7,17 +7,16 @@ import click
 from oallama.cli.gate import measured, tell_doubt
 from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
-    ATTENTION,
+    CONTEXT,
     PLACEMENT,
-    WORKLOAD,
     count,
     depth_option,
     gathered,
     json_option,
+    late_option,
     model_argument,
     profile_option,
     refresh_gate_option,
-    ubatch_option,
 )
 from oallama.cli.output import busy, emit_json, talk
 from oallama.core.errors import UsageError
@@ -26,7 +25,11 @@ from oallama.core.options import Options
 
 @click.command("tune", cls=Command)
 @model_argument
-@gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
+@gathered(*PLACEMENT, *CONTEXT, late_option)
+@option(
+    "-p", "--n-prompt", type=count(1), metavar="N_PROMPT", group=Group.WORKLOAD, show_default="all classes",
+    help="Only for prompts of this length.\f With -d: behind a history.",
+)  # fmt: skip
 @depth_option
 @profile_option
 @option(
@@ -39,36 +42,45 @@ from oallama.core.options import Options
 def command(
     model: str,
     options: Options,
-    n_prompt: int,
-    n_gen: int,
+    n_prompt: int | None,
     n_depth: int | None,
     profile: str | None,
     seconds: int | None,
     refresh_gate: bool,
     as_json: bool,
 ) -> None:
-    """Time this machine, compare the best plans with llama.cpp's own placement, and remember which is fastest.
+    """Time this machine, compare the best plans with the fastest options of llama.cpp, and remember which is fastest.
 
     \b
       oallama tune model.gguf
-      oallama tune model.gguf --device CUDA0 -p 4000 -n 200 -c 8192
+      oallama tune model.gguf --device CUDA0 -c 8192
 
     \f
-    The result is for prompts of up to 128 tokens, up to 1,024, or more. Plans use the measured times of earlier runs
-    where these were not as predicted. Results are kept even where Ctrl-C or the time limit ends it.
+    This is done for short questions (prompts of up to 128 tokens), pages (up to 1,024) and long documents, each in an
+    empty context and with half of it filled; run, chat and serve use the result of the nearest. Plans use the measured
+    times of earlier runs where these were not as predicted. Results are kept even where Ctrl-C or the time limit ends
+    it.
     """
     from oallama.placer import Placer
+    from oallama.placer.tuned import in_tuned_context
+    from oallama.tuned.classes import class_of, classes_in
 
     with busy("planning"):
         placer = Placer.of_file(model, options, profile)
         if not placer.has_device:
-            raise UsageError("no GPU found, so there is nothing to tune; --device names one, such as emulated:rtx3060")
-        load, corrected = placer.workload(n_prompt, n_gen, n_past=n_depth or 0), placer.adopt_history()
+            raise UsageError(
+                "no GPU found, so there is nothing to tune: `oallama profile` times the CPU; --device names a device, "
+                "such as emulated:rtx3060"
+            )
+        corrected = placer.adopt_history()
     if corrected:
         talk(f"oallama: planning anew with the times of earlier runs: {corrected}")
+    load = in_tuned_context(placer, placer.workload(n_prompt or 1, 0, n_past=n_depth or 0))
+    kinds = classes_in(load.n_ctx) if n_prompt is None and n_depth is None else (class_of(load),)
     found = measured(
-        placer, load, seconds, refresh=refresh_gate or bool(corrected), ends="Ctrl-C ends it and keeps what is done"
-    )
+        placer, load, kinds, seconds, refresh=refresh_gate or bool(corrected),
+        ends="Ctrl-C ends it and keeps what is done",
+    )  # fmt: skip
     tell_doubt(placer)
     if as_json:
         emit_json({**found.verdict.document, "remembered": found.remembered})

@@ -207,6 +207,16 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Ratio:
+    """Speed of one thing relative to another (above 1: faster), with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    n_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorPlacement:
     """Fractions of one operator's weight; gg + cg + cc == 1."""
 
@@ -281,6 +291,16 @@ class Attention:
     flash_attn: Annotated[FlashAttention, Mark.REQUIRED] = "auto"
     type_k: Annotated[str, Mark.REQUIRED] = "f16"  # as llama.cpp's -ctk names it
     type_v: Annotated[str, Mark.REQUIRED] = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class StockOptions:
+    """Options of stock llama.cpp beside -ngl and -ot, of a plan that is stock's own configuration."""
+
+    # --no-host: the host's weights lie in the CPU's own layouts, not in the device's pinned memory
+    no_host: Annotated[bool, Mark.REQUIRED] = False
+    moe_cache_bytes: Annotated[Count, Mark.REQUIRED] = 0  # --moe-cache-mib: of the device, for experts that are used
+    n_cpu_moe: Annotated[Count, Mark.REQUIRED] = 0  # -ncmoe: the host keeps the experts of the first so many layers
 
 
 PrefetchMode = Literal["ahead", "layer"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import BridgeError
 from oallama.core.options import FLASH_ATTENTION, STOCK_ATTENTION, STOCK_BATCH, STOCK_UBATCH, cache_type
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, SPLIT_LAYOUT, Attention
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, SPLIT_LAYOUT, Attention, StockOptions
 from oallama.device.cpu import default_threads
 from oallama.device.user_backend import load_user_backend
 
@@ -27,7 +27,8 @@ class LoadSettings:
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
     those of the split backend (plan/patterns.py). split_text: those weights, for a load without their plan
     (plan/plugin_text.py). n_threads 0: one per physical core. no_repack: weights that no pattern is for stay plain, as
-    --no-repack has it.
+    --no-repack has it. stock: of stock llama.cpp's own configuration, which is told of the device even where no layer
+    goes there, as its programs do: large batches are computed there.
     """
 
     path: str
@@ -41,6 +42,7 @@ class LoadSettings:
     attention: Attention = STOCK_ATTENTION
     n_threads: int = 0
     no_repack: bool = False
+    stock: StockOptions | None = None
 
 
 class ModelParams:
@@ -48,24 +50,24 @@ class ModelParams:
     point to.
 
     device: ggml_backend_dev_t of the one device that may be used, 0 for none. llama.cpp is told of it only where
-    layers go there: the split backend uses it by itself, and llama.cpp would keep a compute buffer on it for nothing.
-    is_stock: it is told in any case, as its own programs do, for large batches are computed there. split_buft: the
-    split plan's buffer type; 0: plain host memory takes its place, which llama.cpp would stream to a device that takes
-    large batches. Raises BridgeError for a layout that this CPU does not have.
+    layers go there, or settings.stock says so: the split backend uses it by itself, and llama.cpp would keep a compute
+    buffer on it for nothing. split_buft: the split plan's buffer type; 0: plain host memory takes its place, which
+    llama.cpp would stream to a device that takes large batches. Raises BridgeError for a layout that this CPU does not
+    have.
     """
 
-    def __init__(
-        self, settings: LoadSettings, device: int, bridge: Bridge, split_buft: int = 0, is_stock: bool = False
-    ) -> None:
+    def __init__(self, settings: LoadSettings, device: int, bridge: Bridge, split_buft: int = 0) -> None:
         self.n_gpu_layers = settings.n_gpu_layers if device else 0
-        self._devices = (ctypes.c_void_p * 2)(device if device and (self.n_gpu_layers or is_stock) else None, None)
+        self._is_told = bool(device) and (self.n_gpu_layers != 0 or settings.stock is not None)
+        self._no_host = settings.stock is not None and settings.stock.no_host
+        self._devices = (ctypes.c_void_p * 2)(device if self._is_told else None, None)
         self._overrides = _overrides(settings.host_patterns, bridge, split_buft)
         self._load_mode = load_mode(settings, bridge)
         self.use_extra_bufts = chooses_layouts(settings.host_patterns) and not settings.no_repack
 
     def devices(self, name: str) -> tuple[str, ...]:
         """The devices that llama.cpp is told of, the one being called `name`."""
-        return (name,) if self.n_gpu_layers else ()
+        return (name,) if self._is_told else ()
 
     def apply(self, params: Any) -> None:
         """Fill a llama_model_params; this object must live until the model is loaded."""
@@ -73,6 +75,7 @@ class ModelParams:
         params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p) if self._overrides else None
         params.n_gpu_layers = self.n_gpu_layers
         params.use_extra_bufts = self.use_extra_bufts
+        params.no_host = self._no_host
         params.load_mode = self._load_mode
 
 
@@ -89,9 +92,12 @@ def reads_file(host_patterns: Sequence[tuple[str, str | None]]) -> bool:
 
 
 def load_mode(settings: LoadSettings, bridge: Bridge) -> int:
-    """enum llama_load_mode."""
+    """enum llama_load_mode. With an expert cache the file is read, too: from pinned memory experts are copied twice as
+    fast."""
     api = bridge.libraries.llama_cpp.llama_cpp
-    return int(api.LLAMA_LOAD_MODE_NONE if reads_file(settings.host_patterns) else api.LLAMA_LOAD_MODE_AUTO)
+    cached = settings.stock is not None and settings.stock.moe_cache_bytes > 0
+    reads = cached or reads_file(settings.host_patterns)
+    return int(api.LLAMA_LOAD_MODE_NONE if reads else api.LLAMA_LOAD_MODE_AUTO)
 
 
 class BuftOverride(ctypes.Structure):
@@ -118,7 +124,8 @@ def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split
 
 
 def apply_context(settings: LoadSettings, params: Any) -> None:
-    """Fill a llama_context_params. Raises UsageError for an unknown cache type."""
+    """Fill a llama_context_params. Raises UsageError for an unknown cache type, BridgeError for an expert cache where
+    this llama.cpp has none."""
     params.n_ctx = settings.n_ctx
     params.n_batch = min(settings.n_batch, settings.n_ctx) if settings.n_ctx else settings.n_batch
     params.n_ubatch = min(settings.n_ubatch, params.n_batch)
@@ -126,6 +133,10 @@ def apply_context(settings: LoadSettings, params: Any) -> None:
     attention = settings.attention
     params.flash_attn_type = FLASH_ATTENTION[attention.flash_attn]
     params.type_k, params.type_v = cache_type(attention.type_k), cache_type(attention.type_v)
+    if settings.stock is not None and settings.stock.moe_cache_bytes:
+        if not hasattr(type(params), "moe_cache_size"):
+            raise BridgeError("this llama.cpp has no expert cache (--moe-cache-mib); run `oallama setup`")
+        params.moe_cache_size = settings.stock.moe_cache_bytes
 
 
 def load_bridge() -> Bridge:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, ModelFileError, OallamaError
 from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT
+from oallama.core.units import MIB
 from oallama.device.child import child_errors
 from oallama.device.load_params import (
     LoadSettings,
@@ -200,6 +201,19 @@ def load_refusal(path: str, device: OpenDevice | None, reason: str) -> OallamaEr
     return ModelFileError(f"{path} cannot be loaded: {reason or 'llama.cpp refused it without a reason'}")
 
 
+CACHE_IS_OFF = ("MoE cache is disabled", "they are not cached")
+"""What llama.cpp warns of where it goes without an expert cache, or has none for some layers (llama-moe-cache.cpp)."""
+
+
+def check_cache(settings: LoadSettings, log: Sequence[str]) -> None:
+    """Raises DeviceError where llama.cpp switched an expert cache off that was asked for. log: its lines."""
+    if settings.stock is None or not settings.stock.moe_cache_bytes:
+        return
+    if said := next((line for line in log if any(words in line for words in CACHE_IS_OFF)), None):
+        mib = settings.stock.moe_cache_bytes // MIB
+        raise DeviceError(f"llama.cpp goes without the expert cache of {mib} MiB: {said}; use another arm or plan")
+
+
 class _Loader:
     """Makes the loads that one process is asked for. A model that no device holds anything of is kept for the next; so
     is a worker, which ends with the process."""
@@ -228,6 +242,7 @@ class _Loader:
             context = api.llama_init_from_model(model, context_params)
             if not context:
                 raise load_refusal(settings.path, device, log.reason())
+            check_cache(settings, log.texts())
             prefill, decode = graph_splits(log.texts())
             result = {
                 "buffers": [
@@ -275,6 +290,7 @@ class _Loader:
             n_gpu_layers=settings.n_gpu_layers,
             host_patterns=settings.host_patterns,
             no_repack=settings.no_repack,
+            stock=settings.stock,
         )
         if self._kept is None or self._kept[0] != of_model:
             self._free()

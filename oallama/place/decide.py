@@ -20,7 +20,7 @@ from oallama.place.placement import Candidate, Placement
 from oallama.place.policies.registry import POLICIES as REGISTERED
 from oallama.place.policies.registry import Asked, Policy, Rules
 from oallama.place.policies.sliced import EXPERTS, has_hot, hot_fault
-from oallama.place.policies.stock import FIT
+from oallama.place.policies.stock import FIT, STOCK, most_promising
 from oallama.place.price import price
 from oallama.place.problem import Problem
 from oallama.place.sharing import slicer_of
@@ -140,6 +140,11 @@ def decide(
     found = {one.name: one.decide(problem, asked) for one in policies}
     if chosen.name == FIT:
         return found[FIT]
+    if is_auto and not (quick or problem.slices_only):
+        best_s = min(decision.placement.seconds for decision in found.values())
+        for strongest in most_promising(problem, asked, most=1, to_beat_s=best_s):
+            found[STOCK] = replace(strongest, policy=STOCK)
+            policies.append(REGISTERED[STOCK])
     best = with_larger_ubatch(problem, asked, found, policies, larger_ubatches)
     if best.policy == EXPERTS and not has_hot(best):
         if not is_auto:

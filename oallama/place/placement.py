@@ -15,6 +15,7 @@ from oallama.core.types import (
     Operator,
     OperatorPlacement,
     Predicted,
+    StockOptions,
     StreamSettings,
     Workload,
 )
@@ -78,6 +79,7 @@ class Placement:
     token_assignment: tuple[tuple[int, int], ...] = ()  # n_g by batch size
     residents: bool = True  # whether blocks live on the device where their neighbours are there
     n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
+    stock: StockOptions | None = None  # of stock llama.cpp's own configuration, which chooses the host's layouts
     notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
 
     @classmethod
@@ -119,6 +121,11 @@ class Placement:
         return self.held_bytes + self.staging_bytes
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of stock llama.cpp's expert cache on the device."""
+        return self.stock.moe_cache_bytes if self.stock is not None else 0
+
+    @property
     def streams(self) -> bool:
         return bool(self.token_assignment) or any(self.cg)
 
@@ -128,8 +135,9 @@ class Placement:
         return bool(self.token_assignment) or any(place.is_split for place in self.places)
 
     def llama_uses_device(self, n_layer: int) -> bool:
-        """Whether llama.cpp has anything on the device, and so streams host weights to it in large batches."""
-        return self.first_device_layer <= n_layer
+        """Whether llama.cpp has anything on the device, or is told of it as stock is, and so streams host weights to it
+        in large batches."""
+        return self.first_device_layer <= n_layer or self.stock is not None
 
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
@@ -240,6 +248,7 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
         streaming=plan.streaming,
         token_assignment=plan.token_assignment,
         residents=plan.residents,
+        stock=plan.stock,
     )
 
 
@@ -272,6 +281,7 @@ def unmeasured_record(
         n_gpu_layers=n_gpu_layers(model.n_layer, placed),
         memory=memory,
         predicted=None,
+        stock=placed.stock,
     )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oallama.core.history import BlockRuns, SeenPasses
-from oallama.core.types import PLAIN_LAYOUT, Predicted, Workload
+from oallama.core.types import PLAIN_LAYOUT, Predicted, StockOptions, Workload
+from oallama.cost.expert_cache import MOST_TOKENS, beside_cache, cached_layers, through_cache
 from oallama.cost.passes import passes
+from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
-from oallama.cost.whole import placement_seconds
+from oallama.cost.whole import Costs, placement_seconds
 from oallama.place.cutting import CutBlocks, n_g_at
 from oallama.place.placement import Placement
 from oallama.place.problem import Problem, costs_of, costs_over
@@ -18,41 +20,72 @@ from oallama.place.sharing import slicer_of
 from oallama.plan.plan import Plan
 
 
-def price(problem: Problem, workload: Workload, placed: Placement, llama_uses_device: bool | None = None) -> Predicted:
+def price(problem: Problem, workload: Workload, placed: Placement, op_offload: bool = True) -> Predicted:
     """TTFT, TPOT and their sum over the workload. Slices share out a prompt's tokens as their table says.
 
-    llama_uses_device: whether llama.cpp has the device, and may stream plain host weights to it; None: where the
-    placement has anything of llama.cpp there. Raises PlanError for slices that are no blocks of ours, ProfileError
-    where the profile has no link.
+    op_offload: whether llama.cpp streams plain host weights to a device that it has. Raises PlanError for slices that
+    are no blocks of ours, ProfileError where the profile has no link.
     """
     if placed.is_sliced:
         slicer = slicer_of(problem, workload, placed)
         plan = slicer.priced(*slicer.cuts_of(placed), placed.token_assignment)
         return plan.predicted(workload)
-    if llama_uses_device is None:
-        llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
-    layouts = host_layouts(problem, workload, placed, llama_uses_device)
-    ttft_s, tpot_s = (
-        placement_seconds(
-            costs_over(problem, passes(workload, phase), llama_uses_device, layouts),
-            placed.on_device,
-            placed.first_device_layer,
-        )
-        for phase in ("prefill", "decode")
-    )
-    return Predicted.of(ttft_s, tpot_s, workload.n_gen)
+    llama_uses_device = op_offload and placed.llama_uses_device(problem.graph.n_layer)
+    layouts = host_layouts(problem, workload, placed)
+    mapped = not placed.cache_bytes
+
+    def seconds(phase: str) -> float:
+        total = 0.0
+        over = passes(workload, phase)
+        small = tuple(p for p in over if placed.cache_bytes and p.n_tokens <= MOST_TOKENS)
+        for some in (small, tuple(p for p in over if p not in small)):
+            if some:
+                costs = costs_over(problem, some, llama_uses_device, layouts, mapped)
+                total += _seconds(problem, placed, costs, some is small)
+        return total
+
+    return Predicted.of(seconds("prefill"), seconds("decode"), workload.n_gen)
 
 
-def host_layouts(problem: Problem, workload: Workload, placed: Placement, llama_uses_device: bool) -> tuple[str, ...]:
-    """Layout in which the host holds each operator: the placement's, where this machine has it; else the fastest. What
-    is on the device counts as plain: attention of the host's layers is offloaded where all mul-mats around are."""
-    beside = llama_uses_device or placed.is_sliced
-    fastest = costs_of(problem, workload, "mixed", beside).layouts
+def _seconds(problem: Problem, placed: Placement, costs: Costs, in_cache: bool) -> float:
+    """Seconds of passes of a placement of whole operators. in_cache: these go through stock llama.cpp's expert cache,
+    where it has one."""
+    on_device, first = placed.on_device, placed.first_device_layer
+    if not placed.cache_bytes:
+        return placement_seconds(costs, on_device, first)
+    cached = cached_layers(problem.operators, on_device, first, placed.cache_bytes)
+    if not in_cache:
+        return placement_seconds(beside_cache(costs, cached), on_device, first)
+    rates = slice_rates(problem.profile)  # of weights in pinned memory
+    issue_s = rates.issue.alpha_s if rates.issue else 0.0
+    costs, waits_s = through_cache(costs, problem.operators, cached, rates.weights, issue_s)
+    there = {i for group in cached for i in group.operators}
+    return waits_s + placement_seconds(costs, [here or i in there for i, here in enumerate(on_device)], first)
+
+
+def host_layouts(problem: Problem, workload: Workload, placed: Placement) -> tuple[str, ...]:
+    """Layout in which the host holds each operator: the placement's, where this machine has it; else stock llama.cpp's
+    in its own configuration, and the fastest in ours. What is on the device counts as plain: attention of the host's
+    layers is offloaded where all mul-mats around are."""
+    if placed.stock is not None:
+        own = stock_layouts(problem, placed.stock)
+    else:
+        own = costs_of(problem, workload, "mixed", placed.uses_device(problem.graph.n_layer)).layouts
     named = (PLAIN_LAYOUT if place.is_device else place.layout for place in placed.places)
     return tuple(
-        layout if layout is not None and layout in problem.kernels.on_host(operator) else own
-        for layout, own, operator in zip(named, fastest, problem.operators, strict=True)
+        layout if layout is not None and layout in problem.kernels.on_host(operator) else other
+        for layout, other, operator in zip(named, own, problem.operators, strict=True)
     )
+
+
+def stock_layouts(problem: Problem, options: StockOptions) -> tuple[str, ...]:
+    """Layouts that stock llama.cpp keeps host weights in: plain, in the device's pinned memory, where it has some and
+    --no-host is not said; else the first of the CPU's own layouts that takes a weight, which it asks in alphabetical
+    order (ggml 0.26.0, ggml_backend_cpu_get_extra_buffer_types)."""
+    if problem.profile.has_host_buffer and not options.no_host:
+        return (PLAIN_LAYOUT,) * len(problem.operators)
+    layouts = (sorted(problem.kernels.on_host(operator)) for operator in problem.operators)
+    return tuple(next((name for name in found if name != PLAIN_LAYOUT), PLAIN_LAYOUT) for found in layouts)
 
 
 def seen_passes(problem: Problem, plan: Plan, placed: Placement, runs: Sequence[BlockRuns]) -> tuple[SeenPasses, ...]:

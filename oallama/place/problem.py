@@ -107,8 +107,8 @@ def costs_over(
 def with_layouts(problem: Problem, workload: Workload, placed: Placement) -> Placement:
     """`placed` with the host layouts that its plan names: always the one of a split operator's CC, as the split
     back end repacks nothing by itself. Where llama.cpp would choose another one by itself (pinned host memory instead
-    of repacking) the others are the fastest for each operator."""
-    if not problem.profile.has_host_buffer:
+    of repacking) the others are the fastest for each operator, but in stock's own configuration."""
+    if not problem.profile.has_host_buffer or placed.stock is not None:
         return placed
     beside = placed.llama_uses_device(problem.graph.n_layer)
     named = costs_of(problem, workload, "mixed", beside).layouts
@@ -117,8 +117,8 @@ def with_layouts(problem: Problem, workload: Workload, placed: Placement) -> Pla
 
 
 def own_bytes(problem: Problem, placed: Placement) -> int:
-    """Bytes of operators and slices on the device, with what the slices need beside them."""
-    return whole_bytes(problem.operators, placed.on_device) + placed.device_bytes
+    """Bytes of operators and slices on the device, with what the slices need beside them, and of the expert cache."""
+    return whole_bytes(problem.operators, placed.on_device) + placed.device_bytes + placed.cache_bytes
 
 
 def measured(problem: Problem, workload: Workload, placed: Placement, capacity: int | None = None) -> MemoryLedger:
@@ -129,7 +129,7 @@ def measured(problem: Problem, workload: Workload, placed: Placement, capacity: 
     return ledger(
         problem.capacity(taken) if capacity is None else capacity,
         problem.vram_fill,
-        taken.weights_gpu + placed.held_bytes,
+        taken.weights_gpu + placed.held_bytes + placed.cache_bytes,
         taken.weights_host + placed.twice_bytes - placed.gg_bytes,
         taken.kv,
         taken.compute,

@@ -83,7 +83,7 @@ def simulate(problem: Problem, workload: Workload, placed: Placement) -> Simulat
     if placed.is_sliced:
         return _sliced(problem, workload, placed, predicted)
     llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
-    layouts = host_layouts(problem, workload, placed, llama_uses_device)
+    layouts = host_layouts(problem, workload, placed)
     cache = host_cache(problem.profile)
 
     def course(phase: str, seconds: float) -> Course:

@@ -9,7 +9,7 @@ from typing import get_args
 from oallama.core.affinity import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
 from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
-from oallama.core.types import FlashAttention, MemoryLedger, Operator, Phase, Workload
+from oallama.core.types import MemoryLedger, Operator, Phase, Workload
 from oallama.cost.whole import Costs
 from oallama.place.affinity import AffinityRule, FillRule, normalise, rank
 from oallama.place.affinity import affinity as b_of
@@ -24,6 +24,7 @@ from oallama.place.transfers import Transfers
 from oallama.place.verify import on_cpu
 from oallama.placer.measured import Measured
 from oallama.placer.plans import decided, with_doubt
+from oallama.placer.stock import stock_attention
 from oallama.plan.plan import Plan
 
 
@@ -95,7 +96,7 @@ def with_run(on: Measured, report: AffinityReport, plan: Plan, measured: bool) -
     stock = next((one.predicted for one in report.baselines if one.name == STOCK), None)
     if stock is not None and not measured and stock.total_s < run.predicted.total_s:
         load = on.workload(plan.workload.n_prompt, plan.workload.n_gen, plan.workload.n_ctx)
-        problem = on.problem(_stock_attention(on))
+        problem = on.problem(stock_attention(on))
         stocks = plan_record(stock_decision(problem, load), on.model, on.operators, str(on.device), "")
         run = _run_plan(on, problem, stocks, False)
     return replace(report, run=run)
@@ -114,17 +115,12 @@ def _run_plan(on: Measured, problem: Problem, plan: Plan, measured: bool) -> Run
     )
 
 
-def _stock_attention(on: Measured) -> FlashAttention:
-    """Stock llama.cpp's way of attention: what was asked for, else flash attention, as wherever a device has it."""
-    return "on" if on.options.flash_attn == "auto" else on.options.flash_attn
-
-
 def _baselines(on: Measured, load: Workload, held: MemoryLedger) -> tuple[Baseline, ...]:
     """Baselines that every plan for a workload is compared with. held: memory of the plan; the bound has the KV cache
     and compute buffers on the host, as some plans do."""
     alone, _ = on.attention_rule.decide(lambda way: on_cpu(on.problem(way), load, "mixed"), on.profile(), load)
     held = replace(held, kv=0, compute=0)
-    return baselines(on.problem(_stock_attention(on)), load, held, alone.predicted)
+    return baselines(on.problem(stock_attention(on)), load, held, alone.predicted)
 
 
 def measured_on(profile: Profile) -> MeasuredOn:

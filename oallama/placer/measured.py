@@ -53,7 +53,7 @@ class Measured:
         self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
         self.device, self._threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # with the KV cache that is measured and planned for
-        self._profile = profile
+        self.given_profile = self._profile = profile
         self._measured: Profile | None = None  # before it was corrected; None of one that was given
         self.tensor_names = tuple(tensor_names)
         self.attention_rule = AttentionRule(model, options)

@@ -28,6 +28,8 @@ from oallama.place.simulate import Simulation, simulate
 from oallama.placer.affinity import search_report
 from oallama.placer.measured import Measured
 from oallama.placer.plans import Given, measured_plan, unmeasured_plan
+from oallama.placer.stock import fit_plan
+from oallama.placer.tuned import in_tuned_context, tuned_plan
 from oallama.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -137,8 +139,6 @@ class Placer(Measured):
         if not measure:
             return unmeasured_plan(self, policy, load, attention_passes)
         if policy == FIT:
-            from oallama.placer.fit import fit_plan
-
             return fit_plan(self, load)
         rules, larger = Rules(affinity, fill, prefetch), larger_ubatches(load, self.options) if n_ubatch is None else ()
         return measured_plan(self, policy, load, rules, attention_passes, larger)
@@ -247,9 +247,10 @@ class Placer(Measured):
         return options, as_planned and self.dry_loads.has(load_as_asked(plan, options), placed, attention)
 
     def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:
-        """Answer one prompt as `oallama run` does: plan, load, generate, free. The prompt goes into the model's chat
-        template where it has one, behind the system prompt. max_tokens None: until the model ends the answer, 128 where
-        it does not end by itself. sampling: as in Engine.generate. For several prompts keep an engine.
+        """Answer one prompt as `oallama run` does: with the plan that `oallama tune` found, else with that of policy
+        auto. The prompt goes into the model's chat template where it has one, behind the system prompt. max_tokens
+        None: until the model ends the answer, 128 where it does not end by itself. sampling: as in Engine.generate. For
+        several prompts keep an engine.
 
         Raises as plan, engine and Engine.generate.
         """
@@ -261,7 +262,11 @@ class Placer(Measured):
         given = prompt_of(self.model.path, prompt, None, system)
         tokens = given.tokens(Vocabulary(self.model.path))
         load = self.workload(len(tokens), DEFAULT_TOKENS if max_tokens is None else max_tokens)
-        plan = self.plan(workload=load) if self.has_device else self.plan("cpu", workload=load, measure=False)
+        if not self.has_device:
+            plan = self.plan("cpu", workload=load, measure=False)
+        else:
+            found = tuned_plan(self, in_tuned_context(self, load))
+            plan = self.plan(workload=load) if found is None else found.plan
         with self.engine(plan) as engine:
             most = (engine.n_ctx if given.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
             return engine.generate(tokens, most, **sampling)

@@ -6,14 +6,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import UsageError
-from oallama.core.types import FlashAttention, Phase, Workload
+from oallama.core.types import FlashAttention, Phase, StockOptions, Workload
 from oallama.cost.passes import Pass
 from oallama.place.decide import decide_as_given, policy_named
 from oallama.place.explain import physical_bound
 from oallama.place.memory import ledger
-from oallama.place.placement import Candidate, placed_as_named, plan_record, unmeasured_cpu_record, unmeasured_record
+from oallama.place.placement import (
+    Candidate,
+    Placement,
+    placed_as_named,
+    plan_record,
+    unmeasured_cpu_record,
+    unmeasured_record,
+)
 from oallama.place.policies.registry import Policy, Rules
-from oallama.place.policies.stock import held_as_stock
 from oallama.place.pure_plan import decide_with_attention
 from oallama.placer.measured import Measured
 from oallama.plan.plan import Plan
@@ -23,11 +29,17 @@ from oallama.plan.plan import Plan
 class Given:
     """A placement of the caller's own, in place of a policy: priced and probed, not changed. on_device: the names of
     the operators that go to the device. gpu_layers: layers, counted from the end, the output first, that have their
-    norms and KV there. name: what the plan calls the policy."""
+    norms and KV there. name: what the plan calls the policy. stock: of stock llama.cpp's own configuration, with its
+    attention where the user asked for nothing; None: of ours."""
 
     on_device: Collection[str]
     gpu_layers: int
     name: str = "manual"
+    stock: StockOptions | None = None
+
+    def placement(self, on: Measured) -> Placement:
+        """Raises UsageError for what cannot be."""
+        return replace(placed_as_named(on.model, on.operators, self.on_device, self.gpu_layers), stock=self.stock)
 
 
 def measured_plan(
@@ -37,19 +49,16 @@ def measured_plan(
     rules: Rules,
     attention_passes: Sequence[Pass] | None = None,
     larger_ubatches: Sequence[int] = (),
-    stock_attention: bool = False,
 ) -> Plan:
-    """Make a plan with a profile; see Placer.plan. stock_attention: llama.cpp decides where the user asked for nothing,
-    of a placement that is given."""
+    """Make a plan with a profile; see Placer.plan."""
     if not isinstance(policy, Given):
         return plan_of(on, *decided(on, policy, load, "mixed", rules, attention_passes, larger_ubatches))
-    placed, name = placed_as_named(on.model, on.operators, policy.on_device, policy.gpu_layers), policy.name
+    placed, name = policy.placement(on), policy.name
 
     def given(flash_attn: FlashAttention) -> Candidate:
-        problem = on.problem(flash_attn)
-        return decide_as_given(problem, held_as_stock(problem, placed) if stock_attention else placed, load, name)
+        return decide_as_given(on.problem(flash_attn), placed, load, name)
 
-    if stock_attention:
+    if policy.stock is not None:
         return plan_of(on, given(on.options.flash_attn), on.options.flash_attn)
     return plan_of(on, *on.attention_rule.decide(given, on.profile(), load, attention_passes))
 
@@ -61,14 +70,14 @@ def unmeasured_plan(
     attention_passes: Sequence[Pass] | None = None,
     stock_attention: bool = False,
 ) -> Plan:
-    """Make a plan without a profile, which predicts nothing; see Placer.plan. stock_attention: as in measured_plan.
-    Raises UsageError for a policy that needs times."""
+    """Make a plan without a profile, which predicts nothing; see Placer.plan. stock_attention: llama.cpp decides where
+    the user asked for nothing. Raises UsageError for a policy that needs times."""
     given = policy if isinstance(policy, Given) else None
     if given is None and policy != "cpu":
         raise UsageError("without measuring only policy cpu and placements that are given can be planned")
-    on_device, gpu_layers = (given.on_device, given.gpu_layers) if given else ((), 0)
-    placed = placed_as_named(on.model, on.operators, on_device, gpu_layers)
-    way = on.options.flash_attn if stock_attention else on.unmeasured_attention(load, attention_passes)
+    placed = (given or Given((), 0)).placement(on)
+    is_stock = stock_attention or placed.stock is not None
+    way = on.options.flash_attn if is_stock else on.unmeasured_attention(load, attention_passes)
     attention = on.attention_rule.attention(way)
     taken = on.dry_loads.taken(load, placed, attention)
     if given is None:

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, FORCED_PLAIN_LAYOUT, PLAIN_BUFT, PLAIN_LAYOUT, Attention, Operator
+from oallama.core.types import (
+    CPU_DEVICE,
+    FORCED_PLAIN_LAYOUT,
+    PLAIN_BUFT,
+    PLAIN_LAYOUT,
+    Attention,
+    Operator,
+    StockOptions,
+)
+from oallama.core.units import MIB
 from oallama.device.emulated import DEVICE_NAME
 from oallama.device.load_params import chooses_layouts, reads_file
 from oallama.device.spec import parse_device
@@ -110,14 +119,16 @@ def stock_command(
         raise PlanError("the plan splits operators, so it needs a device")
     if plugin is None and (counts or needs_plugin(plan, operators, target)):
         raise PlanError("the plan splits operators or names layouts of the CPU, so it needs the plug-in")
-    patterns = host_patterns(operators, plan.operators, all_tensor_names, bool(plan.token_assignment), counts)
+    overridden, streams = _overridden(plan, operators), bool(plan.token_assignment)
+    patterns = host_patterns(overridden, plan.operators, all_tensor_names, streams, counts)
     if device == "none":  # llama.cpp chooses where the plan names nothing
         patterns = tuple(pattern for pattern in patterns if pattern[1] is not None)
     arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
     arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []
     # llama.cpp would keep a compute buffer on a device that no layer goes to; the plug-in uses it by itself
     n_layers = 0 if device == "none" else plan.n_gpu_layers
-    arguments += ["--device", device if n_layers else "none", "-ngl", str(n_layers)]
+    arguments += ["--device", device if n_layers or plan.stock else "none", "-ngl", str(n_layers)]
+    arguments += stock_arguments(plan.stock, target) if plan.stock is not None else []
     arguments += _overrides(patterns, target)
     arguments += [] if chooses_layouts(patterns) or target == "llama-bench" else ["--no-repack"]
     arguments += ["--load-mode", "none"] if reads_file(patterns) else []
@@ -134,6 +145,38 @@ def _libraries(plugin: Plugin | None, backend: Backend | None) -> tuple[dict[str
     if plugin is None:
         return {LIBRARY_VARIABLE: backend.library}, dict(backend.settings)
     return {LIBRARY_VARIABLE: plugin.library, BACKEND_VARIABLE: backend.library}, dict(backend.settings)
+
+
+def stock_arguments(options: StockOptions, target: Target = "llama-server") -> list[str]:
+    """Arguments of llama.cpp's programs. An expert cache copies from pinned memory, which a mapped file is not. Raises
+    PlanError for llama-bench with an expert cache."""
+    arguments = ["-ncmoe", str(options.n_cpu_moe)] if options.n_cpu_moe else []
+    if options.no_host:
+        arguments += ["--no-host"] if target != "llama-bench" else ["--no-host", "1"]
+    if options.moe_cache_bytes:
+        if target == "llama-bench":
+            raise PlanError("llama-bench has no expert cache; use `oallama bench --arms stock-moe-cache`")
+        arguments += ["--moe-cache-mib", str(options.moe_cache_bytes // MIB), "--load-mode", "none"]
+    return arguments
+
+
+def stock_flags(n_gpu_layers: int, options: StockOptions, n_ubatch: int = 0) -> str:
+    """Options of stock llama.cpp as words of a command line. n_gpu_layers below 0: all; n_ubatch 0: its default."""
+    layers = ["-ngl", str(n_gpu_layers) if n_gpu_layers >= 0 else "all"]
+    return " ".join((*layers, *stock_arguments(options), *(("-ub", str(n_ubatch)) if n_ubatch else ())))
+
+
+def _overridden(plan: Plan, operators: Sequence[Operator]) -> Sequence[Operator]:
+    """The operators whose place -ot says: in stock llama.cpp's own configuration -ngl and -ncmoe say it of most."""
+    if plan.stock is None:
+        return operators
+    n_layer = max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
+    first, n_cpu_moe = n_layer + 1 - plan.n_gpu_layers, plan.stock.n_cpu_moe
+    return [
+        operator for operator in operators
+        if operator.layer_in(n_layer) >= first
+        and not (operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer < n_cpu_moe)
+    ]  # fmt: skip
 
 
 def _workload(plan: Plan, target: Target) -> list[str]:

@@ -80,6 +80,7 @@ class DryLoads:
             split_text=split,
             n_threads=self._n_threads(),
             attention=attention,
+            stock=placed.stock,
         )
 
     def taken(self, load: Workload, placed: Placement, attention: Attention) -> LoadBytes:
@@ -88,7 +89,7 @@ class DryLoads:
         return LoadBytes(
             weights_gpu=result.on_device("model"),
             weights_host=result.on_host("model"),
-            kv=result.on_device("context"),
+            kv=result.on_device("context") - placed.cache_bytes,
             compute=result.on_device("compute"),
             device_free=result.device_free,
         )

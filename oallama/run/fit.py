@@ -15,7 +15,7 @@ from typing import Any
 
 from oallama.core.codec import from_json
 from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError
-from oallama.core.types import Operator
+from oallama.core.types import Operator, StockOptions
 from oallama.core.units import MIB
 from oallama.device.child import ask_child
 from oallama.device.load_params import BuftOverride, LoadSettings, ModelParams, apply_context, load_bridge
@@ -136,7 +136,7 @@ def stock_params(settings: LoadSettings, device: str) -> tuple[Any, ModelParams]
     """llama_model_params as llama.cpp's own programs fill them, and what owns the memory that they point to."""
     from llama_cpp import llama_cpp as api
 
-    owner = ModelParams(settings, device_pointer(device), load_bridge(), is_stock=True)
+    owner = ModelParams(settings, device_pointer(device), load_bridge())
     params = api.llama_model_default_params()
     owner.apply(params)
     return params, owner
@@ -183,7 +183,8 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     from llama_cpp import llama_cpp as api
 
     log_error = 4  # GGML_LOG_LEVEL_ERROR
-    model_params, _owner = stock_params(StockPlacement(-1).load(settings), device)
+    options = settings.stock or StockOptions()
+    model_params, _owner = stock_params(StockPlacement(-1, options=options).load(settings), device)
     context = context_params(settings)
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
@@ -213,7 +214,10 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
                 break
             found.append((entry.pattern.decode(), "CPU"))  # with one device, what overflows goes to the host
     return StockPlacement(
-        n_gpu_layers=int(model_params.n_gpu_layers), overrides=tuple(found), fit_target_mib=max(margin, 0) // MIB
+        n_gpu_layers=int(model_params.n_gpu_layers),
+        overrides=tuple(found),
+        options=options,
+        fit_target_mib=max(margin, 0) // MIB,
     )
 
 

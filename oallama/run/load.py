@@ -21,7 +21,7 @@ from oallama.device.native_abort import exit_at_abort
 from oallama.device.native_log import native_log
 from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer, open_now
 from oallama.model.gguf_file import check_unchanged
-from oallama.model.memory import BufferBytes, load_refusal, memory_of, probe_memory
+from oallama.model.memory import BufferBytes, check_cache, load_refusal, memory_of, probe_memory
 from oallama.plan.plan import Plan
 from oallama.run.setup import check_device, check_host, check_layers, device_of, release
 from oallama.run.split import LoadedSplit, open_split
@@ -106,6 +106,7 @@ def load_placed(
         split_text=places.split_text,
         attention=attention,
         n_threads=options.threads or default_threads(),
+        stock=plan.stock,
     )
     if not probed:
         check_host(settings, probe_memory(settings), operators, host_memory_bytes())
@@ -165,6 +166,7 @@ def _load_llama(
             with held_interrupt(shown.cancel):
                 llama = PlacedLlama.load(settings, placement, shown.callback, recorder, arguments)
                 llama.own(held, split)
+            check_cache(settings, log.texts())
         except ValueError as error:
             if split is not None and (failure := split.failure()):
                 raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None

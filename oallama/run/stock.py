@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oallama.core.types import Operator
+from oallama.core.types import Operator, StockOptions
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_types import LLAMA_MAX_LAYERS
+from oallama.place.placement import Placement, n_gpu_layers
+from oallama.plan.export import stock_flags
 
 Place = Literal["device", "host", "split"]
 """Place of an operator's weight: all on the device, all in host memory, or in parts on both."""
@@ -35,13 +37,33 @@ class StockPlacement:
 
     n_gpu_layers: int
     overrides: tuple[tuple[str, str], ...] = ()
-    n_cpu_moe: int = 0  # -ncmoe, whose patterns are among the overrides
+    options: StockOptions = StockOptions()  # noqa: RUF009 - frozen; patterns of its n_cpu_moe are the first overrides
     fit_target_mib: int = 0  # what --fit was told to leave free
+    n_ubatch: int = 0  # -ub, and -b where that would be less; 0: the load's
+
+    @classmethod
+    def of(cls, n_layer: int, placed: Placement, n_ubatch: int = 0) -> StockPlacement:
+        """The options of a placement that place/policies/stock.py proposes: whole layers, without experts of the first
+        ones."""
+        options = placed.stock or StockOptions()
+        overrides = expert_overrides(options.n_cpu_moe)
+        return cls(n_gpu_layers(n_layer, placed), overrides, options, n_ubatch=n_ubatch)
+
+    @property
+    def flags(self) -> str:
+        """As words of a command line, overrides beside -ncmoe as their number."""
+        n_others = len(self.overrides) - self.options.n_cpu_moe
+        flags = stock_flags(self.n_gpu_layers, self.options, self.n_ubatch)
+        return f"{flags} and {n_others} overrides" if n_others else flags
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """The settings with these options."""
         patterns = tuple((pattern, None) for pattern, _ in self.overrides)
-        return replace(settings, n_gpu_layers=self.n_gpu_layers, host_patterns=patterns)
+        n_ubatch = self.n_ubatch or settings.n_ubatch
+        return replace(
+            settings, n_gpu_layers=self.n_gpu_layers, host_patterns=patterns, stock=self.options,
+            n_ubatch=n_ubatch, n_batch=max(settings.n_batch, n_ubatch),
+        )  # fmt: skip
 
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"

@@ -196,7 +196,7 @@ def run(key: Key) -> ArmPrediction | None:
         made = decide(asked, arm.policy, load, "mixed", rules, quick)
     except DoesNotFit:
         return None
-    found = price(asked, made.workload, made.placement, None if arm.offload else False)
+    found = price(asked, made.workload, made.placement, arm.offload)
     taken = _device_bytes([operator.bytes for operator in asked.operators], made.placement)
     n_host = _n_host(asked.operators, made.placement)
     return ArmPrediction(found.ttft_s, found.tpot_s, found.total_s, taken, n_host, made.workload.n_ubatch)

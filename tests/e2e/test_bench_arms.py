@@ -23,21 +23,21 @@ from seeds import ALL
 from stock import needs_programs, program
 
 from ggml_bridge.library import LIB_PATH_VARIABLE, find_plugin
-from oallama.bench.arms import STOCK_NCMOE, ArmMaker
+from oallama.bench.arms import STOCK_BEST, STOCK_NCMOE, ArmMaker
 from oallama.bench.prepare import shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Setting
 from oallama.bench.rows import LLAMA_BENCH_FIELDS
-from oallama.bench.verify import configuration
+from oallama.bench.verify import configuration, problems
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
-from oallama.core.types import Attention, Operator
+from oallama.core.types import Attention, Operator, StockOptions
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.placer import Placer
-from oallama.placer.fit import stock_plan
+from oallama.placer.stock import stock_plan
 from oallama.run.fit import fit_under
-from oallama.run.stock import Cap, StockPlacement, expected_places
+from oallama.run.stock import Cap, StockPlacement, expected_places, expert_overrides
 
 pytestmark = pytest.mark.usefixtures("prober")
 
@@ -199,19 +199,90 @@ def test_fit_spills_experts_first(moe: Path) -> None:
     assert host and all("ffn" in name for name in host)
 
 
-def test_the_best_ncmoe_keeps_to_the_cap_and_shows_what_was_tried(moe: Path) -> None:
-    placer = Placer.load(moe, device=WORKER, threads=1)
-    experts = sum(o.bytes for o in placer.operators if o.role.endswith("_exps"))
-    total = sum(o.bytes for o in placer.operators)
-    cap = Cap(None, total - experts // 2)  # one of two layers' experts
-    arm = ArmMaker(placer, replace(setting(moe, WORKER), cap=cap), (PP, TG), {}).make(STOCK_NCMOE)
-    assert arm.stock is not None
-    assert arm.stock.n_cpu_moe in (1, 2)
-    assert [step["value"] for step in arm.search] == [1, 2]
-    assert all(step["seconds"] > 0 for step in arm.search)
-    none = ArmMaker(placer, replace(setting(moe, WORKER), cap=Cap(1000)), (PP,), {})
+def with_profile(model: Path, **options: Any) -> Placer:
+    return Placer.load(model, device=WORKER, threads=1, profile=slow_cpu_fast_card(model, 1e9), **options)
+
+
+def maker_of(placer: Placer, *tests: BenchTest) -> ArmMaker:
+    return ArmMaker(placer, shared_setting(placer, tests), tests)
+
+
+def test_the_best_ncmoe_keeps_to_the_cap(moe: Path) -> None:
+    operators = Placer.load(moe, device="none").operators
+    experts = sum(o.bytes for o in operators if o.role.endswith("_exps"))
+    total = sum(o.bytes for o in operators)
+    placer = with_profile(moe, gpu_weights=1 - experts / 2 / total)  # one of two layers' experts
+    arm = maker_of(placer, PP, TG).make(STOCK_NCMOE)
+    assert arm.stock is not None and arm.stock.options.n_cpu_moe == 1 and not arm.search
+    report = read_back(arm.setting, arm.stock, placer.operators)
+    assert not problems(arm, report, placer.operators, 2)
     with pytest.raises(DoesNotFit, match="arm stock-ncmoe"):
-        none.make(STOCK_NCMOE)
+        maker_of(with_profile(moe, gpu_weights=0.001), PP).make(STOCK_NCMOE)
+
+
+def test_the_best_of_stock_is_the_fastest_of_what_was_measured(moe: Path) -> None:
+    placer = with_profile(moe, gpu_weights=0.6)
+    arm = maker_of(placer, PP, TG).make(STOCK_BEST)
+    assert arm.stock is not None and 2 <= len(arm.search) <= 4
+    seconds = {step["value"]: step["seconds"] for step in arm.search}
+    assert min(seconds.values()) > 0 and seconds[arm.stock.flags] == min(seconds.values())
+    assert f"stock-best is {arm.stock.flags}, the fastest of {len(arm.search)}" in arm.notes[0]
+    assert not problems(arm, read_back(arm.setting, arm.stock, placer.operators), placer.operators, 2)
+
+
+def test_no_host_keeps_host_weights_in_the_layouts_of_the_cpu(model: Path, ops: tuple[Operator, ...]) -> None:
+    """Beside a device with pinned memory, where stock llama.cpp else keeps them plain, in its mapping of the file."""
+    card = setting(model, "emulated:vram=1GiB,scale=1,values=real").changed(stock=StockOptions(no_host=True))
+    full = read_back(card, StockPlacement(-1), ops).device_bytes
+    placement, _ = fit_under(Cap(full - 1), ops, card.load)
+    assert placement.options.no_host and placement.n_gpu_layers <= N_LAYER
+    report = read_back(card, placement, ops)
+    assert not problems(ArmSpec("stock-no-host", card, placement), report, ops, N_LAYER)
+    plain = read_back(card, replace(placement, options=StockOptions()), ops)
+    assert report.places == plain.places and report.layouts and configuration(report) != configuration(plain)
+    assert set(plain.layouts.values()) == {"CPU_Mapped"} and "CPU_Mapped" not in report.layouts.values()
+
+
+CARD = "emulated:vram=1GiB,scale=1,values=real"
+
+
+def cached(n_bytes: int, n_cpu_moe: int = 2) -> StockPlacement:
+    options = StockOptions(moe_cache_bytes=n_bytes, n_cpu_moe=n_cpu_moe)
+    return StockPlacement(99, expert_overrides(n_cpu_moe), options)
+
+
+def test_an_expert_cache_is_held_on_the_device_beside_experts_in_pinned_memory(moe: Path) -> None:
+    ops, card = tuple(operators(read_gguf(moe))), setting(moe, CARD)
+    plain, report = (read_back(card, placement, ops) for placement in (cached(0), cached(1 << 20)))
+    assert 0 < report.device_bytes - plain.device_bytes <= 1 << 20
+    on_host = {name: where for name, where in report.layouts.items() if "exps" in name}
+    assert on_host and set(on_host.values()) == {"Emulated0_Host"}, "the file is not mapped"
+    assert not problems(ArmSpec("stock-moe-cache", card, cached(1 << 20)), report, ops, 2)
+    with running(ArmSpec("stock-moe-cache", card, cached(1 << 20))) as arm:
+        arm.load(names(ops))
+        arm.warm_up([PP, TG])
+        assert arm.measure([TG])[TG].gen_s > 0
+
+
+def test_a_cache_that_llama_cpp_switches_off_is_an_error_of_the_arm(moe: Path) -> None:
+    ops, card = tuple(operators(read_gguf(moe))), setting(moe, CARD)
+    with pytest.raises(DeviceError, match=r"without the expert cache of 1 MiB: .*is disabled"):
+        read_back(card, cached(1 << 20, n_cpu_moe=0), ops)
+    with pytest.raises((DeviceError, ModelFileError), match="too small"):
+        read_back(card, cached(1000), ops)
+
+
+def test_a_plan_with_an_expert_cache_is_loaded_as_the_stock_arm_is_and_takes_what_was_planned(moe: Path) -> None:
+    profile = slow_cpu_fast_card(moe, 1e9)
+    placer = Placer.load(moe, device=CARD, threads=1, profile=profile, n_ctx=256)
+    asked = shared_setting(placer, (PP, TG))
+    plan = stock_plan(placer, placer.workload(16, 4), cached(1 << 20), name="stock")
+    assert plan.stock == cached(1 << 20).options and plan.policy == "stock"
+    with running(ArmMaker(placer, asked, (PP,), {}).of_plan("auto", plan)) as arm:
+        ours, stock = arm.load(names(placer.operators)), read_back(asked, cached(1 << 20), placer.operators)
+    assert configuration(ours) == configuration(stock) and not ours.warnings
+    planned = plan.memory.weights_gpu + plan.memory.kv + plan.memory.compute
+    assert ours.device_bytes == pytest.approx(planned, abs=1 << 16)
 
 
 #
@@ -314,6 +385,7 @@ def test_where_the_gate_says_stock_the_very_configuration_of_the_stock_arm_is_lo
 
     def reports(placement: StockPlacement) -> tuple[LoadReport, LoadReport]:
         plan = stock_plan(placer, placer.workload(16, 4, asked.load.n_ctx, asked.load.n_ubatch), placement)
+        assert plan.stock == placement.options
         with running(ArmMaker(placer, asked, (PP,), {}).of_plan("auto", plan)) as arm:
             return read_back(asked, placement, placer.operators), arm.load(names(placer.operators))
 

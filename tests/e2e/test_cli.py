@@ -248,11 +248,13 @@ def test_the_first_run_answers_with_stocks_placement_and_in_a_pipe_measures_noth
 def test_tune_says_what_it_found(two_layers, worker_profile, tmp_path):
     profile = profile_file(worker_profile, tmp_path)
     asked = (two_layers, "-t", 1, *WORKER, "--gpu-weights", "50%", "--profile", profile)
-    told = document("tune", *asked, "-p", 4, "-n", 8, "--time", 1, "--json", cache=tmp_path)
-    assert told["stock"] == "stock-fit" and told["said"]
+    told = document("tune", *asked, "-p", 4, "--time", 1, "--json", "--late-first-word", cache=tmp_path)
+    (made,) = told["classes"]
+    assert made["class"] == {"length": "question", "history": False} and made["stock"] == "llama.cpp's placement"
+    assert made["said"].startswith("short questions: ") and told["key"]["late_first_word"]
     (tmp_path / "file").touch()
     nowhere = tmp_path / "file" / "cache"
-    said = here("tune", *asked, "-p", 4, "-n", 8, "--time", 1, cache=nowhere).stderr
+    said = here("tune", *asked, "-p", 4, "--time", 1, cache=nowhere).stderr
     assert f"warning: that is not kept, as {nowhere} cannot be written" in said
 
 

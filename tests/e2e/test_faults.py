@@ -51,7 +51,7 @@ COMMANDS = {
     "chat": f"chat model.gguf -n 4 {PLACED}",
     "serve": "serve model.gguf --port 0 --placement-port {port} --llama-server bin/llama-server -p 16 -n 4"
     " --profile profile.json --policy layers",
-    "tune": "tune model.gguf -p 16 -n 4 --time 1 --profile profile.json --json",
+    "tune": "tune model.gguf -p 16 --time 1 --profile profile.json --json",
 }
 """`tune` is the gate, which `run` passes too with `--tune before`. `chat` reads two messages. `serve` keeps a stand-in
 for llama-server, and goes on until it is told to end."""

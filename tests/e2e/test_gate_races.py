@@ -1,4 +1,4 @@
-"""The gate: what it races, what it keeps, and what the next run makes of that.
+"""The gate: what it measures, what it keeps, and what the next run makes of that.
 
 Plans, stock's --fit and what arms read back are real; arms are loaded once each. How long a turn takes, and the time
 that passes, is what a test says.
@@ -11,7 +11,7 @@ import functools
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +21,22 @@ from oallama.bench.ab import Bench, ProgressCallback, run_bench
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, LoadReport, Sample
 from oallama.core.profile import Profile
-from oallama.core.types import Attention, Predicted, Workload
-from oallama.gate.run import (
-    DEPTH_S,
-    GEN_S,
-    LEAST_BUDGET_S,
-    Gated,
-    gate_tests,
-    gated_plan,
-    remembered,
-    stock_at_once,
-    unsettled,
-)
-from oallama.gate.store import gate_key, prompt_class, read_verdict, verdict_path
+from oallama.core.types import Workload
+from oallama.gate.run import LEAST_BUDGET_S, Gated, stock_at_once, tune, unsettled
 from oallama.placer import Placer
+from oallama.placer.tuned import in_tuned_context, tuned_plan, verdict_key
 from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
+from oallama.tuned.classes import WorkloadClass, class_of
+from oallama.tuned.store import read_verdict, verdict_path
+from oallama.tuned.verdict import ClassVerdict
 
 pytestmark = pytest.mark.usefixtures("prober")
 
 LOAD = Workload(64, 32, 1024)
 SHARE = 0.5  # of the weights may lie on the device
 SLOWER, FASTER = 1.5, 1 / 1.5  # seconds of a plan, stock's being 1
+QUESTION, PAGE = WorkloadClass("question", False), WorkloadClass("page", False)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +53,16 @@ def planned(placer: Placer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planned")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(FOLDER_VARIABLE, str(folder))
-        found = gated_plan(placer, LOAD, most_s=0.0)
-    assert found.verdict.stock == "stock-fit" and found.verdict.open is not None
+        found = of_question(tune(placer, LOAD, most_s=0.0))
+    assert not found.settled and found.races and [one.speed for one in found.tries] == [None] * len(found.tries)
     return folder
+
+
+def of_question(found: Gated) -> ClassVerdict:
+    """What was measured for the class of LOAD."""
+    made = found.verdict.of(class_of(LOAD))
+    assert made is not None
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -91,11 +92,12 @@ class Arm:
 
     def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
         seconds = 1.0 if self._spec.stock else self._race.seconds(len(self._race.turns))
+        late = 1.0 if self._spec.stock else self._race.late
         self._race.turns.append(self._spec.name)
         self._race.now += seconds * self._race.slowness
         if self._deadline is not None:
             self._deadline.check()
-        return {test: Sample(seconds, seconds if test.n_gen else 0.0) for test in tests}
+        return {test: Sample(late * seconds, seconds * test.n_gen) for test in tests}
 
     def cpu_seconds(self) -> float:
         return 0.0
@@ -108,7 +110,7 @@ class Arm:
 
 @dataclass
 class Measured:
-    """A race whose plan takes `seconds` of a turn, on a clock that runs `slowness` as fast."""
+    """A race whose plan takes `seconds` for its prompt and for each token, on a clock that runs `slowness` as fast."""
 
     seconds: Callable[[int], float]
     slowness: float = 1.0
@@ -116,10 +118,13 @@ class Measured:
     turns: list[str] = field(default_factory=list)
     given_s: list[float] = field(default_factory=list)
     problem: str = ""  # of the plan's arm
+    late: float = 1.0  # times as long as stock's that the plan's prompts take
 
-    def __call__(self, bench: Bench, progress: ProgressCallback) -> BenchResult:
-        made = run_bench(bench, progress, start=functools.partial(Arm, self))  # type: ignore[arg-type]
-        if not self.problem:
+    def __call__(
+        self, bench: Bench, progress: ProgressCallback, on_partial: Callable[[BenchResult], None]
+    ) -> BenchResult:
+        made = run_bench(bench, progress, on_partial, start=functools.partial(Arm, self))  # type: ignore[arg-type]
+        if not self.problem or len(bench.arms) == 1:
             return made
         return replace(made, arms=(made.arms[0], *(replace(a, problems=(self.problem,)) for a in made.arms[1:])))
 
@@ -127,7 +132,7 @@ class Measured:
         def begin(_: object, seconds: float) -> None:
             self.given_s.append(seconds)
 
-        return gated_plan(placer, LOAD, measure=self, clock=lambda: self.now, begin=begin, **options)
+        return tune(placer, LOAD, measure=self, clock=lambda: self.now, begin=begin, **options)
 
 
 def racing(seconds: float, **options: Any) -> Measured:
@@ -137,54 +142,97 @@ def racing(seconds: float, **options: Any) -> Measured:
 def test_the_best_prediction_is_raced_and_used_where_it_wins(placer: Placer) -> None:
     race = racing(FASTER)
     found = race.gate(placer)
-    first = found.verdict.races[0]
-    assert set(race.turns) == {"stock-fit", first.policy}
-    assert found.verdict.won == first and found.plan.policy == first.policy and not found.remembered
+    made, first = of_question(found), of_question(found).races[0]
+    assert made.won == first and found.plan.policy == first.policy and not found.remembered
+    assert {name for name in race.turns if not name.startswith("stock ")} == {first.policy}
     assert len(first.pairs) == 4, "two blocks tell 1.5 from 1"
     assert first.ratio is not None and first.ratio.value == pytest.approx(1.5)
-    assert found.plan.predicted is not None
+    assert (first.prompts, first.tokens) == (pytest.approx(1.5), pytest.approx(1.5))
+    assert found.plan.predicted is not None and found.plan.fingerprint == first.plan
 
 
 def test_where_no_plan_is_faster_stocks_placement_is_used(placer: Placer) -> None:
     found, stock = racing(SLOWER).gate(placer), stock_at_once(placer, LOAD)
-    assert found.verdict.settled and found.verdict.won is None
-    assert found.plan.operators == stock.operators and stock.predicted is None
-    assert found.verdict.sentence.startswith("llama.cpp's placement stays: ")
-    assert all(len(race.pairs) == 4 or race.refused for race in found.verdict.races)
+    made = of_question(found)
+    assert made.settled and made.won is None and made.tries[0].placement.fit_target_mib >= 0
+    assert found.plan.operators == stock.operators and stock.predicted is None and found.plan.stock == stock.stock
+    assert "using llama.cpp's placement" in made.sentence
+    assert all(len(race.pairs) == 2 or race.refused for race in made.races), "one block tells a late first word"
+
+
+def test_a_plan_that_is_late_with_its_first_word_is_not_used_unless_it_may(
+    placer: Placer, two_layers: Path, worker_profile: Profile
+) -> None:
+    late = racing(0.1, late=15.0)
+    made = of_question(late.gate(placer))
+    assert made.won is None and made.races[0].is_late and len(made.races[0].pairs) == 2, "one block tells"
+    asked = {"device": "rpc-worker:1", "gpu_weights": SHARE, "threads": 1, "late_first_word": True}
+    other = late.gate(Placer.load(two_layers, profile=worker_profile, **asked))
+    assert of_question(other).won is not None, "over prompt and answer it is faster"
 
 
 def test_a_plan_that_does_not_do_what_it_says_is_refused(placer: Placer) -> None:
-    found = racing(FASTER, problem="it ran elsewhere").gate(placer)
-    assert "it ran elsewhere" in found.verdict.races[0].refused and found.verdict.won is None
+    made = of_question(racing(FASTER, problem="it ran elsewhere").gate(placer))
+    assert "it ran elsewhere" in made.races[0].refused and made.won is None
 
 
 def test_a_verdict_is_remembered_until_it_is_asked_for_anew(placer: Placer) -> None:
-    assert remembered(placer, LOAD) is None
+    assert tuned_plan(placer, LOAD) is None
     first, later = racing(FASTER).gate(placer), racing(SLOWER)
     again = later.gate(placer)
     assert (again.remembered, again.plan, again.verdict) == (True, first.plan, first.verdict) and not later.turns
-    assert remembered(placer, LOAD) == again
-    assert later.gate(placer, refresh=True).verdict.won is None and later.turns
-    assert racing(FASTER).gate(placer).verdict.won is None, "the newer one counts"
+    known = tuned_plan(placer, LOAD)
+    assert known is not None and known.plan == first.plan and known.verdict == of_question(first)
+    assert of_question(later.gate(placer, refresh=True)).won is None and later.turns
+    assert of_question(racing(FASTER).gate(placer)).won is None, "the newer one counts"
+
+
+def test_the_plan_that_won_is_what_later_prompts_of_its_class_load_to_the_byte(
+    placer: Placer, two_layers: Path, worker_profile: Profile
+) -> None:
+    won = racing(FASTER).gate(placer).plan
+    fresh = Placer.load(two_layers, device="rpc-worker:1", profile=worker_profile, gpu_weights=SHARE, threads=1)
+    for n_prompt, n_gen in ((1, 1), (128, 300), (77, 0)):
+        found = tuned_plan(fresh, Workload(n_prompt, n_gen, LOAD.n_ctx))
+        assert found is not None and found.plan.to_json() == won.to_json()
+
+
+def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Placer) -> None:
+    won = racing(FASTER).gate(placer)
+    page = tuned_plan(placer, replace(LOAD, n_prompt=500))
+    assert page is not None and page.plan == won.plan and (page.asked, page.verdict.of) == (PAGE, QUESTION)
+    assert page.sentence.endswith("(nothing was measured for pages)")
+    assert tuned_plan(placer, replace(LOAD, n_prompt=500, n_past=1)) is None, "two steps away"
+
+
+def test_several_classes_are_measured_at_once_with_few_plans(placer: Placer) -> None:
+    race = racing(FASTER)
+    found = race.gate(placer, kinds=(QUESTION, PAGE))
+    made = [found.verdict.of(kind) for kind in (QUESTION, PAGE)]
+    assert all(each is not None and each.won for each in made)
+    plans = {each.plan for each in made if each is not None}
+    assert all(Plan.from_json(dict(found.verdict.plans[name])).fingerprint == name for name in plans)
+    assert found.plan.fingerprint in plans
 
 
 def test_pairs_add_up_from_run_to_run_and_each_run_gets_further(placer: Placer) -> None:
-    race = racing(FASTER)
-    found = race.gate(placer, budget_s=1.2)
-    assert (found.verdict.settled, found.verdict.won) == (False, None)
-    assert len(found.verdict.races[0].pairs) == 2, "one block, whatever the budget"
+    race = racing(FASTER, slowness=20.0)
+    found = race.gate(placer, budget_s=100.0)
+    made = of_question(found)
+    assert (made.settled, made.won) == (False, None) and found.tuned is None
     assert found.plan.operators == stock_at_once(placer, LOAD).operators
-    assert remembered(placer, LOAD) is None and unsettled(placer, LOAD) == (found.verdict, found.left_s)
-    last = race.gate(placer)
-    assert last.verdict.settled and len(last.verdict.races[0].pairs) == 4 and last.verdict.won
+    assert tuned_plan(placer, LOAD) is None and unsettled(placer, LOAD) == (made, found.left_s)
+    last = race.gate(placer, budget_s=1000.0)
+    assert len(made.races[0].pairs) == 2, "one block, whatever the budget"
+    assert len(of_question(last).races[0].pairs) == 4 and of_question(last).won
     assert last.verdict.seconds == pytest.approx(race.now - 1000.0), "of both runs"
-    assert race.given_s[1] >= LEAST_BUDGET_S and unsettled(placer, LOAD) is None
+    assert found.left_s >= LEAST_BUDGET_S and unsettled(placer, LOAD) is None
 
 
 def test_what_was_in_vain_is_given_twice_the_time(placer: Placer) -> None:
     race = racing(FASTER, slowness=500.0)
-    found = [race.gate(placer).verdict for _ in range(4)]
-    n_pairs = [len(verdict.races[0].pairs) for verdict in found]
+    found = [of_question(race.gate(placer)) for _ in range(5)]
+    n_pairs = [len(each.races[0].pairs) for each in found]
     assert n_pairs[0] == 0 and n_pairs == sorted(n_pairs) and n_pairs[-1] == 4 and found[-1].settled
     assert race.given_s[0] < race.given_s[1]
 
@@ -192,13 +240,16 @@ def test_what_was_in_vain_is_given_twice_the_time(placer: Placer) -> None:
 def test_what_would_take_too_long_is_not_measured_but_told(placer: Placer) -> None:
     race = racing(FASTER)
     found = race.gate(placer, most_s=1.0)
-    assert race.turns == [] and found.verdict.open == found.verdict.races[0] and found.left_s >= LEAST_BUDGET_S
-    assert race.gate(placer, most_s=found.left_s).verdict.won
+    assert race.turns == [] and of_question(found).open and found.left_s >= LEAST_BUDGET_S
+    assert of_question(race.gate(placer, most_s=found.left_s)).won
 
 
 def test_ctrl_c_keeps_the_pairs_that_are_complete(placer: Placer) -> None:
+    own: list[int] = []
+
     def seconds(turn: int) -> float:
-        if turn >= 6:  # in the second block
+        own.append(turn)
+        if len(own) > 2:  # in the second block
             raise KeyboardInterrupt
         return FASTER
 
@@ -220,55 +271,51 @@ def test_two_runs_at_once_give_one_verdict(placer: Placer) -> None:
 
 
 def test_a_file_that_cannot_be_used_is_as_good_as_none(placer: Placer, cache: Path) -> None:
-    racing(FASTER).gate(placer)
-    (path,) = cache.glob("gate-*.json")
+    key = racing(FASTER).gate(placer).verdict.key
+    path = verdict_path(key)
     sound = json.loads(path.read_text())
-    assert read_verdict(sound["key"]) is not None
+    assert read_verdict(key) is not None
+    (made,) = sound["classes"]
+    race = made["races"][0]
+    pair = [{"prompt_s": 1.0, "token_s": 1.0}] * 2
     for change in (
-        {"key": {**sound["key"], "n_threads": 9}}, {"races": [{**sound["races"][0], "pairs": [[0.0, 1.0]]}]},
-        {"races": [{**sound["races"][0], "pairs": [[1.0, 1.0]] * 100}]}, {"tests": []}, {"races": 5},
+        {"key": {**sound["key"], "threads": 9}}, {"classes": [{**made, "races": [{**race, "pairs": [pair] * 100}]}]},
+        {"classes": [{**made, "races": [{**race, "pairs": [[{**pair[0], "prompt_s": 0.0}, pair[1]]]}]}]},
+        {"plans": {}}, {"classes": 5}, {"classes": [{**made, "rival": 99}]}, {"classes": [{**made, "n_gen": 0}]},
     ):  # fmt: skip
         path.write_text(json.dumps({**sound, **change}))
-        assert read_verdict(sound["key"]) is None, change
+        assert read_verdict(key) is None, change
     path.write_text("{")
-    assert read_verdict(sound["key"]) is None
+    assert read_verdict(key) is None
+    changed = {name: {**plan, "version": 99} for name, plan in sound["plans"].items()}
+    path.write_text(json.dumps({**sound, "plans": changed}))
+    assert tuned_plan(placer, LOAD) is None
 
 
-def test_another_setting_is_another_verdict_and_a_similar_one_is_not(two_layers: Path, worker_profile: Profile) -> None:
-    def path(load: Workload = LOAD, profile: Profile = worker_profile, **changes: Any) -> Path:
+def test_another_setting_is_another_verdict(two_layers: Path, worker_profile: Profile) -> None:
+    def path(profile: Profile = worker_profile, n_ctx: int = 1024, **changes: Any) -> Path:
         asked = {"device": "rpc-worker:1", "gpu_weights": SHARE, "threads": 1, **changes}
-        return verdict_path(gate_key(Placer.load(two_layers, profile=profile, **asked), load, 1 << 30))
+        return verdict_path(verdict_key(Placer.load(two_layers, profile=profile, **asked), n_ctx))
 
     paths = [
-        path(), path(threads=2), path(gpu_weights=0.4), path(flash_attn="on"), path(type_k="q8_0"),
-        path(n_ubatch=512), path(n_batch=1024), path(profile=replace(worker_profile, launch_s=1e-3)),
-        path(device="none"), path(replace(LOAD, n_ctx=16384)), path(replace(LOAD, n_prompt=600)),
-        path(replace(LOAD, n_past=512)),
+        path(), path(threads=2), path(gpu_weights=0.4), path(flash_attn="on"), path(type_k="q8_0"), path(n_ctx=2048),
+        path(n_ubatch=512), path(n_batch=1024), path(replace(worker_profile, launch_s=1e-3)), path(device="none"),
+        path(late_first_word=True),
     ]  # fmt: skip
-    assert len(set(paths)) == len(paths)
-    assert path(replace(LOAD, n_prompt=128, n_gen=9)) == path(replace(LOAD, n_ctx=1100)) == paths[0]
-    assert [prompt_class(n) for n in (1, 128, 129, 1024, 1025)] == [0, 0, 1, 1, 2]
+    assert len(set(paths)) == len(paths) and path() == paths[0]
 
 
-def test_turns_are_as_short_as_predicted_and_the_same_for_all_prompts_of_a_class(placer: Placer) -> None:
-    made = placer.plan("cpu", workload=Workload(64, 32, 4096), measure=False)
+def test_long_prompts_share_a_context(placer: Placer, two_layers: Path) -> None:
+    sizes = [in_tuned_context(placer, placer.workload(n, 100)).n_ctx for n in (1, 900, 5000, 9000)]
+    assert sizes == [1024, 1024, 8192, 16384] or sizes[:2] == [placer.workload(1, 0).n_ctx] * 2
+    asked = Placer.load(two_layers, device="none", n_ctx=600)
+    assert in_tuned_context(asked, asked.workload(5, 5)).n_ctx == 600
 
-    def plan(load: Workload, total_s: float, flash_attn: Any = "on") -> Plan:
-        predicted = Predicted(total_s / 2, total_s / 64, total_s)
-        return replace(made, workload=load, predicted=predicted, attention=Attention(flash_attn))
 
-    def tests(load: Workload, total_s: float, *others: Plan) -> tuple[BenchTest, ...]:
-        return gate_tests(load, (plan(load, total_s), *others))[0]
-
-    assert tests(Workload(64, 32, 4096), GEN_S) == (BenchTest(64, 16),)
-    assert tests(Workload(20, 32, 4096), 0.1) == tests(Workload(100, 5, 4096), 0.1) == (BenchTest(64, 16),)
-    assert tests(Workload(500, 32, 4096), 0.5) == (BenchTest(512, 16),)
-    assert tests(Workload(500, 32, 4096), 100.0) == (BenchTest(32, 4),), "50 s for the prompt, 1.6 s a token"
-    assert tests(Workload(8, 0, 64), 0.1) == (BenchTest(48, 16),), "no more than the context holds"
-    slow = plan(Workload(64, 32, 4096), 8 * GEN_S)
-    assert tests(Workload(64, 32, 4096), 0.1, slow) == (BenchTest(32, 8),), "stock takes turns too"
-    quick, deep = tests(Workload(1000, 32, 32768), 2.0)
-    assert deep == replace(quick, n_depth=round(1000 * DEPTH_S)), "a large context at a second depth"
-    load = Workload(2000, 32, 4096)
-    for way, depth in (("on", 0), ("off", 2048 - 512 + (128 - 16) // 2)):
-        assert gate_tests(load, (plan(load, 0.5, way),))[0][0].n_depth == depth, "of a plan without flash attention"
+def test_the_file_says_what_it_holds_for(placer: Placer) -> None:
+    found = racing(FASTER).gate(placer)
+    document = json.loads(json.dumps(found.verdict.document))
+    assert document["key"] == asdict(found.verdict.key)
+    (made,) = document["classes"]
+    assert made["winner"] == found.plan.policy and made["plan"] == found.plan.fingerprint and made["settled"]
+    assert made["class"] == {"length": "question", "history": False} and made["races"][0]["standing"] == "won"

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from worlds import model_info, placed, some_plan, weight
 
+from oallama.core.codec import from_json
 from oallama.core.errors import OallamaError
 from oallama.core.routing import Tally, Traffic
 from oallama.core.types import Attention, Predicted, StreamSettings
@@ -22,7 +24,6 @@ from oallama.cost.experts import expert_use
 from oallama.cost.kernels import Kernels
 from oallama.device.emulated import Emulated
 from oallama.device.machines import machine_of
-from oallama.gate.store import read_verdict, verdict_path
 from oallama.plan.export import TARGETS, Plugin, export_command
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
@@ -33,6 +34,8 @@ from oallama.profile.routing import counted, read_routing, routing_path, write_r
 from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
 from oallama.report.plan import plan_sentences
 from oallama.report.profile import profile_tables
+from oallama.tuned.store import read_verdict, verdict_path
+from oallama.tuned.verdict import Key
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -136,13 +139,14 @@ def check_profile(raw: bytes, folder: Path) -> None:
 
 def check_verdict(raw: bytes, folder: Path) -> None:
     """A file that is no use is as good as none: nothing is raised, and what is kept can be used as `run` does."""
-    key = stored("stored/gate-v2.json")["key"]
+    key = from_json(Key, stored("stored/verdict-v4.json")["key"], "the key")
     with cache_in(folder):
         verdict_path(key).write_bytes(raw)
         verdict = read_verdict(key)
     if verdict is None:
         raise OallamaError("no verdict that can be used")
     json.dumps(verdict.document)
+    try_all(*(partial(verdict.plan, each.plan) for each in verdict.classes if each.settled))
 
 
 def check_routing(raw: bytes, folder: Path) -> None:
@@ -191,7 +195,7 @@ def check_machine(raw: bytes, folder: Path) -> None:
 DOCUMENTS: dict[str, tuple[list[Any], Callable[[bytes, Path], None]]] = {
     "plan": ([SPLIT.to_json(), WHOLE.to_json()], check_plan),
     "profile": (profiles(), check_profile),
-    "verdict": ([stored("stored/gate-v2.json")], check_verdict),
+    "verdict": ([stored("stored/verdict-v4.json")], check_verdict),
     "routing": ([stored("stored/routing-v1.json")], check_routing),
     "history": ([stored("stored/history-v1.json")], check_history),
     "machine": (json.loads(json.dumps(machines())), check_machine),

@@ -1,5 +1,6 @@
-"""Files as earlier versions wrote them are read: profile-v1, history-v1, routing-v1, gate-v2, and plan_v1 in
-tests/unit/test_plan.py. A version that follows keeps its predecessor's sample, or says that it is measured anew."""
+"""Files as earlier versions wrote them are read: profile-v1, history-v1, routing-v1, verdict-v4, and plan_v1 in
+tests/unit/test_plan.py. A version that follows keeps its predecessor's sample, or says that it is measured anew (as
+verdicts before version 4 are: they were against --fit alone)."""
 
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from oallama.core.codec import from_json
 from oallama.core.errors import ProfileError
 from oallama.core.history import Rates
 from oallama.core.types import MulMat
-from oallama.gate.store import read_verdict, verdict_path
+from oallama.plan.plan import Plan
 from oallama.profile.history import history_path, read_history
 from oallama.profile.routing import read_routing, routing_path
 from oallama.profile.store import READABLE_VERSIONS, VERSION, profile_from_json, profile_to_json, read_profile, save
+from oallama.tuned.store import read_verdict, verdict_path
+from oallama.tuned.verdict import Key
 
 STORED = Path(__file__).parent / "stored"
 PROFILE = Path(__file__).parent / "profile-v1.json"
@@ -42,13 +46,15 @@ def test_a_routing_of_version_1() -> None:
     assert [(layer.layer, layer.n_tokens, layer.latest) for layer in routing.decode] == [(0, 7, (4, 3, 4, 3))]
 
 
-def test_a_verdict_of_version_2() -> None:
-    key = json.loads((STORED / "gate-v2.json").read_text())["key"]
-    kept("gate-v2", verdict_path(key))
+def test_a_verdict_of_version_4() -> None:
+    key = from_json(Key, json.loads((STORED / "verdict-v4.json").read_text())["key"], "the key")
+    kept("verdict-v4", verdict_path(key))
     verdict = read_verdict(key)
-    assert verdict is not None and verdict.won is not None
-    assert (verdict.won.policy, verdict.stock, verdict.tests[0].n_gen) == ("split", "stock-fit", 16)
-    document = json.loads(json.dumps(verdict.document))
+    assert verdict is not None
+    (question,) = verdict.classes
+    assert question.won is not None and question.won.policy == "split" and question.rival == 1
+    assert isinstance(verdict.plan(question.plan), Plan) and question.tries[1].placement.options.no_host
+    document = json.loads(json.dumps(question.document))
     assert (document["winner"], document["settled"]) == ("split", True) and document["races"][0]["standing"] == "won"
 
 

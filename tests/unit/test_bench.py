@@ -19,11 +19,11 @@ from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample, Setting
 from oallama.bench.rows import FORMATS, formatted, rows
 from oallama.bench.schedule import MAX_DRIFT
-from oallama.bench.search import best_value, largest_that_fits
+from oallama.bench.search import SEARCH_GEN, tried
 from oallama.bench.verify import problems, same_as
 from oallama.cli.bench import ResultOptions
 from oallama.core.errors import DeviceError, OutOfTime, UsageError
-from oallama.core.types import Operator
+from oallama.core.types import Operator, StockOptions
 from oallama.device.load_params import LoadSettings
 from oallama.run.fit import shrink_until_fits
 from oallama.run.stock import Cap, StockPlacement, expected_places, expert_overrides, operator_bytes_on_device
@@ -302,12 +302,42 @@ def test_how_well_an_emulated_device_kept_time_is_told():
     assert told == "pp64: emulated device: late for 0.10% of the time in the worst turn; 1 overruns"
 
 
-def test_a_done_arm_has_no_samples_in_later_blocks():
-    world = World(lambda name, turn: 1.0)
-    (made,) = compare(world, (CPU, NGL, THIRD), n_blocks=3, done=lambda series: {1}).series
-    first = [CPU.name, NGL.name, THIRD.name]
-    assert world.asked("measure") == [*first, *first[::-1], *[first[0], first[2], first[2], first[0]] * 2]
-    assert [[len(samples) for samples in block.samples] for block in made.kept] == [[2, 2, 2], [2, 0, 2], [2, 0, 2]]
+def test_a_test_that_is_done_is_not_measured_again():
+    world, tests = World(lambda name, turn: 1.0), (PP, TG)
+    done = compare(world, tests=tests, n_blocks=3, done=lambda series: series.test == PP).series
+    assert [len(made.kept) for made in done] == [1, 3]
+    assert world.asked("measure") == [CPU.name, NGL.name, NGL.name, CPU.name] * 3
+    assert [len(made.kept) for made in compare(world, n_blocks=3, done=lambda series: True).series] == [1]
+
+
+# ---- options of stock that are tried
+
+
+def measuring(world):
+    def measure(bench, progress, on_partial):
+        return run_bench(bench, on_partial=on_partial, start=world.start)
+
+    return measure
+
+
+def test_options_are_tried_for_few_tokens_and_the_faster_sample_counts():
+    long = BenchTest(64, 4 * SEARCH_GEN)
+    samples, fault = tried(CPU, (long,), OPERATORS, N_LAYER, measure=measuring(taking(1.0, 0.96)))
+    assert fault == "" and samples[long].prompt_s == pytest.approx(0.96 * 64 / 80)
+    assert samples[long].gen_s == pytest.approx(4 * 0.96 * 16 / 80), "scaled to the answer that was asked for"
+
+
+def test_options_that_fail_or_do_something_else_have_a_fault():
+    def cannot(name):
+        raise DeviceError("no room")
+
+    assert tried(CPU, (PP,), OPERATORS, N_LAYER, measure=measuring(World(lambda *_: 1.0, cannot))) == ({}, "no room")
+    elsewhere = World(lambda *_: 1.0, lambda name: report(*NAMES))
+    samples, fault = tried(LAST, (PP,), OPERATORS, N_LAYER, measure=measuring(elsewhere))
+    assert not samples and "is not where it says" in fault
+    with pytest.raises(OutOfTime):
+        late = Deadline(0.5, lambda: 1.0)
+        tried(CPU, (PP,), OPERATORS, N_LAYER, deadline=late, measure=measuring(taking(1.0, 1.0)))
 
 
 # ---- arms that are not what they say
@@ -361,7 +391,8 @@ def test_overrides_go_before_layers_and_ncmoe_keeps_experts_of_the_first_layers(
         for layer in (0, 1, 10)
         for role in ("ffn_up_exps", "ffn_gate_inp", "ffn_down_chexps", "ffn_up_shexp")
     ]
-    places = expected_places(experts, 11, StockPlacement(99, expert_overrides(1), 1))
+    options = StockOptions(n_cpu_moe=1)
+    places = expected_places(experts, 11, StockPlacement(99, expert_overrides(1), options))
     on_host = [name for name, place in places.items() if place == "host"]
     assert on_host == ["blk.0.ffn_up_exps.weight", "blk.0.ffn_down_chexps.weight"]
 
@@ -372,7 +403,9 @@ def test_overrides_go_before_layers_and_ncmoe_keeps_experts_of_the_first_layers(
 @pytest.fixture
 def maker(monkeypatch):
     """With a --fit that needs no llama.cpp."""
-    monkeypatch.setattr(ArmMaker, "_fit", lambda self, name: ArmSpec(name, self.setting, StockPlacement(-1)))
+    monkeypatch.setattr(
+        ArmMaker, "_fit", lambda self, name, options=None: ArmSpec(name, self.setting, StockPlacement(-1))
+    )
     return ArmMaker(SimpleNamespace(has_device=True, device=SimpleNamespace(is_pair=False)), SETTING)
 
 
@@ -399,18 +432,6 @@ def test_a_plan_with_a_larger_micro_batch_brings_stock_with_the_same(maker):
     assert brought(fit, maker.make("stock-fit-ub1024"), planned({}, 1024)) == []
     assert brought(maker.make("stock-cpu"), planned({}, 1024)) == [], "there is no --fit to compare with"
     assert brought(fit, planned({}, 4096)) == [], "no arm gets there with -b 2048"
-
-
-@given(st.integers(0, 100), st.integers(-1, 101))
-def test_the_largest_that_fits(high, limit):
-    assert largest_that_fits(0, high, lambda value: value <= limit) == (None if limit < 0 else min(limit, high))
-
-
-@given(st.integers(0, 81), st.integers(0, 81))
-def test_the_best_of_one_valley_is_found_with_few_measurements(high, valley):
-    best, measured = best_value(0, high, lambda value: 1.0 + abs(value - valley))
-    assert best == min(valley, high) and {0, high} <= measured.keys()
-    assert len(measured) <= 7 + 3 * math.log2(high + 1)
 
 
 @pytest.mark.parametrize(("limit", "n_gpu_layers"), [(7000, 3), (6999, 2), (5000, 2), (4999, 1), (3000, 1), (2999, 0)])

@@ -30,7 +30,7 @@ CONTRACT = {
     "list": "--json",
     "serve": "--host --port --api-key -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights --plan --policy",
     "chat": "-n --plan --policy --system --seed --temp --stop -j -m -c --device --vram --tune --verbose --chat",
-    "tune": "-p -n -c -m --device --vram --profile --json",
+    "tune": "-p -c -m --device --vram --profile --json --time",
     "what-if": "--gpu --policy --json --chart -p -n -c -m --vram-fill --threads --profile",
     "simulate": "-m --model --machine --policy --device --profile -p -n --json -o --chart",
     "bench": "--arms -p -n -d -r -o --device --vram --vram-fill --gpu-weights --threads --json -m -c -b -ub -fa",

@@ -1,6 +1,6 @@
 """The rooms' import direction, read from the sources: arrows point right and never back.
 
-cli -> serve -> gate -> bench -> placer -> {run, report} -> place -> plan -> {cost, stores} ->
+cli -> serve -> gate -> bench -> placer -> tuned -> {run, report} -> place -> plan -> {cost, stores} ->
 {profile, model, setup} -> device -> core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch
 native code.
 """
@@ -21,6 +21,7 @@ ROOMS = (
     ("gate",),  # measures plans against stock before one is used
     ("bench",),  # its arms are what users run: plans of the placer, in engines
     ("placer",),  # the front door for Python
+    ("tuned",),  # what was measured, and which plan follows from it
     ("run", "report"),
     ("place",),
     ("plan",),  # the record that placements become
@@ -48,7 +49,7 @@ TOUCH_NATIVE_TOO = {
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
     *(f"oallama.bench.{part}" for part in ("records", "rows", "schedule", "stats", "stock", "verify")),
-    *("oallama.gate.verdict", "oallama.core.options", "oallama.profile.fit"),
+    *("oallama.tuned.classes", "oallama.tuned.verdict", "oallama.core.options", "oallama.profile.fit"),
 )
 IMPURE = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 

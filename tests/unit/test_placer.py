@@ -43,7 +43,9 @@ def test_policies_say_what_they_do_and_the_docs_name_each() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
     for one in POLICIES.values():
         assert one.help and f"`{one.name}`" in page, one.name
-    with pytest.raises(UsageError, match="choose one of auto, oato, scheinfer, split, experts, layers, cpu, hetegen"):
+    with pytest.raises(
+        UsageError, match="choose one of auto, oato, scheinfer, split, experts, layers, cpu, stock, hetegen"
+    ):
         policy_named("magic")
 
 

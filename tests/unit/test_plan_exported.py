@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from worlds import placed, some_plan, weight
 
 from oallama.core.errors import PlanError
-from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, StreamSettings
+from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, StockOptions, StreamSettings
 from oallama.plan.export import Backend, Plugin, Target, export_command, needs_plugin, splits, stock_device
 from oallama.plan.patterns import escape, host_patterns
 from oallama.plan.plan import Plan
@@ -357,6 +357,31 @@ def test_layouts_of_the_cpu_are_named(
         assert names + flags == [name for name in expected if not chosen or name != "CPU"]
         assert needs_plugin(made, operators, target) is any(name not in ("CPU", "--no-repack") for name in expected)
         assert "OALLAMA_PLAN" not in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        (StockOptions(), []), (StockOptions(no_host=True), ["--no-host"]),
+        (StockOptions(n_cpu_moe=2), ["-ncmoe", "2"]),
+        (StockOptions(moe_cache_bytes=1500 << 20), ["--moe-cache-mib", "1500", "--load-mode", "none"]),
+    ],
+)  # fmt: skip
+def test_stock_llama_cpps_own_options_are_written_as_they_are(options: StockOptions, flags: list[str]) -> None:
+    """-ngl says what lies where, so no override does."""
+    rows = [placed(operator.name, gg=float(operator.layer == 1)) for operator in SMALL]
+    words = words_of(laid(operators=rows, n_gpu_layers=2, stock=options), plugin=None)
+    assert after("-ngl", words) == ["2"] and after("-ot", words) == [] and " ".join(flags) in " ".join(words)
+    nothing = words_of(laid(operators=[placed(o.name) for o in SMALL], n_gpu_layers=0, stock=options), plugin=None)
+    assert after("--device", nothing) == ["RPC0"], "large batches are computed there"
+
+
+def test_llama_bench_has_no_host_with_a_value_and_no_expert_cache() -> None:
+    rows = [placed(operator.name) for operator in SMALL]
+    words = words_of(laid(operators=rows, n_gpu_layers=0, stock=StockOptions(no_host=True)), "llama-bench", None)
+    assert after("--no-host", words) == ["1"]
+    with pytest.raises(PlanError, match="no expert cache"):
+        words_of(laid(operators=rows, n_gpu_layers=0, stock=StockOptions(moe_cache_bytes=1 << 20)), "llama-bench", None)
 
 
 def test_the_file_is_read_where_weights_are_copied_out_of_it() -> None:

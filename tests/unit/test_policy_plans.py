@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import examples
 from worlds import (
+    HOST,
     World,
     bytes_of,
     every,
@@ -29,6 +30,7 @@ from worlds import (
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Workload
+from oallama.cost.expert_cache import cached_layers, lru_hits
 from oallama.place.decide import larger_ubatches
 from oallama.place.memory import RUNTIME_BYTES
 from oallama.place.placement import placed_whole
@@ -98,6 +100,48 @@ def test_experts_come_after_all_else_from_the_last_layer_on(policy: str, parts: 
     wanted += [o for o in experts if o.layer == 2 - n_layers or o.role in [f"ffn_{part}_exps" for part in parts]]
     made = replace(world, room=bytes_of(dict.fromkeys(wanted)) + 100_000)
     assert set(there(made, made.plan(policy))) == set(wanted)
+
+
+#
+# options of stock llama.cpp
+#
+
+
+def test_no_host_gains_the_cpus_own_layouts_and_loses_what_is_streamed() -> None:
+    world = World(repacked=3.0, share=0.4, workload=Workload(n_prompt=16, n_gen=64, n_ctx=1024))
+    tokens, prompts = world.plan("stock"), replace(world, workload=Workload(600, 1, 1024)).plan("stock")
+    assert tokens.stock is not None and tokens.stock.no_host and "--no-host" in tokens.notes[-1]
+    assert prompts.stock is not None and not prompts.stock.no_host
+    assert total_s(tokens) < total_s(world.plan("fit")), "which keeps the host's weights plain"
+    assert all(row.layout is None for row in tokens.operators), "llama.cpp chooses"
+
+
+def test_an_expert_cache_takes_what_other_weights_leave_and_is_priced_by_what_it_serves() -> None:
+    model = model_info(n_layer=4, n_embd=512, n_expert=32, n_expert_used=4)
+    world = World(model=model, card=linked(30e9), host=replace(HOST, bytes_per_s=2e9), share=0.6,
+                  workload=Workload(8, 64, 512))  # fmt: skip
+    plan = world.plan("stock")
+    assert plan.stock is not None and plan.stock.moe_cache_bytes and plan.stock.n_cpu_moe
+    assert plan.memory.spare >= 0 and plan.stock.moe_cache_bytes < plan.memory.weights_gpu
+    assert world.placer().price(plan) == plan.predicted
+    less = replace(plan, stock=replace(plan.stock, moe_cache_bytes=plan.stock.moe_cache_bytes // 2))
+    assert world.placer().price(less).tpot_s > plan.predicted.tpot_s
+
+
+@pytest.mark.parametrize(("n_expert", "share", "hits"), [(32, 0.5, 0.92), (128, 0.5, 0.97), (8, 0.5, 0.5), (32, 0, 0)])
+def test_a_cache_serves_more_than_its_share_where_experts_are_many(n_expert: int, share: float, hits: float) -> None:
+    assert lru_hits(n_expert, share) == pytest.approx(hits, abs=0.01) and lru_hits(n_expert, 1.0) == 1.0
+
+
+def test_layers_of_a_shape_share_a_cache_that_holds_a_tokens_experts_at_least() -> None:
+    operators = routed().operators
+    nothing = [False] * len(operators)
+    experts = bytes_of(o for o in operators if o.op == "MUL_MAT_ID")
+    (all_of_them,) = cached_layers(operators, nothing, 0, 2 * experts)
+    assert all_of_them.share == all_of_them.hits == 1.0 and len(all_of_them.layers) == 2
+    assert cached_layers(operators, nothing, 0, experts // 100) == ()
+    (one,) = cached_layers(operators, [o.layer == 1 for o in operators], 0, experts)
+    assert len(one.layers) == 1, "of a layer on the device there is nothing to cache"
 
 
 def test_a_device_that_may_hold_no_operator_still_takes_large_batches() -> None:

@@ -22,9 +22,10 @@ from oallama.cli.placement import (
     say_warnings,
 )
 from oallama.cli.routing import counting
-from oallama.cli.sampling import DEFAULT_N_GEN, AnswerOptions, answer_options, length_option
+from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import printable
 from oallama.run.template import template_for
+from oallama.tuned.classes import WorkloadClass
 
 if TYPE_CHECKING:
     from oallama.cli.chat.session import ChatSession
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
 
 CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was trained on
-PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned for
 
 
 @click.command("chat", cls=Command)
@@ -122,10 +122,12 @@ def start(
 
 
 def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
-    """The workload that a session is placed for: messages and answers of a common length, within its context."""
+    """The workload that a session is placed for: short questions with history, within its context. n_past: tokens of
+    that; 0: as the class has."""
     n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
-    n_gen = max(1, min(DEFAULT_N_GEN, n_ctx // 4))
-    return run_workload(placer, max(1, min(PROMPT_TOKENS, n_ctx - n_gen - n_past)), n_gen, n_past)
+    load = WorkloadClass("question", history=True).workload(n_ctx, 1)
+    n_past = n_past or load.n_past
+    return run_workload(placer, max(1, min(load.n_prompt, n_ctx - load.n_gen - n_past)), load.n_gen, n_past)
 
 
 def welcome(session: ChatSession) -> str:

@@ -147,7 +147,7 @@ def best_verified(
     its room is then proposed for again: with less of it where the placement does not fit, with more where it leaves
     some. Where nothing is better on the device, everything is on the CPU, for the workload as it was asked for.
     """
-    rooms, notes = _rooms(problem, asked, slices_alone)
+    rooms, notes = rooms_of(problem, asked, slices_alone)
     if not rooms:
         return replace(on_cpu(problem, asked.workload, asked.phase), notes=notes)
     capacity, corrected = rooms[0].memory.capacity, [CorrectedRoom(room.memory) for room in rooms]
@@ -187,7 +187,7 @@ def best_verified(
     return nothing_placed(problem, name, asked.workload, asked.phase, capacity, why)
 
 
-def _rooms(problem: Problem, asked: Asked, slices_alone: bool) -> tuple[list[Room], tuple[str, ...]]:
+def rooms_of(problem: Problem, asked: Asked, slices_alone: bool = False) -> tuple[list[Room], tuple[str, ...]]:
     """The rooms that are proposed for: beside llama.cpp on the device, and without it there; and what was lowered, or
     why there is none."""
     slicer = cache(partial(Slicer, problem, streaming=StreamSettings(prefetch=asked.rules.prefetch)))

@@ -1,18 +1,19 @@
-"""llama.cpp's own --fit on a device that is here, and any other stock placement, as a plan of ours."""
+"""Stock llama.cpp on a device that is here: its own --fit, its other options, and any of them as a plan of ours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH
-from oallama.core.types import Workload
+from oallama.core.types import FlashAttention, Predicted, Workload
 from oallama.device.layouts import needs_no_repack
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import probe_memory
-from oallama.place.policies.registry import Rules
-from oallama.place.policies.stock import FIT
+from oallama.place.policies.registry import Asked, Rules
+from oallama.place.policies.stock import FIT, STOCK_WAYS, most_promising
 from oallama.placer.measured import Measured
 from oallama.placer.plans import Given, measured_plan, unmeasured_plan
 from oallama.plan.plan import Plan
@@ -44,23 +45,42 @@ def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
     return f"--fit chooses {taken}{calls}"
 
 
-def stock_plan(on: Measured, load: Workload, placement: StockPlacement, priced: bool = True) -> Plan:
+def stock_plan(on: Measured, load: Workload, placement: StockPlacement, priced: bool = True, name: str = FIT) -> Plan:
     """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
-    very configuration that the stock arm has, which is why the device stays open even with nothing on it (llama.cpp
-    computes large batches there). priced False: without a profile; such a plan predicts nothing."""
+    very configuration that the stock arm has. priced False: without a profile; such a plan predicts nothing. name: of
+    the policy."""
     if on.device.is_pair:  # stock llama.cpp has no such device
         return stock_cpu_plan(on, load)
     n_layer = on.model.n_layer
     places = expected_places(on.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    given = Given(on_device, gpu_layers, FIT)
-    if priced:
-        plan = measured_plan(on, given, load, Rules(), stock_attention=True)
-    else:
-        plan = unmeasured_plan(on, given, load, stock_attention=True)
-    operators = tuple(replace(operator, layout=None) for operator in plan.operators)
-    return replace(plan, device=str(on.device), operators=operators)
+    given = Given(on_device, gpu_layers, name, placement.options)
+    load = replace(load, n_ubatch=placement.n_ubatch or load.n_ubatch)
+    plan = measured_plan(on, given, load, Rules()) if priced else unmeasured_plan(on, given, load)
+    return replace(plan, device=str(on.device))
+
+
+def promising_stock(
+    on: Measured,
+    load: Workload,
+    ways: Iterable[str] = STOCK_WAYS,
+    n_ubatches: Sequence[int] = (),
+    latest_s: float = inf,
+) -> list[tuple[StockPlacement, Predicted]]:
+    """The most promising options of stock llama.cpp and what they are predicted to take (place/policies/stock.py).
+    latest_s: none whose prompt is predicted to take longer. Raises as planning does."""
+    with on.dry_loads.together():
+        asked = Asked(load, "mixed")
+        found = most_promising(on.problem(stock_attention(on)), asked, ways, n_ubatches, latest_s=latest_s)
+    sizes = [0 if one.workload.n_ubatch == load.n_ubatch else one.workload.n_ubatch for one in found]
+    options = (StockPlacement.of(on.model.n_layer, one.placement, n) for one, n in zip(found, sizes, strict=True))
+    return [(each, one.predicted) for each, one in zip(options, found, strict=True)]
+
+
+def stock_attention(on: Measured) -> FlashAttention:
+    """Stock llama.cpp's way of attention: what was asked for, else flash attention, as wherever a device has it."""
+    return "on" if on.options.flash_attn == "auto" else on.options.flash_attn
 
 
 def stock_cpu_plan(on: Measured, load: Workload) -> Plan:

@@ -1,0 +1,114 @@
+"""Stock llama.cpp's expert cache (--moe-cache-mib, b11549): which layers have it, what it serves, what its misses cost.
+
+The device holds the experts that were used last, of all layers of one shape together. It computes batches of up to 32
+tokens of these layers alone: each missed expert is uploaded first, and the CPU computes none. Larger batches are
+streamed as without it, but for experts that are there. (llama.cpp's src/llama-moe-cache.cpp)
+
+Shares of uses that are served were replayed over the recorded routing that cost/following.py names, with its licence:
+all layers together, judged on the second half of the tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from oallama.core.profile import LinearFit
+from oallama.core.types import Operator
+from oallama.cost.following import FEWEST_EXPERTS
+from oallama.cost.whole import Costs
+
+MOST_TOKENS = 32
+"""Of a batch that goes through the cache."""
+
+# share of all experts that have a slot: share of the uses that are served
+_OF_32 = (
+    (0.0, 0.0), (0.0625, 0.0), (0.125, 0.447), (0.25, 0.62), (0.375, 0.821), (0.5, 0.923), (0.625, 0.979),
+    (0.75, 0.994), (1.0, 1.0),
+)  # fmt: skip
+_OF_128 = ((0.0, 0.0), (0.0625, 0.362), (0.125, 0.586), (0.25, 0.81), (0.375, 0.934), (0.5, 0.973), (1.0, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayers:
+    """Layers whose experts share slots. operators: of each layer; share: of all their experts, with a slot."""
+
+    layers: tuple[tuple[int, ...], ...]
+    share: float
+    hits: float
+
+    @property
+    def operators(self) -> tuple[int, ...]:
+        return tuple(i for layer in self.layers for i in layer)
+
+
+def cached_layers(
+    operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int, n_bytes: int
+) -> tuple[CachedLayers, ...]:
+    """Layers of the device all of whose experts the host has, by the shapes of these, with their parts of a cache of so
+    many bytes; none of a shape that it holds no token's experts of."""
+    by_layer: dict[int, list[int]] = {}
+    for i, operator in enumerate(operators):
+        if operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer >= first_device_layer:
+            by_layer.setdefault(operator.layer, []).append(i)
+    hosted = [tuple(own) for own in by_layer.values() if not any(on_device[i] for i in own)]
+
+    def shape(own: tuple[int, ...]) -> tuple[tuple[str, str, tuple[int, int, int]], ...]:
+        return tuple((operators[i].role, operators[i].type, operators[i].shape) for i in own)
+
+    total = sum(operators[i].bytes for own in hosted for i in own)
+    found = []
+    for _, same in groupby(sorted(hosted, key=shape), key=shape):
+        layers = tuple(same)
+        first = [operators[i] for i in layers[0]]
+        n_expert, n_used = first[0].shape[2], first[0].n_expert_used
+        slot = sum(operator.bytes for operator in first) / n_expert
+        budget = n_bytes * sum(operators[i].bytes for own in layers for i in own) / total
+        n_slots = min(int(budget / slot) - 1, len(layers) * n_expert)  # one is kept free behind the last
+        if n_slots >= n_used:
+            share = n_slots / (len(layers) * n_expert)
+            found.append(CachedLayers(layers, share, lru_hits(n_expert, share)))
+    return tuple(found)
+
+
+def lru_hits(n_expert: int, share: float) -> float:
+    """Share of a single token's uses that are served, with slots for a share of all experts."""
+    if n_expert < FEWEST_EXPERTS:
+        return share  # used alike
+    points = _OF_32 if n_expert < 64 else _OF_128
+    i = min(bisect_right(points, share, key=lambda point: point[0]), len(points) - 1)
+    low, high = points[i - 1], points[i]
+    return low[1] + (high[1] - low[1]) * (share - low[0]) / (high[0] - low[0])
+
+
+def through_cache(
+    costs: Costs, operators: Sequence[Operator], cached: Sequence[CachedLayers], link: LinearFit, issue_s: float
+) -> tuple[Costs, float]:
+    """(prices of small batches with these layers' experts on the device, their misses' uploads included; seconds of
+    waits, in which the host reads which experts are used). issue_s: of the thread for each copy."""
+    own, waits_s = list(costs.operators), 0.0
+    for group in cached:
+        for i in group.operators:
+            cost, mul_mat, n_expert = own[i], operators[i].mul_mat, operators[i].shape[2]
+            uploads_s = 0.0
+            for p in costs.passes:
+                misses = n_expert * mul_mat.share_routed(p.n_tokens) * (1.0 - group.hits)
+                n_bytes = misses * operators[i].bytes / n_expert
+                uploads_s += p.count * (n_bytes * link.beta_s_per_byte + misses * issue_s)
+            own[i] = replace(cost, t_gpu_s=None if cost.t_gpu_s is None else cost.t_gpu_s + uploads_s)
+        rates = costs.rates
+        wait_s = rates.copy_out.alpha_s + rates.copy_in.alpha_s + rates.split_s
+        waits_s += len(group.layers) * wait_s * sum(p.count for p in costs.passes)
+    return replace(costs, operators=tuple(own)), waits_s
+
+
+def beside_cache(costs: Costs, cached: Sequence[CachedLayers]) -> Costs:
+    """Prices of large batches: of their experts those that are there are not streamed."""
+    own = list(costs.operators)
+    for group in cached:
+        for i in group.operators:
+            spared_s = own[i].streamed_s * group.share
+            own[i] = replace(own[i], t_cpu_s=own[i].t_cpu_s - spared_s, streamed_s=own[i].streamed_s - spared_s)
+    return replace(costs, operators=tuple(own))

@@ -1,0 +1,85 @@
+"""The plan that was measured to be the fastest for a workload here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from oallama import __version__
+from oallama.core.errors import PlanError
+from oallama.core.options import STOCK_UBATCH
+from oallama.core.types import Workload
+from oallama.placer.stock import memory_cap, stock_load
+from oallama.plan.plan import Plan
+from oallama.run.stock import Cap
+from oallama.tuned.classes import WorkloadClass, class_of
+from oallama.tuned.store import memory_step, read_verdict, timings_digest
+from oallama.tuned.verdict import ClassVerdict, Key, Verdict
+
+if TYPE_CHECKING:
+    from oallama.placer.measured import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """plan: as it was measured. asked: the class of the workload; verdict: of that class, or of the nearest."""
+
+    plan: Plan
+    asked: WorkloadClass
+    verdict: ClassVerdict
+
+    @property
+    def sentence(self) -> str:
+        """What is used, and for which class it was measured."""
+        other = f" (nothing was measured for {self.asked.name})" if self.verdict.of != self.asked else ""
+        return f"{self.verdict.sentence}{other}"
+
+
+def verdict_key(on: Measured, n_ctx: int, cap: Cap | None = None) -> Key:
+    """The conditions of a verdict for this model, device and context. cap: of the device's memory; None: asked. Raises
+    what a dry load raises."""
+    options, attention = on.options, on.attention
+    cap = cap or memory_cap(on, stock_load(on, n_ctx, options.n_ubatch or STOCK_UBATCH))
+    return Key(
+        model=on.model.fingerprint,
+        machine=on.machine_key,
+        profile=timings_digest(on.given_profile) if on.given_profile is not None else "",
+        oallama=__version__,
+        threads=on.threads,
+        memory=memory_step(cap.device_bytes or 0),
+        gpu_weights=options.gpu_weights,
+        n_ctx=n_ctx,
+        n_batch=options.n_batch,
+        n_ubatch=options.n_ubatch,
+        flash_attn=attention.flash_attn,
+        type_k=attention.type_k,
+        type_v=attention.type_v,
+        late_first_word=options.late_first_word,
+    )
+
+
+def in_tuned_context(on: Measured, load: Workload) -> Workload:
+    """The workload in a context that verdicts are measured for: as asked for, else 4,096 tokens or what the model was
+    trained on, doubled until it holds the workload."""
+    if on.options.n_ctx is not None:
+        return load
+    n_ctx = on.workload(1, 0).n_ctx
+    while n_ctx < load.n_ctx:
+        n_ctx *= 2
+    return replace(load, n_ctx=n_ctx)
+
+
+def tuned_plan(on: Measured, load: Workload, verdict: Verdict | None = None) -> Tuned | None:
+    """The plan that was found for a workload's class, or for the nearest; None where nothing was. verdict: what was
+    measured; None: what the cache has. Raises as verdict_key."""
+    verdict = verdict or read_verdict(verdict_key(on, load.n_ctx))
+    kind = class_of(load)
+    found = verdict.nearest(kind) if verdict is not None else None
+    if verdict is None or found is None:
+        return None
+    try:
+        plan = verdict.plan(found.plan)
+        plan.check(on.model, on.operators)
+    except PlanError:  # the file was changed
+        return None
+    return Tuned(replace(plan, model_path=on.model.path), kind, found)

@@ -1,0 +1,54 @@
+"""Classes of workloads: what one verdict is measured for and used for. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from oallama.core.types import Workload
+
+Length = Literal["question", "page", "document"]
+
+LENGTHS: dict[Length, tuple[int, int]] = {"question": (64, 128), "page": (512, 1024), "document": (2048, 1 << 31)}
+"""Tokens of the prompt that stands for a length, and of the longest one that has it."""
+
+N_GEN = 128  # tokens of the answer that stands for all
+LEAST_HISTORY = 1024  # tokens; a context that holds fewer before its prompt has no classes with history
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadClass:
+    """Prompts of one length, in an empty context or behind what fills half of it."""
+
+    length: Length
+    history: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in sentences."""
+        what = {"question": "short questions", "page": "pages", "document": "long documents"}[self.length]
+        return f"{what} with history" if self.history else what
+
+    def distance(self, other: WorkloadClass) -> int:
+        """Number of steps from one to the other: a step changes the length to the next one, or the history."""
+        lengths = list(LENGTHS)
+        return abs(lengths.index(self.length) - lengths.index(other.length)) + (self.history != other.history)
+
+    def workload(self, n_ctx: int, n_ubatch: int) -> Workload:
+        """The prompt and answer that stand for it in a context of n_ctx tokens, which may shorten them."""
+        n_gen = max(1, min(N_GEN, n_ctx // 4))
+        n_prompt = max(1, min(LENGTHS[self.length][0], n_ctx - n_gen))
+        n_past = min(n_ctx // 2, n_ctx - n_gen - n_prompt) if self.history else 0
+        return Workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
+
+
+def class_of(load: Workload) -> WorkloadClass:
+    length = next(name for name, (_, longest) in LENGTHS.items() if load.n_prompt <= longest)
+    return WorkloadClass(length, load.n_past > 0)
+
+
+def classes_in(n_ctx: int) -> tuple[WorkloadClass, ...]:
+    """The classes that a context holds, the most frequent first: without history, then with it."""
+    every = [WorkloadClass(length, history) for history in (False, True) for length in LENGTHS]
+    held = [each for each in every if class_of(each.workload(n_ctx, 1)).length == each.length]
+    return tuple(each for each in held if not each.history or each.workload(n_ctx, 1).n_past >= LEAST_HISTORY)

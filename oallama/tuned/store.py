@@ -1,0 +1,74 @@
+"""A file in the cache for each key of a verdict; one that cannot be used counts as none."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+from oallama.core.files import cache_folder, write_whole
+from oallama.core.profile import Profile
+from oallama.profile.store import profile_to_json, read_in_cache
+from oallama.tuned.verdict import MOST_PAIRS, ClassVerdict, Key, Verdict
+
+VERSION = 4
+"""Of the file. 3: stock llama.cpp b11549. 4: classes of workloads, against the fastest of stock's configurations."""
+
+CAP_STEP = 1.1  # caps of the device's memory that are no further apart may share a key
+TIMED = ("cases", "rest", "link", "boundary", "contention", "launch_s", "launch_issue_s", "sharing", "copy_wait")
+"""Keys of a profile's JSON that hold what was timed."""
+
+
+def memory_step(n_bytes: int) -> int:
+    return round(math.log(max(n_bytes, 1), CAP_STEP))
+
+
+def timings_digest(profile: Profile) -> str:
+    """16 hex digits of all that was timed, and of nothing else."""
+    record = profile_to_json(profile)
+    timed = {name: record.get(name) for name in TIMED}
+    return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def verdict_path(key: Key) -> Path:
+    text = json.dumps(asdict(key), sort_keys=True, separators=(",", ":"))
+    return cache_folder() / f"verdict-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def read_verdict(key: Key) -> Verdict | None:
+    """Read the verdict of a key; None where there is none that can be used."""
+    verdict = read_in_cache(Verdict, verdict_path(key))
+    return verdict if verdict is not None and verdict.key == key and _is_sound(verdict) else None
+
+
+def write_verdict(verdict: Verdict) -> None:
+    """Keep it, whole or not at all; where the folder cannot be written, the next run measures again."""
+    path = verdict_path(verdict.key)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(verdict), indent=1), private=True)
+
+
+def _has_rival(found: ClassVerdict) -> bool:
+    """Whether its rival is one of the options that were measured, or --fit."""
+    if found.rival == 0:
+        return True
+    return 0 < found.rival < len(found.tries) and None not in (found.tries[0].speed, found.tries[found.rival].speed)
+
+
+def _is_sound(verdict: Verdict) -> bool:
+    """Whether its seconds are times that can be compared, no more than are measured, and of plans that are there."""
+    classes = verdict.classes
+    speeds = [one.speed for each in classes for one in each.tries if one.speed is not None]
+    speeds += [speed for each in classes for race in each.races for pair in race.pairs for speed in pair]
+    named = [each.stock_plan for each in classes if each.stock_plan]
+    named += [race.plan for each in classes for race in each.races if not race.refused]
+    return (
+        all(1e-9 < seconds < 1e9 for speed in speeds for seconds in (speed.prompt_s, speed.token_s))
+        and all(each.n_gen > 0 and each.n_measured > 0 and _has_rival(each) for each in classes)
+        and all(len(race.pairs) < MOST_PAIRS + 2 for each in classes for race in each.races)
+        and all(plan in verdict.plans for plan in named)
+    )
