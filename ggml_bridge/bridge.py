@@ -216,16 +216,20 @@ class Bridge:
         n_tokens: int = 1,
         working_set_bytes: int = WORKING_SET_BYTES,
         n_threads: int = 1,
+        input_f32: bool = False,
     ) -> MulMatTimer:
         """Make a timer for weight [K, N, E] times n_tokens tokens; one sample: seconds of a single mul-mat.
 
         layout: a CPU layout, or None for the device's own buffer type. n_expert_used 0: MUL_MAT over all E matrices;
-        else MUL_MAT_ID, each token using so many distinct experts chosen at random. The timed graph holds mul-mats over
+        else MUL_MAT_ID, each token using so many distinct experts chosen at random. input_f32: the device must read the
+        input in F32 (ggml_prec_set_src), which not every one can. The timed graph holds mul-mats over
         as many copies of the weight as fill working_set_bytes (0: one copy), sharing one src1 and computed one after
         another; the graph's time less an empty launch is divided by their number. Memory: working_set_bytes and up to
         two more copies while it is made. Raises ValueError, Unsupported, OutOfMemory, BridgeError.
         """
-        case = MulMatCase(device, layout, type, K, N, E, n_expert_used, n_tokens, working_set_bytes, n_threads)
+        case = MulMatCase(
+            device, layout, type, K, N, E, n_expert_used, n_tokens, working_set_bytes, n_threads, input_f32
+        )
         return MulMatTimer(self.native, case, self.type_info(type).number)
 
     def transfer(

@@ -123,13 +123,14 @@ class MulMatCase:
     n_tokens: int = 1
     working_set_bytes: int = WORKING_SET_BYTES
     n_threads: int = 1
+    input_f32: bool = False
 
     def params(self, type_number: int) -> tuple[Any, list[Any]]:
         """`gb_mul_mat_params *`, and the strings that it points to, which must live as long. type_number: ggml_type."""
         device = ffi.new("char[]", encode(self.device))
         layout = ffi.NULL if self.layout is None else ffi.new("char[]", encode(self.layout))
         shape = (self.K, self.N, self.E, self.n_expert_used, self.n_tokens)
-        values = (device, layout, type_number, *shape, self.working_set_bytes, self.n_threads)
+        values = (device, layout, type_number, *shape, self.working_set_bytes, self.n_threads, int(self.input_f32))
         return ffi.new("gb_mul_mat_params *", values), [device, layout]
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,10 @@ from shared import ROOT, InputError, guarded, parser_of, write_document
 KIB, MIB = 1 << 10, 1 << 20
 SAMPLES = 41
 GRACE_S = 30.0  # for a step that is told to end
+REQUESTS = 200
+PAUSE_EVERY, PAUSE_S = 10, 11.0
+"""Requests between pauses, in which ggml-cuda throws captured graphs away: those unused for 10 s. More are captured."""
+GROWTH_BYTES = 32 * MIB  # of the card's memory, from the second pause to the end: more is a leak
 MATRIX = ROOT / "scripts" / "matrix" / "card.toml"
 CARD_FACTS = "name,driver_version,memory.total,compute_cap,pcie.link.gen.max,pcie.link.width.max"
 
@@ -44,8 +47,8 @@ def steps_of(device: str, work: Path) -> list[CardStep]:
     tests = (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests" / "e2e"))
     make = (python, str(ROOT / "scripts" / "make_model.py"), "--quick")
 
-    def measure(what: str) -> tuple[str, ...]:
-        return (python, script, "--measure", what, "--device", device)
+    def measure(what: str, *more: str) -> tuple[str, ...]:
+        return (python, script, "--measure", what, "--device", device, *more)
 
     return [
         CardStep("doctor", "does everything that oallama builds on work here", 30, (*oallama, "doctor", "--json")),
@@ -60,6 +63,8 @@ def steps_of(device: str, work: Path) -> list[CardStep]:
         CardStep("token", "where a token goes: launching, computing, waiting, joining", 120,
                  (*oallama, "run", model, "Hello", "-n", "32", "--policy", "scheinfer", "--gpu-weights", "50%",
                   "--device", device, "--json")),
+        CardStep("memory", f"the card's memory over {REQUESTS} requests with pauses", 360,
+                 measure("memory", "--model", model)),
         CardStep("models", "write the models of the speed tables", 60, (*make, "--matrix", str(MATRIX))),
         CardStep("speed", f"the speed tables ({MATRIX.relative_to(ROOT)})", 1800,
                  (*oallama, "bench", "--matrix", str(work / "card.toml"), "-o", str(work / "speed.json"), "--json")),
@@ -74,9 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="STEP", help="this step alone; may be repeated")
     parser.add_argument("--list", action="store_true", help="say what is done and what is to do")
     parser.add_argument("--measure", choices=sorted(MEASURED), help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure:
-        return _measure(options.measure, options.device)
+        return guarded("gpu_run", lambda: _measure(options.measure, options.device, options.model))
     return guarded("gpu_run", lambda: _run(options), "the same command goes on from here")
 
 
@@ -195,19 +201,44 @@ def launch(bridge: Any, device: str) -> Rows:
     yield {"caller_s": statistics.median(samples), "samples": samples}
 
 
-MEASURED: dict[str, Callable[[Any, str], Rows]] = {"copies": copies, "launch": launch}
+def memory(bridge: Any, device: str, spec: str, model: Path) -> Rows:
+    """Bytes that are free on the card after each request, of which every tenth follows a pause. Prompts of seven
+    lengths make programs, and graphs, of as many sizes."""
+    from oallama.placer import Placer
+
+    placer = Placer.load(model, device=spec, gpu_weights="50%")
+    with placer.engine(placer.plan("scheinfer", n_prompt=64, n_gen=16), progress=False) as engine:
+        for i in range(REQUESTS):
+            paused = i > 0 and i % PAUSE_EVERY == 0
+            time.sleep(PAUSE_S if paused else 0.0)
+            engine.generate("Hello " * (1 + i % 7), max_tokens=8, seed=i)
+            yield {"request": i + 1, "after_pause": paused, "free_bytes": bridge.device(device).memory_free}
 
 
-def _measure(what: str, device_name: str) -> int:
+def grown(rows: Sequence[dict[str, Any]]) -> str:
+    """What is wrong with the rows of `memory`: less and less is free. "" where nothing is."""
+    least = [min(row["free_bytes"] for row in rows[i : i + PAUSE_EVERY]) for i in range(0, len(rows), PAUSE_EVERY)]
+    taken = least[2] - least[-1]
+    return f"{taken / MIB:.0f} MiB less of the card's memory is free at the end" if taken > GROWTH_BYTES else ""
+
+
+MEASURED: dict[str, Callable[..., Rows]] = {"copies": copies, "launch": launch, "memory": memory}
+
+
+def _measure(what: str, spec: str, model: Path | None) -> int:
+    """Exit status: 1 where what was found is wrong."""
     from oallama.device.load_params import load_bridge
     from oallama.device.native_log import native_log
     from oallama.device.opening import open_device
     from oallama.device.spec import parse_device
 
-    with native_log(), open_device(parse_device(device_name)) as device:
-        rows = list(partial(MEASURED[what], load_bridge(), device.name)())
+    with native_log(), open_device(parse_device(spec)) as device:
+        rows = list(MEASURED[what](load_bridge(), device.name, *(() if model is None else (spec, model))))
     write_document(rows, None)
-    return 0
+    fault = grown(rows) if what == "memory" else ""
+    if fault:
+        print(f"gpu_run: {fault}", file=sys.stderr)
+    return int(bool(fault))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,11 @@ from oallama.bench.readback import weight_of
 from oallama.core.types import Shape
 from oallama.model.gguf_reader import read_gguf
 
-Traced = tuple[str, str, Shape]
-"""A mul-mat of the graph: the weight it reads, ggml's name of the op, the weight's [K, N, E]."""
+Traced = tuple[str, str, Shape, bool]
+"""A mul-mat of the graph: the weight it reads, ggml's name of the op, the weight's [K, N, E], and whether the input is
+to be read in F32."""
+
+SRC1_PREC, PREC_F32 = 3, 10  # where ggml_prec_set_src notes it for src[1], and GGML_PREC_F32
 
 
 @contextlib.contextmanager
@@ -31,7 +34,7 @@ def tracing() -> Iterator[Callable[[Path], list[Traced]]]:
 
     def trace(path: Path) -> list[Traced]:
         rows = child.ask({"path": str(path)}, timeout_s=600.0)["operators"]
-        return [(name, op, tuple(shape)) for name, op, shape in rows]
+        return [(name, op, tuple(shape), in_f32) for name, op, shape, in_f32 in rows]
 
     try:
         yield trace
@@ -49,7 +52,8 @@ def _decode_traced(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
             weight = weight_of(node)
             name = weight.name.decode("ascii", "replace")
             if name in weights:
-                found.append((name, op, (weight.ne[0], weight.ne[1], weight.ne[2])))
+                in_f32 = node.op_params[SRC1_PREC] == PREC_F32
+                found.append((name, op, (weight.ne[0], weight.ne[1], weight.ne[2]), in_f32))
         return False  # never stop at a node
 
     with traced(request["path"], on_node, 32) as context:

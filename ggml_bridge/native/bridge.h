@@ -122,6 +122,7 @@ typedef struct gb_mul_mat_params {
     int64_t      n_tokens;
     int64_t      working_set_bytes; // weight bytes to touch before one is touched again; 0: one copy
     int32_t      n_threads;         // of the CPU
+    int32_t      input_f32;         // the input must be read in F32: ggml_prec_set_src(…, GGML_PREC_F32, 1)
 } gb_mul_mat_params;
 
 typedef struct gb_mul_mat_info {

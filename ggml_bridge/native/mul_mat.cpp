@@ -65,15 +65,21 @@ class Router {
 MulMatShape shape_of(const gb_mul_mat_params & params) {
     // one expert to choose from is no choice
     const int64_t     n_expert_used = params.e > 1 ? params.n_expert_used : 0;
-    const MulMatShape shape         = {
-        static_cast<ggml_type>(params.type), params.k, params.n, params.e, n_expert_used, params.n_tokens};
+    const MulMatShape shape         = {static_cast<ggml_type>(params.type),
+                                       params.k,
+                                       params.n,
+                                       params.e,
+                                       n_expert_used,
+                                       params.n_tokens,
+                                       params.input_f32 != 0};
     check_shape(shape);
     return shape;
 }
 
 std::string describe(const MulMatShape & shape) {
     return std::string(shape.routed() ? "MUL_MAT_ID" : "MUL_MAT") + " by " + ggml_type_name(shape.type) + " [" +
-           std::to_string(shape.k) + ", " + std::to_string(shape.n) + ", " + std::to_string(shape.e) + "]";
+           std::to_string(shape.k) + ", " + std::to_string(shape.n) + ", " + std::to_string(shape.e) + "]" +
+           (shape.input_f32 ? " of an input in F32" : "");
 }
 
 ggml_tensor * new_src1(ggml_context * ctx, const MulMatShape & shape) {
@@ -86,8 +92,13 @@ ggml_tensor * new_ids(ggml_context * ctx, const MulMatShape & shape) {
     return shape.routed() ? ggml_new_tensor_2d(ctx, GGML_TYPE_I32, shape.n_expert_used, shape.n_tokens) : nullptr;
 }
 
-ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * src1, ggml_tensor * ids) {
-    return ids != nullptr ? ggml_mul_mat_id(ctx, weight, src1, ids) : ggml_mul_mat(ctx, weight, src1);
+ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * weight, ggml_tensor * src1, ggml_tensor * ids,
+                       bool input_f32) {
+    ggml_tensor * out = ids != nullptr ? ggml_mul_mat_id(ctx, weight, src1, ids) : ggml_mul_mat(ctx, weight, src1);
+    if (input_f32) {
+        ggml_prec_set_src(out, GGML_PREC_F32, 1);
+    }
+    return out;
 }
 
 } // namespace
@@ -110,7 +121,7 @@ void check_shape(const MulMatShape & shape) {
 }
 
 ggml_tensor * build_mul_mat(ggml_context * ctx, ggml_tensor * weight, const MulMatShape & shape) {
-    return multiply(ctx, weight, new_src1(ctx, shape), new_ids(ctx, shape));
+    return multiply(ctx, weight, new_src1(ctx, shape), new_ids(ctx, shape), shape.input_f32);
 }
 
 //
@@ -213,7 +224,8 @@ void MulMat::make_graph(int64_t n_nodes) {
     nodes_.clear();
     for (int64_t i = 0; i < n_nodes; i++) {
         ggml_tensor * weight = weights_[static_cast<size_t>(i) % weights_.size()];
-        ggml_tensor * node   = multiply(graph_ctx_.get(), weight, src1_, ids[static_cast<size_t>(i)]);
+        ggml_tensor * id     = ids[static_cast<size_t>(i)];
+        ggml_tensor * node   = multiply(graph_ctx_.get(), weight, src1_, id, shape_.input_f32);
         if (i == 0) {
             dst_buffer_ = alloc_buffer(buft, static_cast<int64_t>(ggml_backend_buft_get_alloc_size(buft, node)));
         }

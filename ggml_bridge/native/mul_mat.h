@@ -14,6 +14,7 @@ struct MulMatShape {
     int64_t   e;
     int64_t   n_expert_used;
     int64_t   n_tokens;
+    bool      input_f32 = false; // the device must read the input in F32
 
     bool routed() const { return n_expert_used > 0; }
 };

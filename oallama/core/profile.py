@@ -46,7 +46,7 @@ class ProfileCase(Case):
 
     JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "device", "layout", "type", "shape", "n_expert_used", "n_tokens", "seconds", "samples", "gb_per_s", "gflops",
-        "working_set_bytes", "op",
+        "working_set_bytes", "op", "input_f32",
     )  # fmt: skip
 
     @property
@@ -67,6 +67,7 @@ class SkippedCase(Case):
 
     JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "device", "layout", "type", "shape", "n_expert_used", "n_tokens", "working_set_bytes", "reason", "op",
+        "input_f32",
     )  # fmt: skip
 
 

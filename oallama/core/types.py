@@ -90,6 +90,7 @@ class Operator:
     n_expert_used: int = 1  # experts each token is routed to (MUL_MAT_ID), else 1
     gate_up: bool = False  # one weight for both: rows 0..N/2 are the gate, the others up
     biased: bool = False  # a bias or a scale of its own follows the mul-mat
+    input_f32: bool = False  # llama.cpp has its input read in F32: many devices have no such kernel for MUL_MAT_ID
 
     @property
     def is_last(self) -> bool:
@@ -104,7 +105,8 @@ class Operator:
     @property
     def mul_mat(self) -> MulMat:
         """The part of an operator that its time depends on."""
-        return MulMat(self.op, self.type, self.shape, self.n_expert_used if self.op == "MUL_MAT_ID" else 1)
+        n_used = self.n_expert_used if self.op == "MUL_MAT_ID" else 1
+        return MulMat(self.op, self.type, self.shape, n_used, self.input_f32)
 
 
 LEAST_SPREAD, SPREAD_EXPERTS = 0.25, 32
@@ -125,6 +127,7 @@ class MulMat:
     type: str
     shape: Annotated[tuple[Size, Size, Size], Expect("must be three sizes above 0")]
     n_expert_used: Count = 1
+    input_f32: Annotated[bool, Mark.OMIT_DEFAULT] = False
 
     @property
     def bytes(self) -> int:

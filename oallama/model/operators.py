@@ -41,6 +41,9 @@ _BEFORE_ATTN_OUTPUT = {
 }
 """Routers and experts that read the layer's input, not what attention makes of it."""
 
+_INPUT_F32 = {"mistral4": ("ffn_down_exps",)}
+"""Mul-mats whose input exceeds F16's range: ggml_prec_set_src(…, GGML_PREC_F32, 1) in llama.cpp."""
+
 _NO_OUTPUT = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
      "t5encoder", "gemma-embedding", "llama-embed"}
@@ -142,4 +145,5 @@ def _operator(gguf: GgufFile, tensor: TensorInfo, role: TensorRole, h: Hyperpara
         n_expert_used=used,
         gate_up=gate_up,
         biased=any(f"{stem}.{suffix}" in gguf.tensor_by_name for suffix in ("bias", "scale")),
+        input_f32=role.role in _INPUT_F32.get(gguf.arch, ()),
     )

@@ -112,6 +112,7 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
     line += f" hot={','.join(map(str, placement.hot_experts))}" if placement.hot_experts else ""
     line += " resident" if resident else ""
+    line += " input=F32" if operator.input_f32 else ""
     chunk = chunk_of(operator)
     line += f" chunk={chunk}" if chunk else ""
     return line

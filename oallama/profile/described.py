@@ -153,6 +153,8 @@ def _cases(
     """Price every distinct mul-mat at every batch size. It reads its weights and activations, and writes its result."""
     made = []
     for mul_mat in dict.fromkeys(mul_mat for mul_mat, *_ in want.mul_mats):
+        if mul_mat.input_f32 and device != CPU_DEVICE:
+            continue  # CUDA has no such kernel
         for n_tokens in sorted(set(tokens)):
             k, n, _ = mul_mat.shape
             moved = F32 * n_tokens * mul_mat.matrices_per_token * (k + n)

@@ -189,6 +189,7 @@ def _time_mul_mat(session: Session, case: Case) -> Timing:
             case.n_tokens,
             working_set_bytes,
             session.n_threads,
+            mul_mat.input_f32,
         )
         return session.timed(timer, policy)
 

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.forced import everything, ffn, forced, written
+from e2e.forced import Share, everything, ffn, forced, nothing, written
 from e2e.logits import nmse, placed_logits, stock_logits
-from e2e.plugin_runs import counted, loaded, logits_of, with_plugin
+from e2e.plugin_runs import counted, loaded, logits_of, logits_of_sequences, with_plugin
 from gguf_factory import write_llama_shape
 from processes import here
 
 from oallama.core.types import CPU_DEVICE, StreamSettings
+from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import OpenDevice, open_device
 from oallama.device.spec import parse_device
@@ -80,6 +81,50 @@ def test_a_split_gives_the_logits_of_stock(
     assert done[0].bytes_in > 0 and done[0].bytes_out > 0, "the device computed nothing"
     assert mode == "split" or done[0].bytes_streamed > 0, "nothing was streamed"
     assert load_bridge().split().memory() == held
+
+
+@pytest.mark.parametrize("n_used", [2, 4])
+@pytest.mark.parametrize("weight_type", ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
+def test_hot_experts(arch: str, weight_type: str, n_used: int, card: OpenDevice, models: Path) -> None:
+    """One of eight, some and all, token by token and in batches: hits and misses in one token, tokens without either.
+    CUDA computes experts of quantised weights row by row, of others by the slot that each rank names."""
+    path = written(models, arch, weight_type=weight_type, n_expert_used=n_used)
+    expected = stock_logits(path, TOKENS)
+    for hot in ((3,), (0, 2, 5), tuple(range(8))):
+        for sum_bytes in (0, None):  # rows are added up on the card, or come back
+            with with_plugin(path, card.name, ffn(0.0), hot=hot, sum_bytes=sum_bytes) as context:
+                found = logits_of_sequences(context, [TOKENS[:12]])[0]
+                assert nmse(found, expected[:12]) <= bound("moe", weight_type), f"token by token, {hot} are hot"
+                for n in (3, N_TOKENS):
+                    found = logits_of(context, TOKENS[:n])
+                    assert nmse(found, expected[:n]) <= bound("moe", weight_type), f"{n} tokens, {hot} are hot"
+
+
+@pytest.mark.parametrize("weight_type", ["F16", "Q4_0"])
+@pytest.mark.parametrize(
+    ("arch", "share", "hot"),
+    [
+        ("llama", ffn(0.5), ()),
+        ("llama", ffn(0.25, 0.25), ()),
+        ("qwen3moe", ffn(0.5), ()),
+        ("qwen3moe", nothing, (0, 3, 6)),
+    ],
+    ids=["cut", "streamed", "experts", "hot"],
+)
+def test_blocks_that_live_on_the_card(
+    arch: str, share: Share, hot: tuple[int, ...], weight_type: str, card: OpenDevice, models: Path
+) -> None:
+    """Attention and routers are there: what a block reads and gives is the card's, and ggml's scheduler keeps the order
+    of the two streams that work on it."""
+    path = written(models, arch, weight_type=weight_type, n_layer=4)
+    case = forced(path, card.name, share, hot=hot, whole=lambda operator: not is_ffn(operator))
+    with case.with_ledger(staging=16 << 20).engine() as engine:
+        for n in (1, 3, N_TOKENS):
+            found = engine.logits(TOKENS[:n])
+            assert nmse(found, stock_logits(path, TOKENS[:n])) <= bound(arch, weight_type), f"{n} tokens"
+            assert np.array_equal(found, engine.logits(TOKENS[:n]))
+        assert not [warning for warning in engine.warnings if "cannot live" in warning]
 
 
 @pytest.mark.parametrize("gg", [0.01, 0.99])  # the smallest slice

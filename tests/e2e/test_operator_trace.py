@@ -23,7 +23,8 @@ def check() -> Iterator[Check]:
     with tracing() as trace:
 
         def check(path: Path) -> None:
-            assert [(o.name, o.op, o.shape) for o in operators(read_gguf(path))] == trace(path)
+            listed = [(o.name, o.op, o.shape, o.input_f32) for o in operators(read_gguf(path))]
+            assert listed == trace(path)
 
         yield check
 

@@ -64,6 +64,18 @@ def attention_and_routers(operator: Operator) -> bool:
     return attention(operator) or operator.role == "ffn_gate_inp"
 
 
+@pytest.mark.parametrize("hot", [(), (0, 3, 6)])
+def test_experts_that_a_card_cannot_compute_stay_on_the_host(hot: tuple[int, ...], models: Path) -> None:
+    """Mistral-4 reads the input of down's experts in F32, for which CUDA, and what emulates it, has no kernel."""
+    path = written(models, "mistral4")
+    case = forced(path, REAL, nothing if hot else ffn(0.5), hot=hot).with_ledger(staging=16 << 20)
+    with case.engine() as engine:
+        assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT)) <= EXACT_NMSE
+        assert nmse(engine.logits(PROMPT[:1]), stock_logits(path, PROMPT[:1])) <= EXACT_NMSE
+        said = [warning for warning in engine.warnings if "cannot multiply by" in warning]
+    assert len(said) == 1 and "ffn_down_exps" in said[0], said
+
+
 @pytest.mark.parametrize("whole", [None, attention, attention_and_routers])
 @pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
 def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, models: Path) -> None:

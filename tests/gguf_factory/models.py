@@ -214,6 +214,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gpt2": Architecture(GPT2, "token_embd output_norm+ position_embd", layer_norm=True, all_kv=True),
     "deepseek2": deepseek2(EXPERTS),
+    "mistral4": deepseek2(EXPERTS),
     "deepseek2-fused": deepseek2("ffn_gate_inp ffn_gate_up_exps ffn_down_exps"),
     "granitemoe": Architecture(
         f"attn_norm {ATTENTION} ffn_norm {EXPERTS} {SHARED}",

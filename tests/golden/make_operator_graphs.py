@@ -28,7 +28,7 @@ if __name__ == "__main__":
         try:
             gguf = read_gguf(path)
             with tracing() as trace:
-                traced = [name for name, _, _ in trace(path)]
+                traced = [name for name, *_ in trace(path)]
         except (ModelFileError, ChildDied, ChildTimeout, ValueError) as error:
             print(error, file=sys.stderr)
             continue

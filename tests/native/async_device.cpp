@@ -587,7 +587,7 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
             return false;
         }
     }
-    return op->type != refused &&
+    return op->type != refused && emulated::cuda_supports(op) &&
            ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
 }
 
@@ -624,6 +624,12 @@ void set_up_device(ggml_backend_reg_t reg) {
     the_device.reg = reg;
 }
 
+// As ggml-cuda tells that it was built without virtual memory.
+ggml_backend_feature * features(ggml_backend_reg_t) {
+    static ggml_backend_feature the_features[] = {{"ARCHS", "900"}, {"NO_VMM", "1"}, {nullptr, nullptr}};
+    return the_features;
+}
+
 } // namespace
 
 ggml_backend_reg_t registry() {
@@ -633,7 +639,10 @@ ggml_backend_reg_t registry() {
         made->iface.get_name         = [](ggml_backend_reg_t) { return "TEST"; };
         made->iface.get_device_count = [](ggml_backend_reg_t) { return size_t{1}; };
         made->iface.get_device       = [](ggml_backend_reg_t, size_t) { return &the_device; };
-        made->iface.get_proc_address = [](ggml_backend_reg_t, const char *) -> void * { return nullptr; };
+        made->iface.get_proc_address = [](ggml_backend_reg_t, const char * name) {
+            const bool asked = options().no_vmm && std::strcmp(name, "ggml_backend_get_features") == 0;
+            return asked ? reinterpret_cast<void *>(features) : nullptr;
+        };
         set_up_device(made);
         return made;
     }();

@@ -8,6 +8,7 @@
 //   - a copy to host memory that is not pinned holds up its caller until it is made, as CUDA's does
 //   - where no pinned memory is left, its buffer type gives plain memory, as CUDA's does
 //   - a graph is taken as it is when it is launched; it may only touch this device's memory
+//   - it computes nothing by experts whose input must be read in F32, as CUDA and Vulkan do not
 //   - rows of quantised weights are padded as CUDA pads them, and what is read behind a row must be numbers
 //   - of experts in float a token uses each once
 //
@@ -33,6 +34,7 @@ struct Options {
     size_t   pinned_capacity   = SIZE_MAX; // bytes; beyond them pinned host memory is plain memory
     bool     by_address        = false;    // supports_buft is true for its own buffer type alone, as told by address
     bool     refuse_events     = false;    // no events
+    bool     no_vmm            = false;    // it tells of itself what ggml-cuda without virtual memory does
     int32_t  refused_type      = -1;       // supports_op answers false for operations on tensors of this ggml_type
     int64_t  graphs_until_lost = -1;       // so many graphs are computed, then graph_compute fails; -1: never
 };

@@ -24,8 +24,8 @@ const std::vector<std::string> & seeds() {
 const std::vector<std::string> & words() {
     static const std::vector<std::string> known =
         words_of("oallama-plan model device staging ring slots prefetch ahead layer piece link sum twice tokens "
-                 "exchange idle eager off tensor rows cols halves CPU - n_g=0 resident chunk=64 hot=1,2 F32 Q4_K "
-                 "IQ2_XXS MXFP4 I32 # "
+                 "exchange idle eager off tensor rows cols halves CPU - n_g=0 resident input=F32 chunk=64 hot=1,2 F32 "
+                 "Q4_K IQ2_XXS MXFP4 I32 # "
                  "999999999999999999 9999999999999999999 -1 1e3 0x10 1152921504606846975x1x1 32x32x32x32");
     return known;
 }

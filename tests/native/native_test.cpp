@@ -125,6 +125,31 @@ void test_other_apis() {
     check(gb_open() == OALLAMA_OK, "the true API is taken");
 }
 
+// Has each back end compute, and waits for none; the first `n_right` graphs are computed as ggml does.
+int n_right = 0;
+
+ggml_status without_waiting(ggml_backend_sched_t sched, ggml_cgraph * graph) {
+    if (n_right-- > 0) {
+        return ggml_backend_sched_graph_compute_async(sched, graph);
+    }
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
+        ggml_backend_graph_compute_async(ggml_backend_sched_get_backend(sched, i), graph);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+// A scheduler that does not wait, where a back end reads another's memory, or where it is sent what that has.
+void test_order() {
+    const auto status = [] { return oallama::guarded([] { oallama::check_order(without_waiting); }); };
+    for (const int right : {0, 1}) {
+        n_right = right;
+        check(status() == OALLAMA_MISMATCH && std::strstr(oallama::last_error(), "before the next one") != nullptr,
+              "a scheduler that does not wait is refused, graph " + std::to_string(right));
+    }
+    n_right = 2;
+    check(status() == OALLAMA_OK, "ggml's scheduler waits");
+}
+
 void test_types_and_devices() {
     gb_type_info type = {};
     for (int number = 0; number < gb_type_count(); number++) {
@@ -173,7 +198,7 @@ void test_mul_mat(const char * device, const char * layout) {
             int32_t supported        = 0;
             if (type.mul_mat == 0 ||
                 (layout != nullptr && (gb_layout_supports(layout, number, params.k, params.n, params.e, n_expert_used,
-                                                          &supported) != OALLAMA_OK ||
+                                                          /*sound=*/1, &supported) != OALLAMA_OK ||
                                        supported == 0))) {
                 continue;
             }
@@ -330,6 +355,7 @@ int main() {
     test_library();
     test_buffer_types();
     test_other_apis();
+    test_order();
     test_types_and_devices();
     test_refusals();
     for (const std::string & layout : layouts()) {

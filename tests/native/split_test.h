@@ -49,7 +49,8 @@ struct Weight {
     ggml_type    type;
     int64_t      k, n, e;
     oallama_axis axis;
-    int64_t      chunk = 0; // tokens; 0: none
+    int64_t      chunk     = 0;     // tokens; 0: none
+    bool         input_f32 = false; // told by the plan
 
     int64_t extent() const { return axis == OALLAMA_COLS ? k : axis == OALLAMA_ROWS ? n : n / 2; }
 
@@ -116,6 +117,7 @@ struct MoeOptions {
     bool before   = false; // expert weights are multiplied before, as llama4 does
     int  n_used   = 2;
     int  n_expert = 4;
+    bool f32      = false; // down's input is read in F32, as Mistral-4 has it
 };
 
 Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options = {});

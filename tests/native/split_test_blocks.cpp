@@ -293,6 +293,9 @@ void build_moe(Graph & g, const MoeOptions & options) {
     cur = activate(g, options.op, gate, options.gate == Gate::none ? nullptr : up);
 
     ggml_tensor * experts = branch("ffn_down_exps", cur, "down_b"); // [n_embd, n_used, n_tokens]
+    if (options.f32) {
+        ggml_prec_set_src(options.bias ? experts->src[0] : experts, GGML_PREC_F32, 1);
+    }
     if (!options.before) {
         experts = ggml_mul(g.ctx, experts, weights);
     }
@@ -328,7 +331,7 @@ Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options) {
     if (options.gate == Gate::par) {
         block.weights.push_back({"ffn_gate_exps", up, n_embd, n_ff, n_expert, OALLAMA_ROWS});
     }
-    block.weights.push_back({"ffn_down_exps", down, n_ff, n_embd, n_expert, OALLAMA_COLS});
+    block.weights.push_back({"ffn_down_exps", down, n_ff, n_embd, n_expert, OALLAMA_COLS, 0, options.f32});
     block.extras = {{"gate_inp", {n_embd, n_expert}},
                     {"up_b", {n_up, n_expert}},
                     {"gate_b", {n_ff, n_expert}},

@@ -55,6 +55,30 @@ void check_refused_type(const Block & block) {
     check_right(session, model, 5, "and is computed there");
 }
 
+// The input of down is to be read in F32, for which the device has no kernel: all of down is computed on the host. A
+// plan that does not tell this cannot be computed.
+void check_refused_input() {
+    MoeOptions options;
+    options.f32 = true;
+    Block block = moe_block(q4_0, q4_0, options);
+    {
+        const PlanPtr plan = plan_of(block, Cut::half);
+        const Model   model(block, plan.get());
+        const Told    now = told(plan.get());
+        check(now.gg > 0 && now.usable && now.problems.find("ffn_down_exps") != std::string::npos,
+              "a mul-mat the device does not have stays on the host: " + now.problems);
+        Session session;
+        check_right(session, model, 1, "with down on the host");
+        check_right(session, model, 5, "with down on the host");
+    }
+    block.weights.back().input_f32 = false;
+    const PlanPtr plan             = plan_of(block, Cut::half);
+    const Model   model(block, plan.get());
+    Session       session;
+    check(told(plan.get()).problems.empty() && session.fails(GGML_STATUS_FAILED, model, 1),
+          "the device refuses what the plan did not tell");
+}
+
 void check_lost_device(const Block & block) {
     const PlanPtr plan = plan_of(block, Cut::half);
     const Model   model(block, plan.get());
@@ -237,6 +261,7 @@ void test_faults() {
     check_stale_slots();
     check_wrong_experts();
     check_refused_type(ffn_block(q4_0, q4_0));
+    check_refused_input();
     check_layouts(ffn_block(GGML_TYPE_F32, GGML_TYPE_F32));
 }
 

@@ -44,6 +44,19 @@ void check_phases(bool bias, const std::string & hot, int64_t n_hot) {
     check(now.bytes_in == block.n_embd * 4 + n_rows * 4 + biases, "an input, slots and biases are sent");
 }
 
+// The device has no mul-mat by down's experts whose input is read in F32: down has no hot ones.
+void check_refused_input() {
+    MoeOptions options;
+    options.f32         = true;
+    const Block   block = moe_block(q4_0, q4_0, options);
+    const PlanPtr plan  = new_plan(hot_text(block, "0,2"));
+    const Model   model(block, plan.get());
+    Session       session;
+    check(told(plan.get()).problems.find("ffn_down_exps") != std::string::npos, "that down has no hot experts is told");
+    check_right(session, model, 1, "without hot experts of down");
+    check_right(session, model, 5, "without hot experts of down");
+}
+
 // A token uses a slot once, where there are several or the weights are in float: CUDA's kernels for those keep one rank
 // for each expert and token. One token alone computes what is thrown away with the slot of a hit.
 void check_routing() {
@@ -270,6 +283,7 @@ void test_hot() {
         check_phases(bias, "2", 1);
         check_phases(bias, "0,2,3", 3);
     }
+    check_refused_input();
     check_rule();
     check_exchanges();
     check_fetches();

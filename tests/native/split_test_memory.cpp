@@ -1,6 +1,8 @@
 // Memory that a device copies from and to: what is pinned, who waits for a copy, where results lie, and what crosses
 // where blocks live on the device.
 
+#include <cstdlib>
+
 #include "split_test.h"
 
 namespace split_test {
@@ -97,6 +99,21 @@ void check_default_memory(const Block & block) {
     check(ggml_backend_dev_buffer_type(ours) == pinned, "the first plan is still there");
 }
 
+// Where memory that captured graphs use may be freed, none is captured.
+void check_graphs(const Block & block) {
+    constexpr const char * variable = "GGML_CUDA_DISABLE_GRAPHS";
+    for (const bool no_vmm : {false, true}) {
+        DeviceOptions device;
+        device.no_vmm = no_vmm;
+        device.set();
+        ::unsetenv(variable);
+        const PlanPtr plan = plan_of(block, Cut::half);
+        check((std::getenv(variable) != nullptr) == no_vmm,
+              "CUDA graphs are turned off for a pool that frees its memory");
+    }
+    ::unsetenv(variable);
+}
+
 //
 // blocks that live on the device
 //
@@ -162,6 +179,23 @@ void check_registry(const Block & block) {
     check(ours->iface.supports_buft(ours, known), "a scheduler that asked before may still be made");
 }
 
+// ggml's scheduler copies what a third device has computed, and before that waits for this device alone: what
+// llama.cpp's back end has computed in the memory where blocks live may not be there.
+void check_third_device(const Block & block) {
+    const PlanPtr plan = plan_of(block, Cut::half);
+    for (const char * name : {"OALLAMA", "OALLAMA_Resident"}) {
+        const bool       lives = name != std::string("OALLAMA");
+        const BackendPtr ours(ggml_backend_dev_init(ggml_backend_dev_by_name(name), nullptr));
+        ggml_cgraph      nothing = {};
+        check(ggml_backend_graph_compute(ours.get(), &nothing) == GGML_STATUS_SUCCESS, "without an input");
+        check(!ours->iface.cpy_tensor_async(ours.get(), ours.get(), nullptr, nullptr), "ggml copies inputs");
+        check(ggml_backend_graph_compute(ours.get(), &nothing) == (lives ? GGML_STATUS_FAILED : GGML_STATUS_SUCCESS),
+              std::string(name) + " with an input that was copied");
+        check(!lives || std::string(oallama_last_error()).find("another device") != std::string::npos, "it is told");
+        check(ggml_backend_graph_compute(ours.get(), &nothing) == GGML_STATUS_SUCCESS, "the next graph has none");
+    }
+}
+
 } // namespace
 
 void test_memory() {
@@ -171,6 +205,7 @@ void test_memory() {
     check_pieces(gib, 2, "not as planned: no pinned host memory is left for 536870912 of 1610612736 bytes of weights");
     check_pieces(gib / 4, 0, "no pinned host memory is left for 1610612736 of 1610612736 bytes of weights");
     check_default_memory(dense);
+    check_graphs(dense);
     for (const Block & block : {dense, experts}) {
         check_order(block);
         check_no_growth(block);
@@ -191,6 +226,7 @@ void test_resident() {
         }
     }
     check_registry(ffn_block(q4_0, q4_0));
+    check_third_device(ffn_block(q4_0, q4_0));
 }
 
 } // namespace split_test

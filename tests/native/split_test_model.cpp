@@ -87,7 +87,8 @@ std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std
            std::to_string(cg) + " " + std::to_string(weight.extent() - cc - cg) + " " +
            (cc == 0 ? "-"
             : holds ? layout
-                    : "CPU");
+                    : "CPU") +
+           (weight.input_f32 ? " input=F32" : "");
 }
 
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & lines,

@@ -81,6 +81,7 @@ Block random_moe(bridge::Random & random, ggml_type up, ggml_type down) {
     options.before   = one_in(random, 4);
     options.n_used   = static_cast<int>(1 + random.below(4));
     options.n_expert = one_in(random, 3) ? 9 : 4;
+    options.f32      = one_in(random, 6);
     return moe_block(up, down, options);
 }
 

@@ -67,6 +67,12 @@ def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
         with_card(replace(before, cases=()), CARD, SMALL, WORLD.operators)
 
 
+def test_a_card_is_not_described_to_compute_what_cuda_does_not() -> None:
+    operators = tuple(replace(operator, input_f32=operator.role == "ffn_down_exps") for operator in MOE.operators)
+    profile = with_card(host_profile(HOST, ROUTED, operators, MOE.tokens), CARD, ROUTED, operators)
+    assert {case.device for case in profile.cases if case.mul_mat.input_f32} == {CPU_DEVICE}
+
+
 @pytest.mark.parametrize("name", CARDS)
 def test_a_described_card_gives_the_published_run_again(name: str) -> None:
     """LLaMA-2-7B Q4_0 whole on the card, priced by the cost model from the card's rates."""

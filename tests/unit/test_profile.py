@@ -163,14 +163,14 @@ class Machine:
         return SimpleNamespace(run=run, close=close)
 
     def mul_mat(self, device: str, layout: str | None, type_name: str, k: int, n: int, e: int, routed: int,
-                n_tokens: int, working_set_bytes: int, n_threads: int) -> Any:  # fmt: skip
+                n_tokens: int, working_set_bytes: int, n_threads: int, input_f32: bool) -> Any:  # fmt: skip
         assert routed == (2 if e == 8 else 0)
         if (layout, e) == self.crashing:
             self.asked.append(("crash", layout, e))
             raise ChildDied("oallama.profile.child", -11)
         if working_set_bytes >= self.most_bytes:
             raise OutOfMemory("no memory")
-        if layout in self.refused or device in self.refused:
+        if layout in self.refused or device in self.refused or (input_f32 and layout is None):
             raise Unsupported(f"no kernel in {layout or device}")
         seconds = self.mul_mat_s(layout, (k, n, e), n_tokens)
         return self._timer(seconds, "mul_mat", device, layout, (k, n, e), n_tokens, working_set_bytes)
@@ -394,6 +394,17 @@ def test_what_has_no_kernel_is_left_out_and_not_asked_for_again() -> None:
     assert {(row.first, row.second) for row in profile.sharing} == {("cpu", "link")}
     again = Machine()
     assert again.profile() == profile and not again.asked
+
+
+def test_a_mul_mat_whose_input_is_read_in_f32_is_asked_for_as_such() -> None:
+    """CUDA has none by experts: such a weight stays on the host. Its cases are others than those of its shape."""
+    machine = Machine()
+    profile = machine.profile((*EXPERTS, replace(EXPERTS[1], input_f32=True)))
+    assert {(case.device, case.mul_mat.input_f32) for case in profile.skipped} == {("CUDA0", True)}
+    assert {case.device for case in profile.cases if case.mul_mat.input_f32} == {"CPU"}
+    assert "CUDA0" in {case.device for case in profile.cases if case.mul_mat == EXPERTS[1].mul_mat}
+    again = Machine()
+    assert again.profile((*EXPERTS, replace(EXPERTS[1], input_f32=True))) == profile and not again.asked
 
 
 @pytest.mark.parametrize(("most_bytes", "n_cases"), [(1, 12), (0, 0)])

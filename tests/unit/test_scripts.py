@@ -12,6 +12,7 @@ import make_model
 import pytest
 from card_fit import main
 from card_model import START, Predictor, PublishedRun, read_models, with_rates
+from gpu_card import MIB, PAUSE_EVERY, REQUESTS, grown
 from model_shapes import KNOWN
 
 from oallama.model.gguf_reader import read_gguf
@@ -27,6 +28,16 @@ def test_make_model_writes_the_shape_asked_for(tmp_path):
     assert (info.n_layer, info.n_embd, info.n_ff, info.n_head, info.n_head_kv) == (3, 512, 768, 8, 2)
     assert (info.n_vocab, info.n_ctx_train) == (300, 128)
     assert {operator.type for operator in operators(read_gguf(path))} == {"Q4_0"}
+
+
+@pytest.mark.parametrize(("lost_each", "is_told"), [(0, False), (MIB // 8, False), (MIB, True)])
+def test_memory_that_a_card_does_not_get_back_is_told(lost_each, is_told):
+    """The first requests take what the others use again."""
+    rows = [{"free_bytes": 2000 * MIB - min(i, 9) * 50 * MIB - i * lost_each} for i in range(REQUESTS)]
+    assert bool(grown(rows)) == is_told
+    assert (
+        not is_told or grown(rows) == f"{REQUESTS - 3 * PAUSE_EVERY} MiB less of the card's memory is free at the end"
+    )
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,8 @@ ggml_backend_buffer_type_t emulated_device_get_host_buffer_type(ggml_backend_dev
 }
 
 bool emulated_device_supports_op(ggml_backend_dev_t /*dev*/, const ggml_tensor * op) {
-    return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+    return cuda_supports(op) &&
+           ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
 }
 
 bool emulated_device_supports_buft(ggml_backend_dev_t /*dev*/, ggml_backend_buffer_type_t buft) {

@@ -149,6 +149,10 @@ bool has_kernel(const ggml_tensor * node) {
     }
 }
 
+bool cuda_supports(const ggml_tensor * op) {
+    return op->op != GGML_OP_MUL_MAT_ID || op->op_params[3] != GGML_PREC_F32; // where ggml_prec_set_src notes it
+}
+
 bool is_routing(const ggml_tensor * node) {
     return node->op == GGML_OP_ARGSORT || node->op == GGML_OP_TOP_K;
 }

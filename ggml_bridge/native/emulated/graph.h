@@ -16,6 +16,9 @@ namespace emulated {
 // True for a node that computes something; views do not.
 bool has_kernel(const ggml_tensor * node);
 
+// Whether ggml-cuda would compute an operation that the CPU does: not by experts whose input must be read in F32.
+bool cuda_supports(const ggml_tensor * op);
+
 // True for a sort: its result says which experts a token is routed to.
 bool is_routing(const ggml_tensor * node);
 

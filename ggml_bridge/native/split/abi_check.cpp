@@ -170,7 +170,60 @@ void check_backends(ggml_backend_dev_t cpu) {
     expect(ggml_backend_sched_alloc_graph(sched.get(), graph) && told_as_meant, "what graph_optimize is called with");
 }
 
+thread_local std::string noted; // in turn: a, b: a back end was given a graph; A, B: it was waited for
+
+template <char C> ggml_status note_graph(ggml_backend_t /*backend*/, ggml_cgraph * /*graph*/) {
+    noted += C;
+    return GGML_STATUS_SUCCESS;
+}
+
+template <char C> void note_wait(ggml_backend_t /*backend*/) {
+    noted += C;
+}
+
+thread_local ggml_backend_buffer_type_t not_of_b; // a buffer type that b cannot read
+
+bool can_b_read(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t buft) {
+    return buft != not_of_b;
+}
+
 } // namespace
+
+// Blocks that live on a device compute on a stream of their own with what llama.cpp's computes there, and the other way
+// round. Nothing but ggml's scheduler orders the two: before it has a back end compute what another one did not send,
+// it waits for the one before.
+void check_order(decltype(&ggml_backend_sched_graph_compute_async) compute) {
+    ggml_backend_dev_t  cpu               = cpu_device();
+    BufferType          of_a              = BufferType(as_api3(ggml_backend_dev_buffer_type(cpu)));
+    ggml_backend_device of_b              = *cpu;
+    of_b.iface.supports_buft              = can_b_read;
+    const BackendPtr a                    = BackendPtr(ggml_backend_dev_init(cpu, nullptr));
+    const BackendPtr b                    = BackendPtr(ggml_backend_dev_init(cpu, nullptr));
+    a->iface.graph_compute                = note_graph<'a'>;
+    a->iface.synchronize                  = note_wait<'A'>;
+    b->iface.graph_compute                = note_graph<'b'>;
+    b->iface.synchronize                  = note_wait<'B'>;
+    b->device                             = &of_b;
+    ggml_backend_t             backends[] = {a.get(), b.get()};
+    ggml_backend_buffer_type_t bufts[]    = {of_a.get(), ggml_backend_dev_buffer_type(cpu)};
+    for (const bool reads : {true, false}) { // b reads what a computes where it is, or is sent it
+        not_of_b               = reads ? nullptr : of_a.get();
+        const ContextPtr ctx   = new_context(4, 1, 8);
+        ggml_cgraph *    graph = ggml_new_graph_custom(ctx.get(), 8, false);
+        ggml_tensor *    first = ggml_sqr(ctx.get(), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 8));
+        ggml_tensor *    last  = ggml_sqr(ctx.get(), first);
+        ggml_build_forward_expand(graph, last);
+        const SchedPtr sched(ggml_backend_sched_new(backends, bufts, 2, 8, /*parallel=*/false, /*op_offload=*/false));
+        ggml_backend_sched_set_tensor_backend(sched.get(), first, a.get());
+        ggml_backend_sched_set_tensor_backend(sched.get(), last, b.get());
+        const bool allocated = ggml_backend_sched_alloc_graph(sched.get(), graph);
+        noted.clear();
+        expect(allocated && compute(sched.get(), graph) == GGML_STATUS_SUCCESS, "computing splits");
+        const size_t waited = noted.find('A', noted.find('a'));
+        const size_t next   = noted.find('b');
+        expect(waited < next && next != std::string::npos, "waiting for a back end before the next one computes");
+    }
+}
 
 void check_ggml() {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -186,6 +239,7 @@ void check_ggml() {
     check_tensors_and_graphs();
     check_vtables(cpu);
     check_backends(cpu);
+    check_order();
 }
 
 } // namespace oallama

@@ -12,9 +12,12 @@ namespace oallama {
 
 extern int api_version; // of the loaded ggml: 2 or 3, once check_ggml has found it
 
-// Throws OALLAMA_MISMATCH: the loaded ggml has an API that is not known, other numbers of operations or types, or other
-// structures.
+// Throws OALLAMA_MISMATCH: the loaded ggml has an API that is not known, other numbers of operations or types, other
+// structures, or another order of splits.
 void check_ggml();
+
+// The part of check_ggml that is about the order of splits. compute: ggml's, or a test's.
+void check_order(decltype(&ggml_backend_sched_graph_compute_async) compute = ggml_backend_sched_graph_compute_async);
 
 struct BufferTypeApi2 {
     decltype(ggml_backend_buffer_type_i::get_name)       get_name;

@@ -26,6 +26,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <utility>
 
 #include "abi_check.h"
 #include "report.h"
@@ -297,8 +298,9 @@ ggml_backend_buffer_type_t plain_buft(ggml_backend_dev_t device) {
 //
 
 struct BackendContext {
-    std::shared_ptr<SplitBackend> split;  // NULL: the device computed nothing when this was made
-    ggml_backend_dev_t            memory; // whose memory results are in; NULL: the host's
+    std::shared_ptr<SplitBackend> split;        // NULL: the device computed nothing when this was made
+    ggml_backend_dev_t            memory;       // whose memory results are in; NULL: the host's
+    bool                          sent = false; // an input of the next graph was copied
 };
 
 BackendContext & context_of(ggml_backend_t backend) {
@@ -331,12 +333,25 @@ bool ggml_backend_oallama_cpy_tensor_async(ggml_backend_t backend_src, ggml_back
     if (backend_src != backend_dst && context_of(backend_dst).split) {
         logged([&] { context_of(backend_dst).split->device_computes(); });
     }
+    context_of(backend_dst).sent = true;
     return false;
+}
+
+// Before a graph that was sent an input, ggml's scheduler has waited for the back end that this came from, and for no
+// other: what llama.cpp's back end has computed before where blocks live may not be done. Only a third device sends.
+void check_sent(BackendContext & context) {
+    if (std::exchange(context.sent, false) && context.memory != nullptr) {
+        throw Error(OALLAMA_UNSUPPORTED, std::string("a block that lives on ") + ggml_backend_dev_name(context.memory) +
+                                             " reads what another device computes: give llama.cpp no other device");
+    }
 }
 
 ggml_status ggml_backend_oallama_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     ggml_status computed = GGML_STATUS_FAILED;
-    const int   status   = logged([&] { computed = split_of(backend).compute(graph, context_of(backend).memory); });
+    const int   status   = logged([&] {
+        check_sent(context_of(backend));
+        computed = split_of(backend).compute(graph, context_of(backend).memory);
+    });
     return status == OALLAMA_OK          ? computed
            : status == OALLAMA_NO_MEMORY ? GGML_STATUS_ALLOC_FAILED
                                          : GGML_STATUS_FAILED;
@@ -624,9 +639,24 @@ void find_layouts() {
     }
 }
 
+// ggml-cuda's pool of temporary memory, where it was built without virtual memory, frees all that it keeps when there
+// is no more, and graphs that were captured go on using it (ggml-cuda.cu, ggml_cuda_pool_leg). Then none is captured.
+// It asks for the variable when it computes its first graph.
+void turn_graphs_off(ggml_backend_dev_t device) {
+    ggml_backend_reg_t reg      = ggml_backend_dev_backend_reg(device);
+    const auto         features = proc_address<ggml_backend_get_features_t>(reg, "ggml_backend_get_features");
+    const auto *       feature  = features == nullptr ? nullptr : features(reg);
+    for (; feature != nullptr && feature->name != nullptr; feature++) {
+        if (std::strcmp(feature->name, "NO_VMM") == 0) {
+            ::setenv("GGML_CUDA_DISABLE_GRAPHS", "1", /*overwrite=*/1);
+        }
+    }
+}
+
 } // namespace
 
 bool add_device(ggml_backend_dev_t device, bool resident) {
+    turn_graphs_off(device);
     PlanDevices &                     known = plan_devices();
     const std::lock_guard<std::mutex> lock(known.mutex);
     known.n_plans[device]++;

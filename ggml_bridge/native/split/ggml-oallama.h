@@ -57,7 +57,8 @@
 // mul-mat reads and what it gives lie in the device's memory, where llama.cpp computes what comes before and after;
 // else in host memory. Gate, up and down of one FFN run as one block when their counts are equal. chunk: where nothing
 // else is computed with it, so many tokens are computed at the same time at most, which takes less memory; a resident
-// tensor and one of several matrices have none.
+// tensor and one of several matrices have none. input=F32: llama.cpp sets ggml_prec_set_src(…, GGML_PREC_F32, 1) for
+// its mul-mat, which a device may have no kernel for: then all of it is computed on the host.
 //
 // hot: experts, ascending, that the device has whole as well, in a tensor of so many matrices. It computes what tokens
 // are routed to these, the CPU computes the rest at the same time, and each token's results are weighted and added up

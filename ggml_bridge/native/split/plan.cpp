@@ -144,6 +144,8 @@ SliceSpec read_slice(Line & line) {
             slice.takes_n_g = false;
         } else if (word == "resident" && !slice.resident) {
             slice.resident = true;
+        } else if (word == "input=F32" && !slice.input_f32) {
+            slice.input_f32 = true;
         } else if (word.rfind("chunk=", 0) == 0 && slice.chunk == 0) {
             slice.chunk = read_chunk(word.substr(6), line);
         } else if (word.rfind("hot=", 0) == 0 && slice.hot.empty()) {
@@ -151,8 +153,8 @@ SliceSpec read_slice(Line & line) {
             slice.takes_n_g = false;
         } else {
             line.fail("ends with " + word +
-                      "; n_g=0, resident, chunk=TOKENS and hot=EXPERTS may follow the layout, each once, or "
-                      "nothing");
+                      "; n_g=0, resident, input=F32, chunk=TOKENS and hot=EXPERTS may follow the layout, each "
+                      "once, or nothing");
         }
     }
     line.check(slice.name.size() < OALLAMA_NAME_BYTES && slice.name.size() < GGML_MAX_NAME,

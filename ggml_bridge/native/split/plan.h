@@ -40,6 +40,7 @@ struct SliceSpec {
     bool                 takes_n_g = true;  // CC is for the device too, for n_g tokens
     bool                 resident  = false; // inputs and results are in the device's memory, not the host's
     int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
+    bool                 input_f32 = false; // llama.cpp has it read its input in F32, at no lower precision
     std::vector<int32_t> hot;               // experts that the device has whole as well when it is loaded, by slot
 
     int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }

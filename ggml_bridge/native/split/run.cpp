@@ -486,7 +486,9 @@ void SplitBackend::count_experts(const Phase & phase, const ggml_cgraph * graph)
     }
 }
 
-// Nodes [begin, end) of the device graph.
+// Nodes [begin, end) of the device graph. ggml-cuda knows a graph by its first node, and captures one whose tensors
+// have not moved since its last launch. So GG and CG are never one launch: CG's slots differ from run to run, and under
+// the key of GG's first node neither would be captured again.
 void SplitBackend::start(Program & program, int begin, int end) {
     if (begin == end) {
         return;

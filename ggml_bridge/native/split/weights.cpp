@@ -183,6 +183,9 @@ bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side si
     ggml_tensor * ids     = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
     w->buffer             = buffer;
     ggml_tensor * product = experts ? ggml_mul_mat_id(ctx.get(), w, x, ids) : ggml_mul_mat(ctx.get(), w, x);
+    if (weight.slice().input_f32) {
+        ggml_prec_set_src(product, GGML_PREC_F32, 1);
+    }
     return ggml_backend_dev_supports_op(device, product) &&
            (buffer == nullptr || multiplies_right(buffer->buft, product));
 }
