@@ -38,7 +38,7 @@ START_PAGE = {
     "Understand": {
         "what-if": "Predict a model on cards that are not here.",
         "affinity-report": "Show where each operator goes, and why.",
-        "plan": "Decide a placement and write it as JSON.",
+        "plan": "Decide a placement, and write it to a file.",
         "simulate": "Predict what CPU, GPU and copies do while a plan runs.",
         "inspect": "Show a model's header and its operators.",
     },

@@ -31,6 +31,13 @@ def emit(text: str) -> None:
     click.echo(text, nl=not text.endswith("\n"))
 
 
+def wrapped(text: str) -> str:
+    """In lines of the width of reports, without breaks inside words."""
+    from oallama.report.table import in_lines
+
+    return "\n".join(in_lines(text))
+
+
 def emit_json(document: Any) -> None:
     """Write exactly one JSON document to stdout."""
     emit(json_text(document))

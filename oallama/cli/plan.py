@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import click
 
-from oallama.cli.help import Command, option
+from oallama.cli.help import Command
 from oallama.cli.options import (
     ATTENTION,
     PLACEMENT,
     WORKLOAD,
     depth_option,
     gathered,
+    json_option,
     model_argument,
     output_option,
     profile_option,
     ubatch_option,
     verbose_option,
 )
-from oallama.cli.output import busy, emit_json, talk
+from oallama.cli.output import busy, emit, emit_json, talk, wrapped
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.core.options import Options
@@ -30,8 +31,8 @@ from oallama.core.options import Options
 @depth_option
 @profile_option
 @projector_options
-@option("--json", "as_json", is_flag=True, advanced=True, help="Print the plan also where -o writes it.")
-@output_option("the plan")
+@json_option
+@output_option("the plan, as JSON,")
 @verbose_option
 def command(
     model: str,
@@ -46,10 +47,11 @@ def command(
     output: str | None,
     verbose: bool,
 ) -> None:
-    """Decide where every operator is stored and computed, and print that as JSON. `oallama run --plan FILE` uses it.
+    """Decide where every operator is stored and computed. With -o the plan is a file, which `oallama run --plan FILE`
+    uses.
 
     \b
-      oallama plan model.gguf -o plan.json
+      oallama plan model.gguf
       oallama plan model.gguf --policy oato --vram 6GiB -o plan.json
 
     \f
@@ -72,7 +74,10 @@ def command(
     if output is not None:
         plan.save(output)
         talk(f"wrote {output}")
-    if output is None or as_json:
+    if as_json:
         emit_json(plan.to_json())
     for sentence in plan_sentences(plan, placer.operators, PAPERS if verbose else PLAIN):
-        talk(sentence)
+        if output is None and not as_json:
+            emit(wrapped(sentence))
+        else:
+            talk(sentence)

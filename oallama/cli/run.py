@@ -122,12 +122,14 @@ def command(
         stream = loaded.stream(tokens, max_tokens=room, stop=answers.sampling.stop, **asdict(sampling))
         generation = write_stream(stream, show=not as_json)
         if as_json:
-            emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
+            document = run_document(generation, loaded) | {"seed": sampling.seed}
+            emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
         elif shows:
             if cut := cut_text(generation, loaded.n_ctx):
                 talk(f"oallama: {cut}")
             predicted = expected_of(placer, loaded, generation)
-            talk(statistics(generation, loaded, predicted, placer.operators))
+            seed = [] if sampling.temperature == 0 else [f"seed {sampling.seed}"]
+            talk(" · ".join([statistics(generation, loaded, predicted, placer.operators), *seed]))
             tell_drift(placer, generation, None if predicted is None else predicted.tpot_s)
         keep_runs(placer, loaded)
     if unknown and asked.tune == "after" and not as_json:

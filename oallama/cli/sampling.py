@@ -56,7 +56,7 @@ class SamplingOptions:
     def _grammar_text(self) -> str | None:
         given = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
         if sum(value is not None for value in given) > 1:
-            raise UsageError("a grammar is given twice; choose one of --grammar, --grammar-file and --json-schema")
+            raise UsageError("more than one grammar; choose one of --grammar, --grammar-file and --json-schema")
         if self.grammar_file is not None:
             return text_of_file(self.grammar_file, "grammar")
         schema = self.json_schema
@@ -74,39 +74,39 @@ def parse_seed(text: str) -> int:
     if text.strip() == "-1":
         return secrets.randbits(32)
     if not text.strip().isdecimal() or int(text) >= 2**32:
-        raise ValueError(f"{text!r} is not a seed; give 0 to {2**32 - 1}, or -1 for a random one")
+        raise ValueError(f"{text!r} is not a seed; use 0 to {2**32 - 1}, or -1 for a random one")
     return int(text)
 
 
 length_option = option(
-    "-n", "--predict", "n_gen", type=count(WITHOUT_END), metavar="N", group=Group.PROMPT,
+    "-n", "--predict", "--n-predict", "n_gen", type=count(WITHOUT_END), metavar="N", group=Group.PROMPT,
     show_default="until the model ends",
-    help="Tokens at most.\f -1: until the model ends or the context is full. Where text is continued, "
-    f"without a chat template, the default is {DEFAULT_N_GEN}.",
+    help="Maximum number of tokens.\f -1: until the model ends or the context is full. Without a chat template the "
+    f"default is {DEFAULT_N_GEN}.",
 )  # fmt: skip
 """The command gets `n_gen`; None: not given."""
 
 sampling_options = as_record(
     "sampling",
     SamplingOptions,
-    option("--temp", type=float, default=0.8, show_default=True, metavar="T", group=Group.PROMPT,
-           help="Temperature; 0: greedy."),
-    option("-s", "--seed", type=parsed(parse_seed), default="0", show_default=True, metavar="SEED", group=Group.PROMPT,
-           help="Seed of the draw; -1: random."),
+    option("--temp", "--temperature", "temp", type=float, default=0.8, show_default=True, metavar="T",
+           group=Group.PROMPT, help="Temperature; 0: greedy."),
+    option("-s", "--seed", type=parsed(parse_seed), default="-1", show_default="random", metavar="SEED",
+           group=Group.PROMPT, help="Seed of the draw; -1: random."),
     option("-r", "--stop", "--reverse-prompt", "stop", multiple=True, metavar="TEXT", group=Group.PROMPT,
-           help="End before this text; can be repeated."),
+           help="Stop sequence; repeatable."),
     option("-j", "--json-schema", metavar="SCHEMA", group=Group.PROMPT,
-           help="Generate JSON of this schema; {}: any object."),
+           help="Answer in JSON of this schema; {}: any object."),
     option("--top-k", type=count(0), default=40, show_default=True, metavar="N", group=Group.SAMPLING, advanced=True,
-           help="Draw among the N likeliest tokens; 0: all."),
+           help="Sample from the N likeliest tokens; 0: all."),
     option("--top-p", type=float, default=0.95, show_default=True, metavar="P", group=Group.SAMPLING, advanced=True,
-           help="Draw among the likeliest tokens that together have this probability; 1: all."),
+           help="Sample from the likeliest tokens of this total probability; 1: all."),
     option("--min-p", type=float, default=0.05, show_default=True, metavar="P", group=Group.SAMPLING, advanced=True,
-           help="Leave out tokens less likely than this share of the likeliest one; 0: none."),
+           help="Drop tokens less likely than this share of the likeliest; 0: none."),
     option("--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X", group=Group.SAMPLING,
-           advanced=True, help="Make the last 64 tokens less likely to come again; 1: off."),
+           advanced=True, help="Penalty on repeating the last 64 tokens; 1: off."),
     option("--grammar", metavar="GBNF", group=Group.SAMPLING, advanced=True,
-           help="Generate only what this grammar allows (llama.cpp's GBNF)."),
+           help="Grammar that constrains the answer (llama.cpp's GBNF)."),
     option("--grammar-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING, advanced=True,
            help="A grammar, from a file."),
     option("-jf", "--json-schema-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING, advanced=True,

@@ -36,7 +36,10 @@ def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
     on_device, total = weights_on_device(record, operators)
     taken = memory.weights_gpu + memory.kv + memory.compute + memory.staging
     if not taken:
-        return f"all weights ({format_bytes(memory.weights_host or total)}) are on the CPU"
+        on_cpu = f"all weights ({format_bytes(memory.weights_host or total)}) are on the CPU"
+        if record.policy != "fit" or record.device == "none":
+            return on_cpu
+        return f"nothing fits the {format_bytes(memory.limit)} of {device_name(record.device)}: {on_cpu}"
     what = "all weights" if on_device >= total else f"{format_bytes(on_device)} of {format_bytes(total)} of weights"
     others = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
     rest = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in others if n_bytes)

@@ -46,7 +46,12 @@ class Table:
 
     def lines_of(self, sentence: str) -> list[str]:
         """A sentence above or below the table in lines of its width."""
-        return textwrap.wrap(sentence, self.width, break_long_words=False) if self.width else [sentence]
+        return in_lines(sentence, self.width) if self.width else [sentence]
+
+
+def in_lines(text: str, width: int = WIDTH) -> list[str]:
+    """A text in lines of that width, none of whose words is broken; a longer one has a line of its own."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def table(

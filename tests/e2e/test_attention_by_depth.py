@@ -84,6 +84,6 @@ def test_a_profile_decides_where_there_is_one(f16: Path, tmp_path: Path) -> None
     assert seconds[said.flash_attn] == min(seconds.values()) > 0
 
     asked = ("plan", f16, "--device", "none", "--profile", profile_file(profile, tmp_path), "-fa", "off")
-    told = json.loads(here(*asked, "-ctk", "q8_0").stdout)
+    told = json.loads(here(*asked, "-ctk", "q8_0", "--json").stdout)
     assert told["attention"] == {"flash_attn": "off", "type_k": "q8_0", "type_v": "f16"}
     assert here(*asked, "-ctv", "q8_0", code=2).stderr.count("\n") == 1

@@ -182,6 +182,7 @@ def test_a_session_at_a_terminal(command):
 
 def test_ctrl_c_stops_the_answer_and_at_the_prompt_says_how_to_leave(chatty):
     with Typist("chat", chatty, *ENDLESS, "--verbose") as person:
+        person.wait("chatty.gguf · ")  # the file's name, as the model states none
         person.wait(READY)
         person.wait_for_answer("hello")
         person.type("\x03")
@@ -269,4 +270,4 @@ def test_a_line_of_figures_follows_the_text():
     with Typist("run", MODEL, "Once upon a time", "-n", "8", *ON_CPU, "--policy", "cpu") as person:
         assert person.leave() == 0
         last = person.seen.strip().splitlines()[-1]
-    assert re.search(r"prompt \d+ tokens, .* m?s · answer .* tokens/s · the CPU alone · 100% CPU$", last), last
+    assert re.search(r"prompt \d+ tokens, .* m?s · answer .* tokens/s · the CPU alone · 100% CPU · seed \d+$", last), last

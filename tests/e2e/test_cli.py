@@ -126,10 +126,14 @@ def test_doctor_finds_nothing_wrong_or_says_what_to_do(tmp_path):
 #
 
 
-def test_plan_goes_to_stdout_or_to_a_file(half, tmp_path):
+def test_plan_is_a_summary_or_json_or_a_file(half, tmp_path):
     arguments = ("plan", MODEL, *half, "--policy", "oato", "-p", "64", "-n", "32", "-d", "512")
-    plan = document(*arguments)
+    plan = document(*arguments, "--json")
+    said = here(*arguments).stdout
+    assert said.startswith("oato on ") and "Predicted: " in said and max(map(len, said.splitlines())) <= 80
     assert here(*arguments, "-o", tmp_path / "plan.json").stdout == ""
+    both = here(*arguments, "-o", tmp_path / "plan.json", "--json")
+    assert json.loads(both.stdout) == plan and "oato on " in both.stderr
     assert json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")) == plan
     load = plan["workload"]
     assert (plan["policy"], load["n_prompt"], load["n_gen"], load["n_past"]) == ("oato", 64, 32, 512)

@@ -219,7 +219,7 @@ def asked(placer: Placer, folder: Path, n_prompt: int = 64, n_gen: int = 8) -> t
 @pytest.mark.parametrize("row", [Row("hetegen"), Row("experts", "qwen3moe", link=SLOW_LINK)])
 def test_the_affinity_report_of_a_policy_shows_what_its_plan_has(row: Row, models: Path, tmp_path: Path) -> None:
     words = (*asked(counted(row.placer(models)), tmp_path, 16, 256), "--policy", row.policy)
-    plan, report = json.loads(here("plan", *words).stdout), json.loads(here("affinity-report", *words, "--json").stdout)
+    plan, report = (json.loads(here(name, *words, "--json").stdout) for name in ("plan", "affinity-report"))
     places = {o["name"]: (o["gg"], o["cg"], o["cc"]) for o in plan["operators"]}
     assert {o["name"]: (o["gg"], o["cg"], o["cc"]) for o in report["operators"]} == places
     assert (report["policy"], report["predicted"], report["memory"]) == (row.policy, plan["predicted"], plan["memory"])

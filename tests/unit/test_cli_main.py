@@ -126,7 +126,7 @@ def test_an_interrupt_stays_one_whatever_is_made_of_it(failing):
         ("run -f none.txt", "cannot read the prompt none.txt"),
         ("run -f text -p hi", "the prompt is given twice, by -p and by -f"),
         ("run -f bytes", "the prompt in bytes is not UTF-8 text"),
-        ("run hi --grammar a --grammar-file b", "a grammar is given twice"),
+        ("run hi --grammar a --grammar-file b", "more than one grammar"),
         ("run hi --grammar-file none.gbnf", "cannot read the grammar none.gbnf"),
         ("run hi --json-schema {", "the JSON schema is not JSON"),
         ("run hi --top-p 2", "--top-p 2.0 is no probability"),

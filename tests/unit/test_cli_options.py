@@ -120,6 +120,15 @@ def test_a_pipe_brings_the_prompt_or_what_comes_before_it(monkeypatch):
             read_prompt(prompt, stdin)
 
 
+def test_a_seed_that_is_not_given_is_random_and_options_have_llama_cpps_names():
+    def values(*words):
+        return command.make_context("run", ["hi", *words]).params
+
+    assert values()["seed"] != values()["seed"] != values("--seed", "-1")["seed"]
+    told = values("--seed", "7", "--temperature", "0", "--n-predict", "3")
+    assert (told["seed"], told["temp"], told["n_gen"]) == (7, 0.0, 3)
+
+
 def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):
     def of_file(path, *_):
         assert path.endswith(FILE)

@@ -81,8 +81,12 @@ def test_what_fits_and_what_does_not():
     whole = replace(RECORD, operators=placed, n_gpu_layers=N_LAYER + 1)
     assert fits_text(whole, OPERATORS, N_LAYER).startswith("all weights on ")
     assert "on the CPU" not in fits_text(whole, OPERATORS, N_LAYER)
-    none = fits_text(placement_records.on_cpu(SERVED).plan, OPERATORS, N_LAYER)
+    on_cpu = placement_records.on_cpu(SERVED).plan
+    none = fits_text(on_cpu, OPERATORS, N_LAYER)
     assert none.startswith("all weights (") and none.endswith(") are on the CPU")
+    memory = replace(on_cpu.memory, limit=922 << 10)
+    nothing = fits_text(replace(on_cpu, policy="fit", device="CUDA0", memory=memory), OPERATORS, N_LAYER)
+    assert nothing == f"nothing fits the 922 KiB of CUDA0: {none}"
 
 
 def test_rates_say_where_they_change():

@@ -78,7 +78,7 @@ def test_plan_writes_where_it_lies(tmp_path):
     path = write_projector(tmp_path / "mmproj.gguf")
     profile = profile_file(slow_cpu_fast_card(model, 1e9), tmp_path)
     words = ["plan", str(model), "--device", "none", "--policy", "cpu", "-t", "1", "--mmproj", str(path)]
-    words += ["--profile", str(profile)]
+    words += ["--profile", str(profile), "--json"]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
     (note,) = json.loads(done.stdout)["notes"]

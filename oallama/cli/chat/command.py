@@ -22,8 +22,8 @@ from oallama.cli.placement import (
     say_warnings,
 )
 from oallama.cli.routing import counting
-from oallama.cli.sampling import AnswerOptions, answer_options, length_option
-from oallama.report.text import printable
+from oallama.cli.sampling import DEFAULT_N_GEN, AnswerOptions, answer_options, length_option
+from oallama.report.text import model_title
 from oallama.run.template import template_for
 from oallama.tuned.classes import WorkloadClass
 
@@ -137,7 +137,7 @@ def welcome(session: ChatSession) -> str:
     placer, engine = session.placer, session.engine
     where = where_text(engine.plan, placer.operators)
     lines = [
-        f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
+        f"{model_title(placer.model)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
         expected(placer, engine.plan),
     ]
     if session.template is None:

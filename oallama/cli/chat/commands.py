@@ -17,7 +17,7 @@ from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
 from oallama.core.text import is_text
 from oallama.core.units import format_bytes
-from oallama.report.text import policy_on, printable
+from oallama.report.text import model_title, policy_on, printable
 from oallama.run.conversation import Conversation
 
 _NAME = re.compile(r"/(\?|[a-z]+)?(?:\s|$)")
@@ -127,7 +127,7 @@ def _shown_model(session: ChatSession) -> list[str]:
     how = "in its chat template" if session.template is not None else "continues text (no chat template is used)"
     size = f"{info.n_layer} layers, {format_bytes(info.file_bytes)}"
     return [
-        f"{printable(info.name)}: {printable(info.arch)}, {size}; {how}",
+        f"{model_title(info)}: {printable(info.arch)}, {size}; {how}",
         printable(info.path, 1000),
         f"context: {session.engine.n_ctx} tokens, of {info.n_ctx_train or 'an unknown number'} that it was trained on",
     ]
