@@ -181,8 +181,9 @@ class _Line:
         """Write the line, the cursor at its beginning; not over a bar, which says it better, and after which the time
         begins anew."""
         with self._lock:
-            now, (doing, since_s), tqdm = time.monotonic(), self._doing[-1], sys.modules.get("tqdm")
-            if tqdm is not None and tqdm.tqdm._instances:
+            now, (doing, since_s) = time.monotonic(), self._doing[-1]
+            tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # not there yet while another thread imports it
+            if getattr(tqdm, "_instances", ()):
                 self._doing[-1] = doing, now
                 return
             if (took_s := now - since_s) < PATIENCE_S:

@@ -270,4 +270,6 @@ def test_a_line_of_figures_follows_the_text():
     with Typist("run", MODEL, "Once upon a time", "-n", "8", *ON_CPU, "--policy", "cpu") as person:
         assert person.leave() == 0
         last = person.seen.strip().splitlines()[-1]
-    assert re.search(r"prompt \d+ tokens, .* m?s · answer .* tokens/s · the CPU alone · 100% CPU · seed \d+$", last), last
+    assert re.search(r"prompt \d+ tokens, .* m?s · answer .* tokens/s · the CPU alone · 100% CPU · seed \d+$", last), (
+        last
+    )

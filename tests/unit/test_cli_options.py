@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from processes import until
@@ -325,6 +325,7 @@ def test_what_takes_long_is_said_on_a_terminal_until_it_is_over(monkeypatch, cap
         pass
     assert capsys.readouterr().err == "", "nobody sees it"
     monkeypatch.setattr("oallama.cli.output.is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setitem(sys.modules, "tqdm", ModuleType("tqdm"))  # as while it is imported
     shown = "\rloading a\\x1bm.gguf: 0 s\x1b[K\r"
     with busy("loading a\x1bm.gguf"):
         said = until(lambda: capsys.readouterr().err)
@@ -332,6 +333,7 @@ def test_what_takes_long_is_said_on_a_terminal_until_it_is_over(monkeypatch, cap
         talk("note")
         assert "\r\x1b[Knote\n" in capsys.readouterr().err, "a sentence has a line of its own"
         until(lambda: shown in capsys.readouterr().err)
+        monkeypatch.delitem(sys.modules, "tqdm")
         with time_bar(20.0):  # which says it better
             capsys.readouterr()
             time.sleep(0.1)
