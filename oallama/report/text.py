@@ -91,7 +91,7 @@ def policy_on(policy: str, device: str) -> str:
 
 def model_title(model: ModelInfo) -> str:
     """The model's own name, or its file's, as it may be shown."""
-    return printable(model.name or model.path.replace("\\", "/").rsplit("/", 1)[-1], 80)
+    return printable(model.name.strip() or model.path.replace("\\", "/").rsplit("/", 1)[-1], 80)
 
 
 @dataclass(frozen=True, slots=True)

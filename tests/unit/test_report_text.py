@@ -8,9 +8,20 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import model_info
 
 from oallama.report.table import comma_separated, markdown, plain, table
-from oallama.report.text import percent, plural, printable, ranges_text, rate_text, shape_text, signed, three_digits
+from oallama.report.text import (
+    model_title,
+    percent,
+    plural,
+    printable,
+    ranges_text,
+    rate_text,
+    shape_text,
+    signed,
+    three_digits,
+)
 
 
 @given(st.text())
@@ -87,3 +98,10 @@ def test_csv_reads_back_exactly(rows):
     read = list(csv.reader(io.StringIO(text, newline="")))
     assert read[0] == ["name", "value"]
     assert [(name, float(value)) for name, value in read[1:]] == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "title"), [("Llama 3", "Llama 3"), ("", "b.gguf"), ("  ", "b.gguf"), ("a\x1b[2J", "a\\x1b[2J")]
+)
+def test_a_model_without_a_name_goes_by_its_file(name, title):
+    assert model_title(model_info(name=name, path="/a/b.gguf")) == title

@@ -22,7 +22,7 @@ from oallama.cli.placement import (
     say_warnings,
 )
 from oallama.cli.routing import counting
-from oallama.cli.sampling import DEFAULT_N_GEN, AnswerOptions, answer_options, length_option
+from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import model_title
 from oallama.run.template import template_for
 from oallama.tuned.classes import WorkloadClass
