@@ -141,7 +141,7 @@ def placer(tmp_path):
 
 def test_an_engine_for_a_plan_of_a_file_is_refused_too(placer, monkeypatch):
     needed, plan = loaded_bytes(placer), cpu_plan(placer)
-    monkeypatch.setattr("oallama.run.engine.host_memory_bytes", lambda: needed // 2)
+    monkeypatch.setattr("oallama.run.load.host_memory_bytes", lambda: needed // 2)
     with pytest.raises(DoesNotFit) as caught:
         Placer.load(placer.model.path, device="none", threads=1).engine(plan, progress=False)
     assert caught.value.available == needed // 2 < caught.value.required
