@@ -118,7 +118,9 @@ def with_plugin(
         load_bridge().split().plan(text) as plan,
         loaded(path, plan.buft, case.given, load_mode=api.LLAMA_LOAD_MODE_NONE, **params) as context,
     ):
-        assert plan.problems() == (True, [])
+        is_placed, problems = plan.problems()
+        unread = [operator.name for operator in operators if operator.input_f32]  # on a device as CUDA is
+        assert is_placed and all(any(name in told for name in unread) for told in problems), problems
         assert [slice.name for slice in plan.slices() if slice.loaded] == list(case.given)
         yield context
 
