@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -150,10 +151,17 @@ def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
 
 def expected(placer: Placer, plan: Plan) -> str:
     """One line: what fits the device, what does not, expected tokens/s, and the depth at which they change."""
+    from oallama.profile.busy import caveat
     from oallama.report.expected import expected_line
 
+    doubt = ""
+    with contextlib.suppress(OallamaError):  # no answer needs a prediction
+        if (profile := placer.known_profile) is not None:
+            doubt = f" ({caveat(profile)})" if caveat(profile) else ""
+            plan = plan if plan.predicted is not None else replace(plan, predicted=placer.price(plan))
     timed, token_seconds = not placer.device.is_emulated, partial(placer.token_seconds, plan)
-    return expected_line(plan, placer.operators, placer.model.n_layer, token_seconds, timed)
+    line = expected_line(plan, placer.operators, placer.model.n_layer, token_seconds, timed)
+    return f"{line}{doubt}" if timed and plan.predicted is not None else line
 
 
 def tell_drift(placer: Placer, answer: Generation, predicted_s: float | None) -> None:

@@ -25,6 +25,7 @@ from oallama.place.price import seen_passes
 from oallama.place.problem import Problem
 from oallama.place.pure_plan import Header, problem_of
 from oallama.plan.plan import Plan
+from oallama.profile.busy import was_busy
 from oallama.profile.emulate import resolved, this_host, usual_threads
 from oallama.profile.history import adopted, corrected, rates_text, with_seen
 from oallama.profile.progress import Progress
@@ -55,6 +56,7 @@ class Measured:
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self.given_profile = self._profile = profile
         self._measured: Profile | None = None  # before it was corrected; None of one that was given
+        self._is_doubtful = False  # the profile is of a busy machine, which may be calm now
         self.tensor_names = tuple(tensor_names)
         self.attention_rule = AttentionRule(model, options)
         self.graph: Graph = build_graph(model, self.operators, tensor_names)
@@ -109,11 +111,12 @@ class Measured:
         return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
 
     def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
-        """The timings of this model's mul-mats on this machine, from the cache where it has them.
+        """The timings of this model's mul-mats on this machine, from the cache where it has them. Those of a busy
+        machine are measured again once it is calm.
 
         Raises ProfileError, DeviceError.
         """
-        if self._profile is None or refresh:
+        if self._profile is None or self._is_doubtful or refresh:
             from oallama.profile.profiler import profile_model
 
             measured = profile_model(
@@ -127,11 +130,13 @@ class Measured:
                 kv=self.attention,
             )
             self._measured, self._profile = measured, corrected(measured, self._history(measured))
+            self._is_doubtful = False
         return self._profile
 
     @property
     def known_profile(self) -> Profile | None:
-        """The profile where nothing has to be measured for it, else None. Raises DeviceError, BridgeError."""
+        """The profile where nothing has to be measured for it, one of a busy machine where there is no other, else
+        None. Raises DeviceError, BridgeError."""
         if self._profile is None:
             from oallama.profile.profiler import stored_profile
 
@@ -139,6 +144,7 @@ class Measured:
             stored = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
             self._measured = stored
             self._profile = None if stored is None else corrected(stored, self._history(stored))
+            self._is_doubtful = stored is not None and was_busy(stored)
         return self._profile
 
     @property
@@ -171,7 +177,8 @@ class Measured:
         """The problem that decisions are made from, for one way of attention. Raises as profile."""
         room, alone = host_free_beside(self.model.file_bytes), self.device.is_pair  # llama.cpp has no second CPU
         taken = self.dry_loads.taken
-        return problem_of(self.header, self.options, self.profile(), flash_attn, taken, room, self.routing, alone)
+        profile = self._profile or self.profile()
+        return problem_of(self.header, self.options, profile, flash_attn, taken, room, self.routing, alone)
 
     def problem_for(self, plan: Plan) -> Problem:
         """With the attention that this plan is loaded with."""

@@ -62,6 +62,11 @@ def doubt(profile: Profile) -> str:
     return f"predicted times may be far off, as the profile is of a busy machine ({', '.join(found)}); {remedy}"
 
 
+def caveat(profile: Profile) -> str:
+    """What is said beside a time that follows from a profile; empty where it was measured on a calm machine."""
+    return "measured beside other programs, so it may be far off" if was_busy(profile) else ""
+
+
 class Others:
     """CPU use of other programs while something is measured: the median of looks, EVERY_S apart."""
 

@@ -107,12 +107,12 @@ def stored_profile(
     n_threads: int,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile | None:
-    """Return the cached profile that profile_model would; None where it would have to measure. Raises as known_device
-    does."""
+    """Return the cached profile of this model, one of a busy machine where there is no other (profile/busy.py: `doubt`
+    says so); None where there is none. Raises as known_device does."""
     machine = machine_with(known_device(device), n_threads)
-    want = wanted(model, operators, DEFAULT_TOKENS, machine["llc_bytes"], kv)
-    profile = _serving(store.profile_path(machine), want, lambda _: None)
-    return select(profile, want) if profile is not None else None
+    want, path = wanted(model, operators, DEFAULT_TOKENS, machine["llc_bytes"], kv), store.profile_path(machine)
+    kept = (store.load(at, lambda _: None) for at in (path, store.busy_path(path)))
+    return next((select(one, want) for one in kept if one is not None and is_complete(one, want)), None)
 
 
 def _stored(path: Path, journal: store.Journal, want: Wanted, shown: Progress) -> Profile | None:

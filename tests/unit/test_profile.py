@@ -39,10 +39,10 @@ from oallama.core.units import KIB, MIB
 from oallama.device.identity import KnownDevice
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
-from oallama.profile.busy import Others, busy_percent
+from oallama.profile.busy import Others, busy_percent, caveat
 from oallama.profile.child import handle
 from oallama.profile.fit import fit_linear
-from oallama.profile.profiler import profile_model, stored_profile
+from oallama.profile.profiler import DEFAULT_TOKENS, profile_model, stored_profile
 from oallama.profile.store import measuring_lock
 from oallama.profile.timing import Policy, measure, relative_half_width
 
@@ -659,20 +659,23 @@ def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("refresh", [False, True])
-def test_what_was_measured_beside_other_programs_serves_only_as_long_as_they_run(refresh, monkeypatch) -> None:
+def test_what_was_measured_beside_other_programs_is_kept_until_a_calm_machine_replaces_it(refresh, monkeypatch) -> None:
     monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "20")
 
     def at(percent: float, *, measures: bool, **options: Any) -> Profile:
         machine = Machine(others_percent=percent)
-        found = machine.profile(DENSE, NONE, **options)
+        found = machine.profile(DENSE, NONE, tokens=DEFAULT_TOKENS, **options)
         assert bool(machine.asked) is measures
         return found
 
     busy = at(60.0, measures=True, refresh=refresh)
+    monkeypatch.setattr("oallama.profile.machine.last_level_cache", lambda *_: (Machine().llc_bytes, "told"))
+    kept = stored_profile(MODEL, DENSE, NONE, 1)
+    assert kept is not None and kept.cases == busy.cases and "other programs" in caveat(kept)
     assert "60 % of the CPU" in busy.warnings[-1] and "again once they end" in busy.warnings[-1]
     assert at(45.0, measures=False) == busy, "there is nothing better as long as it is busy"
     quiet = at(3.0, measures=True)
-    assert not quiet.warnings
+    assert not quiet.warnings and caveat(quiet) == ""
     assert at(70.0, measures=False) == quiet, "a busy machine does not touch what is known"
     at(70.0, measures=True, refresh=True)
     at(2.0, measures=True)
