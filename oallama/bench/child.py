@@ -90,11 +90,15 @@ class LoadedArm:
 def _timer(loaded: LoadedModel, setting: Setting) -> ContextTimer:
     from llama_cpp import llama_cpp as api
 
-    from oallama.bench.timing import ContextTimer, bench_tokens
+    from oallama.bench.timing import ContextTimer, bench_tokens, text_tokens
 
     vocab = api.llama_model_get_vocab(loaded.model)
     bos = int(api.llama_vocab_bos(vocab)) if api.llama_vocab_get_add_bos(vocab) else None
-    tokens = bench_tokens(setting.load.n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
+    n_ctx = setting.load.n_ctx
+    tokens = bench_tokens(n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
+    if setting.of_text:
+        with suppress(UsageError):  # the model has no vocabulary
+            tokens = text_tokens(n_ctx, vocab, bos)
     return ContextTimer(loaded.context, int(loaded.params.n_batch), tokens)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from oallama.bench.ab import Bench
-from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
+from oallama.bench.arms import STOCK_BEST, STOCK_CPU, ArmMaker
 from oallama.bench.records import BenchTest, Setting
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
@@ -30,8 +30,8 @@ def bench_tests(
 
 
 def default_arms(placer: Placer) -> tuple[str, str]:
-    """The strongest stock arm there is without searching, and ours."""
-    return (STOCK_FIT if placer.has_device and not placer.device.is_pair else STOCK_CPU, "auto")
+    """Stock llama.cpp at its strongest, and ours."""
+    return (STOCK_BEST if placer.has_device and not placer.device.is_pair else STOCK_CPU, "auto")
 
 
 def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, **others: Any) -> Setting:

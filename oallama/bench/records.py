@@ -71,6 +71,7 @@ class Setting:
     cap: Cap = Cap()  # noqa: RUF009 - frozen
     cpus: tuple[int, ...] = ()
     seed: int = 0
+    of_text: bool = False  # tokens are those of a text, of a model that has a vocabulary; else random
 
     def changed(self, **changes: Any) -> Setting:
         """Replace fields of LoadSettings: device, batch, KV cache, …."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import chain, cycle, islice
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import oallama
 from oallama.bench.records import BenchTest, Sample
 from oallama.core.errors import DeviceError
-from oallama.run.generate import Batch
+from oallama.run.generate import Batch, tokenize
 
 LEAST_S = 0.1
 """A run of a few milliseconds says more of the scheduler of this machine's system than of the arm."""
@@ -26,8 +29,20 @@ def bench_tokens(n_tokens: int, n_vocab: int, seed: int, first: int | None) -> l
     return tokens
 
 
+def text_tokens(n_tokens: int, vocab: Any, first: int | None) -> list[int]:
+    """The tokens of every position, of a text: oallama's own sources, over and over, after `first`. Tokens that follow
+    each other use the same experts again and again, as those of a conversation do; random ones do not, so that caches
+    of experts would serve less than they will. Raises UsageError for a model without a vocabulary."""
+    folder = Path(oallama.__file__).parent
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted((folder / "core").glob("*.py")))
+    found = tokenize(vocab, text, add_special=False)
+    start = [] if first is None else [first]
+    return list(islice(chain(start, cycle(found)), n_tokens))
+
+
 class ContextTimer:
-    """Runs tests on one context. KV of the depth stays there between runs of the same depth.
+    """Runs tests on one context. KV of the depth stays there between runs of the same depth. Each run generates other
+    tokens than the one before, or a cache of experts would have had just these.
 
     context: a llama_context. n_batch: tokens that are handed over at once.
     """
@@ -41,6 +56,7 @@ class ContextTimer:
         self._tokens = tokens
         self._batch = Batch(n_batch)
         self._depth: int | None = None  # tokens in the KV cache that a test may start from
+        self._n_generated = 0
 
     def sample(self, test: BenchTest) -> Sample:
         """One turn: as many runs as fill LEAST_S. Raises DeviceError, UsageError where llama.cpp cannot compute."""
@@ -59,11 +75,13 @@ class ContextTimer:
         self._api.llama_synchronize(self._context)
         middle = time.perf_counter()
         position += test.n_prompt
-        for token in self._tokens[position : position + test.n_gen]:
+        for _ in range(test.n_gen):
+            token = self._tokens[(position + self._n_generated) % len(self._tokens)]
             self._batch.decode(self._context, (token,), position, "last")
             self._api.llama_synchronize(self._context)
             position += 1
         end = time.perf_counter()
+        self._n_generated += test.n_gen
         return Sample(middle - start if test.n_prompt else 0.0, end - middle if test.n_gen else 0.0)
 
     def warm_up(self, test: BenchTest) -> None:

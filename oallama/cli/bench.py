@@ -122,7 +122,7 @@ def text_of(result: BenchResult, form: str) -> str:
 @matrix_option
 @model_argument
 @option(
-    "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-fit,auto",
+    "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",
     help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios refer to the first. -ubN behind a name: "
     "with micro-batches of N tokens. Without a device the default is stock-cpu,auto.",
 )  # fmt: skip

@@ -103,7 +103,7 @@ def file_or_shape(word: str) -> str:
         help="Memory speed of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
 @option(
     "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT, advanced=True, show_default="auto",
-    help="Policy to compare with stock llama.cpp's --fit.",
+    help="Policy to compare with stock llama.cpp.",
 )  # fmt: skip
 @gathered(*WORKLOAD, vram_fill_option, threads_option)
 @profile_option
@@ -123,7 +123,7 @@ def command(
     as_json: bool,
     chart: str | None,
 ) -> None:
-    """Predict a model on cards that need not be here: with llama.cpp's own choice (--fit), and with the best plan that
+    """Predict a model on cards that need not be here: with llama.cpp's fastest options, and with the best plan that
     a quick search finds. Popular models are known by name, without a file.
 
     \b

@@ -150,7 +150,7 @@ class _Gate:
     ) -> None:
         self._placer, self._load, self._progress = placer, load, progress
         self._measure, self._clock = measure, clock
-        self._setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
+        self._setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus, of_text=True)
         self._maker = ArmMaker(placer, self._setting, progress=progress)
         self.key = verdict_key(placer, load.n_ctx, self._setting.cap)
         self.verdict = Verdict(self.key)

@@ -1,9 +1,9 @@
 """Plans without the machine: from a model's header, a profile, options and memory alone. Pure.
 
 No device, no load and no file is touched. What `oallama simulate` and `what-if` plan for a described machine, and what
-the corpus of plans (tests/golden/corpus) is made by. `what_if` compares stock llama.cpp's --fit with our best plan: its
-ledger has no load on the card behind it, so KV cache and compute buffers are those of a dry load on the CPU; the card's
-compute buffers are taken to be as large, its KV cache in proportion to the layers there.
+the corpus of plans (tests/golden/corpus) is made by. `what_if` compares stock llama.cpp's fastest options with our best
+plan: its ledger has no load on the card behind it, so KV cache and compute buffers are those of a dry load on the CPU;
+the card's compute buffers are taken to be as large, its KV cache in proportion to the layers there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.decide import decide
 from oallama.place.explain import physical_bound
 from oallama.place.placement import Candidate, Placement, plan_record, whole_bytes
-from oallama.place.policies.registry import Policy, Rules
-from oallama.place.policies.stock import FIT, stock_decision
+from oallama.place.policies.registry import Asked, Policy, Rules
+from oallama.place.policies.stock import FIT, strongest
 from oallama.place.problem import LoadBytes, Probe, Problem
 from oallama.place.verify import on_cpu
 from oallama.plan.plan import Plan
@@ -39,7 +39,7 @@ class WhatIf:
     """Prediction for one card."""
 
     card: Card
-    stock: Candidate  # policy FIT
+    stock: Candidate  # the fastest options of stock llama.cpp, policy being their name
     best: Candidate  # the same one where nothing is predicted to be faster; or the plan of the policy asked for
 
     @property
@@ -71,8 +71,8 @@ def probe_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int, memor
 
 def what_if(problem: Problem, card: Card, workload: Workload, policy: str = "auto") -> WhatIf:
     """Both plans for a card. problem: with the card's described profile, and probe_of. policy: whose plan is compared
-    with stock; one that does not fit leaves everything on the CPU."""
-    stock = stock_decision(problem, workload)
+    with stock's fastest options; one that does not fit leaves everything on the CPU."""
+    stock = strongest(problem, Asked(workload, "mixed", quick=True, required=False))
     if policy != "auto":
         try:
             return WhatIf(card, stock, decide(problem, policy, workload, "mixed", quick=True))

@@ -16,8 +16,8 @@ from oallama.report.table import WIDTH
 from oallama.report.text import model_title, rate_text, three_digits
 
 CLAIM = "predicted from published rates of the cards, not measured"
-NAME, GB, TIME = 14, 9, 8  # characters of columns, which are known before their cells are
-WIDTHS = (NAME, GB, 6, TIME, TIME, TIME, TIME, 6)
+NAME, GB, WAY, TIME = 14, 9, 9, 8  # characters of columns, which are known before their cells are
+WIDTHS = (NAME, GB, WAY, TIME, TIME, TIME, TIME, 6)
 LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the legend
 
 
@@ -47,6 +47,7 @@ def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
         "policy": best.policy,
         "ttft_s": best.predicted.ttft_s,
         "tpot_s": best.predicted.tpot_s,
+        "stock": stock.policy,
         "stock_ttft_s": stock.predicted.ttft_s,
         "stock_tpot_s": stock.predicted.tpot_s,
         "gain": row.gain,
@@ -66,29 +67,30 @@ def what_if_head(model: ModelInfo, load: Workload, host: Host | None) -> str:
     """Title and headings. host: a described CPU; None: this machine's."""
     beside = "this machine's CPU" if host is None else host.name
     title = textwrap.wrap(f"{model_title(model)}, {load.n_prompt} + {load.n_gen} tokens, beside {beside}:", WIDTH)
-    above = f"{'':{NAME}} {'':{GB}}   {'llama.cpp --fit':^{2 * TIME + 8}}   {'oallama':^{2 * TIME + 2}}"
-    names = ("card", "memory", "layers", "prompt", "tokens/s", "prompt", "tokens/s", "gain")
+    above = f"{'':{NAME}} {'':{GB}} {'llama.cpp at its fastest':^{2 * TIME + WAY + 2}} {'oallama':^{2 * TIME + 1}}"
+    names = ("card", "memory", "options", "prompt", "tokens/s", "prompt", "tokens/s", "gain")
     return "\n".join([*title, CLAIM, "", above.rstrip(), _line(names), _line(["-" * width for width in WIDTHS])])
 
 
 def what_if_line(model: ModelInfo, row: WhatIf) -> str:
-    """One card: what stock llama.cpp takes, and what our best plan takes."""
+    """One card: what stock llama.cpp takes at its fastest, and what our best plan takes."""
     stock, best = row.stock.predicted, row.best.predicted
     cells = (format_seconds(stock.ttft_s), _rate(stock), format_seconds(best.ttft_s), _rate(best))
-    return _line((row.card.name, format_bytes(row.card.memory_bytes), _layers(model, row), *cells, f"{row.gain:.2f}×"))
+    return _line((row.card.name, format_bytes(row.card.memory_bytes), row.stock.policy, *cells, f"{row.gain:.2f}×"))
 
 
 def what_if_foot(
     model: ModelInfo, alone: Candidate, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
 ) -> str:
     """Explain the columns, and say how long the CPU takes alone."""
-    ours = "the best plan that a quick search finds, which is --fit's where nothing is predicted to be faster"
+    ours = "the best plan that a quick search finds, which is llama.cpp's where nothing is predicted to be faster"
     if policy != "auto":
         ours = f"the plan of policy {policy}, faster than stock or not; where it does not fit, the CPU alone"
     who = "this machine's CPU" if host is None else host.name
     text = (
-        f"prompt: time to the first token. gain: of the whole run. layers: that stock llama.cpp's --fit puts on the "
-        f"card, of {model.n_layer + 1}. oallama: {ours}. At most {rows[0].stock.memory.fill:.0%} of a card's memory is "
+        "prompt: time to the first token. gain: of the whole run. options: of stock llama.cpp, the fastest of --fit, "
+        "-ngl, -ncmoe, these with --no-host, and its expert cache (moe-cache). "
+        f"oallama: {ours}. At most {rows[0].stock.memory.fill:.0%} of a card's memory is "
         f"used. Alone {who} takes {format_seconds(alone.predicted.ttft_s)} for the prompt and makes "
         f"{rate_text(alone.predicted.tpot_s)}."
     )
@@ -116,7 +118,7 @@ def what_if_chart(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> s
         subtitle=f"{load.n_prompt} + {load.n_gen} tokens, context {load.n_ctx}; {CLAIM}",
         groups=(Group("", tuple(_chart_line(row) for row in rows)),),
         label=f"Times of {title} to the first token and for each one more, {CLAIM}: {cards}",
-        legend=((STOCK, "stock --fit"), (OURS, "best plan")),
+        legend=((STOCK, "stock llama.cpp"), (OURS, "best plan")),
     )
 
 
@@ -128,7 +130,3 @@ def _chart_line(row: WhatIf) -> Line:
     first_token = (bar(stock.ttft_s, STOCK), bar(best.ttft_s, OURS))
     each_more = (bar(stock.tpot_s, STOCK), bar(best.tpot_s, OURS))
     return Line(row.card.name, (first_token, each_more), format_bytes(row.card.memory_bytes))
-
-
-def _layers(model: ModelInfo, row: WhatIf) -> str:
-    return "all" if row.fits_whole else str(n_gpu_layers(model.n_layer, row.stock.placement))

@@ -21,6 +21,7 @@ from gguf_factory import write_llama_shape
 from processes import COMMAND, PATIENCE_S, here, must_end, until
 from seeds import ALL
 from stock import needs_programs, program
+from stock_plans import MODEL
 
 from ggml_bridge.library import LIB_PATH_VARIABLE, find_plugin
 from oallama.bench.arms import STOCK_BEST, STOCK_NCMOE, ArmMaker
@@ -119,6 +120,14 @@ def test_samples_come_for_every_test_and_depth(model: Path) -> None:
     assert first[PP].prompt_s > 0 == first[PP].gen_s
     assert first[TG].gen_s > 0 == first[TG].prompt_s
     assert min(first[DEEP].prompt_s, first[DEEP].gen_s, second[DEEP].seconds) > 0
+
+
+@pytest.mark.parametrize("has_vocabulary", [True, False])
+def test_tokens_may_be_those_of_a_text(has_vocabulary: bool, model: Path) -> None:
+    path = MODEL if has_vocabulary else model
+    with running(ArmSpec("stock", replace(setting(path), of_text=True), StockPlacement(0))) as arm:
+        arm.load([])
+        assert arm.measure([DEEP])[DEEP].gen_s > 0
 
 
 def test_a_stock_arm_loads_no_plugin_whatever_the_environment_says(
