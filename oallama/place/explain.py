@@ -181,7 +181,8 @@ def baselines(
     """
     alone = alone or price(problem, workload, cpu_alone(problem, workload, "mixed"))
     if problem.profile.device != CPU_DEVICE and not used.limit:
-        used = replace(used, limit=usable(capacity_of(problem, workload), problem.vram_fill, problem.runtime_bytes))
+        runtime = problem.runtime_bytes(workload)
+        used = replace(used, limit=usable(capacity_of(problem, workload), problem.vram_fill, runtime))
     others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, workload, used)))
     if problem.profile.device == CPU_DEVICE or problem.slices_only:
         return others

@@ -2,23 +2,76 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor
 
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import MemoryLedger, StreamSettings
+from oallama.core.types import MemoryLedger, Operator, StreamSettings
 from oallama.core.units import MIB
 from oallama.cost.blocks import F32
 from oallama.cost.slices import BlockType, Cut
+from oallama.device.card import FLOAT_TYPES
 from oallama.place.cutting import CutBlocks, TokenTable, linear_n_g
 
-RUNTIME_BYTES = {"CUDA": 64 * MIB}
-"""Bytes of its device that one instance of a back end takes beside buffers, which no load says before it computes.
-CUDA: a cuBLAS workspace (4 MiB; 32 MiB on Hopper, as cuBLAS documents it), and ggml's pool of temporary memory, which
-keeps the activations of the largest mul-mat once more (512 tokens of 14,336 as Q8_1: 8 MiB; as F16: 14 MiB) and what
-attention takes. Both belong to the instance and abort where there is no room (ggml 0.25.3, ggml-cuda.cu); 30-60 MB
-together are usual."""
+RUNTIME_BYTES = {"CUDA": 48 * MIB, "ROCm": 48 * MIB}
+"""Bytes of its device that one instance of a back end takes beside buffers and its pool, which no load says before it
+computes. ggml-cuda: a cuBLAS workspace (4 MiB; 32 MiB from Hopper on: common.cuh, cublas_handle), and parts of results
+that matrix kernels and attention add up afterwards (mmq.cuh: 64 KiB for each multiprocessor). Of no other back end is
+it known."""
+
+CUBLAS_BYTES = 100 * MIB
+"""Bytes of cuBLAS's kernels, which a process loads once: 70 to 100 MB are usual."""
+
+INTEGER_TYPES = frozenset(
+    {"Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ2_XXS",
+     "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "IQ4_NL", "MXFP4", "NVFP4"}
+)  # fmt: skip
+"""Types that ggml-cuda multiplies by in integers in large batches (mmq.cu, ggml_cuda_should_use_mmq)."""
+
+_VOLTA = re.compile(r"V100|GV100|TITAN V\b|Xavier")
+_ROW_PADDING = 512  # elements of an activation
+_Q8_1 = 36 / 32  # bytes of one
+_F16 = 2
+
+
+def runtime_bytes(
+    backend: str, description: str, operators: Sequence[Operator], n_ubatch: int, plain_attention: bool,
+    n_instances: int,
+) -> int:  # fmt: skip
+    """Bytes of a device that instances of its back end take for themselves while they compute micro-batches; 0 where
+    this is not known of the back end. plain_attention: without flash attention, whose products are cuBLAS's.
+
+    Each instance keeps the memory of the largest mul-mat that it had (ggml 0.26.0, ggml-cuda.cu, ggml_cuda_pool), and
+    aborts where there is no room for it. Operators behind the last block see one token.
+    """
+    each = RUNTIME_BYTES.get(backend, 0)
+    if not each:
+        return 0
+    integers = backend == "CUDA" and not _VOLTA.search(description)
+    pool = max((_pool_bytes(o, 1 if o.is_last else n_ubatch, integers) for o in operators), default=0)
+    cublas = plain_attention or any(not o.is_last and not _in_integers(o, integers) for o in operators)
+    return n_instances * (each + pool) + (CUBLAS_BYTES if cublas and n_instances else 0)
+
+
+def _in_integers(operator: Operator, integers: bool) -> bool:
+    return integers and operator.type in INTEGER_TYPES
+
+
+def _pool_bytes(operator: Operator, n_tokens: int, integers: bool) -> int:
+    """Bytes that a mul-mat takes of the pool. In integers: its input as Q8_1 (mmq.cu). By cuBLAS: input and result in
+    F16, and the weight too where it is quantised (ggml-cuda.cu, ggml_cuda_mul_mat_cublas); of experts one matrix, and
+    all rows once more in the order of experts (ggml_cuda_mul_mat_id). One token needs no cuBLAS."""
+    k, n, _ = operator.shape
+    routed = operator.op == "MUL_MAT_ID"
+    rows = n_tokens * (operator.n_expert_used if routed else operator.shape[2])
+    in_q8_1 = ceil(rows * ceil(k / _ROW_PADDING) * _ROW_PADDING * _Q8_1)
+    if n_tokens == 1 or _in_integers(operator, integers):
+        return in_q8_1
+    weight = 0 if operator.type in FLOAT_TYPES else _F16 * k * n * (1 if routed else operator.shape[2])
+    return weight + _F16 * rows * (k + n) + (F32 * rows * (k + n) if routed else 0)
 
 
 def usable(capacity: int, fill: float, runtime: int) -> int:
@@ -39,7 +92,8 @@ class DeviceMemory:
     other_weights: int  # norms, biases: what is on the device and no operator
     n_layer: int
     operators_limit: int | None = None  # --gpu-weights as bytes
-    runtime: int = 0  # of one instance of the device's back end
+    runtime: int = 0  # of llama.cpp's instance of the device's back end
+    runtime_beside: int = 0  # of both, where the split back end's computes beside it
 
     @property
     def limit(self) -> int:
@@ -48,7 +102,7 @@ class DeviceMemory:
     @property
     def beside_split(self) -> DeviceMemory:
         """The same where the split back end's instance computes beside llama.cpp's."""
-        return replace(self, runtime=2 * self.runtime)
+        return replace(self, runtime=self.runtime_beside)
 
     def room(self, first_device_layer: int) -> int:
         """Bytes left when the layers from first_device_layer on are on the device; negative: does not fit.

@@ -17,7 +17,7 @@ from oallama.cost.kernels import Kernels, index_rest
 from oallama.cost.passes import Pass, passes
 from oallama.cost.rates import transfer_rates, weight_stream
 from oallama.cost.whole import Costs, host_cache, offloaded, operator_costs, rest_with_offload, takes_attention
-from oallama.place.memory import RUNTIME_BYTES, DeviceMemory, ledger
+from oallama.place.memory import DeviceMemory, ledger, runtime_bytes
 from oallama.place.placement import Placement, cpu, nothing_there, whole_bytes
 
 SMALLEST_UBATCH = 64
@@ -68,10 +68,14 @@ class Problem:
             self, "splittable", tuple(can_split(o) and kernels.on_device(o) is not None for o in self.operators)
         )
 
-    @property
-    def runtime_bytes(self) -> int:
-        """Bytes that one instance of the device's back end takes for itself."""
-        return RUNTIME_BYTES.get(str(self.profile.fingerprint.get("device_backend")), 0)
+    def runtime_bytes(self, workload: Workload, n_instances: int = 1) -> int:
+        """Bytes that so many instances of the device's back end take for themselves."""
+        facts, rest = self.profile.fingerprint, self.profile.rest
+        plain = any(
+            case.device == self.profile.device and case.shape is not None and not case.shape.flash_attn for case in rest
+        )
+        described = str(facts.get("device_backend")), str(facts.get("device_description"))
+        return runtime_bytes(*described, self.operators, workload.n_ubatch, plain, n_instances)
 
     def capacity(self, taken: LoadBytes) -> int:
         """Bytes of the device: what was free there before this workload, or what the caller says."""
@@ -134,7 +138,7 @@ def measured(problem: Problem, workload: Workload, placed: Placement, capacity: 
         taken.kv,
         taken.compute,
         placed.staging_bytes,
-        problem.runtime_bytes * n_computing(problem, placed),
+        problem.runtime_bytes(workload, n_computing(problem, placed)),
     )
 
 
@@ -186,7 +190,8 @@ def device_memory(
             other_weights=taken.weights_gpu,
             n_layer=n_layer,
             operators_limit=operators_limit(problem),
-            runtime=problem.runtime_bytes,
+            runtime=problem.runtime_bytes(workload),
+            runtime_beside=problem.runtime_bytes(workload, 2),
         )
         if without_kv is None and memory.operator_room(n_layer) >= 0:
             without_kv = memory, workload

@@ -24,15 +24,17 @@ from worlds import (
     slow_cpu,
     there,
     total_s,
+    weight,
     worlds,
 )
 
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Workload
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Workload
+from oallama.core.units import MIB
 from oallama.cost.expert_cache import cached_layers, lru_hits
 from oallama.place.decide import larger_ubatches
-from oallama.place.memory import RUNTIME_BYTES
+from oallama.place.memory import CUBLAS_BYTES, RUNTIME_BYTES, runtime_bytes
 from oallama.place.placement import placed_whole
 from oallama.place.policies.registry import Rules
 
@@ -265,16 +267,40 @@ def test_misses_are_shared_between_the_link_and_the_cpu() -> None:
 def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp's and the split back end's; first from what is kept free."""
     world = slow_cpu(share=0.8)
+    world = replace(world, workload=replace(world.workload, n_ubatch=32))  # its pool is small, as its device
     capacity, one = world.device_bytes, world.device_bytes // 50
     monkeypatch.setitem(RUNTIME_BYTES, "CUDA", one)
     found = {name: world.plan(name).memory.runtime for name in ("layers", "flexgen", "cpu")}
-    assert found == {"layers": one, "flexgen": 2 * one, "cpu": 0}
+    pool = found["layers"] - one
+    assert pool > 0 and found == {"layers": one + pool, "flexgen": 2 * (one + pool), "cpu": 0}
     assert replace(world, device_facts=(("device_backend", "Vulkan"),)).plan("layers").memory.runtime == 0
-    limits = []
-    for runtime in (0, capacity // 20, capacity // 5):
+    for runtime, limit in ((1, int(0.9 * capacity)), (capacity // 5, capacity - capacity // 5 - pool)):
         monkeypatch.setitem(RUNTIME_BYTES, "CUDA", runtime)
-        limits.append(world.plan("layers").memory.limit)
-    assert limits == [int(0.9 * capacity), int(0.9 * capacity), capacity - capacity // 5]
+        assert world.plan("layers").memory.limit == limit
+
+
+def test_what_a_card_keeps_for_itself_grows_with_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ggml-cuda's own rules: the input of the largest mul-mat as Q8_1, by cuBLAS input, result and weight in F16."""
+    monkeypatch.setitem(RUNTIME_BYTES, "CUDA", fixed := 48 * MIB)
+    down = weight(role="ffn_down", k=14336, n=4096, layer=0)
+    experts = weight(role="ffn_down_exps", k=1500, n=4096, layer=0, n_expert=64, used=8)
+    output = weight(role="output", k=4096, n=128_000)
+
+    def kept(*operators: Operator, backend: str = "CUDA", name: str = "NVIDIA GeForce RTX 3060", n: int = 512,
+             plain: bool = False, instances: int = 1) -> int:  # fmt: skip
+        return runtime_bytes(backend, name, operators, n, plain, instances) - fixed * instances
+
+    assert kept(down) == 512 * 14336 * 36 // 32 and kept(down, n=2048) == 4 * kept(down)
+    assert kept(experts) == 512 * 8 * 1536 * 36 // 32, "rows are padded to 512 elements"
+    assert kept(down, output) == kept(down), "the output matrix sees one token"
+    assert kept(down, instances=2) == 2 * kept(down)
+    assert kept(down, plain=True) == kept(down) + CUBLAS_BYTES
+    in_f16 = 2 * 512 * (14336 + 4096)
+    assert kept(replace(down, type="F16"), instances=2) == 2 * in_f16 + CUBLAS_BYTES, "cuBLAS is loaded once"
+    for slow in (kept(replace(down, type="IQ1_M")), kept(down, name="Tesla V100-PCIE-32GB")):
+        assert slow == in_f16 + 2 * 14336 * 4096 + CUBLAS_BYTES, "and the weight in F16, which has no integer kernel"
+    for backend in ("Emulated", "Vulkan", "RPC", "CPU"):
+        assert runtime_bytes(backend, "", (down,), 512, True, 2) == 0
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def rooms_of(problem: Problem, asked: Asked, slices_alone: bool = False) -> tupl
     if slices_alone:
         memory = DeviceMemory(
             capacity_of(problem, asked.workload), problem.vram_fill, 0, 0, 0, problem.graph.n_layer,
-            operators_limit(problem), problem.runtime_bytes,
+            operators_limit(problem), problem.runtime_bytes(asked.workload),
         )  # fmt: skip
         costs = costs_of(problem, asked.workload, asked.phase, llama_uses_device=False)
         made.append(Room(asked, asked.workload, costs, memory, slicer, has_llama=False))

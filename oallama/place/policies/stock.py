@@ -94,7 +94,7 @@ def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
     taken = problem.probe(workload, operators_on_host(problem, workload))
     return DeviceMemory(
         problem.capacity(taken), problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, problem.graph.n_layer,
-        operators_limit(problem), problem.runtime_bytes,
+        operators_limit(problem), problem.runtime_bytes(workload),
     )  # fmt: skip
 
 
