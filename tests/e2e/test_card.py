@@ -118,13 +118,13 @@ def test_blocks_that_live_on_the_card(
     """Attention and routers are there: what a block reads and gives is the card's, and ggml's scheduler keeps the order
     of the two streams that work on it."""
     path = written(models, arch, weight_type=weight_type, n_layer=4)
-    case = forced(path, card.name, share, hot=hot, whole=lambda operator: not is_ffn(operator))
-    with case.with_ledger(staging=16 << 20).engine() as engine:
+    case = forced(path, str(card.spec), share, hot=hot, whole=lambda operator: not is_ffn(operator))
+    with case.with_ledger(staging=16 << 20).llama() as llama:
         for n in (1, 3, N_TOKENS):
-            found = engine.logits(TOKENS[:n])
+            found = placed_logits(llama, TOKENS[:n])
             assert nmse(found, stock_logits(path, TOKENS[:n])) <= bound(arch, weight_type), f"{n} tokens"
-            assert np.array_equal(found, engine.logits(TOKENS[:n]))
-        assert not [warning for warning in engine.warnings if "cannot live" in warning]
+            assert np.array_equal(found, placed_logits(llama, TOKENS[:n]))
+        assert not [warning for warning in llama.warnings if "cannot live" in warning]
 
 
 @pytest.mark.parametrize("gg", [0.01, 0.99])  # the smallest slice
@@ -164,7 +164,7 @@ def test_what_a_device_is_sent_is_not_overwritten(weight_type: str, card: OpenDe
 def test_an_engine_streams(prefetch: str, n_slots: int, card: OpenDevice, models: Path) -> None:
     path = written(models, "llama", weight_type="Q4_0", n_layer=4)
     settings = StreamSettings(n_slots, prefetch)  # type: ignore[arg-type]
-    with counted() as done, forced(path, card.name, ffn(0.25, 0.25), streaming=settings).llama() as llama:
+    with counted() as done, forced(path, str(card.spec), ffn(0.25, 0.25), streaming=settings).llama() as llama:
         assert [warning for warning in llama.warnings if "plan again" not in warning] == []
         found = placed_logits(llama, TOKENS)
         assert nmse(found, stock_logits(path, TOKENS)) <= bound("llama", "Q4_0")
