@@ -154,17 +154,21 @@ def main(root: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml (test, docs, train)")
     parser.add_argument("--refresh", action="store_true", help="look, install and test again even if nothing changed")
     parser.add_argument("--vulkan", action="store_true", help="set up .venv-vulkan, with Vulkan on any device")
+    parser.add_argument("--no-amx", action="store_true", help="set up .venv-no-amx, with llama.cpp built without AMX")
     parser.add_argument("--llama-cpp", metavar="WHAT", help="a folder, an archive or its address: do not compile")
     parser.add_argument("--sha256", help="of the archive that --llama-cpp names")
     options = parser.parse_args(arguments)
-    console = Console(sys.stderr, root / "build" / ("setup-vulkan.log" if options.vulkan else "setup.log"))
+    kind = "-vulkan" if options.vulkan else "-no-amx" if options.no_amx else ""
+    console = Console(sys.stderr, root / "build" / f"setup{kind}.log")
     return guarded(console, "set-up", lambda: _set_up(root, console, options, time.monotonic()))
 
 
 def _set_up(root: Path, console: Console, options: argparse.Namespace, start_s: float) -> int:
     env = {"PATH": os.defpath, **os.environ}
     name, wish = (".venv-vulkan", "vulkan") if options.vulkan else (".venv", asked_backend(env))
-    installer = Installer(console, root / name, env, wish)
+    if options.no_amx:
+        name, wish = ".venv-no-amx", "cpu"
+    installer = Installer(console, root / name, env, wish, amx=not options.no_amx)
 
     def done() -> bool:
         checkout = Checkout(root, name, options.extra, console, env)

@@ -48,6 +48,18 @@ def absent_devices(devices_json: str | None) -> list[str]:
     return [f"back ends other than {', '.join(sorted(backends))}"]
 
 
+def other_cpus(devices_json: str | None) -> list[str]:
+    """Which CPU's features were tested, from the same output."""
+    if devices_json is None:
+        return []
+    cpu = json.loads(devices_json)["cpu"]
+    features = {str(feature) for feature in cpu["features"]}
+    lines = [f"CPUs with other features than {cpu['name']}: {', '.join(sorted(features))}"]
+    if "amx_tile" not in features:
+        lines.append("AMX's own kernels: of its layout a stand-in was tested, which stock llama.cpp treats alike")
+    return lines
+
+
 def report_lines(reasons: dict[str, list[str]], devices: Sequence[str]) -> list[str]:
     """The lines of the section, without its heading."""
     lines = [f"  - {device}" for device in devices]
@@ -74,7 +86,8 @@ def main(arguments: Sequence[str]) -> int:
     command = [str(Path(sys.executable).with_name("oallama")), "devices", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
     reasons = skipped(*(Path(name) for name in arguments if name != "--all"))
-    print("\n".join(report_lines(reasons, absent_devices(None if done.returncode else done.stdout))))
+    devices = None if done.returncode else done.stdout
+    print("\n".join(report_lines(reasons, [*absent_devices(devices), *other_cpus(devices)])))
     return int("--all" in arguments and any(_COULD_BE_HERE.search(reason) for reason in reasons))
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -49,12 +50,36 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker that dies costs the test that it died of. By itself --dist=loadfile begins that test again, until no
+    worker is left."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class FileScheduling(LoadFileScheduling):
+        def remove_node(self, node: Any) -> str | None:
+            units = self.assigned_work.get(node, {}).values()
+            unit, died_of = next(
+                ((unit, test) for unit in units for test, done in unit.items() if not done), ({}, None)
+            )
+            if died_of is not None:
+                unit[died_of] = True
+            super().remove_node(node)
+            return died_of
+
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _layouts_of_the_session() -> None:
-    """Other layouts than the CPU's (tests/layouts.py), before anything here asks ggml for its layouts."""
-    if os.environ.get("OALLAMA_TEST_LAYOUTS"):
+    """OALLAMA_TEST_LAYOUTS: other layouts than the CPU's (tests/layouts.py) for all processes of this run, before
+    anything here asks ggml for its layouts."""
+    if wanted := os.environ.get("OALLAMA_TEST_LAYOUTS"):
+        from layouts import with_layouts
+
         from oallama.device.load_params import load_bridge
 
+        os.environ.update(with_layouts(wanted))
         load_bridge()
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from native.native_helpers import build_native
 
 import ggml_bridge
@@ -14,8 +12,8 @@ from oallama.device.user_backend import VARIABLE
 WANTED = "OALLAMA_TEST_LAYOUTS"
 
 
-def with_layouts(wanted: Literal["none", "amx"]) -> dict[str, str]:
-    """Variables of their environment. Skips where the library cannot be built."""
+def with_layouts(wanted: str) -> dict[str, str]:
+    """Variables of their environment. wanted: none or amx. Skips where the library cannot be built."""
     library = build_native("ggml-layouts", library_folder()).with_name("libggml-layouts.so")
     return {VARIABLE: str(library), WANTED: wanted}
 

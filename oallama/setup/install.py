@@ -78,10 +78,11 @@ def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: 
 
 
 class Installer:
-    """Installs into the environment in the folder `prefix`. wish: the back end, as in OALLAMA_BACKEND."""
+    """Installs into the environment in the folder `prefix`. wish: the back end, as in OALLAMA_BACKEND. amx: whether
+    what is compiled may use AMX."""
 
-    def __init__(self, console: Console, prefix: Path, env: Mapping[str, str], wish: str) -> None:
-        self.console, self.prefix, self.env, self.wish = console, prefix, env, wish
+    def __init__(self, console: Console, prefix: Path, env: Mapping[str, str], wish: str, amx: bool = True) -> None:
+        self.console, self.prefix, self.env, self.wish, self.amx = console, prefix, env, wish, amx
         self.python = prefix / "bin" / "python"
         self.cache = cache_folder(env).absolute()
         self.cpu = this_cpu(env)
@@ -148,7 +149,7 @@ class Installer:
             backend = choose_backend(self.wish, self.env, self.compiler.cxx, self.env.get("CMAKE_ARGS", ""))
             step.result = f"{self.cpu.model}, {self.compiler}; {backend.why}"
         notes: list[str] = []
-        variant: Variant | None = Variant(backend)
+        variant: Variant | None = Variant(backend, amx=self.amx)
         while variant:
             build = make_build(variant, self.cpu, self.compiler, self.cache, self.env)
             outcome = {} if refresh else build.outcome()

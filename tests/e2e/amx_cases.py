@@ -12,7 +12,7 @@ from e2e.plugin_runs import loaded, logits_of
 from ggml_bridge import selftest
 from ggml_bridge.child import child_main
 from ggml_bridge.layouts import KINDS
-from oallama.core.types import FORCED_PLAIN_LAYOUT, Operator
+from oallama.core.types import Operator
 from oallama.device.layouts import needs_no_repack
 from oallama.device.load_params import load_bridge
 
@@ -33,7 +33,7 @@ def rules() -> dict[str, Any]:
 
 def stock(path: str, no_repack: bool) -> dict[str, Any]:
     load_bridge()
-    with loaded(Path(path), use_extra_bufts=not no_repack) as context:
+    with loaded(Path(path), told=False, use_extra_bufts=not no_repack) as context:
         logits_of(context, TOKENS[:4])
     return {}
 
@@ -46,19 +46,17 @@ def engine(path: str, device: str, attention_there: bool) -> dict[str, Any]:
         return operator.role.startswith("attn") == attention_there
 
     case = forced(Path(path), device, whole=None if device == "none" else whole)
-    operators, buft = case.placer.operators, load_bridge().buft("CPU", FORCED_PLAIN_LAYOUT)
-    several = [operator.name for operator in operators if operator.op == "MUL_MAT" and operator.shape[2] > 1]
     with case.llama() as llama:
         found = placed_logits(llama, TOKENS)
         held = {buffer.buft: buffer.model for buffer in llama.memory.buffers if buffer.model}
         planned = llama.memory.planned_device_bytes == llama.memory.device_bytes
-    with loaded(Path(path), buft, several) as context:
+    with loaded(Path(path)) as context:
         told = logits_of(context, TOKENS)
     with loaded(Path(path), use_extra_bufts=False) as context:
         plain = logits_of(context, TOKENS)
     return {
         "told": typical_nmse(found, told), "plain": typical_nmse(found, plain), "between": typical_nmse(told, plain),
-        "held": held, "as_planned": planned, "no_repack": needs_no_repack(operators),
+        "held": held, "as_planned": planned, "no_repack": needs_no_repack(case.placer.operators),
     }  # fmt: skip
 
 

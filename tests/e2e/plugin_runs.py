@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from e2e.forced import N_CTX, N_UBATCH, Share, forced
-from e2e.logits import Logits
+from e2e.logits import Logits, told_plain
 
 import ggml_bridge
 from ggml_bridge.split import SplitStats
@@ -28,14 +28,21 @@ api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
 
 @contextlib.contextmanager
 def loaded(
-    path: Path, buft: int = 0, names: Sequence[str] = (), devices: Sequence[int] = (), n_seq: int = 1, **params: Any
+    path: Path,
+    buft: int = 0,
+    names: Sequence[str] = (),
+    devices: Sequence[int] = (),
+    n_seq: int = 1,
+    told: bool = True,
+    **params: Any,
 ) -> Iterator[Any]:
     """A llama_context of the model, weights of these names in this buffer type; one thread, nothing offloaded by
-    llama.cpp's own choice. devices: those it may use. params: fields of llama_model_params."""
+    llama.cpp's own choice. devices: those it may use. told: which weights to keep plain (told_plain). params: fields of
+    llama_model_params."""
     model_params = api.llama_model_default_params()
-    overrides = (BuftOverride * 2)()
-    if buft:
-        overrides[0] = BuftOverride(f"^(?:{'|'.join(map(escape, names))})$".encode(), buft)
+    named = [BuftOverride(f"^(?:{'|'.join(map(escape, names))})$".encode(), buft)] if buft else []
+    plain = told_plain(path) if told else (BuftOverride(),)
+    overrides = (BuftOverride * (len(named) + len(plain)))(*named, *plain)
     listed = (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
     model_params.devices = ctypes.cast(listed, ctypes.c_void_p)
     model_params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)

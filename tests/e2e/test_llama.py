@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e.forced import ffn, forced
-from e2e.logits import EXACT_NMSE, TOKENS, Llama, nmse, placed_logits, stock_logits
+from e2e.logits import TOKENS, Llama, assert_stock, placed_logits
 
 from oallama.core.errors import PlanError, UsageError
 from oallama.device.load_params import load_bridge
@@ -23,7 +23,7 @@ def test_it_is_a_llama_that_computes_what_the_plan_says(f16: Path) -> None:
     case = forced(f16, CARD, ffn(0.5))
     with case.llama() as llama:
         assert isinstance(llama, Llama)
-        assert nmse(placed_logits(llama, TOKENS), stock_logits(f16, TOKENS)) <= EXACT_NMSE
+        assert_stock(placed_logits(llama, TOKENS), f16, TOKENS)
         assert llama.plan.operators == case.plan.operators and llama.device == "Emulated0" and llama.warnings == ()
         assert llama.memory.device_bytes > 0
         assert {runs.block.split(".")[-2] for runs in llama.take_runs()} == {"ffn_gate"}

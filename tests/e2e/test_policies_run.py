@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from e2e.described_card import profile_file, slow_cpu_fast_card
 from e2e.forced import written
-from e2e.logits import EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, stock_logits
+from e2e.logits import REAL, TOKENS, assert_stock
 from gguf_factory import write_llama_shape
 from make_model import write_shape
 from processes import here
@@ -60,10 +60,6 @@ class Row:
     limits: tuple[tuple[str, Any], ...] = (("gpu_weights", 0.4),)
     streams: tuple[bool, bool] = (False, False)
     fills: bool = False  # the whole of the device
-
-    @property
-    def is_exact(self) -> bool:
-        return self.shape is None
 
     def model(self, models: Path) -> Path:
         if self.shape is None:
@@ -138,8 +134,7 @@ def test_a_plan_runs_as_planned_and_computes_what_stock_does(row: Row, models: P
         )
         assert held.device_compute - before.device_compute <= memory.staging
         on_device = load_bridge().emulated().stats().device_bytes if row.device == REAL else None
-        bound = EXACT_NMSE if row.is_exact else QUANTISED_NMSE
-        assert nmse(engine.logits(TOKENS), stock_logits(placer.model.path, TOKENS)) <= bound
+        assert_stock(engine.logits(TOKENS), placer.model.path, TOKENS)
         assert engine.generate(list(range(1, 70)), max_tokens=3, temperature=0).n_gen == 3
         done = engine.split_stats
         if on_device is not None:
@@ -163,7 +158,7 @@ def test_a_ring_of_one_slot(models: Path) -> None:
     streamed = [o.bytes * p.cg for o, p in zip(placer.operators, plan.operators, strict=True) if p.cg]
     assert len(streamed) > 4 and max(streamed) <= plan.streaming.ring_bytes < sum(streamed) / 2
     with placer.engine(plan, progress=False) as engine:
-        assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= QUANTISED_NMSE
+        assert_stock(engine.logits(TOKENS), path, TOKENS)
         engine.generate([1, 2, 3], max_tokens=4, temperature=0)
         assert engine.split_stats is not None
         assert engine.split_stats.decode.bytes_streamed > 2 * sum(streamed), "of three tokens each fills it anew"
@@ -184,7 +179,7 @@ def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(tmp_path: Path) ->
     with placer.engine(Plan.from_json(plan.to_json()), progress=False) as engine:
         held = load_bridge().emulated().stats().device_bytes
         assert engine.llama.context_params.n_ubatch == n_prompt
-        assert nmse(engine.logits(tokens), stock_logits(path, tokens, n_ctx=n_ctx, n_ubatch=512)) <= QUANTISED_NMSE
+        assert_stock(engine.logits(tokens), path, tokens, n_ctx=n_ctx, n_ubatch=512)
     assert abs(plan.memory.limit - plan.memory.spare - held) <= max(SHARE * held, SLACK)
 
 

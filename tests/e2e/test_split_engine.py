@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.forced import N_UBATCH, Where, attention, ffn, forced
-from e2e.logits import EXACT_NMSE, TOKENS, nmse, placed_logits, stock_logits
+from e2e.logits import TOKENS, assert_stock, placed_logits, stock_logits
 from e2e.script import said
 from gguf_factory import write_gguf, write_llama_shape
 from processes import here
@@ -74,7 +74,7 @@ def test_whole_and_split_operators_together(f16: Path) -> None:
     """OATO's operators, norms and KV on the worker by llama.cpp itself, slices of the others there too."""
     case = forced(f16, "rpc-worker", ffn(0.5), whole=attention)
     with case.llama() as llama:
-        assert nmse(placed_logits(llama, TOKENS), stock_logits(f16, TOKENS)) <= EXACT_NMSE
+        assert_stock(placed_logits(llama, TOKENS), f16, TOKENS)
         assert llama.warnings == ()
         there = [buffer for buffer in llama.memory.buffers if not buffer.in_host_memory]
         of_llama = [buffer for buffer in there if buffer.buft != SPLIT_LAYOUT]
@@ -90,7 +90,7 @@ def test_a_context_of_thousands_of_tokens(whole: Where | None, tmp_path: Path) -
     tokens = [1 + i * 37 % 300 for i in range(5000)]
     with forced(path, "rpc-worker", ffn(0.5), whole=whole, n_ctx=6144).llama() as llama:
         assert llama.warnings == ()
-        assert nmse(placed_logits(llama, tokens), stock_logits(path, tokens, n_ctx=6144)) <= EXACT_NMSE
+        assert_stock(placed_logits(llama, tokens), path, tokens, n_ctx=6144)
 
 
 def test_cpu_slices_lie_in_the_named_layout_or_the_best(q4_0: Path) -> None:

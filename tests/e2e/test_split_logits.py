@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.forced import Share, block_of, everything, ffn, forced, movable, written
-from e2e.logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, REAL, TOKENS, nmse, stock_logits
+from e2e.logits import ARCHITECTURES, EXACT_NMSE, REAL, TOKENS, assert_alike, assert_stock, nmse
 from e2e.plugin_runs import context_of, counted, loaded, logits_of, logits_of_sequences, with_plugin
 from gguf_factory import ARCHITECTURES as KNOWN
 from gguf_factory import write_llama_shape
@@ -97,7 +97,7 @@ def test_any_plan_computes_what_stock_does(model: tuple[str, str], device: str, 
             with with_plugin(path, device, share) as context:
                 found.append(logits_of(context, tokens))
     assert done[0].bytes_in > 0 and done[0].bytes_out > 0
-    assert nmse(found[0], stock_logits(path, tokens)) <= (EXACT_NMSE if weight_type in FLOAT else QUANTISED_NMSE)
+    assert_stock(found[0], path, tokens)
     assert np.array_equal(*found)
 
 
@@ -114,7 +114,7 @@ def test_mul_mats_of_an_ffn_may_be_cut_apart(
         return ((0.0, there) if streamed else (there, 0.0)) if is_ffn(operator) else None
 
     with counted() as done, with_plugin(path, device, share) as context:
-        assert nmse(logits_of(context, TOKENS[:64]), stock_logits(path, TOKENS[:64])) <= EXACT_NMSE
+        assert_stock(logits_of(context, TOKENS[:64]), path, TOKENS[:64])
     assert (done[0].n_phases == 2) == (not apart), "in two layers; what is cut alike is one block"
 
 
@@ -130,7 +130,7 @@ def test_several_sequences_in_a_batch(model: tuple[str, str], device: str, model
         wanted = logits_of_sequences(context, sequences)
     with with_plugin(path, device, everything(0.5), n_seq=len(sequences)) as context:
         found = logits_of_sequences(context, sequences)
-    assert nmse(found, wanted) <= EXACT_NMSE
+    assert_alike(found, wanted, path)
     assert nmse(found[0], wanted[1]) > 0.1, "the sequences differ, so the comparison says something"
 
 
@@ -155,5 +155,4 @@ def test_what_a_device_is_sent_is_not_overwritten(weight_type: str, device: str,
     path = write_llama_shape(models / f"narrow-{weight_type}.gguf", 1, 4096, 2048, 32, 8, 300, weight_type)
     with with_plugin(path, device, ffn(0.5)) as context:
         for n_tokens in range(1, 9):
-            wanted = stock_logits(path, TOKENS[:n_tokens])
-            assert nmse(logits_of(context, TOKENS[:n_tokens]), wanted) <= EXACT_NMSE, n_tokens
+            assert_stock(logits_of(context, TOKENS[:n_tokens]), path, TOKENS[:n_tokens], (weight_type,))
