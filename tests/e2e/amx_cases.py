@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from e2e.forced import forced
+from e2e.forced import ffn, forced
 from e2e.logits import TOKENS, placed_logits, typical_nmse
 from e2e.plugin_runs import loaded, logits_of
 
@@ -60,8 +60,18 @@ def engine(path: str, device: str, attention_there: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def memory(path: str) -> dict[str, Any]:
+    """Host memory of weights that a plan of slices says, and that a load of it has; bytes of the slices."""
+    case = forced(Path(path), "rpc-worker:1", ffn(0.5), layout="AMX")
+    with case.llama() as llama:
+        held = sum(buffer.model for buffer in llama.memory.buffers if buffer.in_host_memory)
+    pairs = zip(case.placer.operators, case.plan.operators, strict=True)
+    slices = sum(round(p.cc * o.bytes) for o, p in pairs if 0 < p.cc < 1)
+    return {"planned": case.plan.memory.weights_host, "held": held, "slices": slices}
+
+
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
-    case = {"rules": rules, "stock": stock, "engine": engine}[request.pop("case")]
+    case = {"rules": rules, "stock": stock, "engine": engine, "memory": memory}[request.pop("case")]
     result: dict[str, Any] = case(**request)
     return result
 

@@ -118,6 +118,13 @@ def test_a_placed_model(ask: Any, models: Path, attention_there: bool, weight_ty
     check(found, weight_type, on_device=True)
 
 
+def test_what_amx_keeps_beside_weights_is_counted(ask: Any, models: Path) -> None:
+    """A sum of each block of 32 of Q8_0, of 34 bytes: by a plan for whole weights, and by a load for slices as well."""
+    path = str(written(models, "llama", "Q8_0"))
+    sliced = ask("memory", path=path)
+    assert abs(sliced["held"] - sliced["planned"] - sliced["slices"] * 4 / 34) <= 1 << 12
+
+
 def test_a_run(run: Any, deepseek: Path) -> None:
     answer = json.loads(run("run", deepseek, "hello", "-n", 4, "--device", "none", "--tune", "never", "--json"))
     assert 1 <= answer["n_gen"] <= 4

@@ -390,8 +390,8 @@ class Compiling(Machine):
         with tarfile.open(folder / "source.tar.gz", "w:gz") as tar:
             tar.add(package, package.name)
 
-    def install(self, wish="cpu", cpu=EPYC, refresh=False):
-        made = install.Installer(self.console, self.folder / "venv", self.env, wish)
+    def install(self, wish="cpu", cpu=EPYC, refresh=False, amx=True):
+        made = install.Installer(self.console, self.folder / "venv", self.env, wish, amx)
         made.cpu = cpu
         return made.run(refresh=refresh)
 
@@ -435,6 +435,12 @@ def test_a_layout_that_crashes_is_rebuilt_without_it_and_remembered(compiling):
     n_tests = compiling.calls("multiplied")
     compiling.install(cpu=XEON, refresh=True)
     assert (compiling.calls("cmake --build"), compiling.calls("multiplied")) == (2, n_tests + 2), "tested again"
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_amx_is_left_out_where_that_is_asked_for(compiling, amx):
+    compiling.install(cpu=XEON, amx=amx)
+    assert ("-mno-amx-tile" in " ".join(compiling.flags())) == (not amx)
 
 
 def test_a_layout_that_is_wrong_for_one_kind_of_mul_mat_loses_that_kind_alone(compiling):

@@ -128,7 +128,11 @@ void SplitWeight::get(char * data, size_t offset, size_t size) const {
 }
 
 int64_t SplitWeight::host_bytes() const {
-    return part_bytes(side_host) + part_bytes(side_stream) + (prime_is_copy() ? part_bytes(side_prime) : 0);
+    const ggml_tensor * cc    = parts_[side_host].tensor;
+    const int64_t       bytes = cc == nullptr || cc->buffer == nullptr
+                                    ? part_bytes(side_host)
+                                    : static_cast<int64_t>(ggml_backend_buft_get_alloc_size(cc->buffer->buft, cc));
+    return bytes + part_bytes(side_stream) + (prime_is_copy() ? part_bytes(side_prime) : 0);
 }
 
 // True where CG' has memory of its own.

@@ -68,7 +68,7 @@ class SplitWeight {
 
     int64_t part_bytes(Side side) const;
 
-    int64_t host_bytes() const; // of CC, CG, and of CC's copy for CG'
+    int64_t host_bytes() const; // of CC in its layout, of CG, and of CC's copy for CG'
 
     // Where its hot experts are, once it has its memory; NULL: it has none.
     const std::shared_ptr<ExpertTable> & table() const { return table_; }
