@@ -97,16 +97,13 @@ class PlacementOptions:
         from oallama.place.placement import with_used_experts
         from oallama.placer.tuned import in_tuned_context
 
-        unknown = False
-        if not self.gate or not self.policy.is_auto:
-            plan = with_used_experts(self.policy.plan(placer, load), placer.operators, placer.routing)
-        elif self.tune == "before":
-            plan = measured(placer, in_tuned_context(placer, load)).plan
-        else:
-            plan, unknown = at_once(placer, in_tuned_context(placer, load))
+        if self.gate and self.policy.is_auto:
+            load = in_tuned_context(placer, load)
+            return (measured(placer, load).plan, False) if self.tune == "before" else at_once(placer, load)
+        plan = self.policy.plan(placer, load)
         for note in plan.notes:
             talk(f"note: {note}")
-        return plan, unknown
+        return with_used_experts(plan, placer.operators, placer.routing), False
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from oallama.core.errors import DoesNotFit
+from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import Predicted, Workload
 from oallama.place.decide import larger_ubatches
 from oallama.place.policies.stock import FIT, STOCK_WAYS
@@ -69,7 +69,7 @@ class Candidates:
     def _add_plans(self, kind: WorkloadClass) -> None:
         """The best plan for a class, and the CPU alone. Where the best is late with its first word, those for longer
         prompts, too."""
-        best, fit = self._add("auto", self._loads[kind]), self._fits[kind]
+        best, fit = self._add_best(self._loads[kind]), self._fits[kind]
         self._add("cpu", self._loads[kind])
         if best is None or best.predicted is None or fit is None or self._late_may_win:
             return
@@ -77,11 +77,23 @@ class Candidates:
         longer = [each.workload(n_ctx, n_ubatch) for each in classes_in(n_ctx) if each.history == kind.history]
         for load in (load for load in longer if load.n_prompt > n_prompt):
             if best is not None and best.predicted is not None and best.predicted.ttft_s > LATE * fit.ttft_s:
-                best = self._add("auto", load)
+                best = self._add_best(load)
+
+    def _add_best(self, load: Workload) -> Plan | None:
+        """The best plan of ours; options of stock llama.cpp are measured by themselves."""
+        best = self._add("auto", load)
+        if best is None or best.stock is None:
+            return best
+        with suppress(UsageError):  # the model has no experts that could follow
+            if self._placer.model.n_expert:
+                return self._add("experts", load)
+        return self._add("scheinfer", load)
 
     def _add(self, policy: str, load: Workload) -> Plan | None:
         with suppress(DoesNotFit):
             plan = self._placer.plan(policy, workload=load)
+            if plan.stock is not None:
+                return plan
             if not self._placer.device.is_pair or only_splits(plan):
                 digest = placement_digest(plan)
                 plan = next((one for one in self._plans.values() if placement_digest(one) == digest), plan)

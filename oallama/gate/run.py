@@ -133,7 +133,7 @@ def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
     if found.tuned is None:
         return replace(spec, notes=(*spec.notes, f"gate, {how}: using llama.cpp's placement, as nothing is settled"))
     document = {**found.tuned.verdict.document, "remembered": found.remembered}
-    return replace(spec, notes=(*spec.notes, f"gate, {how}: {found.tuned.sentence}"), gate=document)
+    return replace(spec, notes=(*spec.notes, f"gate, {how}: {found.tuned.verdict.sentence}"), gate=document)
 
 
 class _Gate:

@@ -32,7 +32,7 @@ class Tuned:
     def sentence(self) -> str:
         """What is used, and for which class it was measured."""
         other = f" (nothing was measured for {self.asked.name})" if self.verdict.of != self.asked else ""
-        return f"{self.verdict.sentence}{other}"
+        return f"{self.verdict.use}{other}"
 
 
 def verdict_key(on: Measured, n_ctx: int, cap: Cap | None = None) -> Key:

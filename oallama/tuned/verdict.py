@@ -193,31 +193,36 @@ class ClassVerdict:
         return f"llama.cpp with {self.tries[self.rival].placement.flags}" if self.rival else "llama.cpp's placement"
 
     @property
-    def sentence(self) -> str:
-        """What is used, and why: `short questions: scheinfer is 2.3× as fast as llama.cpp's placement (1.6-3.3), its
-        prompts 0.97×, its tokens 2.9×; used from now on`."""
-        return f"{self.of.name}: {self._standing}"
+    def use(self) -> str:
+        """What is used, with its three figures: `short questions: scheinfer is 2.3× as fast as llama.cpp's placement
+        (1.6-3.3), its prompts 0.97×, its tokens 2.9×`."""
+        if (won := self.won) is None:
+            return f"{self.of.name}: using {self.stock}{self._gain}"
+        value, interval = _texts(won)
+        figures = f"its prompts {won.prompts:.2g}×, its tokens {won.tokens:.2g}×"
+        return f"{self.of.name}: {_who(won)} is {value} as fast as {self.stock} ({interval}), {figures}"
 
     @property
-    def _standing(self) -> str:
-        if won := self.won:
-            value, interval = _texts(won)
-            figures = f"its prompts {won.prompts:.2g}×, its tokens {won.tokens:.2g}×"
-            return f"{_who(won)} is {value} as fast as {self.stock} ({interval}), {figures}; used from now on"
-        stays = f"using {self.stock}{self._gain}"
+    def sentence(self) -> str:
+        """What is used, and why no other."""
+        return f"{self.use}; used from now on" if self.won else f"{self.use}{self._reason}"
+
+    @property
+    def _reason(self) -> str:
         if race := self.open:
             may = f"may be {race.promised:.2g}× faster" if race.promised else "is not yet distinguishable from it"
             so_far = f", {' so far ('.join(_texts(race))})" if race.ratio else ""
-            return f"{stays}; {_who(race)} {may}{so_far}"
-        if best := max((race for race in self.races if race.ratio and not race.refused), key=_value, default=None):
+            return f"; {_who(race)} {may}{so_far}"
+        if best := max((race for race in self.races if race.pairs and not race.refused), key=_value, default=None):
+            if best.is_late and best.most_late is not None:
+                late = LATE / (best.prompts * best.most_late)
+                return f": the first word of {_who(best)} comes {late:.2g} times as late as with --fit"
             value, interval = _texts(best)
-            if best.is_late:
-                return f"{stays}: {_who(best)} is {value} as fast, but its first word {1 / best.prompts:.2g}× as late"
             if best.ratio is not None and best.ratio.high < 1:
-                return f"{stays}: {_who(best)} is {value} as fast ({interval})"
-            return f"{stays}: {_who(best)} is not measurably faster, {value} ({interval})"
-        why = next((race.refused for race in self.races if race.refused), "nothing to compare it with")
-        return f"{stays}: {why}"
+                return f": {_who(best)} is {value} as fast ({interval})"
+            return f": {_who(best)} is not measurably faster, {value} ({interval})"
+        why = next((race.refused for race in self.races if race.refused), "no plan of ours is predicted to be faster")
+        return f": {why}"
 
     @property
     def _gain(self) -> str:
