@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from oallama.setup.build import cmake_build
-from oallama.setup.console import Console, SetupError, capture
-from oallama.setup.machine import find_compiler
+from oallama.setup.console import Console
 
 from .recipe import CPU_VARIANTS, LIBRARIES, NATIVE, cpu_flags, cuda_flags
 from .toolkit import Toolkit
@@ -31,7 +30,6 @@ class Builder:
         """Libraries, and programs where their source is there. Returns the folder they are in."""
         has_tools = (self.source / "tools" / "llama-bench").is_dir()
         flags = (*cuda_flags(architectures, flash_attention, has_tools), *toolkit.flags())
-        flags = (*flags, f"-DCUDA_cuda_driver_LIBRARY={self._libcuda()}")
         targets = (*LIBRARIES, *(programs if has_tools else ()))
         names = ", ".join(architectures).replace("-real", "")
         with self.console.step("CUDA", f"compiling for sm_{names}") as step:
@@ -58,19 +56,6 @@ class Builder:
             folder = self._build(self.root, self.work / "build-native", flags, NATIVE)
             step.result = f"compiled {', '.join(f'lib{name}' for name in NATIVE)}"
         return folder
-
-    def _libcuda(self) -> Path:
-        """A library to link with in place of the driver's, which only a machine with a card has: the linker wants its
-        name, and a symbol that is used. Without libcuda (GGML_CUDA_NO_VMM) there could be no CUDA graphs: see
-        ggml-oallama.cpp, turn_graphs_off."""
-        folder = self.work / "libcuda"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "libcuda.c").write_text("int cuMemCreate(void) { return 1; }\n", encoding="utf-8")
-        made = folder / "libcuda.so"
-        command = [find_compiler(self.env).cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(made)]
-        if capture([*command, str(folder / "libcuda.c")], self.env) is None:
-            raise SetupError(f"{made} cannot be made: {command[0]} fails")
-        return made
 
     def _build(self, source: Path, folder: Path, flags: Sequence[str], targets: Sequence[str]) -> Path:
         with self.console.step("compile", f"compiling {folder.name}") as step:

@@ -110,12 +110,16 @@ _COMMON = (
 
 
 def cuda_flags(architectures: Sequence[str], flash_attention: bool, programs: bool) -> tuple[str, ...]:
-    """CMake's arguments for the main build, toolkit excepted. Flash attention for F16 KV only: other KV types cost
-    kernels by the dozen."""
+    """CMake's arguments for the main build, toolkit excepted.
+
+    GGML_CUDA_NO_VMM: libcuda, which only a driver brings, is then not needed to link. Flash attention for F16 KV only:
+    other KV types cost kernels by the dozen.
+    """
     return (
         *_COMMON,
         "-DGGML_CUDA=ON",
         f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(architectures)}",
+        "-DGGML_CUDA_NO_VMM=ON",
         "-DGGML_CUDA_NCCL=OFF",
         "-DGGML_CUDA_GRAPHS=ON",
         "-DGGML_CUDA_COMPRESSION_MODE=size",
