@@ -91,6 +91,7 @@ class Operator:
     gate_up: bool = False  # one weight for both: rows 0..N/2 are the gate, the others up
     biased: bool = False  # a bias or a scale of its own follows the mul-mat
     input_f32: bool = False  # llama.cpp has its input read in F32: many devices have no such kernel for MUL_MAT_ID
+    by_sequence: bool = False  # x is [K, n_tokens, n_sequences]
 
     @property
     def is_last(self) -> bool:

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
 def supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
     """Whether a part of this shape of an operator's weight may be in that layout: llama.cpp takes it there, and the
-    product is right."""
+    product is right, also for several sequences at once."""
+    if not _is_right(bridge, layout, operator, shape):
+        return False
+    k, n, _ = shape
+    several = (layout, operator.type, k, n, 2)  # what is wrong with several matrices is wrong with several inputs
+    return not operator.by_sequence or bridge.layout_supports(*several) or not bridge.layout_takes(*several)
+
+
+def _is_right(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
+    """For one sequence."""
     import ggml_bridge
 
     try:
@@ -43,9 +52,9 @@ def stock_layout(bridge: Bridge, operator: Operator) -> str:
 
 
 def in_doubt(bridge: Bridge, operator: Operator) -> bool:
-    """Whether stock llama.cpp may give it a wrong layout: its weight has several matrices and is not routed, or a
-    layout of this build has a fault."""
-    return _has_matrices(operator) or bool(bridge.layout_faults)
+    """Whether stock llama.cpp may give it a wrong layout: its weight has several matrices and is not routed, or its
+    input has several sequences, or a layout of this build has a fault."""
+    return _is_three_dimensional(operator) or bool(bridge.layout_faults)
 
 
 def any_in_doubt(operators: Iterable[Operator]) -> bool:
@@ -54,7 +63,7 @@ def any_in_doubt(operators: Iterable[Operator]) -> bool:
     from ggml_bridge.layouts import layout_faults
     from ggml_bridge.library import library_folder
 
-    if any(map(_has_matrices, operators)):
+    if any(map(_is_three_dimensional, operators)):
         return True
     try:
         return bool(layout_faults(library_folder()))
@@ -64,15 +73,15 @@ def any_in_doubt(operators: Iterable[Operator]) -> bool:
 
 def needs_no_repack(operators: Sequence[Operator]) -> bool:
     """Whether stock llama.cpp gives one of them a layout on this CPU that multiplies wrong, or writes where it must
-    not: --no-repack, which leaves all weights plain, keeps it from that. Raises BridgeError."""
+    not, for a single sequence: --no-repack, which leaves all weights plain, keeps it from that. Raises BridgeError."""
     if not any_in_doubt(operators):
         return False
     bridge = load_bridge()
-    return any(not supports(bridge, stock_layout(bridge, one), one, one.shape) for one in operators)
+    return any(not _is_right(bridge, stock_layout(bridge, one), one, one.shape) for one in operators)
 
 
-def _has_matrices(operator: Operator) -> bool:
-    return operator.op == "MUL_MAT" and operator.shape[2] > 1
+def _is_three_dimensional(operator: Operator) -> bool:
+    return operator.op == "MUL_MAT" and (operator.shape[2] > 1 or operator.by_sequence)
 
 
 def _routed(operator: Operator) -> int:

@@ -126,6 +126,16 @@ def _holds_gate_and_up(
     return down is not None and (*tensor.shape, 1)[1] == 2 * down[0]
 
 
+def _by_sequence(gguf: GgufFile, role: TensorRole) -> bool:
+    """Whether llama.cpp gives its input a dimension for sequences, as layers with a state do: of short convolutions, of
+    RWKV, of the first Mamba and what is built like it (with ssm_x), of MiniMax-01's linear attention."""
+    if role.role.startswith(("shortconv.", "time_mix_", "channel_mix_")):
+        return True
+    if role.role.startswith("ssm_"):
+        return f"blk.{role.layer}.ssm_x.weight" in gguf.tensor_by_name
+    return gguf.arch == "minimax-01" and role.role in ("attn_qkv", "attn_gate", "attn_output")
+
+
 def _operator(gguf: GgufFile, tensor: TensorInfo, role: TensorRole, h: Hyperparameters, gate_up: bool) -> Operator:
     k, n, *more = (*tensor.shape, 1)
     e = prod(more)
@@ -146,4 +156,5 @@ def _operator(gguf: GgufFile, tensor: TensorInfo, role: TensorRole, h: Hyperpara
         gate_up=gate_up,
         biased=any(f"{stem}.{suffix}" in gguf.tensor_by_name for suffix in ("bias", "scale")),
         input_f32=role.role in _INPUT_F32.get(gguf.arch, ()),
+        by_sequence=_by_sequence(gguf, role),
     )

@@ -31,10 +31,10 @@ class Cpu:
     def cpu_layouts(self):
         return [*self.kinds, "CPU"]
 
-    def layout_takes(self, layout, type_name, k, n, e, n_expert_used):
+    def layout_takes(self, layout, type_name, k, n, e, n_expert_used=0):
         return layout == "CPU" or (n % 32 == 0 and mul_mat_kind(e, n_expert_used) in self.kinds[layout])
 
-    def layout_supports(self, layout, type_name, k, n, e, n_expert_used):
+    def layout_supports(self, layout, type_name, k, n, e, n_expert_used=0):
         kind = mul_mat_kind(e, n_expert_used)
         sound = (layout, kind) not in self.wrong and fault_name(layout, kind) not in self.layout_faults
         return sound and self.layout_takes(layout, type_name, k, n, e, n_expert_used)
@@ -84,6 +84,14 @@ def test_where_a_plan_wants_plain_memory_all_layouts_are_named():
 def test_a_split_weight_is_right_too():
     found, _ = chosen(Cpu(), attn_k_b=0.5, attn_output=0.5)
     assert (found["attn_k_b"], found["attn_output"]) == (PLAIN_LAYOUT, "AMX")
+
+
+def test_a_weight_whose_input_has_sequences_is_not_where_several_matrices_are_wrong():
+    recurrent = replace(MATRIX, by_sequence=True)
+    usable, _ = usable_layouts((recurrent,), [placed(recurrent.name)], Cpu(), False, False)
+    assert usable[0].layout == "CPU_REPACK", "which takes no several matrices, and so is not asked about them"
+    sound = Cpu(wrong=set())
+    assert usable_layouts((recurrent,), [placed(recurrent.name)], sound, False, False)[0][0].layout is None
 
 
 def test_stock_programs_need_no_repack_where_they_would_be_wrong(monkeypatch):
