@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from oallama.core.profile import Profile
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.run.answer import Generation
     from oallama.run.engine import Engine
-    from oallama.run.generate import Generation
 
 _OF = {
-    "Engine": "oallama.run.engine", "Generation": "oallama.run.generate", "Placer": "oallama.placer",
+    "Engine": "oallama.run.engine", "Generation": "oallama.run.answer", "Placer": "oallama.placer",
     "Plan": "oallama.plan.plan", "Profile": "oallama.core.profile",
 }  # fmt: skip
 """The modules of public names that are no errors."""

@@ -98,8 +98,9 @@ MEMBERS = {
 def document() -> str:
     """The whole page."""
     sys.path.insert(0, str(ROOT))
-    import oallama
     from oallama.run.stream import Stream
+
+    import oallama
 
     shown = (oallama.Placer, oallama.Plan, oallama.Engine, Stream, oallama.Generation)
     parts = [HEAD, *(line for one in shown for line in section(one)), "## Errors", ""]

@@ -38,11 +38,11 @@ from oallama.core.errors import DeviceError, OallamaError  # noqa: E402
 from oallama.device.emulated_link import TRIES  # noqa: E402
 from oallama.placer import Placer  # noqa: E402
 from oallama.plan.plan import Plan  # noqa: E402
+from oallama.run.address import free_address  # noqa: E402
+from oallama.run.launch import with_us  # noqa: E402
 from oallama.run.plugin_report import ask_report, punctuality  # noqa: E402
+from oallama.run.program import ServerSettings, find_program, launch  # noqa: E402
 from oallama.run.weight_places import usable_plan  # noqa: E402
-from oallama.serve.address import free_address  # noqa: E402
-from oallama.serve.launch import with_us  # noqa: E402
-from oallama.serve.program import ServerSettings, find_program, launch  # noqa: E402
 
 START_S, ANSWER_S = 1800.0, 3600.0
 IDLE_S = 0.3  # until an emulated card that has nothing to do leaves its core to another

@@ -116,7 +116,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         model=llama.model,
         params=llama.context_params,
         n_gpu_layers=plan.n_gpu_layers,
-        buffers=lambda: llama.memory.buffers,
+        buffers=lambda: llama.buffers,
         device_share={o.name: device_share(o, placements[o.name]) for o in placer.operators},
         owner=llama,
         warnings=llama.warnings,

@@ -95,11 +95,12 @@ def is_terminal(stream: IO[str] | None) -> bool:
         return False
 
 
-def write_piece(piece: str, clean: bool) -> None:
+def write_piece(piece: str, clean: bool, dim: bool = False) -> None:
     """Write a piece of an answer to stdout at once. clean: escape what would steer a terminal."""
     from oallama.report.text import printable
 
-    click.echo("\n".join(printable(line) for line in piece.split("\n")) if clean else piece, nl=False)
+    shown = "\n".join(printable(line) for line in piece.split("\n")) if clean else piece
+    click.echo(click.style(shown, dim=True) if dim else shown, nl=False)
     sys.stdout.flush()
 
 
@@ -177,6 +178,14 @@ class _Line:
                 self._doing.pop()
                 self.erase()
 
+    def rename(self, doing: str) -> None:
+        """Say something else of what is shown now, which goes on; "": nothing."""
+        with self._lock:
+            if self._doing:
+                self._doing[-1] = doing, self._doing[-1][1]
+                if not doing:
+                    self.erase()
+
     def show(self) -> None:
         """Write the line, the cursor at its beginning; not over a bar, which says it better, and after which the time
         begins anew."""
@@ -186,7 +195,7 @@ class _Line:
             if getattr(tqdm, "_instances", ()):
                 self._doing[-1] = doing, now
                 return
-            if (took_s := now - since_s) < PATIENCE_S:
+            if (took_s := now - since_s) < PATIENCE_S or not doing:
                 return
             with contextlib.suppress(OSError, ValueError):  # the terminal is closed
                 sys.stderr.write(f"\r{doing}: {took_s:.0f} s\x1b[K\r")
@@ -215,6 +224,18 @@ def busy(doing: str) -> Iterator[None]:
 
     with _line.saying(printable(doing, LONGEST_DOING)), ticking(TICK_S, _line.show):
         yield
+
+
+def told_progress(n_read: int, n_tokens: int) -> None:
+    """Show how much of a prompt was read."""
+    _line.rename(f"reading the prompt, {n_read:,} of {n_tokens:,} tokens")
+
+
+def write_thought(piece: str) -> None:
+    """Write what a model thinks before its answer where a person reads, apart from the answer."""
+    _line.rename("")
+    if is_terminal(sys.stdout):
+        write_piece(piece, clean=True, dim=True)
 
 
 def awaited(pieces: Iterable[T], doing: str) -> Iterator[T]:

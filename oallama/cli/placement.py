@@ -36,8 +36,8 @@ from oallama.stores.default_model import FILE, default_model
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.run.answer import Generation
     from oallama.run.engine import Engine
-    from oallama.run.generate import Generation
 
 NOTE = f"note: no model given; using the built-in story model ({FILE})"
 
@@ -179,6 +179,6 @@ def keep_runs(placer: Placer, engine: Engine) -> None:
     if not somebody_watches():
         return
     try:
-        placer.keep_runs(engine.plan, engine.take_runs())
+        placer.keep_runs(engine.plan, engine.runs())
     except OallamaError as error:
         talk(f"warning: this run's times were not saved: {error}")

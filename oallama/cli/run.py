@@ -15,7 +15,16 @@ from oallama.cli.gate import tune_after, tuning_gain
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
-from oallama.cli.output import awaited, busy, emit_json, is_terminal, talk, write_piece
+from oallama.cli.output import (
+    awaited,
+    busy,
+    emit_json,
+    is_terminal,
+    talk,
+    told_progress,
+    write_piece,
+    write_thought,
+)
 from oallama.cli.placement import (
     PlacementOptions,
     expected,
@@ -30,16 +39,13 @@ from oallama.cli.routing import counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, AnswerOptions, answer_options, length_option
 from oallama.cli.signals import somebody_watches
 from oallama.core.errors import OallamaError, UsageError
-from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
-from oallama.run.template import Prompt, prompt_of
+from oallama.core.types import Operator, Predicted
+from oallama.run.prompt import BYTES_PER_TOKEN, Prompt, likely_tokens, prompt_for
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
+    from oallama.run.answer import Generation, Stream
     from oallama.run.engine import Engine
-    from oallama.run.generate import Generation
-    from oallama.run.stream import Stream
-
-BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
 
 @click.command("run", cls=Command)
@@ -95,16 +101,16 @@ def command(
     with busy("planning"):
         if (found_plan := asked.planned(model)) is not None:
             placer, plan = found_plan
-            given = prompt_of(placer.model.path, text, answers.chat, answers.system)
-            tokens = tokens_if_long(placer, given, placer.options.n_ctx or plan.workload.n_ctx)
+            given = prompt_for(placer.model.path, text, answers.chat, answers.system)
+            likely_tokens(placer.model.path, given, placer.options.n_ctx or plan.workload.n_ctx)
             load, unknown = plan.workload, False
         else:
             placer = asked.placer(model)
-            given = prompt_of(placer.model.path, text, answers.chat, answers.system)
+            given = prompt_for(placer.model.path, text, answers.chat, answers.system)
             most = most_tokens(n_gen, given)
             n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
-            tokens = tokens_if_long(placer, given, placer.options.n_ctx, n_answer)
-            n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
+            least = placer.workload(1, 0).n_ctx
+            n_prompt = likely_tokens(placer.model.path, given, placer.options.n_ctx, n_answer, least)
             load = run_workload(placer, n_prompt, n_answer)
             plan, unknown = asked.made_plan(placer, load)
     shows = not as_json and is_terminal(sys.stderr)
@@ -113,14 +119,13 @@ def command(
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):
             count = stack.enter_context(counting(placer, answers.count_experts))
-            loaded = stack.enter_context(placer.engine(plan, on_traffic=count))
+            loaded = stack.enter_context(placer.engine(plan, on_traffic=count, chats=given.chats))
         say_warnings(loaded, placer, asked.plan_file is not None)
-        if tokens is None:
-            tokens = given.tokens(loaded)
-        most = most_tokens(n_gen, given)
-        room = loaded.n_ctx if most == WITHOUT_END else most
-        stream = loaded.stream(tokens, max_tokens=room, stop=answers.sampling.stop, **asdict(sampling))
-        generation = write_stream(stream, show=not as_json)
+        most, drawn = most_tokens(n_gen, given), {"stop": answers.sampling.stop, **asdict(sampling)}
+        if as_json:
+            generation = given.generate(loaded, most, **drawn)
+        else:
+            generation = write_stream(given.stream(loaded, most, told_progress, write_thought, **drawn))
         if as_json:
             document = run_document(generation, loaded) | {"seed": sampling.seed}
             emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
@@ -144,19 +149,6 @@ def most_tokens(n_gen: int | None, prompt: Prompt) -> int:
     return n_gen if n_gen is not None else WITHOUT_END if prompt.ends else DEFAULT_N_GEN
 
 
-def tokens_if_long(placer: Placer, prompt: Prompt, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:
-    """The tokens of a prompt whose length alone does not show that it and n_gen more fit the context; None of another.
-    n_ctx None: the context is yet to be chosen. Raises UsageError where n_ctx is too short for it."""
-    from oallama.run.vocabulary import LongestTokens, Vocabulary
-
-    if len(prompt.tokens(LongestTokens())) + n_gen <= (n_ctx or placer.workload(1, 0).n_ctx):
-        return None
-    tokens = prompt.tokens(Vocabulary(placer.model.path))
-    if n_ctx is not None and len(tokens) > n_ctx:
-        raise UsageError(f"the prompt has {len(tokens)} tokens but the context holds {n_ctx}; shorten it or raise -c")
-    return tokens
-
-
 def likely_answer(placer: Placer, prompt_bytes: int) -> int:
     """Tokens to plan for where nobody limits the answer."""
     n_ctx = placer.options.n_ctx
@@ -164,14 +156,12 @@ def likely_answer(placer: Placer, prompt_bytes: int) -> int:
     return max(0, min(DEFAULT_N_GEN, room))
 
 
-def write_stream(stream: Stream, show: bool) -> Generation:
+def write_stream(stream: Stream) -> Generation:
     """Write pieces to stdout as they come; what would steer a terminal is shown as an escape there."""
     clean = is_terminal(sys.stdout)
     for piece in awaited(stream, "reading the prompt"):
-        if show:
-            write_piece(piece, clean)
-    if show:
-        click.echo()
+        write_piece(piece, clean)
+    click.echo()
     return stream.rest()
 
 
@@ -185,11 +175,12 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
         "ttft_s": generation.ttft_s,
         "tpot_s": generation.tpot_s,
         "end": generation.end,
+        "reasoning": generation.reasoning,
         "policy": engine.plan.policy,
         "device": engine.device,
         "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
         "plan_fingerprint": engine.plan.fingerprint,
-        "attention": asdict(engine.attention),
+        "attention": None if engine.attention is None else asdict(engine.attention),
         "split": split_document(engine),
     }
 
@@ -200,17 +191,17 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
     done = engine.split_stats
     if done is None:
         return None
-    held = [buffer for buffer in engine.memory.buffers if buffer.buft == SPLIT_LAYOUT]
+    held = engine.held_by_split
     return {
         "prompt": asdict(done.prompt),
         "decode": asdict(done.decode),
         "n_decoded": done.n_decoded,
         "per_token": done.per_token(),
         "memory": {
-            "host_weights": sum(buffer.model for buffer in held if buffer.in_host_memory),
-            "device_weights": sum(buffer.model for buffer in held if not buffer.in_host_memory),
-            "host_compute": sum(buffer.compute for buffer in held if buffer.in_host_memory),
-            "device_compute": sum(buffer.compute for buffer in held if not buffer.in_host_memory),
+            "host_weights": held.host_weights,
+            "device_weights": held.device_weights,
+            "host_compute": held.host_compute,
+            "device_compute": held.device_compute,
         },
     }
 

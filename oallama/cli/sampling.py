@@ -18,7 +18,7 @@ from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from oallama.run.sampler import Sampling
+    from oallama.run.sampling import Sampling
 
 
 DEFAULT_N_GEN = 128
@@ -46,27 +46,23 @@ class SamplingOptions:
     def sampling(self) -> Sampling:
         """The record of these options. Raises UsageError for impossible values or stop texts, and for files that cannot
         be read."""
-        from oallama.run.generate import Stops
-        from oallama.run.sampler import Sampling
+        from oallama.run.answer import checked_stops
+        from oallama.run.sampling import Sampling
 
-        Stops(self.stop)
-        grammar = self._grammar_text()
-        return Sampling(self.temp, self.seed, self.top_k, self.top_p, self.min_p, self.repeat_penalty, grammar)
+        checked_stops(self.stop)
+        grammar, schema = self._constraint()
+        return Sampling(self.temp, self.seed, self.top_k, self.top_p, self.min_p, self.repeat_penalty, grammar, schema)
 
-    def _grammar_text(self) -> str | None:
+    def _constraint(self) -> tuple[str | None, str | None]:
+        """Grammar and JSON schema, of which one at most is given."""
         given = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
         if sum(value is not None for value in given) > 1:
             raise UsageError("more than one grammar; choose one of --grammar, --grammar-file and --json-schema")
         if self.grammar_file is not None:
-            return text_of_file(self.grammar_file, "grammar")
-        schema = self.json_schema
+            return text_of_file(self.grammar_file, "grammar"), None
         if self.json_schema_file is not None:
-            schema = text_of_file(self.json_schema_file, "JSON schema")
-        if schema is None:
-            return self.grammar
-        from oallama.run.sampler import grammar_of_schema
-
-        return grammar_of_schema(schema)
+            return None, text_of_file(self.json_schema_file, "JSON schema")
+        return self.grammar, self.json_schema
 
 
 def parse_seed(text: str) -> int:

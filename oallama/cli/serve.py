@@ -26,9 +26,9 @@ from oallama.cli.placement import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.routing import count_experts_option
 from oallama.core.errors import UsageError
+from oallama.run.program import PROGRAM_VARIABLE
 
 KEY_VARIABLE = "OALLAMA_API_KEY"
-PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"
 POOLINGS = ("model", "mean", "cls", "last", "none")
 
 
@@ -121,8 +121,8 @@ def command(
     asked.check_depth(n_depth)
     from oallama.cli.served import PlacementRequest, served_model
     from oallama.report.placement import request_tokens
-    from oallama.serve.address import free_address
-    from oallama.serve.program import ServerSettings, find_program
+    from oallama.run.address import free_address
+    from oallama.run.program import ServerSettings, find_program
     from oallama.serve.server import Placements, serve
 
     with contextlib.ExitStack() as stack:

@@ -21,17 +21,15 @@ from oallama.device.rpc_worker import start_worker
 from oallama.place.placement import unmeasured_cpu_record
 from oallama.placer import Placer
 from oallama.placer.measured import host_free_beside
-from oallama.placer.placer import load_as_asked
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, work_times
 from oallama.report.text import policy_on
 from oallama.run.plugin_report import PluginReport, runs_of
-from oallama.run.weight_places import usable_plan
-from oallama.serve.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib
+from oallama.run.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib, served_plan
 
 if TYPE_CHECKING:
     from ggml_bridge.rpc import RpcServer
-    from oallama.serve.supervisor import Launch
+    from oallama.run.process import Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +125,7 @@ class ServedModel:
     def _completed(self, served: Served) -> Served:
         """Name the device as llama-server does, `none` where the plan does not use it, choose layouts that the CPU has,
         and add a note of the projector."""
-        plan = served.plan
-        uses = plan.n_gpu_layers > 0 or plan.stock or any(p.cc < 1 or p.hot_experts for p in plan.operators)
-        plan = replace(plan, device=self._device if uses and plan.device != "none" else "none")
-        plan, warnings = usable_plan(plan, self.placer.operators, self._count is not None)
+        plan, warnings = served_plan(served.plan, self.placer.operators, self._device, self._count is not None)
         for warning in warnings:
             talk(f"warning: {warning}")
         served = replace(served, plan=plan)
@@ -161,7 +156,7 @@ def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
     placer, plan = planned
     _check_device(placer)
     plan.check(placer.model, placer.operators)
-    plan = as_asked(placer, plan)
+    plan = placer.as_asked(plan)
     reason = f"using the plan {asked.placement.plan_file}, policy {plan.policy}"
     return placer, _timed(placer, plan, reason)
 
@@ -223,12 +218,6 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
     record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
     plan = replace(record, attention=wanted.plan.attention)
     return replace(wanted, plan=plan, reason="the device was lost: running on the CPU", times=())
-
-
-def as_asked(placer: Placer, plan: Plan) -> Plan:
-    """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as
-    Placer.engine loads it. What it says of memory and times stays."""
-    return replace(plan, workload=load_as_asked(plan, placer.options), attention=placer.attention_for(plan))
 
 
 def host_left(placer: Placer, plan: Plan, device_lost: bool = False) -> int:

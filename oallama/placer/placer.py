@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from oallama.core.routing import Traffic
     from oallama.device.machines import Machine
     from oallama.model.memory import Prober
+    from oallama.run.answer import Generation
     from oallama.run.engine import Engine
-    from oallama.run.generate import Generation
+    from oallama.run.held import LoadNeeds
     from oallama.run.placed_llama import PlacedLlama
 
 
@@ -189,31 +190,42 @@ class Placer(Measured):
         self,
         plan: Plan,
         *,
-        progress: bool = True,
         on_traffic: Callable[[Traffic], None] | None = None,
+        chats: bool = True,
         **changes: Any,
     ) -> Engine:
-        """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. changes: of the options. progress: show a bar. on_traffic: called with how
-        often each answer used each expert. Use it in a `with` statement.
+        """A llama-server that has the model loaded as the plan says, with the context, KV cache and attention that the
+        options ask for, the plan's where they ask for nothing. changes: of the options. on_traffic: called at its end
+        with how often each expert was used. chats: whether the model's chat template may be used, where it has one. Use
+        it in a `with` statement.
 
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """
-        from oallama.run.engine import Engine
+        from oallama.placer.engine import open_engine
 
-        known = [*(field.name for field in fields(Options)), "progress", "on_traffic"]
+        known = [*(field.name for field in fields(Options)), "on_traffic", "chats"]
         check_names(changes, known, "keyword of an engine")
-        options, probed = self._load_options(plan, changes)
-        return Engine(
-            self.model,
-            plan,
-            options,
-            operators=self.operators,
-            tensor_names=self.tensor_names,
-            probed=probed,
-            progress=progress,
-            on_traffic=on_traffic,
-        )
+        placer = self
+        if changes:
+            options = replace(self.options, **{"device": str(self.device), "threads": self.threads, **changes})
+            placer = type(self)(self.model, self.operators, self.tensor_names, options)
+        return open_engine(placer, plan, on_traffic, chats)
+
+    def as_asked(self, plan: Plan) -> Plan:
+        """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as it
+        is loaded. What it says of memory and times stays."""
+        return replace(plan, workload=load_as_asked(plan, self.options), attention=self.attention_for(plan))
+
+    def load_needs(self, plan: Plan) -> LoadNeeds:
+        """Memory that a plan takes, by a dry load. Raises DoesNotFit where every token would read more than the host's
+        memory holds, and what a dry load raises."""
+        from oallama.run.held import LoadNeeds
+
+        load, placed, attention = plan.workload, self.placed(plan), self.attention_for(plan)
+        on_host, on_device = self.dry_loads.sides(load, placed, attention)
+        self.dry_loads.check_host(load, placed, attention)
+        own = self.device.kind in ("auto", "ggml")
+        return LoadNeeds(on_device, on_host, self.dry_loads.taken(load, placed, attention).device_free if own else 0)
 
     def llama(self, plan: Plan, *, progress: bool = True, **arguments: Any) -> PlacedLlama:
         """Return a llama_cpp.Llama in this process, placed by the plan, for what is built on llama-cpp-python, and for
@@ -255,21 +267,19 @@ class Placer(Measured):
         Raises as plan, engine and Engine.generate.
         """
         from oallama.run.engine import DEFAULT_TOKENS
-        from oallama.run.template import prompt_of
-        from oallama.run.vocabulary import Vocabulary
+        from oallama.run.prompt import likely_tokens, prompt_for
 
         check_type("prompt", prompt, str)
-        given = prompt_of(self.model.path, prompt, None, system)
-        tokens = given.tokens(Vocabulary(self.model.path))
-        load = self.workload(len(tokens), DEFAULT_TOKENS if max_tokens is None else max_tokens)
+        asked = prompt_for(self.model.path, prompt, None, system)
+        n_gen = DEFAULT_TOKENS if max_tokens is None else max(max_tokens, 0)
+        load = self.workload(likely_tokens(self.model.path, asked, self.options.n_ctx, n_gen), n_gen)
         if not self.has_device:
             plan = self.plan("cpu", workload=load, measure=False)
         else:
             found = tuned_plan(self, in_tuned_context(self, load))
             plan = self.plan(workload=load) if found is None else found.plan
-        with self.engine(plan) as engine:
-            most = (engine.n_ctx if given.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
-            return engine.generate(tokens, most, **sampling)
+        with self.engine(plan, chats=asked.chats) as engine:
+            return asked.generate(engine, max_tokens, **sampling)
 
 
 LLAMA_OPTIONS = {"n_ctx": "n_ctx", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "n_threads": "threads"}

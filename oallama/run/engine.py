@@ -1,113 +1,125 @@
-"""The engine: a model loaded as a plan says, ready to generate.
+"""The engine: a llama-server that computes a model as a plan places it, and its client.
 
-Everything that computes is stock llama.cpp; the engine decides where weights lie. What llama.cpp reports as wrong is an
-error here; where it aborts, as for a device that is lost, the process ends with one sentence (device/native_abort.py).
+Everything that computes is stock llama.cpp; the engine decides where weights lie, and ends the server with itself.
 """
 
 from __future__ import annotations
 
+import secrets
+import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import cached_property
+from contextlib import ExitStack
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
-from oallama.core.errors import UsageError
+from ggml_bridge.split import SplitMemory
+from ggml_bridge.threads import Thread
+from oallama.core.errors import DeviceError, ModelFileError, UsageError, spoken
 from oallama.core.history import BlockRuns
 from oallama.core.keywords import check_type, record_from
-from oallama.core.options import Options
+from oallama.core.routing import Traffic
+from oallama.core.temporary import temporary_folder
 from oallama.core.types import ModelInfo, Operator
-from oallama.core.units import format_bytes
-from oallama.device.interrupt import held_interrupt
+from oallama.core.units import MIB, format_bytes
+from oallama.model.gguf_file import check_unchanged
+from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
-from oallama.run.conversation import Conversation
-from oallama.run.generate import (
-    Generation,
-    KvCache,
-    Piece,
-    Stops,
-    check_tokens,
-    generation_of,
-    numbers_of,
-    pieces,
-    teacher_forced_logits,
-    tokenize,
-)
-from oallama.run.load import load_placed
-from oallama.run.routing import RoutingMeter
-from oallama.run.sampler import Sampler, Sampling
-from oallama.run.setup import (
-    read_operators,
-)
-from oallama.run.split import SplitMeter, SplitRun
-from oallama.run.stream import Stream, Turns
-from oallama.run.template import Template, prompt_for, template_for
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from oallama.core.routing import Traffic
-    from oallama.run.placed_llama import PlacedLlama
-
-
-T = TypeVar("T")
+from oallama.run.address import Address, free_address
+from oallama.run.answer import Generation, Stream, checked_stops, generation_of
+from oallama.run.client import Client, Gone, Refused
+from oallama.run.held import EngineMemory, LoadNeeds, compare_memory, spill_warning
+from oallama.run.plugin_report import PluginReport, ask_report, runs_of
+from oallama.run.process import Launch, ServerProcess, wait_until
+from oallama.run.sampling import Sampling
+from oallama.run.split import SplitRun, corrected_plan
 
 DEFAULT_TOKENS = 128  # of an answer whose end nobody asked for
 
+CLOSED = "this engine is closed; make another one"
+FOLDER = "oallama-engine-"
+START_S = 1800.0  # for loading a model, from a slow disk
+REPORT_S = 5.0  # for the plug-in's report
+END_S = 1.0  # from SIGTERM to SIGKILL
+TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would exceed
+TEMPLATE_BYTES = 1024 * MIB  # of memory beside that
+LOADED_LINE = b"initializing, n_slots"  # llama-server has loaded the model, and tries its chat template next
+
 
 class Engine:
-    """A loaded model, which Placer.engine makes. Use it in a `with` statement. Calls of several threads wait for each
-    other.
+    """A model that is loaded as a plan says, which Placer.engine makes. Use it in a `with` statement. Threads may share
+    it: what they ask for is computed in turns.
 
-    The attribute plan is the plan as it was loaded: where the device had less room than thought, more of the split
-    operators is on the host, which the attribute warnings says. memory: bytes that it takes on the device and the host.
+    plan: as it was loaded: where the device had less room than thought, more of the split operators is on the host,
+    which warnings says. memory: bytes that it takes. device: its name. url, api_key: of llama-server's own HTTP
+    interface, which OpenAI's clients use with /v1 behind the url. n_ctx: tokens that a conversation may have.
     """
 
     def __init__(
         self,
         model: ModelInfo,
         plan: Plan,
-        options: Options | None = None,
-        *,
-        operators: Sequence[Operator] | None = None,
-        tensor_names: Sequence[str] | None = None,
-        probed: bool = False,
-        progress: bool = True,
+        operators: Sequence[Operator],
+        launch: Callable[[Address, Path], Launch],
+        needs: LoadNeeds,
+        warnings: Sequence[str] = (),
         on_traffic: Callable[[Traffic], None] | None = None,
+        chats: bool = True,
+        beside: ExitStack | None = None,
     ) -> None:
-        """Load a model as a plan says. options: device, threads, context, KV cache and attention; the plan's where they
-        ask for nothing. operators, tensor_names: read from the file when not given. probed: whether probe_memory was
-        asked of this load; else it is asked here, since native code must not see a file first in this process.
-        progress: a bar on stderr where that is a terminal. on_traffic: gets how often each generate and stream used
-        each expert, at its end; None: nothing is recorded, and computing is not held up for it.
+        """Start llama-server and wait until the model is loaded. launch: how to start it, at an address and with a
+        folder for its files. on_traffic: gets how often each expert was used, at the end. chats: whether the model has
+        a chat template that may be used. beside: what is closed behind llama-server, as the worker that it computes on.
 
-        Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the
-        host's memory), DeviceError, UsageError, BridgeError.
+        Raises DeviceError where it does not start, or cannot compute what the plan says; ModelFileError.
         """
-        self._turns = Turns()
-        self._streams: list[weakref.ref[Stream]] = []
-        self._cache = KvCache()
-        options = options or Options()
-        if operators is None or tensor_names is None:
-            operators, tensor_names = read_operators(model.path)
-        self.model = model
+        self.model, self.plan, self.warnings = model, plan, tuple(warnings)
+        self.device, self.attention = plan.device, plan.attention
         self.split_stats: SplitRun | None = None
-        """What the split backend did for the last generate or stream; None without split operators."""
-        self._on_traffic = on_traffic
-        self._llama = load_placed(
-            model, plan, options, operators=operators, tensor_names=tensor_names, probed=probed, progress=progress,
-            records=on_traffic is not None,
-        )  # fmt: skip
-        self.plan, self.memory, self.warnings = self._llama.plan, self._llama.memory, self._llama.warnings
-        self.device, self.attention, self.n_threads = self._llama.device, self._llama.attention, self._llama.n_threads
-        self._split, self._recorder = self._llama.split, self._llama.recorder
+        """What the split backend did for the last answer; None without split operators."""
+        self._operators, self._on_traffic, self.has_template = operators, on_traffic, chats
+        with ExitStack() as held:
+            held.enter_context(beside or ExitStack())
+            self._folder = held.enter_context(temporary_folder(FOLDER, Path(tempfile.gettempdir())))
+            self._address = free_address("127.0.0.1", 0, secrets.token_urlsafe())
+            self._client = Client(self._address)
+            check_unchanged(model.files)
+            self._child = _Child(launch(self._address, self._folder))
+            held.callback(self._child.end)
+            self._child.wait(self._address)
+            self.memory = self._adopt(needs, self._report())
+            self._release = weakref.finalize(self, held.pop_all().close)
+        try:
+            self.n_ctx = int(self._ask("/props")["default_generation_settings"]["n_ctx"])
+        except BaseException:
+            self._release()
+            raise
+
+    def _adopt(self, needs: LoadNeeds, report: PluginReport | None) -> EngineMemory:
+        """Take over what the plug-in tells of the load; returns what it takes. Raises DeviceError where nothing can be
+        computed so."""
+        device_bytes, host_bytes = needs.device_bytes, needs.host_bytes
+        if report is not None:
+            if not report.usable:
+                raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(report.problems)}; {_SMALLER}")
+            names = split_names(self.plan, self._operators)
+            device_bytes += report.memory.device_weights + report.memory.device_compute
+            host_bytes += report.memory.host_weights + report.memory.host_compute
+            host_bytes -= sum(operator.bytes for operator in self._operators if operator.name in names)
+            self.plan = corrected_plan(self.plan, self._operators, report.slices)
+            self.warnings = (*self.warnings, *map(spoken, report.problems))
+        memory = compare_memory(device_bytes, host_bytes, self.device, self.plan.memory)
+        spilled = spill_warning(device_bytes, self.device, needs.device_free)
+        self.warnings = (*self.warnings, *filter(None, [memory.warning, spilled]))
+        return memory
 
     def __repr__(self) -> str:
         held = self.memory
         places = f"{format_bytes(held.device_bytes)} there, {format_bytes(held.host_bytes)} on the host"
-        closed = ", closed" if self._turns.closed else ""
+        closed = "" if self._release.alive else ", closed"
         return f"<Engine {Path(self.model.path).name} on {self.device}: {self.plan.policy}, {places}{closed}>"
 
     def __enter__(self) -> Engine:
@@ -117,40 +129,53 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Free the model and the device, and end a stream whose reader is away; may be called twice. Raises UsageError
-        while another thread's call is under way."""
-        for known in self._streams:
-            stream = known()
-            if stream is not None:
-                stream.end_unread()
-        with held_interrupt():
-            self._turns.close()
-            self._llama.close()
+        """End llama-server, and with it what it computes; may be called twice."""
+        if not self._release.alive:
+            return
+        try:
+            if self._on_traffic is not None and (report := self._report()) is not None:
+                self._on_traffic(report.traffic(self._operators, self.model.n_expert))
+        finally:
+            self._release()
 
     @property
-    def llama(self) -> PlacedLlama:
-        """A llama_cpp.Llama that behaves as usual, placed by the plan. It shares context and KV cache with generate,
-        stream and logits, which leave nothing in the cache that it could use, and use nothing that it left there."""
-        self._cache.forget()
-        return self._open_llama
+    def url(self) -> str:
+        return self._address.url
 
     @property
-    def _open_llama(self) -> PlacedLlama:
-        self._turns.check_open()
-        return self._llama
+    def api_key(self) -> str:
+        assert self._address.api_key is not None
+        return self._address.api_key
 
     @property
-    def n_ctx(self) -> int:
-        return int(self._open_llama.n_ctx())
+    def pid(self) -> int:
+        """Of llama-server."""
+        return self._child.process.pid
 
     @property
     def n_vocab(self) -> int:
-        return int(self._open_llama.n_vocab())
+        return self.model.n_vocab
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
-        """Token numbers of a text; add_special: with BOS and EOS as the model wants them."""
+        """Token numbers of a text; add_special: with BOS and EOS as the model wants them. `<|…|>` in it is a special
+        token."""
         check_type("text", text, str)
-        return tokenize(self._vocab, text, add_special)
+        asked = {"content": text, "add_special": add_special, "parse_special": True}
+        tokens: list[int] = self._ask("/tokenize", asked)["tokens"]
+        return tokens
+
+    def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
+        """The embedding of each text, pooled as the GGUF says, else the mean over its tokens, of length 1. Raises
+        UsageError for an empty text, and one that is longer than a micro-batch."""
+        asked = [texts] if isinstance(texts, str) else list(texts)
+        for text in asked:
+            check_type("text", text, str)
+        found = self._ask("/v1/embeddings", {"input": asked})["data"]
+        return [each["embedding"] for each in sorted(found, key=lambda each: int(each["index"]))]
+
+    def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """Number of tokens of messages in the model's chat template, the opening of the answer included."""
+        return len(self.tokenize(self._rendered(messages)))
 
     def generate(
         self,
@@ -158,18 +183,19 @@ class Engine:
         max_tokens: int = DEFAULT_TOKENS,
         temperature: float = 0.8,
         seed: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         **sampling: Any,
     ) -> Generation:
-        """Continue a prompt (text, or token numbers) until the model ends, max_tokens, the end of the context, or one
-        of the texts `stop`, which is not part of the answer.
+        """Continue a prompt (text, or token numbers) until the model ends, max_tokens (-1: no limit), the end of the
+        context, or one of the texts `stop`, which is not part of the answer.
 
         temperature 0 is greedy; else the draw follows from seed. sampling: the other fields of Sampling (top_k, top_p,
-        min_p, repeat_penalty, grammar).
+        min_p, repeat_penalty, grammar, json_schema).
         Raises UsageError for tokens outside the vocabulary, a prompt longer than the context, values that cannot be, or
         a closed engine; DeviceError.
         """
-        return self.stream(prompt, max_tokens, temperature, seed, stop, **sampling).rest()
+        body = self._request(max_tokens, temperature, seed, stop, False, sampling)
+        return self._whole("/completion", {**body, "prompt": self._prompt(prompt)})
 
     def stream(
         self,
@@ -177,34 +203,34 @@ class Engine:
         max_tokens: int = DEFAULT_TOKENS,
         temperature: float = 0.8,
         seed: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         *,
         reuse: bool = False,
+        on_progress: Callable[[int, int], None] | None = None,
         **sampling: Any,
     ) -> Stream:
         """Pieces of text as they come, whole characters each; its `generation` is the record at the end. Raises like
         generate, and where the engine is closed before the end.
 
-        reuse: what the last generate or stream left in the KV cache stays there as far as this prompt begins with it,
-        and only the rest of the prompt is evaluated. Where the batches are cut then differs, so logits may differ in
-        their last digits from those of the whole prompt at once."""
-        self._turns.check_open()
-        check_type("max_tokens", max_tokens, int)
-        drawn = record_from(Sampling, {"temperature": temperature, "seed": seed, **sampling}, "way to sample")
-        stream = Stream(self._stream(prompt, max_tokens, drawn, stop, reuse))
-        self._streams = [*(known for known in self._streams if known() is not None), weakref.ref(stream)]
-        return stream
+        reuse: what the last answer left in the KV cache stays there as far as this prompt begins with it, and only the
+        rest of the prompt is evaluated. Where the batches are cut then differs, so logits may differ in their last
+        digits from those of the whole prompt at once. on_progress: gets tokens of the prompt that were read, and all.
+        """
+        body = self._request(max_tokens, temperature, seed, stop, reuse, sampling)
+        return self._streamed("/completion", {**body, "prompt": self._prompt(prompt)}, on_progress=on_progress)
 
     @overload
     def chat(
         self, messages: Sequence[Mapping[str, Any]], stream: Literal[False] = False, max_tokens: int | None = None,
-        temperature: float = 0.8, seed: int = 0, stop: Sequence[str] = (), **sampling: Any,
+        temperature: float = 0.8, seed: int = 0, stop: str | Sequence[str] = (), **sampling: Any,
     ) -> Generation: ...  # fmt: skip
 
     @overload
     def chat(
         self, messages: Sequence[Mapping[str, Any]], stream: Literal[True], max_tokens: int | None = None,
-        temperature: float = 0.8, seed: int = 0, stop: Sequence[str] = (), **sampling: Any,
+        temperature: float = 0.8, seed: int = 0, stop: str | Sequence[str] = (), *,
+        on_progress: Callable[[int, int], None] | None = None, on_reasoning: Callable[[str], None] | None = None,
+        **sampling: Any,
     ) -> Stream: ...  # fmt: skip
 
     def chat(
@@ -214,108 +240,318 @@ class Engine:
         max_tokens: int | None = None,
         temperature: float = 0.8,
         seed: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+        on_reasoning: Callable[[str], None] | None = None,
         **sampling: Any,
     ) -> Generation | Stream:
         """Answer messages of role and content, as OpenAI's API has them, in the model's own chat template. A model
         without one continues them as one text, as `oallama chat` does.
 
         stream: return a Stream of pieces. max_tokens None: until the model ends its answer or the context is full; 128
-        where it has no template. What the last answer left in the KV cache is used as far as it is the same. Raises
+        where it has no template. What the last answer left in the KV cache is used as far as it is the same.
+        on_progress: as in stream; on_reasoning: gets what the model thinks before its answer, as it comes. Raises
         UsageError for what are no such messages, ModelFileError for a template that cannot be used, and as generate.
         """
-        conversation = Conversation.of(messages)
-        if not conversation.messages:
-            raise UsageError('there is no message to answer; give one such as {"role": "user", "content": "Hello!"}')
-        prompt = prompt_for(self._template, conversation)
-        n = (self.n_ctx if prompt.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
-        answer = self.stream(prompt.tokens(self), n, temperature, seed, stop, reuse=True, **sampling)
-        return answer if stream else answer.rest()
+        from oallama.run.conversation import Conversation
 
-    @cached_property
-    def _template(self) -> Template | None:
-        return template_for(self.model.path, None)
+        asked: dict[str, Any]
+        if not self.has_template:
+            n = DEFAULT_TOKENS if max_tokens is None else max_tokens
+            path, asked = "/completion", {"prompt": self._prompt(Conversation.of(messages).as_text())}
+        else:
+            n = -1 if max_tokens is None else max_tokens
+            path, asked = "/v1/chat/completions", {"messages": checked_messages(messages), "verbose": True}
+            self._rendered(messages)
+        body = self._request(n, temperature, seed, stop, True, sampling) | asked
+        return self._streamed(path, body, on_progress, on_reasoning) if stream else self._whole(path, body)
 
-    def _stream(
-        self, prompt: str | Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str], reuse: bool
+    def runs(self) -> list[BlockRuns]:
+        """Times of each split block since the model was loaded, by classes of batch sizes."""
+        report = self._report()
+        return [] if report is None else runs_of(report.blocks)
+
+    @property
+    def held_by_split(self) -> SplitMemory:
+        """What the split back end holds now. Raises DeviceError where it does not answer."""
+        if (report := self._report()) is None:
+            raise DeviceError("llama-server's plug-in does not answer")
+        return report.memory
+
+    #
+    # requests
+    #
+
+    def _request(
+        self, max_tokens: int, temperature: float, seed: int, stop: str | Sequence[str], reuse: bool,
+        sampling: Mapping[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
+        self._check_open()
+        check_type("max_tokens", max_tokens, int)
+        if max_tokens < -1:
+            raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more, or -1 for no limit")
+        drawn = record_from(Sampling, {"temperature": temperature, "seed": seed, **sampling}, "way to sample")
+        return {
+            **drawn.request(),
+            "n_predict": max_tokens,
+            "stop": checked_stops(stop),
+            "cache_prompt": reuse,
+            "return_tokens": True,
+        }
+
+    def _prompt(self, prompt: str | Sequence[int]) -> str | list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise UsageError("there is no token to start from; give a prompt")
+            return prompt
+        tokens = numbers_of(prompt)
+        check_tokens(tokens, self.n_vocab, self.n_ctx)
+        return tokens
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Messages in the model's chat template. Raises UsageError, and ModelFileError where it cannot be used; one
+        that takes too long ends llama-server, which cannot be told to stop it."""
+        try:
+            asked = {"messages": checked_messages(messages)}
+            text: str = self._client.post("/apply-template", asked, timeout_s=TEMPLATE_S)["prompt"]
+        except TimeoutError:
+            self.close()
+            raise ModelFileError(
+                f"the chat template of {self.model.path} takes longer than {TEMPLATE_S:.0f} s; {TEMPLATE_REMEDY}"
+            ) from None
+        except Refused as error:
+            raise ModelFileError(f"the chat template of {self.model.path} fails: {error}; {TEMPLATE_REMEDY}") from None
+        except Gone as error:
+            raise self._gone(error) from None
+        return text
+
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        self._check_open()
+        try:
+            return self._client.get(path) if body is None else self._client.post(path, body)
+        except Refused as error:
+            raise self._refused(error) from None
+        except Gone as error:
+            raise self._gone(error) from None
+
+    def _whole(self, path: str, body: Mapping[str, Any]) -> Generation:
+        before, start_s = self._split_report(), time.perf_counter()
+        answer = self._ask(path, {**body, "stream": False})
+        elapsed_s = time.perf_counter() - start_s
+        reasoning = ""
+        if "choices" in answer:
+            message = answer["choices"][0]["message"]
+            text, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+            answer = {**answer["__verbose"], "timings": answer["timings"]}
+        else:
+            text = answer["content"]
+        self._count(before, answer)
+        return generation_of(answer, text, answer["tokens"], elapsed_s, reasoning)
+
+    def _streamed(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        on_progress: Callable[[int, int], None] | None = None,
+        on_reasoning: Callable[[str], None] | None = None,
+    ) -> Stream:
+        return Stream(self._pieces(path, {**body, "stream": True, "return_progress": True}, on_progress, on_reasoning))
+
+    def _pieces(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        on_progress: Callable[[int, int], None] | None,
+        on_reasoning: Callable[[str], None] | None,
     ) -> Generator[str, None, Generation]:
-        start_s = time.perf_counter()
-        with self._turns.next(), self._turns.taken():
-            tokens = self.tokenize(prompt) if isinstance(prompt, str) else numbers_of(prompt)
-            check_tokens(tokens, self.n_vocab, self.n_ctx)
-            if max_tokens < 0:
-                raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
-            context, cache = self._context, self._cache
-            if not reuse or self._llama.n_tokens:  # or somebody has kept the Llama and used it
-                self._forget()
-            with held_interrupt() as held:
-                n_cached = cache.begin(context, tokens)
-            stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
-            n_batches = -(-(len(tokens) - n_cached) // self._llama.context_params.n_ubatch)
-            meter = SplitMeter(self._split.stats, n_batches) if self._split else None
-            recorded = RoutingMeter(self._recorder, n_batches, self.model.n_expert) if self._recorder else None
+        before, start_s = self._split_report(), time.perf_counter()
+        text: list[str] = []
+        thought: list[str] = []
+        tokens: list[int] = []
+        last: dict[str, Any] = {}
+        try:
+            for event in self._client.events(path, body):
+                progress = event.get("prompt_progress")
+                if progress is not None and on_progress is not None:
+                    on_progress(int(progress["processed"]), int(progress["total"]))
+                told = event.get("__verbose", event)
+                if progress is None:
+                    tokens += told.get("tokens", ())
+                piece, thinking = _parts(event)
+                if thinking:
+                    thought.append(thinking)
+                    if on_reasoning is not None:
+                        on_reasoning(thinking)
+                if "timings" in event:
+                    last = {**told, "timings": event["timings"]}
+                if piece:
+                    text.append(piece)
+                    yield piece
+        except Refused as error:
+            raise self._refused(error) from None
+        except Gone as error:
+            raise self._gone(error) from None
+        elapsed_s = time.perf_counter() - start_s
+        if "stop_type" not in last:
+            raise self._gone(Gone("the answer has no end"))
+        self._count(before, last)
+        return generation_of(last, "".join(text), tokens, elapsed_s, "".join(thought))
 
-            def decoded() -> None:
-                held.hand_on()
-                if meter is not None:
-                    meter.beat()
-                if recorded is not None:
-                    recorded.beat()
+    def _refused(self, error: Refused) -> Exception:
+        if error.kind == "exceed_context_size_error":
+            n, n_ctx = error.details.get("n_prompt_tokens"), error.details.get("n_ctx")
+            return UsageError(f"the prompt has {n} tokens but the context holds {n_ctx}; shorten it or raise -c")
+        sentence = " ".join(str(error).split())
+        if 400 <= error.status < 500:
+            return UsageError(f"llama-server refuses the request: {sentence}")
+        return DeviceError(f"llama-server could not compute: {sentence}")
 
-            made: list[Piece] = []
-            running = pieces(context, tokens, max_tokens, sampler, cache, stops, decoded)
-            try:
-                while True:
-                    with held_interrupt() as held:
-                        piece = next(running, None)
-                    if piece is None:
-                        break
-                    made.append(piece)
-                    if piece.text:
-                        yield piece.text
-            finally:
-                running.close()
-                self.split_stats = meter.run() if meter else None
-                if recorded is not None and self._on_traffic is not None:
-                    self._on_traffic(recorded.stop())
-        return generation_of(made, len(tokens), start_s, n_cached)
+    def _gone(self, error: Gone) -> Exception:
+        if not self._release.alive:
+            return UsageError(CLOSED)
+        if wait_until(lambda: self._child.process.has_ended, 1.0):
+            return DeviceError(f"llama-server ended: {self._child.process.how_it_ended()}")
+        return DeviceError(f"llama-server does not answer: {error}")
 
-    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Teacher-forced logits [n_tokens, n_vocab]: row i is what the model expects after tokens[: i + 1].
+    def _check_open(self) -> None:
+        if not self._release.alive:
+            raise UsageError(CLOSED)
 
-        Raises UsageError like generate, DeviceError.
-        """
-        checked = numbers_of(tokens)
-        with self._turns.next(), self._turns.taken():
-            check_tokens(checked, self.n_vocab, self.n_ctx)
-            self._forget()
-            with held_interrupt() as held:
-                return teacher_forced_logits(self._context, checked, held.hand_on)
+    #
+    # the plug-in
+    #
 
-    def call(self, function: Callable[[], T]) -> T:
-        """function(), which may use `llama`'s model and context through llama.cpp's own interface. Raises what it
-        raises; a Ctrl-C at its end."""
-        with self._turns.next(), self._turns.taken():
-            self._forget()
-            with held_interrupt():
-                return function()
+    def _report(self) -> PluginReport | None:
+        return ask_report(self._folder, self._child.process.pid, REPORT_S)
 
-    def take_runs(self) -> list[BlockRuns]:
-        """Times of each split block since the last call, by classes of batch sizes."""
-        with self._turns.next(), self._turns.taken():
-            return self._llama.take_runs()
+    def _split_report(self) -> PluginReport | None:
+        self._check_open()
+        return self._report() if split_names(self.plan, self._operators) else None
 
-    @property
-    def _context(self) -> int:
-        address: int = self._open_llama.ctx
-        return address
+    def _count(self, before: PluginReport | None, last: Mapping[str, Any]) -> None:
+        after = None if before is None else self._report()
+        if before is None or after is None:
+            self.split_stats = None
+            return
+        decode = after.single - before.single
+        n_decoded = max(0, int(last["timings"]["predicted_n"]) - 1)
+        self.split_stats = SplitRun((after.stats - before.stats) - decode, decode, n_decoded)
 
-    @property
-    def _vocab(self) -> Any:
-        return self._open_llama._model.vocab
 
-    def _forget(self) -> None:
-        """Use nothing of what the KV cache holds, neither here nor in the Llama's own book-keeping."""
-        self._cache.forget()
-        self._llama.n_tokens = 0
-        self._llama._requires_eval = True
+_SMALLER = "use a smaller model or context, or give the device more of it (--vram)"
+TEMPLATE_REMEDY = "use --no-chat to continue the prompt as it is"
+
+
+class _Child:
+    """llama-server, started and held by a thread of its own, as Linux kills it when the thread that started it ends."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Raises DeviceError where it cannot be started."""
+        self._ending, self._started = threading.Event(), threading.Event()
+        self._launch, self._fault = launch, ""
+        self._is_loaded = False
+        self._loaded: tuple[float, int] | None = None  # when that was seen, and bytes that it used then
+        self._thread = Thread(target=self._hold, daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._fault:
+            raise DeviceError(f"llama-server cannot be started: {self._fault}")
+
+    def wait(self, address: Address) -> None:
+        """Wait until the model is loaded. Raises DeviceError where llama-server ends before, ModelFileError where the
+        model's chat template takes too long or too much."""
+        process = self.process
+
+        def is_over() -> bool:
+            self._check_template()
+            return process.has_ended or address.is_healthy(process.pid, 2.0)
+
+        in_time = wait_until(is_over, START_S)
+        if process.has_ended:
+            raise DeviceError(f"llama-server does not start: {process.how_it_ended()}")
+        if not in_time:
+            raise DeviceError(f"llama-server does not answer after {START_S:.0f} s")
+
+    def end(self) -> None:
+        """May be called twice."""
+        self._ending.set()
+        self._thread.join()
+
+    def _hold(self) -> None:
+        try:
+            self.process = ServerProcess(self._launch, self._log)
+        except OSError as error:
+            self._fault = error.strerror or str(error)
+            return
+        finally:
+            self._started.set()
+        self._ending.wait()
+        self.process.end(END_S)
+
+    def _log(self, line: bytes) -> None:
+        self._is_loaded = self._is_loaded or LOADED_LINE in line
+
+    def _check_template(self) -> None:
+        """llama-server tries the chat template, a program from a stranger, once the model is loaded."""
+        if not self._is_loaded:
+            return
+        self._loaded = self._loaded or (time.monotonic(), self._rss_bytes())
+        since, n_bytes = self._loaded
+        if time.monotonic() - since > TEMPLATE_S or self._rss_bytes() - n_bytes > TEMPLATE_BYTES:
+            self.end()
+            raise ModelFileError(f"the model's chat template takes too long, or too much memory; {TEMPLATE_REMEDY}")
+
+    def _rss_bytes(self) -> int:
+        import psutil
+
+        try:
+            return int(psutil.Process(self.process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+
+#
+# checks of what is asked for
+#
+
+
+def numbers_of(tokens: Sequence[int]) -> list[int]:
+    """Token numbers as a list. Raises UsageError for what are none."""
+    try:
+        return [index(token) for token in tokens]
+    except TypeError:
+        raise UsageError(
+            f"a prompt is a text or a list of token numbers, not of type {type(tokens).__name__}"
+        ) from None
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
+    """Raises UsageError unless there is at least one token, all are of this vocabulary, and they fit the context."""
+    if not len(tokens):
+        raise UsageError("there is no token to start from; give a prompt")
+    for token in tokens:
+        if not 0 <= token < n_vocab:
+            raise UsageError(f"token {token} is outside this model's vocabulary of {n_vocab}; tokenize with this model")
+    if len(tokens) > n_ctx:
+        raise UsageError(f"the prompt has {len(tokens)} tokens but the context holds {n_ctx}; shorten it or raise -c")
+
+
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as OpenAI's API has them. Raises UsageError for what are none."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise UsageError('messages is no list; give one such as [{"role": "user", "content": "Hello!"}]')
+    for number, each in enumerate(messages, 1):
+        if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
+            raise UsageError(f"message {number} is no object with role and content")
+    if not messages:
+        raise UsageError('there is no message to answer; give one such as {"role": "user", "content": "Hello!"}')
+    return [dict(each) for each in messages]
+
+
+def _parts(event: Mapping[str, Any]) -> tuple[str, str]:
+    """Text of an event: of the answer, and of what the model thinks before."""
+    if "choices" not in event:
+        return event.get("content") or "", ""
+    delta = event["choices"][0]["delta"] if event["choices"] else {}
+    return delta.get("content") or "", delta.get("reasoning_content") or ""

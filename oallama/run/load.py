@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError, spoken
 from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
-from oallama.core.types import SPLIT_LAYOUT, MemoryLedger, ModelInfo, Operator
-from oallama.core.units import MIB, format_bytes
+from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
 from oallama.device.cpu import default_threads
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_abort import exit_at_abort
 from oallama.device.native_log import native_log
-from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer, open_now
+from oallama.device.opening import OpenDevice, device_pointer, open_now
 from oallama.model.gguf_file import check_unchanged
 from oallama.model.memory import BufferBytes, check_cache, load_refusal, memory_of, probe_memory
 from oallama.plan.plan import Plan
+from oallama.run.held import compare_memory, spill_warning
 from oallama.run.setup import check_device, check_host, check_layers, device_of, release
 from oallama.run.split import LoadedSplit, open_split
 from oallama.run.weight_places import weight_places
@@ -30,8 +29,6 @@ from oallama.run.weight_places import weight_places
 if TYPE_CHECKING:
     from ggml_bridge.llama_context import RoutingRecorder
     from oallama.run.placed_llama import PlacedLlama
-
-TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may differ by the larger of the two
 
 
 class LoadProgress:
@@ -130,8 +127,11 @@ def load_placed(
         llama = _load_llama(model, settings, device, split, progress, held, recorder, arguments or {})
         loaded, shrunk = (plan, ()) if split is None else split.corrected(plan, operators)
         llama.plan, llama.device = loaded, device.label
-        llama.memory = compare_memory(_buffers(llama, split), device.label, loaded.memory)
-        spilled = spill_warning(llama.memory.device_bytes, device)
+        llama.buffers = _buffers(llama, split)
+        on_device, on_host = _sides(llama.buffers)
+        llama.memory = compare_memory(on_device, on_host, device.label, loaded.memory)
+        has_free = device.info is not None and device.info.type == "GPU" and not spec.is_remote and not spec.is_emulated
+        spilled = spill_warning(on_device, device.name, device.info.memory_free if device.info and has_free else 0)
         llama.warnings = tuple(map(spoken, (*places.warnings, *shrunk, *filter(None, [llama.memory.warning, spilled]))))
     except BaseException:
         release(held)
@@ -182,44 +182,9 @@ def _buffers(llama: PlacedLlama, split: LoadedSplit | None) -> tuple[BufferBytes
     return (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *split.buffers())
 
 
-@dataclass(frozen=True, slots=True)
-class EngineMemory:
-    """Bytes. Host memory that maps the model file counts with the mapped range."""
-
-    buffers: tuple[BufferBytes, ...]
-    device_bytes: int
-    host_bytes: int
-    planned_device_bytes: int
-    warning: str  # "" where device_bytes is as planned
-
-
-def compare_memory(buffers: tuple[BufferBytes, ...], device: str, ledger: MemoryLedger) -> EngineMemory:
-    """The live buffers against the plan's ledger, on the device (on the host, mapped files count differently). The
-    staging of plans that were made before it was counted exactly is an upper bound, so there may be less of it."""
-    device_bytes = sum(b.model + b.context + b.compute for b in buffers if not b.in_host_memory)
-    host_bytes = sum(b.model + b.context + b.compute for b in buffers if b.in_host_memory)
-    planned = 0 if device == NO_DEVICE else ledger.weights_gpu + ledger.kv + ledger.compute + ledger.staging
-    warning = ""
-    tolerance = max(TOLERANCE_SHARE * planned, TOLERANCE_BYTES)
-    if not planned - ledger.staging - tolerance <= device_bytes <= planned + tolerance:
-        warning = (
-            f"{device} holds {format_bytes(device_bytes)} but the plan says {format_bytes(planned)}; "
-            "plan again with the options of this run"
-        )
-    return EngineMemory(buffers, device_bytes, host_bytes, planned, warning)
-
-
-def spill_warning(device_bytes: int, device: OpenDevice) -> str:
-    """A sentence where a card holds more than it had free before the load; else empty. The load has succeeded, so the
-    driver keeps the rest in host memory without saying so. Less than that, which other programs' memory may cause
-    later, does not show from here. Devices whose memory is the host's anyway have nothing to spill."""
-    info = device.info
-    if info is None or info.type != "GPU" or device.spec.is_remote or device.spec.is_emulated:
-        return ""
-    excess = device_bytes - info.memory_free
-    if info.memory_free <= 0 or excess <= max(TOLERANCE_SHARE * device_bytes, TOLERANCE_BYTES):
-        return ""
-    return (
-        f"{device.name} was given {format_bytes(device_bytes)} but had {format_bytes(info.memory_free)} free: its "
-        f"driver keeps {format_bytes(excess)} in host memory, which is many times slower; lower --vram, -ngl or -c"
-    )
+def _sides(buffers: Sequence[BufferBytes]) -> tuple[int, int]:
+    """Bytes on the device, and in host memory. What maps the model file counts with the mapped range."""
+    sums = {True: 0, False: 0}
+    for buffer in buffers:
+        sums[buffer.in_host_memory] += buffer.model + buffer.context + buffer.compute
+    return sums[False], sums[True]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
@@ -20,17 +21,19 @@ from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import UsageError
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
-from oallama.model.chat_template import render_chat
 from oallama.run.setup import release
-from oallama.run.stream import CLOSED
 
 if TYPE_CHECKING:
     from ggml_bridge.llama_context import RoutingRecorder
     from oallama.core.history import BlockRuns
     from oallama.core.types import Attention
+    from oallama.model.memory import BufferBytes
     from oallama.plan.plan import Plan
-    from oallama.run.load import EngineMemory
+    from oallama.run.held import EngineMemory
     from oallama.run.split import LoadedSplit
+
+
+CLOSED = "this Llama is closed; make another one"
 
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
@@ -43,6 +46,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     plan: Plan
     device: str
     memory: EngineMemory
+    buffers: tuple[BufferBytes, ...]
     warnings: tuple[str, ...]
     _settings: LoadSettings
     _placement: ModelParams
@@ -204,39 +208,21 @@ def without_templates(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def offer_templates(llama: Any, metadata: Mapping[str, str], chosen: str | None = None) -> None:
-    """Give a Llama that was made without them the chat templates of its metadata, and choose as Llama does. chosen: the
-    chat format that was asked for."""
+    """Give a Llama that was made without them the chat templates of its metadata, and choose as Llama does; llama_cpp
+    compiles one when it is first used, as a template may compute without end while it is compiled. chosen: the chat
+    format that was asked for."""
     for key, template in metadata.items():
         if key == _KEY or key.startswith(f"{_KEY}."):
             name = "chat_template.default" if key == _KEY else key.removeprefix("tokenizer.")
-            handler = llama_chat_format.chat_formatter_to_chat_completion_handler(ChatFormat(llama, template))
-            llama._chat_handlers[name] = handler
+            llama._chat_handlers[name] = partial(_answer, template)
     if _KEY in metadata and chosen is None:
         known = llama_chat_format.guess_chat_format_from_gguf_metadata(dict(metadata))
         llama.chat_format = known or "chat_template.default"
 
 
-class ChatFormat:
-    """Makes prompts of messages by one template, in a child process. Raises ModelFileError, as render_chat."""
-
-    def __init__(self, llama: Any, template: str) -> None:
-        model = llama._model
-        self._template = template
-        self._eos = int(llama.token_eos())
-        self._marks = [
-            model.token_get_text(token) if token != -1 else "" for token in (int(llama.token_bos()), self._eos)
-        ]
-
-    def __call__(self, *, messages: Sequence[Mapping[str, Any]], **variables: Any) -> Any:
-        """llama_cpp's ChatFormatterResponse."""
-        bos, eos = self._marks
-
-        def at_end(tokens: Any, _logits: Any) -> bool:
-            return bool(tokens[-1] == self._eos)
-
-        return llama_chat_format.ChatFormatterResponse(
-            prompt=render_chat(self._template, messages, bos, eos, **variables),
-            stop=[eos],
-            stopping_criteria=llama_cpp.StoppingCriteriaList([at_end]),
-            added_special=True,
-        )
+def _answer(template: str, *, llama: Any, **asked: Any) -> Any:
+    """llama_cpp's answer to a chat in a template."""
+    marks = [int(llama.token_eos()), int(llama.token_bos())]
+    eos, bos = (llama._model.token_get_text(token) if token != -1 else "" for token in marks)
+    formatter = llama_chat_format.Jinja2ChatFormatter(template, eos, bos, stop_token_ids=marks[:1])
+    return formatter.to_chat_handler()(llama=llama, **asked)

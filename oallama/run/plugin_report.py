@@ -38,7 +38,8 @@ class PluginReport:
     """Counts since the program loaded the plug-in; bytes that it held when the report was written.
 
     request: number of the last request that was answered. usable: whether what was loaded can compute; problems: what
-    did not come to lie as planned. emulated: None where no emulated device computes.
+    did not come to lie as planned. single: stats of batches of one token alone. emulated: None where no emulated device
+    computes.
     """
 
     pid: int
@@ -48,6 +49,7 @@ class PluginReport:
     slices: tuple[SliceInfo, ...]
     memory: SplitMemory
     stats: SplitStats
+    single: SplitStats
     blocks: tuple[BlockTimes, ...]
     experts: tuple[ExpertUses, ...]
     emulated: EmulatedStats | None

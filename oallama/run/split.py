@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -150,7 +150,8 @@ def _moved(ledger: MemoryLedger, n_bytes: int, n_cold: int) -> MemoryLedger:
 
 @dataclass(frozen=True, slots=True)
 class SplitRun:
-    """Counters of the split back end for one generation: for the prompt, and for the tokens after the first."""
+    """Counters of the split back end for one answer: for batches of several tokens, which are the prompt, and for
+    tokens one by one."""
 
     prompt: SplitStats
     decode: SplitStats
@@ -160,29 +161,3 @@ class SplitRun:
         """Seconds per decoded token: launching, computing CC, waiting for the device, joining, all together."""
         names = ("launch_s", "host_s", "wait_s", "join_s", "total_s")
         return {name: getattr(self.decode, name) / max(self.n_decoded, 1) for name in names}
-
-
-class SplitMeter:
-    """Reads the backend's counters where a generation begins, where its prompt ends, and at its last decode.
-
-    n_prompt_batches: micro-batches the prompt goes in by; `beat` is called after each and after each token's decode.
-    """
-
-    def __init__(self, stats: Callable[[], SplitStats], n_prompt_batches: int) -> None:
-        self._stats, self._n_prompt_batches = stats, n_prompt_batches
-        self._n_beats = 0
-        self._start = self._prompt_end = self._end = stats()
-
-    def beat(self) -> None:
-        self._n_beats += 1
-        self._end = self._stats()
-        if self._n_beats <= self._n_prompt_batches:
-            self._prompt_end = self._end
-
-    def run(self) -> SplitRun:
-        """Return the counters so far."""
-        return SplitRun(
-            self._prompt_end - self._start,
-            self._end - self._prompt_end,
-            max(self._n_beats - self._n_prompt_batches, 0),
-        )

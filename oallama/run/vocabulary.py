@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from oallama.core.errors import ModelFileError, OallamaError
+from oallama.core.errors import ModelFileError, OallamaError, UsageError
 from oallama.device.child import ask_child
 from oallama.device.load_params import load_bridge
 
@@ -13,32 +12,17 @@ MODULE = "oallama.run.vocabulary"
 TIMEOUT_S = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The vocabulary of the GGUF at `path`. A child process loads it for each call, as native code must not see a file
-    first in this one."""
+def count_tokens(path: str, text: str) -> int:
+    """Number of tokens of a text by the vocabulary of a GGUF, with BOS and EOS as the model wants them; `<|…|>` in it
+    is a special token. A child process loads the vocabulary for each call, as native code must not see a file first in
+    this one. Raises ModelFileError where llama.cpp cannot load the vocabulary, UsageError where it has none,
+    BridgeError."""
 
-    path: str
+    def failed(reason: str) -> OallamaError:
+        return ModelFileError(f"{path} cannot be loaded, llama.cpp fails on its vocabulary: {reason}")
 
-    def tokenize(self, text: str, add_special: bool = True) -> list[int]:
-        """Tokenize as Engine.tokenize does. Raises ModelFileError where llama.cpp cannot load the vocabulary,
-        BridgeError."""
-
-        def failed(reason: str) -> OallamaError:
-            return ModelFileError(f"{self.path} cannot be loaded, llama.cpp fails on its vocabulary: {reason}")
-
-        request = {"path": self.path, "text": text, "add_special": add_special}
-        tokens: list[int] = ask_child(MODULE, request, TIMEOUT_S, failed)["tokens"]
-        return tokens
-
-
-class LongestTokens:
-    """At most so many tokens as a text may have: one for each byte, and some that a vocabulary adds by itself."""
-
-    ADDED = 8
-
-    def tokenize(self, text: str, add_special: bool = True) -> list[int]:
-        return [0] * (len(text.encode("utf-8", "surrogateescape")) + self.ADDED)
+    count: int = ask_child(MODULE, {"path": path, "text": text}, TIMEOUT_S, failed)["n_tokens"]
+    return count
 
 
 #
@@ -52,7 +36,6 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
 
     from oallama.device.native_log import native_log
     from oallama.model.memory import load_refusal
-    from oallama.run.generate import tokenize
 
     params = api.llama_model_default_params()
     params.vocab_only, params.n_gpu_layers = True, 0
@@ -60,7 +43,14 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
         model = api.llama_model_load_from_file(request["path"].encode(), params)
         if not model:
             raise load_refusal(request["path"], None, log.reason())
-    return {"tokens": tokenize(api.llama_model_get_vocab(model), request["text"], request["add_special"])}
+        vocab = api.llama_model_get_vocab(model)
+        if api.llama_vocab_type(vocab) == api.LLAMA_VOCAB_TYPE_NONE:  # llama.cpp aborts
+            raise UsageError("the model has no vocabulary, so no text can be given to it; use a file with one")
+        data = request["text"].encode("utf-8", "surrogateescape")
+        count = api.llama_tokenize(vocab, data, len(data), None, 0, True, True)
+    if count == -(2**31):
+        raise UsageError("the prompt cannot be tokenized; it is too long")
+    return {"n_tokens": abs(count)}
 
 
 if __name__ == "__main__":

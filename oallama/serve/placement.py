@@ -10,7 +10,7 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from ggml_bridge.threads import Thread
-from oallama.serve.address import host_name, is_local
+from oallama.run.address import host_name, is_local
 
 REQUEST_S = 20.0  # that a client may take
 MOST_CLIENTS = 16  # at a time, a thread for each; what comes then is closed unanswered

@@ -16,12 +16,13 @@ from oallama.core.errors import DeviceError
 from oallama.core.temporary import temporary_folder
 from oallama.device.interrupt import held_interrupt
 from oallama.report.placement import Served, page_policy, placement_document, placement_html, start_html
+from oallama.run.address import Address
 from oallama.run.plugin_report import PluginReport, ask_report, reports_in, runs_of
-from oallama.serve.address import Address
+from oallama.run.process import Launch
+from oallama.run.program import PAGE_FOLDER
 from oallama.serve.live import live_of
 from oallama.serve.placement import placement_server
-from oallama.serve.program import PAGE_FOLDER
-from oallama.serve.supervisor import Launch, Supervisor
+from oallama.serve.supervisor import Supervisor
 
 Reports = Sequence[PluginReport]
 

@@ -6,35 +6,18 @@ that calls `run`, which has to be the main one.
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ggml_bridge.errors import signal_name
-from ggml_bridge.threads import Thread
 from oallama.core.errors import DeviceError
-from oallama.serve.launch import with_us
+from oallama.run.process import Launch, ServerProcess, wait_until
 
 Phase = Literal["starting", "ready", "waiting", "ended"]
 """starting: it loads the model; waiting: it ended and is about to be started again."""
 
-TAIL_LINES = 200
-LINE_BYTES = 1 << 16
-POLL_S = 0.1
 IDLE_SHARE = 0.001  # of a core; a program that uses more computes
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One way to start the program."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    uses_device: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +76,7 @@ class Supervisor:
     state: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._reader: Thread | None = None
+        self._process: ServerProcess | None = None
         self._stopped = False
         self.state.on_device = self.launch.uses_device
 
@@ -142,7 +123,7 @@ class Supervisor:
             pause_s = self.patience.backoff_s(n_failures)
             self.state.said = f"llama-server ended: {why}; restarting"
             self.talk(f"llama-server ended: {why}; restarting in {pause_s:.1f} s")
-            self._wait(pause_s)
+            wait_until(lambda: self._stopped, pause_s)
 
     def _continue_on_cpu(self, on_cpu: Launch, why: str) -> None:
         self.launch = on_cpu
@@ -153,110 +134,47 @@ class Supervisor:
     def _start(self) -> str | None:
         """Start the program and wait until it is healthy. Returns why it is not; None where it is."""
         self._set_phase("starting")
-        self._tail.clear()
-        command, environment = with_us(self.launch.command, self.launch.environment)
         try:
-            process = self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # the terminal's Ctrl-C comes to us
-            )
-        except OSError as error:  # too many processes, or no memory for one more
+            process = self._process = ServerProcess(self.launch, self.log)
+        except OSError as error:
             return f"it cannot be started: {error.strerror or error}"
         self.state.pid = process.pid
-        self._reader = Thread(target=self._read, args=(process,), daemon=True)
-        self._reader.start()
-        deadline = time.monotonic() + self.patience.start_s
-        while time.monotonic() < deadline:
-            if self._has_ended_within(POLL_S):
-                return self._how_it_ended()
-            if self.healthy(process.pid):
-                self._set_phase("ready")
-                return None
-        return f"it does not answer after {self.patience.start_s:.0f} s"
+        wait_until(lambda: self._has_ended() or self.healthy(process.pid), self.patience.start_s)
+        if self._has_ended():
+            return self._how_it_ended()
+        if not self.healthy(process.pid):
+            return f"it does not answer after {self.patience.start_s:.0f} s"
+        self._set_phase("ready")
+        return None
 
     def _watch(self) -> str:
         """Return why the program is to be started again, once it is: it ended, lost its device, or hangs."""
         assert self._process is not None
-        pid, answered, used_s = self._process.pid, time.monotonic(), self._cpu_s()
-        while not self._has_ended_within(self.patience.look_s):
+        pid, answered, used_s = self._process.pid, time.monotonic(), self._process.cpu_s
+        while not wait_until(self._has_ended, self.patience.look_s):
             if self.launch.uses_device and (lost := self.device_lost()):
                 return lost
             silent_s = time.monotonic() - answered
-            if self.healthy(pid) or self._cpu_s() - used_s > IDLE_SHARE * silent_s:  # all its connections may be busy
-                answered, used_s = time.monotonic(), self._cpu_s()
+            computed_s = self._process.cpu_s - used_s
+            if self.healthy(pid) or computed_s > IDLE_SHARE * silent_s:  # all its connections may be busy
+                answered, used_s = time.monotonic(), self._process.cpu_s
             elif silent_s > self.patience.answer_s:
                 return f"it has neither answered nor computed for {self.patience.answer_s:.0f} s"
         return self._how_it_ended()
 
-    def _cpu_s(self) -> float:
-        """Return the processor time that the program has used; 0 once it has ended."""
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            times = psutil.Process(self.state.pid).cpu_times()
-            return float(times.user + times.system)
-        return 0.0
-
-    def _has_ended_within(self, seconds: float) -> bool:
-        """Wait; return whether the program has ended, or `stop` was called."""
-        return self._wait(seconds, self._process)
-
-    def _wait(self, seconds: float, process: subprocess.Popen[bytes] | None = None) -> bool:
-        deadline = time.monotonic() + seconds
-        while not self._stopped and (process is None or process.poll() is None):
-            if (left_s := deadline - time.monotonic()) <= 0:
-                return False
-            time.sleep(min(left_s, POLL_S))
-        return True
+    def _has_ended(self) -> bool:
+        """Whether the program has ended, or `stop` was called."""
+        return self._stopped or (self._process is not None and self._process.has_ended)
 
     def _how_it_ended(self) -> str:
         assert self._process is not None
-        if self._stopped:
-            return "it was stopped"
-        if self._reader is not None:
-            self._reader.join(1.0)
-        code = self._process.returncode
-        how = f"exit code {code}" if code >= 0 else signal_name(-code)
-        words = last_words(list(self._tail))
-        return f"{how}: {words}" if words else how
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        """Keep the program's last lines, each cut to LINE_BYTES."""
-        assert process.stdout is not None
-        while line := process.stdout.readline(LINE_BYTES):
-            self._tail.append(line.decode(errors="replace").rstrip())
-            self.log(line)
+        return "it was stopped" if self._stopped else self._process.how_it_ended()
 
     def _set_phase(self, phase: Phase) -> None:
         self.state.phase, self.state.ready_at = phase, time.time() if phase == "ready" else None
 
     def _end(self) -> None:
-        """End the program: SIGTERM, and SIGKILL where that is not enough."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            process.terminate()
-            process.wait(self.patience.end_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            process.kill()
-            process.wait()
+        if process is not None:
+            process.end(self.patience.end_s)
             self.state.pid = None
-        if self._reader is not None:
-            self._reader.join(1.0)
-
-
-def last_words(lines: Sequence[str]) -> str:
-    """The last line that speaks of an error, else the last one; cut to what a sentence can hold."""
-    written = [line for line in lines if line.strip()]
-    telling = [
-        line for line in written if any(word in line.lower() for word in ("error", "failed", "abort", "crashed"))
-    ]
-    chosen = (telling or written or [""])[-1].strip()
-    return chosen if len(chosen) <= 300 else chosen[:299] + "…"

@@ -62,7 +62,7 @@ class Forced:
     given: tuple[str, ...]
 
     def engine(self, **options: Any) -> Engine:
-        return self.placer.engine(self.plan, progress=False, **options)
+        return self.placer.engine(self.plan, **options)
 
     def llama(self, **arguments: Any) -> PlacedLlama:
         return self.placer.llama(self.plan, progress=False, **{"logits_all": True, **arguments})

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from e2e.logits import nmse
 from gguf_factory import write_gguf
+from oallama.run.generate import common_length
 
 from oallama.placer import Placer
-from oallama.run.generate import common_length
 
 STORY = "the quick brown fox jumps over the lazy dog, and then it goes back to where it came from. " * 2
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from e2e.forced import forced
+from oallama.run.template import Prompt
 
 from oallama.cli.placement import PlacementOptions, run_workload
 from oallama.cli.run import command, tokens_if_long
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.core.options import Options
 from oallama.placer import Placer
-from oallama.run.template import Prompt
 from oallama.run.vocabulary import LongestTokens, Vocabulary
 
 LONG = "once upon a time " * 600

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gguf_factory import write_gguf
+from oallama.run.template import template_for
 from processes import ROOT
 
 from oallama.core.errors import OallamaError, UsageError
@@ -16,7 +17,6 @@ from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.run.conversation import Conversation
 from oallama.run.engine import Engine
-from oallama.run.template import template_for
 from oallama.stores.default_model import FILE
 
 MODEL = ROOT / "models" / FILE

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from e2e.forced import N_UBATCH, ffn, forced, nothing, written
+from oallama.run.generate import Batch
 from processes import here
 from traced import traced
 
@@ -24,7 +25,6 @@ from oallama.core.routing import Traffic
 from oallama.cost.experts import expert_use
 from oallama.placer import Given, Placer
 from oallama.profile.routing import read_routing, write_routing
-from oallama.run.generate import Batch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 

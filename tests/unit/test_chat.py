@@ -16,10 +16,8 @@ from oallama.cli.chat.terminal import Commands
 from oallama.cli.placement import keep_runs
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.types import Predicted
+from oallama.run.answer import Generation, Stream
 from oallama.run.conversation import Conversation, Message, fewest_dropped
-from oallama.run.generate import Generation
-from oallama.run.stream import Stream
-from oallama.run.template import Prompt
 
 # ---- what was said
 
@@ -113,12 +111,19 @@ class Engine:
     def tokenize(self, text, add_special=True):
         return [ord(character) for character in text]
 
-    def stream(self, tokens, max_tokens, *, reuse, **drawn):
-        assert reuse
-        return Stream(self._pieces(tokens, drawn))
+    def prompt_tokens(self, messages):
+        return len(rendered(messages))
 
-    def _pieces(self, tokens, drawn):
-        self.asked.append("".join(map(chr, tokens)))
+    def stream(self, text, max_tokens, *, reuse, on_progress, **drawn):
+        assert reuse
+        return Stream(self._pieces(text, drawn))
+
+    def chat(self, messages, stream, max_tokens, *, on_progress, on_reasoning, **drawn):
+        assert stream
+        return Stream(self._pieces(rendered(messages), drawn))
+
+    def _pieces(self, text, drawn):
+        self.asked.append(text)
         self.drawn.append(drawn)
         answer, end = self.answers.pop(0) if self.answers else "ok", "model"
         if isinstance(answer, tuple):
@@ -127,12 +132,12 @@ class Engine:
             if not isinstance(piece, str):
                 raise piece("the device was lost; run again")
             yield piece
-        return Generation("", (), len(tokens), 3, 0.5, 0.1, end, 2)
+        return Generation("", (), len(text), 3, 0.5, 0.1, end, 2)
 
 
 def rendered(messages):
-    """A template's, without a child process for each."""
-    return Prompt("".join(f"<{each['role']}>{each['content']}" for each in messages) + "<assistant>")
+    """As a template writes them."""
+    return "".join(f"<{each['role']}>{each['content']}" for each in messages) + "<assistant>"
 
 
 @pytest.fixture
@@ -145,8 +150,7 @@ def chat():
             device=SimpleNamespace(is_emulated=True),
             token_seconds=lambda plan, depth: 0.05 + 1e-3 * depth,
         )
-        template = SimpleNamespace(prompt=rendered) if chats else None
-        session = ChatSession(placer, Engine(*answers, n_ctx=n_ctx), template, Conversation(system), ChatSettings())
+        session = ChatSession(placer, Engine(*answers, n_ctx=n_ctx), chats, Conversation(system), ChatSettings())
 
         def say(*messages, interactive=True):
             left = iter(messages)
@@ -218,8 +222,8 @@ def test_the_oldest_exchanges_are_dropped_but_saved(chat, capsys, tmp_path):
         ("/load none", "cannot read"), ("/load bad.json", "no JSON"), ("/load bytes", "not UTF-8"),
         ("/save no/folder/x", "cannot write"), ("/show nothing", "nothing called nothing to show"),
         ("/set temprature 1", "did you mean temperature?"),
-        ("/set temperature hot", "temperature is a number, not hot"), ("/set temperature -1", "no temperature"),
-        ("/set top_k 1.5", "top_k is a whole number, not 1.5"), ("/set top_p 2", "no probability"),
+        ("/set temperature hot", "temperature is a number, not hot"), ("/set temperature -1", "not a temperature"),
+        ("/set top_k 1.5", "top_k is a whole number, not 1.5"), ("/set top_p 2", "not a probability"),
         ("/set n -2", "n is a whole number from -1 on, not -2"), ("/set n", "not empty"),
         ("/set seed x", "not a seed"), ("/set format xml", "xml is no format"), ("/set format {", "not JSON"),
         ("/set verbose maybe", "on or off"), ('/set stop "\\ud800"', "half of a character"),
@@ -273,8 +277,8 @@ def test_what_is_set_reaches_the_engine(chat, capsys):
     assert (drawn["temperature"], drawn["seed"], drawn["stop"]) == (0, 7, ("\n", "END"))
     say("/set format json", "x", "/set noformat", "y", '/set grammar root ::= "a"', "z")
     say("/set grammar none", "/set stop none", "w")
-    grammars = [drawn["grammar"] for drawn in session.engine.drawn[1:]]
-    assert grammars[0].count("root") and grammars[1:] == [None, 'root ::= "a"', None]
+    grammars = [(drawn["grammar"], drawn["json_schema"]) for drawn in session.engine.drawn[1:]]
+    assert grammars == [(None, "{}"), (None, None), ('root ::= "a"', None), (None, None)]
     assert session.engine.drawn[-1]["stop"] == ()
     say('/set system """be\nbrief"""', "v")
     assert session.engine.asked[-1].startswith("<system>be\nbrief<user>hello")
@@ -309,7 +313,7 @@ def test_what_runs_took_is_kept_unless_a_pipe_waits(capsys, monkeypatch):
     def full(*_):
         raise DeviceError("no room")
 
-    engine, kept = SimpleNamespace(plan="plan", take_runs=lambda: ["run"]), []
+    engine, kept = SimpleNamespace(plan="plan", runs=lambda: ["run"]), []
     placer = SimpleNamespace(keep_runs=lambda plan, runs: kept.append((plan, runs)))
     keep_runs(placer, engine)
     assert kept == []

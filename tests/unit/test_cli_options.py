@@ -25,8 +25,8 @@ from oallama.core.options import Options
 from oallama.core.types import Attention, Workload
 from oallama.core.units import MIB, parse_bytes, parse_memory
 from oallama.device.load_params import LoadSettings
-from oallama.run.generate import Generation
-from oallama.run.template import Prompt
+from oallama.run.answer import Generation
+from oallama.run.prompt import Prompt
 from oallama.stores.default_model import FILE
 
 # ---- which word is the model and which the prompt

@@ -13,7 +13,6 @@ import pytest
 from worlds import CARD, HOST, ROUTED, SMALL, World, bytes_of, model_info, some_plan, there, total_s
 
 from oallama.cli.main import exit_code
-from oallama.cli.served import as_asked
 from oallama.core.errors import PlanError, ProfileError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Attention, Workload
@@ -224,7 +223,7 @@ def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() ->
     planned = some_plan((), attention=Attention(flash_attn="off", type_k="f16", type_v="f16"))
 
     def asked(**options: object) -> Plan:
-        return as_asked(replace(WORLD, options=Options.given(**options)).alone(), planned)
+        return replace(WORLD, options=Options.given(**options)).alone().as_asked(planned)
 
     assert asked() == planned
     assert asked(n_ctx=16384, n_ubatch=64, type_k="q8_0", flash_attn="on") == replace(

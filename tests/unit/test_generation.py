@@ -1,16 +1,10 @@
-"""An answer: what decides its draw, the texts that end it, its record and times, and turns on an engine."""
-
-import threading
-from concurrent.futures import ThreadPoolExecutor
+"""An answer: what decides its draw, the texts that end it, its record and times."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from oallama.core.errors import UsageError
-from oallama.run.generate import Piece, Stops, generation_of
-from oallama.run.sampler import Sampling, grammar_of_schema
-from oallama.run.stream import Turns
+from oallama.run.answer import checked_stops, generation_of
+from oallama.run.sampling import Sampling
 
 
 @pytest.mark.parametrize(
@@ -21,99 +15,54 @@ from oallama.run.stream import Turns
         ({"top_p": 1.1}, "--top-p"),
         ({"min_p": float("nan")}, "--min-p"),
         ({"repeat_penalty": 0}, "--repeat-penalty"),
+        ({"grammar": "root ::= [a]", "json_schema": "{}"}, "exclude each other"),
+        *(({"json_schema": text}, "JSON schema") for text in ("{", "[1]", "1", "[" * 100_000)),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_values_that_cannot_be_are_refused(value, says):
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=says) as said:
         Sampling(**value)
-
-
-@pytest.mark.parametrize("schema", ["{", "[1]", "1", '{"$ref": "https://example.com/x"}', '{"type": "nonsense"}'])
-def test_what_is_no_schema_is_said(schema):
-    with pytest.raises(UsageError, match="JSON schema") as said:
-        grammar_of_schema(schema)
     assert "\n" not in str(said.value)
 
 
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
-def test_what_is_shown_is_the_text_up_to_the_first_stop_wherever_pieces_are_cut(text, texts, data):
-    stops, shown, rest = Stops(texts), "", text
-    while rest and not stops.reached:
-        n = data.draw(st.integers(1, len(rest)))
-        shown, rest = shown + stops.shown(rest[:n]), rest[n:]
-    shown += stops.rest()
-    ends = [at for at in (text.find(stop) for stop in texts) if at >= 0]
-    assert stops.reached == bool(ends)
-    assert not any(stop in shown for stop in texts)
-    assert text.startswith(shown)
-    if not ends:
-        assert shown == text
-    elif len(texts) == 1:
-        assert shown == text[: ends[0]]
+def test_llama_server_is_asked_for_all_of_it():
+    asked = Sampling(0.5, 7, 1, 0.9, 0.1, 1.2, json_schema='{"type": "object"}').request()
+    assert asked == {
+        "temperature": 0.5, "seed": 7, "top_k": 1, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.2,
+        "repeat_last_n": 64, "json_schema": {"type": "object"},
+    }  # fmt: skip
+    assert Sampling(grammar="root ::= [a]").request()["grammar"] == "root ::= [a]"
 
 
-def test_text_comes_as_soon_as_it_can_be_no_beginning_of_a_stop():
-    stops = Stops(["END"])
-    assert [stops.shown(piece) for piece in ("a", "bE", "N", "d", "EN")] == ["a", "b", "", "ENd", ""]
-    assert stops.rest() == "EN"
-    assert Stops("END").shown("theENDof") == "the", "one text may stand alone"
-    with pytest.raises(UsageError, match="--stop is empty"):
-        Stops([""])
+def test_stops_are_one_text_or_several():
+    assert checked_stops("END") == ["END"] and checked_stops(("a", "b")) == ["a", "b"]
+    for wrong in ("", ["a", ""], 5, [5]):
+        with pytest.raises(UsageError, match="--stop"):
+            checked_stops(wrong)
+
+
+def told(n, ms, cached=0, prompt=5, **more):
+    return {"timings": {"predicted_n": n, "predicted_ms": ms, "cache_n": cached, "prompt_n": prompt}, **more}
 
 
 def test_tpot_is_the_mean_of_the_times_between_tokens():
-    """Four tokens have three times between them; what is left of a character at the end is no token."""
-    made = [Piece(7, "a", 10.5), Piece(8, "", 10.7), Piece(9, "b", 11.0), Piece(10, "c", 11.1), Piece(None, "d", 12.0)]
-    found = generation_of(made, n_prompt=5, start_s=10.0)
-    assert (found.text, found.tokens, found.n_prompt, found.n_gen) == ("abcd", (7, 8, 9, 10), 5, 4)
+    """Four tokens have three times between them."""
+    found = generation_of(told(4, 600.0, cached=2, prompt=3, stop_type="limit"), "abcd", [7, 8, 9, 10], 1.1)
+    assert (found.text, found.tokens, found.n_prompt, found.n_cached, found.n_gen) == ("abcd", (7, 8, 9, 10), 5, 2, 4)
     assert (found.ttft_s, found.tpot_s) == (pytest.approx(0.5), pytest.approx(0.2))
-    for few, n_gen in (([Piece(None, "", 11.0)], 0), ([Piece(1, "a", 11.0)], 1)):
-        found = generation_of(few, n_prompt=1, start_s=10.0)
-        assert (found.n_gen, found.ttft_s, found.tpot_s) == (n_gen, 1.0, 0.0), "no time between them"
+    few = generation_of(told(1, 0.0, stop_type="limit"), "a", [7], 1.0)
+    assert (few.n_gen, few.ttft_s, few.tpot_s) == (1, 1.0, 0.0), "no time between them"
 
 
-# ---- turns on an engine: calls wait for each other, none begins once it is closed
-
-
-def stream(turns):
-    with turns.next(), turns.taken():
-        yield
-
-
-def call(turns, begun=None):
-    lock = turns.next()
-    if begun is not None:
-        begun.set()
-    with lock, turns.taken():
-        return "had its turn"
-
-
-def test_another_threads_call_waits_for_its_turn_even_while_it_is_closed():
-    turns, begun = Turns(), threading.Event()
-    read = stream(turns)
-    next(read)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call, turns, begun)
-        assert begun.wait(60) and not waiting.done()
-        with pytest.raises(UsageError, match="another thread"):
-            turns.close()
-        read.close()
-        assert waiting.result(60) == "had its turn"
-    late = turns.next()
-    turns.close()
-    for begin in (lambda: late, turns.next):
-        with pytest.raises(UsageError, match="closed"), begin(), turns.taken():
-            pass
-    turns.close()
-
-
-def test_a_turn_may_be_given_back_by_another_thread():
-    turns = Turns()
-    read = stream(turns)
-    next(read)
-    with pytest.raises(UsageError, match="still generating"):
-        turns.next()
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(read.close).result(60)
-    assert call(turns) == "had its turn"
+@pytest.mark.parametrize(
+    ("said", "end", "n_gen"),
+    [
+        ({"stop_type": "eos"}, "model", 2), ({"stop_type": "none"}, "model", 3), ({"stop_type": "word"}, "stop", 3),
+        ({"stop_type": "limit"}, "limit", 3), ({"stop_type": "limit", "truncated": True}, "context", 3),
+    ],
+)  # fmt: skip
+def test_why_it_ended_and_the_token_that_ends_it_is_none_of_it(said, end, n_gen):
+    found = generation_of(told(3, 600.0, **said), "ab", [7, 8, 2], 1.0)
+    assert (found.end, found.n_gen, found.tokens) == (end, n_gen, (7, 8, 2)[:n_gen])
+    assert found.tpot_s == pytest.approx(0.3)

@@ -40,11 +40,10 @@ TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
     "oallama.cli.export": "names the file of the plugin",
     "oallama.cli.tune": "starts itself as the bridge starts its own children",
-    "oallama.serve.launch": "asks Linux to end llama-server with us, as the bridge's own children do",
+    "oallama.run.launch": "asks Linux to end llama-server with us, as the bridge's own children do",
     "oallama.serve.placement": "begins a thread as the bridge does",
-    "oallama.serve.program": "llama-server must be of the ggml that the plug-in was made for",
+    "oallama.run.program": "llama-server must be of the ggml that the plug-in was made for",
     "oallama.serve.supervisor": "names signals as the bridge does",
-    "oallama.model.chat_template": "templates are rendered in a child process, which the bridge knows how to run",
 }
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),

@@ -29,7 +29,7 @@ EXPERTS = [
     for role in ("ffn_gate_exps", "ffn_up_exps")
 ]
 OPERATORS = [*EXPERTS, weight(role="output", k=64, n=64)]
-EMPTY = PluginReport(1, 0, True, (), (), SplitMemory(0, 0, 0, 0, 0, 0), SplitStats(), (), (), None)
+EMPTY = PluginReport(1, 0, True, (), (), SplitMemory(0, 0, 0, 0, 0, 0), SplitStats(), SplitStats(), (), (), None)
 
 
 def text_of(report):

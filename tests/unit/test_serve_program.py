@@ -21,10 +21,8 @@ from ggml_bridge.library import library_folder, soname
 from oallama.cli.serve import parse_key
 from oallama.core.errors import BridgeError, DeviceError, PlanError, UsageError
 from oallama.report.placement import start_html
-from oallama.serve.address import Address, free_address, host_name, is_local
-from oallama.serve.live import Live, Rate, live_of
-from oallama.serve.placement import MOST_CLIENTS, placement_server
-from oallama.serve.program import (
+from oallama.run.address import Address, free_address, host_name, is_local
+from oallama.run.program import (
     PAGE_FOLDER,
     ServerSettings,
     clean_environment,
@@ -33,6 +31,8 @@ from oallama.serve.program import (
     launch,
     prompt_cache_mib,
 )
+from oallama.serve.live import Live, Rate, live_of
+from oallama.serve.placement import MOST_CLIENTS, placement_server
 
 # ---- found and started
 
@@ -50,7 +50,7 @@ def program(folder, with_ggml=True):
 
 def test_what_set_up_put_beside_the_libraries_is_used_before_that_of_path(tmp_path, monkeypatch):
     program(tmp_path / "lib").unlink()
-    monkeypatch.setattr("oallama.serve.program.library_folder", lambda: tmp_path / "lib")
+    monkeypatch.setattr("oallama.run.program.library_folder", lambda: tmp_path / "lib")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     with pytest.raises(BridgeError, match=r"neither beside llama\.cpp's libraries nor on PATH; `oallama setup` builds"):
         find_program(None)
@@ -265,7 +265,7 @@ def test_a_connection_that_another_process_may_have_taken_brings_no_key(heard, m
     """It ended between the question and the connection, and another may have the port by then."""
     address, keys = heard
     found = iter([True, False])
-    monkeypatch.setattr("oallama.serve.address.listens", lambda pid, port: next(found))
+    monkeypatch.setattr("oallama.run.address.listens", lambda pid, port: next(found))
     assert address.metrics(os.getpid(), 60.0) is None
     assert not [key for key in keys if key != "connected"]
 

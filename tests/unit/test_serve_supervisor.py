@@ -12,8 +12,9 @@ import pytest
 from processes import PATIENCE_S, alive, until
 
 from oallama.core.errors import DeviceError
-from oallama.serve.address import free_address
-from oallama.serve.supervisor import Launch, Patience, Supervisor, last_words
+from oallama.run.address import free_address
+from oallama.run.process import Launch, last_words
+from oallama.serve.supervisor import Patience, Supervisor
 
 STUB = Path(__file__).resolve().parents[1] / "stub_llama_server.py"
 QUICK = Patience(first_s=0.05, longest_s=0.2, start_s=120.0, look_s=0.05, answer_s=60.0, end_s=5.0, n_starts=3)

@@ -25,6 +25,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <initializer_list>
 #include <map>
 #include <utility>
 
@@ -886,26 +887,44 @@ int oallama_get_memory(oallama_memory * memory) {
     });
 }
 
-int oallama_get_stats(oallama_stats * out) {
+static int get_stats(oallama_stats * out, std::initializer_list<BatchKind> counted) {
     return guarded([&] {
         require_room(out != nullptr);
-        const Stats & done    = stats();
-        const auto    seconds = [](int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; };
-        *out = {done.n_graphs,         done.n_phases,         done.n_built,          seconds(done.launch_ns),
-                seconds(done.host_ns), seconds(done.wait_ns), seconds(done.join_ns), seconds(done.total_ns),
-                done.bytes_in,         done.bytes_out,        done.bytes_streamed,   done.n_uses,
-                done.n_hits,           done.n_fetched,        done.n_exchanged,      done.bytes_exchanged};
+        const auto sum = [&](std::atomic<int64_t> Stats::* one) {
+            int64_t total = 0;
+            for (BatchKind kind : counted) {
+                total += (stats(kind).*one).load();
+            }
+            return total;
+        };
+        const auto seconds = [&](std::atomic<int64_t> Stats::* one) { return static_cast<double>(sum(one)) * 1e-9; };
+        *out               = {sum(&Stats::n_graphs),       sum(&Stats::n_phases),       sum(&Stats::n_built),
+                              seconds(&Stats::launch_ns),  seconds(&Stats::host_ns),    seconds(&Stats::wait_ns),
+                              seconds(&Stats::join_ns),    seconds(&Stats::total_ns),   sum(&Stats::bytes_in),
+                              sum(&Stats::bytes_out),      sum(&Stats::bytes_streamed), sum(&Stats::n_uses),
+                              sum(&Stats::n_hits),         sum(&Stats::n_fetched),      sum(&Stats::n_exchanged),
+                              sum(&Stats::bytes_exchanged)};
     });
+}
+
+int oallama_get_stats(oallama_stats * out) {
+    return get_stats(out, {SEVERAL, SINGLE});
+}
+
+int oallama_get_single_stats(oallama_stats * out) {
+    return get_stats(out, {SINGLE});
 }
 
 int oallama_reset_stats(void) {
     return guarded([] {
-        Stats & done = stats();
-        for (std::atomic<int64_t> * one :
-             {&done.n_graphs, &done.n_phases, &done.n_built, &done.launch_ns, &done.host_ns, &done.wait_ns,
-              &done.join_ns, &done.total_ns, &done.bytes_in, &done.bytes_out, &done.bytes_streamed, &done.n_uses,
-              &done.n_hits, &done.n_fetched, &done.n_exchanged, &done.bytes_exchanged}) {
-            *one = 0;
+        for (BatchKind kind : {SEVERAL, SINGLE}) {
+            Stats & done = stats(kind);
+            for (std::atomic<int64_t> * one :
+                 {&done.n_graphs, &done.n_phases, &done.n_built, &done.launch_ns, &done.host_ns, &done.wait_ns,
+                  &done.join_ns, &done.total_ns, &done.bytes_in, &done.bytes_out, &done.bytes_streamed, &done.n_uses,
+                  &done.n_hits, &done.n_fetched, &done.n_exchanged, &done.bytes_exchanged}) {
+                *one = 0;
+            }
         }
     });
 }

@@ -176,6 +176,7 @@ typedef struct oallama_stats {
 } oallama_stats;
 
 int oallama_get_stats(oallama_stats * stats);
+int oallama_get_single_stats(oallama_stats * stats); // of batches of one token alone
 int oallama_reset_stats(void);
 
 // Times of sub-graphs: one record for each block and class of batch sizes.

@@ -156,9 +156,9 @@ std::string memory_now() {
         .object();
 }
 
-std::string stats_now() {
+std::string stats_now(bool single_only) {
     oallama_stats done = {};
-    oallama_get_stats(&done);
+    (single_only ? oallama_get_single_stats : oallama_get_stats)(&done);
     return Members()
         .add("n_graphs", done.n_graphs)
         .add("n_phases", done.n_phases)
@@ -281,7 +281,7 @@ class Report {
     // Changes with whatever may be new.
     std::pair<int64_t, size_t> state() const {
         bool usable = true;
-        return {stats().n_graphs.load() + 1, plan_->problems(&usable).size()};
+        return {stats(SEVERAL).n_graphs.load() + stats(SINGLE).n_graphs.load() + 1, plan_->problems(&usable).size()};
     }
 
     void take_blocks() {
@@ -339,7 +339,8 @@ class Report {
                    .add_object("problems", problems)
                    .add_object("slices", slices_of(*plan_))
                    .add_object("memory", memory_now())
-                   .add_object("stats", stats_now())
+                   .add_object("stats", stats_now(false))
+                   .add_object("single", stats_now(true))
                    .add_object("blocks", blocks_text())
                    .add_object("experts", experts_of(*plan_))
                    .add_object("emulated", emulated_now(beside_))

@@ -11,6 +11,7 @@
 //                        to lie as planned
 //     slices             the plan's tensors that are loaded, as they came to lie: the fields of oallama_slice
 //     memory, stats      the fields of oallama_memory and oallama_stats
+//     single             those of stats, of batches of one token alone
 //     blocks             the fields of oallama_block_times, for each block and class of batch sizes
 //     experts            where the plan counts: name of a tensor, batches ("single": of one token, "several"),
 //     n_tokens,

@@ -217,6 +217,17 @@ int64_t chunk_of(const ggml_cgraph * graph) {
     return slice != nullptr && node->ne[1] > slice->chunk ? slice->chunk : 0;
 }
 
+// Whether its first mul-mat has one row to multiply.
+bool is_single(const ggml_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        if (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID) {
+            return (node->op == GGML_OP_MUL_MAT_ID ? node->src[1]->ne[2] : ggml_nrows(node->src[1])) == 1;
+        }
+    }
+    return false;
+}
+
 } // namespace
 
 void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
@@ -290,6 +301,7 @@ void SplitBackend::device_computes() {
 //
 
 ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory) {
+    current_batch = is_single(graph) ? SINGLE : SEVERAL;
     stats().n_graphs++;
     if (computes_nothing(*graph)) {
         return GGML_STATUS_SUCCESS;

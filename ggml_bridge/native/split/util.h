@@ -150,9 +150,13 @@ struct Stats {
     std::atomic<int64_t> n_uses{0}, n_hits{0}, n_fetched{0}, n_exchanged{0}; // of hot experts
 };
 
-inline Stats & stats() {
-    static Stats the_stats;
-    return the_stats;
+enum BatchKind { SEVERAL, SINGLE, N_KINDS }; // tokens of a batch
+
+inline thread_local BatchKind current_batch = SEVERAL; // that this thread computes
+
+inline Stats & stats(BatchKind kind = current_batch) {
+    static Stats the_stats[N_KINDS];
+    return the_stats[kind];
 }
 
 class Stopwatch {

@@ -24,7 +24,7 @@ from oallama.cli.placement import (
 from oallama.cli.routing import counting
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import model_title
-from oallama.run.template import template_for
+from oallama.run.prompt import uses_template
 from oallama.tuned.classes import WorkloadClass
 
 if TYPE_CHECKING:
@@ -96,21 +96,21 @@ def start(
     with busy("planning"):
         if (found := asked.planned(model)) is not None:
             placer, plan = found
-            template = template_for(placer.model.path, chat, system)
+            chats = uses_template(placer.model.path, chat, system)
             load, unknown = plan.workload, False
         else:
             placer = asked.placer(model)
-            template = template_for(placer.model.path, chat, system)
+            chats = uses_template(placer.model.path, chat, system)
             load = chat_workload(placer, n_past)
             plan, unknown = asked.made_plan(placer, load)
-    settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
+    settings = settings_of(answers.sampling, n_gen, chats, verbose)
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):
             count = stack.enter_context(counting(placer, answers.count_experts))
-            engine = stack.enter_context(placer.engine(plan, on_traffic=count))
+            engine = stack.enter_context(placer.engine(plan, on_traffic=count, chats=chats))
         say_warnings(engine, placer, asked.plan_file is not None)
         reader = reader_of_stdin()
-        session = ChatSession(placer, engine, template, Conversation(system or None), settings)
+        session = ChatSession(placer, engine, chats, Conversation(system or None), settings)
         if reader.interactive:
             talk(welcome(session))
             if unknown:
@@ -140,7 +140,7 @@ def welcome(session: ChatSession) -> str:
         f"{model_title(placer.model)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
         expected(placer, engine.plan),
     ]
-    if session.template is None:
+    if not session.chats:
         lines.append(
             "It continues what you type as one text; Enter alone lets it go on, and /clear begins another text."
         )

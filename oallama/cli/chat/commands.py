@@ -124,7 +124,7 @@ def _show(session: ChatSession, topic: str) -> None:
 
 def _shown_model(session: ChatSession) -> list[str]:
     info = session.placer.model
-    how = "in its chat template" if session.template is not None else "continues text (no chat template is used)"
+    how = "in its chat template" if session.chats else "continues text (no chat template is used)"
     size = f"{info.n_layer} layers, {format_bytes(info.file_bytes)}"
     return [
         f"{model_title(info)}: {printable(info.arch)}, {size}; {how}",
@@ -166,9 +166,10 @@ def _shown_conversation(session: ChatSession) -> list[str]:
 
 
 def _shown_template(session: ChatSession) -> list[str]:
-    if session.template is None:
-        return ["no chat template"]
-    return [printable(line, 100_000) for line in session.template.text.split("\n")]
+    from oallama.run.prompt import template_of
+
+    text = template_of(session.placer.model.path) if session.chats else None
+    return ["no chat template"] if text is None else [printable(line, 100_000) for line in text.split("\n")]
 
 
 TOPICS: dict[str, Callable[[ChatSession], list[str]]] = {

@@ -73,5 +73,5 @@ def _take(session: ChatSession, message: str, interactive: bool) -> None:
         obey(session, message)
     elif message.strip():
         session.ask(message)
-    elif interactive and session.template is None and session.conversation.messages and not session.ended:
+    elif interactive and not session.chats and session.conversation.messages and not session.ended:
         session.go_on()

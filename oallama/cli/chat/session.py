@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.chat.settings import ChatSettings
-from oallama.cli.output import awaited, is_terminal, talk, write_piece
+from oallama.cli.output import awaited, is_terminal, talk, told_progress, write_piece, write_thought
 from oallama.cli.placement import tell_drift
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted
 from oallama.report.expected import ENOUGH_TOKENS, measured_texts
 from oallama.run.conversation import Conversation, fewest_dropped
-from oallama.run.template import Prompt, Template, prompt_for
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
+    from oallama.run.answer import Generation, Stream
     from oallama.run.engine import Engine
-    from oallama.run.generate import Generation
-    from oallama.run.stream import Stream
 
 ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else the oldest exchanges are dropped
 KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it does not happen with every message
 
 
 class ChatSession:
-    """A conversation with a loaded model. template None: the model continues the messages as one text.
+    """A conversation with a loaded model. chats: in its chat template; else it continues the messages as one text.
 
     ended: the model has ended its text, so that the next message begins another. last: the answer before.
     """
@@ -36,11 +34,11 @@ class ChatSession:
         self,
         placer: Placer,
         engine: Engine,
-        template: Template | None,
+        chats: bool,
         conversation: Conversation,
         settings: ChatSettings,
     ) -> None:
-        self.placer, self.engine, self.template, self.settings = placer, engine, template, settings
+        self.placer, self.engine, self.chats, self.settings = placer, engine, chats, settings
         self.ended = False
         self.last: Generation | None = None
         self.n_answers = 0
@@ -50,7 +48,7 @@ class ChatSession:
 
     def begin(self, conversation: Conversation) -> None:
         """Go on from another conversation. Raises UsageError for a system prompt that the model cannot be given."""
-        if conversation.system is not None and self.template is None:
+        if conversation.system is not None and not self.chats:
             raise UsageError("this model has no chat template, so it cannot be given a system prompt")
         self.conversation, self._n_dropped, self._n_retries, self.ended = conversation, 0, 0, False
 
@@ -80,15 +78,15 @@ class ChatSession:
         self._n_dropped = max(0, min(self._n_dropped, self.conversation.n_exchanges - 1))
         self._n_retries, self.ended = 0, False
 
-    def prompt(self, conversation: Conversation) -> Prompt:
-        return prompt_for(self.template, conversation)
-
     def _answer(self, asked: Conversation) -> None:
         engine, self.ended = self.engine, False
-        tokens = self._fitted(asked)
-        n = engine.n_ctx if self.settings.n < 0 else self.settings.n
+        seen, n = self._fitted(asked), max(self.settings.n, -1)
         shown: list[str] = []
-        stream = engine.stream(tokens, n, reuse=True, **self.settings.arguments(self._n_retries))
+        arguments = {"on_progress": told_progress, **self.settings.arguments(self._n_retries)}
+        if self.chats:
+            stream = engine.chat(seen.for_template(), True, n, on_reasoning=write_thought, **arguments)
+        else:
+            stream = engine.stream(seen.as_text(), n, reuse=True, **arguments)
         try:
             generation = self._written(stream, shown)
         except KeyboardInterrupt:
@@ -116,30 +114,29 @@ class ChatSession:
     def _tell_end(self, generation: Generation) -> None:
         if generation.end == "context":
             talk("note: the context is full, so the answer ends here; a larger -c holds more")
-        elif generation.end == "limit" and self.template is not None:
+        elif generation.end == "limit" and self.chats:
             talk(f"note: the answer was cut at {self.settings.n} tokens; /set n changes that")
-        elif generation.end == "model" and self.template is None:
+        elif generation.end == "model" and not self.chats:
             self.ended = True
             talk("note: the model has ended this text; what you type next begins another")
 
-    def _fitted(self, asked: Conversation) -> list[int]:
-        """The tokens of the conversation, its oldest exchanges dropped where it gets too long. Raises UsageError where
+    def _fitted(self, asked: Conversation) -> Conversation:
+        """The conversation, its oldest exchanges dropped where it gets too long. Raises UsageError where
         the last message alone is."""
         engine = self.engine
         n_ctx, n = engine.n_ctx, self.settings.n
         room = int(ANSWER_SHARE * n_ctx) if n < 0 else min(n, int(ANSWER_SHARE * n_ctx))
         seen = asked.without_oldest(self._n_dropped)
-        tokens = self.prompt(seen).tokens(engine)
-        if len(tokens) <= n_ctx - room:
-            return tokens
+        if self._length(seen) <= n_ctx - room:
+            return seen
         for most in (int(KEPT_SHARE * n_ctx), n_ctx - room, n_ctx):
             n_more = fewest_dropped(seen, lambda shorter, most=most: self._length(shorter) <= most)  # type: ignore[misc]
             if n_more is not None:
                 break
         else:
             alone = self._length(seen.without_oldest(max(0, seen.n_exchanges - 1)))
-            what = "this message alone makes" if self.template is not None else "this text has"
-            remedy = "shorten it" if self.template is not None else "/clear begins another"
+            what = "this message alone makes" if self.chats else "this text has"
+            remedy = "shorten it" if self.chats else "/clear begins another"
             raise UsageError(
                 f"{what} {alone} tokens but the context holds {n_ctx}; {remedy}, or start with a larger -c"
             )
@@ -150,10 +147,12 @@ class ChatSession:
                 f"note: the context of {n_ctx} tokens is full: the model no longer sees the oldest "
                 f"{self._n_dropped} of {asked.n_exchanges} exchanges{system}"
             )
-        return self.prompt(seen.without_oldest(n_more)).tokens(engine)
+        return seen.without_oldest(n_more)
 
     def _length(self, conversation: Conversation) -> int:
-        return len(self.prompt(conversation).tokens(self.engine))
+        if self.chats:
+            return self.engine.prompt_tokens(conversation.for_template())
+        return len(self.engine.tokenize(conversation.as_text()))
 
     def token_seconds(self, depth: int) -> float | None:
         """Predicted seconds of a token behind so many others. None where nothing is predicted."""

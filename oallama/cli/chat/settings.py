@@ -9,8 +9,8 @@ from typing import Any
 
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, parse_seed
 from oallama.core.errors import UsageError
-from oallama.run.generate import Stops
-from oallama.run.sampler import Sampling, grammar_of_schema
+from oallama.run.answer import checked_stops
+from oallama.run.sampling import Sampling
 
 ANY_JSON = "{}"
 
@@ -32,7 +32,7 @@ class ChatSettings:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(name, value, meaning) of all that /set knows."""
-        drawn = {name: value for name, value in asdict(self.sampling).items() if name != "grammar"}
+        drawn = {name: value for name, value in asdict(self.sampling).items() if name not in ("grammar", "json_schema")}
         values = {
             **{name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in drawn.items()},
             "stop": " ".join(map(repr, self.stop)) or "none",
@@ -78,7 +78,7 @@ def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
     """The settings with another value for one of them; `system` is part of the conversation. Raises UsageError."""
     if name == "stop":
         stop = () if text in ("", "none") else (*settings.stop, text)
-        Stops(stop)
+        checked_stops(stop)
         return replace(settings, stop=stop)
     if name == "n":
         return replace(settings, n=_number(name, text, int, WITHOUT_END))
@@ -90,7 +90,7 @@ def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
         return _with_format(settings, text)
     if name == "grammar":
         grammar = None if text in ("", "none") else text
-        return _with_grammar(settings, grammar, "text" if grammar is None else "as the grammar says")
+        return _with_grammar(settings, grammar, None, "text" if grammar is None else "as the grammar says")
     if name == "seed":
         try:
             value: Any = parse_seed(text)
@@ -103,16 +103,16 @@ def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
 
 def _with_format(settings: ChatSettings, text: str) -> ChatSettings:
     if text in ("", "text", "none"):
-        return _with_grammar(settings, None, "text")
+        return _with_grammar(settings, None, None, "text")
     if text == "json":
-        return _with_grammar(settings, grammar_of_schema(ANY_JSON), "json")
+        return _with_grammar(settings, None, ANY_JSON, "json")
     if not text.startswith("{"):
         raise UsageError(f"{text} is no format; give text, json or a JSON schema in braces")
-    return _with_grammar(settings, grammar_of_schema(text), f"JSON of the schema {text}")
+    return _with_grammar(settings, None, text, f"JSON of the schema {text}")
 
 
-def _with_grammar(settings: ChatSettings, grammar: str | None, form: str) -> ChatSettings:
-    return replace(settings, sampling=replace(settings.sampling, grammar=grammar), form=form)
+def _with_grammar(settings: ChatSettings, grammar: str | None, schema: str | None, form: str) -> ChatSettings:
+    return replace(settings, sampling=replace(settings.sampling, grammar=grammar, json_schema=schema), form=form)
 
 
 def _number(name: str, text: str, kind: Callable[[str], Any], least: float | None = None) -> Any:
@@ -129,6 +129,10 @@ def _number(name: str, text: str, kind: Callable[[str], Any], least: float | Non
 def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> ChatSettings:
     """The settings that the command line asks for. chats: answers end by themselves. Raises UsageError."""
     drawn = sampling.sampling()
-    form = "text" if drawn.grammar is None else "as the grammar or schema of the command line says"
+    form = (
+        "text"
+        if drawn.grammar is None and drawn.json_schema is None
+        else "as the grammar or schema of the command line says"
+    )
     most = (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n
     return ChatSettings(drawn, sampling.stop, most, verbose, form)

@@ -1,4 +1,4 @@
-"""`python -m oallama.serve.launch PROGRAM ARGUMENT…`: becomes the program, having asked Linux to kill it when the
+"""`python -m oallama.run.launch PROGRAM ARGUMENT…`: becomes the program, having asked Linux to kill it when the
 thread that started it ends. The request survives exec; the program itself knows nothing of it."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def with_us(command: Sequence[str], environment: Mapping[str, str]) -> tuple[lis
     """Command and environment that start a program so that it ends with this thread."""
     from ggml_bridge.child import PARENT_VARIABLE, python_module
 
-    return [*python_module("oallama.serve.launch"), *command], {**environment, PARENT_VARIABLE: str(os.getpid())}
+    return [*python_module("oallama.run.launch"), *command], {**environment, PARENT_VARIABLE: str(os.getpid())}
 
 
 def main(command: list[str]) -> None:

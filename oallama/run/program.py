@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,14 +32,16 @@ from oallama.plan.export import (
 )
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
+from oallama.run.address import Address
 from oallama.run.plugin_report import REPORT_FILES
+from oallama.run.process import Launch
 from oallama.run.stock_backend import stock_backend
-from oallama.serve.address import Address
-from oallama.serve.supervisor import Launch
+from oallama.run.weight_places import usable_plan
 
 NAME: Literal["llama-server"] = "llama-server"
 STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
 KEY_VARIABLE = "LLAMA_API_KEY"
+PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"  # names the program to use
 PLAN_FILE = "plan.oallama"
 PAGE_FOLDER = "page"  # of the files that llama-server shows where it was built without a page
 BUILD = "`oallama setup` builds it with llama.cpp"
@@ -52,7 +54,8 @@ class ServerSettings:
     """Settings of llama-server beside the placement. address: where it listens. name: of the model, in
     answers. pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses
     now; -1: without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the
-    CPU."""
+    CPU. chats: whether the model's chat template, a program from a stranger, is looked at. shown: whether people open
+    it in a browser."""
 
     address: Address
     n_parallel: int
@@ -63,6 +66,8 @@ class ServerSettings:
     cache_mib: int | None = None
     projector: str | None = None
     projector_on_device: bool = False
+    chats: bool = True
+    shown: bool = True
 
 
 def find_program(asked: str | None) -> Path:
@@ -168,7 +173,7 @@ def launch(
     if settings.address.api_key is not None:
         added = {**added, KEY_VARIABLE: settings.address.api_key}
     arguments = [str(program), *arguments[1:], *_arguments(settings, plan.workload.n_ubatch)]
-    if not has_page(program):
+    if settings.shown and not has_page(program):
         (folder / PAGE_FOLDER).mkdir(exist_ok=True)
         arguments += ["--path", str(folder / PAGE_FOLDER)]
     return Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
@@ -180,6 +185,10 @@ def _arguments(settings: ServerSettings, n_ubatch: int) -> list[str]:
     arguments = ["--host", settings.address.host, "--port", str(settings.address.port), "--cors-origins", "localhost"]
     arguments += ["--parallel", str(settings.n_parallel), "--kv-unified", "--threads", str(settings.threads)]
     arguments += ["--metrics", "--alias", settings.name]
+    if not settings.chats:
+        arguments += ["--chat-template", "chatml"]
+    if not settings.shown:
+        arguments += ["--no-warmup", "--no-ui"]
     if settings.cache_mib is not None:
         arguments += ["--cache-ram", str(settings.cache_mib)]
     if settings.projector is not None:
@@ -191,6 +200,16 @@ def _arguments(settings: ServerSettings, n_ubatch: int) -> list[str]:
     elif settings.n_batch is not None:
         arguments += ["--batch-size", str(settings.n_batch)]
     return arguments
+
+
+def served_plan(
+    plan: Plan, operators: Sequence[Operator], device: str, counts: bool = False
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan as llama-server gets it, and warnings: its device named as there, `none` where the plan does not use it,
+    and layouts that this CPU has. counts: as in launch. Raises BridgeError."""
+    uses = plan.n_gpu_layers > 0 or plan.stock or any(p.cc < 1 or p.hot_experts for p in plan.operators)
+    named = replace(plan, device=device if uses and plan.device != "none" else "none")
+    return usable_plan(named, operators, counts)
 
 
 def prompt_cache_mib(left: int) -> int:

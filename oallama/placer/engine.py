@@ -1,0 +1,60 @@
+"""Engines of a Placer: what a plan takes, and how llama-server is started with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oallama.core.errors import PlanError
+from oallama.core.routing import Traffic
+from oallama.device.rpc_worker import start_worker
+from oallama.plan.plan import Plan
+from oallama.run.engine import Engine
+from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
+from oallama.run.setup import check_layers, device_of
+
+if TYPE_CHECKING:
+    from oallama.placer.placer import Placer
+    from oallama.run.address import Address
+    from oallama.run.process import Launch
+
+POOLING = "mean"  # of embeddings, as `oallama serve` has it
+
+
+def open_engine(
+    placer: Placer, plan: Plan, on_traffic: Callable[[Traffic], None] | None = None, chats: bool = True
+) -> Engine:
+    """Start llama-server with a plan, as the placer's options ask for it. on_traffic, chats: as in Engine. Raises as
+    Placer.engine."""
+    model, operators = placer.model, placer.operators
+    plan = placer.as_asked(plan)
+    plan.check(model, operators)
+    check_layers(plan, model.n_layer, operators)
+    spec = device_of(plan, str(placer.device))
+    counts = on_traffic is not None
+    program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
+    needs = placer.load_needs(plan)
+    with ExitStack() as held:
+        device = "none"
+        if spec.is_worker:
+            device = f"rpc://{held.enter_context(start_worker(spec)).endpoint}"
+        elif not spec.is_none:
+            device = str(placer.found_device)
+        named, warnings = served_plan(plan, operators, device, counts)
+        if named.device == "none" and (
+            plan.token_assignment or any(p.gg or p.cg or p.hot_experts for p in plan.operators)
+        ):
+            raise PlanError(f"the plan needs device {plan.device}, but --device {spec} is none here; plan again")
+
+        def started(address: Address, folder: Path) -> Launch:
+            settings = ServerSettings(
+                address, 1, placer.threads, plan.workload.n_ubatch, Path(model.path).name, POOLING, cache_mib=0,
+                chats=chats, shown=False,
+            )  # fmt: skip
+            names = placer.tensor_names
+            return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)
+
+        return Engine(model, named, operators, started, needs, warnings, on_traffic, chats, held.pop_all())

@@ -1,0 +1,83 @@
+"""Decoding in this process: batches of one sequence, and the tokens of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from oallama.core.errors import DeviceError, UsageError
+from oallama.device.interrupt import held_interrupt
+
+Wanted = Literal["none", "last", "all"]
+
+
+class Batch:
+    """A llama_batch of sequence 0 that is filled anew for every decode. capacity: tokens, at most n_batch."""
+
+    def __init__(self, capacity: int) -> None:
+        import numpy as np
+        from llama_cpp import llama_cpp as api
+
+        self._api = api
+        self._batch = api.llama_batch_init(capacity, 0, 1)
+        view = np.ctypeslib.as_array
+        self._token = view(self._batch.token, shape=(capacity,))
+        self._position = view(self._batch.pos, shape=(capacity,))
+        self._wanted = view(self._batch.logits, shape=(capacity,))
+        view(self._batch.n_seq_id, shape=(capacity,))[:] = 1
+        for i in range(capacity):
+            self._batch.seq_id[i][0] = 0
+        self._count = np.arange(capacity, dtype=np.int32)
+
+    def decode(self, context: Any, tokens: Sequence[int], first_position: int, logits: Wanted) -> None:
+        """Run tokens at positions from first_position on, and keep the logits of none, the last, or all of them.
+
+        Raises UsageError where the KV cache is full, DeviceError where llama.cpp could not compute.
+        """
+        n_tokens = len(tokens)
+        self._batch.n_tokens = n_tokens
+        self._token[:n_tokens] = tokens
+        self._position[:n_tokens] = self._count[:n_tokens] + first_position
+        self._wanted[:n_tokens] = logits == "all"
+        if logits == "last":
+            self._wanted[n_tokens - 1] = True
+        status = self._api.llama_decode(context, self._batch)
+        if status == 1:
+            raise UsageError("the KV cache has no room for the next tokens; raise -c")
+        if status == -2:
+            raise DeviceError("there is no room to compute the next tokens in; use a smaller --vram, -c or -ub")
+        if status != 0:
+            raise DeviceError(f"llama.cpp could not compute the next tokens (llama_decode returned {status})")
+
+    def free(self) -> None:
+        self._api.llama_batch_free(self._batch)
+
+
+def tokenize(vocab: Any, text: str, add_special: bool = True) -> list[int]:
+    """Token numbers of a text. add_special: with BOS and EOS as the model wants them. `<|…|>` in it is a
+    special token.
+
+    Raises UsageError for a text that is too long, and for a model without a vocabulary.
+    """
+    from llama_cpp import llama_cpp as api
+
+    if not _has_vocabulary(vocab):
+        raise UsageError("the model has no vocabulary, so no text can be given to it; use a file with one, or tokens")
+    data = text.encode("utf-8", "surrogateescape")
+    capacity = len(data) + 16
+    while True:
+        tokens = (api.llama_token * capacity)()
+        with held_interrupt():  # a second BOS token is logged
+            count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, True)
+        if count >= 0:
+            return list(tokens[:count])
+        if -count <= capacity:
+            raise UsageError("the prompt cannot be tokenized; it is too long")
+        capacity = -count
+
+
+def _has_vocabulary(vocab: Any) -> bool:
+    """llama.cpp aborts where text is made to tokens, or these to text, without one."""
+    from llama_cpp import llama_cpp as api
+
+    return bool(api.llama_vocab_type(vocab) != api.LLAMA_VOCAB_TYPE_NONE)

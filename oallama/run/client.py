@@ -1,0 +1,93 @@
+"""HTTP to a llama-server: requests and answers in JSON, and events as they come."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from oallama.run.address import Address
+
+
+class Refused(Exception):
+    """llama-server's answer to a request that it does not carry out. kind: its own word; status: of HTTP."""
+
+    def __init__(self, status: int, document: Any) -> None:
+        error = document.get("error") if isinstance(document, dict) else None
+        self.status = status
+        self.details: dict[str, Any] = error if isinstance(error, dict) else {}
+        self.kind = str(self.details.get("type", ""))
+        super().__init__(str(self.details.get("message", error or f"HTTP status {status}")))
+
+
+class Gone(Exception):
+    """llama-server does not answer any more."""
+
+
+class Client:
+    """Each request has a connection of its own, so threads may share a client, and one that is broken off ends alone:
+    llama-server sees the end of the connection and stops computing for it."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def get(self, path: str, timeout_s: float | None = None) -> Any:
+        """The document at a path. Raises Refused, Gone."""
+        return self._document("GET", path, None, timeout_s)
+
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float | None = None) -> Any:
+        """The answer to a document. Raises Refused, Gone; TimeoutError where it takes longer."""
+        return self._document("POST", path, body, timeout_s)
+
+    def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the documents of an answer that comes in parts. Raises Refused, Gone."""
+        connection, answer = self._ask("POST", path, body, None)
+        try:
+            while line := answer.readline():
+                kind, _, data = line.strip().partition(b": ")
+                if data == b"[DONE]" or kind not in (b"data", b"error"):  # an end, a blank line, or a sign of life
+                    continue
+                document = json.loads(data)
+                if kind == b"error" or "error" in document:
+                    raise Refused(200, document if "error" in document else {"error": document})
+                yield document
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Gone(str(error)) from None
+        finally:
+            connection.close()
+
+    def _document(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float | None) -> Any:
+        connection, answer = self._ask(method, path, body, timeout_s)
+        try:
+            return json.loads(answer.read())
+        except TimeoutError:
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Gone(str(error)) from None
+        finally:
+            connection.close()
+
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(self._address.local_host, self._address.port, timeout=timeout_s)
+        headers = {"Content-Type": "application/json"}
+        if self._address.api_key is not None:
+            headers["Authorization"] = f"Bearer {self._address.api_key}"
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                text = answer.read().decode(errors="replace")
+                raise Refused(answer.status, json.loads(text) if text.startswith("{") else {"error": text.strip()})
+        except TimeoutError:
+            connection.close()
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            connection.close()
+            raise Gone(str(error)) from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection, answer

@@ -1,0 +1,115 @@
+"""llama-server as a process: one start of it, the lines that it writes, and how it ended."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ggml_bridge.errors import signal_name
+from ggml_bridge.threads import Thread
+from oallama.run.launch import with_us
+
+TAIL_LINES = 200
+LINE_BYTES = 1 << 16
+FIRST_POLL_S, POLL_S = 0.005, 0.1  # between looks at a program; the first, and the longest
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One way to start the program."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    uses_device: bool
+
+
+class ServerProcess:
+    """A started program. Linux kills it when the thread that made this ends. log: gets the lines that it writes."""
+
+    def __init__(self, launch: Launch, log: Callable[[bytes], None] = lambda line: None) -> None:
+        """Raises OSError where it cannot be started: too many processes, or no memory for one more."""
+        command, environment = with_us(launch.command, launch.environment)
+        self._log = log
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # the terminal's Ctrl-C comes to us
+        )
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor time that it has used; 0 once it has ended."""
+        import psutil
+
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
+    def how_it_ended(self) -> str:
+        """Return the exit code or signal, with the last line that speaks of an error."""
+        self._reader.join(1.0)
+        code = self._process.wait()
+        how = f"exit code {code}" if code >= 0 else signal_name(-code)
+        words = last_words(list(self._tail))
+        return f"{how}: {words}" if words else how
+
+    def end(self, patience_s: float) -> None:
+        """End it: SIGTERM, and SIGKILL where that is not enough. May be called twice."""
+        process = self._process
+        try:
+            process.terminate()
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            process.kill()
+            process.wait()
+        self._reader.join(1.0)
+
+    def _read(self) -> None:
+        """Keep the last lines, each cut to LINE_BYTES."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            while line := lines.readline(LINE_BYTES):
+                self._tail.append(line.decode(errors="replace").rstrip())
+                self._log(line)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
+    """Look again and again, at first often; return whether it held in time."""
+    deadline, pause_s = time.monotonic() + seconds, FIRST_POLL_S
+    while not holds():
+        if (left_s := deadline - time.monotonic()) <= 0:
+            return False
+        time.sleep(min(left_s, pause_s))
+        pause_s = min(POLL_S, 1.2 * pause_s)
+    return True
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The last line that speaks of an error, else the last one; cut to what a sentence can hold."""
+    written = [line for line in lines if line.strip()]
+    telling = [
+        line for line in written if any(word in line.lower() for word in ("error", "failed", "abort", "crashed"))
+    ]
+    chosen = (telling or written or [""])[-1].strip()
+    return chosen if len(chosen) <= 300 else chosen[:299] + "…"

@@ -1,0 +1,118 @@
+"""Prompts: whether a model is asked in its own chat template, and how long what is asked may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oallama.core.errors import UsageError
+from oallama.run.vocabulary import count_tokens
+from oallama.stores.default_model import FILE
+
+if TYPE_CHECKING:
+    from oallama.run.answer import Generation, Stream
+    from oallama.run.engine import Engine
+
+REMEDY = "use --no-chat to continue the prompt as it is"
+BYTES_PER_TOKEN = 4  # of ordinary text
+TEMPLATE_TOKENS = 64  # that a chat template writes around a message, at most as a rule
+ADDED_TOKENS = 8  # that a vocabulary adds by itself, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text for the model: a message in its chat template, behind a system prompt where there is one, or a text to
+    continue. ends: whether the model was trained to end what follows."""
+
+    text: str
+    chats: bool = False
+    ends: bool = False
+    system: str | None = None
+
+    def stream(
+        self,
+        engine: Engine,
+        max_tokens: int | None,
+        on_progress: Callable[[int, int], None],
+        on_reasoning: Callable[[str], None],
+        **sampling: Any,
+    ) -> Stream:
+        """Answer it. max_tokens None: until the model ends, 128 where it does not. Raises as Engine.chat and stream."""
+        most = self._most(max_tokens)
+        if not self.chats:
+            return engine.stream(self.text, most, on_progress=on_progress, **sampling)
+        return engine.chat(self._messages, True, most, on_progress=on_progress, on_reasoning=on_reasoning, **sampling)
+
+    def generate(self, engine: Engine, max_tokens: int | None, **sampling: Any) -> Generation:
+        """Answer it whole, otherwise as stream."""
+        most = self._most(max_tokens)
+        if not self.chats:
+            return engine.generate(self.text, most, **sampling)
+        return engine.chat(self._messages, False, most, **sampling)
+
+    def _most(self, max_tokens: int | None) -> int:
+        from oallama.run.engine import DEFAULT_TOKENS
+
+        return (-1 if self.ends else DEFAULT_TOKENS) if max_tokens is None else max_tokens
+
+    @property
+    def _messages(self) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self.system}] if self.system is not None else []
+        return [*system, {"role": "user", "content": self.text}]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that it can be: one for each byte, and what is added."""
+        n_bytes = len(f"{self.system or ''}{self.text}".encode("utf-8", "surrogateescape"))
+        return n_bytes + ADDED_TOKENS + (TEMPLATE_TOKENS if self.chats else 0)
+
+    def count(self, path: str) -> int:
+        """Number of its tokens for the GGUF at `path`, those of the template estimated. A child process counts them.
+        Raises ModelFileError, BridgeError."""
+        text = f"{self.system}\n{self.text}" if self.system else self.text
+        return count_tokens(path, text) + (TEMPLATE_TOKENS if self.chats else 0)
+
+
+def uses_template(path: str, chat: bool | None, system: str | None = None) -> bool:
+    """Whether the model is asked in its chat template: if `chat`, or (None) if it has one. system: a message of a
+    chat, which needs the template. Raises UsageError for --chat or --system without a template."""
+    if system is not None:
+        if chat is False:
+            raise UsageError("--system is a message of a chat, so it does not go with --no-chat; leave one of them out")
+        chat = True
+    found = chat is not False and template_of(path) is not None
+    if chat and not found:
+        raise UsageError(f"this model has no chat template; {REMEDY}")
+    return found
+
+
+def prompt_for(path: str, text: str, chat: bool | None, system: str | None = None) -> Prompt:
+    """The prompt in the model's chat template if `chat` (None: if it has one and is not ours). Raises like
+    uses_template."""
+    tells_stories = Path(path).name == FILE
+    if chat is None and system is None and tells_stories:
+        chat = False  # a question wants --chat
+    chats = uses_template(path, chat, system)
+    return Prompt(text, chats, ends=chats or tells_stories, system=system)
+
+
+def template_of(path: str) -> str | None:
+    """The chat template of a GGUF; None where it has none."""
+    from oallama.model.gguf_reader import read_gguf
+
+    template = read_gguf(path).metadata.get("tokenizer.chat_template")
+    return template if isinstance(template, str) and template else None
+
+
+def likely_tokens(path: str, prompt: Prompt, n_ctx: int | None = None, n_gen: int = 0, room: int = 4096) -> int:
+    """Tokens of a prompt to plan for: counted where its length alone does not show that it and n_gen more fit the
+    context, else estimated. n_ctx: of the context, None where it is yet to be chosen; room: what is chosen at least.
+    Raises UsageError where n_ctx is too short for it, and as Prompt.count."""
+    if prompt.longest + n_gen <= (n_ctx or room):
+        return min(prompt.longest, len(prompt.text.encode("utf-8", "surrogateescape")) // BYTES_PER_TOKEN + 1)
+    n_tokens = prompt.count(path)
+    if n_ctx is not None and n_tokens - (TEMPLATE_TOKENS if prompt.chats else 0) > n_ctx:
+        raise UsageError(f"the prompt has {n_tokens} tokens but the context holds {n_ctx}; shorten it or raise -c")
+    return n_tokens if n_ctx is None else min(n_tokens, n_ctx)
