@@ -34,6 +34,7 @@ FURTHER = "\f"
 
 _NAMES_WIDTH = 28  # of the column of options; longer ones have a line of their own
 _ALL = "oallama.cli.help.all"
+_PASSED = "oallama.passed"
 
 
 class Option(click.Option):
@@ -89,6 +90,26 @@ class Command(click.Command):
             if rows:
                 with formatter.section(heading(group, records)):
                     formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
+
+
+class ServerCommand(Command):
+    """A command that passes on to llama-server what stands behind `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from oallama.run.server_options import checked_options
+
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_PASSED] = checked_options(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- LLAMA_SERVER_OPTIONS]"]
+
+
+def passed_options() -> tuple[str, ...]:
+    """What stood behind `--` of the command that runs."""
+    passed: tuple[str, ...] = click.get_current_context().meta.get(_PASSED, ())
+    return passed
 
 
 def help_text(command: click.Command) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.gate import tune_after, tuning_gain
-from oallama.cli.help import Command, Group, option
+from oallama.cli.help import Group, ServerCommand, option, passed_options
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
 from oallama.cli.output import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from oallama.run.engine import Engine
 
 
-@click.command("run", cls=Command)
+@click.command("run", cls=ServerCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
 @option("-p", "--prompt", metavar="PROMPT", group=Group.PROMPT, help="The prompt; `-`: stdin alone.")
@@ -95,7 +95,7 @@ def command(
 
         start(None if model is None else model_file(model), n_gen, asked, answers)
         return
-    sampling = answers.sampling.sampling()  # wrong options are said before stdin is waited for
+    more, sampling = passed_options(), answers.sampling.sampling()  # wrong options are said before stdin is waited for
     text = read_prompt(text, of_file=prompt_file is not None)
     model = None if model is None else model_file(model)
     with busy("planning"):
@@ -119,7 +119,7 @@ def command(
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):
             count = stack.enter_context(counting(placer, answers.count_experts))
-            loaded = stack.enter_context(placer.engine(plan, on_traffic=count, chats=given.chats))
+            loaded = stack.enter_context(placer.engine(plan, on_traffic=count, chats=given.chats, server_options=more))
         say_warnings(loaded, placer, asked.plan_file is not None)
         most, drawn = most_tokens(n_gen, given), {"stop": answers.sampling.stop, **asdict(sampling)}
         if as_json:

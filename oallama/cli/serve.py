@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from oallama.cli.help import Command, Group, option
+from oallama.cli.help import Group, ServerCommand, option, passed_options
 from oallama.cli.options import (
     as_record,
     count,
@@ -85,7 +85,7 @@ server_options = as_record(
 """The command gets `server`, a ServerOptions."""
 
 
-@click.command("serve", cls=Command)
+@click.command("serve", cls=ServerCommand)
 @model_argument
 @server_options
 @placement_options(
@@ -137,7 +137,7 @@ def command(
         placer = served.placer
         settings = ServerSettings(
             address, server.n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
-            None if server.pooling == "none" else server.pooling, server.cache_mib,
+            None if server.pooling == "none" else server.pooling, server.cache_mib, more=passed_options(),
         )  # fmt: skip
         log = stack.enter_context(_log(server.log_file))
         talk(f"oallama: {served.wanted.reason}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from oallama.device.rpc_worker import start_worker
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
+from oallama.run.server_options import checked_options
 from oallama.run.setup import check_layers, device_of
 
 if TYPE_CHECKING:
@@ -25,10 +26,15 @@ POOLING = "mean"  # of embeddings, as `oallama serve` has it
 
 
 def open_engine(
-    placer: Placer, plan: Plan, on_traffic: Callable[[Traffic], None] | None = None, chats: bool = True
+    placer: Placer,
+    plan: Plan,
+    on_traffic: Callable[[Traffic], None] | None = None,
+    chats: bool = True,
+    server_options: Sequence[str] = (),
 ) -> Engine:
-    """Start llama-server with a plan, as the placer's options ask for it. on_traffic, chats: as in Engine. Raises as
-    Placer.engine."""
+    """Start llama-server with a plan, as the placer's options ask for it. on_traffic, chats: as in Engine;
+    server_options: further options of llama-server. Raises as Placer.engine."""
+    more = checked_options(server_options)
     model, operators = placer.model, placer.operators
     plan = placer.as_asked(plan)
     plan.check(model, operators)
@@ -52,7 +58,7 @@ def open_engine(
         def started(address: Address, folder: Path) -> Launch:
             settings = ServerSettings(
                 address, 1, placer.threads, plan.workload.n_ubatch, Path(model.path).name, POOLING, cache_mib=0,
-                chats=chats, shown=False,
+                chats=chats, shown=False, more=more,
             )  # fmt: skip
             names = placer.tensor_names
             return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)

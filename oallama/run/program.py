@@ -35,6 +35,7 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.run.address import Address
 from oallama.run.plugin_report import REPORT_FILES
 from oallama.run.process import Launch
+from oallama.run.server_options import passed_variables
 from oallama.run.stock_backend import stock_backend
 from oallama.run.weight_places import usable_plan
 
@@ -55,7 +56,7 @@ class ServerSettings:
     answers. pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses
     now; -1: without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the
     CPU. chats: whether the model's chat template, a program from a stranger, is looked at. shown: whether people open
-    it in a browser."""
+    it in a browser. more: what checked_options let through."""
 
     address: Address
     n_parallel: int
@@ -68,6 +69,7 @@ class ServerSettings:
     projector_on_device: bool = False
     chats: bool = True
     shown: bool = True
+    more: tuple[str, ...] = ()
 
 
 def find_program(asked: str | None) -> Path:
@@ -199,7 +201,7 @@ def _arguments(settings: ServerSettings, n_ubatch: int) -> list[str]:
         arguments += ["--pooling", settings.pooling] if settings.pooling != "model" else []
     elif settings.n_batch is not None:
         arguments += ["--batch-size", str(settings.n_batch)]
-    return arguments
+    return [*arguments, *settings.more]
 
 
 def served_plan(
@@ -230,7 +232,5 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
         KEY_VARIABLE,
         "OALLAMA_API_KEY",
     )
-    kept = {
-        name: value for name, value in environment.items() if name not in dropped and not name.startswith("LLAMA_ARG_")
-    }
+    kept = {name: value for name, value in passed_variables(environment).items() if name not in dropped}
     return {**kept, "GGML_NO_BACKTRACE": "1"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.gate import tuning_gain
-from oallama.cli.help import Command, Group, option
+from oallama.cli.help import Group, ServerCommand, option, passed_options
 from oallama.cli.options import depth_option, model_argument
 from oallama.cli.output import busy, talk
 from oallama.cli.placement import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was trained on
 
 
-@click.command("chat", cls=Command)
+@click.command("chat", cls=ServerCommand)
 @partial(model_argument, metavar="[MODEL]")
 @length_option
 @placement_options(
@@ -107,7 +107,9 @@ def start(
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):
             count = stack.enter_context(counting(placer, answers.count_experts))
-            engine = stack.enter_context(placer.engine(plan, on_traffic=count, chats=chats))
+            engine = stack.enter_context(
+                placer.engine(plan, on_traffic=count, chats=chats, server_options=passed_options())
+            )
         say_warnings(engine, placer, asked.plan_file is not None)
         reader = reader_of_stdin()
         session = ChatSession(placer, engine, chats, Conversation(system or None), settings)

@@ -1,0 +1,84 @@
+"""Options of llama-server that users may pass on behind `--`: those that change neither where weights lie, nor memory
+that a plan has counted, nor who may reach the server. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from oallama.core.errors import UsageError
+
+_SAMPLING = (
+    "--samplers --sampler-seq --sampling-seq --temp --temperature --top-k --top-p --min-p --top-nsigma --top-n-sigma "
+    "--xtc-probability --xtc-threshold --typical --typical-p --repeat-last-n --repeat-penalty --presence-penalty "
+    "--frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker "
+    "--adaptive-target --adaptive-decay --dynatemp-range --dynatemp-exp --mirostat --mirostat-lr --mirostat-ent "
+    "-l --logit-bias -s --seed"
+)
+_REASONING = (
+    "--reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message "
+    "--chat-template-kwargs"
+)
+_SLOTS = "-sps --slot-prompt-similarity --cache-reuse -ctxcp --ctx-checkpoints --swa-checkpoints --spec-type"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+VALUED = _words(f"{_SAMPLING} {_REASONING} {_SLOTS}")
+FLAGS = _words(
+    "--ignore-eos --reasoning-preserve --no-reasoning-preserve --slots --no-slots --cache-prompt --no-cache-prompt "
+    "--cache-idle-slots --no-cache-idle-slots --context-shift --no-context-shift"
+)
+VARIABLES = _words(
+    "LLAMA_ARG_TEMPERATURE LLAMA_ARG_TOP_K LLAMA_ARG_TOP_P LLAMA_ARG_MIN_P LLAMA_ARG_REPEAT_PENALTY "
+    "LLAMA_ARG_PRESENCE_PENALTY LLAMA_ARG_FREQUENCY_PENALTY LLAMA_ARG_THINK LLAMA_ARG_REASONING "
+    "LLAMA_ARG_REASONING_EFFORT LLAMA_ARG_THINK_BUDGET LLAMA_ARG_THINK_BUDGET_MESSAGE LLAMA_ARG_REASONING_PRESERVE "
+    "LLAMA_ARG_CHAT_TEMPLATE_KWARGS LLAMA_ARG_CTX_CHECKPOINTS LLAMA_ARG_CACHE_IDLE_SLOTS LLAMA_ARG_CACHE_PROMPT "
+    "LLAMA_ARG_CACHE_REUSE LLAMA_ARG_ENDPOINT_SLOTS LLAMA_ARG_CONTEXT_SHIFT"
+)
+"""The same as variables of the environment, which are passed on too."""
+
+REASONS = {
+    "-md": "its memory is not planned yet",
+    "--model-draft": "its memory is not planned yet",
+    "--lora": "its memory is not planned yet",
+    "--lora-scaled": "its memory is not planned yet",
+    "-ngl": "oallama decides where weights lie",
+    "-ot": "oallama decides where weights lie",
+    "-m": "oallama opens the model",
+    "--host": "it is an option of oallama serve itself",
+    "--port": "it is an option of oallama serve itself",
+    "--api-key": "it is an option of oallama serve itself",
+}
+"""Why some that users may try are refused."""
+
+
+def checked_options(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The options as llama-server gets them. Raises UsageError for one that is not passed on, or lacks its value."""
+    left, checked = list(arguments), list[str]()
+    while left:
+        name, given, value = left.pop(0).partition("=")
+        if name in FLAGS and not given:
+            checked.append(name)
+            continue
+        if name not in VALUED:
+            why = REASONS.get(name, "docs/serve.md lists those that are")
+            raise UsageError(f"{name} is not passed on to llama-server: {why}")
+        if not given:
+            if not left:
+                raise UsageError(f"{name} needs a value")
+            value = left.pop(0)
+        if name == "--spec-type" and not value.startswith("ngram-"):
+            raise UsageError(
+                f"--spec-type {value} is not passed on to llama-server: the memory of drafts is not planned"
+            )
+        checked += [name, value]
+    return tuple(checked)
+
+
+def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without llama-server's variables that are not passed on."""
+    return {
+        name: value for name, value in environment.items() if not name.startswith("LLAMA_ARG_") or name in VARIABLES
+    }
