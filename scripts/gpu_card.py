@@ -207,7 +207,7 @@ def memory(bridge: Any, device: str, spec: str, model: Path) -> Rows:
     from oallama.placer import Placer
 
     placer = Placer.load(model, device=spec, gpu_weights="50%")
-    with placer.engine(placer.plan("scheinfer", n_prompt=64, n_gen=16), progress=False) as engine:
+    with placer.engine(placer.plan("scheinfer", n_prompt=64, n_gen=16)) as engine:
         for i in range(REQUESTS):
             paused = i > 0 and i % PAUSE_EVERY == 0
             time.sleep(PAUSE_S if paused else 0.0)

@@ -57,6 +57,11 @@ class ProjectorOptions:
         needed = projector.n_bytes(options.flash_attn != "off")
         return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device)))
 
+    def placed(self, plan: Plan, memory_kept: bool) -> PlacedProjector | None:
+        """As place; None without a projector. Raises ModelFileError."""
+        projector = self.read()
+        return None if projector is None else self.place(projector, plan, memory_kept)
+
     def place(self, projector: Projector, plan: Plan, memory_kept: bool) -> PlacedProjector:
         """Place a projector beside a plan. memory_kept: the plan was made with room for it."""
         needed = projector.n_bytes((plan.attention or Attention()).flash_attn != "off")
@@ -92,5 +97,7 @@ class PlacedProjector:
         """The plan with that note."""
         return replace(plan, notes=(*plan.notes, self.note))
 
+
+NO_PICTURES = ProjectorOptions(None, None)
 
 projector_options = as_record("pictures", ProjectorOptions, mmproj_option, offload_option)

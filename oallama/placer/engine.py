@@ -31,9 +31,12 @@ def open_engine(
     on_traffic: Callable[[Traffic], None] | None = None,
     chats: bool = True,
     server_options: Sequence[str] = (),
+    mmproj: str | None = None,
+    mmproj_offload: bool = False,
 ) -> Engine:
     """Start llama-server with a plan, as the placer's options ask for it. on_traffic, chats: as in Engine;
-    server_options: further options of llama-server. Raises as Placer.engine."""
+    server_options: further options of llama-server; mmproj: a vision projector, mmproj_offload: on the device. Raises
+    as Placer.engine."""
     more = checked_options(server_options)
     model, operators = placer.model, placer.operators
     plan = placer.as_asked(plan)
@@ -58,7 +61,7 @@ def open_engine(
         def started(address: Address, folder: Path) -> Launch:
             settings = ServerSettings(
                 address, 1, placer.threads, plan.workload.n_ubatch, Path(model.path).name, POOLING, cache_mib=0,
-                chats=chats, shown=False, more=more,
+                chats=chats, shown=False, more=more, projector=mmproj, projector_on_device=mmproj_offload,
             )  # fmt: skip
             names = placer.tensor_names
             return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)

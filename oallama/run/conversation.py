@@ -19,8 +19,18 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """images: data URLs of pictures that come with it."""
+
     role: Role
     content: str
+    images: tuple[str, ...] = ()
+
+    def for_template(self) -> dict[str, Any]:
+        """As OpenAI's API has it."""
+        if not self.images:
+            return {"role": self.role, "content": self.content}
+        pictures = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return {"role": self.role, "content": [*pictures, {"type": "text", "text": self.content}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +40,8 @@ class Conversation:
     system: str | None = None
     messages: tuple[Message, ...] = ()
 
-    def with_message(self, role: Role, content: str) -> Conversation:
-        return replace(self, messages=(*self.messages, Message(role, content)))
+    def with_message(self, role: Role, content: str, images: Sequence[str] = ()) -> Conversation:
+        return replace(self, messages=(*self.messages, Message(role, content, tuple(images))))
 
     def without_messages(self) -> Conversation:
         return replace(self, messages=())
@@ -51,16 +61,16 @@ class Conversation:
         return replace(self, messages=self.messages[: self._starts()[-1]])
 
     @property
-    def last_question(self) -> str:
+    def last_question(self) -> Message:
         """The user's last message. Raises UsageError where there is none."""
         if not self._starts():
             raise UsageError("the conversation is empty")
-        return self.messages[self._starts()[-1]].content
+        return self.messages[self._starts()[-1]]
 
-    def for_template(self) -> list[dict[str, str]]:
+    def for_template(self) -> list[dict[str, Any]]:
         """Messages as chat templates take them."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *({"role": each.role, "content": each.content} for each in self.messages)]
+        return [*system, *(each.for_template() for each in self.messages)]
 
     def as_text(self) -> str:
         """Join the messages for a model without a template, with a blank before what the user adds."""
@@ -98,29 +108,47 @@ class Conversation:
         system: str | None = None
         checked: list[Message] = []
         for number, each in enumerate(messages, 1):
-            role, content = _checked(each, number)
+            role, content, images = _checked(each, number)
             if role == "system":
                 if number != 1:
                     raise UsageError(f"message {number} is a system prompt, which must be the first message")
                 system = content
             else:
-                checked.append(Message("user" if role == "user" else "assistant", content))
+                checked.append(Message("user" if role == "user" else "assistant", content, images))
         return cls(system, tuple(checked))
 
     def _starts(self) -> list[int]:
         return [i for i, each in enumerate(self.messages) if each.role == "user"]
 
 
-def _checked(message: Any, number: int) -> tuple[str, str]:
-    """(role, content) of one message of a file. Raises UsageError."""
+def _checked(message: Any, number: int) -> tuple[str, str, tuple[str, ...]]:
+    """(role, text, pictures) of one message of a file. Raises UsageError."""
     if not isinstance(message, Mapping):
         raise UsageError(f"message {number} is no object with role and content")
     role, content = message.get("role"), message.get("content")
     if role not in ("system", "user", "assistant"):
         raise UsageError(f"message {number} has the role {str(role)[:40]!r}; it must be system, user or assistant")
+    images: tuple[str, ...] = ()
+    if isinstance(content, list) and role == "user":
+        content, images = _parts(content)
     if not isinstance(content, str) or not is_text(content):
         raise UsageError(f"message {number} has no content that is text")
-    return role, content
+    return role, content, images
+
+
+def _parts(content: Sequence[Any]) -> tuple[str | None, tuple[str, ...]]:
+    """Text and pictures of a content in parts; None for what is not one of texts and pictures as data URLs."""
+    texts, images = list[str](), list[str]()
+    for part in content:
+        text, image = (part.get("text"), part.get("image_url")) if isinstance(part, Mapping) else (None, None)
+        url = image.get("url") if isinstance(image, Mapping) else None
+        if isinstance(text, str):
+            texts.append(text)
+        elif isinstance(url, str) and url.startswith("data:image/"):
+            images.append(url)
+        else:
+            return None, ()
+    return "\n".join(texts), tuple(images)
 
 
 def fewest_dropped(conversation: Conversation, fits: Callable[[Conversation], bool]) -> int | None:

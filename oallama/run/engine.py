@@ -26,6 +26,7 @@ from oallama.core.temporary import temporary_folder
 from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import MIB, format_bytes
 from oallama.model.gguf_file import check_unchanged
+from oallama.plan.export import stock_device
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.run.address import Address, free_address
@@ -46,6 +47,8 @@ REPORT_S = 5.0  # for the plug-in's report
 END_S = 1.0  # from SIGTERM to SIGKILL
 TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would exceed
 TEMPLATE_BYTES = 1024 * MIB  # of memory beside that
+UNREAD = "does not match the expected"
+"""Said of an answer whose parts llama-server cannot tell apart; its text has come by then."""
 LOADED_LINE = b"initializing, n_slots"  # llama-server has loaded the model, and tries its chat template next
 
 
@@ -77,7 +80,7 @@ class Engine:
         Raises DeviceError where it does not start, or cannot compute what the plan says; ModelFileError.
         """
         self.model, self.plan, self.warnings = model, plan, tuple(warnings)
-        self.device, self.attention = plan.device, plan.attention
+        self.device, self.attention = stock_device(plan), plan.attention
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last answer; None without split operators."""
         self._operators, self._on_traffic, self.has_template = operators, on_traffic, chats
@@ -174,8 +177,10 @@ class Engine:
         return [each["embedding"] for each in sorted(found, key=lambda each: int(each["index"]))]
 
     def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Number of tokens of messages in the model's chat template, the opening of the answer included."""
-        return len(self.tokenize(self._rendered(messages)))
+        """Number of tokens of messages in the model's chat template, the opening of the answer included. Raises as
+        chat."""
+        counted = self._templated("/v1/chat/completions/input_tokens", messages)
+        return int(counted["input_tokens"])
 
     def generate(
         self,
@@ -263,7 +268,7 @@ class Engine:
         else:
             n = -1 if max_tokens is None else max_tokens
             path, asked = "/v1/chat/completions", {"messages": checked_messages(messages), "verbose": True}
-            self._rendered(messages)
+            self._templated("/apply-template", messages)
         body = self._request(n, temperature, seed, stop, True, sampling) | asked
         return self._streamed(path, body, on_progress, on_reasoning) if stream else self._whole(path, body)
 
@@ -309,12 +314,12 @@ class Engine:
         check_tokens(tokens, self.n_vocab, self.n_ctx)
         return tokens
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Messages in the model's chat template. Raises UsageError, and ModelFileError where it cannot be used; one
-        that takes too long ends llama-server, which cannot be told to stop it."""
+    def _templated(self, path: str, messages: Sequence[Mapping[str, Any]]) -> Any:
+        """Have messages put into the model's chat template. Raises UsageError, and ModelFileError where it cannot be
+        used; one that takes too long ends llama-server, which cannot be told to stop it."""
+        self._check_open()
         try:
-            asked = {"messages": checked_messages(messages)}
-            text: str = self._client.post("/apply-template", asked, timeout_s=TEMPLATE_S)["prompt"]
+            return self._client.post(path, {"messages": checked_messages(messages)}, timeout_s=TEMPLATE_S)
         except TimeoutError:
             self.close()
             raise ModelFileError(
@@ -324,7 +329,6 @@ class Engine:
             raise ModelFileError(f"the chat template of {self.model.path} fails: {error}; {TEMPLATE_REMEDY}") from None
         except Gone as error:
             raise self._gone(error) from None
-        return text
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         self._check_open()
@@ -356,7 +360,14 @@ class Engine:
         on_progress: Callable[[int, int], None] | None = None,
         on_reasoning: Callable[[str], None] | None = None,
     ) -> Stream:
-        return Stream(self._pieces(path, {**body, "stream": True, "return_progress": True}, on_progress, on_reasoning))
+        return Stream(
+            self._pieces(
+                path,
+                {**body, "stream": True, "return_progress": True, "timings_per_token": True},
+                on_progress,
+                on_reasoning,
+            )
+        )
 
     def _pieces(
         self,
@@ -389,7 +400,9 @@ class Engine:
                     text.append(piece)
                     yield piece
         except Refused as error:
-            raise self._refused(error) from None
+            if UNREAD not in str(error) or "timings" not in last:
+                raise self._refused(error) from None
+            last["stop_type"] = "limit" if last["timings"]["predicted_n"] == body["n_predict"] else "none"
         except Gone as error:
             raise self._gone(error) from None
         elapsed_s = time.perf_counter() - start_s

@@ -1,5 +1,6 @@
 """A chat through a pipe and at a terminal, and what other commands show there."""
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from e2e.described_card import profile_file, slow_cpu_worker
 from gguf_factory import write_gguf
+from gguf_factory.projector import write_projector
 from processes import COMMAND, PATIENCE_S, ROOT, here, must_end
 
 from oallama.stores.default_model import FILE
@@ -98,6 +100,28 @@ def test_a_model_without_a_template_takes_no_system_prompt(tmp_path):
     done = piped("hi\n", plain, "--system", "be brief", code=2)
     assert "no chat template" in done.stderr and not done.stdout
     assert piped("", plain).stdout == ""
+
+
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def test_a_picture_goes_with_the_next_message_where_there_is_a_projector(chatty, tmp_path):
+    picture, talk = tmp_path / "dot.png", tmp_path / "talk.json"
+    picture.write_bytes(PICTURE)
+    (tmp_path / "text.png").write_text("no picture")
+    lines = f"/image {tmp_path / 'text.png'}\n/image {picture}\nwhat is it?\n/save {talk}\nand now?\n"
+    common = (chatty, "-n", "2", "-c", "512", "--verbose")
+    done = piped(lines, *common, "--mmproj", write_projector(tmp_path / "mmproj.gguf"))
+    assert "text.png is not a picture" in done.stderr and "the vision projector takes" in done.stderr
+    (first, _, _), (second, cached, _) = turns(done)
+    assert first > 16, "a token for each patch"
+    assert second > cached > 16
+    assert json.loads(talk.read_text())["messages"][0]["content"][0]["type"] == "image_url"
+    reloaded = piped(f"/load {talk}\n/show conversation\n", *common)
+    assert "user: what is it?" in reloaded.stderr
+    assert "takes no pictures; start it with --mmproj" in piped(f"/image {picture}\n", *common).stderr
 
 
 #

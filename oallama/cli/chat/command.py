@@ -21,6 +21,7 @@ from oallama.cli.placement import (
     run_workload,
     say_warnings,
 )
+from oallama.cli.projector import NO_PICTURES, ProjectorOptions, projector_options
 from oallama.cli.routing import counting
 from oallama.cli.sampling import AnswerOptions, answer_options, length_option
 from oallama.report.text import model_title
@@ -47,6 +48,7 @@ CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was 
     )
 )  # fmt: skip
 @depth_option
+@projector_options
 @answer_options(
     "everything else",
     "Put what is said into the model's chat template, or continue it as one text.",
@@ -58,6 +60,7 @@ def command(
     n_gen: int | None,
     asked: PlacementOptions,
     n_depth: int | None,
+    pictures: ProjectorOptions,
     answers: AnswerOptions,
     verbose: bool,
 ) -> None:
@@ -74,7 +77,7 @@ def command(
     predicted to gain.
     """
     asked.check_depth(n_depth)
-    start(model, n_gen, asked, answers, verbose, n_depth or 0)
+    start(model, n_gen, asked, answers, verbose, n_depth or 0, pictures)
 
 
 def start(
@@ -84,6 +87,7 @@ def start(
     answers: AnswerOptions,
     verbose: bool = False,
     n_past: int = 0,
+    pictures: ProjectorOptions = NO_PICTURES,
 ) -> None:
     """Load the model and chat until the user leaves. model None: the built-in one, or the plan's. n_gen None: until the
     model ends its answer, or DEFAULT_N_GEN tokens where it continues text."""
@@ -102,17 +106,29 @@ def start(
             placer = asked.placer(model)
             chats = uses_template(placer.model.path, chat, system)
             load = chat_workload(placer, n_past)
+            if (roomy := pictures.keeping_room(placer, load)) != placer.options:
+                placer = type(placer).of_file(placer.model.path, roomy, asked.profile)
             plan, unknown = asked.made_plan(placer, load)
+    placed = pictures.placed(plan, asked.plan_file is None)
+    if placed is not None:
+        talk(f"note: {placed.note}")
     settings = settings_of(answers.sampling, n_gen, chats, verbose)
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):
             count = stack.enter_context(counting(placer, answers.count_experts))
             engine = stack.enter_context(
-                placer.engine(plan, on_traffic=count, chats=chats, server_options=passed_options())
+                placer.engine(
+                    plan,
+                    on_traffic=count,
+                    chats=chats,
+                    server_options=passed_options(),
+                    mmproj=pictures.mmproj,
+                    mmproj_offload=placed is not None and placed.on_device,
+                )
             )
         say_warnings(engine, placer, asked.plan_file is not None)
         reader = reader_of_stdin()
-        session = ChatSession(placer, engine, chats, Conversation(system or None), settings)
+        session = ChatSession(placer, engine, chats, Conversation(system or None), settings, placed is not None)
         if reader.interactive:
             talk(welcome(session))
             if unknown:

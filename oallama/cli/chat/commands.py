@@ -208,6 +208,18 @@ def home(path: str) -> str:
         return path
 
 
+def _image(session: ChatSession, path: str) -> None:
+    from oallama.run.picture import data_url
+
+    if not session.takes_pictures:
+        raise UsageError("this chat takes no pictures; start it with --mmproj FILE, the model's vision projector")
+    if not path:
+        raise UsageError("/image needs the name of a picture's file")
+    source = home(unquoted(path))
+    session.pictures.append(data_url(source))
+    talk(f"the next message brings {source}")
+
+
 def _clear(session: ChatSession, _argument: str) -> None:
     session.begin(session.conversation.without_messages())
     talk("a new conversation" + (", with the same system prompt" if session.conversation.system else ""))
@@ -229,6 +241,7 @@ COMMANDS = {
     "/show": Command(_show, "[TOPIC]", f"{', '.join(TOPICS)}", tuple(TOPICS)),
     "/save": Command(_save, "FILE", "write the conversation as JSON", path=True),
     "/load": Command(_load, "FILE", "go on from a conversation that was saved", path=True),
+    "/image": Command(_image, "FILE", "show a picture with the next message (--mmproj)", path=True),
     "/clear": Command(_clear, "", "forget the conversation, but for the system prompt"),
     "/undo": Command(_undo, "", "take back the last question and its answer"),
     "/retry": Command(_retry, "", "answer the last question again"),

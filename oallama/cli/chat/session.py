@@ -37,9 +37,11 @@ class ChatSession:
         chats: bool,
         conversation: Conversation,
         settings: ChatSettings,
+        takes_pictures: bool = False,
     ) -> None:
         self.placer, self.engine, self.chats, self.settings = placer, engine, chats, settings
-        self.ended = False
+        self.ended, self.takes_pictures = False, takes_pictures
+        self.pictures: list[str] = []  # data URLs that go with the next message
         self.last: Generation | None = None
         self.n_answers = 0
         self.conversation = conversation  # also what the model does not see any more
@@ -58,7 +60,8 @@ class ChatSession:
         if self.ended:
             self.begin(self.conversation.without_messages())
         self._n_retries = 0
-        self._answer(self.conversation.with_message("user", message))
+        self._answer(self.conversation.with_message("user", message, self.pictures))
+        self.pictures = []
 
     def go_on(self) -> None:
         """Continue the text. Raises UsageError where there is none, or the model has ended it."""
@@ -70,7 +73,8 @@ class ChatSession:
         """Answer the last question again, with another draw. Raises UsageError where there is none."""
         question = self.conversation.last_question
         self._n_retries += 1
-        self._answer(self.conversation.without_last().with_message("user", question))
+        earlier = self.conversation.without_last()
+        self._answer(earlier.with_message("user", question.content, question.images))
 
     def undo(self) -> None:
         """Take the last question and its answer back. Raises UsageError where there is none."""
