@@ -7,11 +7,8 @@ made by it take these rows; what we add is told apart by not being among them.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -21,29 +18,6 @@ from oallama.core.codec import finite
 from oallama.core.types import Ratio
 from oallama.core.units import GIB, MIB
 from oallama.run.stock import bytes_at
-
-TEXT, BOOL, INT, FLOAT = "TEXT", "BOOL", "INTEGER", "REAL"
-
-LLAMA_BENCH_FIELDS: Mapping[str, str] = {
-    "build_commit": TEXT, "build_number": INT, "cpu_info": TEXT, "gpu_info": TEXT, "backends": TEXT,
-    "model_filename": TEXT, "model_type": TEXT, "model_size": INT, "model_n_params": INT, "n_batch": INT,
-    "n_ubatch": INT, "n_threads": INT, "cpu_mask": TEXT, "cpu_strict": BOOL, "poll": INT,
-    "type_k": TEXT, "type_v": TEXT, "n_gpu_layers": INT, "n_cpu_moe": INT, "split_mode": TEXT,
-    "main_gpu": INT, "no_kv_offload": BOOL, "flash_attn": INT, "devices": TEXT, "tensor_split": TEXT,
-    "tensor_buft_overrides": TEXT, "load_mode": TEXT, "lazy_mode": TEXT, "embeddings": BOOL, "no_op_offload": INT,
-    "no_host": BOOL, "repack": BOOL, "fit_target": INT, "fit_min_ctx": INT, "n_prompt": INT, "n_gen": INT,
-    "n_depth": INT, "test_time": TEXT, "avg_ns": INT, "stddev_ns": INT, "avg_ts": FLOAT, "stddev_ts": FLOAT,
-}  # fmt: skip
-"""Field -> type, in llama-bench's order."""
-
-OUR_FIELDS: Mapping[str, str] = {
-    "arm": TEXT, "ratio_to_first": FLOAT, "ratio_ci95": TEXT, "ratio_refused": TEXT,
-    "ttft_s": FLOAT, "ttft_ratio_to_first": FLOAT, "ttft_ratio_ci95": TEXT,
-    "tpot_s": FLOAT, "tpot_ratio_to_first": FLOAT, "tpot_ratio_ci95": TEXT,
-    "device_bytes": INT, "host_bytes": INT, "operator_bytes_on_device": INT, "cap_device_bytes": INT,
-    "cap_operator_bytes": INT, "flash_attn_used": INT,
-}  # fmt: skip
-"""Fields of ours in every format; a `_ci95` is the JSON list [low, high]."""
 
 Row = dict[str, Any]
 Value = Callable[[Sample], float]  # of a sample, seconds; 0: the test has none
@@ -210,44 +184,16 @@ def _placement(arm: ArmResult) -> dict[str, Any]:
 #
 
 
-FORMATS = ("md", "csv", "json", "jsonl", "sql")
-
-FIELDS: Mapping[str, str] = {**LLAMA_BENCH_FIELDS, **OUR_FIELDS}
-TABLE = "llama_bench"
+FORMATS = ("md", "json")
 
 
 def formatted(rows: Sequence[Row], format: str) -> str:
-    return {"md": markdown, "csv": comma_separated, "json": json_text, "jsonl": json_lines, "sql": sql}[format](rows)
+    return {"md": markdown, "json": json_text}[format](rows)
 
 
 def json_text(rows: Sequence[Row]) -> str:
     """One list of objects, one line a field, as llama-bench; raw samples and all that is nested included."""
     return json.dumps([finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
-
-
-def json_lines(rows: Sequence[Row]) -> str:
-    return "".join(json.dumps(finite(row), allow_nan=False) + "\n" for row in rows)
-
-
-def comma_separated(rows: Sequence[Row]) -> str:
-    """A line of names, then all values quoted, as llama-bench; nothing for what is missing."""
-    out = io.StringIO()
-    out.write(",".join(FIELDS) + "\n")
-    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    for row in rows:
-        writer.writerow(["" if (value := _flat(row, name)) is None else value for name in FIELDS])
-    return out.getvalue()
-
-
-def sql(rows: Sequence[Row]) -> str:
-    """Statements for sqlite3 and others: the table llama_bench, ours columns behind llama-bench's."""
-    columns = ",\n".join(f"  {name} {'INTEGER' if kind == BOOL else kind}" for name, kind in FIELDS.items())
-    statements = [f"CREATE TABLE IF NOT EXISTS {TABLE} (\n{columns}\n);\n"]
-    names = ", ".join(FIELDS)
-    for row in rows:
-        values = ", ".join(_sql_value(_flat(row, name)) for name in FIELDS)
-        statements.append(f"INSERT INTO {TABLE} ({names}) VALUES ({values});")
-    return "\n".join(statements) + "\n"
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -339,21 +285,3 @@ def _refusals(rows: Sequence[Row]) -> list[str]:
 def _cell(text: Any) -> str:
     """Text that cannot end a cell or a line; models name themselves."""
     return "".join(c if c.isprintable() else " " for c in str(text)).replace("|", "\\|")
-
-
-def _flat(row: Row, name: str) -> Any:
-    """A value as csv and sql take it: numbers, text, lists as JSON, truth as 0 or 1; None where there is none."""
-    value = row[name]
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-def _sql_value(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, int | float):
-        return repr(value)
-    return "'" + str(value).replace("\0", "").replace("'", "''") + "'"

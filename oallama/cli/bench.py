@@ -105,7 +105,7 @@ result_options = as_record(
     ResultOptions,
     option(
         "-o", "--output", type=parsed(parse_output), default="md", show_default=True, metavar="FORMAT|FILE",
-        help="md, csv, json, jsonl, sql, or a file that ends so.",
+        help="md, json, or a file that ends so.",
     ),
     option("--json", "as_json", is_flag=True, help="Print one JSON document."),
 )  # fmt: skip

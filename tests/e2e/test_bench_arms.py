@@ -28,7 +28,6 @@ from oallama.bench.arms import STOCK_BEST, STOCK_NCMOE, ArmMaker
 from oallama.bench.prepare import shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Setting
-from oallama.bench.rows import LLAMA_BENCH_FIELDS
 from oallama.bench.verify import configuration, problems
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
 from oallama.core.types import Attention, Operator, StockOptions
@@ -39,6 +38,15 @@ from oallama.placer import Placer
 from oallama.placer.stock import stock_plan
 from oallama.run.fit import fit_under
 from oallama.run.stock import Cap, StockPlacement, expected_places, expert_overrides
+
+LLAMA_BENCH_FIELDS = (
+    "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename", "model_type",
+    "model_size", "model_n_params", "n_batch", "n_ubatch", "n_threads", "cpu_mask", "cpu_strict", "poll", "type_k",
+    "type_v", "n_gpu_layers", "n_cpu_moe", "split_mode", "main_gpu", "no_kv_offload", "flash_attn", "devices",
+    "tensor_split", "tensor_buft_overrides", "load_mode", "lazy_mode", "embeddings", "no_op_offload", "no_host",
+    "repack", "fit_target", "fit_min_ctx", "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns",
+    "avg_ts", "stddev_ts",
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("prober")
 

@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(matrix, capsys, changed, sai
     ("words", "said"),
     [
         (["m.toml", "--vram", "1GiB"], "leave out --vram"),
-        (["m.toml", "-o", "x.csv"], "the result of a matrix is JSON"),
+        (["m.toml", "-o", "x.md"], "the result of a matrix is JSON"),
         (["none.toml"], "cannot read none.toml"),
     ],
 )
