@@ -46,6 +46,14 @@ class OpenDevice:
         return f"{self.label} ({format_bytes(free)} were free)" if free > 0 else self.label
 
     @property
+    def own_free(self) -> int:
+        """Bytes that were free on a card with memory of its own; 0 where the memory is the host's, or is not known."""
+        info = self.info
+        if info is None or info.type != "GPU" or self.spec.is_remote or self.spec.is_emulated:
+            return 0
+        return info.memory_free
+
+    @property
     def is_pair(self) -> bool:
         return self.spec.is_pair
 

@@ -130,8 +130,7 @@ def load_placed(
         llama.buffers = _buffers(llama, split)
         on_device, on_host = _sides(llama.buffers)
         llama.memory = compare_memory(on_device, on_host, device.label, loaded.memory)
-        has_free = device.info is not None and device.info.type == "GPU" and not spec.is_remote and not spec.is_emulated
-        spilled = spill_warning(on_device, device.name, device.info.memory_free if device.info and has_free else 0)
+        spilled = spill_warning(on_device, device.name, device.own_free)
         llama.warnings = tuple(map(spoken, (*places.warnings, *shrunk, *filter(None, [llama.memory.warning, spilled]))))
     except BaseException:
         release(held)

@@ -85,7 +85,7 @@ def test_exchanges_begin_with_the_user():
     assert contents(greeted.without_oldest(1)) == ["q1", "a1", "q2", "a2", "more"]
     assert greeted.without_oldest(1).system == "s"
     assert contents(greeted.without_last()) == ["hello", "q0", "a0", "q1", "a1"]
-    assert greeted.last_question == "q2"
+    assert greeted.last_question.content == "q2"
     assert greeted.without_messages() == Conversation("s")
 
 

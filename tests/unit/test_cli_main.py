@@ -129,7 +129,7 @@ def test_an_interrupt_stays_one_whatever_is_made_of_it(failing):
         ("run hi --grammar a --grammar-file b", "more than one grammar"),
         ("run hi --grammar-file none.gbnf", "cannot read the grammar none.gbnf"),
         ("run hi --json-schema {", "the JSON schema is not JSON"),
-        ("run hi --top-p 2", "--top-p 2.0 is no probability"),
+        ("run hi --top-p 2", "--top-p 2.0 is not a probability"),
         ("run hi --stop ''", "--stop is empty"),
         ("run hi -n -2", "'-2' is not a whole number from -1 to"),
         ("run hi -c -1", "'-1' is not a whole number from 0 to"),

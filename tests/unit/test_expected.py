@@ -39,7 +39,7 @@ from oallama.report.expected import (
     measured_texts,
     rates_text,
 )
-from oallama.run.load import spill_warning
+from oallama.run.held import spill_warning
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
@@ -128,7 +128,7 @@ def card(kind="GPU", spec="CUDA0", free=8 * GIB):
 
 
 def test_memory_that_a_driver_keeps_elsewhere_is_said():
-    said = spill_warning(10 * GIB, card())
+    said = spill_warning(10 * GIB, "CUDA0", card().own_free)
     assert "was given 10 GiB but had 8 GiB free" in said and "2 GiB in host memory" in said
 
 
@@ -145,7 +145,7 @@ def test_memory_that_a_driver_keeps_elsewhere_is_said():
     ],
 )
 def test_nothing_is_said_of_what_is_not_known_to_spill(n_bytes, device):
-    assert spill_warning(n_bytes, device) == ""
+    assert spill_warning(n_bytes, device.name, device.own_free) == ""
 
 
 def test_a_device_without_room_for_a_model_is_told_with_what_it_had_free():
