@@ -197,27 +197,24 @@ def json_text(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table for people: llama-bench's columns, then arm, ratio to the first arm and its interval, device MiB;
-    below it what was refused, searched, and warned of. The micro-batch is shown where arms differ in it."""
+    """A table for people, in llama-bench's words: what is the same of all rows stands above it, and below it what was
+    refused, searched, and warned of."""
     if not rows:
         return "nothing was measured\n"
-    alike = len({row["n_ubatch"] for row in rows}) == 1
-    columns = [column for column in _COLUMNS if not (alike and column == _UBATCH)]
-    lines = ["| " + " | ".join(name for name, _ in columns) + " |"]
-    lines.append("| " + " | ".join("---:" if right else "---" for _, right in columns) + " |")
-    for row in rows:
-        cells = zip(_COLUMNS, _cells(row), strict=True)
-        lines.append("| " + " | ".join(cell for column, cell in cells if column in columns) + " |")
+    table = [dict(zip(_COLUMNS, _cells(row), strict=True)) for row in rows]
+    alike = {name for name in _SETTINGS if len({cells[name] for cells in table}) == 1}
+    columns = [name for name in _COLUMNS if name not in alike]
+    lines = [", ".join(f"{name} {table[0][name]}".replace("model ", "", 1) for name in _SETTINGS if name in alike), ""]
+    lines.append("| " + " | ".join(columns) + " |")
+    lines.append("| " + " | ".join("---" if name in ("model", "backend", "arm") else "---:" for name in columns) + " |")
+    lines += ["| " + " | ".join(cells[name] for name in columns) + " |" for cells in table]
     for sentence in _sentences(rows):
         lines += ["", sentence]
     return "\n".join(lines) + "\n"
 
 
-_UBATCH = ("n_ubatch", True)
-_COLUMNS = (
-    ("model", False), ("size", True), ("params", True), ("backend", False), ("ngl", True), ("threads", True),
-    _UBATCH, ("fa", True), ("arm", False), ("test", True), ("t/s", True), ("ratio (95 %)", True), ("device MiB", True),
-)  # fmt: skip
+_SETTINGS = ("model", "size", "params", "backend", "ngl", "threads", "n_ubatch", "fa")
+_COLUMNS = (*_SETTINGS, "arm", "test", "t/s", "ratio (95 %)", "device MiB")
 
 
 def _test_label(row: Row) -> str:

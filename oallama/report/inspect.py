@@ -12,7 +12,7 @@ from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.model.cut import cut_extent, cut_step
 from oallama.model.projector import Projector
-from oallama.report.table import Table, table
+from oallama.report.table import WIDTH, Table, in_lines, table
 from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text
 from oallama.stores.stored import DescribedModel, Fault
 
@@ -42,9 +42,13 @@ def _cut(operator: Operator) -> dict[str, int] | None:
 def model_lines(model: ModelInfo) -> tuple[str, ...]:
     experts = f", {model.n_expert_used} of {model.n_expert} experts per token" if model.n_expert else ""
     return (
-        f"{model_title(model)}: {printable(model.arch)}, {plural(model.n_layer, 'layer')}, "
-        f"{format_bytes(model.file_bytes)}",
-        f"embedding {model.n_embd}, feed-forward {model.n_ff}, heads {model.n_head} ({model.n_head_kv} KV){experts}",
+        *in_lines(
+            f"{model_title(model)}: {printable(model.arch)}, {plural(model.n_layer, 'layer')}, "
+            f"{format_bytes(model.file_bytes)}"
+        ),
+        *in_lines(
+            f"embedding {model.n_embd}, feed-forward {model.n_ff}, heads {model.n_head} ({model.n_head_kv} KV){experts}"
+        ),
         f"vocabulary {model.n_vocab}, trained context {model.n_ctx_train}",
         f"file {printable(model.path, 400)}",
     )
@@ -74,7 +78,7 @@ def operator_table(operators: Sequence[Operator], every_row: bool = False) -> Ta
             (printable(o.name), o.op, printable(o.type), shape_text(o.shape), format_bytes(o.bytes), _active(o))
             for o in operators
         ]
-        return table("", "operator |op |type |>shape |>bytes |>active", rows, footer)
+        return table("", "operator |op |type |>shape |>bytes |>active", rows, footer, WIDTH)
     groups: dict[tuple[object, ...], list[Operator]] = {}
     for o in operators:
         groups.setdefault((o.role, o.op, o.type, o.shape, o.active_fraction), []).append(o)
@@ -92,7 +96,7 @@ def operator_table(operators: Sequence[Operator], every_row: bool = False) -> Ta
         )
         for group in groups.values()
     ]
-    return table("", "role |layers |>count |op |type |>shape |>bytes |>share |>active", grouped, footer)
+    return table("", "role |layers |>count |op |type |>shape |>bytes |>share |>active", grouped, footer, WIDTH)
 
 
 def _active(operator: Operator) -> str:
@@ -118,7 +122,8 @@ def devices_table(devices: Iterable[DeviceInfo], footer: Sequence[str] = ()) -> 
         )
         for d in devices
     ]
-    return table("", "name |type |backend |>memory |>free |async |host buffer |events |description", rows, footer)
+    headings = "name |type |backend |>memory |>free |async |host buffer |events |description"
+    return table("", headings, rows, footer, WIDTH)
 
 
 def models_document(models: Iterable[DescribedModel], faults: Iterable[Fault]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import io
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
 Align = Literal["left", "right"]
@@ -31,18 +32,28 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     footer: tuple[str, ...] = ()  # sentences below the table
-    width: int | None = None  # in characters, that plain text keeps to where words and numbers let it
+    width: int | None = None  # in characters, that plain text keeps to where words and numbers let it: long cells wrap
 
     @property
-    def widths(self) -> list[int]:
-        """Widths of the columns in characters."""
-        return [max(map(len, cells)) for cells in zip((c.heading for c in self.columns), *self.rows, strict=True)]
-
-    @property
-    def gap(self) -> int:
-        """Blanks between columns: two, or one where that is too wide."""
-        widths = self.widths
-        return 1 if self.width is not None and sum(widths) + 2 * (len(widths) - 1) > self.width else 2
+    def layout(self) -> tuple[int, list[int]]:
+        """(blanks between columns, widths of columns in characters). Where two blanks are too wide there is one; where
+        that is, too, the columns of text that are widest become narrower, down to their longest word."""
+        cells = [(column.heading, *texts) for column, *texts in zip(self.columns, *self.rows, strict=True)]
+        widths = [max(map(len, texts)) for texts in cells]
+        gaps = len(widths) - 1
+        if self.width is None or sum(widths) + 2 * gaps <= self.width:
+            return 2, widths
+        least = [
+            max(len(word) for text in texts for word in (column.heading, *text.split()))
+            if column.align == "left" else width
+            for column, texts, width in zip(self.columns, cells, widths, strict=True)
+        ]  # fmt: skip
+        while sum(widths) + gaps > self.width:
+            room, index = max((w if w > low else 0, i) for i, (w, low) in enumerate(zip(widths, least, strict=True)))
+            if not room:
+                break
+            widths[index] -= 1
+        return 1, widths
 
     def lines_of(self, sentence: str) -> list[str]:
         """A sentence above or below the table in lines of its width."""
@@ -70,9 +81,10 @@ def table(
 
 
 def plain(t: Table, style: Callable[[str, bool], str] = lambda text, is_heading: text) -> str:
-    """Aligned columns separated by two spaces (one where the table's width asks for it), a line below the headings, no
-    trailing blanks. style: changes the look of a cell, not its width; is_heading: of titles and headings."""
-    widths, gap = t.widths, " " * t.gap
+    """Aligned columns in the table's layout, a line below the headings, no trailing blanks. style: changes the look of
+    a cell, not its width; is_heading: of titles and headings."""
+    blanks, widths = t.layout
+    gap = " " * blanks
 
     def line(cells: Sequence[str], is_heading: bool = False) -> str:
         padded = []
@@ -83,7 +95,11 @@ def plain(t: Table, style: Callable[[str, bool], str] = lambda text, is_heading:
 
     lines = [style(each, True) for each in t.lines_of(t.title)] if t.title else []
     lines += [line([column.heading for column in t.columns], True), gap.join("-" * width for width in widths)]
-    lines += [line(row) for row in t.rows]
+    for row in t.rows:
+        wrapped = (
+            in_lines(cell, width) if len(cell) > width else [cell] for cell, width in zip(row, widths, strict=True)
+        )
+        lines += [line(cells) for cells in zip_longest(*wrapped, fillvalue="")]
     for sentence in t.footer:
         lines += t.lines_of(sentence)
     return "\n".join(lines) + "\n"

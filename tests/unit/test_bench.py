@@ -498,8 +498,10 @@ def test_markdown_is_for_people():
     arms = (stock("stock-cpu", 0, Cap(1 << 20, 1 << 19)), stock("stock-ngl", 99, Cap(1 << 20, 1 << 19), search=search))
     result = replace(measured(PG, arms=arms), warnings=("it was | noisy\nhere",), interrupted=True)
     text = formatted(rows(result), "md")
-    header, rule, *table = text.split("\n\n")[0].splitlines()
-    assert header.count("|") == rule.count("|") == 13 and len(table) == 2
+    settings, made = text.split("\n\n")[:2]
+    header, rule, *table = made.splitlines()
+    assert settings.startswith("llama") and ", threads " in settings, "what all arms have in common"
+    assert header.count("|") == rule.count("|") == len(table[0].split(" | ")) + 1 and len(table) == 2
     assert "| stock-cpu | pp64+tg16 @ d128 |" in table[0] and "1.200 (1.1" in table[1]
     for sentence in (
         "stock-ngl: searched -ngl: 99 500.0 ms.", "Cap on the device: 1.0 MiB for every arm.",
