@@ -97,6 +97,17 @@ def run_text(report: AffinityReport) -> str:
     )
 
 
+def order_text(report: AffinityReport) -> str:
+    """How the ranking and the places that the report shows belong together."""
+    if report.policy == "oato":
+        return "Operators go to the device by rank, as long as they gain and fit."
+    return (
+        "The ranking is OATO's: operators go to the device whole, by rank, and each figure is of neighbours that lie "
+        f"where OATO puts them. Policy {printable(report.policy)} divides operators too. A byte then saves something "
+        "else, so what ranks first may be on the CPU."
+    )
+
+
 def affinity_text(row: Affinity | Fold, low: str, high: str) -> str:
     """The affinity; `-` of what the device does not save time with."""
     saved = saved_s(row)
@@ -125,7 +136,7 @@ def zero_text(rows: Sequence[Affinity]) -> str:
     """The sentence about the scale's zero."""
     zero = zero_affinity(rows)
     if zero is not None and 0 <= zero < 1:
-        return f"An operator that saves nothing would have affinity {zero:.2f}; one without a figure loses time there."
+        return f"An operator that saves nothing would have affinity {zero:.2f}; '-' means slower there."
     gains = any(row.benefit_s_per_byte is not None and row.benefit_s_per_byte > 0 for row in rows)
     if gains:
         return "Every operator saves time on the device."
