@@ -44,12 +44,21 @@ def matrix_chart(about: str, measured: Sequence[Measured]) -> str:
     groups = tuple(
         Group(
             ", ".join(each.label.values()),
-            tuple(Line(str(row["arm"]), ((_bar(row, "ttft"),), (_bar(row, "tpot"),))) for row in each.rows),
+            tuple(Line(_label(row, each), ((_bar(row, "ttft"),), (_bar(row, "tpot"),))) for row in each.rows),
         )
         for each in measured
     )
     machines = dict.fromkeys(str(row["gpu_info"] or row["cpu_info"]) for each in measured for row in each.rows)
     return times_chart(about, f"{', '.join(machines)}; seconds, so shorter is better", groups, about)
+
+
+def _label(row: Row, measured: Measured) -> str:
+    """An arm for who does not know our names of them."""
+    arm = str(row["arm"])
+    if arm.startswith("stock-"):
+        return "llama.cpp, best" if arm == "stock-best" else f"llama.cpp --{arm.removeprefix('stock-')}"
+    is_only = sum(not str(other["arm"]).startswith("stock-") for other in measured.rows) == 1
+    return "oallama" if is_only else f"oallama {arm}"
 
 
 def _totals(measured: Sequence[Measured]) -> list[str]:
