@@ -93,7 +93,8 @@ class Engine:
             self._child = _Child(launch(self._address, self._folder))
             held.callback(self._child.end)
             self._child.wait(self._address)
-            self.memory = self._adopt(needs, self._report())
+            self._at_load = self._report()  # llama-server tries two tokens when it has loaded the model
+            self.memory = self._adopt(needs, self._at_load)
             self._release = weakref.finalize(self, held.pop_all().close)
         try:
             self.n_ctx = int(self._ask("/props")["default_generation_settings"]["n_ctx"])
@@ -108,7 +109,7 @@ class Engine:
         if report is not None:
             if not report.usable:
                 raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(report.problems)}; {_SMALLER}")
-            names = split_names(self.plan, self._operators)
+            names = split_names(self.plan, self._operators, self._on_traffic is not None)
             device_bytes += report.memory.device_weights + report.memory.device_compute
             host_bytes += report.memory.host_weights + report.memory.host_compute
             host_bytes -= sum(operator.bytes for operator in self._operators if operator.name in names)
@@ -136,7 +137,7 @@ class Engine:
         if not self._release.alive:
             return
         try:
-            if self._on_traffic is not None and (report := self._report()) is not None:
+            if self._on_traffic is not None and (report := self._done()) is not None:
                 self._on_traffic(report.traffic(self._operators, self.model.n_expert))
         finally:
             self._release()
@@ -274,7 +275,7 @@ class Engine:
 
     def runs(self) -> list[BlockRuns]:
         """Times of each split block since the model was loaded, by classes of batch sizes."""
-        report = self._report()
+        report = self._done()
         return [] if report is None else runs_of(report.blocks)
 
     @property
@@ -438,6 +439,11 @@ class Engine:
     def _report(self) -> PluginReport | None:
         return ask_report(self._folder, self._child.process.pid, REPORT_S)
 
+    def _done(self) -> PluginReport | None:
+        """A report with the counts of answers alone."""
+        report = self._report()
+        return report if report is None or self._at_load is None else report.since(self._at_load)
+
     def _split_report(self) -> PluginReport | None:
         self._check_open()
         return self._report() if split_names(self.plan, self._operators) else None
@@ -447,9 +453,9 @@ class Engine:
         if before is None or after is None:
             self.split_stats = None
             return
-        decode = after.single - before.single
+        done = after.since(before)
         n_decoded = max(0, int(last["timings"]["predicted_n"]) - 1)
-        self.split_stats = SplitRun((after.stats - before.stats) - decode, decode, n_decoded)
+        self.split_stats = SplitRun(done.stats - done.single, done.single, n_decoded)
 
 
 _SMALLER = "use a smaller model or context, or give the device more of it (--vram)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +66,35 @@ class PluginReport:
             if found.name in layers and len(found.uses) == n_expert:
                 tallies[found.batches][layers[found.name]] = Tally(found.n_tokens, found.uses)
         return Traffic(tallies["single"], tallies["several"])
+
+    def since(self, before: PluginReport) -> PluginReport:
+        """The report with what was counted since `before`, of the same process; only the emulated device's counts are
+        not changed."""
+        blocks = {(block.name, block.batch): block for block in before.blocks}
+        experts = {(found.name, found.batches): found for found in before.experts}
+        later_blocks = (_block_since(block, blocks.get((block.name, block.batch))) for block in self.blocks)
+        later_experts = (_uses_since(found, experts.get((found.name, found.batches))) for found in self.experts)
+        return replace(
+            self,
+            stats=self.stats - before.stats,
+            single=self.single - before.single,
+            blocks=tuple(block for block in later_blocks if block.n_runs),
+            experts=tuple(found for found in later_experts if found.n_tokens),
+        )
+
+
+def _block_since(after: BlockTimes, before: BlockTimes | None) -> BlockTimes:
+    if before is None:
+        return after
+    counted = ("n_runs", "n_tokens", "launch_s", "host_s", "wait_s", "join_s")
+    return replace(after, **{name: getattr(after, name) - getattr(before, name) for name in counted})
+
+
+def _uses_since(after: ExpertUses, before: ExpertUses | None) -> ExpertUses:
+    if before is None:
+        return after
+    uses = tuple(n - m for n, m in zip(after.uses, before.uses, strict=True))
+    return replace(after, n_tokens=after.n_tokens - before.n_tokens, uses=uses)
 
 
 def read_report(path: Path) -> PluginReport | None:

@@ -151,7 +151,7 @@ def _moved(ledger: MemoryLedger, n_bytes: int, n_cold: int) -> MemoryLedger:
 @dataclass(frozen=True, slots=True)
 class SplitRun:
     """Counters of the split back end for one answer: for batches of several tokens, which are the prompt, and for
-    tokens one by one."""
+    tokens one by one. Of a prompt the last layer computes the last token alone, which counts with these."""
 
     prompt: SplitStats
     decode: SplitStats

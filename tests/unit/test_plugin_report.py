@@ -98,6 +98,20 @@ def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches()
     assert [(each.layer, each.n_tokens, each.latest) for each in found.prompt] == [(0, 7, (14.0, 0.0, 0.0, 0.0))]
 
 
+def test_counts_since_an_earlier_report_leave_out_what_has_not_changed():
+    block, told = BlockTimes("a block", 8, 1, 5, 0.1, 0.2, 0.3, 0.4), ExpertUses("a", "single", 5, (4, 1))
+    before = replace(EMPTY, stats=SplitStats(n_graphs=3), blocks=(block,), experts=(told,))
+    more = replace(block, n_runs=3, n_tokens=15, host_s=0.5), replace(block, batch=1)
+    uses = replace(told, n_tokens=8, uses=(6, 2)), replace(told, batches="several")
+    after = replace(before, stats=SplitStats(n_graphs=9), single=SplitStats(n_graphs=2), blocks=more, experts=uses)
+    done = after.since(before)
+    assert (done.stats.n_graphs, done.single.n_graphs) == (6, 2)
+    assert done.blocks == (BlockTimes("a block", 8, 2, 10, 0.0, pytest.approx(0.3), 0.0, 0.0), more[1])
+    assert done.experts == (ExpertUses("a", "single", 3, (2, 1)), uses[1])
+    same = after.since(after)
+    assert same.stats == SplitStats() and same.blocks == same.experts == ()
+
+
 def test_lateness_between_two_reports():
     before, after = (replace(EMPTY, emulated=EmulatedStats(late_s=late_s, n_shared=2)) for late_s in (0.5, 0.6))
     kept = punctuality(before, after, elapsed_s=1.0)
