@@ -1,24 +1,20 @@
-"""Bytes that a llama_context has allocated, by buffer type; and the experts that its routers choose, as they choose."""
+"""Bytes that a llama_context has allocated, by buffer type."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import encode, ffi, record
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from ggml_bridge.bridge import Bridge
 
 _MANGLED = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MAX_ROWS = 64
-_HEADER = 3  # of what a router chose: layer, n_used, n_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,47 +62,3 @@ def memory_breakdown(bridge: Bridge, context: int, no_alloc_on: Sequence[str] | 
         n_rows,
     )
     return [record(MemoryRow, rows[i]) for i in range(n_rows[0])]
-
-
-class RoutingRecorder:
-    """Records ids [n_tokens, n_used] of every router while it listens; not at first.
-
-    callback, user_data: for cb_eval and cb_eval_user_data of llama_context_params. It must outlive the context. Of a
-    context that has it, ggml's scheduler waits for every split of a graph; while it listens, also for every router.
-    """
-
-    def __init__(self, bridge: Bridge) -> None:
-        self._native = bridge.native
-        made = self._native.value("gb_routing *", "gb_routing_new")
-        self._handle: Any = ffi.gc(made, self._native.lib.gb_routing_free)
-        self.callback = int(ffi.cast("uintptr_t", self._native.lib.gb_routing_on_node))
-        self.user_data = int(ffi.cast("uintptr_t", self._handle))
-
-    def close(self) -> None:
-        """Free it; its context must be gone. May be called twice."""
-        if self._handle is not None:
-            ffi.release(self._handle)
-            self._handle = None
-
-    def listen(self, listens: bool) -> None:
-        """Record from now on, or stop recording."""
-        self._native.lib.gb_routing_listen(self._handle, int(listens))
-
-    def take(self) -> list[tuple[int, npt.NDArray[np.int32]]]:
-        """(layer, ids [n_tokens, n_used]) of every router since the last take, in the order they were computed. Raises
-        Unsupported where this llama.cpp keeps ids in another form, OutOfMemory."""
-        import numpy as np
-
-        address, size = ffi.new("int32_t **"), ffi.new("int64_t *")
-        self._native.call("gb_routing_take", self._handle, address, size)
-        taken = ffi.buffer(address[0], size[0] * 4) if size[0] else b""
-        return list(_routers(np.frombuffer(taken, dtype=np.int32).copy()))
-
-
-def _routers(numbers: npt.NDArray[np.int32]) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
-    start = 0
-    while start < len(numbers):
-        layer, n_used, n_tokens = (int(number) for number in numbers[start : start + _HEADER])
-        start += _HEADER
-        yield layer, numbers[start : start + n_used * n_tokens].reshape(n_tokens, n_used)
-        start += n_used * n_tokens

@@ -21,7 +21,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 16
+#define GB_ABI 17
 #define GB_NAME_BYTES 128
 
 //
@@ -233,26 +233,6 @@ typedef struct gb_memory_row {
 // it, and devices has the names of the n_devices devices that its model was given.
 int gb_memory_breakdown(void * breakdown, const void * context, int32_t no_alloc, const char * const * devices,
                         int64_t n_devices, gb_memory_row * rows, int64_t capacity, int64_t * n_rows);
-
-//
-// routing
-//
-
-// Records which experts the routers of a llama_context choose.
-typedef struct gb_routing gb_routing;
-
-int  gb_routing_new(gb_routing ** routing);
-void gb_routing_free(gb_routing * routing);
-
-// cb_eval of llama_context_params, with the gb_routing as cb_eval_user_data, which must outlive the context.
-bool gb_routing_on_node(struct ggml_tensor * node, bool ask, void * routing);
-
-// Starts or stops recording. While it records, the scheduler cuts its graphs behind every router.
-void gb_routing_listen(gb_routing * routing, int32_t on);
-
-// Gives the numbers recorded since the last take, which stay until the next one: for each router, in the order in which
-// they were computed, layer, n_used, n_tokens, and ids [n_tokens][n_used]. A failure to record is reported here, once.
-int gb_routing_take(gb_routing * routing, const int32_t ** numbers, int64_t * n_numbers);
 
 // cdef end
 

@@ -27,7 +27,6 @@ from oallama.run.split import LoadedSplit, open_split
 from oallama.run.weight_places import weight_places
 
 if TYPE_CHECKING:
-    from ggml_bridge.llama_context import RoutingRecorder
     from oallama.run.placed_llama import PlacedLlama
 
 
@@ -74,13 +73,12 @@ def load_placed(
     tensor_names: Sequence[str],
     probed: bool = False,
     progress: bool = True,
-    records: bool = False,
     arguments: Mapping[str, Any] | None = None,
 ) -> PlacedLlama:
     """Load a model as a plan says. options: device, threads, context, KV cache and attention; the plan's where they ask
     for nothing. probed: whether probe_memory was asked of this load; else it is asked here, since native code must not
-    see a file first in this process. progress: a bar on stderr where that is a terminal. records: its routers are
-    recorded, as `recorder`. arguments: others of llama_cpp.Llama.
+    see a file first in this process. progress: a bar on stderr where that is a terminal. arguments: others of
+    llama_cpp.Llama.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -118,13 +116,7 @@ def load_placed(
             split = open_split(plan, places.placements, operators, model.n_layer, device)
             if split is not None:
                 held.callback(split.close)
-        recorder = None
-        if records:
-            from ggml_bridge.llama_context import RoutingRecorder
-
-            recorder = RoutingRecorder(load_bridge())
-            held.callback(recorder.close)
-        llama = _load_llama(model, settings, device, split, progress, held, recorder, arguments or {})
+        llama = _load_llama(model, settings, device, split, progress, held, arguments or {})
         loaded, shrunk = (plan, ()) if split is None else split.corrected(plan, operators)
         llama.plan, llama.device = loaded, device.label
         llama.buffers = _buffers(llama, split)
@@ -145,7 +137,6 @@ def _load_llama(
     split: LoadedSplit | None,
     show_progress: bool,
     held: contextlib.ExitStack,
-    recorder: RoutingRecorder | None,
     arguments: Mapping[str, Any],
 ) -> PlacedLlama:
     """split: where the split operators go; held: what is freed with the model, which is the first of it from the moment
@@ -163,7 +154,7 @@ def _load_llama(
         placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
         try:
             with held_interrupt(shown.cancel):
-                llama = PlacedLlama.load(settings, placement, shown.callback, recorder, arguments)
+                llama = PlacedLlama.load(settings, placement, shown.callback, arguments)
                 llama.own(held, split)
             check_cache(settings, log.texts())
         except ValueError as error:

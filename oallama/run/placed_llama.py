@@ -8,7 +8,6 @@ fill in the rest, without touching anything that other users of llama_cpp see. I
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 from llama_cpp import llama_chat_format
-from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import UsageError
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
 from oallama.run.setup import release
 
 if TYPE_CHECKING:
-    from ggml_bridge.llama_context import RoutingRecorder
     from oallama.core.history import BlockRuns
     from oallama.core.types import Attention
     from oallama.model.memory import BufferBytes
@@ -51,7 +48,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     _settings: LoadSettings
     _placement: ModelParams
     _progress: Any  # api.llama_progress_callback
-    _recorder: RoutingRecorder | None
     _split: LoadedSplit | None
     _release: Callable[[], object] | None = None
 
@@ -61,14 +57,13 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         settings: LoadSettings,
         placement: ModelParams,
         progress: Any,
-        recorder: RoutingRecorder | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> PlacedLlama:
-        """Load as `settings` and `placement` say. recorder: of the context's routers; it must outlive the Llama.
-        arguments: others of Llama. Raises ValueError, as Llama does, where llama.cpp refuses."""
+        """Load as `settings` and `placement` say. arguments: others of Llama. Raises ValueError, as Llama does, where
+        llama.cpp refuses."""
         llama = cls.__new__(cls)
         llama._settings, llama._placement = settings, placement
-        llama._progress, llama._recorder, llama._split = progress, recorder, None
+        llama._progress, llama._split = progress, None
         given = {"verbose": False, **(arguments or {})}
         try:
             llama.__init__(  # type: ignore[misc]
@@ -103,11 +98,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         """Its operators in the split back end; None where it has none there."""
         return self._split
 
-    @property
-    def recorder(self) -> RoutingRecorder | None:
-        """Of its routers, where they are recorded."""
-        return self._recorder
-
     def take_runs(self) -> list[BlockRuns]:
         """Times of each split block since the last call, by classes of batch sizes."""
         return [] if self._split is None else self._split.take_runs()
@@ -136,9 +126,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         params = self.__dict__["context_params"]
         if not hasattr(self, "_ctx"):
             apply_context(self._settings, params)
-            if self._recorder is not None:
-                params.cb_eval = ctypes.cast(self._recorder.callback, api.ggml_backend_sched_eval_callback)
-                params.cb_eval_user_data = self._recorder.user_data
         return params
 
     @context_params.setter

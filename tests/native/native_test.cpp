@@ -312,43 +312,6 @@ void test_sharing() {
     }
 }
 
-// Three tokens that use two of four experts each, as llama.cpp has them: the first columns of an argsort.
-void test_routing() {
-    const bridge::ContextPtr ctx     = bridge::new_context(4);
-    const int64_t            ne[2]   = {4, 3};
-    ggml_tensor *            argsort = ggml_new_tensor(ctx.get(), GGML_TYPE_I32, 2, ne);
-    ggml_tensor *            ids     = ggml_view_2d(ctx.get(), argsort, 2, 3, 4 * sizeof(int32_t), 0);
-    ggml_tensor *            other   = ggml_view_2d(ctx.get(), argsort, 2, 3, 4 * sizeof(int32_t), 0);
-    ggml_tensor *            floats  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 4);
-    ggml_set_name(ids, "ffn_moe_topk-17");
-    ggml_set_name(other, "ffn_moe_topk-17 (copy)");
-    ggml_set_name(floats, "ffn_moe_topk-1");
-    const bridge::BufferPtr buffer =
-        bridge::alloc_tensors(ctx.get(), ggml_backend_dev_buffer_type(bridge::cpu_device()));
-    const int32_t order[12] = {3, 0, 1, 2, 2, 1, 0, 3, 0, 3, 2, 1};
-    ggml_backend_tensor_set(argsort, order, 0, sizeof order);
-
-    gb_routing * routing = nullptr;
-    check(gb_routing_new(&routing) == OALLAMA_OK, "a recorder of routers is made");
-    const auto callback = gb_routing_on_node;
-    check(!callback(ids, true, routing) && callback(ids, false, routing), "it asks for nothing unasked");
-    gb_routing_listen(routing, 1);
-    check(callback(ids, true, routing) && !callback(argsort, true, routing) && !callback(other, true, routing),
-          "it asks for what routers choose alone");
-    check(callback(ids, false, routing) && callback(other, false, routing), "computing goes on");
-    int64_t         size        = 0;
-    const int32_t * numbers     = nullptr;
-    const int32_t   expected[9] = {17, 2, 3, 3, 0, 2, 1, 0, 3};
-    check(gb_routing_take(routing, &numbers, &size) == OALLAMA_OK && size == 9 &&
-              std::memcmp(numbers, expected, sizeof expected) == 0,
-          "layer, counts and ids of one router are as computed");
-    check(gb_routing_take(routing, &numbers, &size) == OALLAMA_OK && size == 0, "what was taken is gone");
-    check(callback(floats, true, routing) && callback(floats, false, routing), "ids of another type stop nothing");
-    check(gb_routing_take(routing, &numbers, &size) == OALLAMA_UNSUPPORTED, "they are told of");
-    check(gb_routing_take(routing, &numbers, &size) == OALLAMA_OK && size == 0, "once");
-    gb_routing_free(routing);
-}
-
 } // namespace
 
 int main() {
@@ -362,7 +325,6 @@ int main() {
         test_mul_mat("CPU", layout.c_str());
     }
     test_timers("CPU");
-    test_routing();
     test_sharing();
 #ifdef OALLAMA_EMULATED
     check(emulated_register("name Emulated0\nmemory_bytes 268435456\nvalues real\nbytes_per_s 1e10\nflops_per_s 1e11\n"
