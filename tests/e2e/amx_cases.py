@@ -48,7 +48,7 @@ def engine(path: str, device: str, attention_there: bool) -> dict[str, Any]:
     case = forced(Path(path), device, whole=None if device == "none" else whole)
     with case.llama() as llama:
         found = placed_logits(llama, TOKENS)
-        held = {buffer.buft: buffer.model for buffer in llama.memory.buffers if buffer.model}
+        held = {buffer.buft: buffer.model for buffer in llama.buffers if buffer.model}
         planned = llama.memory.planned_device_bytes == llama.memory.device_bytes
     with loaded(Path(path)) as context:
         told = logits_of(context, TOKENS)
@@ -64,7 +64,7 @@ def memory(path: str) -> dict[str, Any]:
     """Host memory of weights that a plan of slices says, and that a load of it has; bytes of the slices."""
     case = forced(Path(path), "rpc-worker:1", ffn(0.5), layout="AMX")
     with case.llama() as llama:
-        held = sum(buffer.model for buffer in llama.memory.buffers if buffer.in_host_memory)
+        held = sum(buffer.model for buffer in llama.buffers if buffer.in_host_memory)
     pairs = zip(case.placer.operators, case.plan.operators, strict=True)
     slices = sum(round(p.cc * o.bytes) for o, p in pairs if 0 < p.cc < 1)
     return {"planned": case.plan.memory.weights_host, "held": held, "slices": slices}

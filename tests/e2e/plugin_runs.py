@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from e2e.forced import N_CTX, N_UBATCH, Share, forced
 from e2e.logits import Logits, told_plain
-from oallama.run.generate import teacher_forced_logits
 
 import ggml_bridge
 from ggml_bridge.split import SplitStats
@@ -21,6 +20,7 @@ from oallama.core.types import Attention, Operator, OperatorPlacement
 from oallama.device.load_params import BuftOverride, LoadSettings, apply_context, load_bridge
 from oallama.plan.patterns import escape
 from oallama.plan.plugin_text import plugin_text
+from oallama.run.batch import Batch
 from oallama.run.weight_places import host_shape
 
 api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
@@ -72,8 +72,21 @@ def context_of(model: Any, n_seq: int = 1, n_threads: int = 1) -> Iterator[Any]:
         api.llama_free(context)
 
 
-logits_of = teacher_forced_logits
-"""Logits [n_tokens, n_vocab] of one sequence in a context, in micro-batches."""
+def logits_of(context: Any, tokens: Sequence[int]) -> Logits:
+    """Logits [n_tokens, n_vocab] of one sequence from an empty KV cache, in micro-batches."""
+    n_ubatch, out = api.llama_n_ubatch(context), []
+    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(context)))
+    api.llama_memory_clear(api.llama_get_memory(context), True)
+    batch = Batch(n_ubatch)
+    try:
+        for start in range(0, len(tokens), n_ubatch):
+            chunk = tokens[start : start + n_ubatch]
+            batch.decode(context, chunk, start, "all")
+            rows = np.ctypeslib.as_array(api.llama_get_logits(context), shape=(len(chunk), n_vocab))
+            out.append(rows.copy())
+    finally:
+        batch.free()
+    return np.concatenate(out)
 
 
 def logits_of_sequences(context: Any, sequences: Sequence[Sequence[int]]) -> Logits:

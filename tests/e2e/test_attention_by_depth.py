@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from e2e.described_card import profile_file
 from processes import here
@@ -37,22 +38,32 @@ def plan(placer: Placer) -> Plan:
 
 
 def loaded(plan: Plan, **told: str) -> tuple[int, int, Attention]:
-    """(flash_attn_type, type_k) of the context that a placer's engine makes, and what the engine says of it."""
-    with Placer.load(plan.model_path, device="none", threads=1, **told).engine(plan) as engine:  # type: ignore[arg-type]
-        params = engine.llama.context_params
-        assert engine.generate([1, 2, 3], max_tokens=2, temperature=0).n_gen == 2
-        return int(params.flash_attn_type), int(params.type_k), engine.attention
+    """(flash_attn_type, type_k) of the context that a placer makes, and what is said of it."""
+    placer = Placer.load(plan.model_path, device="none", threads=1, **told)  # type: ignore[arg-type]
+    with placer.llama(plan, progress=False) as llama:
+        llama.eval([1, 2, 3])
+        return int(llama.context_params.flash_attn_type), int(llama.context_params.type_k), llama.attention
 
 
 @pytest.mark.parametrize(("way", "other"), [("on", "off"), ("off", "on")])
-def test_the_engine_runs_with_what_the_plan_says(way: str, other: str, plan: Plan) -> None:
-    """Options of a run override the plan's attention; a plan without it runs as a new plan would."""
+def test_a_load_is_as_the_plan_says(way: str, other: str, plan: Plan) -> None:
+    """Options of a load override the plan's attention; a plan without it runs as a new plan would."""
     said = Attention(way, "q8_0" if way == "on" else "f16", "f16")  # type: ignore[arg-type]
     planned = replace(plan, attention=said)
     assert loaded(planned) == (FLASH_ATTENTION[way], 8 if way == "on" else 1, said)  # GGML_TYPE_Q8_0, F16
     assert loaded(planned, flash_attn=other, type_k="f16")[0] == FLASH_ATTENTION[other]
     load = replace(plan.workload, n_prompt=16 if way == "on" else 900, n_gen=64)
     assert loaded(replace(plan, workload=load, attention=None))[0] == FLASH_ATTENTION[way]
+
+
+def test_llama_server_runs_with_what_the_plan_and_the_options_say(plan: Plan) -> None:
+    placer = Placer.load(plan.model_path, device="none", threads=1, type_v="q8_0")
+    with placer.engine(replace(plan, attention=Attention("on", "q8_0", "f16"))) as engine:
+        assert engine.attention == Attention("on", "q8_0", "q8_0")
+        assert engine.generate([1, 2, 3], max_tokens=2, temperature=0).n_gen == 2
+        words = psutil.Process(engine.pid).cmdline()
+    for option, value in (("-fa", "on"), ("-ctk", "q8_0"), ("-ctv", "q8_0")):
+        assert words[words.index(option) + 1] == value
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,14 @@ def test_a_model_that_does_not_fit_is_said_to(model: Path) -> None:
     placer = Placer.load(model, device=f"emulated:vram={MIB},scale=1,values=real", threads=1)
     whole = Given([operator.name for operator in placer.operators], placer.model.n_layer + 1)
     with pytest.raises((DoesNotFit, DeviceError), match=r"Emulated0|memory"):
-        placer.engine(placer.plan(whole, measure=False), progress=False)
+        placer.engine(placer.plan(whole, measure=False))
 
 
 def test_a_lost_device_is_an_error_of_ours(model: Path) -> None:
     profile = slow_cpu_fast_card(model, 1e9)
     placer = Placer.load(model, device=f"{REAL},lost_after=30", threads=1, profile=profile)
     plan = placer.plan("layers", n_prompt=64, n_gen=8)
-    with placer.engine(plan, progress=False) as engine, pytest.raises(DeviceError):
+    with placer.engine(plan) as engine, pytest.raises(DeviceError):
         for _ in range(40):
             engine.generate(list(range(1, 40)), max_tokens=4, temperature=0)
     with open_device(REAL) as device:

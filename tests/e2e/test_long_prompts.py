@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from e2e.forced import forced
-from oallama.run.template import Prompt
 
 from oallama.cli.placement import PlacementOptions, run_workload
-from oallama.cli.run import command, tokens_if_long
+from oallama.cli.run import command
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.core.options import Options
 from oallama.placer import Placer
-from oallama.run.vocabulary import LongestTokens, Vocabulary
+from oallama.run.prompt import Prompt, likely_tokens
+from oallama.run.vocabulary import count_tokens
 
 LONG = "once upon a time " * 600
 
@@ -25,32 +24,29 @@ def placer(model: Path, **options: Any) -> Placer:
     return Placer.of_file(str(model), Options(device="none", **options))
 
 
-def test_a_vocabulary_counts_as_the_engine_does(f16: Path) -> None:
+def test_tokens_are_counted_as_the_engine_counts_them(f16: Path) -> None:
     with forced(f16).engine() as engine:
-        for text in ("once upon a time", "wörds and é\udcff bytes", ""):
-            for special in (True, False):
-                assert Vocabulary(str(f16)).tokenize(text, special) == engine.tokenize(text, special)
-                assert len(LongestTokens().tokenize(text, special)) >= len(engine.tokenize(text, special))
+        for text in ("once upon a time", "wörds and é ☃ bytes", ""):
+            assert count_tokens(str(f16), text) == len(engine.tokenize(text))
 
 
 def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(ModelFileError, match=r"bad\.gguf"):
-        Vocabulary(str(tmp_path / "bad.gguf")).tokenize("once")
+        count_tokens(str(tmp_path / "bad.gguf"), "once")
 
 
 def test_the_context_follows_the_true_count_and_a_long_one_is_a_warning(
     f16: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = placer(f16)
-    tokens = tokens_if_long(one, Prompt(LONG), None, 16)
-    assert tokens == Vocabulary(str(f16)).tokenize(LONG)
-    load = run_workload(one, len(tokens), 16)
-    assert len(tokens) + 16 <= load.n_ctx < len(tokens) + 16 + 256
-    assert load.n_prompt == len(tokens)
+    n_prompt = likely_tokens(str(f16), Prompt(LONG), None, 16)
+    assert n_prompt == count_tokens(str(f16), LONG)
+    load = run_workload(one, n_prompt, 16)
+    assert n_prompt + 16 <= load.n_ctx < n_prompt + 16 + 256
+    assert load.n_prompt == n_prompt
     said = capsys.readouterr().err
     assert f"warning: a context of {load.n_ctx} tokens is longer than the {one.model.n_ctx_train}" in said
-    assert tokens_if_long(one, Prompt("once"), None, 16) is None
     run_workload(one, 4, 16)
     assert capsys.readouterr().err == ""
 
@@ -71,8 +67,3 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(
     planned = plan.workload.n_ctx
     with pytest.raises(UsageError, match=rf"tokens but the context holds {planned}"):
         command.main([LONG, "--plan", str(tmp_path / "plan.json"), "-m", str(f16)], standalone_mode=False)
-
-
-def test_a_short_prompt_costs_no_vocabulary(f16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vocabulary, "tokenize", SimpleNamespace)
-    assert tokens_if_long(placer(f16, n_ctx=300), Prompt("x" * 200), 300, 64) is None

@@ -37,12 +37,12 @@ PLACES: dict[str, Where] = {
 def test_the_probe_says_what_a_load_really_takes(arch: str, where: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", arch, weight_type="Q4_0")
     case = forced(path, "rpc-worker", whole=PLACES[where])
-    with case.engine() as engine:
-        there = [buffer for buffer in engine.memory.buffers if not buffer.in_host_memory]
+    with case.llama(logits_all=False) as llama:
+        there = [buffer for buffer in llama.buffers if not buffer.in_host_memory]
         real = [sum(getattr(buffer, part) for buffer in there) for part in PARTS]
         assert real == [case.plan.memory.weights_gpu, case.plan.memory.kv, case.plan.memory.compute]
-        assert engine.memory.device_bytes == engine.memory.planned_device_bytes > 0
-        assert engine.warnings == ()
+        assert llama.memory.device_bytes == llama.memory.planned_device_bytes > 0
+        assert llama.warnings == ()
 
 
 def overridden(path: Path, patterns: tuple[tuple[str, str | None], ...]) -> dict[str, str]:

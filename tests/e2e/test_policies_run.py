@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from e2e.described_card import profile_file, slow_cpu_fast_card
 from e2e.forced import written
-from e2e.logits import REAL, TOKENS, assert_stock
+from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
+from e2e.plugin_runs import counted
 from gguf_factory import write_llama_shape
 from make_model import write_shape
 from processes import here
@@ -31,6 +33,7 @@ from oallama.placer import Given, Placer
 from oallama.plan.plan import Plan
 from oallama.profile.routing import write_routing
 from oallama.profile.store import FOLDER_VARIABLE
+from oallama.run.plugin_report import ask_report
 from oallama.run.stock import expected_places
 
 pytestmark = pytest.mark.usefixtures("prober")
@@ -100,7 +103,7 @@ ROWS = [
 ]
 
 
-def counted(placer: Placer) -> Placer:
+def routed(placer: Placer) -> Placer:
     """With what is known of which experts are used."""
     model = placer.model
     layers = tuple(LayerRouting(layer=i, n_tokens=500, uses=USES, before=USES, latest=USES) for i in range(5))
@@ -113,7 +116,7 @@ def counted(placer: Placer) -> Placer:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.policy}-{row.arch}-{row.device.partition(':')[0]}")
 def test_a_plan_runs_as_planned_and_computes_what_stock_does(row: Row, models: Path) -> None:
-    placer = counted(row.placer(models))
+    placer = routed(row.placer(models))
     plan = placer.plan(row.policy, n_prompt=128, n_gen=16, n_ctx=256)
     plan.check(placer.model, placer.operators)
     memory, pairs = plan.memory, list(zip(placer.operators, plan.operators, strict=True))
@@ -125,28 +128,51 @@ def test_a_plan_runs_as_planned_and_computes_what_stock_does(row: Row, models: P
     assert bool(hot) == (row.policy == "experts") and all(5 in experts for experts in hot.values())
     split = load_bridge().split()
     before = split.memory()
-    with placer.engine(plan, progress=False) as engine:
-        assert engine.warnings == ()
-        assert engine.plan.operators == plan.operators
+    with placer.llama(plan, progress=False, logits_all=True) as llama:
+        assert llama.warnings == ()
+        assert llama.plan.operators == plan.operators
         held = split.memory()
         assert held.device_weights - before.device_weights >= sum(
             operator.bytes // 8 * len(hot[operator.name]) for operator in placer.operators if operator.name in hot
         )
         assert held.device_compute - before.device_compute <= memory.staging
         on_device = load_bridge().emulated().stats().device_bytes if row.device == REAL else None
-        assert_stock(engine.logits(TOKENS), placer.model.path, TOKENS)
-        assert engine.generate(list(range(1, 70)), max_tokens=3, temperature=0).n_gen == 3
-        done = engine.split_stats
+        assert_stock(placed_logits(llama, TOKENS), placer.model.path, TOKENS)
+        with counted() as prompt:
+            placed_logits(llama, range(1, 70))
+        with counted() as decode:
+            for token in (5, 6):
+                llama.eval([token])
         if on_device is not None:
             assert load_bridge().emulated().stats().device_bytes == on_device, "nothing is taken while it runs"
             assert abs(memory.limit - memory.spare - on_device) <= max(SHARE * on_device, SLACK)
             assert not row.fills or on_device >= 0.88 * 12 * MIB
-    streamed = (False, False) if done is None else (done.prompt.bytes_streamed > 0, done.decode.bytes_streamed > 0)
-    assert streamed == row.streams
+    assert (prompt[0].bytes_streamed > 0, decode[0].bytes_streamed > 0) == row.streams
     if (
         row.policy == "hetegen" and memory.weights_gpu == 0
     ):  # K and V, which read the same input, run together, and so do gate, up and down
-        assert done is not None and done.decode.n_phases / done.n_decoded == 4 * placer.model.n_layer
+        assert decode[0].n_phases / 2 == 4 * placer.model.n_layer
+
+
+@pytest.mark.parametrize("row", [ROWS[0], Row("experts", "qwen3moe", link=SLOW_LINK)], ids=lambda row: row.policy)
+def test_llama_server_runs_it_as_planned(row: Row, models: Path) -> None:
+    """In the memory that the ledger says, as the card itself counts it."""
+    placer = routed(row.placer(models))
+    plan = placer.plan(row.policy, n_prompt=128, n_gen=16, n_ctx=256)
+    memory = plan.memory
+    with placer.engine(plan) as engine:
+        assert engine.warnings == () and engine.plan.operators == plan.operators
+        reports = Path(psutil.Process(engine.pid).environ()["OALLAMA_REPORT"]).parent
+        before = ask_report(reports, engine.pid, timeout_s=60)
+        engine.generate(list(range(1, 70)), max_tokens=3, temperature=0)
+        done, after = engine.split_stats, ask_report(reports, engine.pid, timeout_s=60)
+        assert before is not None and before.emulated is not None
+        on_device = before.emulated.device_bytes
+        assert after is not None and after.emulated is not None
+        assert after.emulated.device_bytes == on_device, "nothing is taken while it runs"
+        assert abs(memory.limit - memory.spare - on_device) <= max(SHARE * on_device, SLACK)
+    assert done is not None and done.n_decoded == 2
+    assert (done.prompt.bytes_streamed > 0, done.decode.bytes_streamed > 0) == row.streams
 
 
 def test_a_ring_of_one_slot(models: Path) -> None:
@@ -157,11 +183,13 @@ def test_a_ring_of_one_slot(models: Path) -> None:
     assert plan.streaming is not None and plan.streaming.n_slots == 1
     streamed = [o.bytes * p.cg for o, p in zip(placer.operators, plan.operators, strict=True) if p.cg]
     assert len(streamed) > 4 and max(streamed) <= plan.streaming.ring_bytes < sum(streamed) / 2
-    with placer.engine(plan, progress=False) as engine:
-        assert_stock(engine.logits(TOKENS), path, TOKENS)
-        engine.generate([1, 2, 3], max_tokens=4, temperature=0)
-        assert engine.split_stats is not None
-        assert engine.split_stats.decode.bytes_streamed > 2 * sum(streamed), "of three tokens each fills it anew"
+    with placer.llama(plan, progress=False, logits_all=True) as llama:
+        assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
+        placed_logits(llama, [1, 2, 3])
+        with counted() as decode:
+            for token in (4, 5, 6):
+                llama.eval([token])
+        assert decode[0].bytes_streamed > 2 * sum(streamed), "of three tokens each fills it anew"
 
 
 def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(tmp_path: Path) -> None:
@@ -176,10 +204,10 @@ def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(tmp_path: Path) ->
     assert plan.predicted is not None and fixed.predicted is not None
     assert plan.predicted.total_s < fixed.predicted.total_s
     assert plan.memory.compute > fixed.memory.compute and plan.memory.spare >= 0
-    with placer.engine(Plan.from_json(plan.to_json()), progress=False) as engine:
+    with placer.llama(Plan.from_json(plan.to_json()), progress=False, logits_all=True) as llama:
         held = load_bridge().emulated().stats().device_bytes
-        assert engine.llama.context_params.n_ubatch == n_prompt
-        assert_stock(engine.logits(tokens), path, tokens, n_ctx=n_ctx, n_ubatch=512)
+        assert llama.context_params.n_ubatch == n_prompt
+        assert_stock(placed_logits(llama, tokens), path, tokens, n_ctx=n_ctx, n_ubatch=512)
     assert abs(plan.memory.limit - plan.memory.spare - held) <= max(SHARE * held, SLACK)
 
 
@@ -192,9 +220,9 @@ def test_a_block_that_only_predicts_further_tokens_takes_nothing(tmp_path: Path)
         placer = Placer.load(write_shape(tmp_path / f"{name}.gguf", made, "Q4_0"), device=REAL, threads=1)
         everything = [operator.name for operator in placer.operators]
         plan = placer.plan(Given(everything, made.n_layer + 1), 64, 16, 256, measure=False)
-        with placer.engine(plan, progress=False) as engine:
-            engine.generate([1, 2, 3], max_tokens=2, temperature=0)
-            assert engine.warnings == ()
+        with placer.llama(plan, progress=False) as llama:
+            llama.eval([1, 2, 3])
+            assert llama.warnings == ()
         held.append(plan.memory.weights_gpu + plan.memory.kv)
         assert {operator.layer for operator in placer.operators} == {None, 0, 1, 2}
     assert held[0] == held[1]
@@ -213,7 +241,7 @@ def asked(placer: Placer, folder: Path, n_prompt: int = 64, n_gen: int = 8) -> t
 
 @pytest.mark.parametrize("row", [Row("hetegen"), Row("experts", "qwen3moe", link=SLOW_LINK)])
 def test_the_affinity_report_of_a_policy_shows_what_its_plan_has(row: Row, models: Path, tmp_path: Path) -> None:
-    words = (*asked(counted(row.placer(models)), tmp_path, 16, 256), "--policy", row.policy)
+    words = (*asked(routed(row.placer(models)), tmp_path, 16, 256), "--policy", row.policy)
     plan, report = (json.loads(here(name, *words, "--json").stdout) for name in ("plan", "affinity-report"))
     places = {o["name"]: (o["gg"], o["cg"], o["cc"]) for o in plan["operators"]}
     assert {o["name"]: (o["gg"], o["cg"], o["cc"]) for o in report["operators"]} == places
@@ -265,7 +293,7 @@ def test_arms_of_a_bench_may_be_these_policies(models: Path) -> None:
 
 
 def test_an_arm_with_hot_experts_is_read_back_by_their_share(models: Path) -> None:
-    placer = counted(Row("experts", "qwen3moe", link=SLOW_LINK).placer(models))
+    placer = routed(Row("experts", "qwen3moe", link=SLOW_LINK).placer(models))
     tests = (BenchTest(16, 256),)
     spec = ArmMaker(placer, shared_setting(placer, tests), tests).make("experts")
     shares = expected_shares(spec, placer.operators, placer.model.n_layer)

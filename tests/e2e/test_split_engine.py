@@ -1,4 +1,4 @@
-"""The engine with plans that split operators: memory as it says, statistics, several at once, nothing leaked."""
+"""Models loaded with plans that split operators: memory as it says, statistics, several at once, nothing leaked."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
     with case.llama() as llama:
         found, held = llama.memory, load_bridge().split().memory()
         assert found.planned_device_bytes == slices > 0
-        there = [buffer for buffer in found.buffers if not buffer.in_host_memory]
+        there = [buffer for buffer in llama.buffers if not buffer.in_host_memory]
         assert [(b.buft, b.model, b.context, b.compute) for b in there] == [
             (SPLIT_LAYOUT, slices, 0, held.device_compute)
         ]
         assert found.device_bytes == slices + held.device_compute > slices
         assert held.device_weights == slices
         assert held.host_weights + slices == sum(o.bytes for o in operators if is_ffn(o))
-        assert sum(b.model for b in found.buffers) == weights == memory.weights_gpu + memory.weights_host
-        assert sum(b.context for b in found.buffers) == context
-        of_llama = sum(b.compute for b in found.buffers if b.buft != SPLIT_LAYOUT)
+        assert sum(b.model for b in llama.buffers) == weights == memory.weights_gpu + memory.weights_host
+        assert sum(b.context for b in llama.buffers) == context
+        of_llama = sum(b.compute for b in llama.buffers if b.buft != SPLIT_LAYOUT)
         activations = 2 * 4 * N_UBATCH * case.placer.model.n_embd  # what a block takes and gives cannot share memory
         assert compute <= of_llama <= compute + activations
         placed_logits(llama, TOKENS)
@@ -63,11 +63,11 @@ def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
 def test_staging_of_the_plan_is_an_upper_bound(f16: Path) -> None:
     case = forced(f16, "cpu-pair", ffn(0.5))
     staging, weights = 64 << 20, case.plan.memory.weights_gpu
-    with case.with_ledger(staging=staging).engine() as engine:
-        assert engine.warnings == ()
-        assert engine.memory.device_bytes < engine.memory.planned_device_bytes == weights + staging
-    with case.with_ledger(staging=staging, weights_gpu=weights + (2 << 20)).engine() as engine:
-        assert len(engine.warnings) == 1 and "plan again" in engine.warnings[0]
+    with case.with_ledger(staging=staging).llama() as llama:
+        assert llama.warnings == ()
+        assert llama.memory.device_bytes < llama.memory.planned_device_bytes == weights + staging
+    with case.with_ledger(staging=staging, weights_gpu=weights + (2 << 20)).llama() as llama:
+        assert len(llama.warnings) == 1 and "plan again" in llama.warnings[0]
 
 
 def test_whole_and_split_operators_together(f16: Path) -> None:
@@ -76,7 +76,7 @@ def test_whole_and_split_operators_together(f16: Path) -> None:
     with case.llama() as llama:
         assert_stock(placed_logits(llama, TOKENS), f16, TOKENS)
         assert llama.warnings == ()
-        there = [buffer for buffer in llama.memory.buffers if not buffer.in_host_memory]
+        there = [buffer for buffer in llama.buffers if not buffer.in_host_memory]
         of_llama = [buffer for buffer in there if buffer.buft != SPLIT_LAYOUT]
     assert sum(buffer.model for buffer in there) == case.plan.memory.weights_gpu
     assert sum(buffer.context for buffer in of_llama) == case.plan.memory.kv > 0
@@ -97,32 +97,39 @@ def test_cpu_slices_lie_in_the_named_layout_or_the_best(q4_0: Path) -> None:
     """One that this CPU lacks is said, and replaced."""
     layouts = load_bridge().cpu_layouts()
     for named in (None, "CPU_NEXT_YEAR", *layouts):
-        with forced(q4_0, "cpu-pair", ffn(0.5), layout=named).engine() as engine:
-            assert [named in warning for warning in engine.warnings] == [True] * (named == "CPU_NEXT_YEAR")
-            assert {slice.layout for slice in engine._split.plan.slices()} == {
-                named if named in layouts else layouts[0]
-            }
+        with forced(q4_0, "cpu-pair", ffn(0.5), layout=named).llama() as llama:
+            assert [named in warning for warning in llama.warnings] == [True] * (named == "CPU_NEXT_YEAR")
+            assert llama.split is not None
+            assert {slice.layout for slice in llama.split.plan.slices()} == {named if named in layouts else layouts[0]}
 
 
-def test_statistics_are_those_of_the_last_generation(f16: Path) -> None:
+def test_statistics_are_those_of_the_last_answer(f16: Path) -> None:
+    """A prompt's last layer computes its last token alone, which counts with tokens one by one."""
     prompt = [1 + i for i in range(100)]  # two micro-batches
-    with forced(f16, "cpu-pair", ffn(0.5)).engine() as engine:
+    with forced(f16, "rpc-worker:1", ffn(0.5), layout="CPU_NEXT_YEAR").engine() as engine:
+        assert [("CPU_NEXT_YEAR" in warning) for warning in engine.warnings] == [True]
+        layouts = {placement.layout for placement in engine.plan.operators if 0 < placement.gg < 1}
+        assert layouts <= set(load_bridge().cpu_layouts())
         assert engine.split_stats is None
-        generation = engine.generate(prompt, max_tokens=9, temperature=1.0)
-        first = engine.split_stats
+        answer = engine.generate(prompt, max_tokens=9, temperature=1.0)
+        first, n_layer = engine.split_stats, engine.model.n_layer
         assert first is not None
-        n_layer = engine.model.n_layer
-        assert (first.prompt.n_graphs, first.n_decoded) == (2 * n_layer, generation.n_gen - 1)
-        assert first.decode.n_graphs == first.decode.n_phases == n_layer * first.n_decoded
+        assert first.prompt.n_graphs == 2 * n_layer - 1
+        assert first.n_decoded == len(answer.tokens) - (answer.end == "limit")
+        assert first.decode.n_graphs == first.decode.n_phases == n_layer * first.n_decoded + 1
         per_token = first.per_token()
         parts = sum(seconds for name, seconds in per_token.items() if name != "total_s")
-        assert 0 < parts <= per_token["total_s"] * 1.001 < generation.tpot_s
-        known = [*prompt, *generation.tokens]
+        assert 0 < parts <= per_token["total_s"] * 1.001 < answer.tpot_s
+        known = [*prompt, *answer.tokens]
         list(engine.stream([*known, 5, 6, 7], max_tokens=3, temperature=1.0, reuse=True))
-        assert engine.split_stats is not None and engine.split_stats.prompt.n_graphs == n_layer
+        assert engine.split_stats is not None and engine.split_stats.prompt.n_graphs == n_layer - 1
         engine.generate(prompt, max_tokens=1)
         assert engine.split_stats is not None and engine.split_stats.n_decoded == 0
-        assert engine.split_stats.decode.n_graphs == 0 and engine.split_stats.prompt.n_built == 0
+        assert engine.split_stats.decode.n_graphs == 1 and engine.split_stats.prompt.n_built == 0
+        held = engine.held_by_split
+        assert (held.device_weights, held.host_weights > 0, held.device_compute > 0) == (
+            engine.plan.memory.weights_gpu, True, True
+        )  # fmt: skip
 
 
 def test_run_reports_what_the_split_backend_did(q4_0: Path, tmp_path: Path) -> None:
@@ -133,8 +140,8 @@ def test_run_reports_what_the_split_backend_did(q4_0: Path, tmp_path: Path) -> N
     assert done.stderr == "" and made["device"].startswith("RPC")
     split = made["split"]
     assert split["n_decoded"] == made["n_gen"] - 1 == 5
-    assert split["decode"]["n_graphs"] == 2 * 5, "two layers with an FFN each"
-    assert split["prompt"]["n_graphs"] == 2
+    assert split["decode"]["n_graphs"] == 2 * 5 + 1, "two layers with an FFN each, and the prompt's last token in one"
+    assert split["prompt"]["n_graphs"] == 1
     assert set(split["per_token"]) == {"launch_s", "host_s", "wait_s", "join_s", "total_s"}
     assert split["decode"]["bytes_in"] > 0 and split["decode"]["bytes_out"] > 0
     memory = split["memory"]
@@ -145,15 +152,15 @@ def test_run_reports_what_the_split_backend_did(q4_0: Path, tmp_path: Path) -> N
 
 def test_a_plan_that_splits_nothing_computes_as_stock_where_the_backend_is_loaded(q4_0: Path) -> None:
     load_bridge().split()
-    with forced(q4_0).engine() as engine:
-        assert np.array_equal(engine.logits(TOKENS), stock_logits(q4_0, TOKENS))
-        engine.generate("once", max_tokens=2)
-        assert engine.split_stats is None
+    with forced(q4_0).llama() as llama:
+        assert np.array_equal(placed_logits(llama, TOKENS), stock_logits(q4_0, TOKENS))
+        assert llama.split is None
 
 
 UNLOADED = """
-with forced(model, device, whole=attention if device != "none" else None).engine() as engine:
-    engine.generate("once", max_tokens=2)
+from e2e.logits import placed_logits
+with forced(model, device, whole=attention if device != "none" else None).llama() as llama:
+    placed_logits(llama, [5, 6, 7])
     print(int("ggml-oallama" in Path("/proc/self/maps").read_text()))
 """
 
@@ -164,16 +171,24 @@ def test_a_plan_that_splits_nothing_does_not_load_the_backend(device: str, f16: 
     assert said(UNLOADED, f16, device) == [[0]]
 
 
-def test_engines_with_several_plans_at_once(f16: Path, q4_0: Path) -> None:
+@of_glibc
+def test_nor_does_its_engine(f16: Path) -> None:
+    with forced(f16).engine() as engine:
+        assert engine.generate([5, 6, 7], max_tokens=2, temperature=0).n_gen == 2
+        assert engine.split_stats is None and engine.runs() == []
+        assert "ggml-oallama" not in Path(f"/proc/{engine.pid}/maps").read_text()
+
+
+def test_several_plans_at_once(f16: Path, q4_0: Path) -> None:
     cases = [forced(path, "cpu-pair", ffn(gg)) for path, gg in ((f16, 0.25), (q4_0, 0.75), (f16, 0.5))]
     alone = []
     for case in cases:
         with case.llama() as llama:
             alone.append(placed_logits(llama, TOKENS))
-    with cases[0].engine() as first, cases[1].engine() as second, cases[2].engine() as third:
+    with cases[0].llama() as first, cases[1].llama() as second, cases[2].llama() as third:
         for _ in range(2):
-            for engine, wanted in zip((first, second, third), alone, strict=True):
-                assert np.array_equal(engine.logits(TOKENS), wanted)
+            for llama, wanted in zip((first, second, third), alone, strict=True):
+                assert np.array_equal(placed_logits(llama, TOKENS), wanted)
     assert not np.array_equal(alone[0], alone[2]), "the cuts differ, so the comparison says something"
 
 
@@ -182,11 +197,13 @@ def test_engines_with_several_plans_at_once(f16: Path, q4_0: Path) -> None:
 #
 
 LEAK = """
+from e2e.logits import placed_logits
 n = int(words[0])
 case = forced(model, device, ffn(0.5))
 for round in range(n):
-    with case.engine() as engine:
-        engine.generate("once", max_tokens=2, temperature=0)
+    with case.llama() as llama:
+        placed_logits(llama, [5, 6, 7])
+        llama.eval([8])
         held = load_bridge().split().memory()
         assert held.host_weights and held.device_weights and held.device_compute and held.n_programs, held
     held = load_bridge().split().memory()
@@ -235,8 +252,8 @@ import oallama.run.placed_llama
 def status(key): return int(Path("/proc/self/status").read_text().split(key)[1].split()[0]) << 10
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 before = status("VmRSS:")
-with case.engine() as engine:
-    rest = sum(buffer.context + buffer.compute for buffer in engine.memory.buffers)
+with case.llama(logits_all=False) as llama:
+    rest = sum(buffer.context + buffer.compute for buffer in llama.buffers)
     print(status("VmHWM:") - before - rest, max(operator.bytes for operator in case.placer.operators))
 """
 

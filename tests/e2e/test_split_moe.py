@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.forced import Where, attention, ffn, forced, nothing, written
+from e2e.forced import Forced, Where, attention, ffn, forced, nothing, written
 from e2e.logits import REAL, assert_alike, assert_stock, placed_logits
 from e2e.plugin_runs import counted, loaded, logits_of, logits_of_sequences, with_plugin
 
@@ -69,10 +69,10 @@ def test_experts_that_a_card_cannot_compute_stay_on_the_host(hot: tuple[int, ...
     """Mistral-4 reads the input of down's experts in F32, for which CUDA, and what emulates it, has no kernel."""
     path = written(models, "mistral4")
     case = forced(path, REAL, nothing if hot else ffn(0.5), hot=hot).with_ledger(staging=16 << 20)
-    with case.engine() as engine:
-        assert_stock(engine.logits(PROMPT), path, PROMPT)
-        assert_stock(engine.logits(PROMPT[:1]), path, PROMPT[:1])
-        said = [warning for warning in engine.warnings if "cannot multiply by" in warning]
+    with case.llama() as llama:
+        assert_stock(placed_logits(llama, PROMPT), path, PROMPT)
+        assert_stock(placed_logits(llama, PROMPT[:1]), path, PROMPT[:1])
+        said = [warning for warning in llama.warnings if "cannot multiply by" in warning]
     assert len(said) == 1 and "ffn_down_exps" in said[0], said
 
 
@@ -99,19 +99,39 @@ def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, mod
 def test_experts_that_follow_the_conversation_compute_the_same(arch: str, whole: Where | None, models: Path) -> None:
     """Token by token behind a prompt, and a prompt again, while experts are exchanged and fetched."""
     path = written(models, arch, n_expert_used=2)
-    settings = StreamSettings(piece_bytes=4096, link_bytes_per_s=10**12, exchange="idle")
-    case = forced(path, REAL, nothing, hot=(0, 3, 6), whole=whole, layout=PLAIN_LAYOUT).changed(streaming=settings)
-    with case.engine() as engine:
+    case = following(path, whole)
+    with case.llama() as llama:
         before = load_bridge().split()
         held, done = before.memory(), before.stats()
         for tokens in (PROMPT[:9], PROMPT[:40], PROMPT[20:60], PROMPT):
-            assert_stock(engine.logits(tokens), path, tokens)
-        engine.generate(PROMPT[:20], 40, temperature=0)
-        assert_stock(engine.logits(PROMPT), path, PROMPT)
+            assert_stock(placed_logits(llama, tokens), path, tokens)
+        llama.reset()
+        llama.eval(PROMPT[:20])
+        for token in PROMPT[20:60]:
+            llama.eval([token])
+        assert_stock(llama.scores[:60], path, PROMPT[:60])
+        assert_stock(placed_logits(llama, PROMPT), path, PROMPT)
         moved = load_bridge().split().stats() - done
         assert moved.n_fetched + moved.n_exchanged > 0 and moved.bytes_exchanged > 0
         assert moved.n_hits <= moved.n_uses
         assert load_bridge().split().memory().device_weights == held.device_weights
+
+
+def following(path: Path, whole: Where | None) -> Forced:
+    """Hot experts that are exchanged."""
+    settings = StreamSettings(piece_bytes=4096, link_bytes_per_s=10**12, exchange="idle")
+    return forced(path, REAL, nothing, hot=(0, 3, 6), whole=whole, layout=PLAIN_LAYOUT).changed(streaming=settings)
+
+
+def test_they_follow_the_answers_of_an_engine(models: Path) -> None:
+    with following(written(models, "qwen3moe", n_expert_used=2), None).engine() as engine:
+        held = engine.held_by_split
+        answer = engine.generate(PROMPT[:20], 40, temperature=1.0)
+        done = engine.split_stats
+        assert done is not None and done.n_decoded >= answer.n_gen - 1 > 0
+        assert done.decode.n_fetched + done.decode.n_exchanged > 0 and done.decode.bytes_exchanged > 0
+        assert done.decode.n_hits <= done.decode.n_uses
+        assert engine.held_by_split.device_weights == held.device_weights
 
 
 @pytest.mark.parametrize(

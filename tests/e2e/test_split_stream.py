@@ -62,7 +62,7 @@ def test_a_repacked_layout_is_kept_twice_for_n_g(device: str, q4_0: Path) -> Non
         cc = sum(round(p.cc * o.bytes) for o, p in pairs if takes_n_g(o))
         with case.llama() as llama:
             assert_stock(placed_logits(llama, TOKENS), q4_0, TOKENS)
-            held = [b for b in llama.memory.buffers if b.buft == SPLIT_LAYOUT and b.in_host_memory]
+            held = [b for b in llama.buffers if b.buft == SPLIT_LAYOUT and b.in_host_memory]
             host_bytes.append(sum(buffer.model for buffer in held))
     assert host_bytes[0] - host_bytes[1] == cc
 
@@ -75,5 +75,7 @@ def test_experts_are_streamed(device: str, models: Path) -> None:
 
 
 def test_what_streams_needs_a_device(f16: Path) -> None:
-    with pytest.raises(PlanError, match="needs device"):
-        forced(f16, share=ffn(0.0, 0.5), probe=False).engine()
+    case = forced(f16, share=ffn(0.0, 0.5), probe=False)
+    for load in (case.engine, case.llama):
+        with pytest.raises(PlanError, match="needs device"):
+            load()

@@ -5,31 +5,25 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.forced import attention, ffn, forced, nothing, written
+from e2e.forced import attention, ffn, forced
 from e2e.stock import LlamaServer, environment, llama_server, needs_programs, program
 from e2e.stock_plans import MODEL
 from processes import here
 
 from ggml_bridge.library import find_built, find_plugin
-from oallama.core.routing import Tally, Traffic
 from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, Operator
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
-from oallama.plan.export import Plugin, stock_command
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import plugin_text
 from oallama.run.plugin_report import PluginReport, ask_report, punctuality, reports_in
-from oallama.run.stock_backend import stock_backend
 from oallama.run.weight_places import usable_plan
 
 pytestmark = needs_programs
@@ -79,15 +73,6 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     line = f"llama-server -m {MODEL} -c 256 --device none -ngl 0 --fit off"
     with llama_server(line, tmp_path_factory.mktemp("cpu") / "log") as made:
         return made.complete(prompt=PROMPT, n_predict=ANSWER)
-
-
-def counting_command(plan: Plan, placer: Placer, file: Path) -> tuple[dict[str, str], list[str]]:
-    """As `serve --count-experts` starts it."""
-    plugin, backend = Plugin(str(find_plugin()), str(file)), stock_backend(plan.device)
-    settings, words = stock_command(
-        plan, placer.operators, placer.tensor_names, "llama-server", plugin, backend, counts=True
-    )
-    return settings, [shlex.quote(word) for word in words]
 
 
 def pid_of(folder: Path) -> int:
@@ -172,47 +157,6 @@ def test_a_cut_that_shrank_is_told(mixed: Plan, tmp_path: Path) -> None:
     (report,) = reports_in(tmp_path)
     assert report.usable and len(report.problems) == 1 and "has no room for" in report.problems[0]
     assert any(s.gg == 0 for s in report.slices)
-
-
-@pytest.mark.parametrize("hot", [(), (1, 3)], ids=["none is hot", "some are hot"])
-def test_uses_of_experts_are_counted_as_while_a_model_runs_in_this_process(
-    hot: tuple[int, ...], models: Path, tmp_path: Path
-) -> None:
-    """Of experts in host memory, which the plug-in is given for that, and of hot ones."""
-    prompt = [int(token) for token in range(5, 45)]
-    case = forced(written(models, "llama-moe", n_expert_used=2), CARD if hot else "none", nothing, hot=hot, probe=False)
-    placer, taken = case.placer, list[Traffic]()
-    with case.engine(on_traffic=taken.append) as engine:
-        answer = engine.generate(prompt, 6, temperature=0)
-    plan, _ = usable_plan(case.plan, placer.operators, counts=True)
-    file = tmp_path / "plan.oallama"
-    device = "Emulated0" if hot else None
-    file.write_text(plugin_text(plan, placer.operators, placer.model.n_layer, device, counts=True), encoding="utf-8")
-    settings, words = counting_command(plan, placer, file)
-    settings = {**settings, "OALLAMA_REPORT": str(tmp_path / "report-%p.json")}
-    with llama_server(" ".join(words), tmp_path / "log", **settings) as server:
-        before = asked(tmp_path).traffic(placer.operators, placer.model.n_expert)  # llama-server tried its memory
-        server.complete(prompt=prompt, n_predict=6)
-        after = asked(tmp_path).traffic(placer.operators, placer.model.n_expert)
-    (traffic,) = taken
-    assert len(answer.tokens) == 6
-    assert since(before.prompt, after.prompt)[0] == traffic.prompt[0]
-    counted = since(before.decode, after.decode)
-    assert counted[0] == traffic.decode[0]
-    # of a prompt the last layer computes one token
-    expected = [one + more for one, more in zip(traffic.decode[1].uses, traffic.prompt[1].uses, strict=True)]
-    assert counted[1] == Tally(6, tuple(expected))
-
-
-def since(before: Mapping[int, Tally], after: Mapping[int, Tally]) -> dict[int, Tally]:
-    nothing = Tally(0, ())
-    return {
-        layer: Tally(
-            tally.n_tokens - before.get(layer, nothing).n_tokens,
-            tuple(n - m for n, m in zip_longest(tally.uses, before.get(layer, nothing).uses, fillvalue=0)),
-        )
-        for layer, tally in after.items()
-    }
 
 
 @pytest.mark.parametrize("path", ["/no/such/library.so", str(find_built("ggml_bridge"))])

@@ -26,9 +26,9 @@ from oallama.run.setup import release
 MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
 
 
-def engine(**options):
+def llama():
     placer = Placer.load(MODEL, device="none", threads=1)
-    return placer.engine(placer.plan("cpu", workload=placer.workload(8, 8), measure=False), **options)
+    return placer.llama(placer.plan("cpu", workload=placer.workload(8, 8), measure=False), progress=False)
 
 
 @pytest.mark.parametrize("hold_interrupt", [True, False])
@@ -56,7 +56,7 @@ def test_a_ctrl_c_in_the_progress_callback_stops_the_load(monkeypatch):
 
     monkeypatch.setattr(LoadProgress, "_on_progress", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        engine()
+        llama()
     assert len(shares) == 1
 
 
@@ -73,7 +73,7 @@ def test_what_is_held_is_told_at_once_and_raised_at_the_end():
     assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch):
+def test_a_ctrl_c_in_what_frees_a_llama_is_raised(monkeypatch):
     from llama_cpp import _internals
 
     free = _internals.LlamaBatch.__del__
@@ -86,7 +86,7 @@ def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch):
         free(self)
 
     monkeypatch.setattr(_internals.LlamaBatch, "__del__", interrupted)
-    made = engine(progress=False)
+    made = llama()
     with pytest.raises(KeyboardInterrupt):
         made.close()
     assert n_freed == 1

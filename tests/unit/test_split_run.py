@@ -11,7 +11,7 @@ from oallama.core.errors import PlanError
 from oallama.core.types import Predicted
 from oallama.plan.plan import Plan
 from oallama.run.setup import check_layers
-from oallama.run.split import SplitMeter, corrected_plan
+from oallama.run.split import SplitRun, corrected_plan
 from oallama.run.weight_places import host_shape
 
 GATE = weight(role="ffn_gate", k=256, n=512, layer=0)
@@ -70,22 +70,12 @@ def test_the_cpu_multiplies_by_its_slice(operator, shape):
     assert host_shape(operator, placed(operator.name)) == operator.shape
 
 
-def test_the_meter_tells_prompt_and_tokens_apart():
-    counted = iter(SplitStats(n_graphs=n, launch_s=n / 8, total_s=n / 4) for n in (10, 12, 14, 15, 17))
-    meter = SplitMeter(lambda: next(counted), 2)
-    for _ in range(4):
-        meter.beat()
-    done = meter.run()
-    assert (done.prompt.n_graphs, done.decode.n_graphs, done.n_decoded) == (4, 3, 2)
+def test_seconds_per_token_are_those_of_tokens_one_by_one():
+    done = SplitRun(SplitStats(launch_s=9.0), SplitStats(launch_s=3 / 8, total_s=3 / 4), 2)
     assert done.per_token() == {
         "launch_s": 3 / 16, "host_s": 0.0, "wait_s": 0.0, "join_s": 0.0, "total_s": 3 / 8
     }  # fmt: skip
-
-
-def test_a_meter_without_tokens_divides_by_nothing():
-    meter = SplitMeter(SplitStats, 1)
-    assert meter.run().n_decoded == 0
-    assert meter.run().per_token()["total_s"] == 0.0
+    assert SplitRun(SplitStats(), SplitStats(), 0).per_token()["total_s"] == 0.0, "it divides by nothing"
 
 
 LAYERS = weights_of(model_info(n_layer=4))
