@@ -18,6 +18,7 @@ import llama_cpp
 from llama_cpp import llama_chat_format
 
 from oallama.core.errors import UsageError
+from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
 from oallama.run.setup import release
 
@@ -159,11 +160,12 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     def close(self) -> None:
         """Free the model and its device; may be called twice. What is asked of it afterwards raises UsageError, where
         llama.cpp would read freed memory."""
-        if self._release is not None:
-            self._release()
-        else:  # it was not made whole
-            super().close()
-        self._forget()
+        with held_interrupt():  # in what is freed here it would be lost
+            if self._release is not None:
+                self._release()
+            else:  # it was not made whole
+                super().close()
+            self._forget()
 
     def _forget(self) -> None:
         for name in ("_ctx", "_model", "_batch", "tokenizer_"):
