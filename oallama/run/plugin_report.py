@@ -55,10 +55,11 @@ class PluginReport:
     emulated: EmulatedStats | None
 
     def traffic(self, operators: Sequence[Operator], n_expert: int) -> Traffic:
-        """How often experts were used, of each layer those of its first operator of experts."""
+        """How often experts were used, of each layer those of its first operator of experts that is counted."""
+        counted = {found.name for found in self.experts}
         first: dict[int, str] = {}
         for operator in operators:
-            if operator.layer is not None and operator.op == "MUL_MAT_ID":
+            if operator.layer is not None and operator.name in counted:
                 first.setdefault(operator.layer, operator.name)
         layers = {name: layer for layer, name in first.items()}
         tallies: dict[str, dict[int, Tally]] = {"single": {}, "several": {}}

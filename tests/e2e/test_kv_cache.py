@@ -33,7 +33,7 @@ def reused(engine: Engine, prompt: str | Sequence[int], n: int = 6) -> Generatio
 
 def logits(engine: Engine, prompt: Sequence[int], reuse: bool) -> Logits:
     """Logits behind a prompt but for a constant, as llama-server's own interface tells them."""
-    asked = {"prompt": prompt, "n_predict": 1, "n_probs": engine.n_vocab, "cache_prompt": reuse}
+    asked = {"prompt": prompt, "n_predict": 1, "n_probs": engine.n_vocab, "cache_prompt": reuse, "grammar": LETTERS}
     headers = {"Authorization": f"Bearer {engine.api_key}"}
     answer = httpx.post(f"{engine.url}/completion", json=asked, headers=headers, timeout=PATIENCE_S).json()
     found = np.full(engine.n_vocab, np.nan, np.float32)
@@ -59,11 +59,10 @@ def test_what_the_cache_holds_is_not_evaluated_again_and_changes_no_answer(arch:
         again, n_back = reused(engine, shorter), len(longer) - 15
         assert again.n_cached == n_back or (arch in (*RECURRENT, *WINDOWED) and again.n_cached < n_back)
         assert reused(engine, shorter).n_cached == len(shorter) - 1 or arch in RECURRENT
-        wanted = {len(prompt): logits(engine, prompt, reuse=False) for prompt in (longer, shorter)}
-        texts = {
-            len(prompt): engine.generate(prompt, 6, temperature=0, grammar=LETTERS).text for prompt in (longer, shorter)
-        }
-        errors = []
+        wanted, texts, errors = {}, {}, []
+        for prompt in (longer, shorter):
+            wanted[len(prompt)] = logits(engine, prompt, reuse=False)
+            texts[len(prompt)] = engine.generate(prompt, 6, temperature=0, grammar=LETTERS).text
         reused(engine, tokens)
         for prompt in (longer, shorter, shorter):
             errors.append(nmse(logits(engine, prompt, reuse=True), wanted[len(prompt)]))

@@ -84,7 +84,7 @@ def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches()
             ("blk.0.ffn_gate_exps.weight", "single", 5, (4, 3, 2, 1)),
             ("blk.0.ffn_up_exps.weight", "single", 5, (4, 3, 2, 1)),  # the same tokens once more
             ("blk.0.ffn_gate_exps.weight", "several", 7, (14, 0, 0, 0)),
-            ("blk.1.ffn_gate_exps.weight", "single", 1, (1, 1, 0, 0)),
+            ("blk.1.ffn_up_exps.weight", "single", 1, (1, 1, 0, 0)),  # the gate lies on the device
             ("blk.9.ffn_gate_exps.weight", "single", 1, (1, 1, 0, 0)),
         ),
         told(("blk.0.ffn_gate_exps.weight", "single", 2, (0, 0, 2, 2))),  # a second start
