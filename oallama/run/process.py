@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections import deque
@@ -14,7 +15,9 @@ from oallama.run.launch import with_us
 
 TAIL_LINES = 200
 LINE_BYTES = 1 << 16
+NOT_LOADED = "exiting due to model loading error"
 FIRST_POLL_S, POLL_S = 0.005, 0.1  # between looks at a program; the first, and the longest
+_TIME = re.compile(r"\d+(\.\d+){3} [A-Z] +")  # and the level, which llama-server writes before a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +109,14 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The last line that speaks of an error, else the last one; cut to what a sentence can hold."""
+    """The last line that speaks of an error, or the first where llama-server says that it could not load the model, as
+    others follow from that; else the last one. Without its time, and cut to what a sentence can hold."""
     written = [line for line in lines if line.strip()]
     telling = [
         line for line in written if any(word in line.lower() for word in ("error", "failed", "abort", "crashed"))
     ]
-    chosen = (telling or written or [""])[-1].strip()
+    chosen = (telling or written or [""])[-1]
+    if NOT_LOADED in chosen:
+        chosen = telling[0]
+    chosen = _TIME.sub("", chosen.strip())
     return chosen if len(chosen) <= 300 else chosen[:299] + "…"

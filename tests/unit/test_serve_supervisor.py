@@ -195,5 +195,7 @@ def test_a_pause_ends_when_it_is_stopped(keep):
 def test_last_words_are_those_of_the_error():
     assert last_words(["a", "ggml: error: out of memory", "cleaning up"]) == "ggml: error: out of memory"
     assert last_words(["a", "b", ""]) == "b"
+    chain = ["failed to allocate a buffer", "failed to create context", "exiting due to model loading error"]
+    assert last_words([f"0.00.019.684 E srv  {line}" for line in chain]) == "srv  failed to allocate a buffer"
     assert last_words([]) == ""
     assert len(last_words(["x" * 1000])) == 300
