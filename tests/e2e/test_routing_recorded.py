@@ -63,8 +63,10 @@ def given_ids(path: Path, decoded: Sequence[int]) -> dict[int, list[npt.NDArray[
 @pytest.mark.parametrize(
     ("arch", "n_used", "device", "hot"),
     [
-        ("llama-moe", 1, "none", ()), ("llama-moe", 7, REAL, ()), ("deepseek2", 2, "none", ()),
-        ("gpt-oss", 2, "none", ()), ("qwen2moe", 2, "rpc-worker:1", ()), ("llama-moe", 2, REAL, (1, 3)),
+        ("llama-moe", 7, REAL, ()), ("gpt-oss", 2, "none", ()), ("qwen2moe", 2, "rpc-worker:1", ()),
+        ("llama-moe", 2, REAL, (1, 3)),
+        *(pytest.param(arch, n_used, "none", (), marks=pytest.mark.thorough)
+          for arch, n_used in (("llama-moe", 1), ("deepseek2", 2))),
     ],
 )  # fmt: skip
 def test_what_is_counted_is_what_the_experts_were_given(
@@ -89,6 +91,7 @@ def test_what_is_counted_is_what_the_experts_were_given(
                 assert tallies[layer].uses == tuple(expected)
 
 
+@pytest.mark.thorough
 def test_experts_on_the_device_are_not_counted(models: Path) -> None:
     taken: list[Traffic] = []
     case = forced(written(models, "llama-moe", n_expert_used=2), REAL, whole=lambda operator: True)
