@@ -80,7 +80,7 @@ def import_interface_only() -> None:
 
 def soname(name: str) -> str:
     """`libggml.so.0` for `ggml`: the file that other libraries of the wheel ask for."""
-    return f"lib{name}.0.dylib" if sys.platform == "darwin" else f"lib{name}.so.0"
+    return f"lib{name}.so.0"
 
 
 def check_installed_version() -> None:
@@ -97,8 +97,8 @@ def check_installed_version() -> None:
 
 def open_libraries() -> Libraries:
     """Opens ggml, imports llama_cpp and finds libggml_bridge; raises BridgeError or VersionMismatch."""
-    if not sys.platform.startswith(("linux", "darwin")):
-        raise BridgeError(f"the native part runs on Linux and macOS, not on {sys.platform}")
+    if not sys.platform.startswith("linux"):
+        raise BridgeError(f"the native part runs on Linux, not on {sys.platform}")
     check_installed_version()
     folder = library_folder()
     base = _open(folder / soname("ggml-base"))
@@ -122,7 +122,7 @@ def find_plugin() -> Path:
 def find_built(name: str) -> Path:
     """Path of our own library `lib<name>`: beside this package (wheel, editable install) or in the build folder of a
     checkout; the newest, where there are several. Raises BridgeError."""
-    file = f"lib{name}.dylib" if sys.platform == "darwin" else f"lib{name}.so"
+    file = f"lib{name}.so"
     folders = [Path(folder) for folder in sys.modules["ggml_bridge"].__path__]
     folders += [folder.parent / "build" / "native" for folder in folders]
     built = [folder / file for folder in folders if (folder / file).is_file()]

@@ -42,7 +42,7 @@ def absent_devices(devices_json: str | None) -> list[str]:
         played = [str(device["description"]) for device in devices if device["backend"] == "Vulkan"]
         stood_in = f"{played[0]}, which is the processor," if played else "a worker process"
         return [
-            f"a graphics card: none answers here (CUDA, ROCm, Vulkan, Metal); {stood_in} stood in for it",
+            f"a graphics card: none answers here (CUDA, ROCm, Vulkan); {stood_in} stood in for it",
             "CUDA graphs beside a pool without virtual memory (GGML_CUDA_NO_VMM): turned off, as its source says alone",
         ]
     return [f"back ends other than {', '.join(sorted(backends))}"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import uuid
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -28,14 +27,13 @@ MOST_TEXT = 64 << 20  # far above any profile or description of a machine
 
 def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
     """Folder of what can be made again: `$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else `oallama` in
-    `$XDG_CACHE_HOME` or the platform's cache folder."""
+    `$XDG_CACHE_HOME` or `~/.cache`."""
     if own := env.get(FOLDER_VARIABLE):
         return user_path(own)
     xdg = Path(env.get("XDG_CACHE_HOME", ""))
     if xdg.is_absolute():
         return xdg / "oallama"
-    usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path(env.get("HOME") or user_path("~"), usual, "oallama")
+    return Path(env.get("HOME") or user_path("~"), ".cache", "oallama")
 
 
 def user_path(text: str) -> Path:

@@ -209,7 +209,7 @@ def _package_version(name: str) -> str | None:
 def _library_files(folder: Path | None, stem: str) -> list[Path]:
     if folder is None:
         return []
-    return sorted(Path(p) for suffix in ("so*", "*dylib") for p in folder.glob(f"{stem}.{suffix}"))
+    return sorted(folder.glob(f"{stem}.so*"))
 
 
 def _ggml_version(folder: Path | None) -> str | None:

@@ -66,7 +66,7 @@ _REMEDIES = (  # most specific first: a full disk also breaks the compiler, a de
     ),
     (
         r"No CMAKE_CXX?_COMPILER could be found|is not able to compile a simple test program",
-        "no working C++ compiler: install one (Debian and Ubuntu: sudo apt install g++; macOS: xcode-select --install)",
+        "no working C++ compiler: install one (Debian and Ubuntu: sudo apt install g++)",
     ),
     (
         r"unsupported GNU version|unsupported clang version",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from oallama.core.errors import UsageError
 from oallama.setup import vulkan
 from oallama.setup.console import DRIVER_S, SetupError, capture, compiles
 
-CHOICES = ("auto", "cpu", "cuda", "hip", "vulkan", "metal")
+CHOICES = ("auto", "cpu", "cuda", "hip", "vulkan")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def known_choice(wish: str) -> str:
     return wish
 
 
-def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str, system: str = sys.platform) -> Backend:
+def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str) -> Backend:
     """The back end to build, from OALLAMA_BACKEND (`wish`) and what answers here.
 
     `cxx` is used to look for headers; `cmake_args` (the user's CMAKE_ARGS) may name the architecture of a card that
@@ -53,17 +52,15 @@ def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str,
         "cuda": lambda: _cuda(env, cmake_args, wish == "cuda"),
         "hip": lambda: _hip(env, cmake_args, wish == "hip"),
         "vulkan": lambda: _vulkan(env, cxx, wish == "vulkan"),
-        "metal": lambda: _metal(env, system),
     }
     if wish != "auto":
         found = finders[wish]()
         if isinstance(found, Missing):
             raise SetupError(f"OALLAMA_BACKEND={wish} cannot be built: {found.why}")
         return found
-    order = ("metal",) if system == "darwin" else ("cuda", "hip", "vulkan")
     reasons = []
-    for name in order:
-        found = finders[name]()
+    for find in finders.values():
+        found = find()
         if isinstance(found, Backend):
             return found
         if found.card:
@@ -74,7 +71,7 @@ def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str,
 def gpu_hint(env: Mapping[str, str]) -> str:
     """Signs of GPUs that can be seen without asking a driver. While they are the same, nothing is asked again."""
     nodes = ["/dev/nvidiactl", "/dev/dxg", "/dev/kfd", *sorted(map(str, Path("/dev/dri").glob("renderD*")))]
-    programs = ("nvidia-smi", "nvcc", "rocminfo", "hipcc", "vulkaninfo", "glslc", "xcrun")
+    programs = ("nvidia-smi", "nvcc", "rocminfo", "hipcc", "vulkaninfo", "glslc")
     seen = [node for node in nodes if Path(node).exists()]
     seen += [found for name in programs if (found := _find(name, env))]
     names = ("CUDA_HOME", "CUDA_PATH", "CUDACXX", "CUDAARCHS", "ROCM_PATH", "VULKAN_SDK")
@@ -162,16 +159,6 @@ def _vulkan(env: Mapping[str, str], cxx: str, forced: bool) -> Backend | Missing
     if missing := vulkan.missing_to_build(env, cxx):
         return _lacks(cards, vulkan.advice(missing, env))
     return Backend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",))
-
-
-def _metal(env: Mapping[str, str], system: str) -> Backend | Missing:
-    if system != "darwin":
-        return Missing("Metal is for macOS only")
-    if "Metal" not in (capture(["system_profiler", "SPDisplaysDataType"], env, DRIVER_S) or ""):
-        return Missing("no GPU with Metal answers")
-    if capture(["xcrun", "--find", "clang"], env) is None:
-        return Missing("a GPU with Metal answers, but there is no xcrun: run xcode-select --install", True)
-    return Backend("metal", "Metal build for this Mac's GPU", ("-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"))
 
 
 def _lacks(cards: list[str], what: str) -> Missing:

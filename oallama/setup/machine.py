@@ -19,7 +19,7 @@ from oallama.setup.console import SetupError, capture, compiles
 
 _NO_COMPILER = (
     "no working C++ compiler: install one (Debian and Ubuntu: sudo apt install g++; "
-    "Fedora: sudo dnf install gcc-c++; macOS: xcode-select --install) or name one in CXX"
+    "Fedora: sudo dnf install gcc-c++) or name one in CXX"
 )
 _CPU_FIELDS = (
     *("model name", "vendor_id", "cpu family", "model", "stepping", "flags"),

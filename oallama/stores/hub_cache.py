@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,8 +114,6 @@ def llama_cache() -> Path:
     """Folder in which llama.cpp keeps what it downloads."""
     if os.environ.get("LLAMA_CACHE"):
         return user_path(os.environ["LLAMA_CACHE"])
-    if sys.platform == "darwin":
-        return user_path("~/Library/Caches/llama.cpp")
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
 
 

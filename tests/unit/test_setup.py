@@ -63,7 +63,7 @@ class Machine:
             self.program(path, script)
 
     def choose(self, wish, cmake_args=""):
-        return gpu.choose_backend(wish, self.env, "c++", cmake_args, "linux")
+        return gpu.choose_backend(wish, self.env, "c++", cmake_args)
 
     def said(self):
         return (self.folder / "said").read_text(encoding="utf-8")
