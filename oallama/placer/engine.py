@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from oallama.core.routing import Traffic
 from oallama.device.rpc_worker import start_worker
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
+from oallama.run.keeper import Keeper
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
 from oallama.run.server_options import checked_options
 from oallama.run.setup import check_layers, device_of
@@ -39,17 +39,18 @@ def open_engine(
     as Placer.engine."""
     more = checked_options(server_options)
     model, operators = placer.model, placer.operators
+    placer.placed(plan)  # is a plan, of this model
     plan = placer.as_asked(plan)
-    plan.check(model, operators)
     check_layers(plan, model.n_layer, operators)
     spec = device_of(plan, str(placer.device))
     counts = on_traffic is not None
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     needs = placer.load_needs(plan)
-    with ExitStack() as held:
+    keeper = Keeper()
+    try:
         device = "none"
         if spec.is_worker:
-            device = f"rpc://{held.enter_context(start_worker(spec)).endpoint}"
+            device = f"rpc://{keeper.enter(lambda: start_worker(spec)).endpoint}"
         elif not spec.is_none:
             device = str(placer.found_device)
         named, warnings = served_plan(plan, operators, device, counts)
@@ -66,4 +67,7 @@ def open_engine(
             names = placer.tensor_names
             return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)
 
-        return Engine(model, named, operators, started, needs, warnings, on_traffic, chats, held.pop_all())
+        return Engine(model, named, operators, started, needs, warnings, on_traffic, chats, keeper)
+    except BaseException:
+        keeper.close()
+        raise

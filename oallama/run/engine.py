@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-import threading
 import time
-import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from ggml_bridge.split import SplitMemory
-from ggml_bridge.threads import Thread
 from oallama.core.errors import DeviceError, ModelFileError, UsageError, spoken
 from oallama.core.history import BlockRuns
 from oallama.core.keywords import check_type, record_from
@@ -33,6 +30,7 @@ from oallama.run.address import Address, free_address
 from oallama.run.answer import Generation, Stream, checked_stops, generation_of
 from oallama.run.client import Client, Gone, Refused
 from oallama.run.held import EngineMemory, LoadNeeds, compare_memory, spill_warning
+from oallama.run.keeper import Keeper
 from oallama.run.plugin_report import PluginReport, ask_report, runs_of
 from oallama.run.process import Launch, ServerProcess, wait_until
 from oallama.run.sampling import Sampling
@@ -71,11 +69,12 @@ class Engine:
         warnings: Sequence[str] = (),
         on_traffic: Callable[[Traffic], None] | None = None,
         chats: bool = True,
-        beside: ExitStack | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         """Start llama-server and wait until the model is loaded. launch: how to start it, at an address and with a
         folder for its files. on_traffic: gets how often each expert was used, at the end. chats: whether the model has
-        a chat template that may be used. beside: what is closed behind llama-server, as the worker that it computes on.
+        a chat template that may be used. keeper: what holds llama-server, and what is to be released behind it, as the
+        worker that it computes on.
 
         Raises DeviceError where it does not start, or cannot compute what the plan says; ModelFileError.
         """
@@ -84,22 +83,19 @@ class Engine:
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last answer; None without split operators."""
         self._operators, self._on_traffic, self.has_template = operators, on_traffic, chats
-        with ExitStack() as held:
-            held.enter_context(beside or ExitStack())
-            self._folder = held.enter_context(temporary_folder(FOLDER, Path(tempfile.gettempdir())))
+        self._keeper, self._is_closed = keeper or Keeper(), False
+        try:
+            self._folder = self._keeper.enter(lambda: temporary_folder(FOLDER, Path(tempfile.gettempdir())))
             self._address = free_address("127.0.0.1", 0, secrets.token_urlsafe())
             self._client = Client(self._address)
             check_unchanged(model.files)
-            self._child = _Child(launch(self._address, self._folder))
-            held.callback(self._child.end)
+            self._child = _Child(self._keeper, launch(self._address, self._folder))
             self._child.wait(self._address)
             self._at_load = self._report()  # llama-server tries two tokens when it has loaded the model
             self.memory = self._adopt(needs, self._at_load)
-            self._release = weakref.finalize(self, held.pop_all().close)
-        try:
             self.n_ctx = int(self._ask("/props")["default_generation_settings"]["n_ctx"])
         except BaseException:
-            self._release()
+            self._keeper.close()
             raise
 
     def _adopt(self, needs: LoadNeeds, report: PluginReport | None) -> EngineMemory:
@@ -123,7 +119,7 @@ class Engine:
     def __repr__(self) -> str:
         held = self.memory
         places = f"{format_bytes(held.device_bytes)} there, {format_bytes(held.host_bytes)} on the host"
-        closed = "" if self._release.alive else ", closed"
+        closed = ", closed" if self._is_closed else ""
         return f"<Engine {Path(self.model.path).name} on {self.device}: {self.plan.policy}, {places}{closed}>"
 
     def __enter__(self) -> Engine:
@@ -134,13 +130,12 @@ class Engine:
 
     def close(self) -> None:
         """End llama-server, and with it what it computes; may be called twice."""
-        if not self._release.alive:
-            return
+        was_open, self._is_closed = not self._is_closed, True
         try:
-            if self._on_traffic is not None and (report := self._done()) is not None:
+            if was_open and self._on_traffic is not None and (report := self._done()) is not None:
                 self._on_traffic(report.traffic(self._operators, self.model.n_expert))
         finally:
-            self._release()
+            self._keeper.close()
 
     @property
     def url(self) -> str:
@@ -422,14 +417,14 @@ class Engine:
         return DeviceError(f"llama-server could not compute: {sentence}")
 
     def _gone(self, error: Gone) -> Exception:
-        if not self._release.alive:
+        if self._is_closed:
             return UsageError(CLOSED)
         if wait_until(lambda: self._child.process.has_ended, 1.0):
             return DeviceError(f"llama-server ended: {self._child.process.how_it_ended()}")
         return DeviceError(f"llama-server does not answer: {error}")
 
     def _check_open(self) -> None:
-        if not self._release.alive:
+        if self._is_closed:
             raise UsageError(CLOSED)
 
     #
@@ -463,19 +458,16 @@ TEMPLATE_REMEDY = "use --no-chat to continue the prompt as it is"
 
 
 class _Child:
-    """llama-server, started and held by a thread of its own, as Linux kills it when the thread that started it ends."""
+    """llama-server while it starts, and then its process."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, keeper: Keeper, launch: Launch) -> None:
         """Raises DeviceError where it cannot be started."""
-        self._ending, self._started = threading.Event(), threading.Event()
-        self._launch, self._fault = launch, ""
         self._is_loaded = False
         self._loaded: tuple[float, int] | None = None  # when that was seen, and bytes that it used then
-        self._thread = Thread(target=self._hold, daemon=True)
-        self._thread.start()
-        self._started.wait()
-        if self._fault:
-            raise DeviceError(f"llama-server cannot be started: {self._fault}")
+        try:
+            self.process = keeper.enter(lambda: _kept_process(launch, self._log))
+        except OSError as error:
+            raise DeviceError(f"llama-server cannot be started: {error.strerror or error}") from None
 
     def wait(self, address: Address) -> None:
         """Wait until the model is loaded. Raises DeviceError where llama-server ends before, ModelFileError where the
@@ -492,22 +484,6 @@ class _Child:
         if not in_time:
             raise DeviceError(f"llama-server does not answer after {START_S:.0f} s")
 
-    def end(self) -> None:
-        """May be called twice."""
-        self._ending.set()
-        self._thread.join()
-
-    def _hold(self) -> None:
-        try:
-            self.process = ServerProcess(self._launch, self._log)
-        except OSError as error:
-            self._fault = error.strerror or str(error)
-            return
-        finally:
-            self._started.set()
-        self._ending.wait()
-        self.process.end(END_S)
-
     def _log(self, line: bytes) -> None:
         self._is_loaded = self._is_loaded or LOADED_LINE in line
 
@@ -518,7 +494,6 @@ class _Child:
         self._loaded = self._loaded or (time.monotonic(), self._rss_bytes())
         since, n_bytes = self._loaded
         if time.monotonic() - since > TEMPLATE_S or self._rss_bytes() - n_bytes > TEMPLATE_BYTES:
-            self.end()
             raise ModelFileError(f"the model's chat template takes too long, or too much memory; {TEMPLATE_REMEDY}")
 
     def _rss_bytes(self) -> int:
@@ -528,6 +503,16 @@ class _Child:
             return int(psutil.Process(self.process.pid).memory_info().rss)
         except psutil.Error:
             return 0
+
+
+@contextmanager
+def _kept_process(launch: Launch, log: Callable[[bytes], None]) -> Iterator[ServerProcess]:
+    """Raises OSError where it cannot be started."""
+    process = ServerProcess(launch, log)
+    try:
+        yield process
+    finally:
+        process.end(END_S)
 
 
 #
