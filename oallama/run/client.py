@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+import selectors
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from oallama.run.address import Address
+
+MEANWHILE_S = 0.05
 
 
 class Refused(Exception):
@@ -32,17 +36,17 @@ class Client:
     def __init__(self, address: Address) -> None:
         self._address = address
 
-    def get(self, path: str, timeout_s: float | None = None) -> Any:
+    def get(self, path: str) -> Any:
         """The document at a path. Raises Refused, Gone."""
-        return self._document("GET", path, None, timeout_s)
+        return self._document("GET", path, None)
 
-    def post(self, path: str, body: Mapping[str, Any], timeout_s: float | None = None) -> Any:
-        """The answer to a document. Raises Refused, Gone; TimeoutError where it takes longer."""
-        return self._document("POST", path, body, timeout_s)
+    def post(self, path: str, body: Mapping[str, Any], meanwhile: Callable[[], None] | None = None) -> Any:
+        """The answer to a document. meanwhile: called until the answer begins, and may raise. Raises Refused, Gone."""
+        return self._document("POST", path, body, meanwhile)
 
     def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the documents of an answer that comes in parts. Raises Refused, Gone."""
-        connection, answer = self._ask("POST", path, body, None)
+        connection, answer = self._ask("POST", path, body)
         try:
             while line := answer.readline():
                 kind, _, data = line.strip().partition(b": ")
@@ -57,33 +61,32 @@ class Client:
         finally:
             connection.close()
 
-    def _document(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float | None) -> Any:
-        connection, answer = self._ask(method, path, body, timeout_s)
+    def _document(
+        self, method: str, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
+    ) -> Any:
+        connection, answer = self._ask(method, path, body, meanwhile)
         try:
             return json.loads(answer.read())
-        except TimeoutError:
-            raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Gone(str(error)) from None
         finally:
             connection.close()
 
     def _ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(self._address.local_host, self._address.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(self._address.local_host, self._address.port)
         headers = {"Content-Type": "application/json"}
         if self._address.api_key is not None:
             headers["Authorization"] = f"Bearer {self._address.api_key}"
         try:
             connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
+            if meanwhile is not None:
+                _wait(connection.sock, meanwhile)
             answer = connection.getresponse()
             if answer.status != 200:
                 text = answer.read().decode(errors="replace")
                 raise Refused(answer.status, json.loads(text) if text.startswith("{") else {"error": text.strip()})
-        except TimeoutError:
-            connection.close()
-            raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise Gone(str(error)) from None
@@ -91,3 +94,11 @@ class Client:
             connection.close()
             raise
         return connection, answer
+
+
+def _wait(sock: socket.socket, meanwhile: Callable[[], None]) -> None:
+    """Until something can be read."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        while not selector.select(MEANWHILE_S):
+            meanwhile()

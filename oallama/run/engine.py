@@ -5,6 +5,7 @@ Everything that computes is stock llama.cpp; the engine decides where weights li
 
 from __future__ import annotations
 
+import re
 import secrets
 import tempfile
 import time
@@ -42,12 +43,15 @@ CLOSED = "this engine is closed; make another one"
 FOLDER = "oallama-engine-"
 START_S = 1800.0  # for loading a model, from a slow disk
 REPORT_S = 5.0  # for the plug-in's report
+HEALTH_S = 2.0  # for one look at whether it answers
 END_S = 0.3  # from SIGTERM to SIGKILL: it may be in the middle of a batch, and has nothing to save
 TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would exceed
 TEMPLATE_BYTES = 1024 * MIB  # of memory beside that
 UNREAD = "does not match the expected"
 """Said of an answer whose parts llama-server cannot tell apart; its text has come by then."""
 LOADED_LINE = b"initializing, n_slots"  # llama-server has loaded the model, and tries its chat template next
+
+TEMPLATE_FAULT = b"common_chat_templates_init: error: |chat template parsing error: "
 
 
 class Engine:
@@ -89,7 +93,7 @@ class Engine:
             self._address = free_address("127.0.0.1", 0, secrets.token_urlsafe())
             self._client = Client(self._address)
             check_unchanged(model.files)
-            self._child = _Child(self._keeper, launch(self._address, self._folder))
+            self._child = _Child(self._keeper, launch(self._address, self._folder), model.path)
             self._child.wait(self._address)
             self._at_load = self._report()  # llama-server tries two tokens when it has loaded the model
             self.memory = self._adopt(needs, self._at_load)
@@ -314,15 +318,16 @@ class Engine:
         """Have messages put into the model's chat template. Raises UsageError, and ModelFileError where it cannot be
         used; one that takes too long ends llama-server, which cannot be told to stop it."""
         self._check_open()
+        within = _TemplateLimits(self.model.path, self._child.process)
         try:
-            return self._client.post(path, {"messages": checked_messages(messages)}, timeout_s=TEMPLATE_S)
-        except TimeoutError:
+            return self._client.post(path, {"messages": checked_messages(messages)}, within.check)
+        except ModelFileError:
             self.close()
-            raise ModelFileError(
-                f"the chat template of {self.model.path} takes longer than {TEMPLATE_S:.0f} s; {TEMPLATE_REMEDY}"
-            ) from None
+            raise
         except Refused as error:
-            raise ModelFileError(f"the chat template of {self.model.path} fails: {error}; {TEMPLATE_REMEDY}") from None
+            raise ModelFileError(
+                f"the chat template of {self.model.path} fails: {_reason(str(error))}; {TEMPLATE_REMEDY}"
+            ) from None
         except Gone as error:
             raise self._gone(error) from None
 
@@ -458,12 +463,13 @@ TEMPLATE_REMEDY = "use --no-chat to continue the prompt as it is"
 
 
 class _Child:
-    """llama-server while it starts, and then its process."""
+    """llama-server while it starts, and then its process. path: of the model."""
 
-    def __init__(self, keeper: Keeper, launch: Launch) -> None:
+    def __init__(self, keeper: Keeper, launch: Launch, path: str) -> None:
         """Raises DeviceError where it cannot be started."""
+        self._path = path
         self._is_loaded = False
-        self._loaded: tuple[float, int] | None = None  # when that was seen, and bytes that it used then
+        self._template_fault = ""
         try:
             self.process = keeper.enter(lambda: _kept_process(launch, self._log))
         except OSError as error:
@@ -471,38 +477,58 @@ class _Child:
 
     def wait(self, address: Address) -> None:
         """Wait until the model is loaded. Raises DeviceError where llama-server ends before, ModelFileError where the
-        model's chat template takes too long or too much."""
-        process = self.process
+        model's chat template cannot be used, or takes too long or too much."""
+        process, template = self.process, _TemplateLimits(self._path, self.process)
 
         def is_over() -> bool:
-            self._check_template()
-            return process.has_ended or address.is_healthy(process.pid, 2.0)
+            if self._is_loaded:  # it tries the chat template, a program from a stranger
+                template.check()
+            return process.has_ended or address.is_healthy(process.pid, HEALTH_S)
 
         in_time = wait_until(is_over, START_S)
         if process.has_ended:
-            raise DeviceError(f"llama-server does not start: {process.how_it_ended()}")
+            how = process.how_it_ended()  # the last line has been read
+            if self._template_fault:
+                raise ModelFileError(
+                    f"the chat template of {self._path} fails: {self._template_fault}; {TEMPLATE_REMEDY}"
+                )
+            raise DeviceError(f"llama-server does not start: {how}")
         if not in_time:
             raise DeviceError(f"llama-server does not answer after {START_S:.0f} s")
 
     def _log(self, line: bytes) -> None:
         self._is_loaded = self._is_loaded or LOADED_LINE in line
+        if self._template_fault:
+            is_told, fault = line.startswith(b"Error: "), line  # of what the first line begins to tell
+        else:
+            told = re.split(TEMPLATE_FAULT, line, maxsplit=1)
+            is_told, fault = len(told) > 1, told[-1]
+        if is_told:
+            self._template_fault = _reason(fault.decode(errors="replace"))
 
-    def _check_template(self) -> None:
-        """llama-server tries the chat template, a program from a stranger, once the model is loaded."""
-        if not self._is_loaded:
-            return
-        self._loaded = self._loaded or (time.monotonic(), self._rss_bytes())
-        since, n_bytes = self._loaded
-        if time.monotonic() - since > TEMPLATE_S or self._rss_bytes() - n_bytes > TEMPLATE_BYTES:
-            raise ModelFileError(f"the model's chat template takes too long, or too much memory; {TEMPLATE_REMEDY}")
 
-    def _rss_bytes(self) -> int:
-        import psutil
+class _TemplateLimits:
+    """Time and memory that a chat template may take, from the first look on."""
 
-        try:
-            return int(psutil.Process(self.process.pid).memory_info().rss)
-        except psutil.Error:
-            return 0
+    def __init__(self, path: str, process: ServerProcess) -> None:
+        self._path, self._process = path, process
+        self._first: tuple[float, int] | None = None  # when it was, and bytes that were used then
+
+    def check(self) -> None:
+        """Raises ModelFileError where it takes more."""
+        now_s, n_bytes = time.monotonic(), self._process.rss_bytes
+        self._first = self._first or (now_s, n_bytes)
+        if now_s - self._first[0] > TEMPLATE_S or n_bytes - self._first[1] > TEMPLATE_BYTES:
+            raise ModelFileError(
+                f"the chat template of {self._path} takes more than {TEMPLATE_S:.0f} s, or "
+                f"{format_bytes(TEMPLATE_BYTES)} of memory; {TEMPLATE_REMEDY}"
+            )
+
+
+def _reason(text: str) -> str:
+    """What llama.cpp says of a template that fails, in one line: of an exception the last one."""
+    lines = [line for line in text.splitlines() if line.startswith("Error: ")] or [text]
+    return " ".join(lines[-1].removeprefix("Error: ").split())
 
 
 @contextmanager

@@ -67,6 +67,16 @@ class ServerProcess:
             return 0.0
         return float(times.user + times.system)
 
+    @property
+    def rss_bytes(self) -> int:
+        """The memory that it has; 0 once it has ended."""
+        import psutil
+
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
     def how_it_ended(self) -> str:
         """Return the exit code or signal, with the last line that speaks of an error."""
         self._reader.join(1.0)
