@@ -14,6 +14,7 @@ from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 from oallama.run.keeper import Keeper
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
+from oallama.run.prompt import template_of
 from oallama.run.server_options import checked_options
 from oallama.run.setup import check_layers, device_of
 
@@ -44,6 +45,7 @@ def open_engine(
     check_layers(plan, model.n_layer, operators)
     spec = device_of(plan, str(placer.device))
     counts = on_traffic is not None
+    chats = chats and template_of(model.path) is not None  # else it would get llama.cpp's default
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     needs = placer.load_needs(plan)
     keeper = Keeper()

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from oallama.core.errors import UsageError
 from oallama.run.address import Address
 
 MEANWHILE_S = 0.05
@@ -79,8 +80,9 @@ class Client:
         headers = {"Content-Type": "application/json"}
         if self._address.api_key is not None:
             headers["Authorization"] = f"Bearer {self._address.api_key}"
+        data = None if body is None else encoded(body)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
+            connection.request(method, path, data, headers)
             if meanwhile is not None:
                 _wait(connection.sock, meanwhile)
             answer = connection.getresponse()
@@ -102,3 +104,14 @@ def _wait(sock: socket.socket, meanwhile: Callable[[], None]) -> None:
         selector.register(sock, selectors.EVENT_READ)
         while not selector.select(MEANWHILE_S):
             meanwhile()
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """A document as JSON. Raises UsageError for what is none, and for text that is not Unicode, as a file name that is
+    no UTF-8 becomes in Python."""
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UsageError("the text is not UTF-8; convert it, and give it again") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"what is asked for cannot be sent as JSON: {error}") from None

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -49,6 +50,7 @@ TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would excee
 TEMPLATE_BYTES = 1024 * MIB  # of memory beside that
 UNREAD = "does not match the expected"
 """Said of an answer whose parts llama-server cannot tell apart; its text has come by then."""
+TOO_LARGE = "is too large to process"  # said of a text that is to be embedded
 LOADED_LINE = b"initializing, n_slots"  # llama-server has loaded the model, and tries its chat template next
 
 TEMPLATE_FAULT = b"common_chat_templates_init: error: |chat template parsing error: "
@@ -170,9 +172,13 @@ class Engine:
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
         """The embedding of each text, pooled as the GGUF says, else the mean over its tokens, of length 1. Raises
         UsageError for an empty text, and one that is longer than a micro-batch."""
+        if not isinstance(texts, (str, Sequence)):
+            raise UsageError(f"texts is of type {type(texts).__name__}; give a text, or a list of them")
         asked = [texts] if isinstance(texts, str) else list(texts)
         for text in asked:
             check_type("text", text, str)
+            if not text:
+                raise UsageError("there is no token to embed; give a text")
         found = self._ask("/v1/embeddings", {"input": asked})["data"]
         return [each["embedding"] for each in sorted(found, key=lambda each: int(each["index"]))]
 
@@ -325,9 +331,10 @@ class Engine:
             self.close()
             raise
         except Refused as error:
-            raise ModelFileError(
-                f"the chat template of {self.model.path} fails: {_reason(str(error))}; {TEMPLATE_REMEDY}"
-            ) from None
+            if "template" not in str(error):  # it is of the messages
+                raise self._refused(error) from None
+            told = _reason(str(error))
+            raise ModelFileError(f"the chat template of {self.model.path} fails: {told}; {TEMPLATE_REMEDY}") from None
         except Gone as error:
             raise self._gone(error) from None
 
@@ -352,7 +359,7 @@ class Engine:
         else:
             text = answer["content"]
         self._count(before, answer)
-        return generation_of(answer, text, answer["tokens"], elapsed_s, reasoning)
+        return _cut(generation_of(answer, text, answer["tokens"], elapsed_s, reasoning), body)
 
     def _streamed(
         self,
@@ -391,13 +398,13 @@ class Engine:
                 if progress is None:
                     tokens += told.get("tokens", ())
                 piece, thinking = _parts(event)
-                if thinking:
+                if thinking and body["n_predict"]:
                     thought.append(thinking)
                     if on_reasoning is not None:
                         on_reasoning(thinking)
                 if "timings" in event:
                     last = {**told, "timings": event["timings"]}
-                if piece:
+                if piece and body["n_predict"]:
                     text.append(piece)
                     yield piece
         except Refused as error:
@@ -410,13 +417,15 @@ class Engine:
         if "stop_type" not in last:
             raise self._gone(Gone("the answer has no end"))
         self._count(before, last)
-        return generation_of(last, "".join(text), tokens, elapsed_s, "".join(thought))
+        return _cut(generation_of(last, "".join(text), tokens, elapsed_s, "".join(thought)), body)
 
     def _refused(self, error: Refused) -> Exception:
         if error.kind == "exceed_context_size_error":
             n, n_ctx = error.details.get("n_prompt_tokens"), error.details.get("n_ctx")
             return UsageError(f"the prompt has {n} tokens but the context holds {n_ctx}; shorten it or raise -c")
         sentence = " ".join(str(error).split())
+        if TOO_LARGE in sentence:
+            return UsageError(f"the text is longer than a micro-batch ({sentence}); shorten it or raise -ub")
         if 400 <= error.status < 500:
             return UsageError(f"llama-server refuses the request: {sentence}")
         return DeviceError(f"llama-server could not compute: {sentence}")
@@ -577,6 +586,13 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     if not messages:
         raise UsageError('there is no message to answer; give one such as {"role": "user", "content": "Hello!"}')
     return [dict(each) for each in messages]
+
+
+def _cut(generation: Generation, body: Mapping[str, Any]) -> Generation:
+    """llama-server makes one token where none is asked for."""
+    if body["n_predict"]:
+        return generation
+    return replace(generation, text="", tokens=(), n_gen=0, reasoning="", end="limit")
 
 
 def _parts(event: Mapping[str, Any]) -> tuple[str, str]:

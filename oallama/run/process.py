@@ -14,6 +14,7 @@ from ggml_bridge.threads import Thread
 from oallama.run.launch import with_us
 
 TAIL_LINES = 200
+OF_REQUESTS = ("send_error", "process_sing")  # functions of llama-server that log that one is refused
 LINE_BYTES = 1 << 16
 NOT_LOADED = "exiting due to model loading error"
 FIRST_POLL_S, POLL_S = 0.005, 0.1  # between looks at a program; the first, and the longest
@@ -120,8 +121,9 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 def last_words(lines: Sequence[str]) -> str:
     """The last line that speaks of an error, or the first where llama-server says that it could not load the model, as
-    others follow from that; else the last one. Without its time, and cut to what a sentence can hold."""
-    written = [line for line in lines if line.strip()]
+    others follow from that; else the last one, but for what is said of single requests. Without its time, and cut to
+    what a sentence can hold."""
+    written = [line for line in lines if line.strip() and not any(word in line for word in OF_REQUESTS)]
     telling = [
         line for line in written if any(word in line.lower() for word in ("error", "failed", "abort", "crashed"))
     ]
