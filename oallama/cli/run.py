@@ -119,7 +119,9 @@ def command(
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):
             count = stack.enter_context(counting(placer, answers.count_experts))
-            loaded = stack.enter_context(placer.engine(plan, on_traffic=count, chats=given.chats, server_options=more))
+            loaded = stack.enter_context(
+                placer.engine(plan, on_traffic=count, chats=given.chats, server_options=more, interactive=True)
+            )
         say_warnings(loaded, placer, asked.plan_file is not None)
         most, drawn = most_tokens(n_gen, given), {"stop": answers.sampling.stop, **asdict(sampling)}
         if as_json:

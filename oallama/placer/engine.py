@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,27 +26,39 @@ if TYPE_CHECKING:
 
 POOLING = "mean"  # of embeddings, as `oallama serve` has it
 
+PATIENT_BATCH = 64
+"""Tokens of a prompt that the CPU alone reads at a time where a person may stop it. llama-server looks up only between
+batches, and 512 tokens of an 8B took a core a minute; they are no faster by the token (7.2 tokens/s in batches of 512,
+8.4 of 64, 7.6 of 32 and of 16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine's llama-server is started. chats: the model's chat template may be used, where it has one.
+    server_options: further options of llama-server. mmproj: a vision projector, for messages with pictures;
+    mmproj_offload: on the device, whose memory for it no plan has counted. interactive: a person may stop an answer,
+    and asks for no embeddings."""
+
+    chats: bool = True
+    server_options: Sequence[str] = ()
+    mmproj: str | None = None
+    mmproj_offload: bool = False
+    interactive: bool = False
+
 
 def open_engine(
-    placer: Placer,
-    plan: Plan,
-    on_traffic: Callable[[Traffic], None] | None = None,
-    chats: bool = True,
-    server_options: Sequence[str] = (),
-    mmproj: str | None = None,
-    mmproj_offload: bool = False,
+    placer: Placer, plan: Plan, options: EngineOptions, on_traffic: Callable[[Traffic], None] | None = None
 ) -> Engine:
-    """Start llama-server with a plan, as the placer's options ask for it. on_traffic, chats: as in Engine;
-    server_options: further options of llama-server; mmproj: a vision projector, mmproj_offload: on the device. Raises
-    as Placer.engine."""
-    more = checked_options(server_options)
+    """Start llama-server with a plan, as the placer's options ask for it. on_traffic: as in Engine. Raises as
+    Placer.engine."""
+    more = checked_options(options.server_options)
     model, operators = placer.model, placer.operators
     placer.placed(plan)  # is a plan, of this model
     plan = placer.as_asked(plan)
     check_layers(plan, model.n_layer, operators)
     spec = device_of(plan, str(placer.device))
     counts = on_traffic is not None
-    chats = chats and template_of(model.path) is not None  # else it would get llama.cpp's default
+    chats = options.chats and template_of(model.path) is not None  # else it would get llama.cpp's default
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     needs = placer.load_needs(plan)
     keeper = Keeper()
@@ -62,9 +75,13 @@ def open_engine(
             raise PlanError(f"the plan needs device {plan.device}, but --device {spec} is none here; plan again")
 
         def started(address: Address, folder: Path) -> Launch:
+            n_batch = plan.workload.n_ubatch
+            if options.interactive and named.device == "none":
+                n_batch = min(n_batch, PATIENT_BATCH)
             settings = ServerSettings(
-                address, 1, placer.threads, plan.workload.n_ubatch, Path(model.path).name, POOLING, cache_mib=0,
-                chats=chats, shown=False, more=more, projector=mmproj, projector_on_device=mmproj_offload,
+                address, 1, placer.threads, n_batch, Path(model.path).name, None if options.interactive else POOLING,
+                cache_mib=0, chats=chats, shown=False, more=more, projector=options.mmproj,
+                projector_on_device=options.mmproj_offload,
             )  # fmt: skip
             names = placer.tensor_names
             return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)

@@ -186,42 +186,27 @@ class Placer(Measured):
         flash_attn = self.attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
 
-    def engine(
-        self,
-        plan: Plan,
-        *,
-        on_traffic: Callable[[Traffic], None] | None = None,
-        chats: bool = True,
-        server_options: Sequence[str] = (),
-        mmproj: str | None = None,
-        mmproj_offload: bool = False,
-        **changes: Any,
-    ) -> Engine:
+    def engine(self, plan: Plan, *, on_traffic: Callable[[Traffic], None] | None = None, **options: Any) -> Engine:
         """A llama-server that has the model loaded as the plan says, with the context, KV cache and attention that the
-        options ask for, the plan's where they ask for nothing. changes: of the options. on_traffic: called at its end
-        with how often each expert was used. chats: whether the model's chat template may be used, where it has one.
-        server_options: further options of llama-server (docs/serve.md lists them). mmproj: a vision projector, for
-        messages with pictures; mmproj_offload: on the device, whose memory for it no plan has counted. Use it in a
-        `with` statement.
+        options ask for, the plan's where they ask for nothing. Use it in a `with` statement.
 
+        on_traffic: called at its end with how often each expert was used. options: chats (False: the model's chat
+        template is not used), server_options (further ones of llama-server, docs/serve.md lists them), mmproj (a vision
+        projector, for messages with pictures), mmproj_offload (on the device, whose memory for it no plan has counted),
+        interactive (a person may stop an answer, and asks for no embeddings), and options of the placer.
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """
-        from oallama.placer.engine import open_engine
+        from oallama.placer.engine import EngineOptions, open_engine
 
-        known = [
-            *(field.name for field in fields(Options)),
-            "on_traffic",
-            "chats",
-            "server_options",
-            "mmproj",
-            "mmproj_offload",
-        ]
-        check_names(changes, known, "keyword of an engine")
+        own = {field.name for field in fields(EngineOptions)}
+        check_names(options, [*(field.name for field in fields(Options)), "on_traffic", *own], "keyword of an engine")
+        changes = {name: value for name, value in options.items() if name not in own}
         placer = self
         if changes:
-            options = replace(self.options, **{"device": str(self.device), "threads": self.threads, **changes})
-            placer = type(self)(self.model, self.operators, self.tensor_names, options)
-        return open_engine(placer, plan, on_traffic, chats, server_options, mmproj, mmproj_offload)
+            changed = replace(self.options, **{"device": str(self.device), "threads": self.threads, **changes})
+            placer = type(self)(self.model, self.operators, self.tensor_names, changed)
+        started = EngineOptions(**{name: value for name, value in options.items() if name in own})
+        return open_engine(placer, plan, started, on_traffic)
 
     def as_asked(self, plan: Plan) -> Plan:
         """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as it

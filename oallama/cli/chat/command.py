@@ -122,6 +122,7 @@ def start(
                     on_traffic=count,
                     chats=chats,
                     server_options=passed_options(),
+                    interactive=True,
                     mmproj=pictures.mmproj,
                     mmproj_offload=placed is not None and placed.on_device,
                 )
