@@ -88,7 +88,7 @@ except OallamaError as error:
 MEMBERS = {
     "Placer": "load profile affinity plan price run engine llama simulate",
     "Plan": "summary save load check fingerprint",
-    "Engine": "generate stream chat logits tokenize llama close",
+    "Engine": "generate stream chat embed tokenize prompt_tokens url api_key close",
     "Stream": "rest close",
     "Generation": "",
 }
@@ -98,9 +98,8 @@ MEMBERS = {
 def document() -> str:
     """The whole page."""
     sys.path.insert(0, str(ROOT))
-    from oallama.run.stream import Stream
-
     import oallama
+    from oallama.run.answer import Stream
 
     shown = (oallama.Placer, oallama.Plan, oallama.Engine, Stream, oallama.Generation)
     parts = [HEAD, *(line for one in shown for line in section(one)), "## Errors", ""]

@@ -79,8 +79,9 @@ def moments(code: CodeType) -> frozenset[int]:
 
 def native_log_callback() -> int | None:
     """Where llama.cpp's log goes: the address of a function."""
-    from llama_cpp import llama_cpp as api
+    import ggml_bridge
 
+    api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
     callback, data = api.llama_log_callback(), ctypes.c_void_p()
     api.llama_log_get(ctypes.byref(callback), ctypes.byref(data))
     return ctypes.cast(callback, ctypes.c_void_p).value

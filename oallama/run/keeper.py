@@ -6,18 +6,24 @@ arrives on it, so that what it has begun to release is released.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ggml_bridge.threads import Thread
+from oallama.device.interrupt import held_interrupt
+
+NAME = "oallama-keeper"
+POLL_S = 0.001
 
 Entered = TypeVar("Entered")
-_Wish = tuple[Callable[[], AbstractContextManager[Any]], "Future[Any]"]
+_Answer = tuple[Any, BaseException | None]
+_Wish = tuple[Callable[[], AbstractContextManager[Any]], "SimpleQueue[_Answer]"]
 
 
 class Keeper:
@@ -28,35 +34,49 @@ class Keeper:
         wishes: SimpleQueue[_Wish | object] = SimpleQueue()
         # put is C throughout: no Ctrl-C comes between, as it may where Python code is called for an object that goes
         gone = weakref.ref(self, wishes.put)
-        thread = Thread(target=_keep, args=(wishes, gone), daemon=True)
-        self._wishes, self._finalizer = wishes, weakref.finalize(self, _end, wishes, thread)
-        self._thread = thread
-        thread.start()
+        self._wishes, self._runs, self._is_closed = wishes, threading.Event(), False
+        self._pid = os.getpid()
+        weakref.finalize(self, _end, wishes, self._runs, self._pid)
+        thread = Thread(target=_keep, args=(wishes, self._runs, gone), name=NAME, daemon=True)
+        with held_interrupt():
+            thread.start()
 
     def enter(self, make: Callable[[], AbstractContextManager[Entered]]) -> Entered:
         """Make a context and enter it, on the thread; returns what it gives, and raises what it raises."""
-        future: Future[Entered] = Future()
-        self._wishes.put((make, future))
-        return future.result()
+        if self._is_closed:
+            raise RuntimeError("this keeper is closed")
+        answers: SimpleQueue[_Answer] = SimpleQueue()
+        self._wishes.put((make, answers))
+        entered, error = answers.get()  # in C too: an interrupted Condition raises what is no KeyboardInterrupt
+        if error is not None:
+            raise error
+        return cast("Entered", entered)
 
     def close(self) -> None:
         """Leave them all; may be called twice."""
-        _end(self._wishes, self._thread)
+        self._is_closed = True
+        _end(self._wishes, self._runs, self._pid)
 
 
-def _end(wishes: SimpleQueue[_Wish | object], thread: Thread) -> None:
+def _end(wishes: SimpleQueue[_Wish | object], runs: threading.Event, pid: int) -> None:
+    """pid: of the process that has the thread, which a fork of it has not."""
     wishes.put(None)
-    if thread.is_alive() and thread is not threading.current_thread():  # a collector may run anywhere
-        thread.join()
+    on_it = threading.current_thread().name == NAME  # a collector may run anywhere
+    while runs.is_set() and not on_it and os.getpid() == pid:
+        time.sleep(POLL_S)  # an interrupted Condition, or join, is left as it should not be
 
 
-def _keep(wishes: SimpleQueue[_Wish | object], _gone: object) -> None:
+def _keep(wishes: SimpleQueue[_Wish | object], runs: threading.Event, _gone: object) -> None:
     """Holds the weak reference too: it calls nobody once it has gone itself."""
-    with ExitStack() as held:
-        while isinstance(wish := wishes.get(), tuple):
-            make, future = wish
-            try:
-                future.set_result(held.enter_context(make()))
-            except BaseException as error:
-                future.set_exception(error)
-            del wish, make, future  # what they hold may be what has this keeper
+    runs.set()
+    try:
+        with ExitStack() as held:
+            while isinstance(wish := wishes.get(), tuple):
+                make, answers = wish
+                try:
+                    answers.put((held.enter_context(make()), None))
+                except BaseException as error:
+                    answers.put((None, error))
+                del wish, make, answers  # what they hold may be what has this keeper
+    finally:
+        runs.clear()

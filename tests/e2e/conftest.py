@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_worker
+from e2e.forced import ENDLESS_CTX
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.profile import Profile
@@ -32,6 +33,13 @@ def worker_profile(two_layers: Path) -> Profile:
 @pytest.fixture(scope="session")
 def f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As f16, with a context that takes long to fill."""
+    path = tmp_path_factory.mktemp("models") / "endless.gguf"
+    return write_gguf(path, "llama", weight_type="F16", n_ctx=ENDLESS_CTX)
 
 
 @pytest.fixture(scope="session")

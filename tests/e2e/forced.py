@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oallama.run.placed_llama import PlacedLlama
 
 N_CTX, N_UBATCH = 256, 64
+ENDLESS_CTX = 32768  # whose end no answer reaches while a test looks
 
 Where = Callable[[Operator], bool]
 Share = Callable[[Operator], "tuple[float, float] | float | None"]

@@ -18,7 +18,7 @@ from processes import here, must_end
 from ggml_bridge.bridge import Bridge
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.rpc import RpcServer, probe
-from oallama.core.errors import DeviceError, PlanError, UsageError
+from oallama.core.errors import DeviceError, PlanError
 from oallama.device.cpu import default_threads
 from oallama.device.identity import known_device
 from oallama.device.load_params import load_bridge
@@ -26,7 +26,6 @@ from oallama.device.opening import list_devices, open_device
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.profile.child import device_details
-from oallama.run.engine import Engine
 
 
 def test_the_cpu_is_listed_with_its_memory() -> None:
@@ -184,9 +183,7 @@ def test_a_plan_chooses_no_server(tmp_path: Path) -> None:
             assert f"add --device rpc://{endpoint}" in said and len(said.splitlines()) == 1
         here("export", plan, "--to", "plugin", "-o", tmp_path / "plan.oallama")
         assert f"prompts to rpc://{endpoint}" in here("export", plan, "--to", "llama-server").stderr
-        placer, read = Placer.load(MODEL, device="none"), Plan.load(plan)
-        with pytest.raises(UsageError, match=f"add --device rpc://{endpoint}"):
-            Engine(placer.model, read)
+        read = Plan.load(plan)
         for device in ("none", "auto"):
             with pytest.raises(PlanError, match="device"):
                 Placer.load(MODEL, device=device).engine(read)

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
-from e2e.forced import N_CTX, attention, everything, forced
+from e2e.forced import ENDLESS_CTX, N_CTX, attention, everything, forced
 from e2e.logits import QUANTISED_NMSE, TOKENS, assert_stock, nmse, placed_logits, stock_logits
 from e2e.script import started
 from gguf_factory import write_gguf
-from processes import must_end
+from processes import ROOT, children_with, must_end, until
 from seeds import crossed
 
 import ggml_bridge
-from oallama.core.errors import ModelFileError, PlanError, UsageError
+from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
+from oallama.core.temporary import temporary_folder
 from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
-from oallama.device.native_abort import sentence_of
 from oallama.placer import Placer
-from oallama.run.engine import Engine
+from oallama.run import engine as engine_module
+from oallama.run.engine import FOLDER, Engine
+from oallama.stores.default_model import FILE
 
 Llama = ggml_bridge.load().libraries.llama_cpp.Llama
 
 pytestmark = pytest.mark.usefixtures("prober")
 
+STORIES = ROOT / "models" / FILE  # whose text is whole characters, as a random model's is not
+ENDLESS: dict[str, Any] = {"max_tokens": -1, "grammar": 'root ::= "a" root'}  # to the end of the context
+
 
 @pytest.fixture(scope="module")
 def cpu_engine(f16: Path) -> Iterator[Engine]:
     with forced(f16).engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def stories() -> Iterator[Engine]:
+    with forced(STORIES, n_ctx=512).engine() as engine:
         yield engine
 
 
@@ -78,7 +94,7 @@ def test_a_named_layout_computes_the_same(q4_0: Path) -> None:
     for layout in load_bridge().cpu_layouts():
         with forced(q4_0, share=everything(0), layout=layout).llama() as llama:
             assert nmse(placed_logits(llama, TOKENS), wanted) <= QUANTISED_NMSE
-            held = {buffer.buft for buffer in llama.memory.buffers if buffer.model}
+            held = {buffer.buft for buffer in llama.buffers if buffer.model}
             assert any(layout in buft for buft in held), (layout, held)
 
 
@@ -108,118 +124,253 @@ def test_the_seed_decides_the_draw(cpu_engine: Engine) -> None:
     assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, seed=8).tokens != first.tokens
 
 
-def test_a_stop_text_ends_the_answer_and_is_left_out(cpu_engine: Engine) -> None:
-    whole = cpu_engine.generate("once", max_tokens=40, temperature=1.5, seed=3).text
-    stop = whole[10:13]
-    cut = cpu_engine.generate("once", max_tokens=40, temperature=1.5, seed=3, stop=[stop])
-    assert cut.text == whole[: whole.index(stop)]
+def test_a_stop_text_ends_the_answer_and_is_left_out(stories: Engine) -> None:
+    whole = stories.generate("Once upon a time", max_tokens=40, temperature=0).text
+    stop = whole[30:33]
+    cut = stories.generate("Once upon a time", max_tokens=40, temperature=0, stop=[stop])
+    assert (cut.text, cut.end) == (whole[: whole.index(stop)], "stop")
     assert cut.n_gen < 40
-    assert "".join(cpu_engine.stream("once", max_tokens=40, temperature=1.5, seed=3, stop=(stop,))) == cut.text
+    assert "".join(stories.stream("Once upon a time", max_tokens=40, temperature=0, stop=stop)) == cut.text
 
 
 def test_a_grammar_allows_only_its_own(cpu_engine: Engine) -> None:
     for temperature in (0, 1.5):
         made = cpu_engine.generate("once", max_tokens=60, temperature=temperature, grammar='root ::= [ab]+ "!"')
-        assert set(made.text) <= {"a", "b", "!"} and "!" not in made.text[:-1]
+        assert made.text and set(made.text) <= {"a", "b", "!"} and "!" not in made.text[:-1]
     yes = cpu_engine.generate("once", max_tokens=60, temperature=1.5, grammar='root ::= "yes"')
-    assert yes.text == "yes", "it ends where the grammar does"
-    with pytest.raises(UsageError, match="cannot parse the grammar"):
+    assert (yes.text, yes.end) == ("yes", "model"), "it ends where the grammar does"
+    chosen = cpu_engine.generate("once", max_tokens=60, temperature=1.5, json_schema='{"type": "boolean"}')
+    assert chosen.text in ("true", "false")
+    with pytest.raises(UsageError, match="failed to parse grammar"):
         cpu_engine.generate("once", grammar="root ::= [a")
+    with pytest.raises(UsageError, match="failed to parse grammar"):
+        cpu_engine.stream("once", grammar="root ::= [a").rest()
+    with pytest.raises(UsageError, match="JSON schema"):
+        cpu_engine.generate("once", json_schema='{"$ref": "http://127.0.0.1:1/x"}')
     assert cpu_engine.generate("once", max_tokens=3, temperature=0).n_gen == 3
 
 
-def test_stream_gives_whole_characters_and_the_same_text(cpu_engine: Engine) -> None:
-    whole = cpu_engine.generate("once", max_tokens=80, temperature=1.5, seed=3)
-    streamed = list(cpu_engine.stream("once", max_tokens=80, temperature=1.5, seed=3))
-    assert "".join(streamed) == whole.text
-    raw = b"".join(cpu_engine.llama.detokenize([token]) for token in whole.tokens)
-    assert whole.text == raw.decode("utf-8", "replace"), "bytes were not decoded token by token"
+def test_stream_gives_whole_characters_and_the_same_text(cpu_engine: Engine, stories: Engine) -> None:
+    for engine in (cpu_engine, stories):
+        whole = engine.generate("once", max_tokens=80, temperature=1.5, seed=3)
+        stream = engine.stream("once", max_tokens=80, temperature=1.5, seed=3)
+        assert "".join(stream) == whole.text
+        assert stream.generation is not None and stream.generation.n_gen == whole.n_gen
+    euros = list(cpu_engine.stream("once", max_tokens=9, temperature=1.5, grammar='root ::= "€€€"'))
+    assert set("".join(euros)) == {"€"} and len(euros) > 1, "a token for each byte, and no half characters"
 
 
-def test_characters_of_several_tokens_come_whole(cpu_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    euro = iter([b"\xe2", b"\x82", b"\xac!", b"\xe2"])
-    monkeypatch.setattr("oallama.run.generate.token_bytes", lambda vocab, token: next(euro))
-    assert list(cpu_engine.stream("once", max_tokens=4, temperature=1.5)) == ["€!", "\N{REPLACEMENT CHARACTER}"]
+def test_progress_is_told_while_a_prompt_is_read(cpu_engine: Engine) -> None:
+    told: list[tuple[int, int]] = []
+    cpu_engine.stream(TOKENS, max_tokens=1, temperature=0, on_progress=lambda done, of: told.append((done, of))).rest()
+    assert told == sorted(told) and len(told) > 1, "a prompt of several micro-batches"
+    assert {of for _, of in told} == {len(TOKENS)} and told[-1][0] == len(TOKENS)
+
+    def fails(done: int, of: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cpu_engine.stream("once", on_progress=fails).rest()
 
 
-def test_generation_ends_where_the_model_ends(cpu_engine: Engine) -> None:
-    end = cpu_engine.llama.token_eos()
-    made = [cpu_engine.generate("once", max_tokens=200, temperature=1.0, seed=seed) for seed in range(12)]
-    assert any(generation.n_gen < 200 for generation in made), "one token of 320 ends it, in 12 * 200 draws"
-    assert all(end not in generation.tokens for generation in made)
+def test_what_is_in_the_kv_cache_is_used_again_where_that_is_asked(cpu_engine: Engine) -> None:
+    fresh = cpu_engine.stream(TOKENS, max_tokens=4, temperature=0).rest()
+    again = cpu_engine.stream(TOKENS, max_tokens=4, temperature=0, reuse=True).rest()
+    assert (fresh.n_cached, fresh.n_prompt, again.n_prompt) == (0, len(TOKENS), len(TOKENS))
+    assert again.n_cached >= len(TOKENS) - 1
+    assert cpu_engine.generate(TOKENS, max_tokens=4, temperature=0).n_cached == 0
 
 
-def test_generation_ends_with_the_context(cpu_engine: Engine) -> None:
+def test_generation_ends_where_the_model_ends(stories: Engine) -> None:
+    llama = Llama(str(STORIES), vocab_only=True, verbose=False)
+    end = llama.token_eos()
+    llama.close()
+    made = stories.chat([{"role": "user", "content": "What is 7 + 5?"}], temperature=0)
+    assert (made.text.strip(), made.end) == ("7 + 5 = 12.", "model")
+    assert end not in made.tokens and made.n_gen == len(made.tokens)
+
+
+def test_generation_ends_with_the_context_and_the_limit(cpu_engine: Engine) -> None:
     n_ctx = cpu_engine.n_ctx
     prompt = [1 + i % 200 for i in range(n_ctx - 3)]
-    assert cpu_engine.generate(prompt, max_tokens=50, temperature=1.0).n_gen <= 4
-    assert cpu_engine.generate([*prompt, 1, 2, 3], max_tokens=50, temperature=1.0).n_gen <= 1
+    found = cpu_engine.generate(prompt, max_tokens=50, temperature=1.0)
+    assert found.n_gen <= 4 and found.end in ("context", "model")
+    assert cpu_engine.generate([*prompt, 1, 2], max_tokens=50, temperature=1.0).n_gen <= 2
+    none = cpu_engine.generate("once", max_tokens=0)
+    assert (none.text, none.tokens, none.n_gen, none.end) == ("", (), 0, "limit")
+    assert list(cpu_engine.stream("once", max_tokens=0)) == []
 
 
 def test_a_closed_stream_leaves_the_engine_usable(cpu_engine: Engine) -> None:
-    stream = cpu_engine.stream("once", max_tokens=50, temperature=0)
-    next(stream)
-    with pytest.raises(UsageError, match="still generating"):
-        cpu_engine.generate("twice")
-    stream.close()
+    """Also one whose reader has gone without closing it: llama-server computes no more for either."""
+    for _ in range(3):
+        stream = cpu_engine.stream("once", **ENDLESS)
+        next(stream)
+        stream.close()
+        with pytest.raises(UsageError, match="this stream was closed before its end"):
+            stream.rest()
+        next(cpu_engine.stream("once", **ENDLESS))
     assert cpu_engine.generate("once", max_tokens=3, temperature=0).n_gen == 3
 
 
-@pytest.mark.parametrize("device", ["none", "rpc-worker"])
-def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(device: str, f16: Path) -> None:
-    with forced(f16, device, whole=None if device == "none" else attention).engine() as engine:
-        llama, abandoned = engine.llama, engine.stream("once", max_tokens=50, temperature=0)
+def test_threads_share_an_engine(cpu_engine: Engine) -> None:
+    """Each gets what it would get alone; what is asked for meanwhile waits."""
+    prompts = [f"once {number}" for number in range(6)]
+    wanted = [cpu_engine.generate(prompt, max_tokens=12, temperature=0).tokens for prompt in prompts]
+    found: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        if number % 2:
+            found[number] = cpu_engine.generate(prompts[number], max_tokens=12, temperature=0).tokens
+        else:
+            found[number] = cpu_engine.stream(prompts[number], max_tokens=12, temperature=0).rest().n_gen
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: tokens if n % 2 else len(tokens) for n, tokens in enumerate(wanted)}
+
+
+def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(endless: Path) -> None:
+    with forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX).engine() as engine:
+        pid = engine.pid
+        abandoned = engine.stream("once", **ENDLESS)
         next(abandoned)
+    assert not psutil.pid_exists(pid) and "closed" in repr(engine)
+    question = [{"role": "user", "content": "once"}]
     asked: list[Callable[[], object]] = [
-        lambda: engine.generate("once"), lambda: next(engine.stream("once")), lambda: engine.logits([1]),
-        lambda: engine.tokenize("once"), lambda: engine.call(list), lambda: engine.n_ctx, lambda: engine.n_vocab,
-        lambda: engine.llama, lambda: llama.n_ctx(), lambda: llama.tokenize(b"once"),
-        lambda: llama("once", max_tokens=1), lambda: llama.eval([1]), lambda: llama.detokenize([1]),
-        llama.token_eos, lambda: llama.ctx,
+        lambda: engine.generate("once"), lambda: next(engine.stream("once")), lambda: engine.chat(question),
+        lambda: engine.chat(question, stream=True).rest(), lambda: engine.tokenize("once"),
+        lambda: engine.embed("once"), lambda: engine.prompt_tokens(question), abandoned.rest, abandoned.rest,
     ]  # fmt: skip
-    for ask in asked:
-        with pytest.raises(UsageError, match="this engine is closed"):
+    for number, ask in enumerate(asked):
+        with pytest.raises(UsageError, match=r"this (engine is closed|stream was closed before its end)"):
             ask()
-    with pytest.raises(UsageError, match="this engine is closed"):
-        next(abandoned)
+            raise AssertionError(number)
     engine.close()
-    llama.close()
+
+
+def test_a_call_of_another_thread_ends_where_the_engine_is_closed(endless: Path) -> None:
+    engine, said = forced(endless, n_ctx=ENDLESS_CTX).engine(), list[str]()
+    begun = threading.Event()
+
+    def ask() -> None:
+        try:
+            for _ in engine.stream("once", **ENDLESS):
+                begun.set()
+                engine.generate("once", **ENDLESS)
+        except UsageError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    begun.wait()
+    engine.close()
+    thread.join()
+    assert said == ["this engine is closed; make another one"]
 
 
 @pytest.mark.parametrize(
     ("prompt", "reason"),
-    [([], "no token"), ([0, 320], "320"), ([-1], "vocabulary"), ([1] * 300, "context holds")],
-)
-def test_unusable_prompts_are_refused(cpu_engine: Engine, prompt: list[int], reason: str) -> None:
-    for ask in (cpu_engine.generate, cpu_engine.logits):
-        with pytest.raises(UsageError, match=reason):
-            ask(prompt)  # type: ignore[operator]
+    [
+        ([], "no token"), ("", "no token"), ([0, 320], "320"), ([-1], "vocabulary"), ([1] * 300, "context holds"),
+        ([1] * 256, "context holds"), ("once " * 300, "context holds 256; shorten it or raise -c"),
+        ("a\udcff", "not UTF-8"),
+    ],
+)  # fmt: skip
+def test_unusable_prompts_are_refused(cpu_engine: Engine, prompt: list[int] | str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        cpu_engine.generate(prompt)
+    with pytest.raises(UsageError, match=reason):
+        cpu_engine.stream(prompt).rest()
 
 
-def test_llama_is_a_usual_llama_and_shares_the_engine(f16: Path) -> None:
-    stock = Llama(str(f16), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
-    wanted = stock("once upon", max_tokens=8, temperature=0)["choices"][0]["text"]
-    stock.close()
-    with forced(f16, "rpc-worker", whole=attention).engine() as engine:
-        assert isinstance(engine.llama, Llama)
-        logits = engine.logits(TOKENS)
-        for _ in range(2):  # neither leaves anything in the shared KV cache that the other would take for its own
-            assert engine.llama("once upon", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
-            assert np.array_equal(engine.logits(TOKENS), logits)
+def test_embeddings_are_of_length_1(cpu_engine: Engine) -> None:
+    first, second = cpu_engine.embed(["once upon a time", "there was"])
+    assert np.linalg.norm(first) == pytest.approx(1, rel=1e-3) and len(first) == len(second)
+    assert cpu_engine.embed("there was")[0] == pytest.approx(second, abs=1e-4)
+    for wrong, said in (("", "no token"), ("a " * 200, "longer than a micro-batch"), (5, "texts is of type int")):
+        with pytest.raises(UsageError, match=said):
+            cpu_engine.embed(wrong)  # type: ignore[arg-type]
 
 
-def test_chat_templates_answer_as_those_of_llama_do(tmp_path: Path) -> None:
-    template = "{{ bos_token }}{% for m in messages %}{{ m.content }} {% endfor %}{{ tool_choice }}"
-    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template=template)
-    question: list[Any] = [{"role": "user", "content": "once upon a time"}]
-    stock = Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
+def test_chat_templates_answer_as_those_of_llama_do(stories: Engine) -> None:
+    question: list[Any] = [{"role": "user", "content": "Who was Lily?"}]
+    stock = Llama(str(STORIES), n_ctx=512, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
     wanted = stock.create_chat_completion(question, max_tokens=8, temperature=0)
-    with forced(path).engine() as engine:
-        assert engine.llama.chat_format == stock.chat_format == "chat_template.default"
-        assert engine.llama.metadata == stock.metadata
-        answer = engine.llama.create_chat_completion(question, max_tokens=8, temperature=0)
     stock.close()
-    assert (answer["choices"], answer["usage"]) == (wanted["choices"], wanted["usage"])
+    answer = stories.chat(question, max_tokens=8, temperature=0)
+    assert stories.prompt_tokens(question) == answer.n_prompt == wanted["usage"]["prompt_tokens"]
+    assert answer.text == wanted["choices"][0]["message"]["content"]
+    assert "".join(stories.chat(question, stream=True, max_tokens=8, temperature=0)) == answer.text
+
+
+#
+# who may ask
+#
+
+
+def test_it_listens_on_this_machine_alone_and_answers_who_has_the_key(cpu_engine: Engine) -> None:
+    listening = [c.laddr.ip for c in psutil.Process(cpu_engine.pid).net_connections("inet") if c.status == "LISTEN"]
+    assert listening == ["127.0.0.1"]
+    asked = {"prompt": "once", "n_predict": 1}
+    for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Bearer {cpu_engine.api_key}x"}):
+        assert httpx.post(f"{cpu_engine.url}/completion", json=asked, headers=headers).status_code == 401
+    key = {"Authorization": f"Bearer {cpu_engine.api_key}"}
+    assert httpx.post(f"{cpu_engine.url}/v1/completions", json=asked, headers=key).status_code == 200
+    assert cpu_engine.api_key not in " ".join(psutil.Process(cpu_engine.pid).cmdline())
+
+
+#
+# chat templates, which are programs from strangers
+#
+
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a %}{% endfor %}{% endfor %}"
+EATS = "{% set n = namespace(x='xxxxxxxx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
+HOSTILE = {
+    "loops": (LOOPS, r"takes more than 1 s, or .* of memory; use --no-chat"),
+    "eats memory": (EATS, r"takes more than .* s, or 1 GiB of memory; use --no-chat"),
+    "fails": ("{{ raise_exception('so it is') }}", r"model.gguf fails: Jinja Exception: so it is; use --no-chat"),
+    "is none": ("{% for %}", r"model.gguf fails: Unexpected token.*; use --no-chat"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_template_that_cannot_be_used_ends_the_start_in_a_sentence(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, said = HOSTILE[kind]
+    if kind == "loops":
+        monkeypatch.setattr(engine_module, "TEMPLATE_S", 1.0)
+    case = forced(write_gguf(tmp_path / "model.gguf", "llama", chat_template=template))
+    with pytest.raises(ModelFileError, match=said) as caught:
+        case.engine()
+    assert "\n" not in str(caught.value)
+    assert not children_with("llama-server"), "it has ended"
+    if kind == "loops":
+        with case.engine(chats=False) as engine:
+            assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
+
+
+@pytest.mark.parametrize("kind", ["loops", "eats memory", "fails"])
+def test_a_template_that_cannot_be_used_for_some_messages_ends_a_chat(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, said = HOSTILE[kind]
+    template = "{% if messages[-1].content == 'go' %}" + template + "{% endif %}" + PLAIN
+    with forced(write_gguf(tmp_path / "model.gguf", "llama", chat_template=template)).engine() as engine:
+        assert engine.chat([{"role": "user", "content": "hi"}], max_tokens=2, temperature=0).n_gen == 2
+        if kind == "loops":
+            monkeypatch.setattr(engine_module, "TEMPLATE_S", 1.0)
+        with pytest.raises(ModelFileError, match=said):
+            engine.chat([{"role": "user", "content": "go"}], max_tokens=2)
+        if kind == "fails":
+            assert engine.chat([{"role": "user", "content": "hi"}], max_tokens=2, temperature=0).n_gen == 2
+        else:
+            must_end(engine.pid)  # it cannot be told to stop
 
 
 #
@@ -241,7 +392,7 @@ def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"model\.gguf: the file changed since it was checked; start again"):
         case.engine()
     path.unlink()
-    with pytest.raises(ModelFileError, match=r"model\.gguf: No such file or directory since it was checked"):
+    with pytest.raises(ModelFileError, match=r"model\.gguf: there is no such file"):
         case.engine()
 
 
@@ -255,31 +406,93 @@ def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
 #
 
 
-@pytest.mark.parametrize("last", ["nothing", "generate", "logits"])
-def test_an_engine_that_is_dropped_ends_its_worker(last: str, f16: Path) -> None:
-    engine = forced(f16, "rpc-worker", whole=attention).engine()
-    if last == "generate":
-        engine.generate("once", max_tokens=2)
-    elif last == "logits":
-        engine.logits(TOKENS)
-    (worker,) = (child for child in psutil.Process().children() if "ggml_bridge.rpc_server" in child.cmdline())
+def workers() -> set[int]:
+    """Those of dry loads, which stay, among them."""
+    return {child.pid for child in children_with("ggml_bridge.rpc_server")}
+
+
+@pytest.mark.parametrize("how", [pytest.param("dropped", marks=pytest.mark.thorough), "with a stream in a cycle"])
+def test_an_engine_that_is_dropped_ends_what_it_has_started(
+    how: str, endless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    case = forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX)
+    before = workers()
+    engine = case.engine()
+    pids = (*(workers() - before), engine.pid)
+    assert len(pids) == 2
+    if how != "dropped":
+        stream = engine.stream("once", **ENDLESS)
+        next(stream)
+        engine.itself = engine, stream  # type: ignore[attr-defined]
+        del stream
+    assert len(list(tmp_path.glob(f"{FOLDER}*"))) == 1
     del engine
-    must_end(worker.pid)
+    gc.collect()
+    must_end(*pids)
+    until(lambda: not list(tmp_path.glob(f"{FOLDER}*")))
+
+
+def test_an_engine_outlives_the_thread_that_made_it(f16: Path) -> None:
+    """Linux ends children with the thread that started them."""
+    made: list[Engine] = []
+    case = forced(f16, "rpc-worker", whole=attention)
+    before = workers()
+    thread = threading.Thread(target=lambda: made.append(case.engine()))
+    thread.start()
+    thread.join()
+    with made.pop() as engine:
+        assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
+        (worker,) = workers() - before
+    must_end(worker)
+
+
+@pytest.mark.parametrize("killed", ["llama-server", "worker"])
+def test_what_is_killed_below_is_an_error_of_the_call(killed: str, endless: Path) -> None:
+    case = forced(endless, "rpc-worker", whole=attention, n_ctx=ENDLESS_CTX)
+    before = workers()
+    with case.engine() as engine:
+        stream = engine.stream("once", **ENDLESS)
+        next(stream)
+        (worker,) = workers() - before
+        os.kill(engine.pid if killed == "llama-server" else worker, signal.SIGKILL)
+        with pytest.raises(DeviceError, match=r"^llama-server ended: SIG") as caught:
+            stream.rest()
+        assert "\n" not in str(caught.value)
+        for ask in (lambda: engine.generate("once"), lambda: engine.tokenize("once")):
+            with pytest.raises(DeviceError, match=r"^llama-server ended: SIG"):
+                ask()
 
 
 OPEN = """
-engine = forced(model, device, whole=attention if device != "none" else None).engine()
-stream = engine.stream("once", max_tokens=10**6, temperature=1.5)
+engine = forced(model, device, whole=attention if device != "none" else None, n_ctx=32768).engine()
+stream = engine.stream("once", -1, grammar='root ::= "a" root')
 next(stream)
 if words[0] == "lost":
-    psutil.Process().children()[-1].kill()
-    time.sleep(0.3)
+    psutil.Process().children()[0].kill()
+print(*(child.pid for child in psutil.Process().children()), flush=True)
+if words[0] == "killed":
+    time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("device", "how"), [("none", "open"), ("rpc-worker", "open"), ("rpc-worker", "lost")])
-def test_a_process_may_end_with_an_engine_open(f16: Path, device: str, how: str) -> None:
-    with started(OPEN, f16, device, how) as process:
+@pytest.mark.parametrize("how", ["open", "killed", pytest.param("lost", marks=pytest.mark.thorough)])
+def test_a_process_may_end_with_an_engine_open(
+    endless: Path, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it outlives the process; one that is killed leaves its folder to the next."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with started(OPEN, endless, "rpc-worker", how) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        if how == "killed":
+            process.kill()
         _, errors = process.communicate(timeout=60)
-    expected = (1, f"oallama: {sentence_of('ggml-rpc.cpp')}\n") if how == "lost" else (0, "")
-    assert (process.returncode, errors) == expected
+    must_end(*pids)
+    assert (process.returncode, errors) == (-signal.SIGKILL if how == "killed" else 0, "")
+    left = list(tmp_path.glob(f"{FOLDER}*"))
+    assert len(left) == (how == "killed")
+    if left:
+        with temporary_folder(FOLDER, tmp_path) as folder:
+            assert list(tmp_path.glob(f"{FOLDER}*")) == [folder]

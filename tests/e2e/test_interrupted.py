@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -12,55 +13,66 @@ import psutil
 import pytest
 from e2e.forced import Forced, attention, forced
 from e2e.script import started
-from interrupts import interrupted_often, native_log_callback
-from processes import PATIENCE_S
+from interrupts import interrupted_often
+from processes import PATIENCE_S, until
 from seeds import ALL, FRESH
 
 from oallama.core.errors import UsageError
-from oallama.device.opening import list_devices
+from oallama.run.engine import FOLDER
+
+STEP = 4700  # moments between two that are tried, of those of a start
 
 
 def with_attention_on(device: str, model: Path) -> Forced:
     return forced(model, device, whole=None if device == "none" else attention)
 
 
-@pytest.mark.parametrize("device", ["none", "rpc-worker"])
-def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: Path) -> None:
-    """At each of several hundred moments, or a twentieth of them; with a worker a seventh."""
-    with with_attention_on(device, f16).engine() as engine:
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where engines have their folders, which nobody else uses."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def nothing_is_left(folders: Path) -> bool:
+    return not psutil.Process().children() and not list(folders.glob(f"{FOLDER}*"))
+
+
+def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(f16: Path) -> None:
+    """At each of several hundred moments, or a twentieth of them."""
+    with forced(f16).engine() as engine:
         tokens = engine.tokenize("once upon")
         wanted = engine.generate(tokens, max_tokens=2, temperature=0).tokens
 
         def work() -> None:
             list(engine.stream(tokens, max_tokens=2, temperature=0))
-            engine.logits(tokens)
+            engine.generate(engine.tokenize("once"), max_tokens=2, temperature=0)
+            engine.chat([{"role": "user", "content": "once"}], max_tokens=2)
 
         work()
         moment = 0
-        for moment in interrupted_often(work, step=(1 if ALL else 20) if device == "none" else (7 if ALL else 40)):
+        for moment in interrupted_often(work, 1 if ALL else 40):
             assert engine.generate(tokens, max_tokens=2, temperature=0).tokens == wanted, f"moment {moment}"
     assert moment > 300
 
 
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
-def test_a_ctrl_c_anywhere_in_loading_leaves_nothing_behind(device: str, f16: Path) -> None:
-    """No worker, nor llama.cpp's log in our hands: what is logged next would be the end."""
-    case = with_attention_on(device, f16)
+def test_a_ctrl_c_anywhere_in_starting_and_closing_leaves_nothing_behind(device: str, f16: Path, folders: Path) -> None:
+    """No llama-server, worker or folder. Each moment costs a start; test_interrupt.py has all moments of what holds
+    them."""
+    case, moment = with_attention_on(device, f16), 0
     case.engine().close()
-    log_before, moment = native_log_callback(), 0
-    step = (61 if device == "none" else 251) * (1 if ALL else 12)
-    for moment in interrupted_often(lambda: case.engine().close(), step):
-        assert native_log_callback() == log_before, f"moment {moment}"
-        assert not psutil.Process().children(), f"moment {moment}"
-        assert not [known.name for known in list_devices() if known.backend == "RPC"], f"moment {moment}"
-    assert moment > 300
+    for moment in interrupted_often(lambda: case.engine().close(), STEP // 20 if ALL else STEP):
+        print("moment", moment)
+        until(lambda: nothing_is_left(folders))
+    assert moment > 2 * STEP
     with case.engine() as engine:
         assert engine.generate("once upon", max_tokens=2, temperature=0).n_gen == 2
 
 
-def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path) -> None:
+def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path, folders: Path) -> None:
     """As `with` does, while what was interrupted is still known."""
-    case = with_attention_on("none", f16)
+    case = forced(f16)
     engine = case.engine()
     n_closed = 0
 
@@ -68,30 +80,28 @@ def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path) -> None
         nonlocal n_closed
         try:
             list(engine.stream("once upon", max_tokens=2, temperature=0))
-            engine.call(list)
         except KeyboardInterrupt:
             engine.close()
             n_closed += 1
             raise
 
-    step = 1 if ALL else 20
-    for _ in interrupted_often(work, step):
+    for _ in interrupted_often(work, 20 if ALL else 600):
         engine.close()
+        assert nothing_is_left(folders)
         with pytest.raises(UsageError, match="this engine is closed"):
-            engine.call(list)
+            engine.generate("once")
         engine = case.engine()
     engine.close()
-    assert n_closed > 200 // step
+    assert n_closed > 0
 
 
 PROGRAM = """
-splits, n_times = device == "cpu-pair", int(words[0])
-case = forced(model, device, ffn(0.5)) if splits else forced(model, device, whole={"none": None}.get(device, attention))
+n_times = int(words[0])
+case = forced(model, device, whole=None if device == "none" else attention)
 def work():
     with case.engine() as engine:
         for _ in engine.stream("once upon a time " * 8, max_tokens=3, temperature=1.5):
             pass
-        engine.logits(engine.tokenize("once upon a time"))
 work()
 for _ in range(n_times):
     try:
@@ -100,17 +110,25 @@ for _ in range(n_times):
             work()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-held = load_bridge().split().memory() if splits else None
-assert not splits or not any(getattr(held, name) for name in held.__slots__), held
+left = time.monotonic() + 60
+while psutil.Process().children() and time.monotonic() < left:
+    time.sleep(0.01)
+assert not psutil.Process().children()
 """
 
 
 @pytest.mark.parametrize(
     ("device", "n_times", "longest_s"),
-    [("none", 60 if ALL else 20, 0.12), ("rpc-worker", 12 if ALL else 2, 0.8), ("cpu-pair", 12 if ALL else 2, 0.8)],
+    [
+        ("none", 60 if ALL else 5, 0.4),
+        pytest.param("rpc-worker", 12, 1.5, marks=pytest.mark.thorough),
+    ],
 )
-def test_a_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
-    """At many moments of loading, computing and freeing; a program then ends as if none had come."""
+def test_a_ctrl_c_is_never_lost(
+    f16: Path, device: str, n_times: int, longest_s: float, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At many moments of starting, reading a prompt, answering and closing; a program then ends as if none had come."""
+    monkeypatch.setenv("TMPDIR", str(folders))
     moments = random.Random(FRESH)
     with started(PROGRAM, f16, device, n_times) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -124,3 +142,4 @@ def test_a_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s:
         limit.cancel()
         said = process.stderr.read()
     assert (n_told, process.returncode, said) == (n_times, 0, "")
+    assert not list(folders.glob(f"{FOLDER}*"))

@@ -108,8 +108,8 @@ def test_a_placer_uses_what_is_fastest_unless_the_user_says_a_count(tmp_path, mo
     assert not asked  # looking at a model measures nothing
     for _ in range(2):
         assert placer.threads == 1 and asked == [1, 2]
-    with placer.engine(cpu_plan(placer), progress=False) as engine:
-        assert engine.n_threads == 1
+    with placer.llama(cpu_plan(placer), progress=False) as llama:
+        assert llama.n_threads == 1
 
 
 # ---- memory
@@ -130,8 +130,7 @@ def test_a_model_beyond_the_host_s_memory_is_refused(tmp_path):
 
 
 def loaded_bytes(placer):
-    with placer.engine(cpu_plan(placer), progress=False) as engine:
-        return engine.memory.host_bytes
+    return placer.load_needs(cpu_plan(placer)).host_bytes
 
 
 @pytest.fixture
@@ -141,9 +140,10 @@ def placer(tmp_path):
 
 def test_an_engine_for_a_plan_of_a_file_is_refused_too(placer, monkeypatch):
     needed, plan = loaded_bytes(placer), cpu_plan(placer)
-    monkeypatch.setattr("oallama.run.load.host_memory_bytes", lambda: needed // 2)
+    for module in ("oallama.run.load", "oallama.device.host_memory"):
+        monkeypatch.setattr(f"{module}.host_memory_bytes", lambda: needed // 2)
     with pytest.raises(DoesNotFit) as caught:
-        Placer.load(placer.model.path, device="none", threads=1).engine(plan, progress=False)
+        Placer.load(placer.model.path, device="none", threads=1).engine(plan)
     assert caught.value.available == needed // 2 < caught.value.required
 
 
