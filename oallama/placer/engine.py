@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oallama.core.errors import PlanError
+from oallama.core.errors import PlanError, UsageError
 from oallama.core.routing import Traffic
 from oallama.device.rpc_worker import start_worker
+from oallama.model.gguf_reader import read_gguf
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 from oallama.run.keeper import Keeper
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
-from oallama.run.prompt import template_of
 from oallama.run.server_options import checked_options
 from oallama.run.setup import check_layers, device_of
 
@@ -58,7 +58,10 @@ def open_engine(
     check_layers(plan, model.n_layer, operators)
     spec = device_of(plan, str(placer.device))
     counts = on_traffic is not None
-    chats = options.chats and template_of(model.path) is not None  # else it would get llama.cpp's default
+    metadata = read_gguf(model.path).metadata
+    if metadata.get("tokenizer.ggml.model", "none") == "none":  # llama-server would abort
+        raise UsageError("the model has no vocabulary, so no text can be made of its tokens; use a file with one")
+    chats = options.chats and bool(metadata.get("tokenizer.chat_template"))  # else it would get another's
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     needs = placer.load_needs(plan)
     keeper = Keeper()

@@ -270,7 +270,10 @@ class Engine:
         asked: dict[str, Any]
         if not self.has_template:
             n = DEFAULT_TOKENS if max_tokens is None else max_tokens
-            path, asked = "/completion", {"prompt": self._prompt(Conversation.of(messages).as_text())}
+            told = Conversation.of(messages)
+            if told.system:
+                raise UsageError("this model has no chat template, so it cannot be given a system prompt")
+            path, asked = "/completion", {"prompt": self._prompt(told.as_text())}
         else:
             n = -1 if max_tokens is None else max_tokens
             path, asked = "/v1/chat/completions", {"messages": checked_messages(messages), "verbose": True}

@@ -25,7 +25,7 @@ import psutil
 import pytest
 from e2e.cut_proxy import cut_proxy
 from e2e.described_card import profile_file, slow_cpu_fast_card
-from e2e.logits import QUANTISED_NMSE, TOKENS, nmse, stock_logits
+from e2e.logits import QUANTISED_NMSE, TOKENS, nmse, placed_logits, stock_logits
 from e2e.stock import free_port
 from e2e.stub import stub_program
 from gguf_factory import write_gguf, write_llama_shape
@@ -34,11 +34,9 @@ from seeds import ALL, FRESH
 
 from ggml_bridge.rpc import RpcServer
 from oallama.core.errors import DeviceError
-from oallama.core.options import Options
 from oallama.device.load_params import load_bridge
 from oallama.device.native_abort import RPC_SILENCE_S, sentence_of
 from oallama.placer import Placer
-from oallama.run.engine import Engine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a system refuses, and how, is Linux's here")
 
@@ -339,13 +337,15 @@ sys.path.insert(0, sys.argv[1])
 from e2e.forced import ffn, forced
 from ggml_bridge.rpc import RpcServer
 from oallama.device.rpc_link import limit_silence
-case, server = forced(Path(sys.argv[2]), "rpc-worker", ffn(0.5)), RpcServer()
+server = RpcServer()
 print(server.pid, flush=True)
-engine = case.engine(device=f"rpc://{server.endpoint}")
+case = forced(Path(sys.argv[2]), f"rpc://{server.endpoint}", ffn(0.5), probe=False)
+llama = case.llama()
 limit_silence(server.endpoint, 1)
 threading.Timer(0.2, os.kill, [server.pid, signal.SIGSTOP]).start()
 while True:
-    engine.generate("once", max_tokens=100, temperature=1.0)
+    llama.reset()
+    llama.eval([1] * 100)
 """
 
 
@@ -380,11 +380,12 @@ def test_each_allocation_on_a_device_may_be_refused(kind: str, tmp_path: Path) -
     wanted, before = stock_logits(model, TOKENS), load_bridge().split().memory()
     refused: list[bool] = []
     while True:
-        options = Options(threads=1, device=f"{CARD},fail_alloc={len(refused) + 1}")
+        failing = Placer.load(
+            model, device=f"{CARD},fail_alloc={len(refused) + 1}", profile=profile, gpu_weights=0.3, threads=1
+        )
         try:
-            with Engine(placer.model, plan, options, probed=True, progress=False) as engine:
-                assert nmse(engine.logits(TOKENS), wanted) <= QUANTISED_NMSE
-                assert engine.generate(list(range(1, 40)), max_tokens=2, temperature=0).n_gen == 2
+            with failing.llama(plan, progress=False, logits_all=True) as llama:
+                assert nmse(placed_logits(llama, TOKENS), wanted) <= QUANTISED_NMSE
             refused.append(False)
         except DeviceError as error:
             assert "no room" in str(error) and "use a smaller --vram, -c or -ub" in str(error)

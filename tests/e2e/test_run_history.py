@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("prober")
 
 WORKER = "rpc-worker:1"
 N_PROMPT, N_GEN = 40, 48
+TRIED = 2  # tokens that llama-server computes when it has loaded a model, to see whether its memory can be cut
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def test_what_blocks_take_is_kept_and_the_profile_follows_it(placer: Placer, two
     blocks = {one.block for one in runs}
     assert len(blocks) == 2, "an FFN of each layer"
     first, last = sorted(blocks)
-    of_first = {one.batch: (one.n_runs, one.n_tokens) for one in runs if one.block == first}
-    of_last = {one.batch: (one.n_runs, one.n_tokens) for one in runs if one.block == last}
+    of_first = {one.batch: (one.n_runs, one.n_tokens) for one in runs if one.block == first and one.batch != TRIED}
+    of_last = {one.batch: (one.n_runs, one.n_tokens) for one in runs if one.block == last and one.batch != TRIED}
     assert of_first == {1: (N_GEN, N_GEN), 64: (1, N_PROMPT)}
     assert of_last == {1: (N_GEN + 1, N_GEN + 1)}, "a prompt's last layer computes its last token alone"
     assert all(min(one.cpu_s, one.other_s) > 0 for one in runs)
