@@ -10,6 +10,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from oallama.core.errors import DeviceError
+
+
+def parent_for_server() -> Path:
+    """Where llama-server's folder goes. Raises DeviceError where nothing can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # it has tried to write to each
+        raise DeviceError(
+            "no temporary folder is writable, and llama-server needs one for its plan; free some disk space, or set "
+            "TMPDIR to another folder"
+        ) from None
+
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str, parent: Path) -> Iterator[Path]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from oallama.core.errors import DeviceError, ModelFileError, UsageError, spoken
 from oallama.core.history import BlockRuns
 from oallama.core.keywords import check_type, record_from
 from oallama.core.routing import Traffic
-from oallama.core.temporary import temporary_folder
+from oallama.core.temporary import parent_for_server, temporary_folder
 from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import MIB, format_bytes
 from oallama.model.gguf_file import check_unchanged
@@ -91,7 +90,7 @@ class Engine:
         self._operators, self._on_traffic, self.has_template = operators, on_traffic, chats
         self._keeper, self._is_closed = keeper or Keeper(), False
         try:
-            self._folder = self._keeper.enter(lambda: temporary_folder(FOLDER, Path(tempfile.gettempdir())))
+            self._folder = self._keeper.enter(lambda: temporary_folder(FOLDER, parent_for_server()))
             self._address = free_address("127.0.0.1", 0, secrets.token_urlsafe())
             self._client = Client(self._address)
             check_unchanged(model.files)

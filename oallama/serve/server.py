@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,8 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from oallama.core.errors import DeviceError
-from oallama.core.temporary import temporary_folder
+from oallama.core.temporary import parent_for_server, temporary_folder
 from oallama.device.interrupt import held_interrupt
 from oallama.report.placement import Served, page_policy, placement_document, placement_html, start_html
 from oallama.run.address import Address
@@ -59,14 +57,7 @@ def serve(
 
     Raises DeviceError where llama-server does not start, fails to restart too often, or has no folder for its files.
     """
-    try:
-        parent = Path(tempfile.gettempdir())
-    except FileNotFoundError:  # it has tried to write to each
-        raise DeviceError(
-            "no temporary folder is writable, and llama-server needs one for its plan; free some disk space, or set "
-            "TMPDIR to another folder"
-        ) from None
-    with temporary_folder(FOLDER, parent) as folder:
+    with temporary_folder(FOLDER, parent_for_server()) as folder:
         wanted, on_cpu = placements.wanted, placements.on_cpu
         of_wanted, of_cpu = folder / "wanted", folder / "cpu"
         of_wanted.mkdir()

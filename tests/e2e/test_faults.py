@@ -208,7 +208,8 @@ UNWRITTEN = "cannot write the result to stdout: it is closed"
 REFUSALS = {
     # EFBIG in place of ENOSPC, which only a file system of its own could say
     "full disk": Refusal('ulimit -f 0; exec "$@"', {
-        "plan": "File too large", "bench": "File too large", "serve": "no temporary folder is writable",
+        "plan": "File too large", "bench": "File too large",
+        **dict.fromkeys(("run", "chat", "serve"), "no temporary folder is writable"),
     }),
     "cache that cannot be written": Refusal('exec env OALLAMA_CACHE_DIR=/proc/none "$@"', {}),
     "closed stdout": Refusal('exec "$@" <&- >&-', dict.fromkeys(("profile", "run", "tune"), UNWRITTEN)),
