@@ -165,6 +165,7 @@ def _ratio(found: dict[str, list[Times]], what: str) -> dict[str, Any]:
         "ratio": ratio.value if ratio else median(ours) / median(theirs),
         "ci95": [ratio.low, ratio.high] if ratio else None,
         "n": len(ours),
+        "samples_s": {"here": ours, "server": theirs},
     }
 
 
