@@ -49,6 +49,7 @@ TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would excee
 TEMPLATE_BYTES = 1024 * MIB  # of memory beside that
 UNREAD = "does not match the expected"
 """Said of an answer whose parts llama-server cannot tell apart; its text has come by then."""
+NO_ROOM = "failed to allocate"
 TOO_LARGE = "is too large to process"  # said of a text that is to be embedded
 LOADED_LINE = b"initializing, n_slots"  # llama-server has loaded the model, and tries its chat template next
 
@@ -503,7 +504,8 @@ class _Child:
                 raise ModelFileError(
                     f"the chat template of {self._path} fails: {self._template_fault}; {TEMPLATE_REMEDY}"
                 )
-            raise DeviceError(f"llama-server does not start: {how}")
+            remedy = f"; {_SMALLER}" if NO_ROOM in how else ""
+            raise DeviceError(f"llama-server does not start: {how}{remedy}")
         if not in_time:
             raise DeviceError(f"llama-server does not answer after {START_S:.0f} s")
 

@@ -199,7 +199,9 @@ class Refusal:
 
 
 GLIBC = "cannot allocate memory for thread-local data: ABORT"  # its dynamic linker ends the process, whatever it is
-NO_MEMORY = r"out of (host )?memory|has no room|Thread creation failed|" + GLIBC  # the third are words of libgomp
+NO_MEMORY = "|".join(  # the last but one are words of libgomp
+    (r"out of (host )?memory", "has no room", "failed to allocate", "Thread creation failed", GLIBC)
+)
 TOO_LITTLE = dict.fromkeys(
     COMMANDS, r"out of memory; use a smaller model, a shorter context \(-c\) or a smaller batch \(-ub\)"
 )
