@@ -10,6 +10,8 @@ namespace split_test {
 
 namespace {
 
+constexpr ggml_type slow_type = GGML_TYPE_IQ2_S;
+
 // Every weight on the host; of experts, those that are hot on the device too.
 std::string hot_text(const Block & block, const std::string & hot, const std::string & lines = "",
                      const std::string & layout = "CPU") {
@@ -81,6 +83,90 @@ void check_routing() {
     check(batch.device_rows == std::vector<int32_t>{1, -1, -1}, "which gives no row");
 }
 
+// Packed rows, and slots that serve several experts: every row is on one side, and is computed with its own expert,
+// which is copied once what its slot served before has been computed.
+void check_packed_routing() {
+    bridge::Random random(3);
+    for (int round = 0; round < 300; round++) {
+        const auto           n_expert = static_cast<int32_t>(2 + random.below(9));
+        const auto           n_slots  = static_cast<int32_t>(1 + random.below(n_expert - 1));
+        std::vector<int32_t> slots;
+        for (int32_t slot = 0; slot < n_slots; slot++) {
+            slots.push_back(slot);
+        }
+        oallama::ExpertTable table(slots, n_expert, {nullptr});
+        oallama::RoutedBatch batch;
+        batch.n_used           = 1 + random.below(n_expert);
+        const int64_t n_tokens = 2 + random.below(30);
+        for (int64_t token = 0; token < n_tokens; token++) {
+            const auto first = static_cast<int32_t>(random.below(n_expert));
+            for (int32_t rank = 0; rank < static_cast<int32_t>(batch.n_used); rank++) {
+                batch.chosen.push_back((first + rank) % n_expert);
+            }
+        }
+        table.count(batch.chosen, batch.n_used);
+        std::vector<int32_t> missed = table.missed();
+        missed.resize(static_cast<size_t>(random.below(static_cast<int64_t>(missed.size()) + 1)));
+        const std::vector<int32_t>                    before = table.slot_of();
+        const std::vector<oallama::ExpertTable::Move> moves  = table.take(missed, random.below(3) > 0);
+        const int64_t                                 n_most = 1 + random.below(40);
+        std::vector<int32_t>                          holds  = slots;
+        std::vector<size_t>                           used_by(static_cast<size_t>(n_slots)); // launches so far
+        oallama::route_packed(batch, n_most, before, moves);
+        std::multiset<int32_t> rows(batch.host_rows.begin(), batch.host_rows.end());
+        rows.insert(batch.device_rows.begin(), batch.device_rows.end());
+        bool right =
+            rows.size() == batch.chosen.size() && std::set<int32_t>(rows.begin(), rows.end()).size() == rows.size();
+        size_t  n_copied = 0;
+        size_t  n        = 0;
+        int64_t end      = 0;
+        int64_t free     = 0;
+        for (const oallama::RoutedLaunch & launch : batch.launches) {
+            right = right && launch.begin == end && launch.end > end && launch.end - end <= n_most &&
+                    launch.at >= free && launch.at % oallama::launch_alignment == 0 && launch.after <= n;
+            for (size_t i = 0; i < launch.n_copies; i++) {
+                const oallama::ExpertTable::Move & move = moves[n_copied++];
+                right = right && launch.after >= used_by[static_cast<size_t>(move.slot)];
+                holds[static_cast<size_t>(move.slot)] = move.expert;
+            }
+            n++;
+            for (int64_t i = launch.begin; i < launch.end; i++) {
+                const auto slot = static_cast<size_t>(batch.slots[static_cast<size_t>(i)]);
+                right = right &&
+                        holds[slot] == batch.chosen[static_cast<size_t>(batch.device_rows[static_cast<size_t>(i)])];
+                used_by[slot] = n;
+            }
+            end  = launch.end;
+            free = launch.at + launch.end - launch.begin;
+        }
+        right = right && n_copied == moves.size() && end == static_cast<int64_t>(batch.device_rows.size());
+        check(right, "packed rows, drawn " + std::to_string(round));
+        check(table.expert_in() == holds, "the table says what slots hold in the end, drawn " + std::to_string(round));
+    }
+}
+
+// Several tokens use more experts than there are slots: slots serve one after the other.
+void check_turns() {
+    for (const bool bias : {false, true}) {
+        MoeOptions options;
+        options.n_expert    = 12;
+        options.n_used      = 4;
+        options.bias        = bias;
+        const Block   block = moe_block(slow_type, slow_type, options);
+        const PlanPtr plan  = new_plan(hot_text(block, "0,1,5", "exchange idle\nlink 1000000000000000\n"));
+        const Model   model(block, plan.get());
+        Session       session;
+        int64_t       most = 0; // of a batch; how many it is depends on what the host takes
+        reset_stats();
+        for (uint64_t seed = 1; seed <= 20 || (most <= 3 && seed < 2000); seed++) {
+            const int64_t before = stats().n_fetched;
+            check_right(session, model, seed % 4 == 0 ? 1 : 40, "experts in turns", seed);
+            most = std::max(most, stats().n_fetched - before);
+        }
+        check(most > 3, "a batch has more fetched than there are slots, " + std::to_string(most));
+    }
+}
+
 // Uses of experts are counted, hits and misses alike, batches of one token apart, also where none is hot, and are still
 // known when the model is freed.
 void check_uses() {
@@ -117,8 +203,6 @@ void check_uses() {
 //
 // experts that are exchanged
 //
-
-constexpr ggml_type slow_type = GGML_TYPE_IQ2_S;
 
 constexpr const char * eager = "exchange eager\nlink 1000000000\npiece 4096\n";
 
@@ -287,6 +371,8 @@ void test_hot() {
     check_rule();
     check_exchanges();
     check_fetches();
+    check_packed_routing();
+    check_turns();
     check_two_contexts();
     check_uses();
 }

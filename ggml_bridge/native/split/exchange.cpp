@@ -1,6 +1,7 @@
 #include "exchange.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace oallama {
 
@@ -23,7 +24,8 @@ size_t bytes_of(const ExpertTable & table) {
 // Nothing is on its way any more when its slots are given up.
 Exchange::~Exchange() {
     stream_.synchronize();
-    for (const std::vector<Copy> * copies : {&going_, &coming_, &chosen_}) {
+    cancel();
+    for (const std::vector<Copy> * copies : {&going_, &coming_}) {
         for (const Copy & copy : *copies) {
             copy.table->drop(copy.move);
         }
@@ -33,16 +35,20 @@ Exchange::~Exchange() {
     }
 }
 
+EventPtr Exchange::new_event() {
+    if (events_.empty()) {
+        return EventPtr(stream_.has_events() ? ggml_backend_event_new(stream_.device()) : nullptr);
+    }
+    EventPtr event = std::move(events_.back());
+    events_.pop_back();
+    return event;
+}
+
 Exchange::Copy Exchange::new_copy(const std::shared_ptr<ExpertTable> & table, ExpertTable::Move move) {
     Copy copy;
     copy.table = table;
     copy.move  = move;
-    if (!events_.empty()) {
-        copy.event = std::move(events_.back());
-        events_.pop_back();
-    } else if (stream_.has_events()) {
-        copy.event.reset(ggml_backend_event_new(stream_.device()));
-    }
+    copy.event = new_event();
     return copy;
 }
 
@@ -109,11 +115,12 @@ void Exchange::receive(const std::shared_ptr<ExpertTable> & table) {
 }
 
 // As many, those with the most rows first, that the link and the device behind it end together with the host.
-void Exchange::share(const std::shared_ptr<ExpertTable> & table, const std::vector<int32_t> & chosen, double row_s,
-                     double device_s) {
+std::vector<ExpertTable::Move> Exchange::share(const std::shared_ptr<ExpertTable> & table,
+                                               const std::vector<int32_t> & chosen, double row_s, double device_s,
+                                               bool in_turns) {
     const double fetched_s = stream_.seconds(bytes_of(*table));
     if (!may_move(table) || row_s == 0.0 || fetched_s == 0.0) {
-        return;
+        return {};
     }
     std::vector<std::pair<int64_t, int32_t>> missed; // rows, and the expert
     int64_t                                  n_rows = 0;
@@ -134,25 +141,33 @@ void Exchange::share(const std::shared_ptr<ExpertTable> & table, const std::vect
             n       = i + 1;
         }
     }
+    std::vector<int32_t> fetched;
     for (size_t i = 0; i < n; i++) {
-        const ExpertTable::Move move = {missed[i].second, table->take(missed[i].second)};
-        if (move.slot < 0) {
-            return; // the batch uses all that is there
-        }
-        chosen_.push_back(new_copy(table, move));
-        table->put(move);
+        fetched.push_back(missed[i].second);
     }
+    if (in_turns) {
+        std::reverse(fetched.begin(), fetched.end()); // those that stay are used most
+    }
+    std::vector<ExpertTable::Move> moves = table->take(fetched, in_turns);
+    for (const ExpertTable::Move & move : moves) {
+        chosen_.push_back(new_copy(table, move));
+    }
+    return moves;
 }
 
-void Exchange::fetch(ggml_backend_t compute) {
-    ready_ = chosen_.empty() ? Clock::now() : Time{};
-    for (Copy & copy : chosen_) {
+void Exchange::fetch(ggml_backend_t compute, size_t n, size_t after) {
+    ready_ = Clock::now();
+    if (after > 0 && marks_[after - 1]) {
+        stream_.await(marks_[after - 1].get());
+    }
+    for (; n > 0; n--) {
+        Copy & copy = chosen_.front();
         ask(copy, Time::max(), /*whole=*/true);
         ready_ = stream_.idle();
         stats().n_fetched++;
         received_.push_back(std::move(copy));
+        chosen_.pop_front();
     }
-    chosen_.clear();
     for (Copy & copy : received_) {
         if (copy.event) {
             ggml_backend_event_wait(compute, copy.event.get());
@@ -160,6 +175,24 @@ void Exchange::fetch(ggml_backend_t compute) {
         }
     }
     received_.clear();
+}
+
+void Exchange::mark(ggml_backend_t compute) {
+    if (!stream_.has_events()) {
+        return; // no slot takes turns
+    }
+    marks_.push_back(new_event());
+    if (marks_.back()) {
+        ggml_backend_event_record(marks_.back().get(), compute);
+    } else {
+        ggml_backend_synchronize(compute);
+    }
+}
+
+void Exchange::forget_marks() {
+    std::copy_if(std::make_move_iterator(marks_.begin()), std::make_move_iterator(marks_.end()),
+                 std::back_inserter(events_), [](const EventPtr & event) { return event != nullptr; });
+    marks_.clear();
 }
 
 void Exchange::cancel() {

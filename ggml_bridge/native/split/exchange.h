@@ -7,7 +7,8 @@
 // When a block is launched, a batch's missed experts are shared between the link and the host: of x that are fetched,
 // into the slots of the least used experts, the device computes the rows; the host computes the others meanwhile. x is
 // such that both end together, by the link's speed and what a row took the host before (ScheInfer, Eq. 13, for
-// experts).
+// experts). Several tokens use more experts than there are slots: then slots serve one expert after the other, each
+// copied once the device has computed with the one before.
 //
 // A context has one Exchange (run.h), which one thread at a time uses.
 
@@ -33,16 +34,25 @@ class Exchange {
     // Takes into a table what has come for it, before its block is launched.
     void receive(const std::shared_ptr<ExpertTable> & table);
 
-    // Chooses which of the experts that a batch misses are fetched, once the table has counted it. row_s: seconds of a
-    // row on the host; 0: not known. device_s: what the device takes once they are there.
-    void share(const std::shared_ptr<ExpertTable> & table, const std::vector<int32_t> & chosen, double row_s,
-               double device_s);
+    // Chooses which of the experts that a batch misses are fetched, once the table has counted it, in the order in
+    // which they are. row_s: seconds of a row on the host; 0: not known. device_s: what the device takes once they are
+    // there. in_turns: a slot may be given to several of them.
+    std::vector<ExpertTable::Move> share(const std::shared_ptr<ExpertTable> & table,
+                                         const std::vector<int32_t> & chosen, double row_s, double device_s,
+                                         bool in_turns);
 
     // When what was fetched last is expected there, or, with nothing to fetch, when that was known.
     Time ready() const { return ready_; }
 
-    // Queues what was chosen. What this back end computes from now on waits for it, and for what has come.
-    void fetch(ggml_backend_t compute);
+    // Queues the next n of what was chosen. What this back end computes from now on waits for them, and for what has
+    // come. after: how many of its marks they wait for.
+    void fetch(ggml_backend_t compute, size_t n, size_t after = 0);
+
+    size_t n_chosen() const { return chosen_.size(); }
+
+    // Marks what this back end has been given to compute, until the next block.
+    void mark(ggml_backend_t compute);
+    void forget_marks();
 
     // Forgets what was chosen and not queued.
     void cancel();
@@ -63,19 +73,21 @@ class Exchange {
         Time                         there;      // when the link is expected to have copied all of it
     };
 
-    Copy new_copy(const std::shared_ptr<ExpertTable> & table, ExpertTable::Move move);
-    bool begin();
-    bool ask(Copy & copy, Time until, bool whole);
-    bool may_move(const std::shared_ptr<ExpertTable> & table);
+    EventPtr new_event();
+    Copy     new_copy(const std::shared_ptr<ExpertTable> & table, ExpertTable::Move move);
+    bool     begin();
+    bool     ask(Copy & copy, Time until, bool whole);
+    bool     may_move(const std::shared_ptr<ExpertTable> & table);
 
     Stream &                                  stream_;
     bool                                      eager_;
     std::deque<std::shared_ptr<ExpertTable>>  due_;      // of which a move may be due
     std::vector<Copy>                         going_;    // one at most, of which not all is asked for
     std::vector<Copy>                         coming_;   // all asked for
-    std::vector<Copy>                         chosen_;   // to be fetched
+    std::deque<Copy>                          chosen_;   // to be fetched
     std::vector<Copy>                         received_; // whose events what is computed next has to wait for
-    std::vector<EventPtr>                     events_;   // of copies that have ended
+    std::vector<EventPtr>                     marks_;    // of this block's launches
+    std::vector<EventPtr>                     events_;   // that are free
     Time                                      ready_;
     std::vector<std::shared_ptr<ExpertTable>> claimed_;
 };

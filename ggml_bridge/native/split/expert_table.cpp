@@ -1,6 +1,7 @@
 #include "expert_table.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace oallama {
 
@@ -89,23 +90,10 @@ std::vector<int32_t> ExpertTable::missed() const {
     return missed;
 }
 
-// The slot whose expert is used least, an empty one first; -1: what is on its way is all that could be replaced.
-// spare_last: not one that the last batch uses.
-int32_t ExpertTable::least_used(bool spare_last) const {
-    int32_t    least   = -1;
-    const auto uses_in = [this](int32_t slot) {
-        const int32_t expert = expert_in_[static_cast<size_t>(slot)];
-        return expert < 0 ? -1.0 : uses_[static_cast<size_t>(expert)];
-    };
-    for (int32_t slot = 0; slot < static_cast<int32_t>(expert_in_.size()); slot++) {
-        const int32_t expert = expert_in_[static_cast<size_t>(slot)];
-        if (coming_[static_cast<size_t>(slot)] >= 0 ||
-            (spare_last && expert >= 0 && last_[static_cast<size_t>(expert)])) {
-            continue;
-        }
-        least = least < 0 || uses_in(slot) < uses_in(least) ? slot : least;
-    }
-    return least;
+// Of a slot's expert; less than any where it is empty.
+double ExpertTable::uses_in(int32_t slot) const {
+    const int32_t expert = expert_in_[static_cast<size_t>(slot)];
+    return expert < 0 ? -1.0 : uses_[static_cast<size_t>(expert)];
 }
 
 void ExpertTable::vacate(int32_t slot, int32_t expert) {
@@ -125,7 +113,10 @@ ExpertTable::Move ExpertTable::next() {
         std::any_of(coming_.begin(), coming_.end(), [](int32_t expert) { return expert >= 0; })) {
         return {};
     }
-    const int32_t slot = least_used(false);
+    int32_t slot = 0;
+    for (int32_t other = 1; other < static_cast<int32_t>(expert_in_.size()); other++) {
+        slot = uses_in(other) < uses_in(slot) ? other : slot;
+    }
     const int32_t held = expert_in_[static_cast<size_t>(slot)];
     if (held >= 0 && uses_[static_cast<size_t>(wanted.front())] <= uses_[static_cast<size_t>(held)]) {
         return {};
@@ -134,17 +125,35 @@ ExpertTable::Move ExpertTable::next() {
     return {wanted.front(), slot};
 }
 
-int32_t ExpertTable::take(int32_t expert) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const int32_t                     slot = shared_ || weights_.empty() ? -1 : least_used(true);
-    if (slot >= 0) {
-        vacate(slot, expert);
+std::vector<ExpertTable::Move> ExpertTable::take(const std::vector<int32_t> & experts, bool in_turns) {
+    const std::lock_guard<std::mutex>              lock(mutex_);
+    std::vector<std::tuple<bool, double, int32_t>> slots; // those that the batch uses come last
+    size_t                                         n = 0;
+    for (int32_t slot = 0; slot < static_cast<int32_t>(expert_in_.size()); slot++) {
+        const int32_t expert = expert_in_[static_cast<size_t>(slot)];
+        if (coming_[static_cast<size_t>(slot)] < 0) {
+            slots.emplace_back(expert >= 0 && last_[static_cast<size_t>(expert)], uses_in(slot), slot);
+            n += std::get<bool>(slots.back()) ? 0 : 1;
+        }
     }
-    return slot;
+    std::sort(slots.begin(), slots.end());
+    n = in_turns ? std::min(std::max(n, (expert_in_.size() + 1) / 2), slots.size()) : n;
+    std::vector<Move> moves;
+    n = shared_ || weights_.empty() ? 0 : n; // since a moment ago
+    for (size_t i = 0; n > 0 && i < (in_turns ? experts.size() : std::min(n, experts.size())); i++) {
+        moves.push_back({experts[i], std::get<int32_t>(slots[i % n])});
+        vacate(moves.back().slot, moves.back().expert);
+        fill(moves.back());
+    }
+    return moves;
 }
 
 void ExpertTable::put(const Move & move) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    fill(move);
+}
+
+void ExpertTable::fill(const Move & move) {
     coming_[static_cast<size_t>(move.slot)]    = -1;
     expert_in_[static_cast<size_t>(move.slot)] = move.expert;
     slot_of_[static_cast<size_t>(move.expert)] = move.slot;

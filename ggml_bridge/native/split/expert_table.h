@@ -57,16 +57,18 @@ class ExpertTable {
     // less, and nothing else is on its way. The slot is empty from here on.
     Move next();
 
-    // A slot for an expert that a batch needs at once: that of the least used one that the batch does not use. -1:
-    // none. The slot is empty from here on.
-    int32_t take(int32_t expert);
+    // Slots for experts that a batch needs at once: those of the least used ones that the batch does not use, as far as
+    // there are any, or, in turns, of half of all slots at least, each for several experts one after the other. They
+    // count as there from here on, of a slot's the last one.
+    std::vector<Move> take(const std::vector<int32_t> & experts, bool in_turns);
 
     void put(const Move & move);  // the expert's bytes are in the slot, or are when what computes with them begins
     void drop(const Move & move); // they are not, and will not be
 
   private:
-    int32_t least_used(bool spare_last) const;
-    void    vacate(int32_t slot, int32_t expert);
+    double uses_in(int32_t slot) const;
+    void   vacate(int32_t slot, int32_t expert);
+    void   fill(const Move & move);
 
     const bool         movable_;
     mutable std::mutex mutex_; // of all that follows

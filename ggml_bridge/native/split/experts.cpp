@@ -51,6 +51,80 @@ void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & s
     }
 }
 
+void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t> & slot_of,
+                  const std::vector<ExpertTable::Move> & moves) {
+    batch.n_tokens = static_cast<int64_t>(batch.chosen.size()) / batch.n_used;
+    for (std::vector<int32_t> * rows : {&batch.slots, &batch.device_rows, &batch.host_ids, &batch.host_rows}) {
+        rows->clear();
+    }
+    batch.launches.clear();
+    std::vector<int32_t> replaced; // slots, in the order of the first moves there
+    for (const ExpertTable::Move & move : moves) {
+        if (std::find(replaced.begin(), replaced.end(), move.slot) == replaced.end()) {
+            replaced.push_back(move.slot);
+        }
+    }
+    const size_t half = std::max<size_t>(1, replaced.size() / 2); // while one half computes, the other half is copied
+
+    // experts and their slots by launch, and how many of them are copied
+    struct Group {
+        std::vector<ExpertTable::Move> experts;
+        size_t                         n_copies = 0;
+    };
+    std::vector<Group> groups(3);
+    for (int32_t expert = 0; expert < static_cast<int32_t>(slot_of.size()); expert++) {
+        const int32_t slot = slot_of[static_cast<size_t>(expert)];
+        const auto    at   = std::find(replaced.begin(), replaced.end(), slot);
+        const auto    nth  = static_cast<size_t>(at - replaced.begin());
+        if (slot >= 0) {
+            groups[nth < half ? 0 : nth < replaced.size() ? 1 : 2].experts.push_back({expert, slot});
+        }
+    }
+    for (size_t i = 0; i < moves.size(); i += half) {
+        const auto from = moves.begin() + static_cast<std::ptrdiff_t>(i);
+        const auto n    = std::min(half, moves.size() - i);
+        groups.push_back({{from, from + static_cast<std::ptrdiff_t>(n)}, n});
+    }
+
+    std::vector<std::vector<int32_t>> rows_of(slot_of.size());
+    for (size_t row = 0; row < batch.chosen.size(); row++) {
+        rows_of[static_cast<size_t>(batch.chosen[row])].push_back(static_cast<int32_t>(row));
+    }
+    std::vector<size_t> done(slot_of.size()); // launches, by slot, when what was there has been computed
+    for (const Group & group : groups) {
+        const auto begin = static_cast<int64_t>(batch.device_rows.size());
+        size_t     after = 0;
+        for (const ExpertTable::Move & one : group.experts) {
+            std::vector<int32_t> & rows = rows_of[static_cast<size_t>(one.expert)];
+            batch.device_rows.insert(batch.device_rows.end(), rows.begin(), rows.end());
+            batch.slots.insert(batch.slots.end(), rows.size(), one.slot);
+            after = std::max(after, done[static_cast<size_t>(one.slot)]);
+            rows.clear();
+        }
+        const auto end = static_cast<int64_t>(batch.device_rows.size());
+        for (int64_t first = begin; first < end; first += n_most) {
+            const int64_t last = batch.launches.empty() ? 0
+                                                        : batch.launches.back().at + batch.launches.back().end -
+                                                              batch.launches.back().begin;
+            const int64_t at   = (last + launch_alignment - 1) / launch_alignment * launch_alignment;
+            const bool    copy = first == begin;
+            batch.launches.push_back({first, std::min(end, first + n_most), at, copy ? group.n_copies : 0,
+                                      copy && group.n_copies > 0 ? after : 0});
+        }
+        for (const ExpertTable::Move & one : group.experts) {
+            done[static_cast<size_t>(one.slot)] =
+                begin < end ? batch.launches.size() : done[static_cast<size_t>(one.slot)];
+        }
+    }
+    for (size_t row = 0; row < batch.chosen.size(); row++) {
+        const int32_t expert = batch.chosen[row];
+        if (!rows_of[static_cast<size_t>(expert)].empty()) {
+            batch.host_ids.push_back(expert);
+            batch.host_rows.push_back(static_cast<int32_t>(row));
+        }
+    }
+}
+
 namespace {
 
 // Whether the device's kernels keep one rank for each expert and token, as CUDA's for batches do (they sort rows by
@@ -93,8 +167,11 @@ char * row_of(const ggml_tensor * tensor, int64_t n_used, int64_t row) {
 
 } // namespace
 
-void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange) {
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
+           bool in_turns) {
     batches.resize(std::max(batches.size(), phase.routings.size()));
+    const bool packs = std::any_of(phase.routings.begin(), phase.routings.end(),
+                                   [](const Routed & routed) { return routed.n_most > 0; });
     for (size_t i = 0; i < phase.routings.size(); i++) {
         const Routed &                       routed = phase.routings[i];
         RoutedBatch &                        batch  = batches[i];
@@ -116,11 +193,17 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
             exchange->receive(table);
             table->count(batch.chosen, batch.n_used);
         }
-        count_hits(batch.chosen, table->slot_of());
-        if (exchange != nullptr) {
-            exchange->share(table, batch.chosen, phase.row_s, phase.device_s);
+        const std::vector<int32_t> slot_of = table->slot_of();
+        count_hits(batch.chosen, slot_of);
+        std::vector<ExpertTable::Move> moves;
+        if (exchange != nullptr && packs == (routed.n_most > 0)) { // what is chosen is fetched all in one way
+            moves = exchange->share(table, batch.chosen, phase.row_s, phase.device_s, packs && in_turns);
         }
-        route(batch, routed.n_device, table->slot_of(), first.n_slots(), takes_experts_once(routed));
+        if (routed.n_most > 0) {
+            route_packed(batch, routed.n_most, slot_of, moves);
+        } else {
+            route(batch, routed.n_device, table->slot_of(), first.n_slots(), takes_experts_once(routed));
+        }
         for (const Sized & sized : routed.sized) {
             resize(sized, batch.n_misses());
         }
@@ -134,11 +217,48 @@ void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & 
     }
 }
 
+namespace {
+
+void pack_numbers(const Routed & routed, const RoutedBatch & batch, Upload::What what, int32_t * out) {
+    if (routed.n_most == 0) {
+        std::copy(batch.slots.begin(), batch.slots.end(), out);
+        return;
+    }
+    for (const RoutedLaunch & launch : batch.launches) {
+        for (int64_t i = launch.begin; i < launch.end; i++) {
+            const int32_t row = batch.device_rows[static_cast<size_t>(i)];
+            int32_t &     to  = out[launch.at + i - launch.begin];
+            switch (what) {
+                case Upload::What::ids: to = batch.slots[static_cast<size_t>(i)]; break;
+                case Upload::What::experts: to = batch.chosen[static_cast<size_t>(row)]; break;
+                case Upload::What::tokens: to = row / static_cast<int32_t>(batch.n_used); break;
+                default: to = row;
+            }
+        }
+    }
+}
+
+} // namespace
+
+void shape(const Routed & routed, const RoutedLaunch & launch) {
+    for (const Sized & sized : routed.packed) {
+        resize(sized, launch.end - launch.begin);
+    }
+    for (const Placed & placed : routed.placed) {
+        placed.tensor->data =
+            static_cast<char *>(placed.whole->data) + static_cast<size_t>(launch.at) * sizeof(int32_t);
+        resize({placed.tensor, placed.dim}, launch.end - launch.begin);
+    }
+}
+
 void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const Upload & upload,
           const ggml_cgraph * graph, char * out) {
     switch (upload.what) {
         case Upload::What::value: return; // nothing of a routing
-        case Upload::What::ids: std::memcpy(out, batch.slots.data(), batch.slots.size() * sizeof(int32_t)); return;
+        case Upload::What::ids:
+        case Upload::What::tokens:
+        case Upload::What::ranks:
+        case Upload::What::experts: pack_numbers(routed, batch, upload.what, reinterpret_cast<int32_t *>(out)); return;
         case Upload::What::weights:
             for (size_t i = 0; i < batch.device_rows.size(); i++) {
                 const int32_t row                 = batch.device_rows[i];
@@ -194,6 +314,30 @@ void add_weighted(float * sum, const float * row, float weight, int64_t n) {
     }
 }
 
+// The same of packed rows, the host's first.
+void join_packed(Host & host, const RoutedBatch & batch, const float * rows, const ggml_tensor * node) {
+    const int64_t        n = node->ne[0];
+    std::vector<int64_t> place_of(batch.chosen.size());
+    int64_t              place = 0;
+    for (const std::vector<int32_t> * of : {&batch.host_rows, &batch.device_rows}) {
+        for (const int32_t row : *of) {
+            place_of[static_cast<size_t>(row)] = place++;
+        }
+    }
+    host.share(batch.n_tokens, place_of.size() * static_cast<size_t>(n) * sizeof(float),
+               [&](int64_t begin, int64_t end) {
+                   for (int64_t token = begin; token < end; token++) {
+                       auto * sum = reinterpret_cast<float *>(static_cast<char *>(node->data) +
+                                                              static_cast<size_t>(token) * node->nb[1]);
+                       std::fill(sum, sum + n, 0.0F);
+                       for (auto row = static_cast<size_t>(token * batch.n_used);
+                            row < static_cast<size_t>((token + 1) * batch.n_used); row++) {
+                           add_weighted(sum, rows + place_of[row] * n, batch.weights[row], n);
+                       }
+                   }
+               });
+}
+
 // node, [n, n_tokens], becomes the sum of each token's rows times their routing weights. host_rows: the host's, packed;
 // device_rows: the device's, or, where summed, their sum.
 void join_sum(Host & host, const RoutedBatch & batch, const float * host_rows, const float * device_rows, bool summed,
@@ -235,6 +379,8 @@ void join_routed(Host & host, const RoutedBatch & batch, const Download & downlo
                  const char * from) {
     if (download.join == Download::Join::rows) {
         join_rows(host, batch, from, node);
+    } else if (download.packed) {
+        join_packed(host, batch, static_cast<const float *>(download.host_rows->data), node);
     } else {
         join_sum(host, batch, static_cast<const float *>(download.host_rows->data),
                  reinterpret_cast<const float *>(from), download.summed, node);

@@ -4,6 +4,10 @@
 // its expert is hot, else a miss. Rows are counted token by token: rank + n_used * token. Shapes of the device's graph
 // are constant, those of the host's follow the batch (program.h).
 //
+// Of several tokens whose experts may be fetched the device's rows are packed too, expert by expert, and computed in
+// several launches: with what is in the slots, those first that are needed for others, then with what takes their
+// place. So the device computes no row in vain, and one launch while the next one's experts are copied.
+//
 // When a phase is launched, `route` reads its ids and gives the host's tensors their sizes; `pack` makes what the
 // device is sent; when both sides have computed, `join_routed` makes a node whole. All three are called by the thread
 // that computes (run.cpp). A batch's routing is kept by the context, not with programs: of large batches not many would
@@ -19,6 +23,15 @@
 
 namespace oallama {
 
+// Some of the device's packed rows, and what is copied before they are computed.
+struct RoutedLaunch {
+    int64_t begin; // rows [begin, end)
+    int64_t end;
+    int64_t at;       // where their slots and rows are among those that are sent
+    size_t  n_copies; // of experts
+    size_t  after;    // launches that have to be done before these are copied
+};
+
 // One of a phase's routings for the batch at hand.
 struct RoutedBatch {
     std::vector<int32_t> chosen;  // experts, [n_used, n_tokens]
@@ -33,6 +46,8 @@ struct RoutedBatch {
     std::vector<int32_t> slots;
     std::vector<int32_t> device_rows; // -1: none
 
+    std::vector<RoutedLaunch> launches; // of packed rows
+
     // The host's rows, which are the misses: it reads no weights of hot experts.
     std::vector<int32_t> host_ids;
     std::vector<int32_t> host_rows; // ascending
@@ -45,10 +60,19 @@ struct RoutedBatch {
 // or, of one token, else with the slot of a hit, which costs no more reading.
 void route(RoutedBatch & batch, int64_t n_device, const std::vector<int32_t> & slot_of, int64_t n_slots, bool once);
 
+// The same with packed rows, at most so many in a launch. moves: experts that take the place of others, in this order.
+void route_packed(RoutedBatch & batch, int64_t n_most, const std::vector<int32_t> & slot_of,
+                  const std::vector<ExpertTable::Move> & moves);
+
 // Reads the ids of the batch at hand, a batch for each of the phase's routings, and gives the host's tensors their
-// sizes and the rows that are misses. exchange: of the context's hot experts; NULL: they stay. Throws OALLAMA_FAILED
-// for an expert that does not exist, or where mul-mats of one block have come to other hot experts.
-void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange);
+// sizes and the rows that are misses. exchange: of the context's hot experts; NULL: they stay. in_turns: a slot may
+// serve several of a batch's experts, one after the other. Throws OALLAMA_FAILED for an expert that does not exist, or
+// where mul-mats of one block have come to other hot experts.
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches, Exchange * exchange,
+           bool in_turns);
+
+// Gives the device's tensors the sizes of a launch, and those that it is sent the places of what is sent for it.
+void shape(const Routed & routed, const RoutedLaunch & launch);
 
 // Packs an upload of a routing into out.
 void pack(Host & host, const Routed & routed, const RoutedBatch & batch, const Upload & upload,

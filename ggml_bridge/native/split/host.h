@@ -24,6 +24,7 @@ class Host {
     ggml_backend_t backend() const { return cpu_.get(); }
 
     void set_n_threads(int n_threads);
+    int  n_threads() const { return n_threads_; }
     void set_abort_callback(ggml_abort_callback callback, void * data) { cpu_.set_abort_callback(callback, data); }
 
     // Works on n items: all threads on a range [begin, end) each, as a node of a graph, where this many bytes pay for

@@ -15,6 +15,10 @@ constexpr std::array<Side, 3>       device_sides = {side_stream, side_device, si
 // one text use 62 % of 32 experts (recorded routing of gpt-oss-20b), drawn alike 98 %, and the link need not wait.
 constexpr int64_t uses_of_each = 4;
 
+// Rows of a launch that need no second one. Of more tokens a launch has half of the rows that may be hits: with their
+// inputs, which are gathered, they take no more memory than all of them without.
+constexpr int64_t least_packed = 64;
+
 // Room of a program's context.
 struct Room {
     int64_t n_tensors;
@@ -144,7 +148,11 @@ class Builder {
             sides(i)[side]       = view(whole, second ? n : 0, n, {}, side);
         }
         if (v.state == State::routed) {
-            routing_of(v.routed_by).sized.push_back({side_of(i, side_host), 2});
+            Routed & routed = routing_of(v.routed_by);
+            routed.sized.push_back({side_of(i, side_host), 2});
+            if (routed.n_most > 0) {
+                routed.packed.push_back({side_of(i, side_device), 2});
+            }
         }
     }
 
@@ -288,15 +296,21 @@ class Builder {
             nodes.clear();
             return ggml_graph_n_nodes(program_.device_graph);
         };
-        phase_.device_begin = program_.phases.empty() ? 0 : program_.phases.back().device_end;
-        phase_.host_begin   = program_.phases.empty() ? 0 : program_.phases.back().host_end;
-        phase_.stream_begin = expand(on_device_);
-        phase_.lift_begin   = expand(on_stream_);
-        phase_.device_end   = expand(on_lift_);
-        phase_.host_end     = ggml_graph_n_nodes(program_.host_graph);
-        phase_.whole_from   = whole_from();
-        phase_.routed       = chosen_by_ != nullptr && chosen_by_->ne[1] < phase_.whole_from;
-        chosen_by_          = nullptr;
+        phase_.device_begin   = program_.phases.empty() ? 0 : program_.phases.back().device_end;
+        phase_.host_begin     = program_.phases.empty() ? 0 : program_.phases.back().host_end;
+        phase_.launches_begin = expand(on_device_);
+        phase_.stream_begin   = phase_.launches_begin;
+        for (Routed & routed : phase_.routings) {
+            routed.device_begin = phase_.stream_begin;
+            routed.device_end   = expand(routed.nodes);
+            phase_.stream_begin = routed.device_end;
+        }
+        phase_.lift_begin = expand(on_stream_);
+        phase_.device_end = expand(on_lift_);
+        phase_.host_end   = ggml_graph_n_nodes(program_.host_graph);
+        phase_.whole_from = whole_from();
+        phase_.routed     = chosen_by_ != nullptr && chosen_by_->ne[1] < phase_.whole_from;
+        chosen_by_        = nullptr;
         if (phase_.host_end > phase_.host_begin) { // what the host still computes may lie where a result belongs
             for (Download & download : phase_.downloads) {
                 download.direct = false;
@@ -306,6 +320,7 @@ class Builder {
             program_.phases.push_back(std::move(phase_));
         }
         phase_ = Phase{};
+        packed_.clear();
     }
 
     //
@@ -313,11 +328,12 @@ class Builder {
     //
 
     void emit_rows(int i) {
-        const ggml_tensor * node    = graph_->nodes[i];
-        const Value &       v       = value(i);
-        Routed &            routed  = routing_of(is_mul_mat(node->op) ? i : v.routed_by);
-        const int64_t       host[]  = {node->ne[0], 1, routed.n_rows, 1};
-        const int64_t       there[] = {node->ne[0], routed.n_device, node->ne[2], 1};
+        const ggml_tensor * node   = graph_->nodes[i];
+        const Value &       v      = value(i);
+        Routed &            routed = routing_of(is_mul_mat(node->op) ? i : v.routed_by);
+        const int64_t       host[] = {node->ne[0], 1, routed.n_rows, 1};
+        const bool          packed = routed.n_most > 0;
+        const int64_t there[] = {node->ne[0], packed ? 1 : routed.n_device, packed ? routed.n_most : node->ne[2], 1};
         for (const Side side : {side_host, side_device}) {
             ggml_tensor * out = copy_header(node, side == side_host ? host : there);
             ggml_tensor * ids = side == side_host ? routed.host_ids : routed.device_ids;
@@ -327,13 +343,18 @@ class Builder {
                 out->src[2] = ids;
             } else if (node->op == GGML_OP_ADD_ID) {
                 out->src[0] = side_of(inside(i, 0), side);
-                out->src[1] = side == side_host ? full_on_host(i, 1) : device_biases(routed, i);
-                out->src[2] = ids;
+                out->src[1] = side == side_host ? full_on_host(i, 1)
+                              : packed          ? read_again(full_on_device(i, 1, {}, 0, node->src[1]->ne[0]))
+                                                : device_biases(routed, i);
+                out->src[2] = side == side_device && packed ? numbers(routed, Upload::What::experts, 1) : ids;
             } else {
                 for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
                     const int  from = inside(i, s);
                     const bool rows = from >= 0 && value(from).state == State::routed;
                     out->src[s]     = rows ? side_of(from, side) : full_on(side, i, s, {});
+                    if (!rows && side == side_device && packed) {
+                        read_again(out->src[s]);
+                    }
                 }
             }
             sides(i)[side] = out;
@@ -350,7 +371,10 @@ class Builder {
             bind(rows, {i, -1}, nullptr);
         }
         ggml_build_forward_expand(program_.host_graph, rows);
-        on_device_.push_back(side_of(i, side_device));
+        if (packed) {
+            routed.packed.push_back({side_of(i, side_device), 2});
+        }
+        (packed ? routed.nodes : on_device_).push_back(side_of(i, side_device));
         if (v.wanted) {
             fetch_rows(i, Download::Join::rows, side_of(i, side_device), routed, whole);
         }
@@ -368,11 +392,54 @@ class Builder {
         if (side == side_host) {
             return rows_for_misses(routed, full_on_host(i, 1));
         }
+        if (routed.n_most > 0) {
+            return rows_for_launches(routed, full_on_device(i, 1, {}, 0, x->ne[0]));
+        }
         if (x->ne[1] == 1) {
             return full_on_device(i, 1, {}, 0, x->ne[0]);
         }
         return send(Upload::What::rows, ggml_new_tensor_3d(ctx(), x->type, x->ne[0], routed.n_device, x->ne[2]), routed,
                     source_of(i, 1));
+    }
+
+    // Rows of a full input for a launch. x: on the device, [k, 1 or n_used, n_tokens].
+    ggml_tensor * rows_for_launches(Routed & routed, ggml_tensor * x) {
+        ggml_tensor *& known = packed_[{&routed - phase_.routings.data(), x}];
+        if (known == nullptr) {
+            ggml_tensor * index = numbers(routed, x->ne[1] > 1 ? Upload::What::ranks : Upload::What::tokens, 0);
+            ggml_tensor * list  = ggml_reshape_2d(ctx(), read_again(x), x->ne[0], x->ne[1] * x->ne[2]);
+            ggml_tensor * rows  = ggml_get_rows(ctx(), list, index);
+            if (program_.resident) {
+                program_.views.push_back(list); // x may be llama.cpp's
+            }
+            known = ggml_reshape_3d(ctx(), rows, rows->ne[0], 1, rows->ne[1]);
+            routed.packed.push_back({rows, 1});
+            routed.packed.push_back({known, 2});
+        }
+        return known;
+    }
+
+    // A tensor that several launches read: its memory stays its own.
+    static ggml_tensor * read_again(ggml_tensor * tensor) {
+        for (ggml_tensor * one = tensor; one != nullptr; one = one->view_src) {
+            ggml_set_output(one);
+        }
+        return tensor;
+    }
+
+    // Numbers of a launch's rows, of which all launches' are sent at once. dim: along which they lie.
+    ggml_tensor * numbers(Routed & routed, Upload::What what, int dim) {
+        ggml_tensor * whole = nullptr;
+        for (const Upload & upload : phase_.uploads) {
+            whole = upload.what == what && upload.routed == number_of(routed) ? upload.tensor : whole;
+        }
+        if (whole == nullptr) {
+            whole = send(what, ggml_new_tensor_1d(ctx(), GGML_TYPE_I32, routed.n_numbers()), routed, {});
+        }
+        ggml_tensor * out = dim == 0 ? ggml_view_1d(ctx(), whole, routed.n_most, 0)
+                                     : ggml_view_2d(ctx(), whole, 1, routed.n_most, sizeof(int32_t), 0);
+        routed.placed.push_back({out, dim, whole});
+        return out;
     }
 
     // A bias for each slot. biases: [n, n_expert].
@@ -408,8 +475,13 @@ class Builder {
             program_.exchange     = plan.exchange;
         }
         made.host_ids = stage(ggml_new_tensor_2d(ctx(), GGML_TYPE_I32, 1, made.n_rows));
-        made.device_ids =
-            send(Upload::What::ids, ggml_new_tensor_2d(ctx(), GGML_TYPE_I32, made.n_device, chosen->ne[1]), made, {});
+        if (weight->table()->is_movable() && chosen->ne[1] > 1) {
+            made.n_most     = std::min(made.n_rows, std::max(least_packed, (made.n_device * chosen->ne[1] + 1) / 2));
+            made.device_ids = numbers(made, Upload::What::ids, 1);
+        } else {
+            ggml_tensor * ids = ggml_new_tensor_2d(ctx(), GGML_TYPE_I32, made.n_device, chosen->ne[1]);
+            made.device_ids   = send(Upload::What::ids, ids, made, {});
+        }
         made.sized.push_back({made.host_ids, 1});
         return made;
     }
@@ -460,7 +532,7 @@ class Builder {
         routed.weighted      = true;
         routed.weighting     = source_of(v.weighting, 1);
         ggml_tensor * there  = side_of(rows, side_device);
-        const bool    summed = are_many(there, graph_->nodes[value(rows).routed_by]->src[0]);
+        const bool    summed = routed.n_most == 0 && are_many(there, graph_->nodes[value(rows).routed_by]->src[0]);
         if (summed) {
             there = device_sum(routed, there);
             on_device_.push_back(there);
@@ -493,9 +565,15 @@ class Builder {
         download.node     = i;
         download.join     = how;
         download.n_rows   = there->ne[1] * there->ne[2];
-        download.staging  = take_staging(there);
-        download.routed   = number_of(routed);
-        download.to       = whole;
+        download.packed   = routed.n_most > 0;
+        if (download.packed && how == Download::Join::rows) {
+            download.staging = program_.host_bytes;
+            program_.host_bytes += static_cast<size_t>(routed.n_rows) * there->nb[2];
+        } else if (!download.packed) {
+            download.staging = take_staging(there);
+        }
+        download.routed = number_of(routed);
+        download.to     = whole;
         if (whole != nullptr) {
             phase_.lifts.push_back({whole, whole_on_device(graph_->nodes[i], {i, -1})});
         }
@@ -837,6 +915,7 @@ class Builder {
     Program &           program_;
 
     std::map<const ggml_tensor *, ggml_tensor *> inputs_; // what the host has of llama.cpp's tensors on the device
+    std::map<std::pair<std::ptrdiff_t, const ggml_tensor *>, ggml_tensor *> packed_; // rows of an input, by routing
 
     Phase                      phase_; // at hand, like all that follow
     int                        n_phase_ = 0;

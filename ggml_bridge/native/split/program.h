@@ -12,7 +12,7 @@
 // Shapes, of a node [n, ne1, ne2, ne3] on a side: a shard [elements of the side, tokens of the side, ...], a partial
 // [n, tokens of the side, ...], all contiguous; routed rows [n, n_device, n_tokens] on the device. The host's routed
 // rows are those of a batch without hits, [n, 1, n_used * n_tokens], and before each run they shrink to the misses, [n,
-// 1, n_misses].
+// 1, n_misses]. Where the device's are packed too (experts.h) they are [n, 1, n_most], and shrink to those of a launch.
 
 #pragma once
 
@@ -63,6 +63,9 @@ struct Upload {
     enum class What {
         value,   // elements [begin, begin + count) of each row, the first of which is first_row
         ids,     // of a routing: slots that the device computes with,
+        tokens,  // of packed rows, whose they are,
+        ranks,   // their numbers,
+        experts, // and their experts,
         weights, // routing weights of its rows,
         rows,    // rows of a value that has one for each rank,
         biases,  // and the biases of the experts that are in slots
@@ -104,12 +107,20 @@ struct Download {
     ggml_tensor * host_rows;   // of a sum
     ggml_tensor * to;          // on the host, what is lifted to the node's device memory; NULL: the node itself
     bool          summed;      // on the device, already
+    bool          packed;      // rows, fetched launch by launch; of a sum, behind the host's
 };
 
 // A host tensor with something for each miss, along dimension dim.
 struct Sized {
     ggml_tensor * tensor;
     int           dim;
+};
+
+// What a launch reads of what is sent for all of them.
+struct Placed {
+    ggml_tensor * tensor;
+    int           dim;
+    ggml_tensor * whole;
 };
 
 // Rows of a full input for the misses.
@@ -119,6 +130,8 @@ struct GatheredRows {
     ggml_tensor *       rows;
     bool                by_rank; // x has a row for each rank, not one for each token
 };
+
+constexpr int64_t launch_alignment = 64; // numbers, of where a launch's lie: kernels cannot read from just anywhere
 
 // Mul-mats by the same ids and the same hot experts, whose rows are divided between the sides.
 struct Routed {
@@ -133,6 +146,18 @@ struct Routed {
     ggml_tensor *                    device_ids = nullptr;
     std::vector<Sized>               sized;
     std::vector<GatheredRows>        gathered;
+
+    // where the device's rows are packed (experts.h)
+    int64_t                    n_most = 0; // rows of a launch at most; 0: they are not
+    std::vector<Sized>         packed;     // what has a row for each
+    std::vector<Placed>        placed;     // what has a number for each
+    std::vector<ggml_tensor *> nodes;      // results, until the phase is complete
+    int                        device_begin = 0;
+    int                        device_end   = 0;
+
+    // Numbers that all launches have together at most: of hits three launches, of fetched experts one each, and one
+    // more where one is full.
+    int64_t n_numbers() const { return n_rows + launch_alignment * (weights.front()->slice().e + 3 + n_rows / n_most); }
 };
 
 // The ids that choose among a weight's experts, whose uses are counted.
@@ -163,6 +188,7 @@ struct Phase {
     double                row_s    = 0.0; // seconds of a routed row on the host, of late; 0: not known
     double                device_s = 0.0; // of its routed rows on the device, once it has what it reads
     int device_begin               = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int launches_begin             = 0; // of these, of packed rows, one routing after the other
     int stream_begin               = 0;
     int lift_begin                 = 0; // nodes that make results whole in device memory, up to device_end
     int device_end                 = 0;

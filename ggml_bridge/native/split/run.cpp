@@ -63,6 +63,8 @@ class Partner {
 
     void await_mark() const { ggml_backend_event_synchronize(mark_.get()); }
 
+    bool has_events() const { return mark_ != nullptr; }
+
     bool streams() const { return stream_ != nullptr; }
 
     Stream & stream() const { return *stream_; } // where something is streamed
@@ -427,16 +429,23 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         partner_->synchronize();
     }
     last_ = nullptr;
-    route(phase, graph, batches_, exchange_.get());
+    if (n_tokens_ > 1 && phase.row_s == 0.0) {
+        phase.row_s = row_seconds(phase);
+    }
+    // a slot serves several experts where their copies can wait for what is computed
+    route(phase, graph, batches_, exchange_.get(), partner_->has_events());
     const int64_t sent = send(program, phase, graph); // before weights are asked for, which it would wait for
     // also where there is nothing to send: else it would never be known until when the link is free
     if (sent > 0 || (program.resident && phase.lifts.empty())) {
         turns_.made(&phase.pace.sent);
     }
     if (exchange_) {
-        exchange_->fetch(partner_->backend());
+        const bool packs = std::any_of(phase.routings.begin(), phase.routings.end(),
+                                       [](const Routed & routed) { return routed.n_most > 0; });
+        exchange_->fetch(partner_->backend(), packs ? 0 : exchange_->n_chosen());
     }
-    start(program, phase.device_begin, phase.stream_begin);
+    start(program, phase.device_begin, phase.launches_begin);
+    start_packed(program, phase);
     slot_ = no_slot;
     if (phase.block != nullptr) {
         if (phase.routed) {
@@ -459,14 +468,47 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     }
 }
 
+// The device's packed rows, launch by launch, and copies of the experts that these need.
+void SplitBackend::start_packed(Program & program, const Phase & phase) {
+    for (size_t i = 0; i < phase.routings.size(); i++) {
+        const Routed & routed = phase.routings[i];
+        if (routed.n_most == 0) {
+            continue;
+        }
+        if (exchange_) {
+            exchange_->forget_marks();
+        }
+        for (const RoutedLaunch & launch : batches_[i].launches) {
+            if (launch.n_copies > 0) {
+                exchange_->fetch(partner_->backend(), launch.n_copies, launch.after);
+            }
+            shape(routed, launch);
+            start(program, routed.device_begin, routed.device_end);
+            fetch_packed(phase, i, launch);
+            if (exchange_) {
+                exchange_->mark(partner_->backend());
+            }
+        }
+    }
+}
+
 namespace {
 
 constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
 
+// The largest power of two that is no larger.
+int64_t power_below(int64_t n) {
+    int64_t power = 1;
+    while (power <= n / 2) {
+        power *= 2;
+    }
+    return power;
+}
+
 } // namespace
 
 // What a routed row took the host, of late.
-void SplitBackend::note_rows(Phase & phase, int64_t host_ns) const {
+void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
     int64_t n_rows = 0;
     for (size_t i = 0; i < phase.routings.size(); i++) {
         n_rows += batches_[i].n_misses();
@@ -474,7 +516,27 @@ void SplitBackend::note_rows(Phase & phase, int64_t host_ns) const {
     if (n_rows > 0) {
         const double row_s = 1e-9 * static_cast<double>(host_ns) / static_cast<double>(n_rows);
         phase.row_s        = phase.row_s == 0.0 ? row_s : phase.row_s + (row_s - phase.row_s) / n_remembered;
+        if (n_tokens_ > 1) {
+            row_s_[power_below(n_tokens_)] = phase.row_s;
+        }
     }
+}
+
+// What a routed row took the host in a batch like this one, or in one of another size; else a guess: a prompt's first
+// layer would take longer than all others together if the host computed all of its misses.
+double SplitBackend::row_seconds(const Phase & phase) const {
+    constexpr double usual = 30e9; // operations of a thread per second, with quantised weights
+    if (!row_s_.empty()) {
+        const auto known = row_s_.lower_bound(power_below(n_tokens_));
+        return known != row_s_.end() ? known->second : row_s_.rbegin()->second;
+    }
+    double n = 0.0;
+    for (const Routed & routed : phase.routings) {
+        for (const SplitWeight * weight : routed.weights) {
+            n += 2.0 * static_cast<double>(weight->slice().k) * static_cast<double>(weight->slice().n);
+        }
+    }
+    return n / (usual * std::max(1, host_.n_threads()));
 }
 
 // What the device took for its routed rows: as long as it was waited for, else no longer than until now.
@@ -667,10 +729,32 @@ void add(Host & host, const Download & download, const ggml_tensor * node, const
 void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
     for (const Download & download : phase.downloads) {
+        if (download.packed) {
+            continue;
+        }
         const ggml_tensor * node  = graph->nodes[download.node];
         const size_t        bytes = download_bytes(download);
         char *              to    = lands(download, node) ? place_of(download, node) : host_.made() + download.staging;
         ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
+        fetched += static_cast<int64_t>(bytes);
+    }
+    stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
+}
+
+// A launch's rows, behind those of the launches before; of a sum, behind the host's.
+void SplitBackend::fetch_packed(const Phase & phase, size_t number, const RoutedLaunch & launch) {
+    int64_t fetched = 0;
+    for (const Download & download : phase.downloads) {
+        if (!download.packed || static_cast<size_t>(download.routed) != number) {
+            continue;
+        }
+        const size_t row   = download.tensor->nb[2];
+        const size_t bytes = static_cast<size_t>(launch.end - launch.begin) * row;
+        char * to = download.join == Download::Join::sum ? static_cast<char *>(download.host_rows->data) +
+                                                               static_cast<size_t>(batches_[number].n_misses()) * row
+                                                         : host_.made() + download.staging;
+        ggml_backend_tensor_get_async(partner_->backend(), download.tensor,
+                                      to + static_cast<size_t>(launch.begin) * row, 0, bytes);
         fetched += static_cast<int64_t>(bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);

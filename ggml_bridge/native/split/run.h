@@ -48,12 +48,15 @@ class SplitBackend {
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        count_experts(const Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
+    void        start_packed(Program & program, const Phase & phase);
     void        lift(Program & program, Phase & phase);
-    void        note_rows(Phase & phase, int64_t host_ns) const;
+    void        note_rows(Phase & phase, int64_t host_ns);
+    double      row_seconds(const Phase & phase) const;
     void        note_device(Phase & phase, int64_t waited_ns) const;
     void        ask_ahead();
 
     // copies
+    void    fetch_packed(const Phase & phase, size_t number, const RoutedLaunch & launch);
     int64_t fetch_inputs(const Phase & phase, const ggml_cgraph * graph);
     int64_t send(const Program & program, const Phase & phase, const ggml_cgraph * graph);
     void    send_value(const Upload & upload, const ggml_cgraph * graph, bool prepared);
@@ -76,6 +79,7 @@ class SplitBackend {
     int64_t                   streamed_ = 0;       // of the last one that streamed
     std::vector<int32_t>      experts_;
     std::vector<RoutedBatch>  batches_; // of the phase at hand
+    std::map<int64_t, double> row_s_;   // seconds of a routed row on the host, by tokens of a batch (power of two)
 
     // Programs that were prepared, to be used again. A server computes batches of ever new sizes, and each needs a
     // program for each block: all are dropped where one more would be too much.

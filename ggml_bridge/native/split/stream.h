@@ -186,6 +186,9 @@ class Stream {
                                           : 0.0;
     }
 
+    // What is copied from now on waits for an event.
+    void await(ggml_backend_event_t event) { ggml_backend_event_wait(backend_.get(), event); }
+
     // A point behind all that was queued, in an event of the device's; waited for here where the device has none.
     void mark(ggml_backend_event_t event);
 
