@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from math import ceil
 from typing import NamedTuple
 
 from oallama.core.profile import LinearFit
@@ -272,8 +273,9 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     Of each token the device computes as many rows as may be hits, whether they are or not. The CPU computes misses, one
     row each: of one token it reads their experts; of a prompt it reads those that are missed at all, or multiplies,
     whichever takes longer. How many miss differs from token to token, and the later side decides, which takes longer
-    than the average number of misses would. Of one token's misses some are fetched where experts follow: as many as the
-    link brings, and the device computes, while the CPU computes the others.
+    than the average number of misses would. Of the misses some are fetched where experts follow: as many as the link
+    brings, and the device computes, while the CPU computes the others. Of several tokens the device then computes no
+    row in vain, and each comes back by itself, half of them at least while others are computed.
     """
     rows = n_outputs if cost.outputs_only else n_tokens
     if rows <= 0:
@@ -283,11 +285,16 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     n_used = cost.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
+    packed = use.follows and rows > 1
     n_up, n_down = own.upload_bytes(own.extent, rows), own.download_bytes(own.extent, rows)
     joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
+    n_numbers = n_rows * rows * (2 if own.n_summed(rows) > 1 else 1)
+    if packed:
+        n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * n_expert * F32
+        n_numbers = n_used * rows * (3 if block.biases else 2)
     if cost.around.resident:
         # input, experts and routing weights come down with one wait; what comes together here goes up, and is launched
-        n_up = n_rows * rows * F32 * (2 if own.n_summed(rows) > 1 else 1)
+        n_up = n_numbers * F32
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
         fetch_s = link.copy_out.seconds((block.sent + n_used) * rows * F32)
         lift_s = link.copy_in.seconds(returned // block.summed * rows * F32)
@@ -305,13 +312,28 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         late = crossing._replace(join_s=crossing.join_s + more_s)
         return both_sides(cost, rates, late, (step,), cpu_s, rows)
 
+    each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
     if rows > 1:
         expert_s = cost.gemms.at(1).cpu_rest_s / n_used
-        read_s = expert_s * cold_experts_read(n_expert - n_hot, miss * n_used, rows)
-        return made(lines.cpu_alpha_s + max(miss * lines.cpu_rest_s, read_s) if miss > 0 else 0.0)
+        n_missed = cold_experts_read(n_expert - n_hot, miss * n_used, rows)
+
+        def by_cpu(left: float) -> float:
+            """Of the missed experts this share."""
+            return lines.cpu_alpha_s + left * max(miss * lines.cpu_rest_s, n_missed * expert_s) if left > 0 else 0.0
+
+        if not packed:
+            return made(by_cpu(1.0 if miss > 0 else 0.0))
+
+        def by_device(left: float) -> float:
+            return cost.gemms.gpu_s(1.0 - left * miss, rows) + behind_s
+
+        lefts = (max(0.0, 1.0 - x / n_missed) if n_missed > 0 else 0.0 for x in range(ceil(n_missed) + 1))
+        both = ((max(by_cpu(one), n_missed * (1.0 - one) * each_s), one) for one in lefts)
+        _, shared_s, left = min((max(shared_s, by_device(one)), shared_s, one) for shared_s, one in both)
+        step = step._replace(gpu_s=by_device(left))
+        return made(shared_s)
     seconds = [0.0, *(lines.cpu_alpha_s + n / n_used * lines.cpu_rest_s for n in range(1, n_used + 1))]
     if use.follows:
-        each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
         one_s = cost.gemms.gpu_s(1 / n_used, 1) + behind_s
         fetched_s = [x * each_s + x * one_s for x in range(n_used + 1)]
         seconds = [

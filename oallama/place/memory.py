@@ -241,7 +241,8 @@ def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n
     activations = hot = beside = 0
     for cost, cut in set(layers):
         if cut.n_hot:
-            biases = cost.block.biases * cut.n_hot * F32
+            follows = cost.use is not None and cost.use.follows  # batches are sent the biases of all experts then
+            biases = cost.block.biases * (cost.n_expert if follows else cut.n_hot) * F32
             hot = max(hot, biases + cost.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
             continue
         if cost.block.held_each and not cost.routed and (cut.gg or cut.cg):
