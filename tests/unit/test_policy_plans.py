@@ -259,6 +259,15 @@ def test_misses_are_shared_between_the_link_and_the_cpu() -> None:
     assert seconds == sorted(seconds, reverse=True) and seconds[1] < 0.95 * seconds[0] and seconds[3] < seconds[2]
 
 
+def test_misses_of_a_prompt_are_shared_too() -> None:
+    """Though it uses more experts than there are slots: a faster link makes prompts faster."""
+    prompts = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
+    plans = [many_experts(card=linked(rate), workload=prompts).plan("experts") for rate in (1e9, 1e10, 4e10)]
+    assert all(plan.streaming.exchange == "idle" for plan in plans)
+    seconds = [plan.predicted.ttft_s for plan in plans]
+    assert seconds[1] < 0.7 * seconds[0] and seconds[2] < seconds[1]
+
+
 #
 # memory
 #
