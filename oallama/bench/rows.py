@@ -204,7 +204,8 @@ def markdown(rows: Sequence[Row]) -> str:
     table = [dict(zip(_COLUMNS, _cells(row), strict=True)) for row in rows]
     alike = {name for name in _SETTINGS if len({cells[name] for cells in table}) == 1}
     columns = [name for name in _COLUMNS if name not in alike]
-    lines = [", ".join(f"{name} {table[0][name]}".replace("model ", "", 1) for name in _SETTINGS if name in alike), ""]
+    shared = [f"{name} {table[0][name]}" for name in _SETTINGS if name in alike]
+    lines = [", ".join(shared).removeprefix("model "), ""]
     lines.append("| " + " | ".join(columns) + " |")
     lines.append("| " + " | ".join("---" if name in ("model", "backend", "arm") else "---:" for name in columns) + " |")
     lines += ["| " + " | ".join(cells[name] for name in columns) + " |" for cells in table]

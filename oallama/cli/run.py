@@ -101,12 +101,12 @@ def command(
     with busy("planning"):
         if (found_plan := asked.planned(model)) is not None:
             placer, plan = found_plan
-            given = prompt_for(placer.model.path, text, answers.chat, answers.system)
+            given = prompt_for(placer.model, text, answers.chat, answers.system)
             likely_tokens(placer.model.path, given, placer.options.n_ctx or plan.workload.n_ctx)
             load, unknown = plan.workload, False
         else:
             placer = asked.placer(model)
-            given = prompt_for(placer.model.path, text, answers.chat, answers.system)
+            given = prompt_for(placer.model, text, answers.chat, answers.system)
             most = most_tokens(n_gen, given)
             n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
             least = placer.workload(1, 0).n_ctx
@@ -125,13 +125,11 @@ def command(
         say_warnings(loaded, placer, asked.plan_file is not None)
         most, drawn = most_tokens(n_gen, given), {"stop": answers.sampling.stop, **asdict(sampling)}
         if as_json:
-            generation = given.generate(loaded, most, **drawn)
+            document = run_document(given.generate(loaded, most, **drawn), loaded) | {"seed": sampling.seed}
+            emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
         else:
             generation = write_stream(given.stream(loaded, most, told_progress, write_thought, **drawn))
-        if as_json:
-            document = run_document(generation, loaded) | {"seed": sampling.seed}
-            emit_json(document | ({"emulated": True} if placer.device.is_emulated else {}))
-        elif shows:
+        if shows:
             if cut := cut_text(generation, loaded.n_ctx):
                 talk(f"oallama: {cut}")
             predicted = expected_of(placer, loaded, generation)

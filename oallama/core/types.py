@@ -73,6 +73,8 @@ class ModelInfo:
     file_bytes: int  # all parts of a split file together
     fingerprint: str  # sha256 over metadata and tensor headers, not over weights
     files: tuple[ModelFile, ...] = ()  # every part, in order, as it was when it was checked
+    has_vocabulary: bool = True
+    chat_template: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

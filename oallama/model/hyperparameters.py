@@ -78,7 +78,7 @@ def hyperparameters(gguf: GgufFile) -> Hyperparameters:
 def model_info(gguf: GgufFile) -> ModelInfo:
     """The model's hyperparameters as core.types.ModelInfo. n_ff of a model with experts only is that of one expert."""
     h = hyperparameters(gguf)
-    name = gguf.metadata.get("general.name", "")
+    name, template = (gguf.metadata.get(key) for key in ("general.name", "tokenizer.chat_template"))
     return ModelInfo(
         path=gguf.path,
         arch=gguf.arch,
@@ -97,4 +97,6 @@ def model_info(gguf: GgufFile) -> ModelInfo:
         file_bytes=gguf.file_bytes,
         fingerprint=gguf.fingerprint,
         files=gguf.files,
+        has_vocabulary=gguf.metadata.get("tokenizer.ggml.model", "none") != "none",
+        chat_template=template if isinstance(template, str) and template else None,
     )

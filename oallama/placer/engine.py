@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oallama.core.errors import PlanError, UsageError
+from oallama.core.errors import UsageError
 from oallama.core.routing import Traffic
 from oallama.device.rpc_worker import start_worker
-from oallama.model.gguf_reader import read_gguf
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 from oallama.run.keeper import Keeper
 from oallama.run.program import PROGRAM_VARIABLE, ServerSettings, find_program, launch, served_plan
 from oallama.run.server_options import checked_options
-from oallama.run.setup import check_layers, device_of
+from oallama.run.setup import check_device, check_layers, device_of
 
 if TYPE_CHECKING:
     from oallama.placer.placer import Placer
@@ -58,10 +57,9 @@ def open_engine(
     check_layers(plan, model.n_layer, operators)
     spec = device_of(plan, str(placer.device))
     counts = on_traffic is not None
-    metadata = read_gguf(model.path).metadata
-    if metadata.get("tokenizer.ggml.model", "none") == "none":  # llama-server would abort
+    if not model.has_vocabulary:  # llama-server would abort
         raise UsageError("the model has no vocabulary, so no text can be made of its tokens; use a file with one")
-    chats = options.chats and bool(metadata.get("tokenizer.chat_template"))  # else it would get another's
+    chats = options.chats and model.chat_template is not None  # else it would get another's
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     needs = placer.load_needs(plan)
     keeper = Keeper()
@@ -72,10 +70,7 @@ def open_engine(
         elif not spec.is_none:
             device = str(placer.found_device)
         named, warnings = served_plan(plan, operators, device, counts)
-        if named.device == "none" and (
-            plan.token_assignment or any(p.gg or p.cg or p.hot_experts for p in plan.operators)
-        ):
-            raise PlanError(f"the plan needs device {plan.device}, but --device {spec} is none here; plan again")
+        check_device(plan, named.device, spec)
 
         def started(address: Address, folder: Path) -> Launch:
             n_batch = plan.workload.n_ubatch

@@ -267,7 +267,7 @@ class Placer(Measured):
         from oallama.run.prompt import likely_tokens, prompt_for
 
         check_type("prompt", prompt, str)
-        asked = prompt_for(self.model.path, prompt, None, system)
+        asked = prompt_for(self.model, prompt, None, system)
         n_gen = DEFAULT_TOKENS if max_tokens is None else max(max_tokens, 0)
         load = self.workload(likely_tokens(self.model.path, asked, self.options.n_ctx, n_gen), n_gen)
         if not self.has_device:

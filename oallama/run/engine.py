@@ -35,7 +35,7 @@ from oallama.run.keeper import Keeper
 from oallama.run.plugin_report import PluginReport, ask_report, runs_of
 from oallama.run.process import Launch, ServerProcess, wait_until
 from oallama.run.sampling import Sampling
-from oallama.run.split import SplitRun, corrected_plan
+from oallama.run.split import SMALLER, SplitRun, corrected_plan
 
 DEFAULT_TOKENS = 128  # of an answer whose end nobody asked for
 
@@ -110,7 +110,7 @@ class Engine:
         device_bytes, host_bytes = needs.device_bytes, needs.host_bytes
         if report is not None:
             if not report.usable:
-                raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(report.problems)}; {_SMALLER}")
+                raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(report.problems)}; {SMALLER}")
             names = split_names(self.plan, self._operators, self._on_traffic is not None)
             device_bytes += report.memory.device_weights + report.memory.device_compute
             host_bytes += report.memory.host_weights + report.memory.host_compute
@@ -371,14 +371,8 @@ class Engine:
         on_progress: Callable[[int, int], None] | None = None,
         on_reasoning: Callable[[str], None] | None = None,
     ) -> Stream:
-        return Stream(
-            self._pieces(
-                path,
-                {**body, "stream": True, "return_progress": True, "timings_per_token": True},
-                on_progress,
-                on_reasoning,
-            )
-        )
+        asked = {**body, "stream": True, "return_progress": True, "timings_per_token": True}
+        return Stream(self._pieces(path, asked, on_progress, on_reasoning))
 
     def _pieces(
         self,
@@ -470,7 +464,6 @@ class Engine:
         self.split_stats = SplitRun(done.stats - done.single, done.single, n_decoded)
 
 
-_SMALLER = "use a smaller model or context, or give the device more of it (--vram)"
 TEMPLATE_REMEDY = "use --no-chat to continue the prompt as it is"
 
 
@@ -504,7 +497,7 @@ class _Child:
                 raise ModelFileError(
                     f"the chat template of {self._path} fails: {self._template_fault}; {TEMPLATE_REMEDY}"
                 )
-            remedy = f"; {_SMALLER}" if NO_ROOM in how else ""
+            remedy = f"; {SMALLER}" if NO_ROOM in how else ""
             raise DeviceError(f"llama-server does not start: {how}{remedy}")
         if not in_time:
             raise DeviceError(f"llama-server does not answer after {START_S:.0f} s")

@@ -111,7 +111,7 @@ def load_placed(
         with held_interrupt():  # as long as nobody would close the device
             device = open_now(spec)
             held.callback(device.close)
-        check_device(plan, device)
+        check_device(plan, device.name, device.spec)
         with held_interrupt():
             split = open_split(plan, places.placements, operators, model.n_layer, device)
             if split is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import UsageError
+from oallama.core.types import ModelInfo
 from oallama.run.vocabulary import count_tokens
 from oallama.stores.default_model import FILE
 
@@ -75,35 +76,27 @@ class Prompt:
         return count_tokens(path, text) + (TEMPLATE_TOKENS if self.chats else 0)
 
 
-def uses_template(path: str, chat: bool | None, system: str | None = None) -> bool:
+def uses_template(model: ModelInfo, chat: bool | None, system: str | None = None) -> bool:
     """Whether the model is asked in its chat template: if `chat`, or (None) if it has one. system: a message of a
     chat, which needs the template. Raises UsageError for --chat or --system without a template."""
     if system is not None:
         if chat is False:
             raise UsageError("--system is a message of a chat, so it does not go with --no-chat; leave one of them out")
         chat = True
-    found = chat is not False and template_of(path) is not None
+    found = chat is not False and model.chat_template is not None
     if chat and not found:
         raise UsageError(f"this model has no chat template; {REMEDY}")
     return found
 
 
-def prompt_for(path: str, text: str, chat: bool | None, system: str | None = None) -> Prompt:
+def prompt_for(model: ModelInfo, text: str, chat: bool | None, system: str | None = None) -> Prompt:
     """The prompt in the model's chat template if `chat` (None: if it has one and is not ours). Raises like
     uses_template."""
-    tells_stories = Path(path).name == FILE
+    tells_stories = Path(model.path).name == FILE
     if chat is None and system is None and tells_stories:
         chat = False  # a question wants --chat
-    chats = uses_template(path, chat, system)
+    chats = uses_template(model, chat, system)
     return Prompt(text, chats, ends=chats or tells_stories, system=system)
-
-
-def template_of(path: str) -> str | None:
-    """The chat template of a GGUF; None where it has none."""
-    from oallama.model.gguf_reader import read_gguf
-
-    template = read_gguf(path).metadata.get("tokenizer.chat_template")
-    return template if isinstance(template, str) and template else None
 
 
 def likely_tokens(path: str, prompt: Prompt, n_ctx: int | None = None, n_gen: int = 0, room: int = 4096) -> int:

@@ -9,7 +9,7 @@ from oallama.core.errors import DeviceError, DoesNotFit, PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings
-from oallama.device.opening import NO_DEVICE, OpenDevice
+from oallama.device.opening import NO_DEVICE
 from oallama.device.spec import DeviceSpec, device_for_plan, parse_device
 from oallama.model.memory import PARTS, ProbeResult
 from oallama.plan.plan import Plan
@@ -20,15 +20,6 @@ def release(held: ExitStack) -> None:
     lies on it is freed takes this process with it."""
     with held_interrupt():
         held.close()
-
-
-def read_operators(path: str) -> tuple[Sequence[Operator], Sequence[str]]:
-    """The operators and all tensor names of a GGUF. Raises ModelFileError."""
-    from oallama.model.gguf_reader import read_gguf
-    from oallama.model.operators import operators
-
-    gguf = read_gguf(path)
-    return operators(gguf), [tensor.name for tensor in gguf.tensors]
 
 
 def device_of(plan: Plan, device: str | None) -> DeviceSpec:
@@ -52,11 +43,12 @@ def only_splits(plan: Plan) -> bool:
     return not plan.n_gpu_layers and not any(placement.gg == 1 for placement in plan.operators)
 
 
-def check_device(plan: Plan, device: OpenDevice) -> None:
-    """Raises PlanError for a plan that puts something on a device where none was found."""
+def check_device(plan: Plan, name: str, spec: DeviceSpec) -> None:
+    """Raises PlanError for a plan that puts something on a device where none was found. name: of the device that was
+    found for `spec`."""
     needed = plan.token_assignment or any(p.gg > 0 or p.cg > 0 or p.hot_experts for p in plan.operators)
-    if device.name == NO_DEVICE and needed:
-        raise PlanError(f"the plan needs device {plan.device}, but --device {device.spec} is none here; plan again")
+    if name == NO_DEVICE and needed:
+        raise PlanError(f"the plan needs device {plan.device}, but --device {spec} is none here; plan again")
 
 
 def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> None:

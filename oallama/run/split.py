@@ -41,7 +41,7 @@ class LoadedSplit:
         loaded cannot compute."""
         usable, sentences = self.plan.problems()
         if not usable:
-            raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(sentences)}; {_SMALLER}")
+            raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(sentences)}; {SMALLER}")
         slices = self.plan.slices()
         held = sum(s.device_bytes for s in slices)
         if held and self._backend.memory().n_programs <= self._before.n_programs:
@@ -76,7 +76,7 @@ class LoadedSplit:
         self.plan.close()
 
 
-_SMALLER = "use a smaller model or context, or give the device more of it (--vram)"
+SMALLER = "use a smaller model or context, or give the device more of it (--vram)"
 
 
 def open_split(
@@ -103,7 +103,7 @@ def open_split(
     except (ValueError, ggml_bridge.Unsupported) as error:
         raise PlanError(f"the split backend refuses the plan: {error}") from None
     except ggml_bridge.OutOfMemory as error:
-        raise DeviceError(f"the plan's device cannot be used: {error}; {_SMALLER}") from None
+        raise DeviceError(f"the plan's device cannot be used: {error}; {SMALLER}") from None
     except ggml_bridge.BridgeError as error:
         raise BridgeError(str(error)) from None
 

@@ -4,7 +4,9 @@ import pytest
 from gguf_factory import write_gguf
 
 from oallama.core.errors import UsageError
-from oallama.run.prompt import Prompt, likely_tokens, prompt_for, template_of
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.run.prompt import Prompt, likely_tokens, prompt_for
 from oallama.stores.default_model import FILE
 
 ROLES = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<answer>' if add_generation_prompt }}"
@@ -29,13 +31,13 @@ CHATS = Prompt("hi", chats=True, ends=True)
     ],
 )
 def test_a_model_with_a_template_chats_unless_told_not_to(tmp_path, file, template, chat, system, prompt):
-    path = str(write_gguf(tmp_path / file, "llama", chat_template=template))
-    assert template_of(path) == template
+    model = model_info(read_gguf(write_gguf(tmp_path / file, "llama", chat_template=template)))
+    assert model.chat_template == template
     if isinstance(prompt, Prompt):
-        assert prompt_for(path, "hi", chat, system) == prompt
+        assert prompt_for(model, "hi", chat, system) == prompt
     else:
         with pytest.raises(UsageError, match=prompt):
-            prompt_for(path, "hi", chat, system)
+            prompt_for(model, "hi", chat, system)
 
 
 class Asked:

@@ -100,11 +100,11 @@ def start(
     with busy("planning"):
         if (found := asked.planned(model)) is not None:
             placer, plan = found
-            chats = uses_template(placer.model.path, chat, system)
+            chats = uses_template(placer.model, chat, system)
             load, unknown = plan.workload, False
         else:
             placer = asked.placer(model)
-            chats = uses_template(placer.model.path, chat, system)
+            chats = uses_template(placer.model, chat, system)
             load = chat_workload(placer, n_past)
             if (roomy := pictures.keeping_room(placer, load)) != placer.options:
                 placer = type(placer).of_file(placer.model.path, roomy, asked.profile)

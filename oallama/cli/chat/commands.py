@@ -166,9 +166,7 @@ def _shown_conversation(session: ChatSession) -> list[str]:
 
 
 def _shown_template(session: ChatSession) -> list[str]:
-    from oallama.run.prompt import template_of
-
-    text = template_of(session.placer.model.path) if session.chats else None
+    text = session.placer.model.chat_template if session.chats else None
     return ["no chat template"] if text is None else [printable(line, 100_000) for line in text.split("\n")]
 
 
