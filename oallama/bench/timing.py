@@ -12,7 +12,8 @@ from typing import Any
 import oallama
 from oallama.bench.records import BenchTest, Sample
 from oallama.core.errors import DeviceError
-from oallama.run.batch import Batch, tokenize
+from oallama.run.batch import Batch
+from oallama.run.vocabulary import tokenize
 
 LEAST_S = 0.1
 """A run of a few milliseconds says more of the scheduler of this machine's system than of the arm."""

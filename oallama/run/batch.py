@@ -1,4 +1,4 @@
-"""Decoding in this process: batches of one sequence, and the tokens of a text."""
+"""Decoding in this process: batches of one sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from oallama.core.errors import DeviceError, UsageError
-from oallama.device.interrupt import held_interrupt
 
 Wanted = Literal["none", "last", "all"]
 
@@ -51,33 +50,3 @@ class Batch:
 
     def free(self) -> None:
         self._api.llama_batch_free(self._batch)
-
-
-def tokenize(vocab: Any, text: str, add_special: bool = True) -> list[int]:
-    """Token numbers of a text. add_special: with BOS and EOS as the model wants them. `<|…|>` in it is a
-    special token.
-
-    Raises UsageError for a text that is too long, and for a model without a vocabulary.
-    """
-    from llama_cpp import llama_cpp as api
-
-    if not _has_vocabulary(vocab):
-        raise UsageError("the model has no vocabulary, so no text can be given to it; use a file with one, or tokens")
-    data = text.encode("utf-8", "surrogateescape")
-    capacity = len(data) + 16
-    while True:
-        tokens = (api.llama_token * capacity)()
-        with held_interrupt():  # a second BOS token is logged
-            count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, True)
-        if count >= 0:
-            return list(tokens[:count])
-        if -count <= capacity:
-            raise UsageError("the prompt cannot be tokenized; it is too long")
-        capacity = -count
-
-
-def _has_vocabulary(vocab: Any) -> bool:
-    """llama.cpp aborts where text is made to tokens, or these to text, without one."""
-    from llama_cpp import llama_cpp as api
-
-    return bool(api.llama_vocab_type(vocab) != api.LLAMA_VOCAB_TYPE_NONE)

@@ -7,6 +7,7 @@ import json
 import selectors
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from oallama.core.errors import UsageError
@@ -47,8 +48,7 @@ class Client:
 
     def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the documents of an answer that comes in parts. Raises Refused, Gone."""
-        connection, answer = self._ask("POST", path, body)
-        try:
+        with self._asked("POST", path, body) as answer:
             while line := answer.readline():
                 kind, _, data = line.strip().partition(b": ")
                 if data == b"[DONE]" or kind not in (b"data", b"error"):  # an end, a blank line, or a sign of life
@@ -57,30 +57,23 @@ class Client:
                 if kind == b"error" or "error" in document:
                     raise Refused(200, document if "error" in document else {"error": document})
                 yield document
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Gone(str(error)) from None
-        finally:
-            connection.close()
 
     def _document(
         self, method: str, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
     ) -> Any:
-        connection, answer = self._ask(method, path, body, meanwhile)
-        try:
+        with self._asked(method, path, body, meanwhile) as answer:
             return json.loads(answer.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Gone(str(error)) from None
-        finally:
-            connection.close()
 
-    def _ask(
+    @contextmanager
+    def _asked(
         self, method: str, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(self._address.local_host, self._address.port)
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Yield an answer that is to be read in the block. Raises Refused, Gone."""
         headers = {"Content-Type": "application/json"}
         if self._address.api_key is not None:
             headers["Authorization"] = f"Bearer {self._address.api_key}"
         data = None if body is None else encoded(body)
+        connection = http.client.HTTPConnection(self._address.local_host, self._address.port)
         try:
             connection.request(method, path, data, headers)
             if meanwhile is not None:
@@ -89,13 +82,11 @@ class Client:
             if answer.status != 200:
                 text = answer.read().decode(errors="replace")
                 raise Refused(answer.status, json.loads(text) if text.startswith("{") else {"error": text.strip()})
+            yield answer
         except (OSError, http.client.HTTPException, ValueError) as error:
-            connection.close()
             raise Gone(str(error)) from None
-        except BaseException:
+        finally:
             connection.close()
-            raise
-        return connection, answer
 
 
 def _wait(sock: socket.socket, meanwhile: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Tokenisation without a loaded model: a prompt's tokens before anything is measured or loaded."""
+"""Tokenisation in this process, and without a loaded model, before anything is measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from oallama.core.errors import ModelFileError, OallamaError, UsageError
 from oallama.device.child import ask_child
+from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import load_bridge
 
 MODULE = "oallama.run.vocabulary"
@@ -23,6 +24,29 @@ def count_tokens(path: str, text: str) -> int:
 
     count: int = ask_child(MODULE, {"path": path, "text": text}, TIMEOUT_S, failed)["n_tokens"]
     return count
+
+
+def tokenize(vocab: Any, text: str, add_special: bool = True) -> list[int]:
+    """Token numbers of a text by a llama_vocab. add_special: with BOS and EOS as the model wants them. `<|…|>` in it is
+    a special token.
+
+    Raises UsageError for a text that is too long, and for a model without a vocabulary, on which llama.cpp aborts.
+    """
+    from llama_cpp import llama_cpp as api
+
+    if api.llama_vocab_type(vocab) == api.LLAMA_VOCAB_TYPE_NONE:
+        raise UsageError("the model has no vocabulary, so no text can be given to it; use a file with one")
+    data = text.encode("utf-8", "surrogateescape")
+    capacity = len(data) + 16
+    while True:
+        tokens = (api.llama_token * capacity)()
+        with held_interrupt():  # a second BOS token is logged
+            count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, True)
+        if count >= 0:
+            return list(tokens[:count])
+        if -count <= capacity:
+            raise UsageError("the prompt cannot be tokenized; it is too long")
+        capacity = -count
 
 
 #
@@ -44,13 +68,7 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
         if not model:
             raise load_refusal(request["path"], None, log.reason())
         vocab = api.llama_model_get_vocab(model)
-        if api.llama_vocab_type(vocab) == api.LLAMA_VOCAB_TYPE_NONE:  # llama.cpp aborts
-            raise UsageError("the model has no vocabulary, so no text can be given to it; use a file with one")
-        data = request["text"].encode("utf-8", "surrogateescape")
-        count = api.llama_tokenize(vocab, data, len(data), None, 0, True, True)
-    if count == -(2**31):
-        raise UsageError("the prompt cannot be tokenized; it is too long")
-    return {"n_tokens": abs(count)}
+        return {"n_tokens": len(tokenize(vocab, request["text"]))}
 
 
 if __name__ == "__main__":
