@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,12 +38,12 @@ from oallama.device.emulated_link import TRIES  # noqa: E402
 from oallama.placer import Placer  # noqa: E402
 from oallama.plan.plan import Plan  # noqa: E402
 from oallama.run.address import free_address  # noqa: E402
-from oallama.run.launch import with_us  # noqa: E402
 from oallama.run.plugin_report import ask_report, punctuality  # noqa: E402
+from oallama.run.process import ServerProcess, wait_until  # noqa: E402
 from oallama.run.program import ServerSettings, find_program, launch  # noqa: E402
 from oallama.run.weight_places import usable_plan  # noqa: E402
 
-START_S, ANSWER_S = 1800.0, 3600.0
+START_S, ANSWER_S, END_S = 1800.0, 3600.0, 5.0
 IDLE_S = 0.3  # until an emulated card that has nothing to do leaves its core to another
 
 
@@ -60,12 +59,12 @@ class Times:
 class Server:
     """A llama-server under a plan."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, folder: Path) -> None:
-        self._process, self._url, self._folder = process, url, folder
+    def __init__(self, pid: int, url: str, folder: Path) -> None:
+        self._pid, self._url, self._folder = pid, url, folder
 
     def times(self, tokens: Sequence[int], n_gen: int) -> Times:
         """One answer to a prompt. Raises DeviceError."""
-        before, start_s = ask_report(self._folder, self._process.pid, 10.0), time.perf_counter()
+        before, start_s = ask_report(self._folder, self._pid, 10.0), time.perf_counter()
         body = {"prompt": list(tokens), "n_predict": n_gen, "cache_prompt": False, "ignore_eos": True,
                 "temperature": 0, "samplers": ["temperature"]}  # fmt: skip
         request = urllib.request.Request(f"{self._url}/completion", json.dumps(body).encode())
@@ -74,7 +73,7 @@ class Server:
                 timings: dict[str, Any] = json.load(answer)["timings"]
         except (OSError, ValueError, KeyError) as error:
             raise DeviceError(f"llama-server does not answer: {error}") from None
-        elapsed_s, after = time.perf_counter() - start_s, ask_report(self._folder, self._process.pid, 10.0)
+        elapsed_s, after = time.perf_counter() - start_s, ask_report(self._folder, self._pid, 10.0)
         kept = punctuality(before, after, elapsed_s) if before and after else None
         decoded = timings["predicted_n"] - 1  # the first token comes of the prompt
         fault = kept.fault if kept is not None else ""
@@ -91,25 +90,15 @@ def server(placer: Placer, plan: Plan, folder: Path) -> Iterator[Server]:
         find_program(None), usable, placer.operators, placer.model.n_layer, placer.tensor_names, settings, folder,
         os.environ,
     )  # fmt: skip
-    command, environment = with_us(started.command, started.environment)
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment) as process,
-    ):
-        try:
-            deadline_s = time.monotonic() + START_S
-            while not address.is_healthy(process.pid, 2.0):
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise DeviceError(f"llama-server does not start: {_last_line(folder / 'log')}")
-                time.sleep(0.2)
-            yield Server(process, address.url, folder)
-        finally:
-            process.terminate()
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    process = ServerProcess(started)
+    try:
+        wait_until(lambda: process.has_ended or address.is_healthy(process.pid, 2.0), START_S)
+        if process.has_ended or not address.is_healthy(process.pid, 2.0):
+            why = process.how_it_ended() if process.has_ended else f"it does not answer after {START_S:.0f} s"
+            raise DeviceError(f"llama-server does not start: {why}")
+        yield Server(process.pid, address.url, folder)
+    finally:
+        process.end(END_S)
 
 
 def here(arm: ArmProcess, tests: Sequence[BenchTest]) -> Times:

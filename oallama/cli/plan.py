@@ -65,12 +65,11 @@ def command(
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
     load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
-    if (roomy := pictures.keeping_room(placer, load)) != placer.options:
-        placer = Placer.of_file(model, roomy, profile)
+    placer = pictures.with_room(placer, load, profile)
     with busy("planning"):
         plan = policy.plan(placer, load)
-    if (projector := pictures.read()) is not None:
-        plan = pictures.place(projector, plan, memory_kept=True).noted(plan)
+    if (projector := pictures.placed(plan, memory_kept=True)) is not None:
+        plan = projector.noted(plan)
     if output is not None:
         plan.save(output)
         talk(f"wrote {output}")

@@ -45,9 +45,13 @@ class ProjectorOptions:
 
         return None if self.mmproj is None else read_projector(self.mmproj)
 
-    def keeping_room(self, placer: Placer, load: Workload) -> Options:
-        """The placer's options, with room for the projector kept free where that was asked for. Raises DoesNotFit,
-        and what asking for the device's free memory raises."""
+    def with_room(self, placer: Placer, load: Workload, profile: str | None) -> Placer:
+        """A placer that keeps room on the device for the projector, where that was asked for; else the same. profile:
+        the file that it was made with. Raises DoesNotFit, and what asking for the device's free memory raises."""
+        roomy = self._keeping_room(placer, load)
+        return placer if roomy == placer.options else type(placer).of_file(placer.model.path, roomy, profile)
+
+    def _keeping_room(self, placer: Placer, load: Workload) -> Options:
         from oallama.bench.prepare import setting_of
 
         projector, options = self.read(), placer.options
@@ -58,7 +62,8 @@ class ProjectorOptions:
         return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device)))
 
     def placed(self, plan: Plan, memory_kept: bool) -> PlacedProjector | None:
-        """As place; None without a projector. Raises ModelFileError."""
+        """Place the projector that is asked for beside a plan; None where none is. memory_kept: as in place. Raises
+        ModelFileError."""
         projector = self.read()
         return None if projector is None else self.place(projector, plan, memory_kept)
 

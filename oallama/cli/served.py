@@ -55,7 +55,9 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     """
     planned = _planned(asked)
     if planned is None:
-        placer, asked = _with_room(asked)
+        placer = asked.placement.placer(asked.model)
+        _check_device(placer)
+        placer = asked.pictures.with_room(placer, asked.workload(placer), asked.placement.profile)
         planned = placer, _placed(asked, placer)
     placer, served = planned
     with contextlib.ExitStack() as stack:
@@ -159,17 +161,6 @@ def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
     plan = placer.as_asked(plan)
     reason = f"using the plan {asked.placement.plan_file}, policy {plan.policy}"
     return placer, _timed(placer, plan, reason)
-
-
-def _with_room(asked: PlacementRequest) -> tuple[Placer, PlacementRequest]:
-    """A placer, and what is asked for then, with room on the device for the projector where that was asked for."""
-    placer = asked.placement.placer(asked.model)
-    _check_device(placer)
-    roomy = asked.pictures.keeping_room(placer, asked.workload(placer))
-    if roomy == placer.options:
-        return placer, asked
-    asked = replace(asked, placement=replace(asked.placement, options=roomy))
-    return Placer.of_file(asked.model, roomy, asked.placement.profile), asked
 
 
 def _placed(asked: PlacementRequest, placer: Placer) -> Served:

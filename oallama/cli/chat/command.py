@@ -106,8 +106,7 @@ def start(
             placer = asked.placer(model)
             chats = uses_template(placer.model, chat, system)
             load = chat_workload(placer, n_past)
-            if (roomy := pictures.keeping_room(placer, load)) != placer.options:
-                placer = type(placer).of_file(placer.model.path, roomy, asked.profile)
+            placer = pictures.with_room(placer, load, asked.profile)
             plan, unknown = asked.made_plan(placer, load)
     placed = pictures.placed(plan, asked.plan_file is None)
     if placed is not None:
