@@ -107,7 +107,7 @@ class ServerCommand(Command):
 
 
 def passed_options() -> tuple[str, ...]:
-    """What stood behind `--` of the command that runs."""
+    """Return the options behind `--` of the command line."""
     passed: tuple[str, ...] = click.get_current_context().meta.get(_PASSED, ())
     return passed
 

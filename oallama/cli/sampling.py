@@ -54,7 +54,7 @@ class SamplingOptions:
         return Sampling(self.temp, self.seed, self.top_k, self.top_p, self.min_p, self.repeat_penalty, grammar, schema)
 
     def _constraint(self) -> tuple[str | None, str | None]:
-        """Grammar and JSON schema, of which one at most is given."""
+        """(grammar, JSON schema); at least one of them is None."""
         given = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
         if sum(value is not None for value in given) > 1:
             raise UsageError("more than one grammar; choose one of --grammar, --grammar-file and --json-schema")

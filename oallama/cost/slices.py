@@ -318,7 +318,7 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         n_missed = cold_experts_read(n_expert - n_hot, miss * n_used, rows)
 
         def by_cpu(left: float) -> float:
-            """Of the missed experts this share."""
+            """Seconds that the CPU takes for this share of the missed experts."""
             return lines.cpu_alpha_s + left * max(miss * lines.cpu_rest_s, n_missed * expert_s) if left > 0 else 0.0
 
         if not packed:

@@ -24,7 +24,7 @@ def supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> b
 
 
 def _is_right(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
-    """For one sequence."""
+    """Whether the layout takes a weight of this shape, and multiplies it right with one sequence."""
     import ggml_bridge
 
     try:

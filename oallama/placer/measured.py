@@ -135,8 +135,8 @@ class Measured:
 
     @property
     def known_profile(self) -> Profile | None:
-        """The profile where nothing has to be measured for it, one of a busy machine where there is no other, else
-        None. Raises DeviceError, BridgeError."""
+        """The profile that is at hand without measuring, even if it was made on a busy machine; None without any.
+        Raises DeviceError, BridgeError."""
         if self._profile is None:
             from oallama.profile.profiler import stored_profile
 

@@ -63,7 +63,7 @@ def doubt(profile: Profile) -> str:
 
 
 def caveat(profile: Profile) -> str:
-    """What is said beside a time that follows from a profile; empty where it was measured on a calm machine."""
+    """Return the caveat beside a time that follows from a profile; "" for a profile of a calm machine."""
     return "measured beside other programs, so it may be far off" if was_busy(profile) else ""
 
 

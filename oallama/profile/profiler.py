@@ -107,8 +107,8 @@ def stored_profile(
     n_threads: int,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile | None:
-    """Return the cached profile of this model, one of a busy machine where there is no other (profile/busy.py: `doubt`
-    says so); None where there is none. Raises as known_device does."""
+    """Return the cached profile of this model, even if it was made on a busy machine (profile/busy.py: `doubt` says
+    so); None without any. Raises as known_device does."""
     machine = machine_with(known_device(device), n_threads)
     want, path = wanted(model, operators, DEFAULT_TOKENS, machine["llc_bytes"], kv), store.profile_path(machine)
     kept = (store.load(at, lambda _: None) for at in (path, store.busy_path(path)))

@@ -58,7 +58,7 @@ class Stream(Iterator[str]):
 
 
 def checked_stops(stop: str | Sequence[str]) -> list[str]:
-    """Texts that end an answer. Raises UsageError for an empty one, and for what is no text."""
+    """Return the stop sequences as a list. Raises UsageError for an empty one, and for values that are not text."""
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise UsageError("--stop takes a text that ends the generation, or a list of them")

@@ -90,7 +90,7 @@ std::vector<int32_t> ExpertTable::missed() const {
     return missed;
 }
 
-// Of a slot's expert; less than any where it is empty.
+// Returns how much the expert in a slot is used; a negative number for an empty slot.
 double ExpertTable::uses_in(int32_t slot) const {
     const int32_t expert = expert_in_[static_cast<size_t>(slot)];
     return expert < 0 ? -1.0 : uses_[static_cast<size_t>(expert)];

@@ -4,9 +4,10 @@
 // its expert is hot, else a miss. Rows are counted token by token: rank + n_used * token. Shapes of the device's graph
 // are constant, those of the host's follow the batch (program.h).
 //
-// Of several tokens whose experts may be fetched the device's rows are packed too, expert by expert, and computed in
-// several launches: with what is in the slots, those first that are needed for others, then with what takes their
-// place. So the device computes no row in vain, and one launch while the next one's experts are copied.
+// In a batch of several tokens whose experts may be fetched, the device's rows are packed too, expert by expert, and
+// computed in several launches: first with the experts in the slots, those in slots that others need before the rest;
+// then with the experts that take their place. So the device computes needed rows only, and computes one launch while
+// the next launch's experts are copied.
 //
 // When a phase is launched, `route` reads its ids and gives the host's tensors their sizes; `pack` makes what the
 // device is sent; when both sides have computed, `join_routed` makes a node whole. All three are called by the thread

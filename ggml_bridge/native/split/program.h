@@ -116,7 +116,7 @@ struct Sized {
     int           dim;
 };
 
-// What a launch reads of what is sent for all of them.
+// A launch's view of numbers that are sent for all launches at once. dim: along which the view's numbers lie.
 struct Placed {
     ggml_tensor * tensor;
     int           dim;

@@ -507,7 +507,7 @@ int64_t power_below(int64_t n) {
 
 } // namespace
 
-// What a routed row took the host, of late.
+// Notes the seconds that a routed row took the host.
 void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
     int64_t n_rows = 0;
     for (size_t i = 0; i < phase.routings.size(); i++) {
@@ -522,8 +522,8 @@ void SplitBackend::note_rows(Phase & phase, int64_t host_ns) {
     }
 }
 
-// What a routed row took the host in a batch like this one, or in one of another size; else a guess: a prompt's first
-// layer would take longer than all others together if the host computed all of its misses.
+// Returns the seconds that a routed row took the host in a batch of this size, else of another size. Without any it is
+// a guess: a prompt's first layer would take longer than all others together if the host computed all its misses.
 double SplitBackend::row_seconds(const Phase & phase) const {
     constexpr double usual = 30e9; // operations of a thread per second, with quantised weights
     if (!row_s_.empty()) {

@@ -186,7 +186,7 @@ class Stream {
                                           : 0.0;
     }
 
-    // What is copied from now on waits for an event.
+    // Makes all copies that are queued from now on wait for an event.
     void await(ggml_backend_event_t event) { ggml_backend_event_wait(backend_.get(), event); }
 
     // A point behind all that was queued, in an event of the device's; waited for here where the device has none.
