@@ -106,7 +106,7 @@ def test_a_picture_goes_with_the_next_message_where_there_is_a_projector(chatty,
     picture.write_bytes(PICTURE)
     (tmp_path / "text.png").write_text("no picture")
     lines = f"/image {tmp_path / 'text.png'}\n/image {picture}\nwhat is it?\n/save {talk}\nand now?\n"
-    common = (chatty, "-n", "2", "-c", "512", "--verbose")
+    common = (chatty, "-n", "2", "-c", "512", "--verbose", "--grammar", LETTERS)
     done = piped(lines, *common, "--mmproj", write_projector(tmp_path / "mmproj.gguf"))
     assert "text.png is not a picture" in done.stderr and "the vision projector takes" in done.stderr
     (first, _, _), (second, cached, _) = turns(done)

@@ -392,7 +392,7 @@ def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"model\.gguf: the file changed since it was checked; start again"):
         case.engine()
     path.unlink()
-    with pytest.raises(ModelFileError, match=r"model\.gguf: there is no such file"):
+    with pytest.raises(ModelFileError, match=r"model\.gguf: No such file or directory since it was checked"):
         case.engine()
 
 
