@@ -67,6 +67,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             super().remove_node(node)
             return died_of
 
+        def _reschedule(self, node: Any) -> None:
+            if node in self.registered_collections:  # else it takes another's place and has not collected yet
+                super()._reschedule(node)
+
     return FileScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 

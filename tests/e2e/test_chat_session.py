@@ -262,7 +262,7 @@ def test_a_chat_begins_at_once_says_what_tuning_gains_and_never_measures(tmp_pat
 
 
 def test_what_was_typed_is_remembered_and_commands_are_completed(chatty, tmp_path):
-    arguments = ("chat", chatty, *ON_CPU, "-n", "2", "-c", "512")
+    arguments = ("chat", chatty, *ON_CPU, "-n", "2", "-c", "512", "--grammar", LETTERS)
     with Typist(*arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
         person.wait(READY)
         person.ask("a message to remember")
