@@ -36,6 +36,7 @@ from oallama.run.address import Address
 from oallama.run.plugin_report import REPORT_FILES
 from oallama.run.process import Launch
 from oallama.run.server_options import passed_variables
+from oallama.run.setup import computes_on_device
 from oallama.run.stock_backend import stock_backend
 from oallama.run.weight_places import usable_plan
 
@@ -209,7 +210,7 @@ def served_plan(
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan as llama-server gets it, and warnings: its device named as there, `none` where the plan does not use it,
     and layouts that this CPU has. counts: as in launch. Raises BridgeError."""
-    uses = plan.n_gpu_layers > 0 or plan.stock or any(p.cc < 1 or p.hot_experts for p in plan.operators)
+    uses = plan.n_gpu_layers > 0 or plan.stock or computes_on_device(plan)
     named = replace(plan, device=device if uses and plan.device != "none" else "none")
     return usable_plan(named, operators, counts)
 

@@ -43,11 +43,16 @@ def only_splits(plan: Plan) -> bool:
     return not plan.n_gpu_layers and not any(placement.gg == 1 for placement in plan.operators)
 
 
+def computes_on_device(plan: Plan) -> bool:
+    """True where an operator is stored or streamed there, for any batch."""
+    stored = any(placement.cc < 1 or placement.hot_experts for placement in plan.operators)
+    return stored or bool(plan.token_assignment)
+
+
 def check_device(plan: Plan, name: str, spec: DeviceSpec) -> None:
     """Raises PlanError for a plan that puts something on a device where none was found. name: of the device that was
     found for `spec`."""
-    needed = plan.token_assignment or any(p.gg > 0 or p.cg > 0 or p.hot_experts for p in plan.operators)
-    if name == NO_DEVICE and needed:
+    if name == NO_DEVICE and computes_on_device(plan):
         raise PlanError(f"the plan needs device {plan.device}, but --device {spec} is none here; plan again")
 
 

@@ -69,6 +69,6 @@ def _is_sound(verdict: Verdict) -> bool:
     return (
         all(1e-9 < seconds < 1e9 for speed in speeds for seconds in (speed.prompt_s, speed.token_s))
         and all(each.n_gen > 0 and each.n_measured > 0 and _has_rival(each) for each in classes)
-        and all(len(race.pairs) < MOST_PAIRS + 2 for each in classes for race in each.races)
+        and all(len(race.pairs) < MOST_PAIRS + 2 and race.most_late != 0 for each in classes for race in each.races)
         and all(plan in verdict.plans for plan in named)
     )

@@ -84,7 +84,8 @@ def check_memory(world: World, plan: Plan) -> None:
         assert held.limit == max(0, min(int(held.fill * held.capacity), held.capacity - held.runtime))
     assert held.spare == held.limit - used >= 0
     there, n_cut = sum(device_bytes(world.operators, plan)), sum(0 < place.gg < 1 for place in plan.operators)
-    assert held.weights_gpu == pytest.approx(there, abs=n_cut)  # of each a byte may be rounded
+    cache = plan.stock.moe_cache_bytes if plan.stock else 0
+    assert held.weights_gpu == pytest.approx(there + cache, abs=n_cut)  # of each a byte may be rounded
     if world.options.gpu_weights is not None:
         assert there <= world.options.gpu_weights * total + 1
     twice = held.weights_gpu + held.weights_host - total
@@ -93,7 +94,7 @@ def check_memory(world: World, plan: Plan) -> None:
         hot = sum(
             o.bytes * len(p.hot_experts) / o.shape[2] for o, p in zip(world.operators, plan.operators, strict=True)
         )
-        assert twice == pytest.approx(hot, abs=len(world.operators))
+        assert twice == pytest.approx(hot + cache, abs=len(world.operators))
     else:
         assert 0 < twice <= min(world.host_room, total)
     streams = any(place.cg for place in plan.operators) or any(n_g for _, n_g in plan.token_assignment)

@@ -30,6 +30,7 @@ from oallama.run.program import (
     has_page,
     launch,
     prompt_cache_mib,
+    served_plan,
 )
 from oallama.serve.live import Live, Rate, live_of
 from oallama.serve.placement import MOST_CLIENTS, placement_server
@@ -72,6 +73,13 @@ SETTINGS = ServerSettings(
 SPLIT = records.served()
 WHOLE = replace(SPLIT.plan, operators=tuple(p if p.gg in (0, 1) else replace(p, gg=0.0, cg=0.0, cc=1.0)
                                             for p in SPLIT.plan.operators))  # fmt: skip
+
+
+def test_a_plan_that_only_streams_for_prompts_keeps_its_device():
+    on_cpu = replace(WHOLE, n_gpu_layers=0, operators=tuple(replace(p, gg=0.0, cc=1.0) for p in WHOLE.operators))
+    streams = replace(on_cpu, token_assignment=((64, 0), (512, 256)))
+    assert served_plan(on_cpu, SPLIT.operators, "CUDA0")[0].device == "none"
+    assert served_plan(streams, SPLIT.operators, "CUDA0")[0].device == "CUDA0"
 
 
 def launched(folder, plan=WHOLE, environment=None, counts=False, program="/opt/llama-server", **settings):
