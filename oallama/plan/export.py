@@ -28,7 +28,7 @@ Target = Literal["llama-server", "llama-cli", "llama-bench"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
 LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # ggml loads this library beside its own back ends
-BACKEND_VARIABLE = "OALLAMA_BACKEND"  # ours loads this one, as ggml loads no second
+BACKEND_VARIABLE = "OALLAMA_BACKEND"  # ours loads these, as ggml loads no second
 PLAN_VARIABLE = "OALLAMA_PLAN"
 REPORT_VARIABLE = "OALLAMA_REPORT"  # the library tells in this file what it did (run/plugin_report.py)
 PARAMETERS_VARIABLE = "OALLAMA_EMULATED"  # file of the emulated device's parameters
@@ -48,7 +48,8 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A ggml back end that is none of the program's own: the path of its library, and variables that it reads."""
+    """Back ends of ggml that are none of the program's own: the path of the library, several separated by colons, and
+    variables that they read."""
 
     library: str
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -143,6 +144,8 @@ def _libraries(plugin: Plugin | None, backend: Backend | None) -> tuple[dict[str
     if backend is None:
         return ({} if plugin is None else {LIBRARY_VARIABLE: plugin.library}), {}
     if plugin is None:
+        if ":" in backend.library:
+            raise PlanError("llama.cpp's programs load one back end, and this plan needs two; drop --backend")
         return {LIBRARY_VARIABLE: backend.library}, dict(backend.settings)
     return {LIBRARY_VARIABLE: plugin.library, BACKEND_VARIABLE: backend.library}, dict(backend.settings)
 

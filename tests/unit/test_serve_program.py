@@ -19,7 +19,7 @@ from worlds import model_info, placed, some_plan, weight
 
 from ggml_bridge.library import library_folder, soname
 from oallama.cli.serve import parse_key
-from oallama.core.errors import BridgeError, DeviceError, PlanError, UsageError
+from oallama.core.errors import BridgeError, DeviceError, UsageError
 from oallama.report.placement import start_html
 from oallama.run.address import Address, free_address, host_name, is_local
 from oallama.run.program import (
@@ -146,8 +146,8 @@ def test_the_emulated_card_is_a_back_end_that_the_plug_in_loads(tmp_path):
     assert "libggml-emulated" in made.environment["OALLAMA_BACKEND"] and made.uses_device
     assert "memory_bytes 67108864" in Path(made.environment["OALLAMA_EMULATED"]).read_text(encoding="utf-8")
     assert "OALLAMA_REPORT" in made.environment, "which says how well it kept time"
-    with pytest.raises(PlanError, match="drop --backend"):
-        launched(tmp_path, replace(WHOLE, device=card), {"GGML_BACKEND_PATH": "/opt/libggml-mine.so"})
+    both = launched(tmp_path, replace(WHOLE, device=card), {"GGML_BACKEND_PATH": "/opt/libggml-mine.so"}).environment
+    assert both["OALLAMA_BACKEND"] == f"/opt/libggml-mine.so:{made.environment['OALLAMA_BACKEND']}"
 
 
 def test_experts_on_the_host_are_the_plug_ins_where_their_uses_are_counted(tmp_path):

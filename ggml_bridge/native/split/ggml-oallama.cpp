@@ -27,6 +27,8 @@
 #include <deque>
 #include <initializer_list>
 #include <map>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "abi_check.h"
@@ -716,13 +718,15 @@ void start(const char * plan_path) {
     }
 }
 
-// Loads the back end that is wanted beside this one, as GGML_BACKEND_PATH takes one library. NULL: none is wanted.
-ggml_backend_reg_t load_beside(const char * path) {
-    if (path == nullptr || path[0] == '\0') {
-        return nullptr;
+// Loads the back ends that are wanted beside this one, as GGML_BACKEND_PATH takes one library; returns the last. NULL:
+// none is wanted.
+ggml_backend_reg_t load_beside(const char * paths) {
+    ggml_backend_reg_t reg = nullptr;
+    std::istringstream list(paths == nullptr ? "" : paths);
+    for (std::string path; std::getline(list, path, ':');) {
+        reg = ggml_backend_load(path.c_str());
+        require(reg != nullptr, "OALLAMA_BACKEND names " + path + ", which is no back end of this ggml");
     }
-    ggml_backend_reg_t reg = ggml_backend_load(path);
-    require(reg != nullptr, std::string("OALLAMA_BACKEND names ") + path + ", which is no back end of this ggml");
     return reg;
 }
 
