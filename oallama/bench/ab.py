@@ -27,7 +27,18 @@ from oallama.device.spec import parse_device
 MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill together
 
 
-Start = Callable[[ArmSpec, Deadline | None], ArmProcess]
+class RunningArm(Protocol):
+    """An arm's process, as ab.py uses it (ArmProcess says what each does)."""
+
+    def load(self, operators: Sequence[str]) -> LoadReport: ...
+    def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]: ...
+    def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]: ...
+    def cpu_seconds(self) -> float: ...
+    def close(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+Start = Callable[[ArmSpec, Deadline | None], RunningArm]
 
 
 class ProgressCallback(Protocol):
@@ -91,7 +102,7 @@ class _Arm:
     """One arm of a run. process: None while it is not loaded; report: of its last load, None before the first."""
 
     spec: ArmSpec
-    process: ArmProcess | None = None
+    process: RunningArm | None = None
     report: LoadReport | None = None
     idle_cpu_s: float = 0.0  # CPU time that it used while others were measured
     others_s: float = 0.0  # that others were measured

@@ -3,7 +3,8 @@
 Stock arms get what a user of llama.cpp could find out: `stock-fit` llama.cpp's own --fit, `stock-no-host` the same with
 --no-host, `stock-ngl` the best -ngl, `stock-ncmoe` the best -ncmoe, `stock-moe-cache` the best expert cache,
 `stock-best` the fastest of all that these and others can be told (place/policies/stock.py). All keep to the same memory
-cap. A name with `-ubN` behind it is the same with micro-batches of N tokens.
+cap. A name with `-ubN` behind it is the same with micro-batches of N tokens; `NAME+draftN` is made for, and run with, N
+drafts of a draft model a step, `NAME+ngram` with drafts of text that repeats.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from oallama.bench.ab import ProgressCallback, quiet
 from oallama.bench.records import ArmSpec, BenchTest, Setting
 from oallama.bench.search import tried
 from oallama.core.errors import DeviceError, DoesNotFit, UsageError
-from oallama.core.types import Predicted, StockOptions, Workload
+from oallama.core.types import NGRAM, DecodeStep, Predicted, StockOptions, Workload
 from oallama.cost.passes import Pass, passes_at
 from oallama.place.decide import POLICIES, larger_ubatches
 from oallama.place.policies.registry import Rules
 from oallama.place.policies.stock import FIT, STOCK_WAYS
 from oallama.placer import Placer
+from oallama.placer.drafter import Drafter, placer_beside
 from oallama.placer.stock import fit_sentence, promising_stock
 from oallama.plan.plan import Plan
+from oallama.profile.acceptance import PUBLISHED
 from oallama.run.fit import fit_under
 from oallama.run.stock import StockPlacement
 
@@ -37,6 +40,7 @@ NO_REPACK = (
     "runs with --no-repack, as a layout that llama.cpp would choose on this CPU multiplies wrong by some of the weights"
 )
 
+_DRAFTS = re.compile(r"(.+)\+(?:draft([1-9][0-9]?)|ngram)")
 _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
 
 
@@ -44,8 +48,9 @@ _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
 class ArmMaker:
     """Makes arms for one model, device and set of tests.
 
-    rules: of the arm oato. auto: makes the arm of that name where there is a device
-    (the gate); None: the plan that is predicted to be the fastest.
+    rules: of the arm oato. auto: makes the arm of that name where there is a device (the gate); None: the plan that is
+    predicted to be the fastest. step: of decode. drafter: makes the drafts of arms `NAME+draftN`, of which so many are
+    accepted by position.
     """
 
     placer: Placer
@@ -54,6 +59,9 @@ class ArmMaker:
     rules: Rules = Rules()  # noqa: RUF009 - frozen
     progress: ProgressCallback = quiet
     auto: Callable[[ArmMaker], ArmSpec] | None = None
+    step: DecodeStep = DecodeStep()  # noqa: RUF009 - frozen
+    drafter: Drafter | None = None
+    accepted: tuple[float, ...] = PUBLISHED
 
     def make(self, name: str) -> ArmSpec:
         """The arm of that name: one of STOCK_ARMS, with `-ubN` or without, a policy, or a plan file (*.json).
@@ -63,6 +71,8 @@ class ArmMaker:
         """
         if name in STOCK_ARMS:
             return self._stock(name)
+        if (drafts := _DRAFTS.fullmatch(name)) is not None:
+            return self._with_drafts(name, drafts[1], int(drafts[2] or 0))
         larger = _UBATCH.fullmatch(name)
         if larger and larger[1] in STOCK_ARMS:
             return self._with_ubatch(larger[1], int(larger[2]))
@@ -105,7 +115,7 @@ class ArmMaker:
         context."""
         n_prompt, n_gen = max(1, *(test.n_prompt for test in self.tests)), max(test.n_gen for test in self.tests)
         load, n_past = self.setting.load, max(test.n_depth for test in self.tests)
-        return self.placer.workload(n_prompt, n_gen, load.n_ctx, load.n_ubatch, n_past)
+        return replace(self.placer.workload(n_prompt, n_gen, load.n_ctx, load.n_ubatch, n_past), step=self.step)
 
     @property
     def attention_passes(self) -> tuple[Pass, ...]:
@@ -168,6 +178,33 @@ class ArmMaker:
         n_batch = max(self.setting.load.n_batch, n_ubatch)  # llama.cpp takes the smaller of the two
         made = replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))._stock(name)
         return replace(made, name=f"{name}-ub{n_ubatch}")
+
+    def _with_drafts(self, name: str, base: str, n_draft: int) -> ArmSpec:
+        """The arm `base` as it is with n_draft drafts a step, or with drafts of text that repeats (0). Raises
+        UsageError, and DoesNotFit where the draft model leaves no room."""
+        if not n_draft:
+            made, draft = replace(self, auto=None).make(base), NGRAM
+        else:
+            if self.drafter is None:
+                raise UsageError(f"arm {name} needs a draft model; name it with -md")
+            if n_draft > len(self.accepted):
+                raise UsageError(f"arm {name}: acceptance rates of {len(self.accepted)} drafts are known")
+            accepted, attention, load = self.accepted[:n_draft], self.placer.attention, self.workload
+            draft = self.drafter.draft(load, attention, accepted)
+            limit = self.setting.cap.device_bytes
+            placer = placer_beside(self.placer, draft.device_bytes, limit or 0)
+            cap = (
+                self.setting.cap
+                if limit is None
+                else replace(self.setting.cap, device_bytes=limit - draft.device_bytes)
+            )
+            step = self.drafter.step(load, attention, accepted)
+            setting = replace(self.setting, cap=cap)
+            made = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)
+        if made.plan is not None:
+            plan = replace(Plan.from_json(dict(made.plan)), draft=draft)
+            made = replace(made, plan=plan.to_json(), plan_fingerprint=plan.fingerprint)
+        return replace(made, name=name, draft=draft, setting=replace(made.setting, cap=self.setting.cap))
 
     def _fit(self, name: str, options: StockOptions = StockOptions()) -> ArmSpec:  # noqa: B008 - frozen
         self.progress(f"ask llama.cpp's --fit for {name}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oallama.core.types import Operator
+from oallama.core.types import Draft, Operator
 from oallama.device.load_params import LoadSettings
 from oallama.run.stock import Cap, Place, StockPlacement
 
@@ -93,6 +93,7 @@ class ArmSpec:
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None
+    draft: Draft | None = None  # of a stock arm; a plan has its own
 
     @property
     def load(self) -> LoadSettings:

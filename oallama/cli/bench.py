@@ -13,6 +13,7 @@ import click
 from oallama.bench.rows import FORMATS
 from oallama.cli.bench_matrix import matrix_option
 from oallama.cli.help import Command, Group, option
+from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -29,6 +30,7 @@ from oallama.cli.output import check_result, emit, talk, turn_bar, write_file
 from oallama.cli.policy import PolicyOptions, note_unused, rules_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
+from oallama.core.types import DecodeStep
 from oallama.device.spec import parse_cpus
 
 if TYPE_CHECKING:
@@ -69,6 +71,17 @@ def parse_output(text: str) -> tuple[str, str | None]:
     if suffix not in FORMATS:
         raise ValueError(f"{text!r} is neither a format ({', '.join(FORMATS)}) nor a file that ends in one")
     return suffix, text
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Acceptance rates of the first, the second, … draft. Raises ValueError."""
+    try:
+        rates = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 <= rate <= 1 for rate in rates) or list(rates) != sorted(rates, reverse=True):
+        raise ValueError(f"{text!r} are not falling probabilities; write them like 0.8,0.65,0.5")
+    return rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,18 @@ def text_of(result: BenchResult, form: str) -> str:
     help="Samples of each arm and test; a ratio needs 6.\f They are taken in turns A B B A, so rounded up to an even "
     "number.",
 )  # fmt: skip
+@option(
+    "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.COMPARED, advanced=True,
+    help="Draft model of arms NAME+draftN.",
+)  # fmt: skip
+@option(
+    "--spec-synth-rates", "accepted", type=parsed(parse_rates), metavar="P0,P1,…", group=Group.TIMED, advanced=True,
+    help="Draw whether the first, the second, … draft is accepted, with these probabilities.",
+)  # fmt: skip
+@option(
+    "-np", "--parallel", "n_parallel", type=count(1, 64), default=1, show_default=True, metavar="N",
+    group=Group.TIMED, advanced=True, help="Requests at once.",
+)  # fmt: skip
 @result_options
 @gathered(*PLACEMENT, *CONTEXT)
 @rules_options
@@ -171,6 +196,9 @@ def command(
     pairs: tuple[tuple[int, int], ...],
     n_depth: tuple[int, ...],
     repetitions: int,
+    draft_model: str | None,
+    accepted: tuple[float, ...] | None,
+    n_parallel: int,
     results: ResultOptions,
     options: Options,
     policy: PolicyOptions,
@@ -195,11 +223,15 @@ def command(
     each one is, with the 95 % interval of that. No ratio is given where two arms turn out to be the same, or where an
     arm did not do what it says: where the weights lie is read back after the load. Stock arms load no plugin of ours.
     """
-    from oallama.bench.ab import run_bench
+    from oallama.bench.ab import Start, run_bench
     from oallama.bench.arms import ArmMaker
     from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
+    from oallama.bench.process import ArmProcess
+    from oallama.bench.server_arm import ServerArms
     from oallama.gate.run import gated_arm
     from oallama.placer import Placer
+    from oallama.placer.drafter import Drafter
+    from oallama.profile.acceptance import PUBLISHED
 
     if refresh_gate and not gate:
         raise UsageError("--no-gate and --refresh-gate exclude each other")
@@ -212,14 +244,20 @@ def command(
     setting = shared_setting(placer, tests, cpus or (), seed)
     auto = partial(gated_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
-        maker = ArmMaker(placer, setting, tests, policy.rules, shown, auto)
+        drafter = None if draft_model is None else Drafter(placer, model_file(draft_model))
+        step = DecodeStep(n_parallel)
+        rates = accepted or PUBLISHED
+        maker = ArmMaker(placer, setting, tests, policy.rules, shown, auto, step, drafter, rates)
         bench = prepare(
             maker,
             arms or default_arms(placer),
             n_blocks=-(-repetitions // 2),
             resident=False if reload else None,
         )
-        result = run_bench(bench, shown, results.save)
+        start: Start = ArmProcess
+        if n_parallel > 1 or any(arm.draft is not None for arm in bench.arms):
+            start = ServerArms(placer, n_parallel, accepted or ()).start
+        result = run_bench(bench, shown, results.save, start)
         results.save(result)
     results.tell(result)
     if result.interrupted:

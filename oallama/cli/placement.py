@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from oallama.cli.options import (
 from oallama.cli.output import talk
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_options
 from oallama.cli.signals import somebody_watches
+from oallama.cli.speculation import StepOptions, step_options
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
@@ -52,10 +53,21 @@ class PlacementOptions:
     profile: str | None
     gate: bool
     tune: str
+    step: StepOptions = field(default_factory=StepOptions)
 
     def __post_init__(self) -> None:
+        if self.plan_file is not None and self.step != StepOptions():
+            raise UsageError("--plan cannot be combined with --spec, --model-draft or --expect-parallel: the plan says")
         if self.plan_file is not None and (self.policy.given or self.policy.tells_oato):
             raise UsageError("--plan cannot be combined with --policy, -ngl, --affinity or --fill")
+
+    def expecting(self, n_parallel: int) -> PlacementOptions:
+        """The same for so many requests in flight, unless another number was asked for. A plan that is given, or was
+        measured, stays as it is."""
+        if self.step.expected is not None or self.plan_file is not None or (self.gate and self.policy.is_auto):
+            return self
+        talk(f"note: planned for {n_parallel} requests in flight (--expect-parallel)")
+        return replace(self, step=replace(self.step, expected=n_parallel))
 
     def check_depth(self, n_depth: int | None) -> None:
         """Raises UsageError where a depth to plan for comes with a plan."""
@@ -92,6 +104,9 @@ class PlacementOptions:
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
         """(plan of the policy, where `auto` passes the gate; True where that is stock llama.cpp's own placement, as
         nothing was measured yet)."""
+        load = self.step.workload(load)
+        if self.step.drafts:
+            return self._noted(self.step.plan(placer, load, self.policy.plan)), False
         if self.policy.keeps_to_cpu(placer):
             return placer.plan("cpu", workload=load, measure=False), False
         from oallama.place.placement import with_used_experts
@@ -100,10 +115,13 @@ class PlacementOptions:
         if self.gate and self.policy.is_auto:
             load = in_tuned_context(placer, load)
             return (measured(placer, load).plan, False) if self.tune == "before" else at_once(placer, load)
-        plan = self.policy.plan(placer, load)
+        plan = self._noted(self.policy.plan(placer, load))
+        return with_used_experts(plan, placer.operators, placer.routing), False
+
+    def _noted(self, plan: Plan) -> Plan:
         for note in plan.notes:
             talk(f"note: {note}")
-        return with_used_experts(plan, placer.operators, placer.routing), False
+        return plan
 
 
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:
@@ -115,6 +133,7 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
         option("--plan", "plan_file", type=click.Path(), metavar="FILE", group=Group.PLACEMENT,
                help="Use this plan, made by `oallama plan`."),
         policy_options,
+        step_options,
         gathered(*PLACEMENT, *workload, *CONTEXT, late_option),
         profile_option,
         gate_option,
@@ -180,5 +199,6 @@ def keep_runs(placer: Placer, engine: Engine) -> None:
         return
     try:
         placer.keep_runs(engine.plan, engine.runs())
+        placer.keep_drafts(engine.plan, engine.drafts())
     except OallamaError as error:
         talk(f"warning: this run's times were not saved: {error}")

@@ -21,6 +21,7 @@ from oallama.cli.options import (
 from oallama.cli.output import busy, emit, emit_json, talk, wrapped
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.cli.projector import ProjectorOptions, projector_options
+from oallama.cli.speculation import StepOptions, step_options
 from oallama.core.options import Options
 
 
@@ -29,6 +30,7 @@ from oallama.core.options import Options
 @policy_options
 @gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
 @depth_option
+@step_options
 @profile_option
 @projector_options
 @json_option
@@ -41,6 +43,7 @@ def command(
     n_prompt: int,
     n_gen: int,
     n_depth: int | None,
+    step: StepOptions,
     profile: str | None,
     pictures: ProjectorOptions,
     as_json: bool,
@@ -64,10 +67,10 @@ def command(
 
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
-    load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
+    load = step.workload(placer.workload(n_prompt, n_gen, n_past=n_depth or 0))
     placer = pictures.with_room(placer, load, profile)
     with busy("planning"):
-        plan = policy.plan(placer, load)
+        plan = step.plan(placer, load, policy.plan)
     if (projector := pictures.placed(plan, memory_kept=True)) is not None:
         plan = projector.noted(plan)
     if output is not None:

@@ -59,7 +59,8 @@ class ProjectorOptions:
             return options
         limit = setting_of(placer, load.n_ctx, load.n_ubatch).cap.device_bytes or 0
         needed = projector.n_bytes(options.flash_attn != "off")
-        return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device)))
+        said = "the vision projector", "leave it on the CPU (--no-mmproj-offload)"
+        return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device), *said))
 
     def placed(self, plan: Plan, memory_kept: bool) -> PlacedProjector | None:
         """Place the projector that is asked for beside a plan; None where none is. memory_kept: as in place. Raises

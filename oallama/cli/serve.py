@@ -119,6 +119,7 @@ def command(
     placement's. That is at another port, which is printed; its GET /placement is JSON.
     """
     asked.check_depth(n_depth)
+    asked = asked.expecting(max(1, server.n_parallel // 2))
     from oallama.cli.served import PlacementRequest, served_model
     from oallama.report.placement import request_tokens
     from oallama.run.address import free_address

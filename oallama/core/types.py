@@ -207,6 +207,13 @@ class Predicted:
         """Make it of a prompt's and a token's seconds, for n_gen tokens."""
         return cls(ttft_s, tpot_s, ttft_s + n_gen * tpot_s)
 
+    @classmethod
+    def with_drafts(cls, prompt_s: float, token_s: float, workload: Workload) -> Predicted:
+        """Make it of what the model takes for a prompt and for each token that decode steps yield; the draft model
+        takes its time beside."""
+        step = workload.step
+        return cls.of(prompt_s + step.draft_prompt_s, token_s + step.draft_s / step.n_yielded, workload.n_gen)
+
     def over(self, phase: Phase) -> float:
         """Seconds of the passes of a phase: one token, the prompt, or the whole run."""
         return {"decode": self.tpot_s, "prefill": self.ttft_s, "mixed": self.total_s}[phase]
@@ -271,6 +278,27 @@ class MemoryLedger:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """Tokens that the model computes together in one step of decode: of each request in flight its last token and
+    n_draft drafts, of which `accepted` are expected to be kept."""
+
+    n_parallel: Annotated[Size32, Mark.REQUIRED] = 1  # requests in flight
+    n_draft: Annotated[Count32, Mark.REQUIRED] = 0  # for each request
+    accepted: Annotated[float, Mark.REQUIRED] = 0.0
+    draft_s: Annotated[float, Mark.REQUIRED] = 0.0  # of the draft model, for each step
+    draft_prompt_s: Annotated[float, Mark.REQUIRED] = 0.0  # in which the draft model reads the prompt
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_parallel * (self.n_draft + 1)
+
+    @property
+    def n_yielded(self) -> float:
+        """Tokens that a step is expected to add to each answer."""
+        return self.accepted + 1
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Tokens of the run that a plan is made for."""
 
@@ -279,6 +307,7 @@ class Workload:
     n_ctx: Count32
     n_ubatch: Size32 = 512
     n_past: Annotated[Count32, Mark.OMIT_DEFAULT] = 0  # in the KV cache before the prompt
+    step: Annotated[DecodeStep, Mark.OMIT_DEFAULT] = DecodeStep()
 
     @property
     def largest_batch(self) -> int:
@@ -307,6 +336,25 @@ class StockOptions:
     no_host: Annotated[bool, Mark.REQUIRED] = False
     moe_cache_bytes: Annotated[Count, Mark.REQUIRED] = 0  # --moe-cache-mib: of the device, for experts that are used
     n_cpu_moe: Annotated[Count, Mark.REQUIRED] = 0  # -ncmoe: the host keeps the experts of the first so many layers
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """How llama-server makes drafts, which the model checks in its next decode step: at most n_draft for each request.
+    device_bytes, host_bytes: what a draft model takes. accepted: the share of the steps in which the first, the
+    second, … draft is expected to be kept."""
+
+    kind: Annotated[Line, Mark.REQUIRED]  # --spec-type
+    n_draft: Annotated[Size32, Mark.REQUIRED]
+    model_path: Annotated[str, Mark.OMIT_DEFAULT] = ""  # of a draft model; "": there is none
+    on_device: Annotated[bool, Mark.OMIT_DEFAULT] = False  # whole
+    device_bytes: Annotated[Count, Mark.OMIT_DEFAULT] = 0
+    host_bytes: Annotated[Count, Mark.OMIT_DEFAULT] = 0
+    accepted: Annotated[tuple[float, ...], Mark.OMIT_DEFAULT] = ()
+
+
+NGRAM = Draft("ngram-simple", 48)
+"""Drafts of text that repeats, as many as llama.cpp makes by default."""
 
 
 PrefetchMode = Literal["ahead", "layer"]

@@ -10,11 +10,11 @@ from oallama.core.types import Workload
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One forward pass: n_tokens computed at once while n_kv tokens are in the cache, its own among them; `count`
-    times."""
+    times, a fraction where several tokens come of one pass."""
 
     n_tokens: int
     n_kv: int
-    count: int
+    count: float
     n_outputs: int = 1  # tokens whose logits are wanted: the last of a prompt, each generated one
 
 
@@ -24,12 +24,18 @@ def mean_depth(workload: Workload) -> int:
 
 
 def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
-    """The forward passes that a phase counts: `decode` one token at the mean depth, `prefill` the whole prompt in
-    micro-batches of n_ubatch, `mixed` the prompt and n_gen tokens."""
+    """The forward passes that a phase counts: `decode` what one token takes at the mean depth, `prefill` the whole
+    prompt in micro-batches of n_ubatch, `mixed` the prompt and n_gen tokens."""
     if phase == "decode":
-        return (Pass(1, mean_depth(workload), 1),)
-    n_gen = 0 if phase == "prefill" else workload.n_gen
-    return passes_at(workload.n_past, workload.n_prompt, n_gen, workload.n_ubatch)
+        return (decode_pass(workload),)
+    prompt = passes_at(workload.n_past, workload.n_prompt, 0, workload.n_ubatch)
+    return prompt if phase == "prefill" or not workload.n_gen else (*prompt, decode_pass(workload, workload.n_gen))
+
+
+def decode_pass(workload: Workload, n_gen: int = 1) -> Pass:
+    """The pass of a decode step, as often as n_gen tokens of each answer take."""
+    step = workload.step
+    return Pass(step.n_tokens, mean_depth(workload), n_gen / step.n_yielded, step.n_tokens)
 
 
 def passes_at(n_past: int, n_prompt: int, n_gen: int, n_ubatch: int) -> tuple[Pass, ...]:

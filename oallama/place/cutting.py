@@ -183,7 +183,7 @@ class Menus:
         """n_values: of r_GG above 0."""
         self._on, self._streams, self._n_values = on, streams, n_values
         self._over: dict[Objective, Sequence[Pass]] = {
-            "decode": (Pass(1, 0, 1),),
+            "decode": passes(workload, "decode"),
             "workload": passes(workload, "mixed"),
         }
         self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}

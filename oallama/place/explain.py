@@ -10,7 +10,7 @@ may be placed by itself.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf, log
@@ -20,7 +20,7 @@ from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, FlashAttention, MemoryLedger, Operator, Predicted, Workload
 from oallama.cost.experts import ExpertUse, expert_use
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass, decode_pass, passes
 from oallama.cost.rates import interference_at, interference_curve
 from oallama.cost.whole import OperatorCost, operator_costs
 from oallama.place.attention import rest_total
@@ -57,12 +57,12 @@ def physical_bound(problem: Problem, workload: Workload, memory: MemoryLedger) -
     if cap is not None:
         room = min(room, cap + memory.staging)
     ttft_s, tpot_s = (_passes_s(problem, passes(workload, phase), room) for phase in ("prefill", "decode"))
-    return Predicted.of(ttft_s, tpot_s, workload.n_gen)
+    return Predicted.with_drafts(ttft_s, tpot_s, workload)
 
 
 def _passes_s(problem: Problem, over: Sequence[Pass], room: int) -> float:
     """Passes that differ in what is in the KV cache alone are one another's equals here."""
-    counted: Counter[Pass] = Counter()
+    counted: dict[Pass, float] = defaultdict(float)
     for p in over:
         counted[replace(p, n_kv=0, count=1)] += p.count
     return sum(n * _pass_s(problem, p, room) for p, n in counted.items())
@@ -208,7 +208,7 @@ def token_seconds(profile: Profile, flash_attn: FlashAttention, n_layer: int, re
     layers = (n_layer - on_device, on_device)
 
     def rest_s(at: int) -> float:
-        return rest_total(profile, flash_attn, layers, (Pass(1, at, 1),))
+        return rest_total(profile, flash_attn, layers, (replace(decode_pass(record.workload), n_kv=at),))
 
     return max(0.0, record.predicted.tpot_s + rest_s(depth) - rest_s(planned_depth(record.workload)))
 

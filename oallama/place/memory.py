@@ -202,13 +202,11 @@ def fits_beside(memory: MemoryLedger, n_bytes: int, asked: bool | None) -> bool:
     return memory.spare >= n_bytes if asked is None else asked
 
 
-def vram_beside(limit: int, fill: float, n_bytes: int, device: str) -> int:
-    """The capacity to plan with, so that so many bytes of the limit are kept free for it. Raises DoesNotFit where
-    nothing is left."""
+def vram_beside(limit: int, fill: float, n_bytes: int, device: str, what: str, remedy: str) -> int:
+    """The capacity to plan with, so that so many bytes of the limit are kept free for it. Raises DoesNotFit, with what
+    it is and what to do, where nothing is left."""
     if n_bytes >= limit:
-        raise DoesNotFit(
-            n_bytes, limit, device, "the vision projector", remedy="leave it on the CPU (--no-mmproj-offload)"
-        )
+        raise DoesNotFit(n_bytes, limit, device, what, remedy)
     return floor((limit - n_bytes) / fill)
 
 

@@ -44,7 +44,7 @@ def price(problem: Problem, workload: Workload, placed: Placement, op_offload: b
                 total += _seconds(problem, placed, costs, some is small)
         return total
 
-    return Predicted.of(seconds("prefill"), seconds("decode"), workload.n_gen)
+    return Predicted.with_drafts(seconds("prefill"), seconds("decode"), workload)
 
 
 def _seconds(problem: Problem, placed: Placement, costs: Costs, in_cache: bool) -> float:

@@ -27,7 +27,7 @@ from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamSettings, Workload
 from oallama.cost.experts import ExpertUse, expert_use, experts_alike
 from oallama.cost.following import FEWEST_EXPERTS, following
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass, decode_pass, passes
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Block, BlockType, Cut, Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds, run_seconds
@@ -142,11 +142,11 @@ class SlicePlan:
     kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
     staging_bytes: int  # the ring of slots for streamed weights, and activations
     prefill_s: float  # blocks, and what lies between them, over the workload's prompt
-    decode_s: float  # of one token
+    decode_s: float  # of one token of an answer
     short: bool = False  # more device memory would have changed it
 
     def predicted(self, workload: Workload) -> Predicted:
-        return Predicted.of(self.prefill_s, self.decode_s, workload.n_gen)
+        return Predicted.with_drafts(self.prefill_s, self.decode_s, workload)
 
     def total_s(self, workload: Workload) -> float:
         return self.predicted(workload).total_s
@@ -453,15 +453,17 @@ class Slicer:
             p.count * counted_seconds(counted, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
             for p in passes(self.workload, "prefill")
         )
-        return prefill_s, counted_seconds(counted, self.on, 1, n_g_at(table, 1))
+        step = decode_pass(self.workload)
+        n_g = n_g_at(table, step.n_tokens)
+        return prefill_s, step.count * counted_seconds(counted, self.on, step.n_tokens, n_g, step.n_outputs)
 
     def _exact(self, plan: SlicePlan) -> SlicePlan:
         """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
         if not plan.streams:
             return plan  # nothing runs ahead, so these are exact
         prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(plan, p)]
-        token = self.pass_times(plan, Pass(1, self.workload.n_prompt, 1))
-        decode_s = cycle_seconds(token, self.on.streaming, MODEL_ROUNDS)
+        step = decode_pass(self.workload)
+        decode_s = step.count * cycle_seconds(self.pass_times(plan, step), self.on.streaming, MODEL_ROUNDS)
         return replace(plan, prefill_s=run_seconds(prompt, self.on.streaming), decode_s=decode_s)
 
     def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from oallama.core.types import Operator, Predicted, Workload
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass, decode_pass, passes
 from oallama.cost.slices import Block
 from oallama.cost.timeline import BlockTimes, Span, cycle_timeline, timeline
 from oallama.cost.whole import Engine, HostCache, Task, host_cache, whole_tasks
@@ -66,7 +66,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A prompt, and one token at the mean depth of the generation."""
+    """A prompt, and one decode step at the mean depth of the generation."""
 
     workload: Workload
     predicted: Predicted  # as place/price.py prices it, which the courses draw
@@ -86,9 +86,9 @@ def simulate(problem: Problem, workload: Workload, placed: Placement) -> Simulat
     layouts = host_layouts(problem, workload, placed)
     cache = host_cache(problem.profile)
 
-    def course(phase: str, seconds: float) -> Course:
+    def course(over: Sequence[Pass], seconds: float) -> Course:
         tasks: list[Task] = []
-        for p in passes(workload, phase):
+        for p in over:
             costs = costs_over(problem, (p,), llama_uses_device, layouts)
             tasks += whole_tasks(costs, problem.operators, placed.on_device, placed.first_device_layer, cache)
         ends = list(accumulate(task.seconds for task in tasks))
@@ -96,8 +96,16 @@ def simulate(problem: Problem, workload: Workload, placed: Placement) -> Simulat
         works = (_work(task, start, end) for task, start, end in zip(tasks, starts, ends, strict=False))
         return Course(_in_order(works), seconds)
 
-    prompt, token = course("prefill", predicted.ttft_s), course("decode", predicted.tpot_s)
+    prompt_s, step_s = _without_drafts(workload, predicted)
+    prompt = course(passes(workload, "prefill"), prompt_s)
+    token = course((replace(decode_pass(workload), count=1),), step_s)
     return Simulation(workload, predicted, prompt, token)
+
+
+def _without_drafts(workload: Workload, predicted: Predicted) -> tuple[float, float]:
+    """Seconds of the prompt and of one decode step without those of a draft model."""
+    step = workload.step
+    return predicted.ttft_s - step.draft_prompt_s, predicted.tpot_s * step.n_yielded - step.draft_s
 
 
 def _work(task: Task, start_s: float, end_s: float) -> Work:
@@ -126,13 +134,13 @@ def _sliced(problem: Problem, workload: Workload, placed: Placement, predicted: 
 
     prompt = passes(workload, "prefill")
     of_prompt = [times for p in prompt for times in slicer.pass_times(plan, p)]
-    token = Pass(1, workload.n_prompt, 1)
+    token, (prompt_s, step_s) = decode_pass(workload), _without_drafts(workload, predicted)
     of_token = slicer.pass_times(plan, token)
     return Simulation(
         workload,
         predicted,
-        course(prompt, timeline(of_prompt, streaming), of_prompt, predicted.ttft_s),
-        course((token,), cycle_timeline(of_token, streaming, MODEL_ROUNDS), of_token, predicted.tpot_s),
+        course(prompt, timeline(of_prompt, streaming), of_prompt, prompt_s),
+        course((token,), cycle_timeline(of_token, streaming, MODEL_ROUNDS), of_token, step_s),
     )
 
 

@@ -14,7 +14,7 @@ from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
 from oallama.cost.blocks import SplitBlock, family_blocks, ffn_of, is_biased_ffn, is_ffn, residents, takes_n_g
 from oallama.cost.graph import computes_outputs_only, first_within
 from oallama.cost.kernels import NO_TIME, Curve
-from oallama.cost.passes import Pass, mean_depth, passes
+from oallama.cost.passes import Pass, decode_pass, mean_depth, passes
 from oallama.cost.slices import Around, Block, BlockType, block_types
 from oallama.cost.whole import Costs, cpu_seconds, placement_seconds, transfer_seconds
 from oallama.model.cut import runs_alone
@@ -49,8 +49,9 @@ class Surroundings:
             if n_tokens <= workload.largest_batch
         }
         asked: dict[int, list[Pass]] = defaultdict(list)
-        for one in (*passes(workload, "prefill"), *passes(workload, "decode")):
-            asked[one.n_tokens].append(replace(one, count=workload.n_gen or 1) if one.n_tokens == 1 else one)
+        step = decode_pass(workload, workload.n_gen or 1)
+        for one in (*passes(workload, "prefill"), step):
+            asked[one.n_tokens].append(replace(one, count=step.count) if one.n_tokens == step.n_tokens else one)
         self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
 
     @property

@@ -14,7 +14,7 @@ from oallama.core.keywords import check_type
 from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Operator, Workload
+from oallama.core.types import CPU_DEVICE, Attention, DecodeStep, FlashAttention, ModelInfo, Operator, Workload
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
 from oallama.device.identity import KnownDevice, known_device
@@ -152,17 +152,25 @@ class Measured:
         return Header(self.model, self.operators, self.graph)
 
     def workload(
-        self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None, n_past: int = 0
+        self,
+        n_prompt: int,
+        n_gen: int,
+        n_ctx: int | None = None,
+        n_ubatch: int | None = None,
+        n_past: int = 0,
+        n_parallel: int = 1,
     ) -> Workload:
         """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
         prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
-        llama.cpp's. n_past: tokens in the KV cache before the prompt."""
-        for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past)):
+        llama.cpp's. n_past: tokens in the KV cache before the prompt. n_parallel: requests in flight."""
+        for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past), ("n_parallel", n_parallel)):
             check_type(name, n, int)
         for name, maybe in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch)):
             check_type(name, maybe, int, type(None))
-        if n_prompt < 1 or n_gen < 0 or n_past < 0:
-            raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
+        if n_prompt < 1 or n_gen < 0 or n_past < 0 or n_parallel < 1:
+            raise UsageError(
+                "a workload needs at least one request and prompt token, and no negative count; check -p and -n"
+            )
         n_tokens = n_past + n_prompt + n_gen
         needed = -(-n_tokens // 256) * 256
         trained = self.model.n_ctx_train or needed
@@ -171,7 +179,8 @@ class Measured:
             past = f"{n_past} earlier, " if n_past else ""
             tokens = f"{past}{n_prompt} prompt and {n_gen} generated tokens"
             raise UsageError(f"a context of {context} tokens cannot hold {tokens}; raise -c")
-        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH, n_past)
+        ubatch = n_ubatch or self.options.n_ubatch or STOCK_UBATCH
+        return Workload(n_prompt, n_gen, context, ubatch, n_past, DecodeStep(n_parallel))
 
     def problem(self, flash_attn: FlashAttention) -> Problem:
         """The problem that decisions are made from, for one way of attention. Raises as profile."""

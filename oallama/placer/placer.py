@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from oallama.core.routing import Traffic
     from oallama.device.machines import Machine
     from oallama.model.memory import Prober
+    from oallama.profile.acceptance import Acceptance
     from oallama.run.answer import Generation
     from oallama.run.engine import Engine
     from oallama.run.held import LoadNeeds
@@ -125,6 +126,8 @@ class Placer(Measured):
         *,
         workload: Workload | None = None,
         measure: bool = True,
+        draft_model: str | None = None,
+        n_parallel: int = 1,
     ) -> Plan:
         """Place the model for n_prompt prompt and n_gen generated tokens, and verify by a dry load that the plan fits.
         policy: a name, such as "auto", one of the caller's own (place/policies/registry.py), or a placement (Given).
@@ -136,7 +139,17 @@ class Placer(Measured):
         these counts. measure False: use no profile, for policy cpu or a placement, and predict nothing.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
-        load = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
+        load = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
+        if draft_model is not None:
+            from oallama.placer.drafter import Drafter, planned_with_drafts
+
+            def planned(placer: Placer, load: Workload) -> Plan:
+                return placer.plan(
+                    policy, affinity=affinity, fill=fill, attention_passes=attention_passes, prefetch=prefetch,
+                    workload=load,
+                )  # fmt: skip
+
+            return planned_with_drafts(self, Drafter(self, draft_model), load, planned)
         if not measure:
             return unmeasured_plan(self, policy, load, attention_passes)
         if policy == FIT:
@@ -207,6 +220,16 @@ class Placer(Measured):
             placer = type(self)(self.model, self.operators, self.tensor_names, changed)
         started = EngineOptions(**{name: value for name, value in options.items() if name in own})
         return open_engine(placer, plan, started, on_traffic)
+
+    def keep_drafts(self, plan: Plan, seen: Acceptance | None) -> None:
+        """Keep which drafts of a plan's draft model were accepted; later plans count on it. Raises ProfileError where
+        the cache cannot be written, ModelFileError."""
+        if seen is None or plan.draft is None or not plan.draft.model_path:
+            return
+        from oallama.model.gguf_reader import read_gguf
+        from oallama.profile.acceptance import keep_acceptance
+
+        keep_acceptance(self.model.fingerprint, read_gguf(plan.draft.model_path).fingerprint, seen)
 
     def as_asked(self, plan: Plan) -> Plan:
         """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as it

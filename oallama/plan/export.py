@@ -14,6 +14,7 @@ from oallama.core.types import (
     PLAIN_BUFT,
     PLAIN_LAYOUT,
     Attention,
+    Draft,
     Operator,
     StockOptions,
 )
@@ -130,6 +131,7 @@ def stock_command(
     n_layers = 0 if device == "none" else plan.n_gpu_layers
     arguments += ["--device", device if n_layers or plan.stock else "none", "-ngl", str(n_layers)]
     arguments += stock_arguments(plan.stock, target) if plan.stock is not None else []
+    arguments += draft_arguments(plan.draft, device, target) if plan.draft is not None else []
     arguments += _overrides(patterns, target)
     arguments += [] if chooses_layouts(patterns) or target == "llama-bench" else ["--no-repack"]
     arguments += ["--load-mode", "none"] if reads_file(patterns) else []
@@ -161,6 +163,18 @@ def stock_arguments(options: StockOptions, target: Target = "llama-server") -> l
             raise PlanError("llama-bench has no expert cache; use `oallama bench --arms stock-moe-cache`")
         arguments += ["--moe-cache-mib", str(options.moe_cache_bytes // MIB), "--load-mode", "none"]
     return arguments
+
+
+def draft_arguments(draft: Draft, device: str, target: Target = "llama-server") -> list[str]:
+    """Arguments of llama.cpp's programs. device: ggml's name of it. Raises PlanError for llama-bench, which makes no
+    drafts."""
+    if target == "llama-bench":
+        raise PlanError("llama-bench makes no drafts; use `oallama bench`")
+    arguments = ["--spec-type", draft.kind]
+    if not draft.model_path:
+        return [*arguments, f"--spec-{draft.kind}-size-m", str(draft.n_draft)]
+    where = ["-devd", device, "-ngld", "all"] if draft.on_device else ["-devd", "none", "-ngld", "0"]
+    return [*arguments, "-md", draft.model_path, *where, "--spec-draft-n-max", str(draft.n_draft)]
 
 
 def stock_flags(n_gpu_layers: int, options: StockOptions, n_ubatch: int = 0) -> str:

@@ -4,8 +4,9 @@ History of the file (`"version"`), of which all versions are read:
   1  first. `layout` and `hot_experts` of an operator and `n_ubatch` of the workload are left out where they are the
      default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes, exchange) and
      `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
-     where there are none, `bound` where it is not known, `residents` where the device takes them, and `stock` where it
-     is not stock llama.cpp's own configuration. Operators of older plans may have `alone`, which is ignored.
+     where there are none, `bound` where it is not known, `residents` where the device takes them, `stock` where it is
+     not stock llama.cpp's own configuration, `draft` where no drafts are made, and `step` of the workload where a
+     decode step computes one token. Operators of older plans may have `alone`, which is ignored.
   2  an operator has its cut in elements too, [cpu, streamed, device]. Where the fractions beside it are others, as in a
      file that was edited, they count.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
@@ -28,6 +29,7 @@ from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
 from oallama.core.types import (
     Attention,
+    Draft,
     MemoryLedger,
     ModelInfo,
     Operator,
@@ -61,7 +63,7 @@ class Plan:
 
     JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "version", "model", "machine", "device", "policy", "workload", "operators", "token_assignment", "streaming",
-        "attention", "notes", "n_gpu_layers", "memory", "predicted", "bound", "residents", "stock",
+        "attention", "notes", "n_gpu_layers", "memory", "predicted", "bound", "residents", "stock", "draft",
     )  # fmt: skip
 
     model_path: str
@@ -88,6 +90,8 @@ class Plan:
     residents: Annotated[bool, Mark.OMIT_DEFAULT] = True
     # of stock llama.cpp's own configuration: how it is loaded; None: as the rows say
     stock: Annotated[StockOptions | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
+    # how drafts are made; None: none are
+    draft: Annotated[Draft | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
 
     def __post_init__(self) -> None:
         _check(self)

@@ -160,7 +160,7 @@ def select(profile: Profile, want: Wanted) -> Profile:
 
     Of a CPU layout that has crashed nothing is passed on, or a plan might use it.
     """
-    wanted = {*want.mul_mats, *want.on_cpu}
+    wanted = set(want.mul_mats)
     shapes = rest_ways(want.rest_shape)
     broken = profile.fingerprint.get("broken_layouts") or ()
 

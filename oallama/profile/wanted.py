@@ -20,7 +20,10 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attentio
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
 PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores
 COMPUTE_BOUND_TOKENS = 64  # from here on slow layouts are left out, and the output matrix does not run
-CPU_TOKENS = (4, 8)  # ggml's CPU kernels take so many rows of a batch at a time, the rest of it one by one
+STEP_TOKENS = (2, 3, 4, 5, 8)
+"""Tokens of decode steps that several requests or drafts make. Kernels change between them (ggml's CPU takes 4 or 8
+rows at a time, and the rest one by one; ggml-cuda multiplies by up to 8 columns in one kernel and by more in another),
+so none is interpolated from others."""
 SLOW_LAYOUT = 2.0
 KV_STEP = 256  # positions: llama.cpp pads the KV cache that attention sees to steps of so many
 REST_KV_RATIO = 4  # of the two large depths; attention is affine in the depth
@@ -37,7 +40,6 @@ class Wanted:
     rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
     rest_shape: RestShape  # with flash attention; measured as rest_ways says
     n_layer: int
-    on_cpu: tuple[tuple[MulMat, int, int], ...] = ()  # as mul_mats, of the CPU alone
 
 
 def wanted(
@@ -51,18 +53,19 @@ def wanted(
     every batch size when the cache holds nothing else, and at two depths; large batches are also measured at
     COMPUTE_BOUND_TOKENS, from where on ggml's CPU flash attention works in tiles.
 
-    Operators behind the blocks (the output matrix) run on the last token only, whatever the prompt's length: they are
-    not measured at COMPUTE_BOUND_TOKENS or more unless nothing smaller is asked for. All others are measured on the CPU
-    at CPU_TOKENS as well: from such a batch on it can be several times faster per token, or even faster.
+    Mul-mats are measured at STEP_TOKENS as well. Operators behind the blocks (the output matrix) run on the tokens
+    whose logits are wanted, whatever the prompt's length: they are not measured at COMPUTE_BOUND_TOKENS or more unless
+    nothing smaller is asked for.
     """
-    sizes = sorted(set(tokens))
+    asked = sorted(set(tokens))
+    sizes = sorted({*asked, *(n for n in STEP_TOKENS if asked[0] < n < asked[-1])})
     small = [n for n in sizes if n < COMPUTE_BOUND_TOKENS] or sizes[:1]
     total = sum(operator.bytes for operator in operators)
     all_tokens: dict[MulMat, bool] = {}  # whether it sees all tokens
     for operator in operators:
         all_tokens[operator.mul_mat] = all_tokens.get(operator.mul_mat, False) or not operator.is_last
     ordered = sorted(all_tokens, key=lambda m: (m.bytes, m.op, m.type, m.shape, m.n_expert_used))
-    batches = sorted({min(n, MAX_REST_TOKENS) for n in sizes})
+    batches = sorted({min(n, MAX_REST_TOKENS) for n in asked})
     shallow = max(KV_STEP, *batches)
     if batches[-1] > COMPUTE_BOUND_TOKENS:
         batches = sorted({*batches, COMPUTE_BOUND_TOKENS})
@@ -86,12 +89,6 @@ def wanted(
             type_v=kv.type_v.lower(),
         ),
         n_layer=model.n_layer,
-        on_cpu=tuple(
-            (mul_mat, n, working_set(mul_mat, n, total, llc_bytes))
-            for mul_mat in ordered
-            for n in CPU_TOKENS
-            if all_tokens[mul_mat] and mul_mat.op == "MUL_MAT" and sizes[0] < n < sizes[-1] and n not in sizes
-        ),
     )
 
 
@@ -134,7 +131,7 @@ def working_set(mul_mat: MulMat, n_tokens: int, model_bytes: int, llc_bytes: int
 def sharing_tokens(want: Wanted) -> list[int]:
     """Batch sizes at which work at the same time is measured: the smallest, which memory limits, and the largest that
     is quick, which the cores limit."""
-    sizes = sorted({n for mul_mat, n, _ in want.mul_mats if mul_mat.shape[2] == 1})
+    sizes = sorted({n for mul_mat, n, _ in want.mul_mats if mul_mat.shape[2] == 1 and n not in STEP_TOKENS})
     quick = [n for n in sizes if n < COMPUTE_BOUND_TOKENS]
     return sorted({sizes[0], *quick[-1:]}) if sizes else []
 
@@ -147,8 +144,7 @@ def required(want: Wanted, device: str | None) -> list[Case]:
 
 def cases_at(want: Wanted, device: str, layout: str) -> list[Case]:
     """List every case of a model on one device in one layout."""
-    more = want.on_cpu if device == CPU_DEVICE else ()
-    return [Case(device, layout, *what) for what in (*want.mul_mats, *more)]
+    return [Case(device, layout, *what) for what in want.mul_mats]
 
 
 def kernel_kind(mul_mat: MulMat) -> str:

@@ -27,6 +27,7 @@ from oallama.model.gguf_file import check_unchanged
 from oallama.plan.export import stock_device
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
+from oallama.profile.acceptance import Acceptance, acceptance_in
 from oallama.run.address import Address, free_address
 from oallama.run.answer import Generation, Stream, checked_stops, generation_of
 from oallama.run.client import Client, Gone, Refused
@@ -118,6 +119,14 @@ class Engine:
             self.plan = corrected_plan(self.plan, self._operators, report.slices)
             self.warnings = (*self.warnings, *map(spoken, report.problems))
         memory = compare_memory(device_bytes, host_bytes, self.device, self.plan.memory)
+        if (draft := self.plan.draft) is not None:
+            device_bytes += draft.device_bytes
+            memory = replace(
+                memory,
+                device_bytes=device_bytes,
+                host_bytes=memory.host_bytes + draft.host_bytes,
+                planned_device_bytes=memory.planned_device_bytes + draft.device_bytes,
+            )
         spilled = spill_warning(device_bytes, self.device, needs.device_free)
         self.warnings = (*self.warnings, *filter(None, [memory.warning, spilled]))
         return memory
@@ -285,6 +294,11 @@ class Engine:
         """Times of each split block since the model was loaded, by classes of batch sizes."""
         report = self._done()
         return [] if report is None else runs_of(report.blocks)
+
+    def drafts(self) -> Acceptance | None:
+        """Which drafts were accepted since the model was loaded; None where none were made."""
+        metrics = self._address.metrics(self._child.process.pid, REPORT_S)
+        return None if metrics is None else acceptance_in(metrics)
 
     @property
     def held_by_split(self) -> SplitMemory:

@@ -39,9 +39,13 @@ VARIABLES = _words(
 )
 """The same as variables of the environment, which are passed on too."""
 
+SYNTHETIC_RATES = "--spec-synth-rates"  # of `bench` alone
+
 REASONS = {
-    "-md": "its memory is not planned yet",
-    "--model-draft": "its memory is not planned yet",
+    "-md": "give it before --",
+    "--model-draft": "give it before --",
+    SYNTHETIC_RATES: "it is for `oallama bench` alone",
+    "--spec-synth-len": "it is for `oallama bench` alone",
     "--lora": "its memory is not planned yet",
     "--lora-scaled": "its memory is not planned yet",
     "-ngl": "oallama decides where weights lie",

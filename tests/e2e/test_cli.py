@@ -64,6 +64,16 @@ def cpu_plan(profile, tmp_path_factory):
 #
 
 
+def test_a_plan_for_requests_in_flight_prices_their_step(profile):
+    found = json.loads(here("plan", MODEL, *WORKER, "--profile", profile, "--expect-parallel", "4", "--json").stdout)
+    assert found["workload"]["step"]["n_parallel"] == 4
+    one = json.loads(here("plan", MODEL, *WORKER, "--profile", profile, "--json").stdout)
+    assert "step" not in one["workload"] and one["predicted"]["tpot_s"] < found["predicted"]["tpot_s"]
+    for command in ("run", "chat", "serve"):
+        said = here(command, MODEL, "--plan", "x.json", "--expect-parallel", "2", code=2).stderr
+        assert "--plan cannot be combined with --spec" in said
+
+
 def test_devices():
     found = document("devices", "--json")
     assert set(found) == {"devices", "cpu", "ggml_version", "llama_cpp_python"}

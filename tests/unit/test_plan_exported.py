@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from worlds import placed, some_plan, weight
 
 from oallama.core.errors import PlanError
-from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, StockOptions, StreamSettings
+from oallama.core.types import NGRAM, SPLIT_LAYOUT, Draft, Operator, OperatorPlacement, StockOptions, StreamSettings
 from oallama.plan.export import Backend, Plugin, Target, export_command, needs_plugin, splits, stock_device
 from oallama.plan.patterns import escape, host_patterns
 from oallama.plan.plan import Plan
@@ -314,6 +314,19 @@ def test_with_tokens_assigned_an_output_stays_llama_cpp_s() -> None:
         (r"^blk\.0\.ffn_gate\.weight$", SPLIT_LAYOUT),
         (r"^output\.weight$", None),
     )
+
+
+def test_drafts_go_with_the_plan() -> None:
+    draft = Draft("draft-simple", 3, "/models/small one.gguf", on_device=True)
+    words = words_of(laid(draft=draft))
+    assert [after(option, words) for option in ("--spec-type", "-md", "-devd", "-ngld", "--spec-draft-n-max")] == [
+        ["draft-simple"], ["/models/small one.gguf"], ["RPC0"], ["all"], ["3"],
+    ]  # fmt: skip
+    assert after("-devd", words_of(laid(draft=replace(draft, on_device=False)))) == ["none"]
+    assert after("--spec-ngram-simple-size-m", words_of(laid(draft=NGRAM))) == ["48"]
+    with pytest.raises(PlanError, match="llama-bench makes no drafts"):
+        words_of(laid(draft=draft), "llama-bench")
+    assert Plan.from_json(laid(draft=draft).to_json()).draft == draft
 
 
 def test_a_shell_sets_the_variables_and_starts_the_program() -> None:

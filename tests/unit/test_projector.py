@@ -48,16 +48,16 @@ def test_what_is_no_vision_projector_is_refused(tmp_path, changes, said):
 
 
 @given(limit=st.integers(2, 2**40), fill=st.floats(0.1, 1.0), share=st.floats(0, 1, exclude_max=True))
-def test_room_that_is_kept_free_is_the_projector_s(limit, fill, share):
+def test_room_is_kept_free(limit, fill, share):
     needed = min(int(share * limit), limit - 1)
-    planned = int(fill * vram_beside(limit, fill, needed, "X"))
+    planned = int(fill * vram_beside(limit, fill, needed, "X", "something", "use less"))
     assert planned <= limit - needed + 1e-6 * limit
     assert planned >= (limit - needed) * (1 - 1e-6) - 2
 
 
-def test_a_projector_that_leaves_nothing_does_not_fit():
-    with pytest.raises(DoesNotFit, match=r"the vision projector needs .* \(--no-mmproj-offload\)"):
-        vram_beside(100, 0.9, 100, "CUDA0")
+def test_what_leaves_nothing_does_not_fit():
+    with pytest.raises(DoesNotFit, match=r"something needs .* use less"):
+        vram_beside(100, 0.9, 100, "CUDA0", "something", "use less")
 
 
 @pytest.mark.parametrize(("spare", "side"), [(MIB, "on the device, as the plan leaves 1 MiB there"),

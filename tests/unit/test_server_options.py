@@ -29,7 +29,7 @@ def test_what_changes_no_placement_is_passed_on(asked, passed):
     [
         (["-ngl", "99"], "-ngl is not passed on to llama-server: oallama decides where weights lie"),
         (["--host", "0.0.0.0"], "--host is not passed on to llama-server: it is an option of oallama serve"),
-        (["-md", "draft.gguf"], "-md is not passed on to llama-server: its memory is not planned yet"),
+        (["-md", "draft.gguf"], "-md is not passed on to llama-server: give it before --"),
         (["--spec-type", "draft-mtp"], "--spec-type draft-mtp is not passed on"),
         (["--spec-synth-rates", "0.8"], "--spec-synth-rates is not passed on"),
         (["--tools", "all"], "--tools is not passed on"), (["words"], "words is not passed on"),

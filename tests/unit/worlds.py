@@ -22,6 +22,7 @@ from oallama.core.routing import LayerRouting, Routing
 from oallama.core.types import (
     CPU_DEVICE,
     Attention,
+    DecodeStep,
     MemoryLedger,
     ModelInfo,
     Operator,
@@ -349,6 +350,7 @@ def worlds(draw: st.DrawFn) -> World:
             n_gen=draw(st.sampled_from([0, 16, 200])),
             n_ctx=1024,
             n_past=draw(st.sampled_from([0, 100])),
+            step=draw(st.sampled_from([DecodeStep(), DecodeStep(4), DecodeStep(1, 2, 1.2, 2e-5, 1e-4)])),
         ),
         options=Options(
             flash_attn=draw(st.sampled_from(["on", "off", "auto"])),

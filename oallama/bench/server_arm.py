@@ -1,0 +1,192 @@
+"""An arm as llama-server runs it, for what only that has: drafts, and several requests at once.
+
+Where one arm of a comparison needs it every arm is measured so, by llama-server's own timings. The placement is read
+back from a process of ours that loads the same plan, or the same options, first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from oallama.bench.process import ArmProcess, Deadline
+from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
+from oallama.core.errors import DeviceError, UsageError
+from oallama.core.types import Draft
+from oallama.device.emulated_link import TRIES
+from oallama.placer import Placer
+from oallama.placer.stock import stock_plan
+from oallama.plan.plan import Plan
+from oallama.run.address import Address, free_address
+from oallama.run.client import Client, Gone, Refused
+from oallama.run.plugin_report import ask_report, punctuality
+from oallama.run.process import ServerProcess, wait_until
+from oallama.run.program import ServerSettings, find_program, launch
+from oallama.run.server_options import SYNTHETIC_RATES
+from oallama.run.weight_places import usable_plan
+
+START_S, END_S, REPORT_S, HEALTH_S = 1800.0, 5.0, 10.0, 2.0
+IDLE_S = 0.3  # until an emulated card that has nothing to do leaves its core to another
+
+
+@dataclass(frozen=True, slots=True)
+class ServerArms:
+    """Starts arms of one comparison. n_parallel: requests at once. accepted: acceptance rates of drafts by position,
+    which llama-server draws by (--spec-synth-rates); (): it compares drafts with what the model says."""
+
+    placer: Placer
+    n_parallel: int = 1
+    accepted: tuple[float, ...] = ()
+
+    def start(self, spec: ArmSpec, deadline: Deadline | None = None) -> ServerArm:
+        return ServerArm(spec, self, deadline)
+
+    def plan(self, spec: ArmSpec) -> Plan:
+        """What llama-server is started with: the plan of the arm, or its options of stock llama.cpp as one."""
+        placer, load = self.placer, spec.setting.load
+        if spec.plan is not None:
+            plan = replace(Plan.from_json(dict(spec.plan), "the plan"), device=spec.setting.load.device)
+        else:
+            assert spec.stock is not None
+            workload = placer.workload(1, 1, load.n_ctx, load.n_ubatch)
+            plan = stock_plan(placer, workload, spec.stock, priced=False)
+        draft = plan.draft if spec.draft is None else spec.draft
+        usable, _ = usable_plan(replace(plan, draft=draft), placer.operators)
+        return usable
+
+
+class ServerArm:
+    """The interface of ArmProcess."""
+
+    def __init__(self, spec: ArmSpec, arms: ServerArms, deadline: Deadline | None) -> None:
+        self.spec, self._arms, self._deadline = spec, arms, deadline
+        self._stack = ExitStack()
+        self._process: ServerProcess | None = None
+        self._report: LoadReport | None = None
+        self._n_samples = 0
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def load(self, operators: Sequence[str]) -> LoadReport:
+        """Load the model; what a process of ours read back that loaded it before. Raises as ArmProcess.load."""
+        before = ArmProcess(self.spec, self._deadline)
+        try:
+            report = before.load(operators)
+        finally:
+            before.close()
+        placer, n_parallel = self._arms.placer, self._arms.n_parallel
+        plan = self._arms.plan(self.spec)
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="oallama-bench-")))
+        self._address = free_address("127.0.0.1", 0, None)
+        self._client = Client(self._address)
+        drawn = _drawn(plan.draft, self._arms.accepted)
+        settings = ServerSettings(
+            self._address, n_parallel, placer.threads, self.spec.setting.load.n_batch, Path(placer.model.path).name,
+            None, cache_mib=0, chats=False, shown=False, more=drawn,
+        )  # fmt: skip
+        started = launch(
+            find_program(None), plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings,
+            self._folder, os.environ,
+        )  # fmt: skip
+        self._process = process = ServerProcess(started)
+        wait_until(lambda: process.has_ended or _answers(self._address, process), self._left_s(START_S))
+        if process.has_ended or not _answers(self._address, process):
+            why = process.how_it_ended() if process.has_ended else "it did not answer in time"
+            raise DeviceError(f"llama-server of arm {self.spec.name} does not start: {why}")
+        if (draft := plan.draft) is not None:  # what tells it from the arm without drafts
+            drafted = {f"{draft.kind}, {draft.n_draft} drafts": (draft.device_bytes + draft.host_bytes, 0, 0)}
+            device_bytes = report.device_bytes + draft.device_bytes
+            report = replace(report, device_bytes=device_bytes, buffers={**report.buffers, **drafted})
+        self._report = report
+        return self._report
+
+    def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]:
+        """Run every test once; bytes held on the device, as told for it, and in host memory."""
+        assert self._report is not None and self._process is not None
+        for test in tests:
+            self._answers(test, 0)
+        return self._report.device_bytes, self._process.rss_bytes
+
+    def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
+        self._n_samples += 1  # drafts of every arm's n-th sample are accepted by the same draws
+        return {test: self._sample(test) for test in tests}
+
+    def cpu_seconds(self) -> float:
+        return 0.0 if self._process is None else self._process.cpu_s
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+        if self._process is not None:
+            self._process.end(END_S)
+        self._stack.close()
+
+    kill = close
+
+    def _sample(self, test: BenchTest) -> Sample:
+        for tries_left in reversed(range(TRIES)):
+            time.sleep(IDLE_S)
+            before, start_s = ask_report(self._folder, self.pid, REPORT_S), time.perf_counter()
+            sample = self._answers(test, self._n_samples)
+            elapsed_s, after = time.perf_counter() - start_s, ask_report(self._folder, self.pid, REPORT_S)
+            kept = punctuality(before, after, elapsed_s) if before and after else None
+            if kept is not None:
+                sample = replace(
+                    sample, late_share=kept.late_share, n_overruns=int(kept.stats["n_overruns"]), fault=kept.fault
+                )
+            if not sample.fault or not tries_left:
+                break
+        return sample
+
+    def _answers(self, test: BenchTest, seed: int) -> Sample:
+        """Answers to n_parallel prompts at once: means of the requests. The first token of an answer comes with its
+        prompt. Raises DeviceError, and UsageError for a test at a depth."""
+        if test.n_depth:
+            raise UsageError("llama-server is measured without a depth; leave -d out")
+        bodies = [
+            {"prompt": prompt, "n_predict": test.n_gen + 1, "cache_prompt": False, "ignore_eos": True,
+             "temperature": 0, "samplers": ["temperature"], "seed": seed}
+            for prompt in self._prompts(max(1, test.n_prompt))
+        ]  # fmt: skip
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            timings = list(pool.map(self._timings, bodies))
+        prompt_s = mean(1e-3 * found["prompt_ms"] for found in timings)
+        token_s = mean(1e-3 * found["predicted_ms"] / max(1, found["predicted_n"] - 1) for found in timings)
+        return Sample(prompt_s if test.n_prompt else 0.0, test.n_gen * token_s)
+
+    def _prompts(self, n_prompt: int) -> list[list[int]]:
+        rng = random.Random(self.spec.setting.seed)
+        n_vocab = self._arms.placer.model.n_vocab
+        return [[rng.randrange(3, n_vocab) for _ in range(n_prompt)] for _ in range(self._arms.n_parallel)]
+
+    def _timings(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            found: Mapping[str, Any] = self._client.post("/completion", body)["timings"]
+        except (Refused, Gone, KeyError) as error:
+            raise DeviceError(f"llama-server of arm {self.spec.name} does not answer: {error}") from None
+        return found
+
+    def _left_s(self, most_s: float) -> float:
+        return most_s if self._deadline is None else min(most_s, self._deadline.left_s)
+
+
+def _answers(address: Address, process: ServerProcess) -> bool:
+    return address.is_healthy(process.pid, HEALTH_S)
+
+
+def _drawn(draft: Draft | None, accepted: tuple[float, ...]) -> tuple[str, ...]:
+    """Options for acceptance that is drawn, as many rates as drafts."""
+    if draft is None or not accepted:
+        return ()
+    return SYNTHETIC_RATES, ",".join(map(str, accepted[: draft.n_draft]))

@@ -1,0 +1,76 @@
+"""--spec, --model-draft and --expect-parallel: how many tokens a decode step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from oallama.cli.help import Group, option
+from oallama.cli.model_file import model_file
+from oallama.cli.options import as_record, count
+from oallama.core.errors import UsageError
+from oallama.core.types import NGRAM, DecodeStep, Workload
+
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """spec: how drafts are made; None: by the draft model, where there is one. expected: requests in flight to plan
+    for; None: the command's own default. Raises UsageError for options that exclude each other."""
+
+    spec: str | None = None
+    draft_model: str | None = None
+    expected: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_model is not None and self.spec == "ngram":
+            raise UsageError("--spec ngram needs no draft model; leave --model-draft out, or --spec")
+
+    @property
+    def drafts(self) -> bool:
+        return self._model is not None or self.spec == "ngram"
+
+    @property
+    def _model(self) -> str | None:
+        return None if self.spec == "none" else self.draft_model
+
+    def workload(self, load: Workload) -> Workload:
+        """The workload with the requests in flight that are expected."""
+        return load if self.expected is None else replace(load, step=DecodeStep(self.expected))
+
+    def plan(self, placer: Placer, load: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
+        """The plan with the drafts that are asked for. Raises as planned_with_drafts."""
+        from oallama.placer.drafter import Drafter, planned_with_drafts
+
+        if self._model is not None:
+            return planned_with_drafts(placer, Drafter(placer, model_file(self._model)), load, plan)
+        made = plan(placer, load)
+        return replace(made, draft=NGRAM) if self.spec == "ngram" else made
+
+
+step_options = as_record(
+    "step",
+    StepOptions,
+    option(
+        "--spec", type=click.Choice(["none", "ngram", "auto"]), metavar="none|ngram|auto", group=Group.PLACEMENT,
+        show_default="auto with a draft model, else none",
+        help="Speculative decoding.\f auto: by the draft model, with the number of drafts that is predicted to be the "
+        "fastest, which may be 0; ngram: by text that repeats.",
+    ),
+    option(
+        "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.MODEL,
+        help="Draft model for speculative decoding: a smaller model of the same family.",
+    ),
+    option(
+        "--expect-parallel", "expected", type=count(1, 256), metavar="N", group=Group.WORKLOAD, advanced=True,
+        show_default="1; serve: half of --parallel",
+        help="Requests in flight to plan for.\f A plan that `oallama tune` measured is for one.",
+    ),
+)  # fmt: skip
+"""The command gets `step`, a StepOptions."""

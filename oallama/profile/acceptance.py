@@ -1,0 +1,97 @@
+"""Drafts of one model for another: which were accepted, and the file of the cache that keeps it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated
+
+from oallama.core.codec import Count, Mark, to_json
+from oallama.core.files import cache_folder
+from oallama.profile.store import read_in_cache, write_in_cache
+
+VERSION = 1
+ENOUGH_STEPS = 64  # decode steps with drafts, from which rates are believed: within 0.06 of the true ones, usually
+MEMORY_STEPS = 4096  # older steps weigh no more than so many
+
+PUBLISHED = (0.762, 0.616, 0.513, 0.424, 0.364, 0.309, 0.272)
+"""Share of the steps in which the first, the second, … draft is accepted, where none was measured: published for eight
+drafts of a multi-token head on GSM8K, greedy (vLLM, pull request 48892, August 2026)."""
+
+_STEPS = re.compile(r"^llamacpp:spec_decode_num_drafts_total (\d+)", re.MULTILINE)
+_ACCEPTED = re.compile(
+    r'^llamacpp:spec_decode_num_accepted_tokens_per_pos_total\{position="(\d+)"\} (\d+)', re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Decode steps with drafts, and in how many of them the first, the second, … was accepted."""
+
+    n_steps: Annotated[Count, Mark.REQUIRED]
+    accepted: Annotated[tuple[Count, ...], Mark.REQUIRED]
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Acceptance rates by position: those of too few steps are the published ones. Positions that had no draft are
+        taken to be as much better or worse as the last that had one."""
+        if self.n_steps < ENOUGH_STEPS or not self.accepted:
+            return PUBLISHED
+        found = [min(1.0, n / self.n_steps) for n in self.accepted[: len(PUBLISHED)]]
+        scale = found[-1] / PUBLISHED[len(found) - 1]
+        return (*found, *(min(found[-1], scale * rate) for rate in PUBLISHED[len(found) :]))
+
+    def with_more(self, other: Acceptance) -> Acceptance:
+        """Both together. Positions that one of them has none of count from the other's steps."""
+        share = min(1.0, MEMORY_STEPS / self.n_steps) if self.n_steps else 0.0
+        n = max(len(self.accepted), len(other.accepted))
+        n_steps = int(share * self.n_steps)
+        total = n_steps + other.n_steps
+
+        def sum_at(i: int) -> int:
+            both = [
+                (share * one.accepted[i] if one is self else one.accepted[i], steps)
+                for one, steps in ((self, n_steps), (other, other.n_steps))
+                if i < len(one.accepted)
+            ]
+            steps = sum(steps for _, steps in both)
+            return round(sum(n for n, _ in both) * total / steps) if steps else 0
+
+        return Acceptance(total, tuple(accumulate(map(sum_at, range(n)), min)))
+
+
+NOTHING = Acceptance(0, ())
+
+
+def acceptance_in(metrics: str) -> Acceptance | None:
+    """What llama-server's /metrics tell; None where it made no drafts."""
+    steps = _STEPS.search(metrics)
+    by_position = {int(position): int(n) for position, n in _ACCEPTED.findall(metrics)}
+    if steps is None or not int(steps[1]) or sorted(by_position) != list(range(len(by_position))):
+        return None
+    return Acceptance(int(steps[1]), tuple(by_position[i] for i in range(len(by_position))))
+
+
+def acceptance_path(fingerprint: str, draft_fingerprint: str) -> Path:
+    """The file for a model and its draft model."""
+    return cache_folder() / f"acceptance-v{VERSION}-{fingerprint[:16]}-{draft_fingerprint[:16]}.json"
+
+
+def read_acceptance(fingerprint: str, draft_fingerprint: str) -> Acceptance:
+    """What is known of these models; NOTHING where nothing is."""
+    found = read_in_cache(Acceptance, acceptance_path(fingerprint, draft_fingerprint))
+    return found if found is not None and _falls(found.accepted, found.n_steps) else NOTHING
+
+
+def keep_acceptance(fingerprint: str, draft_fingerprint: str, seen: Acceptance) -> None:
+    """Add what was seen. Raises ProfileError where the cache cannot be written."""
+    known = read_acceptance(fingerprint, draft_fingerprint).with_more(seen)
+    write_in_cache(acceptance_path(fingerprint, draft_fingerprint), json.dumps(to_json(known)))
+
+
+def _falls(counts: Sequence[int], most: int) -> bool:
+    return all(after <= before for before, after in zip((most, *counts), counts, strict=False))
