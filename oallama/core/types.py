@@ -118,10 +118,6 @@ LEAST_SPREAD, SPREAD_EXPERTS = 0.25, 32
 found, and 8 are known to be used nearly alike."""
 
 
-USES_OF_EACH = 4
-"""Uses of an expert by a batch, on average, from which on all are copied (uses_of_each of split/program.cpp)."""
-
-
 @dataclass(frozen=True, slots=True)
 class MulMat:
     """w [K, N, E] of a ggml type times activations. Operators with equal MulMats take the same time."""
@@ -155,19 +151,14 @@ class MulMat:
         tokens read fewer than by share_read. Uses are assumed to follow a gamma distribution."""
         if self.op != "MUL_MAT_ID":
             return 1.0
-        n_expert = self.shape[2]
-        spread = max(LEAST_SPREAD, SPREAD_EXPERTS / n_expert)
-        each = self.n_expert_used / n_expert
+        each, spread = self.n_expert_used / self.shape[2], self.use_spread
         idle: float = (1.0 + n_tokens * each / spread) ** -spread
         return max(each, 1.0 - idle)
 
-    def is_copied_whole(self, n_tokens: int) -> bool:
-        """Whether a batch is taken to use all experts, which are then copied before a router has chosen."""
-        return self.op != "MUL_MAT_ID" or n_tokens * self.n_expert_used >= USES_OF_EACH * self.shape[2]
-
-    def share_copied(self, n_tokens: int) -> float:
-        """Share of a streamed weight that a batch has copied."""
-        return 1.0 if self.is_copied_whole(n_tokens) else self.share_routed(n_tokens)
+    @property
+    def use_spread(self) -> float:
+        """Shape of the gamma distribution that uses of experts follow."""
+        return max(LEAST_SPREAD, SPREAD_EXPERTS / self.shape[2])
 
     def bytes_read(self, n_tokens: int) -> float:
         """Weight bytes of one mul-mat."""

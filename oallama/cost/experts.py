@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import comb
+from math import comb, exp, gamma, log
 from operator import mul
+from typing import NamedTuple
 
 from oallama.core.routing import LayerRouting, Routing, Uses
+from oallama.core.types import MulMat
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,46 @@ def cold_experts_read(n_cold: int, n_misses: float, n_tokens: int) -> float:
     if n_cold <= 0:
         return 0.0
     return n_cold * (1.0 - max(0.0, 1.0 - n_misses / n_cold) ** n_tokens)
+
+
+class Copied(NamedTuple):
+    """Shares of a streamed weight that a batch has copied."""
+
+    ahead: float  # before the router has run
+    late: float  # once it has
+
+
+ALL_AHEAD = Copied(1.0, 0.0)
+
+
+def copied(mul_mat: MulMat, n_tokens: int) -> Copied:
+    """What a batch has copied of a weight: ahead the experts that it is as likely to use as not, which the split back
+    end knows by its counts (split/expert_odds.h), later what it uses besides. The number of its uses of an expert is
+    Poisson with a mean that follows the gamma distribution of MulMat.share_routed, so likely ones have ln 2 or more.
+    What a single token uses is as good as never likely."""
+    if mul_mat.op != "MUL_MAT_ID":
+        return ALL_AHEAD
+    if n_tokens <= 1:
+        return Copied(0.0, mul_mat.share_routed(n_tokens))
+    spread = mul_mat.use_spread
+    scale = n_tokens * mul_mat.n_expert_used / mul_mat.shape[2] / spread
+    rare = _gamma_below(spread, log(2) / scale)
+    rare_and_idle = (1.0 + scale) ** -spread * _gamma_below(spread, log(2) * (1.0 + 1.0 / scale))
+    return Copied(1.0 - rare, rare - rare_and_idle)
+
+
+def _gamma_below(shape: float, x: float) -> float:
+    """The probability that a gamma variable of this shape and scale 1 is below x: the series of the incomplete gamma
+    function, whose terms are all positive."""
+    if x > 100:  # no shape is above 32 (MulMat.use_spread)
+        return 1.0
+    term = total = 1.0 / shape
+    n = 0
+    while term > 1e-12 * total:
+        n += 1
+        term *= x / (shape + n)
+        total += term
+    return min(1.0, exp(shape * log(x) - x) * total / gamma(shape))
 
 
 def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, Operator, StreamSettings
 from oallama.cost.blocks import F32, SplitBlock
-from oallama.cost.experts import ExpertUse, cold_experts_read, experts_alike, miss_odds
+from oallama.cost.experts import ExpertUse, cold_experts_read, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
 from oallama.cost.rates import NO_CROSSING, Crossing, SliceRates
 from oallama.cost.timeline import BlockTimes, Step, alone_seconds, cycle_seconds, own_cycle_seconds, runs_ahead
@@ -64,10 +64,11 @@ class Lines(NamedTuple):
     gpu_alpha_s: float
     gpu_rest_s: float
     bytes: float  # of the whole, that these tokens have copied where it is streamed
-    n_copies: float  # of any share: one, of experts that are routed to one for each
+    late_bytes: float  # of these, once the router has run
+    n_copies: float  # of any share: one, of experts one for each that lie side by side
 
 
-NOTHING = Lines(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Lines(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Gemms(tuple[Gemm, ...]):
@@ -86,10 +87,6 @@ class Gemms(tuple[Gemm, ...]):
         """Whether the weights that are needed are known only once the router has run."""
         return any(gemm.routed for gemm in self)
 
-    def awaits_router(self, n_tokens: int) -> bool:
-        """Whether what n_tokens tokens have copied is known only once the router has run."""
-        return all(gemm.routed and not gemm.mul_mat.is_copied_whole(n_tokens) for gemm in self)
-
     @cached_property
     def _known(self) -> dict[int, Lines]:
         return {}
@@ -98,14 +95,15 @@ class Gemms(tuple[Gemm, ...]):
         """n_tokens: at least one."""
         if n_tokens not in self._known:
             cpu, gpu = [gemm.cpu.at(n_tokens) for gemm in self], [gemm.gpu.at(n_tokens) for gemm in self]
-            read = [gemm.mul_mat.share_copied(n_tokens) for gemm in self]
+            shares = [copied(gemm.mul_mat, n_tokens) for gemm in self]
             self._known[n_tokens] = Lines(
                 sum(alpha_s for alpha_s, _ in cpu), sum(rest_s for _, rest_s in cpu),
                 sum(alpha_s for alpha_s, _ in gpu), sum(rest_s for _, rest_s in gpu),
-                sum(gemm.bytes * share for gemm, share in zip(self, read, strict=True)),
+                sum(gemm.bytes * sum(share) for gemm, share in zip(self, shares, strict=True)),
+                sum(gemm.bytes * share.late for gemm, share in zip(self, shares, strict=True)),
                 sum(
-                    1.0 if g.mul_mat.is_copied_whole(n_tokens) else g.mul_mat.shape[2] * share
-                    for g, share in zip(self, read, strict=True)
+                    sum(share) * (1.0 + (gemm.mul_mat.shape[2] - 1) * (1.0 - sum(share)))
+                    for gemm, share in zip(self, shares, strict=True)
                 ),
             )  # fmt: skip
         return self._known[n_tokens]
@@ -121,6 +119,10 @@ class Gemms(tuple[Gemm, ...]):
     def read_bytes(self, share: float, n_tokens: int) -> float:
         """Bytes of the share of the weights that n_tokens tokens read."""
         return share * self._lines(share, n_tokens).bytes
+
+    def late_bytes(self, share: float, n_tokens: int) -> float:
+        """Of read_bytes, those that are known only once the router has run."""
+        return share * self._lines(share, n_tokens).late_bytes
 
     def n_copies(self, share: float, n_tokens: int) -> float:
         """Number of copies that read_bytes needs."""
@@ -239,13 +241,13 @@ def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
 
 
 def both_sides(
-    cost: BlockType,
     rates: SliceRates,
     crossing: Crossing,
     steps: tuple[Step, ...],
     cpu_s: float,
     rows: int,
     issue_s: float = 0.0,
+    late_s: float = 0.0,
 ) -> BlockTimes:
     """Both sides of a block. A device that does nothing by itself is waited for before the CPU begins."""
     send_s, waited = crossing.send_s, ()
@@ -258,7 +260,7 @@ def both_sides(
         cpu_s=cpu_s,
         steps=steps,
         join_s=crossing.join_s,
-        routed=cost.gemms.awaits_router(rows),
+        late_s=late_s,
         issue_s=issue_s,
         interference=rates.beside(rows),
         in_s=crossing.in_s,
@@ -310,7 +312,7 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
 
     def made(cpu_s: float, more_s: float = 0.0) -> BlockTimes:
         late = crossing._replace(join_s=crossing.join_s + more_s)
-        return both_sides(cost, rates, late, (step,), cpu_s, rows)
+        return both_sides(rates, late, (step,), cpu_s, rows)
 
     each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
     if rows > 1:
@@ -381,11 +383,16 @@ def slice_times(
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
     block, link = cost.block, rates.transfer
 
-    streamed = cost.gemms.read_bytes(cg, rows) + cost.gemms.read_bytes(cc, n_g)
+    prime_share = cc if prime else 0.0
+    streamed = cost.gemms.read_bytes(cg + prime_share, rows)  # of CC too what all tokens use
+    copy_s = rates.weights.seconds(streamed)
+    late_s = copy_s * cost.gemms.late_bytes(cg + prime_share, rows) / streamed if streamed else 0.0
     issue_s = 0.0  # of the thread, to ask for the copies: each of them once, and once for each further piece
     if streamed and rates.issue is not None and not rates.blocking:
         n_asked = (
-            cost.gemms.n_copies(cg, rows) + cost.gemms.n_copies(cc, n_g) + max(0.0, streamed / rates.piece_bytes - 1)
+            cost.gemms.n_copies(cg, rows)
+            + cost.gemms.n_copies(prime_share, rows)
+            + max(0.0, streamed / rates.piece_bytes - 1)
         )
         issue_s = n_asked * rates.issue.alpha_s + streamed * rates.issue.beta_s_per_byte
 
@@ -410,11 +417,11 @@ def slice_times(
     if streams:
         gpu_s = cost.gemms.gpu_s(cg, rows) + cost.gemms.gpu_s(cc, n_g) + behind_s
         launched = (0.0, 0.0) if gg > 0 else (launch_s, crossing.staged_in_s)
-        steps = (Step(rates.weights.seconds(streamed), gpu_s, *launched, behind_s),)
+        steps = (Step(copy_s, gpu_s, *launched, behind_s),)
     if gg > 0:
         last_s = 0.0 if streams else behind_s
         steps = (Step(0.0, cost.gemms.gpu_s(gg, rows) + last_s, launch_s, crossing.staged_in_s, last_s), *steps)
-    return both_sides(cost, rates, crossing, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s)
+    return both_sides(rates, crossing, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s, late_s)
 
 
 class Pricing:

@@ -7,9 +7,9 @@ comes what lies between a block and the next (attention).
 
 What is streamed of a block lies in one slot of a ring. The thread asks for copies: with prefetch "ahead" those of later
 blocks whenever a block has ended, as many as there are free slots, so that the link works across blocks and during
-attention; with "layer" those of its own block, as the paper does. Routed weights are always asked for by their own
-block, and llama.cpp copies those of a block that it offloads: before what was asked for ahead. The link's work is one
-number, as copies are made in the order in which they were asked for.
+attention; with "layer" those of its own block, as the paper does. What only the router knows of is always asked for by
+its own block, and llama.cpp copies the weights of a block that it offloads: before what was asked for ahead. The link's
+work is one number, as copies are made in the order in which they were asked for.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BlockTimes(NamedTuple):
     cpu_s: float
     steps: tuple[Step, ...]
     join_s: float
-    routed: bool = False  # what to copy is only known when the inputs are there
+    late_s: float = 0.0  # of its copies, those of which nobody knows before the inputs are there
     issue_s: float = 0.0  # that asking for its copies takes the thread
     gap_cpu_s: float = 0.0  # of gap_s, in which the CPU works; the last part of it
     interference: Interference = NO_INTERFERENCE
@@ -64,6 +64,11 @@ class BlockTimes(NamedTuple):
         for step in self.steps:
             seconds += step.copy_s
         return seconds
+
+    @property
+    def ahead_s(self) -> float:
+        """Of its copies, those that may be asked for before its turn."""
+        return left(self.copy_s - self.late_s)
 
     def behind(self, gap_s: float, gap_cpu_s: float) -> BlockTimes:
         """The same with so much more time before it, in whose last part the CPU works."""
@@ -92,9 +97,10 @@ class Drawing:
         if end_s > start_s:
             self.spans.append(Span(stream, self.block, start_s, end_s))
 
-    def ask(self, block: BlockTimes, ordinal: int, at_s: float) -> None:
-        """Copies that the link makes behind all others, or, of an offloaded block, before them."""
-        asked = [[ordinal, step.copy_s, at_s] for step in block.steps if step.copy_s > 0]
+    def ask(self, block: BlockTimes, ordinal: int, share: float, at_s: float) -> None:
+        """A share of the block's copies, which the link makes behind all others, or, of an offloaded block, before
+        them."""
+        asked = [[ordinal, step.copy_s * share, at_s] for step in block.steps if step.copy_s > 0]
         if block.offloaded:
             self.copying.extendleft(reversed(asked))
         else:
@@ -142,15 +148,15 @@ def run_block(
 ) -> tuple[float, float]:  # fmt: skip
     """(when both sides of a block are done, work that the link then has left), behind its gap and before the join.
 
-    copy_s: of the block's own weights; asked: whether they were asked for before it. link_s: the link's work when it
-    begins, at `now`, of which later_s are for blocks behind it.
+    copy_s: of the block's own weights; asked: whether those that could be were asked for before it. link_s: the link's
+    work when it begins, at `now`, of which later_s are for blocks behind it.
     """
-    send_s = block.send_s
-    if not asked:
+    send_s, missing_s = block.send_s, block.late_s if asked else copy_s
+    if missing_s > 0:
         later_s = min(later_s, link_s)  # some of it may have been copied
-        link_s, send_s = link_s + copy_s, send_s + block.issue_s
+        link_s, send_s = link_s + missing_s, send_s + block.issue_s * missing_s / copy_s
         if drawing is not None:
-            drawing.ask(block, drawing.block, now)
+            drawing.ask(block, drawing.block, missing_s / copy_s, now)
     if drawing is not None:
         drawing.draw("send", now, now + send_s)
         drawing.copies(now, min(send_s, link_s), 1.0)
@@ -296,9 +302,7 @@ def cycle_seconds(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_r
 
 def runs_ahead(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> bool:
     """Whether copies are asked for before their own block."""
-    return streaming.prefetch == "ahead" and any(
-        not block.routed and not block.offloaded and block.copy_s > 0 for block in blocks
-    )
+    return streaming.prefetch == "ahead" and any(not block.offloaded and block.ahead_s > 0 for block in blocks)
 
 
 def own_cycle_seconds(
@@ -306,14 +310,15 @@ def own_cycle_seconds(
 ) -> float:
     """Seconds of a cycle of one block that follows itself behind this gap, and runs ahead. Most rounds begin with what
     the one before asked for at its end, all else having arrived; so does the first."""
-    copy_s, after_s = block.copy_s, block.issue_s + block.join_s
-    later_s = (streaming.n_slots - 1) * copy_s
+    copy_s, ahead_s = block.copy_s, block.ahead_s
+    after_s = block.issue_s * ahead_s / copy_s + block.join_s
+    later_s = (streaming.n_slots - 1) * ahead_s
     rounds = _Rounds(max_rounds)
-    link_s = max(0.0, copy_s - after_s)
+    link_s = max(0.0, ahead_s - after_s)
     while rounds.last is None:
         end_s, left_s = run_gap(gap_s, gap_cpu_s, block.interference, link_s, 0.0)
         end_s, left_s = run_block(block, copy_s, True, later_s, left_s, end_s)
-        left_s = left(left_s + copy_s - after_s)
+        left_s = left(left_s + ahead_s - after_s)
         rounds.add(end_s + after_s, left_s - link_s, True)
         link_s = left_s
     return rounds.last
@@ -391,6 +396,7 @@ class _Run:
         self.drawing = drawing
         self._blocks = blocks
         self._copies = [0.0 if block.offloaded else block.copy_s for block in blocks]  # into the ring
+        self._ahead = [0.0 if block.offloaded else block.ahead_s for block in blocks]
         self.ahead = runs_ahead(blocks, streaming)
         self._n_slots = streaming.n_slots
         self._end = end
@@ -411,7 +417,7 @@ class _Run:
         block, copy_s, drawing = self._blocks[index], self._copies[index], self.drawing
         asked = self._asked > ordinal
         if asked:
-            self._later_s -= copy_s
+            self._later_s -= self._ahead[index]
         else:
             self._asked = ordinal + 1
             self._held += copy_s > 0
@@ -435,15 +441,16 @@ class _Run:
         held_s = 0.0
         n = len(self._blocks)
         while self._held < self._n_slots and (self._end is None or self._asked < self._end):
-            block, copy_s = self._blocks[self._asked % n], self._copies[self._asked % n]
+            index = self._asked % n
+            block, copy_s, ahead_s = self._blocks[index], self._copies[index], self._ahead[index]
             if copy_s > 0:
-                if block.routed:
+                if not ahead_s:
                     break
                 self._held += 1
-                self.link_left_s += copy_s
-                self._later_s += copy_s
-                held_s += block.issue_s
+                self.link_left_s += ahead_s
+                self._later_s += ahead_s
+                held_s += block.issue_s * ahead_s / copy_s
                 if self.drawing is not None:
-                    self.drawing.ask(block, self._asked, self.now)
+                    self.drawing.ask(block, self._asked, ahead_s / copy_s, self.now)
             self._asked += 1
         return held_s if self.ordinal else 0.0  # the first are asked for while whatever came before was computed

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from e2e.forced import Forced, ffn, forced, written
 from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
+from e2e.plugin_runs import counted
 from seeds import crossed
 
 from oallama.core.errors import PlanError
@@ -72,6 +73,22 @@ def test_experts_are_streamed(device: str, models: Path) -> None:
     path = written(models, "qwen3moe", weight_type="F16")
     case = forced(path, device, ffn(0.0, 0.5), token_assignment=((1, 0), (64, 16)))
     assert_stock(logits_of(case), path, TOKENS)
+
+
+def test_experts_that_are_copied_ahead_are_those_that_prompts_use(models: Path) -> None:
+    """As many bytes as where nothing is copied before its router has run, once prompts like it have been computed."""
+    path, tokens = written(models, "qwen3moe", weight_type="F16", n_expert_used=2, n_layer=5), TOKENS[:4]
+    copied = []
+    for prefetch in ("layer", "ahead"):
+        case = forced(path, REAL, ffn(0.0, 0.5), streaming=StreamSettings(prefetch=prefetch))  # type: ignore[arg-type]
+        with case.llama() as llama:
+            for _ in range(4):
+                assert_stock(placed_logits(llama, tokens), path, tokens)
+            with counted() as done:
+                placed_logits(llama, tokens)
+        copied.append(done[0].bytes_streamed)
+    whole = sum(o.bytes * p.cg for o, p in zip(case.placer.operators, case.plan.operators, strict=True))
+    assert 0 < copied[0] == copied[1] < whole
 
 
 def test_what_streams_needs_a_device(f16: Path) -> None:

@@ -36,7 +36,7 @@ class Round {
         Bytes copied;
         for (const auto & model : models_) {
             reset_stats();
-            check_right(*session_, *model, n_tokens, "in a ring");
+            check_right(*session_, *model, n_tokens, "in a ring", seed);
             copied.push_back(stats().bytes_streamed);
             n_built += stats().n_built;
         }
@@ -53,8 +53,9 @@ class Round {
         return found;
     }
 
-    int64_t n_built  = 0;  // programs
-    int64_t n_tokens = 30; // for which all experts are used
+    int64_t  n_built  = 0;  // programs
+    int64_t  n_tokens = 30; // for which all of four experts are used
+    uint64_t seed     = 1;  // of the tokens
 
   private:
     PlanPtr                             plan_;
@@ -82,23 +83,63 @@ void check_ahead() {
     check(Round(two, fast, 1, Cut::all).copied(whole_swapped) == whole_swapped, "the next whole block is copied ahead");
 }
 
-// The experts of a batch that uses nearly all of them are copied ahead like any weights, also behind a token, whose few
-// experts could not be foreseen.
+// Experts that a batch is likely to use are copied ahead like any weights; once the router has chosen, what is missing
+// follows, and nothing that is not needed.
 void check_experts_ahead() {
-    Round       round({lone_block(q4_0), moe_block(q4_0, q4_0)}, "");
-    const Bytes own   = Round({lone_block(q4_0), moe_block(q4_0, q4_0)}, "prefetch layer\n").copied();
-    bool        token = true;
-    bool        batch = false;
-    for (int i = 0; i < 50 && !batch; i++) { // a busy machine keeps no time
-        round.n_tokens = 1;
-        for (int j = 0; j < 3; j++) {
-            token = token && round.turn()[0] <= own[0];
-        }
-        round.n_tokens = 30;
-        batch          = round.turn()[0] >= own[1];
+    const Block block = moe_block(q4_0, q4_0, {Ffn::silu, Gate::par, false, false, 2, 16});
+    const auto  round = [&](const std::string & lines) {
+        Round one({lone_block(q4_0), block}, lines);
+        one.n_tokens = 4; // they use eight of sixteen experts at most
+        return one;
+    };
+    Round       layer = round("prefetch layer\n");
+    const Bytes own   = layer.copied();
+    Round       ahead = round("");
+    check(ahead.copied({own[1], own[0]}) == Bytes{own[1], own[0]},
+          "the experts that tokens used before are copied ahead, and no others");
+
+    layer.seed        = 2; // other tokens, which use some of the experts that are there
+    const Bytes other = layer.turn();
+    ahead.seed        = 2;
+    const Bytes late  = ahead.turn();
+    check(late[0] == own[1] && late[1] > other[0] && late[1] < other[0] + other[1],
+          "of other tokens' experts those follow that are missing");
+
+    Round single    = round("");
+    single.n_tokens = 1;
+    bool none       = true;
+    for (int i = 0; i < 8; i++) {
+        single.seed = static_cast<uint64_t>(i);
+        none        = single.turn()[0] <= own[0] && none;
     }
-    check(token, "of a token's experts none are copied before they are chosen");
-    check(batch, "those of a batch are, when the block before is computed");
+    check(none, "of a single token's experts none are copied before they are chosen");
+}
+
+// Which experts a batch is likely to use, by those that batches before it used.
+void check_odds() {
+    oallama::ExpertOdds odds(32);
+    const auto          n_likely = [&](int64_t n_tokens) {
+        const std::vector<bool> likely = odds.likely(n_tokens);
+        return std::count(likely.begin(), likely.end(), true);
+    };
+    check(n_likely(512) == 0, "nothing is likely before anything was counted");
+    std::vector<int32_t> chosen;
+    for (int32_t token = 0; token < 128; token++) { // the first eight, and one use of each of the others
+        chosen.push_back(token % 8);
+        chosen.push_back(token < 24 ? 8 + token : (token + 1) % 8);
+    }
+    odds.count(chosen, 2);
+    check(n_likely(1) == 0, "no expert of a single token is likely");
+    check(n_likely(16) == 8 && odds.likely(16)[7] && !odds.likely(16)[8], "a few tokens use those that are used often");
+    check(n_likely(512) == 32, "many tokens use them all");
+    for (int i = 0; i < 64; i++) {
+        odds.count({8, 9}, 2);
+    }
+    check(odds.likely(16)[8], "what is used now counts");
+    for (int i = 0; i < 4096; i++) {
+        odds.count({8, 9}, 2);
+    }
+    check(n_likely(16) == 2, "what was used long ago does not");
 }
 
 // When the next small copy is due is what passed the last time between the same two.
@@ -226,6 +267,7 @@ void test_stream() {
     check_interval({0.01, 60.0, 0.01, 60.0, 0.01}, 0.01, "nor does the next pause");
     check_interval({0.01, 0.05, 0.05}, 0.02, "what takes long twice in a row takes long now");
     check_ahead();
+    check_odds();
     check_experts_ahead();
     check_pieces();
     check_side_by_side();

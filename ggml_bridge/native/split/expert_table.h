@@ -2,8 +2,8 @@
 //
 // The weights of a block (gate, up and down of one layer) have a table together, made when they are loaded. It says
 // where experts are at a load, and where plan and memory allow it, they follow what tokens use: a missed expert that is
-// used more than the least used one in a slot takes that one's place. Counts decay by `decay` with each token, which of
-// many rules served most uses in recorded routing (docs/decisions.md).
+// used more than the least used one in a slot takes that one's place. Counts decay by `use_decay` with each token,
+// which of many rules served most uses in recorded routing (docs/decisions.md).
 //
 // A slot whose expert is on its way (exchange.h) counts as empty, so a token finds the old expert or the new one, never
 // half of one. One context moves a table's experts; once a second one computes with them they stay where they are.
@@ -19,6 +19,11 @@
 namespace oallama {
 
 class SplitWeight;
+
+// What counts of uses keep with each token: recorded routing of gpt-oss-20b
+// (AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting), a quarter of a layer's experts in slots: 0.98 serves 68 % of later
+// uses, 0.99 66 %, 0.998 58 %, the last used ones 65 %, a fixed set 50 %.
+constexpr double use_decay = 0.98;
 
 class ExpertTable {
   public:

@@ -11,10 +11,6 @@ namespace {
 constexpr std::array<Side, n_sides> all_sides    = {side_host, side_stream, side_device, side_prime};
 constexpr std::array<Side, 3>       device_sides = {side_stream, side_device, side_prime};
 
-// Uses of an expert by a batch, on average, from which on all are copied, before a router has chosen: then tokens of
-// one text use 62 % of 32 experts (recorded routing of gpt-oss-20b), drawn alike 98 %, and the link need not wait.
-constexpr int64_t uses_of_each = 4;
-
 // Rows of a launch that need no second one. Of more tokens a launch has half of the rows that may be hits: with their
 // inputs, which are gathered, they take no more memory than all of them without.
 constexpr int64_t least_packed = 64;
@@ -269,23 +265,18 @@ class Builder {
         return out;
     }
 
-    // Whether only the experts that are used are to be copied: of a batch that uses few of them, where all that the
-    // phase streams is chosen from by the same ids.
+    // Whether only the experts that are used are to be copied: where all that the phase streams is chosen from by the
+    // same ids, and not all of it, as in llama.cpp's warm-up.
     void count_use(int i, int64_t n_expert) {
         const ggml_tensor * node = graph_->nodes[i];
         const ggml_tensor * ids  = node->op == GGML_OP_MUL_MAT_ID ? node->src[2] : nullptr;
         if (phase_.streamed.empty()) {
-            chosen_by_ = ids;
+            chosen_by_ = ids != nullptr && ids->ne[0] < n_expert ? ids : nullptr;
             n_expert_  = n_expert;
-            phase_.ids = ids == nullptr || ids->ne[1] >= whole_from() ? Source{} : source_of(i, 2);
+            phase_.ids = chosen_by_ == nullptr ? Source{} : source_of(i, 2);
         } else if (ids != chosen_by_ || n_expert != n_expert_) {
             chosen_by_ = nullptr;
         }
-    }
-
-    // Tokens of a batch from which on it is taken to use all experts of what the phase streams.
-    int64_t whole_from() const {
-        return chosen_by_ == nullptr ? 0 : (uses_of_each * n_expert_ + chosen_by_->ne[0] - 1) / chosen_by_->ne[0];
     }
 
     void close_phase() {
@@ -308,8 +299,8 @@ class Builder {
         phase_.lift_begin = expand(on_stream_);
         phase_.device_end = expand(on_lift_);
         phase_.host_end   = ggml_graph_n_nodes(program_.host_graph);
-        phase_.whole_from = whole_from();
-        phase_.routed     = chosen_by_ != nullptr && chosen_by_->ne[1] < phase_.whole_from;
+        phase_.routed     = chosen_by_ != nullptr;
+        phase_.n_used     = phase_.routed ? chosen_by_->ne[0] : 0;
         chosen_by_        = nullptr;
         if (phase_.host_end > phase_.host_begin) { // what the host still computes may lie where a result belongs
             for (Download & download : phase_.downloads) {

@@ -180,10 +180,10 @@ struct Phase {
     std::vector<Streamed> streamed;
     std::vector<Routed>   routings;
     std::vector<Counted>  counted;
-    StreamBlock *         block = nullptr;    // of the streamed weights; NULL: none
-    Source                ids;                // which experts are used, where routed
-    bool                  routed     = false; // only the experts that are used are streamed
-    int64_t               whole_from = 0;     // tokens of a batch from which on all are
+    StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
+    Source                ids;             // which experts are used, where routed
+    bool                  routed = false;  // only the experts that are used are streamed
+    int64_t               n_used = 0;      // of each token, where routed
     Pace                  pace;
     double                row_s    = 0.0; // seconds of a routed row on the host, of late; 0: not known
     double                device_s = 0.0; // of its routed rows on the device, once it has what it reads

@@ -88,8 +88,7 @@ class Partner {
             for (const Streamed & streamed : phase.streamed) {
                 parts.push_back(streamed.part);
             }
-            phase.block             = stream(program.stream).block(parts);
-            phase.block->whole_from = phase.whole_from;
+            phase.block = stream(program.stream).block(parts);
         }
         for (const Phase & phase : program.phases) { // the ring may have moved while it grew
             for (size_t i = 0; i < phase.streamed.size(); i++) {
@@ -421,10 +420,9 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
 
 void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * graph) {
     // the device goes on while what the host reads is on its way to pinned memory (Vulkan writes to any other only when
-    // the stream is waited for), unless which experts are used is to be read first
+    // the stream is waited for), unless which experts are used decides what it computes
     const int64_t fetched = fetch_inputs(phase, graph);
-    const bool    chosen  = phase.routed || !phase.routings.empty();
-    const bool    goes_on = fetched > 0 && !chosen && host_.is_pinned(program.device) && partner_->mark();
+    const bool goes_on = fetched > 0 && phase.routings.empty() && host_.is_pinned(program.device) && partner_->mark();
     if (fetched > 0 && !goes_on) {
         partner_->synchronize();
     }
@@ -449,9 +447,12 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     slot_ = no_slot;
     if (phase.block != nullptr) {
         if (phase.routed) {
+            if (goes_on) {
+                partner_->await_mark();
+            }
             read_all(phase.ids.of(graph), experts_);
         }
-        slot_     = partner_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr);
+        slot_     = partner_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr, phase.n_used);
         streamed_ = n_tokens_;
         partner_->stream().ready(partner_->backend(), slot_);
         for (size_t i = 0; i < phase.streamed.size(); i++) {

@@ -18,6 +18,14 @@ size_t part_bytes(const StreamBlock & block, size_t part) {
     return static_cast<size_t>(block.parts[part].first->part_bytes(block.parts[part].second));
 }
 
+// Experts of each part; 1 where they differ.
+size_t experts_of(const std::vector<StreamedPart> & parts) {
+    const int64_t e = parts.front().first->slice().e;
+    const bool    same =
+        std::all_of(parts.begin(), parts.end(), [&](const StreamedPart & part) { return part.first->slice().e == e; });
+    return same ? static_cast<size_t>(e) : 1;
+}
+
 void check_experts(const std::vector<int32_t> & experts, const SliceSpec & slice) {
     for (const int32_t expert : experts) {
         require(expert >= 0 && expert < slice.e, slice.name + " has " + std::to_string(slice.e) +
@@ -29,8 +37,8 @@ void check_experts(const std::vector<int32_t> & experts, const SliceSpec & slice
 
 void Slot::hold(StreamBlock & block) {
     holds = &block;
-    part  = 0;
-    at    = 0;
+    wanted.assign(block.n_expert, true);
+    asked.assign(block.parts.size() * block.n_expert, 0);
 }
 
 Stream::Stream(ggml_backend_dev_t device, const StreamSpec & spec)
@@ -64,6 +72,8 @@ StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
         auto       block = std::make_unique<StreamBlock>();
         ContextPtr ctx   = new_context(static_cast<int64_t>(parts.size()));
         block->parts     = parts;
+        block->n_expert  = experts_of(parts);
+        block->odds      = ExpertOdds(static_cast<int64_t>(block->n_expert));
         for (const auto & [weight, side] : parts) {
             const ggml_tensor * like = weight->new_tensor(ctx.get(), side);
             const size_t        size = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like);
@@ -169,9 +179,10 @@ void Stream::take(StreamBlock & block, size_t slot) {
 // copies
 //
 
-size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts) {
+size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts, int64_t n_used) {
     if (experts != nullptr) {
         check_experts(*experts, block.parts[0].first->slice());
+        block.odds.count(*experts, n_used);
     }
     if (last_ != nullptr) {
         last_->next = &block;
@@ -182,12 +193,13 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         slot = next_slot();
         take(block, slot);
     }
-    last_slot_ = slot;
-    if (experts != nullptr && slots_[slot].part == 0 && slots_[slot].at == 0) {
-        copy_experts(slot, *experts);
-    } else {
-        copy(slot, Time::max());
+    last_slot_                 = slot;
+    std::vector<bool> & wanted = slots_[slot].wanted;
+    wanted.assign(block.n_expert, experts == nullptr);
+    for (size_t i = 0; experts != nullptr && i < experts->size(); i++) {
+        wanted[static_cast<size_t>((*experts)[i])] = true;
     }
+    copy(slot, Time::max());
     return slot;
 }
 
@@ -207,11 +219,12 @@ void Stream::prefetch(size_t busy, int64_t n_tokens, Time until) {
     const StreamBlock * after = last_;
     size_t              slot  = last_slot_;
     for (size_t n = 0; n < slots_.size() && after != nullptr && after->next != nullptr; n++) {
-        StreamBlock & next  = *after->next;
-        const size_t  found = find(next);
-        after               = &next;
-        slot                = found == no_slot ? slot_after(slot) : found;
-        if (n_tokens < next.whole_from) {
+        StreamBlock & next             = *after->next;
+        const size_t  found            = find(next);
+        after                          = &next;
+        slot                           = found == no_slot ? slot_after(slot) : found;
+        const std::vector<bool> wanted = next.likely(n_tokens);
+        if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) {
             continue;
         }
         if (found == no_slot) {
@@ -223,6 +236,9 @@ void Stream::prefetch(size_t busy, int64_t n_tokens, Time until) {
             take(next, slot);
         }
         kept.push_back(slot);
+        if (slot != busy) { // which has what it needs
+            slots_[slot].wanted = wanted;
+        }
         if (!copy(slot, until)) {
             return;
         }
@@ -253,69 +269,52 @@ void Stream::clear_tails(size_t slot) {
     to.zeros = block.tails;
 }
 
-// Asks for what is missing in a slot, as far as the link can have copied it until then; whether that is all of it.
+// Asks for what a slot still needs, as far as the link can have copied it until then; whether that is all. Experts that
+// lie side by side come in one copy.
 bool Stream::copy(size_t slot, Time until) {
     clear_tails(slot);
-    Slot &              to    = slots_[slot];
-    const StreamBlock & block = *to.holds;
-    const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
-    ggml_tensor *       there = nullptr;
-    int64_t             bytes = 0;
-    while (to.part < block.parts.size()) {
-        const size_t left = part_bytes(block, to.part) - to.at;
-        const size_t next = std::min(left, allowed(until));
-        if (next == 0) {
-            break;
-        }
-        if (there == nullptr || to.at == 0) {
-            there = place_of(ctx.get(), slot, to.part);
-        }
-        ask(slot, to.part, there, to.at, next);
-        bytes += static_cast<int64_t>(next);
-        to.at += next;
-        if (next == left) {
-            to.part++;
-            to.at = 0;
+    Slot &              to       = slots_[slot];
+    const StreamBlock & block    = *to.holds;
+    const size_t        n_expert = block.n_expert;
+    const ContextPtr    ctx      = new_context(static_cast<int64_t>(block.parts.size()));
+    int64_t             bytes    = 0;
+    bool                goes_on  = true;
+    for (size_t part = 0; part < block.parts.size() && goes_on; part++) {
+        const size_t  all   = part_bytes(block, part);
+        const size_t  each  = all / n_expert;
+        size_t *      known = &to.asked[part * n_expert];
+        ggml_tensor * there = nullptr;
+        for (size_t first = 0, end = 0; first < n_expert && goes_on; first = end) {
+            end = first + 1;
+            if (!to.wanted[first] || known[first] == each) {
+                continue;
+            }
+            while (end < n_expert && to.wanted[end] && known[end] == 0) {
+                end++;
+            }
+            there     = there == nullptr ? place_of(ctx.get(), slot, part) : there;
+            size_t at = first * each + known[first];
+            while (at < end * each && goes_on) {
+                const size_t left = end * each - at;
+                const size_t next = std::min(left, allowed(until));
+                // and what the device may read behind the last one, of the next expert
+                const size_t more = next == left ? std::min(block.tails[part].second, all - end * each) : 0;
+                goes_on           = next > 0;
+                if (goes_on) {
+                    ask(slot, part, there, at, next + more);
+                    bytes += static_cast<int64_t>(next);
+                    at += next;
+                }
+            }
+            for (size_t expert = first; expert < end; expert++) {
+                known[expert] = std::min(each, std::max(at, expert * each) - expert * each);
+            }
         }
     }
     if (bytes > 0) {
         asked(slot, bytes);
     }
-    return to.part == block.parts.size();
-}
-
-// Asks for experts of a slot's block, which counts as not there afterwards; for those that lie side by side at once.
-void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
-    clear_tails(slot);
-    const StreamBlock & block = *slots_[slot].holds;
-    const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
-    std::vector<bool>   wanted(static_cast<size_t>(block.parts[0].first->slice().e));
-    for (const int32_t expert : experts) {
-        wanted[static_cast<size_t>(expert)] = true;
-    }
-    int64_t bytes = 0;
-    for (size_t i = 0; i < block.parts.size(); i++) {
-        const size_t  all   = part_bytes(block, i);
-        const size_t  each  = all / wanted.size();
-        ggml_tensor * there = place_of(ctx.get(), slot, i);
-        for (size_t first = 0, e = 0; e < wanted.size(); first = ++e) {
-            while (e < wanted.size() && wanted[e]) {
-                e++;
-            }
-            if (first == e) {
-                continue;
-            }
-            // and what the device may read behind the last one, of the next expert
-            const size_t end = std::min(e * each + block.tails[i].second, all);
-            for (size_t at = first * each; at < end;) {
-                const size_t next = std::min(end - at, allowed(Time::max()));
-                ask(slot, i, there, at, next);
-                at += next;
-            }
-            bytes += static_cast<int64_t>((e - first) * each);
-        }
-    }
-    asked(slot, bytes);
+    return goes_on;
 }
 
 ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) {

@@ -7,7 +7,9 @@
 //
 // The next block is learned from the order in which blocks were asked for, which goes round: after the last
 // layer of a token comes the first layer of the next one. As soon as a slot is free the copy of the next block begins,
-// across layers and across the attention between them, so that the link idles only when the ring is full.
+// across layers and across the attention between them, so that the link idles only when the ring is full. Of experts
+// those are copied ahead that the batch is likely to use (expert_odds.h); once the router has chosen, what is missing
+// follows, and what is not needed and was not asked for is left out.
 //
 // A device has one copy engine a direction, and no copy is interrupted: an activation that is sent while weights are
 // copied waits for them. So weights are asked for in pieces, between which other copies pass, and no more of them ahead
@@ -23,6 +25,7 @@
 #include <chrono>
 #include <map>
 
+#include "expert_odds.h"
 #include "weights.h"
 
 namespace oallama {
@@ -116,16 +119,22 @@ struct StreamBlock {
     std::vector<StreamedPart> parts;
     std::vector<size_t>       offsets; // bytes into the slot
     std::vector<Bytes>        tails;   // what the device may read behind each part, and must not find NaN in
-    size_t                    bytes      = 0;
-    StreamBlock *             next       = nullptr; // asked for after it the last time
-    int64_t                   whole_from = 0;       // tokens of a batch below which its experts cannot be foreseen
+    size_t                    bytes    = 0;
+    size_t                    n_expert = 1;       // of every part; 1: they are copied whole
+    StreamBlock *             next     = nullptr; // asked for after it the last time
+    ExpertOdds                odds     = ExpertOdds(1);
+
+    // The experts that a batch of so many tokens is likely to need.
+    std::vector<bool> likely(int64_t n_tokens) const {
+        return n_expert == 1 ? std::vector<bool>{true} : odds.likely(n_tokens);
+    }
 };
 
 struct Slot {
-    StreamBlock *      holds = nullptr;
-    std::vector<Bytes> zeros;    // tails of what was copied there last, if nothing else was since
-    size_t             part = 0; // the first that is not all asked for; the number of parts: none
-    size_t             at   = 0; // bytes of it that are
+    StreamBlock *       holds = nullptr;
+    std::vector<Bytes>  zeros;  // tails of what was copied there last, if nothing else was since
+    std::vector<bool>   wanted; // by expert
+    std::vector<size_t> asked;  // by part and expert: bytes from its beginning that were asked for
 
     // Makes the slot this block's; none of its bytes are asked for yet.
     void hold(StreamBlock & block);
@@ -159,9 +168,9 @@ class Stream {
     // The slot whose turn it is after that of another; after no_slot, the first.
     size_t slot_after(size_t slot) const { return slot == no_slot ? 0 : (slot + 1) % slots_.size(); }
 
-    // The slot of a block whose turn has come; asks for what is missing of it. experts: the only ones needed; NULL:
-    // all.
-    size_t acquire(StreamBlock & block, const std::vector<int32_t> * experts);
+    // The slot of a block whose turn has come; asks for what is missing of it. experts: the only ones needed, n_used of
+    // each token; NULL: all.
+    size_t acquire(StreamBlock & block, const std::vector<int32_t> * experts, int64_t n_used);
 
     // Makes what is computed on this backend from now on wait for a slot's copies.
     void ready(ggml_backend_t compute, size_t slot);
@@ -210,7 +219,6 @@ class Stream {
     // copies
     void clear_tails(size_t slot);
     bool copy(size_t slot, Time until);
-    void copy_experts(size_t slot, const std::vector<int32_t> & experts);
     void ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes);
     void asked(size_t slot, int64_t bytes);
 
