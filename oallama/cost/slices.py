@@ -295,13 +295,15 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * n_expert * F32
         n_numbers = n_used * rows * (3 if block.biases else 2)
     if cost.around.resident:
-        # input, experts and routing weights come down with one wait; what comes together here goes up, and is launched
-        n_up = n_numbers * F32
+        # input, experts and routing weights come down with one wait; what the host has goes up, is launched and added
+        n_up, fetched = n_numbers * F32, (block.sent + n_used) * rows * F32
+        if not packed:
+            n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
-        fetch_s = link.copy_out.seconds((block.sent + n_used) * rows * F32)
-        lift_s = link.copy_in.seconds(returned // block.summed * rows * F32)
-        join_s = crossing.join_s + lift_s + 2 * link.split_s
-        crossing = crossing._replace(send_s=crossing.send_s + fetch_s, join_s=join_s)
+        if not n_down:
+            crossing = crossing._replace(join_s=crossing.join_s - crossing.out_s, staged_out_s=0.0, out_s=0.0)
+        join_s = crossing.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
+        crossing = crossing._replace(send_s=crossing.send_s + link.copy_out.seconds(fetched), join_s=join_s)
     else:
         crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
     behind_s = crossing.staged_out_s

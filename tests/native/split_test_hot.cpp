@@ -36,12 +36,15 @@ void check_phases(bool bias, const std::string & hot, int64_t n_hot) {
     const oallama_stats now = stats_of_known(model, 1);
     check(now.n_graphs == 1 && now.n_phases == 1 && now.n_built == 0,
           std::string("experts, some of them hot, are one phase") + (bias ? ", with biases" : ""));
-    if (resident) {
-        return; // other bytes cross
-    }
     const int64_t n_ff   = block.weights.front().n;
     const int64_t n_rows = std::min<int64_t>(n_hot, 2);
     const int64_t biases = bias ? n_hot * (2 * n_ff + block.n_embd) * 4 : 0;
+    if (resident) { // the device adds the host's sum to its own
+        check(now.bytes_out == block.n_embd * 4 + 2 * 4 + 2 * 4, "an input, experts and routing weights are fetched");
+        check(now.bytes_in == block.n_embd * 4 + n_rows * (4 + 4) + biases,
+              "slots, routing weights and one row of the host's are sent");
+        return;
+    }
     check(now.bytes_out == n_rows * block.n_embd * 4, "rows that come back");
     check(now.bytes_in == block.n_embd * 4 + n_rows * 4 + biases, "an input, slots and biases are sent");
 }

@@ -339,7 +339,7 @@ void join_packed(Host & host, const RoutedBatch & batch, const float * rows, con
 }
 
 // node, [n, n_tokens], becomes the sum of each token's rows times their routing weights. host_rows: the host's, packed;
-// device_rows: the device's, or, where summed, their sum.
+// device_rows: the device's, or, where summed, their sum; NULL: left out.
 void join_sum(Host & host, const RoutedBatch & batch, const float * host_rows, const float * device_rows, bool summed,
               const ggml_tensor * node) {
     const int64_t n       = node->ne[0];
@@ -351,7 +351,9 @@ void join_sum(Host & host, const RoutedBatch & batch, const float * host_rows, c
         for (int64_t token = begin; token < end; token++) {
             auto * sum =
                 reinterpret_cast<float *>(static_cast<char *>(node->data) + static_cast<size_t>(token) * node->nb[1]);
-            if (summed) {
+            if (device_rows == nullptr) {
+                std::fill(sum, sum + n, 0.0F);
+            } else if (summed) {
                 std::memcpy(sum, device_rows + token * n, static_cast<size_t>(n) * sizeof(float));
             } else {
                 std::fill(sum, sum + n, 0.0F);
@@ -385,6 +387,10 @@ void join_routed(Host & host, const RoutedBatch & batch, const Download & downlo
         join_sum(host, batch, static_cast<const float *>(download.host_rows->data),
                  reinterpret_cast<const float *>(from), download.summed, node);
     }
+}
+
+void sum_rows(Host & host, const RoutedBatch & batch, const HostSum & sum) {
+    join_sum(host, batch, static_cast<const float *>(sum.rows->data), nullptr, /*summed=*/false, sum.to);
 }
 
 } // namespace oallama

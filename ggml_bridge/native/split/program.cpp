@@ -515,7 +515,8 @@ class Builder {
         return rows;
     }
 
-    // Weighted and added up where they come together; on the device, where many rows need not come back then.
+    // Weighted and added up where they come together: on the device, where the result is to be there or many rows need
+    // not come back then; else on the host.
     void emit_sum(int i) {
         const Value & v      = value(i);
         const int     rows   = inside(v.weighting, 0);
@@ -523,14 +524,22 @@ class Builder {
         routed.weighted      = true;
         routed.weighting     = source_of(v.weighting, 1);
         ggml_tensor * there  = side_of(rows, side_device);
-        const bool    summed = routed.n_most == 0 && are_many(there, graph_->nodes[value(rows).routed_by]->src[0]);
+        const bool    packed = routed.n_most > 0;
+        const bool    summed =
+            !packed && (program_.resident || are_many(there, graph_->nodes[value(rows).routed_by]->src[0]));
         if (summed) {
             there = device_sum(routed, there);
             on_device_.push_back(there);
         }
         const ggml_tensor * node = graph_->nodes[i];
-        fetch_rows(i, Download::Join::sum, there, routed,
-                   program_.resident ? stage(ggml_new_tensor(ctx(), node->type, GGML_MAX_DIMS, node->ne)) : nullptr);
+        ggml_tensor *       own =
+            program_.resident ? stage(ggml_new_tensor(ctx(), node->type, GGML_MAX_DIMS, node->ne)) : nullptr;
+        if (own != nullptr && summed) {
+            phase_.sums.push_back({side_of(rows, side_host), own, number_of(routed)});
+            make_sum(i, own, there, {});
+            return;
+        }
+        fetch_rows(i, Download::Join::sum, there, routed, own);
         phase_.downloads.back().host_rows = side_of(rows, side_host);
         phase_.downloads.back().summed    = summed;
     }

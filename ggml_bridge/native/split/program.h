@@ -58,6 +58,13 @@ struct Lift {
     ggml_tensor * to;
 };
 
+// What the host has of a sum over a token's experts, where the device adds it to its own.
+struct HostSum {
+    const ggml_tensor * rows; // the host's, packed
+    const ggml_tensor * to;
+    int                 routed; // which of the phase's routings
+};
+
 // An input that is sent to the device when a phase begins.
 struct Upload {
     enum class What {
@@ -176,6 +183,7 @@ struct Phase {
     std::vector<Binding>  inputs; // what the host gets out of device memory when the phase begins
     std::vector<Upload>   uploads;
     std::vector<Download> downloads;
+    std::vector<HostSum>  sums;
     std::vector<Lift>     lifts; // only where llama.cpp's tensors are in device memory, as inputs
     std::vector<Streamed> streamed;
     std::vector<Routed>   routings;

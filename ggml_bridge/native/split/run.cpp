@@ -372,12 +372,16 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             took[2] += watch.lap(stats().wait_ns);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
-            if (!phase.downloads.empty()) { // rows that come together on the host before they are sent up
+            // rows that come together on the host before they are sent up; or the device's time is to be known
+            if (!phase.downloads.empty() || (exchange_ && !phase.sums.empty())) {
                 partner_->synchronize();
                 const int64_t ns = watch.lap(stats().wait_ns);
                 took[2] += ns;
                 note_device(phase, ns);
                 join(phase, graph);
+            }
+            for (const HostSum & sum : phase.sums) {
+                sum_rows(host_, batches_[static_cast<size_t>(sum.routed)], sum);
             }
             lift(program, phase);
             took[3] += watch.lap(stats().join_ns);
