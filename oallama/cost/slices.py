@@ -406,7 +406,7 @@ def slice_times(
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
         send_s, join_s = n_steps * link.launch_issue_s, link.split_s
         if cut.cc > 0:  # else nothing crosses
-            send_s += link.copy_out.seconds(block.upload_bytes(extent, rows))
+            send_s += link.copy_out.seconds(block.upload_bytes(extent, rows - n_g, rows))
             join_s += link.copy_in.seconds(block.download_bytes(cut.cc, rows - n_g)) + link.split_s
         crossing = Crossing(send_s, join_s, link.launch_s)
     elif gg < 1:

@@ -51,6 +51,17 @@ void check_bytes() {
           "of 12 tokens the device gets 4");
 }
 
+// Where blocks live on the device, the host gets the activations of its own tokens, and sends what it made of them.
+void check_resident_bytes() {
+    const Setting       lives(resident, true);
+    const Block         block = ffn_block(q4_0, q4_0);
+    const PlanPtr       plan  = plan_of(block, Cut::none, "prefetch layer\n" + table);
+    const Model         model(block, plan.get());
+    const oallama_stats now   = moved(model, 12);
+    const int64_t       bytes = 8 * block.n_embd * static_cast<int64_t>(sizeof(float));
+    check(now.bytes_in == bytes && now.bytes_out == bytes, "of 12 tokens the host gets 8");
+}
+
 // A layout that the device cannot read has no n_g unless CC is kept a second time.
 void check_twice() {
     const Block block = ffn_block(q4_0, q4_0);
@@ -114,6 +125,7 @@ void test_tokens() {
     }
     check_table();
     check_bytes();
+    check_resident_bytes();
     check_twice();
 }
 

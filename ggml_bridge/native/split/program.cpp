@@ -588,11 +588,12 @@ class Builder {
     // Source s of node i: elements [begin, begin + count) of each row of some tokens; count < 0: all.
     ggml_tensor * full_on(Side side, int i, int s, Tokens tokens, int64_t begin = 0, int64_t count = -1) {
         const int64_t n = count < 0 ? graph_->nodes[i]->src[s]->ne[0] : count;
-        return side == side_host ? view(full_on_host(i, s), begin, n, tokens, side)
+        return side == side_host ? view(full_on_host(i, s, tokens), begin, n, tokens, side)
                                  : full_on_device(i, s, tokens, begin, n);
     }
 
-    ggml_tensor * full_on_host(int i, int s) {
+    // tokens: of which it is read.
+    ggml_tensor * full_on_host(int i, int s, Tokens tokens = {}) {
         const ggml_tensor * src    = graph_->nodes[i]->src[s];
         const SplitWeight * weight = weight_of(src);
         if (weight != nullptr) { // a bias that lies among the cut weights
@@ -603,7 +604,7 @@ class Builder {
             return side_of(from, side_host);
         }
         if (on_device(src)) {
-            return input(src, origin_of(i, s));
+            return input(src, origin_of(i, s), tokens);
         }
         for (const Binding & bound : program_.bindings) { // gate and up share one
             if (bound.tensor->op == GGML_OP_NONE && bound.origin.of(graph_) == src) {
@@ -616,7 +617,7 @@ class Builder {
     }
 
     // A full value that is in device memory: fetched when the phase begins, or a view of what the host computes.
-    ggml_tensor * input(const ggml_tensor * src, Origin origin) {
+    ggml_tensor * input(const ggml_tensor * src, Origin origin, Tokens tokens) {
         const int root = src->view_src == nullptr ? -1 : find_node(graph_, src->view_src, graph_->n_nodes);
         if (root >= 0 && value(root).state == State::full && side_of(root, side_host) != nullptr) {
             return keep_view(ggml_view_4d(ctx(), side_of(root, side_host), src->ne[0], src->ne[1], src->ne[2],
@@ -626,9 +627,25 @@ class Builder {
         ggml_tensor *& known = inputs_[src];
         if (known == nullptr) {
             known = stage(like(src));
-            phase_.inputs.push_back({known, origin});
+            phase_.inputs.push_back({known, origin, 0});
         }
+        for (Phase & phase : program_.phases) {
+            read(phase.inputs, known, tokens);
+        }
+        read(phase_.inputs, known, tokens);
         return known;
+    }
+
+    // Has these tokens of an input fetched; all where they do not lie one behind another.
+    static void read(std::vector<Input> & inputs, const ggml_tensor * tensor, Tokens tokens) {
+        size_t bytes = ggml_nbytes(tensor);
+        if (tokens.count >= 0 &&
+            std::all_of(tensor->ne + tokens.dim + 1, tensor->ne + GGML_MAX_DIMS, [](int64_t n) { return n == 1; })) {
+            bytes = std::min(bytes, static_cast<size_t>(tokens.first + tokens.count) * tensor->nb[tokens.dim]);
+        }
+        for (Input & input : inputs) {
+            input.bytes = input.tensor == tensor ? std::max(input.bytes, bytes) : input.bytes;
+        }
     }
 
     // A full value on the device, sent when the phase begins unless it is there.

@@ -46,6 +46,14 @@ struct Binding {
     Origin        origin;
 };
 
+// What the host gets out of device memory when a phase begins: of a tensor of llama.cpp's the first bytes, as far as
+// the host reads them.
+struct Input {
+    ggml_tensor * tensor;
+    Origin        origin;
+    size_t        bytes;
+};
+
 // A host tensor that the host makes for itself, in host memory that all programs share.
 struct Staged {
     ggml_tensor * tensor;
@@ -180,7 +188,7 @@ struct Streamed {
 };
 
 struct Phase {
-    std::vector<Binding>  inputs; // what the host gets out of device memory when the phase begins
+    std::vector<Input>    inputs;
     std::vector<Upload>   uploads;
     std::vector<Download> downloads;
     std::vector<HostSum>  sums;

@@ -609,10 +609,9 @@ void SplitBackend::lift(Program & program, Phase & phase) {
 // Queues fetching what the host needs of llama.cpp's tensors in device memory. Bytes.
 int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
-    for (const Binding & input : phase.inputs) {
-        const size_t bytes = ggml_nbytes(input.tensor);
-        ggml_backend_tensor_get_async(partner_->backend(), input.origin.of(graph), input.tensor->data, 0, bytes);
-        fetched += static_cast<int64_t>(bytes);
+    for (const Input & input : phase.inputs) {
+        ggml_backend_tensor_get_async(partner_->backend(), input.origin.of(graph), input.tensor->data, 0, input.bytes);
+        fetched += static_cast<int64_t>(input.bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
     return fetched;
