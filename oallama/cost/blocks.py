@@ -71,11 +71,11 @@ class SplitBlock:
         n_summed = self.n_summed(n_batch or n_tokens)
         return (self.returned // n_summed + self.returned_each * gg) * n_tokens * F32
 
-    def staging_bytes(self, gg: int, n_tokens: int, streamed: int = 0) -> int:
+    def staging_bytes(self, gg: int, n_tokens: int, streamed: int = 0, n_streamed: int = 1) -> int:
         """Activations on the device while it computes gg and then the streamed elements for so many tokens, as ggml's
         allocator lays them out: an FFN's hidden values are gone when the next part begins, and its result takes their
-        place where it fits; a sum of experts' results lies beside these. What the device is sent, and what it gives
-        back otherwise, stays until the block ends."""
+        place where it fits; a sum of experts' results lies beside these, one for each of n_streamed parts. What the
+        device is sent, and what it gives back otherwise, stays until the block ends."""
         n_tokens = min(n_tokens, self.chunk or n_tokens)
         parts = [elements for elements in (gg, streamed) if elements]
         if not self.held_each:
@@ -91,6 +91,8 @@ class SplitBlock:
             if joined < result:
                 peak = max(peak, kept + result + joined)
             kept += joined
+        if joined < result and streamed:
+            peak += (n_streamed - 1) * joined
         return sent + peak
 
     def with_rows(self, n_rows: int, n_used: int) -> SplitBlock:

@@ -249,7 +249,7 @@ def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n
         if streamed or 0 < cut.gg < cost.block.extent:
             computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
             by_host = cost.block.returned_each * cut.cc if cost.around.resident else 0  # elements, beside it
-            here = cost.block.staging_bytes(cut.gg, n_ubatch, computed)
+            here = cost.block.staging_bytes(cut.gg, n_ubatch, computed, 1 + (0 < cut.cg < streamed))
             activations = max(activations, by_host * n_ubatch * F32 + here)
     if hot:  # what slices of a shared expert were sent and made stays until the rows of the others are joined
         activations = max(activations, hot + beside)

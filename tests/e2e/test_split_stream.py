@@ -6,15 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.forced import Forced, ffn, forced, written
+from e2e.forced import N_UBATCH, Forced, ffn, forced, written
 from e2e.logits import REAL, TOKENS, assert_stock, placed_logits
 from e2e.plugin_runs import counted
+from make_model import write_shape
 from seeds import crossed
 
 from oallama.core.errors import PlanError
 from oallama.core.types import SPLIT_LAYOUT, StreamSettings
-from oallama.cost.blocks import takes_n_g
+from oallama.core.units import KIB
+from oallama.cost.blocks import split_blocks, takes_n_g
 from oallama.device.load_params import load_bridge
+from oallama.model.shapes import qwen3
 
 DEVICES = ("cpu-pair", "rpc-worker", REAL)
 
@@ -73,6 +76,21 @@ def test_experts_are_streamed(device: str, models: Path) -> None:
     path = written(models, "qwen3moe", weight_type="F16")
     case = forced(path, device, ffn(0.0, 0.5), token_assignment=((1, 0), (64, 16)))
     assert_stock(logits_of(case), path, TOKENS)
+
+
+def test_experts_that_are_streamed_in_two_parts_take_the_memory_that_is_planned(tmp_path: Path) -> None:
+    """CG, and CC for all tokens, each with a result of every expert of a token before these are added up."""
+    shape = qwen3(2, 1024, 256, 8, 2, 300, 512, 1e6, head_dim=64, n_expert=16, n_expert_used=8, n_ff_expert=256)
+    path = write_shape(tmp_path / "model.gguf", shape, "Q4_0")
+    case = forced(path, REAL, ffn(0.25, 0.25), layout="CPU", token_assignment=((1, 0), (N_UBATCH, N_UBATCH)))
+    pairs = [(o, p) for o, p in zip(case.placer.operators, case.plan.operators, strict=True) if p.cg]
+    block = split_blocks([o for o, _ in pairs], [round(p.gg * shape.n_ff) for _, p in pairs])[0]
+    slot = sum(o.bytes * (p.cg + p.cc) for o, p in pairs) / shape.n_layer
+    planned = 2 * slot + block.staging_bytes(shape.n_ff // 4, N_UBATCH, 3 * shape.n_ff // 4, 2)
+    before = load_bridge().split().memory()
+    with case.llama() as llama:
+        placed_logits(llama, [1 + i % 290 for i in range(N_UBATCH)])
+        assert load_bridge().split().memory().device_compute - before.device_compute <= planned + 16 * KIB
 
 
 def test_experts_that_are_copied_ahead_are_those_that_prompts_use(models: Path) -> None:

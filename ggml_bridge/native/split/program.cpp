@@ -170,7 +170,10 @@ class Builder {
         }
         for (const Side side : device_sides) {
             if (side_of(i, side) != nullptr) {
-                (side == side_device ? on_device_ : on_stream_).push_back(side_of(i, side));
+                (side == side_device  ? on_device_
+                 : side == side_prime ? on_prime_
+                                      : on_stream_)
+                    .push_back(side_of(i, side));
             }
         }
         if (v.wanted) {
@@ -296,7 +299,8 @@ class Builder {
             routed.device_end   = expand(routed.nodes);
             phase_.stream_begin = routed.device_end;
         }
-        phase_.lift_begin = expand(on_stream_);
+        expand(on_stream_); // one behind the other, so that hidden values of both are not there at the same time
+        phase_.lift_begin = expand(on_prime_);
         phase_.device_end = expand(on_lift_);
         phase_.host_end   = ggml_graph_n_nodes(program_.host_graph);
         phase_.routed     = chosen_by_ != nullptr;
@@ -714,7 +718,7 @@ class Builder {
         const int64_t n     = graph_->nodes[i]->ne[0];
         ggml_tensor * host  = side_of(i, side_host);
         ggml_tensor * prime = side_of(i, side_prime);
-        ggml_tensor * sum   = add(side_of(i, side_device), side_of(i, side_stream));
+        ggml_tensor * sum   = add(side_of(i, side_device), side_of(i, side_stream), on_stream_);
         const auto    of    = [&](Tokens tokens) {
             return sum == nullptr ? nullptr : view(sum, 0, sum->ne[0], tokens, side_device);
         };
@@ -728,7 +732,7 @@ class Builder {
         }
         if (prime != nullptr) {
             const Tokens  last  = tokens_of(v, side_prime);
-            ggml_tensor * whole = add(prime, of(last));
+            ggml_tensor * whole = add(prime, of(last), on_prime_);
             if (program_.resident) {
                 make_sum(i, nullptr, whole, last);
             } else {
@@ -738,12 +742,12 @@ class Builder {
     }
 
     // On the device; either may be missing.
-    ggml_tensor * add(ggml_tensor * a, ggml_tensor * b) {
+    ggml_tensor * add(ggml_tensor * a, ggml_tensor * b, std::vector<ggml_tensor *> & nodes) {
         if (a == nullptr || b == nullptr) {
             return a == nullptr ? b : a;
         }
-        on_stream_.push_back(ggml_add(ctx(), a, b));
-        return on_stream_.back();
+        nodes.push_back(ggml_add(ctx(), a, b));
+        return nodes.back();
     }
 
     void fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count, Tokens tokens) {
@@ -937,7 +941,8 @@ class Builder {
     Phase                      phase_; // at hand, like all that follow
     int                        n_phase_ = 0;
     std::vector<ggml_tensor *> on_device_;           // results in GG
-    std::vector<ggml_tensor *> on_stream_;           // results in CG and CG', and sums with them
+    std::vector<ggml_tensor *> on_stream_;           // results in CG, and sums with them
+    std::vector<ggml_tensor *> on_prime_;            // results in CG', and sums with them
     std::vector<ggml_tensor *> on_lift_;             // what makes results whole in the device's memory
     const ggml_tensor *        chosen_by_ = nullptr; // the ids of the experts that are streamed; NULL: all are
     int64_t                    n_expert_  = 0;       // of each streamed weight, where there are such ids
