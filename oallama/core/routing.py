@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from oallama.core.codec import Count, Line, NotNegative, Positive, Size
+from oallama.core.codec import Count, Line, Mark, NotNegative, Positive, Size
 
 RoutingPhase = Literal["decode", "prompt"]
 
@@ -27,14 +27,22 @@ class LayerRouting:
     uses: Uses  # of the window: a use counts 2^(-tokens since / half-life)
     before: Uses  # the window before the last recording
     latest: Uses  # of the last recording alone, undecayed: what `before` can be judged on
+    # of the window, by rank: of the expert that had been used most of late, the second, …; empty: not recorded
+    ranks: Annotated[Uses, Mark.OMIT_DEFAULT] = ()
+    # of the window, by tokens since the same expert was used before: 1, 2 or 3, 4 to 7, …; the last: longer, or never
+    gaps: Annotated[Uses, Mark.OMIT_DEFAULT] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Uses of each expert by so many tokens of a layer; their order is not known."""
+    """Uses of each expert by so many tokens of a layer. Of their order is known, where it was recorded, how often they
+    used the expert that had been used most of late, the second, and so on, and how many tokens before the same one was
+    used (split/uses.h)."""
 
     n_tokens: int
     uses: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+    gaps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,11 @@ class ExpertUse:
     decode: tuple[float, ...]
     prompt: tuple[float, ...]
     spread: float | None = None  # of experts that follow the conversation (cost/following.py); None: they stay
+    # by so many of the experts that were used most of late, from 0 to all, the share of uses that these serve, as
+    # recorded of single tokens and of prompts; empty: their order was not recorded
+    recent_decode: tuple[float, ...] = ()
+    recent_prompt: tuple[float, ...] = ()
+    gaps: tuple[float, ...] = ()  # uses by tokens since the use before, as split/uses.h counts; empty: not recorded
 
     @property
     def follows(self) -> bool:
@@ -52,6 +57,9 @@ def expert_use(routing: Routing) -> dict[int, ExpertUse]:
             most_used(layer.uses),
             _coverage(most_used(layer.before), layer.latest),
             _coverage(most_used(layer.before), _later(prompts.get(layer.layer), routing.n_expert)),
+            recent_decode=_of_ranks(layer),
+            recent_prompt=_of_ranks(prompts.get(layer.layer)),
+            gaps=_gaps(layer, prompts.get(layer.layer)),
         )
         for layer in routing.decode
         if sum(layer.before) > 0 and sum(layer.latest) > 0
@@ -95,17 +103,34 @@ class Copied(NamedTuple):
 ALL_AHEAD = Copied(1.0, 0.0)
 
 
-def copied(mul_mat: MulMat, n_tokens: int) -> Copied:
+def share_used(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> float:
+    """Share of the experts that a batch uses. gaps: uses by tokens since the same expert was used before, 1, 2 or 3, 4
+    to 7, …, the last longer ago or never. A token of the batch uses an expert for the first time there where that was
+    before the batch (Denning's working set); within a class gaps are taken as spread evenly."""
+    if mul_mat.op != "MUL_MAT_ID" or not sum(gaps):
+        return mul_mat.share_routed(n_tokens)
+    *classes, longer = gaps
+    new = longer * n_tokens
+    for power, uses in enumerate(classes):
+        least = 2**power  # of the batch, so many tokens' gaps reach before it; then fewer and fewer, those of `more`
+        more = min(max(0, n_tokens - least), least - 1)
+        new += uses * (min(n_tokens, least) + more - more * (more + 1) / (2 * least))
+    return min(1.0, mul_mat.n_expert_used * new / sum(gaps) / mul_mat.shape[2])
+
+
+def copied(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> Copied:
     """What a batch has copied of a weight: ahead the experts that it is as likely to use as not, which the split back
     end knows by its counts (split/expert_odds.h), later what it uses besides. The number of its uses of an expert is
-    Poisson with a mean that follows the gamma distribution of MulMat.share_routed, so likely ones have ln 2 or more.
-    What a single token uses is as good as never likely."""
-    if mul_mat.op != "MUL_MAT_ID":
-        return ALL_AHEAD
+    Poisson with a mean that follows the gamma distribution of MulMat.share_routed, of which so many are 0 as the
+    experts that it does not use (gaps: as share_used takes them), so likely ones have ln 2 or more. What a single token
+    uses is as good as never likely."""
+    used = share_used(mul_mat, n_tokens, gaps)
     if n_tokens <= 1:
-        return Copied(0.0, mul_mat.share_routed(n_tokens))
+        return Copied(0.0, used) if mul_mat.op == "MUL_MAT_ID" else ALL_AHEAD
+    if used >= 1.0:
+        return ALL_AHEAD
     spread = mul_mat.use_spread
-    scale = n_tokens * mul_mat.n_expert_used / mul_mat.shape[2] / spread
+    scale = (1.0 - used) ** (-1.0 / spread) - 1.0
     rare = _gamma_below(spread, log(2) / scale)
     rare_and_idle = (1.0 + scale) ** -spread * _gamma_below(spread, log(2) * (1.0 + 1.0 / scale))
     return Copied(1.0 - rare, rare - rare_and_idle)
@@ -129,6 +154,17 @@ def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:
     total = sum(uses) + len(uses)
     served = (0.0, *accumulate((uses[expert] + 1.0) / total for expert in order))
     return (*(min(1.0, share) for share in served[:-1]), 1.0)
+
+
+def _gaps(decode: LayerRouting, prompt: LayerRouting | None) -> tuple[float, ...]:
+    """Of both phases, as few prompts are recorded."""
+    if prompt is None or not prompt.gaps or not decode.gaps:
+        return decode.gaps
+    return tuple(a + b for a, b in zip(decode.gaps, prompt.gaps, strict=True))
+
+
+def _of_ranks(layer: LayerRouting | None) -> tuple[float, ...]:
+    return _coverage(range(len(layer.ranks)), layer.ranks) if layer is not None and any(layer.ranks) else ()
 
 
 def _later(layer: LayerRouting | None, n_expert: int) -> Uses:

@@ -14,6 +14,7 @@ report 42, 65, 81 and 92 % for the last used 8, 16, 32 and 64 (gajsanders/moe-tr
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 
 from oallama.cost.experts import ExpertUse
 
@@ -36,18 +37,17 @@ _OF_128 = (
 
 
 def following(use: ExpertUse) -> ExpertUse:
-    """The same experts at the load, which follow the conversation from there. They serve no less than those that stay
-    would."""
+    """The same experts at the load, which follow the conversation from there. They serve what was recorded of this
+    model, where the order of its tokens was, else what the curves say; no less than those that stay would."""
     n_expert = len(use.order)
     if n_expert < FEWEST_EXPERTS:
         return use
     points = _OF_32 if n_expert < 64 else _OF_128
     shares = [n / n_expert for n in range(n_expert + 1)]
-    return ExpertUse(
-        use.order,
-        tuple(max(own, _at(points, share, 1)) for own, share in zip(use.decode, shares, strict=True)),
-        tuple(max(own, _at(points, share, 2)) for own, share in zip(use.prompt, shares, strict=True)),
-        SPREAD,
+    decode = use.recent_decode or [_at(points, share, 1) for share in shares]
+    prompt = use.recent_prompt or [_at(points, share, 2) for share in shares]
+    return replace(
+        use, decode=tuple(map(max, use.decode, decode)), prompt=tuple(map(max, use.prompt, prompt)), spread=SPREAD
     )
 
 

@@ -56,19 +56,32 @@ class Gemm:
 
 
 class Lines(NamedTuple):
-    """Seconds of a share of mul-mats with one number of tokens: α whatever the share, and its part of the rest (Eq. 4).
-    Bytes and copies of the share where it is streamed."""
+    """Seconds of a share of mul-mats with one number of tokens: α whatever the share, and its part of the rest (Eq.
+    4)."""
 
     cpu_alpha_s: float
     cpu_rest_s: float
     gpu_alpha_s: float
     gpu_rest_s: float
-    bytes: float  # of the whole, that these tokens have copied where it is streamed
+
+
+class Streamed(NamedTuple):
+    """What tokens have copied of mul-mats that are streamed whole."""
+
+    bytes: float
     late_bytes: float  # of these, once the router has run
     n_copies: float  # of any share: one, of experts one for each that lie side by side
 
 
-NOTHING = Lines(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Lines(0.0, 0.0, 0.0, 0.0)
+NOT_STREAMED = Streamed(0.0, 0.0, 0.0)
+
+
+def _n_copies(mul_mat: MulMat, share: float, n_tokens: int) -> float:
+    """Copies of this share of the experts, of which those that lie side by side come in one. Those of a single token
+    are taken to lie apart."""
+    n_expert = mul_mat.shape[2] if mul_mat.op == "MUL_MAT_ID" else 1
+    return n_expert * share if n_tokens == 1 else share * (1.0 + (n_expert - 1) * (1.0 - share))
 
 
 class Gemms(tuple[Gemm, ...]):
@@ -91,22 +104,35 @@ class Gemms(tuple[Gemm, ...]):
     def _known(self) -> dict[int, Lines]:
         return {}
 
+    @cached_property
+    def _copied(self) -> dict[tuple[int, tuple[float, ...]], Streamed]:
+        return {}
+
     def at(self, n_tokens: int) -> Lines:
         """n_tokens: at least one."""
         if n_tokens not in self._known:
             cpu, gpu = [gemm.cpu.at(n_tokens) for gemm in self], [gemm.gpu.at(n_tokens) for gemm in self]
-            shares = [copied(gemm.mul_mat, n_tokens) for gemm in self]
             self._known[n_tokens] = Lines(
                 sum(alpha_s for alpha_s, _ in cpu), sum(rest_s for _, rest_s in cpu),
                 sum(alpha_s for alpha_s, _ in gpu), sum(rest_s for _, rest_s in gpu),
-                sum(gemm.bytes * sum(share) for gemm, share in zip(self, shares, strict=True)),
-                sum(gemm.bytes * share.late for gemm, share in zip(self, shares, strict=True)),
-                sum(
-                    sum(share) * (1.0 + (gemm.mul_mat.shape[2] - 1) * (1.0 - sum(share)))
-                    for gemm, share in zip(self, shares, strict=True)
-                ),
             )  # fmt: skip
         return self._known[n_tokens]
+
+    def streamed(self, share: float, n_tokens: int, gaps: tuple[float, ...] = ()) -> Streamed:
+        """What n_tokens tokens have copied where a share is streamed. gaps: of the experts, as cost/experts.py takes
+        them."""
+        if share <= 0 or n_tokens <= 0:
+            return NOT_STREAMED
+        key = n_tokens, gaps
+        if key not in self._copied:
+            shares = [copied(gemm.mul_mat, n_tokens, gaps) for gemm in self]
+            self._copied[key] = Streamed(
+                sum(gemm.bytes * sum(part) for gemm, part in zip(self, shares, strict=True)),
+                sum(gemm.bytes * part.late for gemm, part in zip(self, shares, strict=True)),
+                sum(_n_copies(gemm.mul_mat, sum(part), n_tokens) for gemm, part in zip(self, shares, strict=True)),
+            )
+        whole = self._copied[key]
+        return Streamed(share * whole.bytes, share * whole.late_bytes, whole.n_copies)
 
     def cpu_s(self, share: float, n_tokens: int) -> float:
         lines = self._lines(share, n_tokens)
@@ -117,20 +143,13 @@ class Gemms(tuple[Gemm, ...]):
         return lines.gpu_alpha_s + share * lines.gpu_rest_s
 
     def read_bytes(self, share: float, n_tokens: int) -> float:
-        """Bytes of the share of the weights that n_tokens tokens read."""
-        return share * self._lines(share, n_tokens).bytes
-
-    def late_bytes(self, share: float, n_tokens: int) -> float:
-        """Of read_bytes, those that are known only once the router has run."""
-        return share * self._lines(share, n_tokens).late_bytes
-
-    def n_copies(self, share: float, n_tokens: int) -> float:
-        """Number of copies that read_bytes needs."""
-        return self._lines(share, n_tokens).n_copies
+        """Bytes of the share of the weights that n_tokens tokens have copied."""
+        return self.streamed(share, n_tokens).bytes
 
     def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
         """Seconds of these copies, one after the other."""
-        return self.n_copies(share, n_tokens) * line.alpha_s + self.read_bytes(share, n_tokens) * line.beta_s_per_byte
+        streamed = self.streamed(share, n_tokens)
+        return streamed.n_copies * line.alpha_s + streamed.bytes * line.beta_s_per_byte
 
     def _lines(self, share: float, n_tokens: int) -> Lines:
         return self.at(n_tokens) if share > 0 and n_tokens > 0 else NOTHING
@@ -385,17 +404,15 @@ def slice_times(
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
     block, link = cost.block, rates.transfer
 
-    prime_share = cc if prime else 0.0
-    streamed = cost.gemms.read_bytes(cg + prime_share, rows)  # of CC too what all tokens use
+    # of CC too what all tokens use, not only the last n_g
+    gaps = () if cost.use is None else cost.use.gaps
+    parts = [cost.gemms.streamed(share, rows, gaps) for share in (cg, cc if prime else 0.0)]
+    streamed, late_bytes = sum(part.bytes for part in parts), sum(part.late_bytes for part in parts)
     copy_s = rates.weights.seconds(streamed)
-    late_s = copy_s * cost.gemms.late_bytes(cg + prime_share, rows) / streamed if streamed else 0.0
+    late_s = copy_s * late_bytes / streamed if streamed else 0.0
     issue_s = 0.0  # of the thread, to ask for the copies: each of them once, and once for each further piece
     if streamed and rates.issue is not None and not rates.blocking:
-        n_asked = (
-            cost.gemms.n_copies(cg, rows)
-            + cost.gemms.n_copies(prime_share, rows)
-            + max(0.0, streamed / rates.piece_bytes - 1)
-        )
+        n_asked = sum(part.n_copies for part in parts) + max(0.0, streamed / rates.piece_bytes - 1)
         issue_s = n_asked * rates.issue.alpha_s + streamed * rates.issue.beta_s_per_byte
 
     # what is streamed is queued behind GG, so that the link's latency is waited for once

@@ -45,6 +45,13 @@ def window_after(uses: Sequence[float], tally: Tally, half_life: float) -> tuple
     return tuple(round(fades * old + weight * new, _DIGITS) for old, new in zip(uses, tally.uses, strict=True))
 
 
+def _order_after(known: Sequence[float], tally: Tally, uses: tuple[int, ...], half_life: float) -> tuple[float, ...]:
+    """Ranks or gaps of a window with those of a tally more; as they were where it has none."""
+    if not uses:
+        return tuple(known)
+    return window_after(known or (0.0,) * len(uses), replace(tally, uses=uses), half_life)
+
+
 def _counted(
     routing: Routing, layers: Sequence[LayerRouting], tallies: Mapping[int, Tally]
 ) -> tuple[LayerRouting, ...]:
@@ -62,6 +69,8 @@ def _counted(
                 window_after(old.uses, tally, routing.half_life_tokens),
                 before=old.before if goes_on else old.uses,
                 latest=tuple(float(first + more) for first, more in latest),
+                ranks=_order_after(old.ranks, tally, tally.ranks, routing.half_life_tokens),
+                gaps=_order_after(old.gaps, tally, tally.gaps, routing.half_life_tokens),
             )
     return tuple(known[index] for index in sorted(known))
 
@@ -71,6 +80,7 @@ def _counted(
 #
 
 
+N_GAPS = 12  # as split/uses.h counts
 MOST_USES = 2**53  # of an expert: beyond, adding one changes nothing
 LONGEST_HALF_LIFE = 2**40  # tokens: beyond, a count fades by nothing from one token to the next
 
@@ -101,5 +111,9 @@ def _is_sound(layers: tuple[LayerRouting, ...], n_expert: int) -> bool:
     """Whether every layer is there once, in order, and has a count for each expert that traffic can have."""
     indices = [layer.layer for layer in layers]
     counts = [uses for layer in layers for uses in (layer.uses, layer.before, layer.latest)]
+    counts += [layer.ranks for layer in layers if layer.ranks]
     sound = all(len(uses) == n_expert and max(uses) < MOST_USES for uses in counts)
+    sound = sound and all(
+        len(layer.gaps) in (0, N_GAPS) and max(layer.gaps, default=0.0) < MOST_USES for layer in layers
+    )
     return sound and indices == sorted(set(indices))

@@ -25,12 +25,15 @@ POLL_S = 0.002  # between looks at a file that is about to be written
 
 @dataclass(frozen=True, slots=True)
 class ExpertUses:
-    """How often tokens used each expert of a tensor, in batches of one token, or of several."""
+    """How often tokens used each expert of a tensor, in batches of one token, or of several; and the expert that had
+    been used most of late, the second, and so on; and by tokens since the same one was used before."""
 
     name: str
     batches: Literal["single", "several"]
     n_tokens: Size
     uses: tuple[Count, ...]
+    ranks: tuple[Count, ...]
+    gaps: tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class PluginReport:
         tallies: dict[str, dict[int, Tally]] = {"single": {}, "several": {}}
         for found in self.experts:
             if found.name in layers and len(found.uses) == n_expert:
-                tallies[found.batches][layers[found.name]] = Tally(found.n_tokens, found.uses)
+                tally = Tally(found.n_tokens, found.uses, found.ranks, found.gaps)
+                tallies[found.batches][layers[found.name]] = tally
         return Traffic(tallies["single"], tallies["several"])
 
     def since(self, before: PluginReport) -> PluginReport:
@@ -94,8 +98,11 @@ def _block_since(after: BlockTimes, before: BlockTimes | None) -> BlockTimes:
 def _uses_since(after: ExpertUses, before: ExpertUses | None) -> ExpertUses:
     if before is None:
         return after
-    uses = tuple(n - m for n, m in zip(after.uses, before.uses, strict=True))
-    return replace(after, n_tokens=after.n_tokens - before.n_tokens, uses=uses)
+    uses, ranks, gaps = (
+        tuple(n - m for n, m in zip(later, earlier, strict=True))
+        for later, earlier in ((after.uses, before.uses), (after.ranks, before.ranks), (after.gaps, before.gaps))
+    )
+    return replace(after, n_tokens=after.n_tokens - before.n_tokens, uses=uses, ranks=ranks, gaps=gaps)
 
 
 def read_report(path: Path) -> PluginReport | None:

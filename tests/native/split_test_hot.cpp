@@ -197,6 +197,9 @@ void check_uses() {
                     check(batches.n_tokens == n, name + ": tokens");
                     check(of_expert == std::multiset<int64_t>{0, 0, n, n},
                           name + ": two experts each, always the same");
+                    const int64_t known = n == 7 ? 7 : 1; // the first token finds nothing that was used before
+                    check(batches.of_rank == std::vector<int64_t>{known, known, 0, 0},
+                          name + ": which are those that were used most of late");
                 }
             }
         }

@@ -46,7 +46,7 @@ def test_what_is_written_is_read_and_keys_may_come_to_it(tmp_path):
         request=3,
         problems=("not as planned: x",),
         blocks=(BlockTimes("blk.0.ffn_gate.weight", 4, 2, 7, 0.1, 0.2, 0.3, 0.4),),
-        experts=(ExpertUses("blk.0.ffn_gate_exps.weight", "single", 5, (4, 3, 2, 1)),),
+        experts=(ExpertUses("blk.0.ffn_gate_exps.weight", "single", 5, (4, 3, 2, 1), (5, 4, 0, 0), (9, 0)),),
         emulated=EmulatedStats(late_s=0.5),
     )
     write(tmp_path, told)
@@ -76,7 +76,8 @@ def test_runs_of_several_starts_are_added_up():
 
 def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches():
     def told(*uses):
-        return replace(EMPTY, experts=tuple(ExpertUses(*each) for each in uses)).traffic(OPERATORS, N_EXPERT)
+        experts = tuple(ExpertUses(*each, ranks=each[-1], gaps=()) for each in uses)
+        return replace(EMPTY, experts=experts).traffic(OPERATORS, N_EXPERT)
 
     found = unknown_routing("f" * 64, N_EXPERT, 2)
     for traffic in (
@@ -99,15 +100,15 @@ def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches()
 
 
 def test_counts_since_an_earlier_report_leave_out_what_has_not_changed():
-    block, told = BlockTimes("a block", 8, 1, 5, 0.1, 0.2, 0.3, 0.4), ExpertUses("a", "single", 5, (4, 1))
+    block, told = BlockTimes("a block", 8, 1, 5, 0.1, 0.2, 0.3, 0.4), ExpertUses("a", "single", 5, (4, 1), (3, 0), (5,))
     before = replace(EMPTY, stats=SplitStats(n_graphs=3), blocks=(block,), experts=(told,))
     more = replace(block, n_runs=3, n_tokens=15, host_s=0.5), replace(block, batch=1)
-    uses = replace(told, n_tokens=8, uses=(6, 2)), replace(told, batches="several")
+    uses = replace(told, n_tokens=8, uses=(6, 2), ranks=(4, 2), gaps=(8,)), replace(told, batches="several")
     after = replace(before, stats=SplitStats(n_graphs=9), single=SplitStats(n_graphs=2), blocks=more, experts=uses)
     done = after.since(before)
     assert (done.stats.n_graphs, done.single.n_graphs) == (6, 2)
     assert done.blocks == (BlockTimes("a block", 8, 2, 10, 0.0, pytest.approx(0.3), 0.0, 0.0), more[1])
-    assert done.experts == (ExpertUses("a", "single", 3, (2, 1)), uses[1])
+    assert done.experts == (ExpertUses("a", "single", 3, (2, 1), (1, 2), (3,)), uses[1])
     same = after.since(after)
     assert same.stats == SplitStats() and same.blocks == same.experts == ()
 

@@ -20,7 +20,8 @@ from seeds import examples
 from worlds import placed, some_plan, weight
 
 from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally, Traffic
-from oallama.cost.experts import expert_use, experts_alike, miss_odds
+from oallama.core.types import MulMat
+from oallama.cost.experts import copied, expert_use, experts_alike, miss_odds, share_used
 from oallama.cost.following import following
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
@@ -28,6 +29,7 @@ from oallama.place.placement import with_used_experts
 from oallama.profile.routing import (
     ENOUGH_TOKENS,
     LEAST_TOKENS,
+    N_GAPS,
     counted,
     read_routing,
     routing_path,
@@ -235,6 +237,70 @@ def test_experts_that_follow_serve_no_less_with_each_more_and_no_less_than_those
             assert all(a >= b for a, b in zip(curve, still, strict=True))
     quarter = following(experts_alike(n_expert)).coverage(n_expert // 4, 1)
     assert quarter == pytest.approx(0.679 if n_expert < 64 else 0.832, abs=0.002), "as the recorded routing has it"
+
+
+def test_experts_that_follow_serve_what_was_recorded_of_this_model() -> None:
+    """Half of the uses are by the two experts that were used most of late, whichever these are."""
+    n_expert, n_tokens = 64, 4 * ENOUGH_TOKENS
+    even = (n_tokens * 2 // n_expert,) * n_expert
+    ranks = (n_tokens // 2, n_tokens // 2, *[n_tokens // (n_expert - 2)] * (n_expert - 2))
+    routing = unknown_routing(MODEL, n_expert, 2)
+    for _ in range(2):
+        routing = counted(routing, Traffic({0: Tally(n_tokens, even, ranks)}, {0: Tally(n_tokens, even, ranks)}))
+    follows = following(expert_use(routing)[0])
+    assert follows.coverage(2, 1) == pytest.approx(0.5, abs=0.01) == follows.coverage(2, 256)
+    assert follows.coverage(33, 1) == pytest.approx(0.75, abs=0.01), "and not what others use"
+    without = replace(routing, decode=tuple(replace(layer, ranks=()) for layer in routing.decode))
+    assert following(expert_use(without)[0]).coverage(32, 1) == pytest.approx(0.963, abs=0.002)
+    write_routing(routing)
+    assert read_routing(MODEL, n_expert, 2) == routing
+
+
+#
+# what a batch has copied of streamed experts
+#
+
+
+def gaps_of(tokens: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """As split/uses.h counts them."""
+    last, found = dict[int, int](), [0] * N_GAPS
+    for now, token in enumerate(tokens):
+        for expert in token:
+            gap = now - last[expert] if expert in last else 2**N_GAPS
+            found[min(gap.bit_length(), N_GAPS) - 1] += 1
+            last[expert] = now
+    return tuple(found)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_gaps_say_how_many_experts_a_batch_of_any_size_uses(follows: bool) -> None:
+    """Drawn alike, and where each text has a dozen of its own."""
+    n_expert, n_used, random = 64, 4, np.random.default_rng(3)
+    tokens = list[tuple[int, ...]]()
+    for _ in range(40):
+        own = random.choice(n_expert, 12 if follows else n_expert, replace=False)
+        tokens += [tuple(map(int, random.choice(own, n_used, replace=False))) for _ in range(200)]
+    mul_mat, gaps = MulMat("MUL_MAT_ID", "Q4_0", (64, 64, n_expert), n_used), gaps_of(tokens)
+    for n in (1, 2, 8, 50, 200):
+        batches = [tokens[i : i + n] for i in range(0, len(tokens) - n, 37)]
+        used = sum(len({expert for token in batch for expert in token}) for batch in batches) / len(batches) / n_expert
+        assert share_used(mul_mat, n, gaps) == pytest.approx(used, rel=0.12), n
+
+
+@given(st.sampled_from([8, 32, 64, 128, 256, 512]), st.integers(1, 8), st.integers(1, 2048))
+@settings(max_examples=examples(100))
+def test_what_is_copied_of_experts(n_expert: int, n_used: int, n_tokens: int) -> None:
+    """No less than a batch uses, not much more, and more of a larger batch; most of it before the router has run."""
+    mul_mat = MulMat("MUL_MAT_ID", "Q4_0", (64, 64, n_expert), n_used)
+    part, more = copied(mul_mat, n_tokens), copied(mul_mat, n_tokens + 1)
+    used = mul_mat.share_routed(n_tokens)
+    assert used - 1e-9 <= sum(part) <= min(1.0, 1.5 * used) + 1e-9 and min(part) >= 0
+    assert n_tokens == 1 or sum(more) >= sum(part) - 1e-9
+    assert n_tokens > 1 or part.ahead == 0
+    assert n_tokens * n_used < 4 * n_expert or part.late < 0.15 * part.ahead
+    assert copied(replace(mul_mat, op="MUL_MAT"), n_tokens) == (1, 0)
+    always = (*[0] * 3, 1, *[0] * (N_GAPS - 4))  # each expert again within 8 to 15 tokens
+    assert n_tokens < 15 or copied(mul_mat, n_tokens, always) == copied(mul_mat, 15, always)
 
 
 def test_few_experts_are_used_nearly_alike_and_follow_nothing() -> None:

@@ -1,6 +1,7 @@
 #include "expert_table.h"
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 namespace oallama {
@@ -84,6 +85,20 @@ std::vector<int32_t> ExpertTable::missed() const {
         return uses_[static_cast<size_t>(a)] > uses_[static_cast<size_t>(b)];
     });
     return missed;
+}
+
+std::vector<int32_t> ExpertTable::ranks() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int32_t>              order(uses_.size());
+    std::vector<int32_t>              ranks(uses_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [this](int32_t a, int32_t b) {
+        return uses_[static_cast<size_t>(a)] > uses_[static_cast<size_t>(b)];
+    });
+    for (size_t rank = 0; rank < order.size(); rank++) {
+        ranks[static_cast<size_t>(order[rank])] = static_cast<int32_t>(rank);
+    }
+    return ranks;
 }
 
 // Returns how much the expert in a slot is used; a negative number for an empty slot.

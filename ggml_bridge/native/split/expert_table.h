@@ -50,6 +50,9 @@ class ExpertTable {
     // Counts what a batch uses, [n_used, n_tokens].
     void count(const std::vector<int32_t> & chosen, int64_t n_used);
 
+    // By expert, how many others have been used more of late; of those that are alike, the first come first.
+    std::vector<int32_t> ranks() const;
+
     // Experts that the last batch used and the device has not, the most used first.
     std::vector<int32_t> missed() const;
 

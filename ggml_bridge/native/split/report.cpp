@@ -120,14 +120,24 @@ std::string experts_of(const LoadedPlan & plan) {
         for (const ExpertUses::Batches & batches : totals) {
             if (batches.n_tokens > 0) {
                 Members uses;
+                Members ranks;
+                Members gaps;
                 for (const int64_t n : batches.of_expert) {
                     uses.add_text(text_of(n));
+                }
+                for (const int64_t n : batches.of_rank) {
+                    ranks.add_text(text_of(n));
+                }
+                for (const int64_t n : batches.of_gap) {
+                    gaps.add_text(text_of(n));
                 }
                 experts.add_text(Members()
                                      .add("name", name)
                                      .add("batches", &batches == totals.data() ? "single" : "several")
                                      .add("n_tokens", batches.n_tokens)
                                      .add_object("uses", uses.list())
+                                     .add_object("ranks", ranks.list())
+                                     .add_object("gaps", gaps.list())
                                      .object());
             }
         }

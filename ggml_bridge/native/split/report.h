@@ -15,7 +15,8 @@
 //     blocks             the fields of oallama_block_times, for each block and class of batch sizes
 //     experts            where the plan counts: name of a tensor, batches ("single": of one token, "several"),
 //     n_tokens,
-//                        uses of each expert
+//                        uses of each expert, and ranks: uses of the expert that was used most of late, the second, …;
+//                        gaps: uses by tokens since the use before (uses.h)
 //     emulated           the fields of emulated_stats, where the program computes on an emulated device; else null
 //
 // It is written once a second while blocks run, when a context or a model is freed, and on request: who writes a number
