@@ -111,7 +111,7 @@ class Bridge:
             if decode(info.name):
                 types[decode(info.name)] = record(TypeInfo, info)
         if not types:
-            raise BridgeError("the loaded ggml names no tensor type; run `oallama setup --refresh`")
+            raise BridgeError("the loaded ggml has no tensor types; run `oallama setup --refresh`")
         return types
 
     def types(self) -> list[TypeInfo]:
@@ -123,7 +123,7 @@ class Bridge:
         try:
             return self._types[name.upper()]
         except KeyError:
-            raise ValueError(f"ggml has no tensor type {name}; it has: {', '.join(self._types)}") from None
+            raise ValueError(f"unknown tensor type {name}; choose from {', '.join(self._types)}") from None
 
     #
     # devices, buffer types, layouts
@@ -140,7 +140,7 @@ class Bridge:
         for index, device in enumerate(devices):
             if device.name.lower() == name.lower():
                 return self._device(index, ask_server=True)
-        raise ValueError(f"no ggml device is called {name}; there are: {', '.join(d.name for d in devices)}")
+        raise ValueError(f"unknown ggml device {name}; choose from {', '.join(d.name for d in devices)}")
 
     def _device(self, index: int, ask_server: bool) -> Device:
         return record(Device, self.native.value("gb_device_info", "gb_get_device_info", index, int(ask_server)))
@@ -151,7 +151,7 @@ class Bridge:
         return self.native.pointer("gb_buft", encode(device), encode(layout))
 
     def pins(self, device: str, n_bytes: int) -> bool:
-        """True where the device has so many bytes of pinned host memory. Its buffer type gives plain memory where
+        """True if the device has so many bytes of pinned host memory. Its buffer type gives plain memory where
         not."""
         return bool(self.native.value("int32_t", "gb_pins", encode(device), n_bytes))
 
@@ -164,7 +164,7 @@ class Bridge:
         return self.native.lines("gb_cpu_layouts")
 
     def layout_supports(self, layout: str, type: str, K: int, N: int, E: int = 1, n_expert_used: int = 0) -> bool:
-        """True where a weight [K, N, E] of this type may be kept in that layout: llama.cpp would, and the product is
+        """True if a weight [K, N, E] of this type may be kept in that layout: llama.cpp would, and the product is
         right.
 
         n_expert_used 0: it is used by MUL_MAT (also with E > 1); else by MUL_MAT_ID. Raises ValueError, Unsupported.
@@ -174,7 +174,7 @@ class Bridge:
         return self._layout_takes(layout, type, K, N, E, n_expert_used, sound=True)
 
     def layout_takes(self, layout: str, type: str, K: int, N: int, E: int = 1, n_expert_used: int = 0) -> bool:
-        """True where stock llama.cpp would keep such a weight in that layout, be the product right or wrong. As
+        """True if stock llama.cpp would keep such a weight in that layout, be the product right or wrong. As
         layout_supports."""
         return self._layout_takes(layout, type, K, N, E, n_expert_used, sound=False)
 
@@ -240,14 +240,14 @@ class Bridge:
 
         One sample: h2d: what the copy adds to a stream whose last byte is read back (the read's own time is taken off,
         and at least 1 ns is left); only an answer proves arrival over RPC. d2h: the whole time. Host memory is cycled
-        through 128 MiB, so that it comes from DRAM. Raises Unsupported where there is no pinned memory.
+        through 128 MiB, so that it comes from DRAM. Raises Unsupported if there is no pinned memory.
         """
         kind = ("h2d", "d2h").index(direction)
         return Transfer(self.native, "gb_transfer_new", encode(device), kind, int(pinned), n_bytes, piece_bytes)
 
     def issue(self, device: str, pinned: bool, n_bytes: int) -> Timer:
         """Make a timer for how long a copy of n_bytes to the device holds up the thread that asks for it; one sample:
-        seconds until the asynchronous call returns, the device being idle. Raises Unsupported where there is no pinned
+        seconds until the asynchronous call returns, the device being idle. Raises Unsupported if there is no pinned
         memory."""
         return Timer(self.native, "gb_transfer_new", encode(device), _ISSUE, int(pinned), n_bytes, WHOLE)
 
@@ -312,7 +312,7 @@ class Bridge:
 
     def copy_wait(self, device: str, pinned: bool, n_bytes: int) -> float:
         """Measure the share of a copy of n_bytes under way on one stream of the device that a result of another stream
-        waits for: 0 to 1, which is all streams in one queue. Raises Unsupported where there is no pinned memory."""
+        waits for: 0 to 1, which is all streams in one queue. Raises Unsupported if there is no pinned memory."""
         return float(self.native.value("double", "gb_copy_wait", encode(device), int(pinned), n_bytes))
 
     #
@@ -322,7 +322,7 @@ class Bridge:
     def split(self) -> SplitBackend:
         """Return the split backend, loaded and registered with ggml by the first call, for the rest of the process.
 
-        Raises VersionMismatch, BridgeError where libggml-oallama is missing or does not fit this ggml.
+        Raises VersionMismatch, BridgeError if libggml-oallama is missing or does not fit this ggml.
         """
         with _lock:
             if self._split is None:
@@ -335,7 +335,7 @@ class Bridge:
 
     def emulated(self) -> EmulatedDevice:
         """Return the emulated device, loaded by the first call, not yet registered. Raises VersionMismatch, BridgeError
-        where libggml-emulated is missing."""
+        if libggml-emulated is missing."""
         with _lock:
             if self._emulated is None:
                 if not sys.platform.startswith("linux"):

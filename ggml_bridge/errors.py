@@ -48,8 +48,8 @@ class ChildTimeout(BridgeError):
 
 _MEANINGS = {
     "SIGABRT": "an assertion in native code failed",
-    "SIGSEGV": "native code touched memory that is not its own",
-    "SIGBUS": "native code touched memory that is not there, for example a file cut short while mapped",
+    "SIGSEGV": "native code accessed memory that it does not own",
+    "SIGBUS": "native code accessed missing memory, e.g. a file cut short while mapped",
     "SIGILL": "native code was compiled for another CPU",
     "SIGFPE": "native code divided by zero",
     "SIGKILL": "killed from outside, perhaps for using too much memory",

@@ -47,7 +47,7 @@ class Native:
         except (OSError, AttributeError) as error:
             raise BridgeError(f"cannot load {path}: {error}; build it again") from None
         if found != getattr(self.lib, f"{prefix.upper()}_ABI"):
-            raise VersionMismatch(f"{path} is of another ggml_bridge; run `{sys.executable} -m pip install .` again")
+            raise VersionMismatch(f"{path} is from another ggml_bridge; run `{sys.executable} -m pip install .` again")
 
     def call(self, function: str, *arguments: Any) -> None:
         """Calls a function that returns a status. Raises ValueError for …_INVALID, else a BridgeError."""
@@ -91,9 +91,9 @@ def decode(text: Any) -> str:
 
 
 def encode(text: str | None) -> Any:
-    """A str as `const char *`, None as NULL. Raises ValueError for a text that C would take for a shorter one."""
+    """A str as `const char *`, None as NULL. Raises ValueError for text that C would take for a shorter one."""
     if text is None:
         return ffi.NULL
     if "\0" in text:
-        raise ValueError(f"a text for native code has a NUL character behind {text.partition(chr(0))[0][-40:]!r}")
+        raise ValueError(f"a text for native code has a NUL character after {text.partition(chr(0))[0][-40:]!r}")
     return text.encode()

@@ -147,7 +147,7 @@ _SAY_NOTHING = _LOG(lambda _level, _text, _data: None)
 
 def _load_backends(ggml: ctypes.CDLL, base: ctypes.CDLL, folder: Path) -> None:
     """Let ggml choose among the back ends in a folder; by itself it looks beside the program only. One that the user
-    names is loaded elsewhere. Raises BridgeError where there is none for this CPU."""
+    names is loaded elsewhere. Raises BridgeError if there is none for this CPU."""
     named = os.environ.pop(_BACKEND_VARIABLE, None)
     try:
         base.ggml_log_set(_SAY_NOTHING, None)

@@ -79,4 +79,4 @@ def _written(library: ctypes.CDLL, function: str) -> bytes:
 
 
 def _unknown(api: ModuleType, structure: str) -> str:
-    return f"the llama.cpp in {api._lib._name} has another {structure} than any that is known"
+    return f"the llama.cpp in {api._lib._name} has an unknown {structure}"

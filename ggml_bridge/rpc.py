@@ -28,7 +28,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     """(host, port) of `host:port`; raises ValueError. ggml takes names and IPv4 addresses, not IPv6."""
     host, _, port = endpoint.rpartition(":")
     if not host or ":" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{endpoint!r} is not an RPC endpoint; write host:port, for example 192.168.1.2:50052")
+        raise ValueError(f"{endpoint!r} is not an RPC endpoint; write host:port, e.g. 192.168.1.2:50052")
     return host, int(port)
 
 
@@ -47,9 +47,9 @@ def probe(endpoint: str, timeout_s: float = 5.0) -> None:
             " it runs and has no other client"
         ) from None
     except OSError as error:
-        raise BridgeError(f"no RPC server can be reached at {endpoint}: {error.strerror or error}") from None
+        raise BridgeError(f"cannot reach an RPC server at {endpoint}: {error.strerror or error}") from None
     if not answer or answer[0] != PROTOCOL_MAJOR:
-        version = f"speaks protocol {answer[0]}.{answer[1]}" if answer else "is not a ggml RPC server of our protocol"
+        version = f"speaks protocol {answer[0]}.{answer[1]}" if answer else "is not a compatible ggml RPC server"
         raise BridgeError(f"the server at {endpoint} {version}, but {PROTOCOL_MAJOR}.x is needed (ggml 0.26.0)")
 
 

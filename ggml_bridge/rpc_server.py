@@ -41,7 +41,7 @@ def _serve(request: dict[str, Any], _progress: Callable[[dict[str, Any]], None])
                 probe(endpoint, timeout_s=1.0)
                 if server.is_alive():
                     return {"endpoint": endpoint}
-    raise BridgeError(f"cannot serve at {host}: ggml's server ended on each of {_N_PORTS} ports")
+    raise BridgeError(f"cannot serve at {host}: ggml's server ended on all {_N_PORTS} ports tried")
 
 
 def _free_port(host: str) -> int:

@@ -75,7 +75,7 @@ def test_layout(layout: str, kind: str, progress: Callable[[dict[str, Any]], Non
 def _reason(kind: str, cases: list[dict[str, Any]]) -> str:
     wrong = [case for case in cases if not case["ok"]]
     if not cases and kind == KINDS[0]:
-        return "it multiplies by no type of weight"
+        return "it multiplies no weight type"
     if not wrong:
         return ""
     first = wrong[0]

@@ -99,7 +99,7 @@ class SplitBackend:
     def __init__(self, path: Path) -> None:
         """Loads libggml-oallama and registers its devices with ggml, whose symbols must be global already.
 
-        Raises VersionMismatch where the loaded ggml is not the one it was written for, BridgeError.
+        Raises VersionMismatch if the loaded ggml is not the one it was written for, BridgeError.
         """
         self.path = path
         self._native = Native(path, _ffi, "oallama")

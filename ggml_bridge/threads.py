@@ -15,7 +15,7 @@ _WAIT_S = 0.1
 
 
 class Thread(threading.Thread):
-    """A threading.Thread whose `start` raises MemoryError where the thread does not begin."""
+    """A threading.Thread whose `start` raises MemoryError if the thread does not begin."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,4 +31,4 @@ class _Begun(threading.Event):
         for _ in range(round(BEGIN_S / _WAIT_S)):
             if super().wait(_WAIT_S):
                 return True
-        raise MemoryError("a thread did not begin")
+        raise MemoryError("a thread did not start")

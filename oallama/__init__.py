@@ -2,18 +2,18 @@
 
     from oallama import Placer
 
-    placer = Placer.load("model.gguf", vram="6GiB")          # or a name, as the command line takes it
+    placer = Placer.load("model.gguf", vram="6GiB")          # or a name, as on the command line
     print(placer.run("Why is the sky blue?").text)           # plan, load, answer, free
 
-    with placer.engine(placer.plan("auto")) as engine:       # a model that stays loaded
+    with placer.engine(placer.plan("auto")) as engine:       # keep the model loaded
         print(engine.generate("Once upon a time", max_tokens=64).text)
 
     for row in placer.affinity(phase="decode")[:3]:          # what goes where, and why
         print(row.rank, row.name, row.affinity, row.backend)
 
-Placer, Plan, Profile, Engine and Generation are described below. What is wrong is an OallamaError, or one derived from
-it: UsageError, ModelFileError, DoesNotFit, PlanError, ProfileError, DeviceError, BridgeError and others, each in this
-module too (help(oallama.errors)).
+Placer, Plan, Profile, Engine and Generation are described below. Errors derive from OallamaError: UsageError,
+ModelFileError, DoesNotFit, PlanError, ProfileError, DeviceError, BridgeError and others, all of them in this module too
+(help(oallama.errors)).
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _OF = {
     "Engine": "oallama.run.engine", "Generation": "oallama.run.answer", "Placer": "oallama.placer",
     "Plan": "oallama.plan.plan", "Profile": "oallama.core.profile",
 }  # fmt: skip
-"""The modules of public names that are no errors."""
+"""The modules of public names other than errors."""
 
 ERRORS = (
     "BridgeError", "DeviceError", "DoesNotFit", "DownloadError", "ModelFileError", "OallamaError", "OutOfTime",
     "PlanError", "ProfileError", "UnknownDevice", "UsageError",
 )  # fmt: skip
-"""Public too, but not among what help(oallama) begins with."""
+"""Also public, but not at the start of help(oallama)."""
 
 __all__ = ["Engine", "Generation", "Placer", "Plan", "Profile", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when they are first used, so that `import oallama` costs nothing. Who uses one writes
-    Python, so that messages name its arguments from there on."""
+    """Load public names at their first use, so that `import oallama` costs nothing. From then on messages name Python
+    arguments."""
     from importlib import import_module
 
     errors = import_module("oallama.core.errors")

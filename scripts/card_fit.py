@@ -184,16 +184,22 @@ def _parser() -> argparse.ArgumentParser:
         return made.add_argument
 
     pinned = START.card.pinned_bytes_per_s / 1e9
-    add = command("fit", _fit, "find the machine's rates from some of the rows")
+    add = command("fit", _fit, "fit the machine's rates to some of the rows")
     add("-o", "--output", type=Path, required=True, metavar="MACHINE.json")
-    add("--name", default="card", help="what the card is called")
-    add("--memory", type=float, default=32, metavar="GIB", help="of the card (default: 32)")
+    add("--name", default="card", help="name of the card")
+    add("--memory", type=float, default=32, metavar="GIB", help="memory of the card in GiB (default: 32)")
     add("--pinned", type=float, default=pinned, metavar="GB/S",
-        help="of the link from pinned memory, which these runs do not show (default: %(default)g)")  # fmt: skip
-    add("--contexts", type=_numbers, default=CONTEXTS, metavar="N,…", help="fit to rows of these (default: 1024,16384)")
-    add("--every", type=_above_0, default=EVERY, metavar="N", help="and of these each Nth -ngl value (default: 3)")
-    add("--json", action="store_true", help="what is left of these rows, as predict --json")
-    add = command("predict", _predict, "predict the rows, and say how far off that is")
+        help="link rate from pinned memory, which these runs do not show (default: %(default)g)")  # fmt: skip
+    add(
+        "--contexts",
+        type=_numbers,
+        default=CONTEXTS,
+        metavar="N,…",
+        help="fit to rows with these contexts (default: 1024,16384)",
+    )
+    add("--every", type=_above_0, default=EVERY, metavar="N", help="fit to every Nth -ngl value of them (default: 3)")
+    add("--json", action="store_true", help="the other rows, as predict --json")
+    add = command("predict", _predict, "predict the rows, and show the errors")
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
     add("--json", action="store_true")
     return parser
@@ -209,7 +215,7 @@ def _above_0(text_of: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text_of!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text_of!r} must be a number above 0")
     return value
 
 
@@ -217,9 +223,9 @@ def _read(options: argparse.Namespace) -> tuple[list[PublishedRun], dict[str, Ca
     runs, models = read_tables(options.tables), read_models(options.models)
     for run in runs:
         if run.model not in models:
-            raise InputError(f"{options.models} does not describe {run.model}, which the tables have")
+            raise InputError(f"{options.models} does not describe {run.model} of the tables")
         if run.ngl > models[run.model].info.n_layer + 1:
-            raise InputError(f"-ngl {run.ngl} is more than {run.model} has layers; are its sizes right?")
+            raise InputError(f"-ngl {run.ngl} exceeds the layers of {run.model}; check its sizes")
     return runs, models
 
 
@@ -237,7 +243,7 @@ def _fit(options: argparse.Namespace) -> int:
     runs, models = _read(options)
     used = chosen(runs, options.contexts, options.every)
     if 2 * len(used) < len(FITTED):
-        raise InputError(f"{len(used)} rows are too few to fit {len(FITTED)} rates to; see --contexts and --every")
+        raise InputError(f"{len(used)} rows are too few to fit {len(FITTED)} rates; see --contexts and --every")
     card = replace(START.card, name=options.name, description=f"{options.name}, fitted to runs of stock llama.cpp",
                    memory_bytes=int(options.memory * 2**30), pinned_bytes_per_s=options.pinned * 1e9)  # fmt: skip
     notes = {"contexts": list(options.contexts), "every": options.every, "rows": len(used), "of": len(runs)}
@@ -265,5 +271,5 @@ def _predict(options: argparse.Namespace) -> int:
     print(text(rows))
     others = [row for row in rows if not row["fitted"]]
     if others and len(others) < len(rows):
-        print(f"\nThe {len(others)} rows that nothing was fitted to:\n{text(others)}")
+        print(f"\nThe {len(others)} rows not used for the fit:\n{text(others)}")
     return 0

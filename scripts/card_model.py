@@ -69,7 +69,7 @@ def read_models(path: Path) -> dict[str, CardModel]:
         where = f"{path}: {name}"
         if isinstance(table, dict) and "same_as" in table:
             if table["same_as"] not in sizes:
-                raise InputError(f"{where} is the same as {table['same_as']!r}, which is not above it")
+                raise InputError(f"{where}: same_as {table['same_as']!r} must be defined above it")
             sizes[name] = sizes[table["same_as"]]
         else:
             sizes[name] = _checked(record(Sizes, table, where), where)
@@ -83,7 +83,7 @@ def _checked(sizes: Sizes, where: str) -> Sizes:
     if sizes.n_head % sizes.n_head_kv:
         raise InputError(f"{where}: n_head must be a multiple of n_head_kv")
     if sizes.n_expert_used > sizes.n_expert or (sizes.n_expert > 0) != (sizes.n_expert_used > 0):
-        raise InputError(f"{where}: n_expert_used must be some of n_expert")
+        raise InputError(f"{where}: n_expert_used must be at most n_expert")
     for name in (sizes.type, sizes.output_type or sizes.type):
         if name not in GGML_TYPES_BY_NAME:
             raise InputError(f"{where}: {name!r} is not a ggml type")
@@ -225,7 +225,7 @@ def read_tables(paths: Iterable[Path]) -> list[PublishedRun]:
     for path in paths:
         rows = [pair for pair in _rows(path) if pair[1].get("Status") in (None, "SUCCESS")]
         if not rows:
-            raise InputError(f"{path} has no run that came to an end")
+            raise InputError(f"{path} has no completed run")
         runs += [_run(row, where) for where, row in rows]
     return runs
 
@@ -237,12 +237,12 @@ def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
             rows = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
             if missing:
-                raise InputError(f"{path} has no column {missing[0]}: it takes {', '.join(COLUMNS)}")
+                raise InputError(f"{path} has no column {missing[0]}: it needs {', '.join(COLUMNS)}")
             return [(f"{path}, line {rows.line_num}", row) for row in rows]
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is no CSV table: {error}") from None
+        raise InputError(f"{path} is not a valid CSV table: {error}") from None
 
 
 def _run(row: dict[str, str], where: str) -> PublishedRun:
@@ -258,9 +258,9 @@ def _number(row: dict[str, str], name: str, where: str, least: float = 1) -> flo
     try:
         value = float(row[name])
     except (TypeError, ValueError):
-        raise InputError(f"{where}: {name} is {row[name]!r}, not a number") from None
+        raise InputError(f"{where}: {name} must be a number, not {row[name]!r}") from None
     if not least <= value <= 1e9:
-        raise InputError(f"{where}: {name} is {row[name]}, which cannot be")
+        raise InputError(f"{where}: {name} {row[name]} is out of range")
     return value
 
 

@@ -20,42 +20,42 @@ HEAD = """\
 
 <!-- made by scripts/gen_cli_docs.py; change the commands in oallama/cli/ and run it again -->
 
-stdout carries the result and nothing else; progress, warnings and notes go to stderr. `--json` prints exactly one JSON
-document. Output is plain in pipes; on a terminal it has colours unless `NO_COLOR` is set. Options that llama.cpp has
-too are spelled as there.
+stdout carries only the result; progress, warnings and notes go to stderr. `--json` prints exactly one JSON document.
+Output is plain in pipes; on a terminal it has colours unless `NO_COLOR` is set. Options that llama.cpp also has keep
+its spelling.
 
 | exit code | |
 |---|---|
 | 0 | done |
 | 1 | the work failed: device lost, no memory, no network, a child process died, `doctor` found faults, stdout full |
-| 2 | wrong usage or unusable input: a device that there is not, a bad GGUF, plan or profile |
+| 2 | wrong usage or unusable input: an unknown device, a bad GGUF, plan or profile |
 | 130 | interrupted |
 | 143 | ended by SIGTERM |
 
-A failure is one line on stderr that says what to do; with `OALLAMA_DEBUG=1` the traceback comes as well.
+A failure prints one line on stderr that says what to do; `OALLAMA_DEBUG=1` adds the traceback.
 
-Completion: write `eval "$(_OALLAMA_COMPLETE=bash_source oallama)"` into `~/.bashrc`, the same with `zsh_source` into
-`~/.zshrc`, or `_OALLAMA_COMPLETE=fish_source oallama | source` into `~/.config/fish/config.fish`.
+Completion: add `eval "$(_OALLAMA_COMPLETE=bash_source oallama)"` to `~/.bashrc`, the same with `zsh_source` to
+`~/.zshrc`, or `_OALLAMA_COMPLETE=fish_source oallama | source` to `~/.config/fish/config.fish`.
 
 | environment | |
 |---|---|
-| `OALLAMA_CACHE_DIR` | where profiles are kept; default: the user's cache folder. Unwritable: measured each time |
-| `OALLAMA_BUSY_PERCENT` | CPU used by others from which a profile is made again once they end; default 20; 100: never |
+| `OALLAMA_CACHE_DIR` | folder for profiles; default: the user's cache folder. Unwritable: each run measures |
+| `OALLAMA_BUSY_PERCENT` | CPU use of others above which a profile is remade once they end; default 20; 100: never |
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how CPU threads wait; default: spin 0.1 to 0.2 ms, then sleep |
 | `OALLAMA_API_KEY` | `serve`: the key, as `--api-key` |
 | `OALLAMA_DEBUG` | `1`: show tracebacks |
 | `GGML_BACKEND_PATH` | a ggml back end to load, as `--backend` |
 | `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | as huggingface_hub reads them |
-| `LLAMA_CACHE`, `OLLAMA_MODELS` | where llama.cpp and ollama keep models, which are found by name |
-| `LLAMA_CPP_LIB_PATH` | another folder of llama.cpp's libraries |
-| `NO_COLOR` | anything: no colours |
+| `LLAMA_CACHE`, `OLLAMA_MODELS` | folders of llama.cpp's and ollama's models, which are found by name |
+| `LLAMA_CPP_LIB_PATH` | another folder with llama.cpp's libraries |
+| `NO_COLOR` | any value: no colours |
 """
 
 
 SHARED_HEAD = """\
 ## Shared options
 
-These mean the same in every command that names them.
+These mean the same in all commands that list them.
 """
 
 

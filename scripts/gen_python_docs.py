@@ -21,7 +21,7 @@ HEAD = """\
 
 <!-- made by scripts/gen_python_docs.py; change the docstrings, or that file, and run it again -->
 
-One prompt, as `oallama run` answers it:
+Answer one prompt, as `oallama run` does:
 
 ```python
 from oallama import Placer
@@ -29,9 +29,9 @@ from oallama import Placer
 print(Placer.load("model.gguf").run("Once upon a time", max_tokens=32).text)
 ```
 
-A model is the path of a GGUF, or [a name](run.md#models-by-name) as the command line takes it.
+A model is the path of a GGUF, or [a name](run.md#models-by-name) as on the command line.
 
-Several, from a model that stays loaded:
+Answer several prompts from a loaded model:
 
 ```python
 placer = Placer.load("model.gguf", vram="6GiB")
@@ -52,7 +52,7 @@ with placer.engine(plan) as engine:
     print("".join(pieces), pieces.generation.end)
 ```
 
-What is built on llama-cpp-python gets its own `Llama`, placed by the plan:
+For code built on llama-cpp-python, get a `Llama` placed by the plan:
 
 ```python
 with placer.llama(plan, logits_all=True) as llama:
@@ -60,8 +60,8 @@ with placer.llama(plan, logits_all=True) as llama:
     print(llama.scores[: llama.n_tokens].shape)
 ```
 
-The first plan of a model measures the machine, which takes some seconds to minutes; later ones read what is kept. A
-plan is a file too:
+The first plan of a model measures the machine, which takes seconds to minutes; later plans use the cache. A plan can
+be saved as a file:
 
 ```python
 from oallama import Plan
@@ -73,7 +73,7 @@ for row in placer.affinity(phase="decode")[:3]:
     print(row.rank, row.name, row.affinity, row.backend)
 ```
 
-What is wrong is an error of oallama's, in one sentence:
+Failures raise an OallamaError with a one-sentence message:
 
 ```python
 from oallama import OallamaError
@@ -81,7 +81,7 @@ from oallama import OallamaError
 try:
     Placer.load("model.gguf", vram=6)
 except OallamaError as error:
-    print(error)  # vram: '6' is 6 bytes; write the unit, for example 6GiB
+    print(error)  # vram: '6' is 6 bytes; write the unit, e.g. 6GiB
 ```
 """
 

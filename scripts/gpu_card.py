@@ -51,11 +51,11 @@ def steps_of(device: str, work: Path) -> list[CardStep]:
         return (python, script, "--measure", what, "--device", device, *more)
 
     return [
-        CardStep("doctor", "does everything that oallama builds on work here", 30, (*oallama, "doctor", "--json")),
+        CardStep("doctor", "check everything that oallama builds on", 30, (*oallama, "doctor", "--json")),
         CardStep("correctness", "logits against the CPU's: every type, F16 with K of 4096", 240, tests,
                  (("OALLAMA_TEST_GPU", device),)),
         CardStep("copies", "a small copy behind streamed weights, whole and in pieces", 20, measure("copies")),
-        CardStep("launch", "launching a graph, from the calling thread and from one of its own", 10, measure("launch")),
+        CardStep("launch", "launching a graph, from the calling thread and from its own thread", 10, measure("launch")),
         CardStep("launch-no-graphs", "the same without CUDA graphs", 10, measure("launch"),
                  (("GGML_CUDA_DISABLE_GRAPHS", "1"),)),
         CardStep("model", "write a 1B with random weights", 10,
@@ -76,14 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("gpu_run", __doc__)
     parser.add_argument("--device", default="CUDA0", help="as oallama's --device (default: CUDA0)")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "gpu", metavar="DIR", help="default: build/gpu")
-    parser.add_argument("--only", action="append", default=[], metavar="STEP", help="this step alone; may be repeated")
-    parser.add_argument("--list", action="store_true", help="say what is done and what is to do")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="STEP", help="run only this step; may be repeated"
+    )
+    parser.add_argument("--list", action="store_true", help="list finished and remaining steps")
     parser.add_argument("--measure", choices=sorted(MEASURED), help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure:
         return guarded("gpu_run", lambda: _measure(options.measure, options.device, options.model))
-    return guarded("gpu_run", lambda: _run(options), "the same command goes on from here")
+    return guarded("gpu_run", lambda: _run(options), "the same command continues")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -91,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
     steps = steps_of(options.device, options.work.absolute())
     unknown = set(options.only) - {step.name for step in steps}
     if unknown:
-        raise InputError(f"there is no step {min(unknown)}; there are {', '.join(step.name for step in steps)}")
+        raise InputError(f"unknown step {min(unknown)}; choose from {', '.join(step.name for step in steps)}")
     steps = [step for step in steps if not options.only or step.name in options.only]
     results = options.work / "results.json"
     document = _read(results, options.device)
@@ -137,7 +139,7 @@ def run_step(step: CardStep) -> dict[str, Any]:
         found = json.loads(out)
     except ValueError:
         found = out[-4000:]
-    said = (lines or ["it said nothing"])[-1][:400] if status else ""
+    said = (lines or ["no message"])[-1][:400] if status else ""
     return {"status": status, "seconds": round(time.monotonic() - start, 1), "said": said, "found": found}
 
 
@@ -148,9 +150,9 @@ def _read(results: Path, device: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {"device": device, "cards": nvidia_cards(), "steps": {}}
     except ValueError as error:
-        raise InputError(f"{results} is no whole JSON document ({error}): remove it, or name another --work") from None
+        raise InputError(f"{results} is not valid JSON ({error}): remove it, or choose another --work") from None
     if not isinstance(document, dict) or document.get("device") != device:
-        raise InputError(f"{results} is not of {device}: name another --work")
+        raise InputError(f"{results} is for another device than {device}: choose another --work")
     return document
 
 

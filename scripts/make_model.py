@@ -81,7 +81,7 @@ def random_blocks(type_name: str, n_blocks: int, sigma: float, rng: np.random.Ge
     elif type_name == "NVFP4":  # four unsigned E4M3 scales in the first four bytes
         blocks[:, :4] = 0x08
     else:
-        raise ValueError(f"{type_name} is no type that weights are stored in")
+        raise ValueError(f"{type_name} is not a weight type")
     return blocks
 
 
@@ -146,7 +146,7 @@ def named(path: Path) -> tuple[ModelShape, str]:
     """Shape and type that the name of a file says. Raises ValueError."""
     found = NAMED.fullmatch(path.stem)
     if not found or found["like"] not in KNOWN:
-        raise ValueError(f"{path} is missing, and its name is not that of a known shape, like llama3-8b-6l-f16.gguf")
+        raise ValueError(f"{path} is missing, and its name is not a known shape, e.g. llama3-8b-6l-f16.gguf")
     return KNOWN[found["like"]].with_layers(int(found["layers"]) if found["layers"] else None), found["type"].upper()
 
 
@@ -162,7 +162,7 @@ def models_of(matrix: Path) -> list[Path]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--like", choices=sorted(KNOWN), metavar="MODEL", help=f"one of: {', '.join(sorted(KNOWN))}")
-    parser.add_argument("--layers", type=int, help="default 16, with --like as many as it has")
+    parser.add_argument("--layers", type=int, help="default 16, with --like its number")
     parser.add_argument("--embd", type=int, default=2048)
     parser.add_argument("--ff", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=32)
@@ -174,8 +174,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--type", default="Q4_0", help="ggml type of the matrices: F16, Q4_0, Q4_K, ... (default Q4_0)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="repeat 16 MiB of random blocks in each large matrix")
-    parser.add_argument("--empty", action="store_true", help="a hole in the place of the weights: headers only")
-    parser.add_argument("--matrix", type=Path, metavar="FILE.toml", help="write the models that it names and lacks")
+    parser.add_argument("--empty", action="store_true", help="write only headers, with a hole for the weights")
+    parser.add_argument("--matrix", type=Path, metavar="FILE.toml", help="write the missing models that it names")
     parser.add_argument("-o", "--output", type=Path)
     o = parser.parse_args(arguments)
     if (o.output is None) == (o.matrix is None):
@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
         )  # fmt: skip
         if o.type not in gguf.GGMLQuantizationType.__members__:
-            raise ValueError(f"{o.type} is no ggml type")
+            raise ValueError(f"{o.type} is not a ggml type")
         name = o.like if o.empty else None  # nothing of it is random
         write_shape(o.output, shape, o.type, o.seed, quick=o.quick, empty=o.empty, name=name)
     except (ValueError, OSError) as error:

@@ -57,12 +57,12 @@ def known() -> dict[str, str]:
 
 
 def take(name: str, url: str) -> None:
-    """Photograph a page, and note its sources. Raises SystemExit where there is no Chromium."""
+    """Photograph a page, and note its sources. Raises SystemExit if there is no Chromium."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        raise SystemExit("there is no Chromium on PATH: install it, as with `apt-get install chromium`")
+        raise SystemExit("no Chromium on PATH: install it, e.g. with `apt-get install chromium`")
     picture = PICTURES[name]
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

@@ -340,7 +340,7 @@ def compare(only: Sequence[str] = ("",)) -> int:
         changed = {name: (then.get(name), now.get(name)) for name in {**then, **now} if then.get(name) != now.get(name)}
         texts = (f"{name} {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items() if name != "digest")
         print(f"{kind:9}{key}: {', '.join(texts)}")
-    print(f"{n_same} the same, {n_differ} differ, {n_over} take more memory than they may")
+    print(f"{n_same} the same, {n_differ} differ, {n_over} exceed their memory")
     if moved:
         least, most = min(moved), max(moved)
         print(f"predicted total seconds: median {median(change for change, _ in moved):+.3%}, "
@@ -392,7 +392,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("record", "compare"):
         commands.add_parser(name).add_argument(
-            "--only", default="", metavar="TEXT", help="cells with this in their key"
+            "--only", default="", metavar="TEXT", help="only cells whose key contains this"
         )
     add = commands.add_parser("add-profile")
     add.add_argument("name")

@@ -63,23 +63,23 @@ def zipf_shares(n_expert: int, exponent: float) -> tuple[float, ...]:
 def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """Traffic of a concentration curve, straight between its points (share of experts, share of traffic).
 
-    Raises ValueError where it does not rise from (0, 0) to (1, 1), or gives less used experts more.
+    Raises ValueError if it does not rise from (0, 0) to (1, 1), or gives less used experts more.
     """
     whole = [(0.0, 0.0), *points, (1.0, 1.0)]
     slopes = []
     for (x0, y0), (x1, y1) in pairwise(whole):
         if x1 <= x0 or y1 < y0:
-            raise ValueError("a curve's points rise, in experts and in traffic, and lie between 0% and 100%")
+            raise ValueError("a curve's points must increase, in experts and in traffic, between 0% and 100%")
         slopes.append((y1 - y0) / (x1 - x0))
     if any(later > earlier * (1 + 1e-9) for earlier, later in pairwise(slopes)):
-        raise ValueError("a curve is of the most used experts first: its slope must not grow")
+        raise ValueError("a curve begins with the most used experts: its slope must not grow")
     experts, carried = [x for x, _ in whole], [y for _, y in whole]
     quantiles = np.interp(np.linspace(0, 1, n_expert + 1), experts, carried)
     return _normalised(np.diff(quantiles).tolist())
 
 
 def draw(drawing: RoutingDraw) -> dict[int, list[Row]]:
-    """Rows by layer; which experts are the used ones differs by layer. Raises ValueError where the shares cannot be."""
+    """Rows by layer; which experts are the used ones differs by layer. Raises ValueError if the shares cannot be."""
     n_expert = len(drawing.shares)
     odds = odds_of(drawing.shares, drawing.n_used)
     cumulated = list(accumulate(odds))
@@ -151,7 +151,7 @@ def _normalised(values: Sequence[float]) -> tuple[float, ...]:
 
 def traced(path: Path, n_layer: int | None, n_skip: int) -> dict[int, list[Row]]:
     """Rows of the conversations of an .npz, one behind the other, of the first layers, without the first tokens. Raises
-    ValueError where it has none."""
+    ValueError if it has none."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             conversations = [arrays[name] for name in sorted(arrays.files)]
@@ -162,7 +162,7 @@ def traced(path: Path, n_layer: int | None, n_skip: int) -> dict[int, list[Row]]
         raise ValueError(f"{path} must have arrays of whole numbers [token, layer, rank], of one model")
     tokens = np.concatenate(conversations)[n_skip:, :n_layer]
     if not len(tokens):
-        raise ValueError(f"{path} has no token behind the first {n_skip}")
+        raise ValueError(f"{path} has no token after the first {n_skip}")
     return {layer: [tuple(row) for row in tokens[:, layer].tolist()] for layer in range(tokens.shape[1])}
 
 
@@ -194,9 +194,9 @@ def read_routing(path: Path) -> dict[int, list[Row]]:
 
 
 def first_and_second(routing: Routing) -> tuple[Routing, Routing]:
-    """Each layer's tokens in halves. Raises ValueError where a half has none."""
+    """Each layer's tokens in halves. Raises ValueError if a half has none."""
     if any(len(rows) < 2 for rows in routing.values()):
-        raise ValueError("two tokens of each layer at least make two halves")
+        raise ValueError("each layer needs at least two tokens for two halves")
     cuts = {layer: len(rows) // 2 for layer, rows in routing.items()}
     return (
         {layer: rows[: cuts[layer]] for layer, rows in routing.items()},
@@ -209,7 +209,7 @@ def counts_of(routing: Routing, fingerprint: str, n_layer: int, n_expert: int, n
     model."""
     own = {layer: rows for layer, rows in routing.items() if layer < n_layer}
     if not own or any(len(row) != n_used or max(row) >= n_expert for rows in own.values() for row in rows):
-        raise ValueError(f"the file is not of a model of {n_expert} experts, {n_used} a token")
+        raise ValueError(f"the file is not from a model with {n_expert} experts, {n_used} per token")
     counts = unknown_routing(fingerprint, n_expert, n_used)
     for half in first_and_second(own):
         tallies = {layer: _tally(rows, n_expert) for layer, rows in half.items()}
@@ -234,14 +234,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     how.add_argument("--curve", metavar="E%=T%,…", help="the most used E %% of the experts carry T %% of the traffic")
     made.add_argument("--seed", type=int, default=0)
     made.set_defaults(run=_draw)
-    kept = commands.add_parser("keep", help="the first half counted as a model's traffic; the second is written")
+    kept = commands.add_parser("keep", help="count the first half as a model's traffic; write the second")
     kept.add_argument("file", type=Path)
     kept.add_argument("--model", required=True, metavar="GGUF")
     kept.set_defaults(run=_keep)
-    taken = commands.add_parser("traces", help="what a real model was seen to use, in its order")
+    taken = commands.add_parser("traces", help="recorded routing of a real model, in its order")
     taken.add_argument("file", type=Path)
-    taken.add_argument("--layers", type=int, help="the first so many; default all")
-    taken.add_argument("--skip", type=int, default=0, metavar="TOKENS", help="leave out the first; default 0")
+    taken.add_argument("--layers", type=int, help="number of layers; default all")
+    taken.add_argument("--skip", type=int, default=0, metavar="TOKENS", help="skip the first N; default 0")
     taken.set_defaults(run=_traces)
     for command in (made, kept, taken):
         command.add_argument("-o", "--output", type=Path, required=True)

@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--policies", default="oato,scheinfer", help="comma-separated; experts for an MoE")
     parser.add_argument("-p", type=int, default=256, dest="n_prompt")
     parser.add_argument("-n", type=int, default=32, dest="n_gen")
-    parser.add_argument("-r", type=int, default=6, dest="rounds", help="of A B B A")
+    parser.add_argument("-r", type=int, default=6, dest="rounds", help="rounds of A B B A")
     asked = parser.parse_args()
     try:
         placer = Placer.load(

@@ -63,9 +63,9 @@ class Checkout:
         return self.read_stamp() == self.stamp() and not (self.folder / UNFINISHED).exists()
 
     def fault(self) -> str | None:
-        """Why the environment has to be made anew; None where it is usable, be it made by hand."""
+        """Why the environment has to be made anew; None if it is usable, be it made by hand."""
         if not self.folder.exists():
-            return "there is none"
+            return "it is missing"
         if (self.folder / UNFINISHED).exists():
             return "the last set-up was cut short"
         code = "import pip, sys; print(sys.version_info >= (3, 10), sys.prefix)"
@@ -155,8 +155,8 @@ def main(root: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--refresh", action="store_true", help="look, install and test again even if nothing changed")
     parser.add_argument("--vulkan", action="store_true", help="set up .venv-vulkan, with Vulkan on any device")
     parser.add_argument("--no-amx", action="store_true", help="set up .venv-no-amx, with llama.cpp built without AMX")
-    parser.add_argument("--llama-cpp", metavar="WHAT", help="a folder, an archive or its address: do not compile")
-    parser.add_argument("--sha256", help="of the archive that --llama-cpp names")
+    parser.add_argument("--llama-cpp", metavar="WHAT", help="folder, archive or its address: use this build")
+    parser.add_argument("--sha256", help="hash of the --llama-cpp archive")
     options = parser.parse_args(arguments)
     kind = "-vulkan" if options.vulkan else "-no-amx" if options.no_amx else ""
     console = Console(sys.stderr, root / "build" / f"setup{kind}.log")

@@ -38,7 +38,7 @@ def record(cls: type[T], table: Any, where: str) -> T:
     known = sorted(field.name for field in fields(cls))  # type: ignore[arg-type]
     for key in table if isinstance(table, Mapping) else ():
         if key not in known:
-            raise InputError(f"{where} has an unknown key {key}; known are {', '.join(known)}")
+            raise InputError(f"{where}: unknown key {key}; choose from {', '.join(known)}")
     try:
         return from_json(cls, table, where)
     except CodecError as error:

@@ -14,13 +14,13 @@ LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+|[^)#\s:]+/)[^)]*\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """`[text](../file)` as text and the file's path. Raises PluginError where there is no such file."""
+    """`[text](../file)` as text and the file's path. Raises PluginError if there is no such file."""
     folder = (DOCS / page.file.src_uri).parent
 
     def named(link: re.Match[str]) -> str:
         target = (folder / link[2]).resolve()
         if not target.exists():
-            raise PluginError(f"{page.file.src_uri} links to {link[2]}, which is not there")
+            raise PluginError(f"{page.file.src_uri} links to {link[2]}, which does not exist")
         if target.is_relative_to(DOCS) and not target.is_dir():
             return link[0]
         path = f"`{target.relative_to(ROOT)}`"

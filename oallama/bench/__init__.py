@@ -1,1 +1,1 @@
-"""Honest comparisons: every arm in a process of its own, samples interleaved, ratios with an interval."""
+"""Fair comparisons: each arm in its own process, interleaved samples, ratios with an interval."""

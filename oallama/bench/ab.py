@@ -1,4 +1,4 @@
-"""Running a comparison: every arm loaded in a process of its own, checked, warmed up, and measured in turns."""
+"""Runs a comparison: each arm is loaded in its own process, checked, warmed up, and measured in turns."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ Start = Callable[[ArmSpec, Deadline | None], RunningArm]
 
 
 class ProgressCallback(Protocol):
-    """Told what is being done; `steps` more of them are now expected in all."""
+    """Called with the current step; `steps`: how many more are now expected in all."""
 
     def __call__(self, doing: str, done: int = 0, expect: int = 0) -> None: ...
 
 
 def quiet(doing: str, done: int = 0, expect: int = 0) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ def run_bench(
     start: Start = ArmProcess,
     available_memory: Callable[[], int] | None = None,
 ) -> BenchResult:
-    """Measure. on_partial sees the result so far after every block. Ctrl-C ends it with what there is
-    (`interrupted`), or is raised again where there is nothing yet; so does the deadline (`out_of_time`).
+    """Measure. on_partial gets the result so far after every block. Ctrl-C returns the result so far (`interrupted`),
+    or is raised again if there is none yet; so does the deadline (`out_of_time`).
 
-    Raises what an arm raises that cannot load or compute, and OutOfTime where nothing was measured by the deadline.
+    Raises the error of an arm that cannot load or compute, and OutOfTime if nothing was measured by the deadline.
     """
     session = _Session(bench, progress, start, available_memory or _available_memory)
     try:
@@ -99,7 +99,7 @@ def run_bench(
 
 @dataclass(slots=True)
 class _Arm:
-    """One arm of a run. process: None while it is not loaded; report: of its last load, None before the first."""
+    """One arm of a run. process: None unless loaded; report: of its last load, None before the first load."""
 
     spec: ArmSpec
     process: RunningArm | None = None
@@ -154,7 +154,7 @@ class _Session:
         return any(series.kept or series.discarded for series in self._series)
 
     def load_all(self) -> None:
-        """Load every arm; where they do not fit together, load each once for its report and again for each turn."""
+        """Load all arms; if they do not fit together, load each once for its report and again for each turn."""
         n_arms = len(self._arms)
         self._progress("", expect=2 * n_arms + 2 * self._bench.n_blocks * n_arms)
         for arm in self._arms:
@@ -178,7 +178,7 @@ class _Session:
                 arm.warm_up(self._bench.tests)
 
     def measure(self, on_partial: Callable[[BenchResult], None]) -> None:
-        """Raises DeviceError where each block had a fault."""
+        """Raises DeviceError if each block had a fault."""
 
         def on_block(series: Sequence[Series]) -> None:
             self._series = tuple(series)
@@ -191,7 +191,7 @@ class _Session:
             raise DeviceError(f"{fault}, in every block; close them, or run again when the machine is quiet")
 
     def result(self) -> BenchResult:
-        """The result so far. All reports must be there."""
+        """The result so far. Needs all reports."""
         bench = self._bench
         reports = [(arm, arm.report) for arm in self._arms if arm.report is not None]
         assert len(reports) == len(self._arms)
@@ -263,7 +263,7 @@ class _Session:
         return largest < MEMORY_SHARE * self._available()
 
     def _leave_residence(self, why: str) -> None:
-        self._notes.append(f"{why}: each is loaded anew for each of its turns")
+        self._notes.append(f"{why}: each is reloaded for each of its turns")
         self._resident = False
         self.close()
 

@@ -1,10 +1,10 @@
 """Arms of a comparison: plans of our policies, and stock llama.cpp at its strongest.
 
-Stock arms get what a user of llama.cpp could find out: `stock-fit` llama.cpp's own --fit, `stock-no-host` the same with
---no-host, `stock-ngl` the best -ngl, `stock-ncmoe` the best -ncmoe, `stock-moe-cache` the best expert cache,
-`stock-best` the fastest of all that these and others can be told (place/policies/stock.py). All keep to the same memory
-cap. A name with `-ubN` behind it is the same with micro-batches of N tokens; `NAME+draftN` is made for, and run with, N
-drafts of a draft model a step, `NAME+ngram` with drafts of text that repeats.
+Stock arms use options that a user of llama.cpp could find: `stock-fit` llama.cpp's own --fit, `stock-no-host` the
+same with --no-host, `stock-ngl` the best -ngl, `stock-ncmoe` the best -ncmoe, `stock-moe-cache` the best expert cache,
+`stock-best` the fastest of these and other options (place/policies/stock.py). All keep to the same memory cap. The
+suffix `-ubN` sets a micro-batch of N tokens; `+draftN` plans and runs with N drafts a step by a draft model, `+ngram`
+runs with drafts of repeated text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STOCK_NGL, STOCK_NCMOE, STOCK_MOE_CACHE = "stock-ngl", "stock-ncmoe", "stock-moe
 STOCK_ARMS = (STOCK_CPU, STOCK_FIT, STOCK_NGL, STOCK_NCMOE, STOCK_NO_HOST, STOCK_MOE_CACHE, STOCK_BEST)
 
 NO_REPACK = (
-    "runs with --no-repack, as a layout that llama.cpp would choose on this CPU multiplies wrong by some of the weights"
+    "runs with --no-repack: a layout that llama.cpp would choose on this CPU multiplies some of the weights wrong"
 )
 
 _DRAFTS = re.compile(r"(.+)\+(?:draft([1-9][0-9]?)|ngram)")
@@ -66,8 +66,8 @@ class ArmMaker:
     def make(self, name: str) -> ArmSpec:
         """The arm of that name: one of STOCK_ARMS, with `-ubN` or without, a policy, or a plan file (*.json).
 
-        Raises UsageError for a name that is none of these or needs a device where there is none, DoesNotFit, and what
-        planning and probing raise.
+        Raises UsageError for an unknown name, or one that needs a missing device, DoesNotFit, and what planning and
+        probing raise.
         """
         if name in STOCK_ARMS:
             return self._stock(name)
@@ -80,7 +80,7 @@ class ArmMaker:
             return self.of_plan(Path(name).stem, Plan.load(name))
         if name not in (*POLICIES, FIT):
             arms = ", ".join((*POLICIES, FIT, *STOCK_ARMS))
-            raise UsageError(f"there is no arm {name!r}; arms are {arms}, and plan files (*.json)")
+            raise UsageError(f"unknown arm {name!r}; choose from {arms}, or give a plan file (*.json)")
         if name == "auto" and self.auto is not None and self.placer.has_device:
             return self.auto(self)
         return self.of_plan(name, self._plan(name))
@@ -97,7 +97,7 @@ class ArmMaker:
         return [self._with_ubatch(STOCK_FIT, n) for n in larger if f"{STOCK_FIT}-ub{n}" not in names]
 
     def of_plan(self, name: str, plan: Plan) -> ArmSpec:
-        """The arm of a plan. Raises PlanError for one of another model."""
+        """The arm of a plan. Raises PlanError for a plan of another model."""
         plan.check(self.placer.model, self.placer.operators)
         return ArmSpec(
             name=name,
@@ -111,8 +111,7 @@ class ArmMaker:
 
     @property
     def workload(self) -> Workload:
-        """The workload that plans are made for: the longest prompt, generation and depth of the tests, and their
-        context."""
+        """The workload to plan for: the longest prompt, generation and depth of the tests, and their context."""
         n_prompt, n_gen = max(1, *(test.n_prompt for test in self.tests)), max(test.n_gen for test in self.tests)
         load, n_past = self.setting.load, max(test.n_depth for test in self.tests)
         return replace(self.placer.workload(n_prompt, n_gen, load.n_ctx, load.n_ubatch, n_past), step=self.step)
@@ -136,8 +135,8 @@ class ArmMaker:
         return self.placer.plan(policy, workload=self.workload, attention_passes=self.attention_passes, **asdict(rules))
 
     def _predicted(self, plan: Plan, test: BenchTest) -> dict[str, float] | None:
-        """Predicted seconds of a plan for a test; 0 for what the test has none of. None where nothing is known: a plan
-        that was read may predict another run, and no profile is measured for it."""
+        """Predicted seconds of a plan for a test; 0 for a part that the test lacks. None if unknown: a plan from a file
+        may predict another run, and no profile is measured for it."""
         n_prompt, load = max(1, test.n_prompt), plan.workload
         found = self.placer.expected(plan, n_prompt, test.n_gen, test.n_depth)
         if found is None and (load.n_prompt, load.n_gen, load.n_past) == (n_prompt, test.n_gen, test.n_depth):
@@ -148,7 +147,7 @@ class ArmMaker:
         return asdict(Predicted.of(ttft_s, tpot_s, test.n_gen))
 
     def _other_cache(self, plan: Plan) -> tuple[str, ...]:
-        """A note where the plan was made for another KV cache than the arms share."""
+        """A note if the plan was made for another KV cache than that of the arms."""
         planned, shared = plan.attention, self.setting.load.attention
         if planned is None or (planned.type_k, planned.type_v) == (shared.type_k, shared.type_v):
             return ()
@@ -163,15 +162,15 @@ class ArmMaker:
         if name == STOCK_CPU:
             return ArmSpec(name, self.setting.changed(device="none"), StockPlacement(0))
         if self.placer.device.is_pair:
-            raise UsageError(f"{name} cannot be on cpu-pair: llama.cpp has no second CPU; compare with {STOCK_CPU}")
+            raise UsageError(f"{name} does not run on cpu-pair: llama.cpp has no second CPU; compare with {STOCK_CPU}")
         if not self.placer.has_device:
-            raise UsageError(f"{name} needs a device and there is none; name one with --device, such as emulated")
+            raise UsageError(f"{name} needs a device; choose one with --device, e.g. emulated")
         if name == STOCK_FIT:
             return self._fit(name)
         if name == STOCK_NO_HOST:
             return self._fit(name, StockOptions(no_host=True))
         if name in (STOCK_NCMOE, STOCK_MOE_CACHE) and not self.placer.model.n_expert:
-            raise UsageError(f"{name} is for models with experts, and this one has none; use {STOCK_NGL}")
+            raise UsageError(f"{name} needs a model with experts; use {STOCK_NGL}")
         return self._best(name)
 
     def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:
@@ -214,8 +213,8 @@ class ArmMaker:
         return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))
 
     def _best(self, name: str) -> ArmSpec:
-        """The fastest of the options that such an arm may have: all are priced, and the most promising measured."""
-        self.progress(f"price what {name} may be")
+        """The fastest options of such an arm: all are priced, and the most promising measured."""
+        self.progress(f"price the options of {name}")
         n_ubatches: tuple[int, ...] = ()
         specs, ways = [], [name.removeprefix("stock-")]
         if name == STOCK_BEST:
@@ -239,5 +238,5 @@ class ArmMaker:
             raise DeviceError(f"arm {name}: {faults[0]}")
         best = seconds.index(min(seconds))
         steps = [{"flag": "options", "value": o, "seconds": s} for o, s in zip(flags, seconds, strict=True)]
-        note = f"{name} is {flags[best]}, the fastest of {len(specs)} that were measured"
+        note = f"{name} is {flags[best]}, the fastest of {len(specs)} measured options"
         return ArmSpec(name, self.setting, specs[best].stock, search=tuple(steps), notes=(note, *faults))

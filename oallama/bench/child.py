@@ -44,7 +44,7 @@ class LoadedArm:
         return requests[do](**request)
 
     def load(self, spec: Message, operators: list[str]) -> Message:
-        """Load and read back; pins this process where the setting asks for it."""
+        """Load and read back; pins this process if the setting says so."""
         from oallama.bench.loaded import load_arm
         from oallama.bench.readback import load_report
 
@@ -58,7 +58,7 @@ class LoadedArm:
         return asdict(report)
 
     def warm_up(self, tests: list[Message]) -> Message:
-        """Run every test once, not timed; what is held afterwards, in bytes."""
+        """Run every test once, not timed; returns the bytes held afterwards."""
         loaded, timer = self._ready()
         for test in tests:
             timer.warm_up(BenchTest(**test))
@@ -83,7 +83,7 @@ class LoadedArm:
 
     def _ready(self) -> tuple[LoadedModel, ContextTimer]:
         if self._loaded is None or self._timer is None:
-            raise UsageError("this arm has loaded nothing yet")
+            raise UsageError("this arm is not loaded yet")
         return self._loaded, self._timer
 
 
@@ -104,11 +104,11 @@ def _timer(loaded: LoadedModel, setting: Setting) -> ContextTimer:
 
 def pin_threads(cpus: tuple[int, ...]) -> None:
     """Pin every thread that this process has, and so all that those will start. After the device was opened: its
-    worker, or its thread, has CPUs of its own. Raises UsageError where that is not allowed."""
+    worker, or its thread, has CPUs of its own. Raises UsageError if that is not allowed."""
     if not cpus:
         return
     if not hasattr(os, "sched_setaffinity"):
-        raise UsageError("--cpus works on Linux only; leave it out")
+        raise UsageError("--cpus works only on Linux; omit it")
     for task in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
             if (task / "comm").read_text().strip() == DEVICE_THREAD:
@@ -116,7 +116,7 @@ def pin_threads(cpus: tuple[int, ...]) -> None:
             try:
                 os.sched_setaffinity(int(task.name), cpus)
             except OSError as error:
-                raise UsageError(f"--cpus: this process may not run there: {error.strerror}") from None
+                raise UsageError(f"--cpus: this process may not use these CPUs: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Loading of an arm in its own process: by stock llama.cpp alone, or by the engine as a plan says.
+"""Loads an arm in its own process: with stock llama.cpp alone, or with the engine under a plan.
 
 Both give a llama_context to time on.
 """
@@ -53,14 +53,14 @@ class LoadedModel:
 
 
 def load_arm(spec: ArmSpec) -> LoadedModel:
-    """Load what the spec says. Raises what llama.cpp and the engine raise."""
+    """Load the spec. Raises the errors of llama.cpp and the engine."""
     return load_stock(spec.setting.load, spec.stock) if spec.stock is not None else load_planned(spec)
 
 
 def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel:
-    """Load as llama-server would with the same options, and with nothing else in the process' registry.
+    """Load as llama-server would with the same options, without other back ends in the registry.
 
-    Raises ModelFileError, DeviceError, BridgeError where a plugin is in the registry.
+    Raises ModelFileError, DeviceError, BridgeError if a plugin is in the registry.
     """
     settings, device = placement.load(settings), open_now(parse_device(settings.device))
     try:
@@ -92,7 +92,7 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
 
 
 def load_planned(spec: ArmSpec) -> LoadedModel:
-    """Load by a plan, as `oallama run --plan` would."""
+    """Load a plan, as `oallama run --plan` would."""
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.plan.split import device_share
@@ -124,5 +124,5 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
 
 
 def plugins() -> tuple[str, ...]:
-    """Our backend, where it is in ggml's registry."""
+    """Our backend, if it is in ggml's registry."""
     return tuple(sorted({device.backend for device in list_devices() if device.backend.startswith(PLUGIN_PREFIX)}))

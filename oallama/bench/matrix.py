@@ -1,4 +1,4 @@
-"""A matrix of comparisons: the cells that a TOML file asks for, and the file that keeps what was measured of them."""
+"""A matrix of comparisons: the cells of a TOML file, and the file with their results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from oallama.report.matrix import Measured
 
 VERSION = 1
 JOINED = ("arms",)
-"""Options that take a list themselves, joined by commas."""
+"""Options whose value is a list, joined by commas."""
 
 MAX_CELLS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One comparison. label: the options in which it differs from other cells; command: the words that `oallama bench`
-    gets."""
+    """One comparison. label: the options in which it differs from other cells; command: the arguments of `oallama
+    bench`."""
 
     label: Mapping[str, str]
     command: tuple[str, ...]
@@ -48,21 +48,21 @@ class Outcome:
 
 
 def read_matrix(path: Path, flags: Mapping[str, str]) -> tuple[str, tuple[Cell, ...]]:
-    """The file's `about` and its cells. flags: how each key is spelled on the command line. Raises UsageError."""
+    """The file's `about` and its cells. flags: the option of each key. Raises UsageError."""
     document = read_toml(path)
     about, settings = document.pop("about", ""), document.pop("setting", None)
     if not isinstance(about, str):
-        raise UsageError(f"{path}: about is not text")
+        raise UsageError(f"{path}: about must be a string")
     if not isinstance(settings, list) or not settings or not all(isinstance(each, dict) for each in settings):
         raise UsageError(f"{path} has no [[setting]]: write one for each comparison")
     tables = [_one_value_each(path, {**document, **setting}, flags) for setting in settings]
     options = [each for table in tables for each in table]
     if len(options) > MAX_CELLS:
-        raise UsageError(f"{path} asks for {len(options)} comparisons, more than {MAX_CELLS}: shorten its lists")
+        raise UsageError(f"{path} has {len(options)} comparisons, more than {MAX_CELLS}: shorten its lists")
     varied = [key for key in flags if len({_text(each.get(key, "")) for each in options}) > 1]
     cells = tuple(Cell(_label(each, varied), _command(each, flags)) for each in options)
     if len({cell.command for cell in cells}) < len(cells):
-        raise UsageError(f"{path} asks for the same comparison twice: leave one out")
+        raise UsageError(f"{path} has the same comparison twice: remove one")
     return about, cells
 
 
@@ -70,7 +70,7 @@ def _one_value_each(path: Path, table: Mapping[str, Any], flags: Mapping[str, st
     """The table once for each combination of the values of its lists."""
     for key, value in table.items():
         if key not in flags:
-            raise UsageError(f"{path} has an unknown key {key}; known are about, setting and {', '.join(flags)}")
+            raise UsageError(f"{path}: unknown key {key}; choose from about, setting, {', '.join(flags)}")
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(each, (str, int, float)) for each in values):
             raise UsageError(f"{path}: {key} is neither a value nor a list of values")
@@ -113,8 +113,8 @@ def measured_tests(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> list[M
 
 
 def against_stock(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, float | None], ...]:
-    """Speed of each row's arm relative to the fastest stock arm that did what it says, as text and as number. An arm
-    that is the same configuration as that one is as fast, whatever its samples say."""
+    """Speed of each row's arm relative to the fastest valid stock arm, as text and as number. An arm with the same
+    configuration as that arm is equally fast, whatever its samples say."""
     stock = [row for row in rows if row["arm"].startswith("stock") and not row["problems"]]
     if not stock:
         return (("", None),) * len(rows)
@@ -138,7 +138,7 @@ def _test(row: Mapping[str, Any]) -> str:
 
 
 class ResultFile:
-    """The result of a matrix, replaced whole after each cell. Raises UsageError where the file is cut, is another
+    """The result of a matrix, replaced whole after each cell. Raises UsageError if the file is cut, is another
     matrix's, or cannot be written."""
 
     def __init__(self, path: Path, about: str, cells: Sequence[Cell]) -> None:
@@ -149,7 +149,7 @@ class ResultFile:
         other = next((command for command in self._found if command not in self._order), None)
         if other is not None:
             raise UsageError(
-                f"{path} is the result of another matrix, which has `{' '.join(other)}`: name another file with -o"
+                f"{path} is the result of another matrix, with `{' '.join(other)}`: name another file with -o"
             )
 
     @property
@@ -180,7 +180,7 @@ class ResultFile:
             raise UsageError(f"cannot read {self.path}: {error.strerror or error}") from None
         except ValueError as error:
             raise UsageError(
-                f"{self.path} is no whole JSON document ({error}): remove it, or name another file with -o"
+                f"{self.path} is not valid JSON ({error}): remove it, or name another file with -o"
             ) from None
         if not isinstance(document, dict) or document.get("version") != VERSION or "cells" not in document:
             raise UsageError(f"{self.path} is not the result of a matrix: name another file with -o")

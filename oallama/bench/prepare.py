@@ -1,4 +1,4 @@
-"""Preparation of a comparison: tests, the setting that all arms share, its memory cap, and the arms."""
+"""Prepares a comparison: tests, the shared setting, its memory cap, and the arms."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CONTEXT_STEP = 256  # llama.cpp pads the KV cache to it
 def bench_tests(
     n_prompt: Sequence[int], n_gen: Sequence[int], pairs: Sequence[tuple[int, int]], n_depth: Sequence[int]
 ) -> tuple[BenchTest, ...]:
-    """Make every combination of the counts, as llama-bench does; a count of 0 is none. Raises UsageError where nothing
-    is left."""
+    """Make every combination of the counts, as llama-bench does; a count of 0 means no test. Raises UsageError if no
+    test remains."""
     shapes = [*((n, 0) for n in n_prompt if n), *((0, n) for n in n_gen if n), *pairs]
     tests = tuple(dict.fromkeys(BenchTest(p, g, depth) for depth in n_depth for p, g in shapes))
     if not tests:
-        raise UsageError("there is nothing to time; give -p, -n or -pg a count above 0")
+        raise UsageError("nothing to time; give -p, -n or -pg a count above 0")
     return tests
 
 
@@ -56,13 +56,13 @@ def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, 
         )
     emulated = placer.device.emulated
     if emulated is not None and emulated.cpus in cpus:
-        raise UsageError(f"--cpus: the emulated device keeps core {emulated.cpus} for itself; leave it out")
+        raise UsageError(f"--cpus: the emulated device keeps core {emulated.cpus} for itself; remove it from the list")
     batches = (options.n_ubatch or STOCK_UBATCH, options.n_batch or STOCK_BATCH)
     return setting_of(placer, n_ctx, *batches, cpus=cpus, seed=seed)
 
 
 def prepare(maker: ArmMaker, arms: Sequence[str], **options: Any) -> Bench:
-    """Plan, search and fit: everything that is decided before arms are compared. options: fields of Bench.
+    """Plan, search and fit: all decisions before the comparison. options: fields of Bench.
 
     Raises UsageError, DoesNotFit, and what planning, searching and fitting raise.
     """

@@ -24,7 +24,7 @@ every arm may use its device."""
 
 class ArmProcess:
     """Loads on `load`, ends on `close`. Methods raise what the arm's process raised, as the same error of ours,
-    DeviceError where the process died, or OutOfTime where the deadline passed before it answered: then kill it."""
+    DeviceError if the process died, or OutOfTime if the deadline passed before it answered: then kill it."""
 
     def __init__(self, spec: ArmSpec, deadline: Deadline | None = None) -> None:
         self.spec = spec
@@ -37,13 +37,13 @@ class ArmProcess:
         return self._child.pid
 
     def load(self, operators: Sequence[str]) -> LoadReport:
-        """Load the model; what it read back."""
+        """Load the model; returns what it read back."""
         document = self._ask("load", spec=asdict(self.spec), operators=list(operators))
         self._family = _family(self.pid)
         return from_json(LoadReport, document, f"the report of arm {self.spec.name}")
 
     def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]:
-        """Run every test once; bytes held afterwards on the device and in host memory."""
+        """Run every test once; returns the bytes held afterwards on the device and in host memory."""
         held = self._ask("warm_up", tests=[asdict(test) for test in tests])
         return int(held["device_bytes"]), int(held["host_bytes"])
 
@@ -67,7 +67,7 @@ class ArmProcess:
         self._child.end()
 
     def kill(self) -> None:
-        """End it now, in the middle of whatever it does; its worker notices and ends."""
+        """End it at once, whatever it is doing; its worker notices and ends."""
         self._child.end(signal.SIGKILL)
 
     def _ask(self, do: str, **request: Any) -> Mapping[str, Any]:
@@ -76,7 +76,7 @@ class ArmProcess:
         try:
             return self._child.ask({"do": do, **request}, timeout_s=left_s)
         except ChildTimeout:
-            raise OutOfTime(f"{arm} had not answered when its time was over") from None
+            raise OutOfTime(f"{arm} did not answer in time") from None
         except ChildDied as error:
             how = f"ended with exit code {error.exit_code}"
             if error.signal is not None:
@@ -107,10 +107,10 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds until then; 0 afterwards."""
+        """Seconds left; 0 afterwards."""
         return max(0.0, self.ends_at - self.clock())
 
     def check(self) -> None:
-        """Raises OutOfTime once it has passed."""
+        """Raises OutOfTime after the deadline."""
         if not self.left_s:
-            raise OutOfTime("there is no time left to measure in")
+            raise OutOfTime("no time left to measure")

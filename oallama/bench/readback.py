@@ -139,7 +139,7 @@ def _place(buft: str, device: str, is_host: bool) -> Place:
 
 
 def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
-    """llama-bench's fields that only this process can know."""
+    """llama-bench's fields that only this process knows."""
     from llama_cpp import llama_cpp as api
 
     description = ctypes.create_string_buffer(256)
@@ -164,7 +164,7 @@ def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
 
 
 def llama_build() -> tuple[str, int]:
-    """llama.cpp's commit and build number, as llama-bench prints them; "unknown" and 0 where libraries do not tell."""
+    """llama.cpp's commit and build number, as llama-bench prints them; "unknown" and 0 if not reported."""
     from oallama.run.fit import open_common
 
     load_bridge()
@@ -256,4 +256,4 @@ def check_tensor_layout(ggml: Any) -> None:
     )
     ggml.ggml_free(context)
     if not agrees:
-        raise BridgeError("this llama.cpp lays its tensors out differently; run `oallama setup`")
+        raise BridgeError("this llama.cpp has another tensor layout; run `oallama setup`")

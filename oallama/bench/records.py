@@ -1,4 +1,4 @@
-"""The records of a comparison: what is measured, how every arm is loaded, what it says of itself, and its samples.
+"""The records of a comparison: its tests, how each arm is loaded, its read-back, and its samples.
 
 Frozen; bytes are int, times are float seconds. What goes to or comes from an arm's process is JSON (core/codec.py).
 """
@@ -16,7 +16,7 @@ from oallama.run.stock import Cap, Place, StockPlacement
 
 @dataclass(frozen=True, slots=True)
 class BenchTest:
-    """One thing to time, as llama-bench: n_prompt tokens at once, then n_gen one by one, n_depth being there before."""
+    """A test as in llama-bench: n_prompt tokens at once, then n_gen one by one, behind n_depth tokens in the cache."""
 
     n_prompt: int
     n_gen: int
@@ -30,12 +30,12 @@ class BenchTest:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that are timed."""
+        """Number of timed tokens."""
         return self.n_prompt + self.n_gen
 
     @property
     def n_ctx(self) -> int:
-        """Context that the test needs."""
+        """Context size that the test needs."""
         return self.n_tokens + self.n_depth
 
 
@@ -97,7 +97,7 @@ class ArmSpec:
 
     @property
     def load(self) -> LoadSettings:
-        """How it is loaded, of stock llama.cpp."""
+        """Load settings of a stock arm."""
         return self.setting.load if self.stock is None else self.stock.load(self.setting.load)
 
 
@@ -143,7 +143,7 @@ class Block:
 
     @property
     def fault(self) -> str:
-        """Why its samples must not be compared; "" where they may be."""
+        """Why its samples must not be compared; "" if they are valid."""
         return next((sample.fault for pair in self.samples for sample in pair if sample.fault), "")
 
 
@@ -168,7 +168,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """One arm after the measurement. problems: why it did not do what it says; empty where it did."""
+    """One arm after the measurement. problems: how it differs from its specification; empty if valid."""
 
     spec: ArmSpec
     report: LoadReport
@@ -179,7 +179,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """A whole comparison. `warnings` are sentences; `interrupted`: it was stopped, and what is there is complete;
+    """A whole comparison. `warnings` are sentences; `interrupted`: it was stopped, and the results so far are complete;
     `out_of_time`: by its deadline."""
 
     operators: tuple[Operator, ...]

@@ -24,16 +24,16 @@ Value = Callable[[Sample], float]  # of a sample, seconds; 0: the test has none
 
 
 def rows(result: BenchResult) -> list[Row]:
-    """Make a row of every arm and test that has samples; tests in order, arms in order within."""
+    """Make a row per test and arm with samples, in the order of tests, then arms."""
     return [_row(result, series, index) for series in result.series if series.kept for index in range(len(result.arms))]
 
 
 def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
-    """Why the arm has no ratio to the first one, in a sentence; None where it has."""
+    """Why the arm has no ratio to the first arm, in a sentence; None if it has a ratio."""
     arm, first = arms[index], arms[0]
     for each in (arm, first):
         if each.problems:
-            return f"{each.spec.name} did not do what it says: {each.problems[0]}"
+            return f"{each.spec.name} did not run as specified: {each.problems[0]}"
     if index and (arm.same_as or arm.spec.name) == (first.same_as or first.spec.name):
         return f"{arm.spec.name} is the same configuration as {first.spec.name}"
     if n_pairs < LEAST_PAIRS:
@@ -126,7 +126,7 @@ def _ratio_fields(prefix: str, series: Series, index: int, value: Value, refused
 
 
 def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
-    """llama-bench's fields that do not depend on the test. What our arms cannot change has its default."""
+    """llama-bench's fields that do not depend on the test; options that arms cannot change have the default."""
     spec, report = arm.spec, arm.report
     stock = spec.stock
     return {
@@ -259,11 +259,11 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
     if first["cap_device_bytes"] is not None:
         found.append(f"Cap on the device: {first['cap_device_bytes'] / MIB:.1f} MiB for every arm.")
     if first["cap_operator_bytes"] is not None:
-        found.append(f"Cap on weights there: {first['cap_operator_bytes'] / MIB:.2f} MiB for every arm.")
+        found.append(f"Cap on weights on the device: {first['cap_operator_bytes'] / MIB:.2f} MiB for every arm.")
     warnings = dict.fromkeys(warning for row in rows for warning in row["warnings"])
     found += [f"Warning: {_cell(warning)}." for warning in warnings]
     if first["interrupted"]:
-        found.append("Interrupted: what is shown is complete, more was to come.")
+        found.append("Interrupted: the rows shown are complete, others are missing.")
     found.append(f"build: {first['build_commit']} ({first['build_number']})")
     return list(dict.fromkeys(found))
 
@@ -281,5 +281,5 @@ def _refusals(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(text: Any) -> str:
-    """Text that cannot end a cell or a line; models name themselves."""
+    """Text that cannot end a cell or a line; model names are untrusted."""
     return "".join(c if c.isprintable() else " " for c in str(text)).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""The order in which arms are measured: palindromes A B C C B A, the calm ones kept, the others measured again.
+"""The order in which arms are measured: palindromes A B C C B A; disturbed blocks are measured again.
 
 Knows neither processes nor the clock: `visit` measures one arm and returns its samples.
 """
@@ -15,13 +15,13 @@ Visit = Callable[[int, Sequence[BenchTest]], Mapping[BenchTest, Sample]]
 """(position of the arm, tests) -> one sample of each test."""
 
 Done = Callable[[Series], bool]
-"""Whether a test need not be measured any more."""
+"""Whether a test needs no more measurements."""
 
 MAX_DRIFT = 0.10
 """A block in which the machine got slower or faster by more than this is measured again."""
 
 MAX_FAULTY = 2
-"""Number of faulty blocks at the start from which the machine is not fit to measure on."""
+"""Number of faulty blocks at the start after which the machine counts as unusable."""
 
 REPAIRS = 2
 """Times that an arm with a fault is measured again at the end of its block, where others of the block have none."""
@@ -68,7 +68,7 @@ def hopeless(series: Series) -> bool:
 
 
 def unsteady(series: Series) -> int:
-    """Number of kept blocks that drifted, which were taken for want of calm ones."""
+    """Number of kept blocks that drifted, which were used because calm blocks were missing."""
     return sum(block.drift > MAX_DRIFT for block in series.kept)
 
 

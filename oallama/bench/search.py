@@ -27,7 +27,7 @@ def tried(
     measure: Measure = run_bench,
 ) -> tuple[Mapping[BenchTest, Sample], str]:
     """(the faster of two samples of each test, "") or ({}, why the configuration cannot be used: it fails, or does not
-    do what it says). Raises OutOfTime where the deadline passes first, and KeyboardInterrupt."""
+    do what it says). Raises OutOfTime if the deadline passes first, and KeyboardInterrupt."""
     short = {test: replace(test, n_gen=min(test.n_gen, SEARCH_GEN)) for test in tests}
     bench = Bench((spec,), tuple(dict.fromkeys(short.values())), operators, n_layer, n_blocks=1, deadline=deadline)
     try:
@@ -41,7 +41,7 @@ def tried(
         return {}, arm.problems[0]
     best = {made.test: min(made.samples(0), key=lambda one: one.seconds) for made in result.series if made.kept}
     if len(best) < len(bench.tests):
-        raise OutOfTime(f"{spec.name} was not measured in its time")
+        raise OutOfTime(f"{spec.name} was not measured in time")
     return {test: _scaled(best[one], test.n_gen / max(1, one.n_gen)) for test, one in short.items()}, ""
 
 

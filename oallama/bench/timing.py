@@ -60,7 +60,7 @@ class ContextTimer:
         self._n_generated = 0
 
     def sample(self, test: BenchTest) -> Sample:
-        """One turn: as many runs as fill LEAST_S. Raises DeviceError, UsageError where llama.cpp cannot compute."""
+        """One turn: as many runs as fill LEAST_S. Raises DeviceError, UsageError if llama.cpp cannot compute."""
         runs = [self.run(test)]
         left = LEAST_S - runs[0].seconds
         while left > 0 and len(runs) < MOST_RUNS:

@@ -1,4 +1,4 @@
-"""Checks of a comparison: arms that did not do what they say, arms that are the same, and disturbances that readers of
+"""Checks of a comparison: arms that differ from their specification, equal arms, and disturbances that readers of
 the numbers should know. Pure: compares what was read back.
 
 The mistakes this guards against were all made in public: an arm that never was what its name said, a
@@ -22,7 +22,7 @@ BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its 
 
 
 def problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int) -> tuple[str, ...]:
-    """Sentences on what the arm did other than it says; empty where it did as it says and kept to the cap."""
+    """Sentences on how the arm differs from its specification or exceeds the cap; empty if valid."""
     return (
         *_backend_problems(spec, report),
         *_placement_problems(spec, report, operators, n_layer),
@@ -31,7 +31,7 @@ def problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n
 
 
 def configuration(report: LoadReport) -> Hashable:
-    """Equal for arms whose every weight, buffer and parameter is the same, whatever they are called."""
+    """Equal for arms with the same weights, buffers and parameters, whatever their names."""
     return (
         tuple(sorted(report.places.items())),
         tuple(sorted(report.layouts.items())),
@@ -54,7 +54,7 @@ def same_as(reports: Sequence[tuple[str, LoadReport]]) -> dict[str, str]:
 
 
 def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
-    """Sentences; empty where all went well."""
+    """Warnings, as sentences; empty if there are none."""
     found = []
     for made in series:
         label = made.test.label
@@ -72,7 +72,7 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
         late = [s for block in made.kept for pair in block.samples for s in pair if s.late_share is not None]
         if late:
             found.append(
-                f"{label}: emulated device: late for {max(s.late_share or 0.0 for s in late):.2%} of the time in the "
+                f"{label}: emulated device: late {max(s.late_share or 0.0 for s in late):.2%} of the time in the "
                 f"worst turn; {sum(s.n_overruns or 0 for s in late)} overruns"
             )
     found += [
@@ -103,23 +103,23 @@ def _backend_problems(spec: ArmSpec, report: LoadReport) -> list[str]:
 def _placement_problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int) -> list[str]:
     unseen = [operator.name for operator in operators if operator.name not in report.places]
     if unseen:
-        return [f"where {_some(unseen)} lies could not be read back"]
+        return [f"could not read back where {_some(unseen)} lies"]
     expected = expected_shares(spec, operators, n_layer)
     unknown = [name for name, place in report.places.items() if place == "split" and name not in report.device_share]
     if unknown:
-        return [f"how {_some(unknown)} is split could not be read back"]
+        return [f"could not read back how {_some(unknown)} is split"]
     wrong = [name for name, share in expected.items() if abs(device_share(report, name) - share) > TOLERANCE]
     if not wrong:
         return []
     name = wrong[0]
     return [
-        f"{_some(wrong)} is not where it says: {expected[name]:.0%} of {name} on the device, "
-        f"but {device_share(report, name):.0%} is there"
+        f"{_some(wrong)} is not placed as specified: {expected[name]:.0%} of {name} should be on the device, "
+        f"but {device_share(report, name):.0%} is"
     ]
 
 
 def expected_shares(spec: ArmSpec, operators: Sequence[Operator], n_layer: int) -> dict[str, float]:
-    """Operator -> the share of its weight that the arm says it puts on the device."""
+    """Operator -> the specified share of its weight on the device."""
     if spec.stock is not None:
         if spec.setting.load.device == "none":
             return {operator.name: 0.0 for operator in operators}
@@ -135,7 +135,7 @@ def expected_shares(spec: ArmSpec, operators: Sequence[Operator], n_layer: int) 
 
 
 def device_share(report: LoadReport, name: str) -> float:
-    """The share of an operator's weight that was found on the device."""
+    """The measured share of an operator's weight on the device."""
     return {"device": 1.0, "host": 0.0}.get(report.places[name], report.device_share.get(name, 0.0))
 
 

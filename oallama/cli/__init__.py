@@ -1,1 +1,1 @@
-"""The command line: one module a command, called by `main`; `options` and `output` are shared by all."""
+"""The command line: one module per command, called by `main`; all share `options` and `output`."""

@@ -1,4 +1,4 @@
-"""`oallama affinity-report`: each operator's GPU affinity and place, and what they follow from."""
+"""`oallama affinity-report`: each operator's GPU affinity and placement, with the reasons."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ FORMATS = ("table", "json", "csv", "md", "html")
     show_default=True,
     metavar="PHASE",
     group=Group.WORKLOAD,
-    help="decode, prefill or mixed.\f Times that count: a token's, the prompt's, or both as often as they are run.",
+    help="decode, prefill or mixed.\f Times to rank by: a token's, the prompt's, or both as often as they are run.",
 )
 @option(
     "--policy",
     type=PolicyName(),
     metavar="POLICY",
     group=Group.PLACEMENT,
-    help="Show the plan of this policy.\f That is what `oallama run --policy POLICY` loads, splits and streams "
-    "included; auto: before anything is measured against stock llama.cpp. Without it: OATO's search for the phase.",
+    help="Show the plan of this policy.\f It is the plan that `oallama run --policy POLICY` loads, with its splits and "
+    "streams; auto: before any measurement against stock llama.cpp. Default: OATO's search for the phase.",
 )
 @rules_options
 @profile_option
@@ -58,10 +58,10 @@ FORMATS = ("table", "json", "csv", "md", "html")
     "form",
     type=click.Choice(FORMATS),
     metavar="FORM",
-    help="table (default), json, csv, md or html.\f Without it as the suffix of -o says.",
+    help="table (default), json, csv, md or html.\f If omitted, the suffix of -o decides.",
 )
 @option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@option("--all", "every_row", is_flag=True, help="One line per operator, however many.")
+@option("--all", "every_row", is_flag=True, help="Print one line per operator.")
 @output_option("the report")
 @verbose_option
 def command(
@@ -78,7 +78,7 @@ def command(
     output: str | None,
     verbose: bool,
 ) -> None:
-    """Show where each operator goes and why: the time that a byte of the device's memory saves there.
+    """Show where each operator goes and why: the time it saves per byte of device memory.
 
     \b
       oallama affinity-report model.gguf
@@ -86,11 +86,11 @@ def command(
 
     \f
     Ranks the model's operators by GPU affinity, (T_c - T_g - T') / bytes, fills the device in that order, and shows
-    where each goes, the device's memory, and the times this predicts. With --policy: where that plan has each. The html
-    page is one file that needs nothing else.
+    where each operator goes, the device's memory, and the predicted times. With --policy, shows that policy's plan. The
+    html page is one self-contained file.
     """
     if as_json and form not in (None, "json"):
-        raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
+        raise click.UsageError(f"--json cannot be combined with --format {form}", click.get_current_context())
     from oallama.placer import Placer
     from oallama.placer.affinity import plan_report, search_report, with_run
     from oallama.report.text import PAPERS, PLAIN
@@ -120,7 +120,7 @@ def command(
 
 def plan_of_run(placer: Placer, load: Workload) -> tuple[Plan, bool]:
     """The plan that `oallama run` uses for such a prompt, and whether it was measured; else the plan of policy auto,
-    which would be."""
+    which would be measured."""
     from oallama.placer.tuned import in_tuned_context, tuned_plan
 
     if not placer.has_device:
@@ -130,7 +130,7 @@ def plan_of_run(placer: Placer, load: Workload) -> tuple[Plan, bool]:
 
 
 def format_of(output: str | None) -> str:
-    """The format that a file name asks for; `table` where it asks for none."""
+    """The format of a file name's suffix, else `table`."""
     suffix = PurePath(output).suffix.lower().lstrip(".") if output else ""
     return {"htm": "html", "markdown": "md"}.get(suffix, suffix if suffix in FORMATS else "table")
 

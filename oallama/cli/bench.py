@@ -1,4 +1,4 @@
-"""`oallama bench`: policies and stock llama.cpp against each other, honestly."""
+"""`oallama bench`: a fair comparison of policies and stock llama.cpp."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DEFAULT_REPS = 6
 def parse_counts(text: str) -> tuple[int, ...]:
     """`512` or `128,512`: token counts, 0 for none. Raises ValueError."""
     if not re.fullmatch(r"\s*[0-9]{1,7}(\s*,\s*[0-9]{1,7})*\s*", text):
-        raise ValueError(f"{text!r} is not a list of token counts; write it like 512 or 128,512")
+        raise ValueError(f"{text!r} is not a list of token counts; write e.g. 512 or 128,512")
     return tuple(dict.fromkeys(int(part) for part in text.split(",")))
 
 
@@ -51,7 +51,7 @@ def parse_pair(text: str) -> tuple[int, int]:
     """`512,128`: prompt and generated tokens. Raises ValueError."""
     match = re.fullmatch(r"\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*", text)
     if not match or not int(match[1]) + int(match[2]):
-        raise ValueError(f"{text!r} is not a prompt and a generation; write it like 512,128")
+        raise ValueError(f"{text!r} is not a prompt and a generation length; write e.g. 512,128")
     return int(match[1]), int(match[2])
 
 
@@ -59,7 +59,7 @@ def parse_names(text: str) -> tuple[str, ...]:
     """`auto,stock-fit`: distinct names in order. Raises ValueError."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"{text!r} is not a list of different arms; write it like stock-fit,auto")
+        raise ValueError(f"{text!r} is not a list of different arms; write e.g. stock-fit,auto")
     return names
 
 
@@ -69,7 +69,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
         return text, None
     suffix = Path(text).suffix.removeprefix(".")
     if suffix not in FORMATS:
-        raise ValueError(f"{text!r} is neither a format ({', '.join(FORMATS)}) nor a file that ends in one")
+        raise ValueError(f"{text!r} is neither a format ({', '.join(FORMATS)}) nor a file with such a suffix")
     return suffix, text
 
 
@@ -92,7 +92,7 @@ class ResultOptions:
     as_json: bool
 
     def check(self) -> None:
-        """Raises UsageError where it is known beforehand that the file cannot be written."""
+        """Raises UsageError early if the file cannot be written."""
         check_result(self.output[1])
 
     def save(self, result: BenchResult) -> None:
@@ -102,7 +102,7 @@ class ResultOptions:
             write_file(file, text_of(result, form))
 
     def tell(self, result: BenchResult) -> None:
-        """Print the result, or write it to the file that was asked for."""
+        """Print the result, or write it to the requested file."""
         form, file = self.output
         if file is not None:
             talk(f"wrote {file}")
@@ -118,7 +118,7 @@ result_options = as_record(
     ResultOptions,
     option(
         "-o", "--output", type=parsed(parse_output), default="md", show_default=True, metavar="FORMAT|FILE",
-        help="md, json, or a file that ends so.",
+        help="md, json, or a file with that suffix.",
     ),
     option("--json", "as_json", is_flag=True, help="Print one JSON document."),
 )  # fmt: skip
@@ -136,30 +136,30 @@ def text_of(result: BenchResult, form: str) -> str:
 @model_argument
 @option(
     "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",
-    help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios refer to the first. -ubN behind a name: "
-    "with micro-batches of N tokens. Without a device the default is stock-cpu,auto.",
+    help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios are to the first arm. The suffix -ubN "
+    "sets a micro-batch of N tokens. Without a device the default is stock-cpu,auto.",
 )  # fmt: skip
 @option(
     "-p", "--n-prompt", type=parsed(parse_counts), default="512", show_default=True, metavar="N,…", group=Group.TIMED,
-    help="Prompts to time; 0: none.",
+    help="Prompt lengths to time; 0: none.",
 )  # fmt: skip
 @option(
     "-n", "--n-gen", type=parsed(parse_counts), default="128", show_default=True, metavar="N,…", group=Group.TIMED,
-    help="Generations to time; 0: none.",
+    help="Answer lengths to time; 0: none.",
 )  # fmt: skip
 @option(
     "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG", group=Group.TIMED,
-    help="Time PP prompt tokens and TG generated ones, together and each.",
+    help="Time PP prompt tokens and TG generated tokens, together and separately.",
 )  # fmt: skip
 @option(
     "-d", "--n-depth", type=parsed(parse_counts), default="0", show_default=True, metavar="N,…", group=Group.TIMED,
-    help="Tokens in the KV cache before.",
+    help="Tokens already in the KV cache.",
 )  # fmt: skip
 @option(
     "-r", "--repetitions", type=count(2, 1000), default=DEFAULT_REPS, show_default=True, metavar="N",
     group=Group.TIMED,
-    help="Samples of each arm and test; a ratio needs 6.\f They are taken in turns A B B A, so rounded up to an even "
-    "number.",
+    help="Samples per arm and test; a ratio needs 6.\f They are taken in the order A B B A, so N is rounded up to an "
+    "even number.",
 )  # fmt: skip
 @option(
     "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.COMPARED, advanced=True,
@@ -179,15 +179,15 @@ def text_of(result: BenchResult, form: str) -> str:
 @profile_option
 @option(
     "--cpus", type=parsed(parse_cpus), metavar="LIST", group=Group.TIMED, advanced=True,
-    help="Pin the arms to these CPUs, like 0 or 0-3.",
+    help="Pin the arms to these CPUs, e.g. 0 or 0-3.",
 )  # fmt: skip
 @option("--seed", type=count(0), default=0, show_default=True, metavar="N", group=Group.TIMED, advanced=True,
-        help="Seed of the random tokens.")  # fmt: skip
+        help="Seed for the random tokens.")  # fmt: skip
 @option("--reload", is_flag=True, group=Group.TIMED, advanced=True,
-        help="Load an arm anew for each turn, as where not all fit at once.")  # fmt: skip
+        help="Reload each arm for each turn, as is done if not all fit at once.")  # fmt: skip
 @gate_option
 @refresh_gate_option
-@option("--progress/--no-progress", default=None, advanced=True, show_default="on a terminal", help="Show a bar.")
+@option("--progress/--no-progress", default=None, advanced=True, show_default="on a terminal", help="Show progress.")
 def command(
     model: str,
     arms: tuple[str, ...] | None,
@@ -210,7 +210,7 @@ def command(
     refresh_gate: bool,
     progress: bool | None,
 ) -> None:
-    """Measure policies and stock llama.cpp against each other, in turns and under one memory cap.
+    """Compare policies and stock llama.cpp by interleaved measurements under one memory cap.
 
     \b
       oallama bench model.gguf
@@ -219,9 +219,9 @@ def command(
       oallama bench --matrix many.toml -o many.json
 
     \f
-    Each arm runs in a process of its own, with the same tokens. The result says how many times faster than the first
-    each one is, with the 95 % interval of that. No ratio is given where two arms turn out to be the same, or where an
-    arm did not do what it says: where the weights lie is read back after the load. Stock arms load no plugin of ours.
+    Each arm runs in its own process, with the same tokens. The result says how many times as fast as the first arm each
+    arm is, with the 95 % interval. The placement is read back after the load: an arm whose weights lie elsewhere than
+    planned gets no ratio, nor does an arm with the same configuration as the first. Stock arms load no oallama plugin.
     """
     from oallama.bench.ab import Start, run_bench
     from oallama.bench.arms import ArmMaker
@@ -234,9 +234,9 @@ def command(
     from oallama.profile.acceptance import PUBLISHED
 
     if refresh_gate and not gate:
-        raise UsageError("--no-gate and --refresh-gate exclude each other")
+        raise UsageError("--no-gate cannot be combined with --refresh-gate")
     if policy.tells_oato and "oato" not in (arms or ()):
-        raise UsageError("--affinity and --fill say how oato places, and no arm is oato; name it in --arms")
+        raise UsageError("--affinity and --fill apply only to arm oato; add it to --arms")
     results.check()
     tests = bench_tests(n_prompt, n_gen, pairs, n_depth)
     placer = Placer.of_file(model, options, profile)

@@ -1,4 +1,4 @@
-"""`oallama bench --matrix FILE.toml`: many comparisons, each a process of its own, kept one by one."""
+"""`oallama bench --matrix FILE.toml`: many comparisons, each in its own process, saved one by one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
 
 BESIDE = ("matrix", "output", "as_json", "progress")
-"""Parameters of `oallama bench` that go with --matrix."""
+"""Parameters of `oallama bench` allowed with --matrix."""
 
 GRACE_S = 15.0  # for a comparison that is told to end, to end its arms
 
 
 def matrix_option(function: Function) -> Function:
-    """--matrix, with which the command measures what a file says in place of its other options."""
+    """--matrix, with which the command takes the tests from a file instead of its other options."""
 
     @wraps(function)
     def merged(*args: Any, matrix: str | None, **values: Any) -> Any:
@@ -44,29 +44,29 @@ def matrix_option(function: Function) -> Function:
             and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         ]  # fmt: skip
         if given:
-            raise UsageError(f"{matrix} says what is measured; leave out {', '.join(given)}")
+            raise UsageError(f"{matrix} defines the tests; omit {', '.join(given)}")
         form, output = values["output"]
         if output is not None and form != "json":
-            raise UsageError("the result of a matrix is JSON; name a file that ends in .json with -o")
+            raise UsageError("a matrix result is JSON; name a .json file with -o")
         target = output or f"{Path(matrix).stem}.json"
         return run_matrix(context.command, Path(matrix), Path(target), values["as_json"], values["progress"])
 
     return option(
         "--matrix", metavar="FILE.toml", group=Group.COMPARED,
-        help="Measure the comparisons of this file.\f Goes on where that was stopped. The result goes to -o, by "
-        "default the file's name with .json, a picture beside it.",
+        help="Measure the comparisons in this file.\f Continues after an interruption. Writes the result to -o, by "
+        "default the file's name with .json, and a picture beside it.",
     )(merged)  # fmt: skip
 
 
 def run_matrix(command: click.Command, matrix: Path, target: Path, as_json: bool, progress: bool | None) -> None:
-    """Measure the cells that the result file lacks, and show all. Raises UsageError, and KeyboardInterrupt where it was
-    interrupted; exits 1 where a cell failed."""
+    """Measure the cells that the result file lacks, and show all. Raises UsageError, and KeyboardInterrupt if
+    interrupted; exits with 1 if a cell failed."""
     about, cells = read_matrix(matrix, flags_of(command))
     for cell in cells:
         _check(command, matrix, cell)
 
     def taken() -> None:  # each would leave out what the other has measured
-        raise UsageError(f"{matrix} is being measured by another process; wait until that ends")
+        raise UsageError(f"another process is measuring {matrix}; wait until it ends")
 
     with matrix.open("rb") as file:
         lock_file(file, taken)
@@ -107,7 +107,7 @@ def _check(command: click.Command, matrix: Path, cell: Cell) -> None:
 
 
 def measured(cell: Cell, shown: bool) -> Outcome:
-    """Run the cell in a process of its own, and pass its progress on where shown. Ends it at a KeyboardInterrupt."""
+    """Run the cell in its own process, and forward its progress if shown. A KeyboardInterrupt ends it."""
     start = time.monotonic()
     words = [sys.executable, "-m", "oallama", "bench", *cell.command, "--json", f"--{'' if shown else 'no-'}progress"]
     told = bytearray()
@@ -123,7 +123,7 @@ def measured(cell: Cell, shown: bool) -> Outcome:
     if status in (130, 143):
         raise KeyboardInterrupt
     said = [line for line in told.decode("utf-8", "replace").splitlines() if line.startswith("oallama: ")]
-    why = said[-1].removeprefix("oallama: ") if said else f"it ended with status {status} and said nothing"
+    why = said[-1].removeprefix("oallama: ") if said else f"ended with status {status} and no message"
     rows = tuple(json.loads(out)) if status == 0 else ()
     return Outcome(cell.command, round(time.monotonic() - start, 1), rows, "" if status == 0 else why)
 
@@ -175,6 +175,6 @@ def _tell(result: ResultFile, cells: Sequence[Cell], as_json: bool) -> None:
     failed = [f"not measured: {names[each.command]}: {each.error}" for each in found if each.error]
     left = len(cells) - len(found)
     if not as_json:
-        show([matrix_table(result.about, rows, [*failed, *([f"{left} are still to be measured"] if left else [])])])
+        show([matrix_table(result.about, rows, [*failed, *([f"{left} are not measured yet"] if left else [])])])
     if rows:
         write_chart(str(result.path.with_suffix(".svg")), matrix_chart(result.about, rows))

@@ -1,4 +1,4 @@
-"""The checks of `oallama doctor`: each does one thing for real, says what it found, and what to do when it fails.
+"""The checks of `oallama doctor`: each runs the real thing, reports its result, and what to do about a failure.
 
 Whatever runs native code runs in a child process (`python -m oallama.cli.checks`), so that a crash is a finding.
 """
@@ -27,7 +27,7 @@ _SET_UP = "run `oallama setup --refresh`"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`work` returns what it found, as a phrase, or raises; `remedy` is what to do then."""
+    """`work` returns its result as a phrase, or raises; `remedy` is what to do about a failure."""
 
     name: str
     work: Callable[[], str]
@@ -84,7 +84,7 @@ def check_devices() -> str:
 
     names = [device.name for device in list_devices()]
     if "CPU" not in names:
-        raise BridgeError(f"ggml names no CPU device, only {', '.join(names) or 'nothing'}")
+        raise BridgeError(f"ggml lists no CPU device, only {', '.join(names) or 'nothing'}")
     return ", ".join(names)
 
 
@@ -117,7 +117,7 @@ def check_split_backend() -> str:
     path = bridge.split().path
     names = [device.name for device in bridge.devices(ask_servers=False) if device.backend == SPLIT_BACKEND]
     if not names:
-        raise BridgeError(f"{path} was loaded but ggml does not list it")
+        raise BridgeError(f"{path} was loaded, but ggml does not list it")
     return f"{path.name} registers {', '.join(names)}"
 
 
@@ -157,7 +157,7 @@ def _half_of_first_ffn(operator: Operator) -> float:
 
 
 def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, float]:
-    """(bytes on the device, NMSE of the default model's logits against the CPU alone); raises DeviceError where there
+    """(bytes on the device, NMSE of the default model's logits against the CPU alone); raises DeviceError if there
     is nothing on the device, or the NMSE is too large."""
     import numpy as np
 
@@ -167,7 +167,7 @@ def _against_cpu(device: str, gg: Callable[[Operator], float]) -> tuple[int, flo
         raise DeviceError(f"nothing was placed on {device}")
     nmse = float(np.sum((found - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
     if not nmse <= WORST_NMSE:
-        raise DeviceError(f"{device} computes something else than the CPU: NMSE {nmse:.2g}, at most {WORST_NMSE:g}")
+        raise DeviceError(f"{device} and the CPU compute different results: NMSE {nmse:.2g}, at most {WORST_NMSE:g}")
     return device_bytes, nmse
 
 
@@ -192,24 +192,24 @@ CHECKS = (
     Check(
         "python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}", "", in_child=False
     ),
-    Check("packages", check_packages, "install oallama anew: its packages come with it", in_child=False),
+    Check("packages", check_packages, "reinstall oallama with its packages", in_child=False),
     Check("libraries", check_llama, "run `oallama setup`"),
     Check("devices", check_devices, f"the build of llama.cpp is broken: {_SET_UP}"),
-    Check("layouts", check_layouts, f"this build computes wrong on this CPU: {_SET_UP}, it builds the fault out"),
-    Check("run on the CPU", check_cpu_run, "see what it says; OALLAMA_DEBUG=1 oallama run -p Hello shows more"),
+    Check("layouts", check_layouts, f"this build computes wrong on this CPU: {_SET_UP}, which works around it"),
+    Check("run on the CPU", check_cpu_run, "see the message; OALLAMA_DEBUG=1 oallama run -p Hello shows more"),
     Check(
         "split backend",
         check_split_backend,
-        "install oallama anew, with its native part (in a checkout: python3 scripts/setup_env.py --refresh)",
+        "reinstall oallama with its native part (in a checkout: python3 scripts/setup_env.py --refresh)",
     ),
     Check(
         "split run",
         check_split_run,
-        "use --policy oato, layers or cpu, which do without the split backend, and report this with what it says",
+        "use --policy oato, layers or cpu, which need no split backend, and report this message",
     ),
-    Check("cache", check_cache, "make the folder writable, or name another in OALLAMA_CACHE_DIR", in_child=False),
+    Check("cache", check_cache, "make the folder writable, or set OALLAMA_CACHE_DIR to another", in_child=False),
 )
-"""In an order in which the first that fails is the one to repair."""
+"""Ordered such that the first failure is the one to repair."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`oallama devices`: what can compute here."""
+"""`oallama devices`: list the CPU and GPUs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from oallama.cli.output import emit_json, show, talk
 @backend_option
 @json_option
 def command(as_json: bool) -> None:
-    """List what can compute: ggml's devices with their memory, and the CPU.
+    """List ggml's devices with their memory, and the CPU.
 
-    A name in the first column can be given as --device. An `emulated` device is made on request and not listed.
+    Use a name in the first column as --device. The `emulated` device is created on request and not listed.
     """
     from oallama.device.opening import list_devices
     from oallama.report.inspect import device_document, devices_table
@@ -34,7 +34,7 @@ def command(as_json: bool) -> None:
         [devices_table(devices, (f"CPU: {cpu['name']}, {cores}", f"features: {' '.join(cpu['features'])}", libraries))]
     )
     if not any(device.type in ("GPU", "IGPU") for device in devices):
-        talk("no GPU found: `--device emulated:rtx3060` uses a GPU whose timing is emulated")
+        talk("no GPU found: `--device emulated:rtx3060` emulates the timing of one")
 
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:

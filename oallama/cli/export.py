@@ -1,4 +1,4 @@
-"""`oallama export`: a plan for programs other than ours."""
+"""`oallama export`: a plan for stock llama.cpp's programs."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ PLUGIN_PLAN_SUFFIX = ".oallama"
 
 @click.command("export", cls=Command)
 @click.argument("plan_file", metavar="PLAN", type=click.Path())
-@option("--to", "target", type=click.Choice(TARGETS), required=True, help="What to write the plan for.")
+@option("--to", "target", type=click.Choice(TARGETS), required=True, help="Target program.")
 @option(
     "--plugin-plan",
     type=click.Path(),
     metavar="FILE",
-    show_default=f"PLAN with the ending {PLUGIN_PLAN_SUFFIX}",
-    help="The file that `--to plugin` wrote, for a plan that splits operators.",
+    show_default=f"PLAN with the suffix {PLUGIN_PLAN_SUFFIX}",
+    help="File that `--to plugin` wrote, for a plan that splits operators.",
 )
 @backend_option
 @output_option("the command line or the plugin's plan")
 def command(plan_file: str, target: str, plugin_plan: str | None, output: str | None) -> None:
-    """Turn a plan (from `oallama plan -o PLAN`) into the shell-quoted command line that makes stock llama.cpp place the
+    """Convert a plan (from `oallama plan -o PLAN`) to a shell-quoted command line with which stock llama.cpp places the
     model in the same way.
 
-    Layouts of this CPU, and plans that split operators, are for the plugin libggml-oallama, which the command line
-    names. For what it splits the plugin reads a plan file of its own, so export twice:
+    Layouts of this CPU, and plans that split operators, need the plugin libggml-oallama, which the command line loads.
+    The plugin reads the splits from a plan file of its own, so export such a plan twice:
 
     \b
     oallama export plan.json --to plugin -o plan.oallama
@@ -76,7 +76,7 @@ def _plugin_text(plan: Plan, placer: Placer) -> str:
     from oallama.plan.plugin_text import plugin_text
 
     if not splits(plan, placer.operators):
-        raise PlanError("the plan splits no operator, so no plan file is needed; export it --to llama-server")
+        raise PlanError("the plan splits no operator and needs no plan file; export it --to llama-server")
     return plugin_text(plan, placer.operators, placer.model.n_layer, stock_device(plan))
 
 
@@ -96,9 +96,9 @@ def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path, target:
     except (OSError, UnicodeDecodeError):
         found = ""
     if found != expected:
-        fault = "is not the plugin's plan file of this plan" if found else "is missing"
+        fault = "is not of this plan" if found else "is missing"
         raise PlanError(
-            f"the plan splits operators and {text_file}, which tells the plugin how, {fault}; write it first: "
+            f"the plan splits operators, and the plugin's plan file {text_file} {fault}; write it first: "
             + shlex.join(["oallama", "export", plan_file, "--to", PLUGIN, "-o", str(text_file)])
         )
     return Plugin(str(find_plugin()), str(text_file.resolve()))

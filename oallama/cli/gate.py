@@ -1,4 +1,4 @@
-"""The gate as `oallama run` shows it: why it measures and how long, a bar meanwhile, then its verdict in one line."""
+"""Shows the gate in `oallama run`: why and how long it measures, a progress bar, then the verdict in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oallama.tuned.verdict import Verdict
 
 LONGEST_S = 600.0
-"""Most seconds of measuring after an answer. Where more are predicted, the last line says what to type instead."""
+"""Most seconds of measuring after an answer. If more are predicted, the last line says what to type instead."""
 
 SECONDS_TOLD = 100.0  # longer is told in minutes
 
@@ -66,10 +66,10 @@ def measured(
         if (each := found.verdict.of(kind)) is not None:
             talk(f"oallama: {each.sentence}")
     if found.left_s:
-        talk(f"oallama: not settled yet; go on ({minutes_text(found.left_s)}): {tuning(placer, load)}")
+        talk(f"oallama: no clear result yet; continue ({minutes_text(found.left_s)}): {tuning(placer, load)}")
     if read_verdict(found.verdict.key) is None:
         talk(
-            f"warning: that is not kept, as {cache_folder()} cannot be written; free some disk space, or set "
+            f"warning: the result cannot be saved, as {cache_folder()} is not writable; free some disk space, or set "
             f"{FOLDER_VARIABLE} to another folder"
         )
     return found
@@ -93,9 +93,9 @@ def tune_after(placer: Placer, load: Workload) -> None:
     run; a signal that ends the command does."""
     begun: list[bool] = []
     try:
-        talk("oallama: tuning for the next run; any key stops it and keeps the results so far")
+        talk("oallama: tuning for the next run; press any key to stop and keep the results so far")
         with ended_by_key():
-            measured(placer, load, most_s=LONGEST_S, ends="any key stops it", begun=lambda: begun.append(True))
+            measured(placer, load, most_s=LONGEST_S, ends="press any key to stop", begun=lambda: begun.append(True))
             tell_doubt(placer)
     except KeyboardInterrupt:
         if asked_to_end():
@@ -103,7 +103,7 @@ def tune_after(placer: Placer, load: Workload) -> None:
         kept = "the results so far are kept" if begun else "stopped"
         talk(f"oallama: {kept}; the next run or {tuning(placer, load)} continues from here")
     except (OallamaError, OSError) as error:
-        talk(f"warning: tuning failed, so the next run uses llama.cpp's placement too: {error}")
+        talk(f"warning: tuning failed, so the next run also uses llama.cpp's placement: {error}")
 
 
 def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
@@ -125,7 +125,7 @@ def tuning_gain(placer: Placer, load: Workload, stock: Plan) -> str:
 
 
 def tell_doubt(placer: Placer) -> None:
-    """Say in one line what makes predicted times doubtful, where something does."""
+    """Warn in one line if predicted times are doubtful, and why."""
     from oallama.profile.busy import doubt
 
     if why := doubt(placer.profile()):

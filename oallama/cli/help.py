@@ -1,7 +1,7 @@
-"""Help on one screen: options in named groups, and what most people need. `--help-all` shows the rest.
+"""Help on one screen: the common options, in groups. `--help-all` shows the rest.
 
-An option says where it is defined to which group it belongs, and whether it is advanced. The help text of an option or
-of a command may go on behind a form feed. That part, and advanced options, are for `--help-all` and docs/cli.md.
+The definition of an option sets its group, and whether it is advanced. The help text of an option or of a command may
+continue after a form feed. That part, and advanced options, are only in `--help-all` and docs/cli.md.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Group(Enum):
     MODEL = "Model"
     PROMPT = "Prompt and answer"
     SAMPLING = "Sampling"
-    COMPARED = "What is compared"
-    TIMED = "What is timed"
+    COMPARED = "Comparison"
+    TIMED = "Tests"
     SERVER = "Server"
-    WORKLOAD = "What is planned for"
+    WORKLOAD = "Workload"
     DEVICE = "Device and memory"
     PLACEMENT = "Placement"
     OUTPUT = "Output"
 
 
 FURTHER = "\f"
-"""Ends the part of a help text that --help shows; --help-all shows the rest too."""
+"""Ends the part of a help text that --help shows; --help-all shows all of it."""
 
 _NAMES_WIDTH = 28  # of the column of options; longer ones have a line of their own
 _ALL = "oallama.cli.help.all"
@@ -45,12 +45,12 @@ class Option(click.Option):
         self.group, self.advanced = group, advanced
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return click's extra parts, with a default in words as it is written."""
+        """Return click's extra parts, with a default in words unchanged."""
         extra = super().get_help_extra(ctx)
         return {**extra, "default": self.show_default} if isinstance(self.show_default, str) else extra
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Names and text; two names and the first part of the text where not everything is asked for."""
+        """Names and text; without --help-all two names and the first part of the text."""
         if (record := super().get_help_record(ctx)) is None:
             return None
         names, text = record
@@ -93,7 +93,7 @@ class Command(click.Command):
 
 
 class ServerCommand(Command):
-    """A command that passes on to llama-server what stands behind `--`."""
+    """A command that passes the arguments after `--` to llama-server."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from oallama.run.server_options import checked_options
@@ -120,7 +120,7 @@ def help_text(command: click.Command) -> str:
 
 
 def grouped(parameters: list[click.Parameter]) -> dict[Group, list[click.Option]]:
-    """Options by group, in the groups' order. An option that names no group, such as --help, is in the last."""
+    """Options by group, in the groups' order. Options without a group, e.g. --help, are in the last group."""
     groups: dict[Group, list[click.Option]] = {group: [] for group in Group}
     for parameter in parameters:
         if isinstance(parameter, click.Option):

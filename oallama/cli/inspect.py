@@ -12,13 +12,13 @@ from oallama.cli.projector import ProjectorOptions, mmproj_option
 
 @click.command("inspect", cls=Command)
 @model_argument
-@option("--all", "every_row", is_flag=True, help="One line per operator instead of one per role.")
+@option("--all", "every_row", is_flag=True, help="Print one line per operator instead of one per role.")
 @mmproj_option
 @json_option
 def command(model: str, every_row: bool, mmproj: str | None, as_json: bool) -> None:
-    """Show a model's header and its operators: every weight that a matrix multiplication of the graph reads.
+    """Show a model's header and operators: each weight that a matrix multiplication of the graph reads.
 
-    Reads metadata only; no weight is loaded and no native code sees the file.
+    Reads only metadata: no weight is loaded, and no native code reads the file.
     """
     from oallama.placer import Placer
     from oallama.report.inspect import inspect_document, model_lines, operator_table, projector_document, projector_line

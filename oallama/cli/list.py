@@ -1,4 +1,4 @@
-"""`oallama list`: the models that have been downloaded."""
+"""`oallama list`: list downloaded models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from oallama.cli.output import emit_json, show, talk
 @click.command("list", cls=Command)
 @json_option
 def command(as_json: bool) -> None:
-    """List the GGUF models that have been downloaded: by huggingface_hub (`oallama pull`), by llama.cpp and by ollama.
-    Any of these names can be given as MODEL. Nothing there is changed.
+    """List the GGUF models that huggingface_hub (`oallama pull`), llama.cpp and ollama have downloaded. Use any of
+    these names as MODEL. Their folders are only read.
     """
     from oallama.report.inspect import models_document, models_table
     from oallama.report.text import printable
@@ -29,4 +29,4 @@ def command(as_json: bool) -> None:
     for fault in faults:
         talk(f"warning: {printable(fault.why, 500)}")
     if not found:
-        talk("no model has been downloaded; `oallama pull USER/REPO` gets one from Hugging Face")
+        talk("no models downloaded; `oallama pull USER/REPO` downloads one from Hugging Face")

@@ -1,7 +1,7 @@
 """`oallama`: the command group, and the one place where errors become exit codes.
 
 Nothing heavy is imported here: a subcommand's module is loaded when it is called, so `oallama --help` answers at once.
-stdout carries the result and nothing else; whatever native libraries or children print goes to stderr.
+stdout carries only the result; output of native libraries and child processes goes to stderr.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
 START_PAGE = {
     "Run": {
         "run": "Answer a prompt.",
-        "chat": "Talk with a model in the terminal.",
-        "serve": "Serve a model over HTTP, as OpenAI's API.",
-        "export": "Turn a plan into a command line of stock llama.cpp.",
+        "chat": "Chat with a model in the terminal.",
+        "serve": "Serve a model over OpenAI's HTTP API.",
+        "export": "Convert a plan to a command line of stock llama.cpp.",
     },
     "Understand": {
-        "what-if": "Predict a model on cards that are not here.",
+        "what-if": "Predict a model's speed on other cards.",
         "affinity-report": "Show where each operator goes, and why.",
-        "plan": "Decide a placement, and write it to a file.",
+        "plan": "Plan a placement, and write it to a file.",
         "simulate": "Predict what CPU, GPU and copies do while a plan runs.",
-        "inspect": "Show a model's header and its operators.",
+        "inspect": "Show a model's header and operators.",
     },
     "Measure": {
-        "tune": "Find out which plan is the fastest here.",
-        "bench": "Measure policies against stock llama.cpp.",
-        "profile": "Time a model's matrix multiplications here.",
+        "tune": "Find the fastest plan on this machine.",
+        "bench": "Compare policies with stock llama.cpp.",
+        "profile": "Time a model's matrix multiplications.",
     },
     "Models and machine": {
-        "pull": "Download a model of the Hugging Face hub.",
-        "list": "List the models that have been downloaded.",
-        "devices": "List what can compute here.",
-        "setup": "Get llama.cpp, compiled for this machine or prebuilt.",
-        "doctor": "Check the installation and say how to repair it.",
+        "pull": "Download a model from Hugging Face.",
+        "list": "List downloaded models.",
+        "devices": "List the CPU and GPUs.",
+        "setup": "Compile llama.cpp, or install a prebuilt one.",
+        "doctor": "Check the installation, and say how to repair it.",
     },
 }
-"""Groups of commands with their short help, here so that listing them loads none of them."""
+"""Groups of commands with their short help, here so that listing commands loads no command."""
 
 COMMANDS = {name: text for commands in START_PAGE.values() for name, text in commands.items()}
 
@@ -72,7 +72,7 @@ OTHER_WORDS = {
     "report": "`oallama affinity-report MODEL` shows where operators go",
     "help": "`oallama COMMAND --help` shows the options of a command",
 }
-"""Commands of other programs, and what does the same here."""
+"""Commands of other programs, and oallama's equivalents."""
 
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 
@@ -95,18 +95,18 @@ _MEMORY_REFUSED = (
     "insufficient memory (attempted to allocate",  # ggml too, after which llama.cpp blames the file
     os.strerror(errno.ENOMEM),
 )
-"""What libraries say where memory is refused, in this process or in a child."""
+"""Messages of libraries that run out of memory, in this process or in a child."""
 
 _TUTORIAL = """\
-Run large language models on machines whose GPU is too small for them: each weight goes where it saves the most time.
+Run large language models on machines whose GPU is too small for them. Each weight goes where it saves the most time.
 
 \b
-  oallama what-if model.gguf                       what would a card gain?
+  oallama what-if model.gguf                       predict the gain on other cards
   oallama run model.gguf "Why is the sky blue?"    answer a prompt
-  oallama affinity-report model.gguf               what goes where, and why?
+  oallama affinity-report model.gguf               show what goes where, and why
 
-`oallama run` alone uses the small model that comes with it. No GPU? `--device emulated:rtx3060` is one whose timing is
-emulated.
+Without MODEL, `oallama run` uses the built-in story model. Without a GPU, `--device emulated:rtx3060` emulates the
+timing of one.
 """
 
 
@@ -126,12 +126,12 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. A word that is no command is an error that suggests one."""
+        """Find the command. An unknown command is an error that suggests one."""
         word = str(args[0])
         if word in COMMANDS or word.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         meant = _meant(word, args)
-        raise click.UsageError(f"there is no command {word!r}" + (f"; {meant}" if meant else ""), ctx)
+        raise click.UsageError(f"unknown command {word!r}" + (f"; {meant}" if meant else ""), ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
@@ -141,8 +141,8 @@ class LazyGroup(click.Group):
 
 
 def _meant(word: str, args: list[str]) -> str:
-    """Suggest a command for a word that is none: a model or a prompt to run, another program's command, or one that is
-    misspelt. Returns "" where nothing is near."""
+    """Suggest a command for an unknown word: a model or a prompt to run, another program's command, or a misspelt
+    command. Returns "" without a suggestion."""
     from difflib import get_close_matches
 
     from oallama.cli.prompt import is_model
@@ -229,7 +229,7 @@ def _result(argv: Sequence[str] | None) -> int:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """True for an interrupt, and for an error that one caused."""
+    """True for an interrupt, and for an error caused by an interrupt."""
     seen: set[int] = set()  # a cause may be its own
     while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt | click.Abort):
@@ -240,7 +240,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def _interrupted() -> int:
-    """Say that the command was interrupted. Drops what stdout has not taken; a second Ctrl-C drops stderr too."""
+    """Report the interrupt. Drops unwritten output of stdout; a second Ctrl-C also drops that of stderr."""
     code = interrupted_code()
     try:
         drop(sys.stdout)
@@ -252,7 +252,7 @@ def _interrupted() -> int:
 
 
 def _claim_libraries() -> None:
-    """Raise MemoryError or OSError where numpy and llama.cpp cannot be loaded: OpenBLAS, numpy's, would end the process
+    """Raise MemoryError or OSError if numpy and llama.cpp cannot be loaded: OpenBLAS, numpy's, would end the process
     without a sentence. One thread is enough for what numpy computes here, and more take 40 MiB each at once. Threads of
     llama.cpp that wait spin for SPINS, and sleep then, unless the user asks for something else."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -304,7 +304,7 @@ def claim_stdout() -> None:
 
 
 def drop_unwritten() -> None:
-    """Drop what stdout did not take, which the interpreter would report a second time."""
+    """Drop unwritten output of stdout, which the interpreter would report again."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -322,7 +322,7 @@ def _is_open(descriptor: int) -> bool:
 def _unexpected(error: Exception) -> str:
     if type(error).__module__.startswith("ggml_bridge."):  # its errors are sentences too, but no OallamaError
         return str(error)
-    return f"internal error, please report it: {type(error).__name__}: {error} (set {DEBUG_VARIABLE}=1 for the details)"
+    return f"internal error, please report it: {type(error).__name__}: {error} (set {DEBUG_VARIABLE}=1 for details)"
 
 
 def _fail(message: str, code: int) -> int:
@@ -339,6 +339,6 @@ def _fail(message: str, code: int) -> int:
 
 
 def _reader_gone() -> int:
-    """End quietly where the reader of a pipe has gone."""
+    """End quietly if the reader of a pipe is gone."""
     drop(sys.stdout)
     return 0

@@ -1,4 +1,4 @@
-"""MODEL of the command line as the path of a GGUF: a file, a model that was downloaded, or one of the hub."""
+"""MODEL of the command line as the path of a GGUF: a file, a downloaded model, or a model of the hub."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def is_file(word: str) -> bool:
 
 
 def model_file(model: str) -> str:
-    """The path of MODEL. A name means a downloaded model before one of the hub, which is then downloaded; either is
-    said. Raises UsageError for what is neither a file nor a name of one, ModelFileError, DownloadError."""
+    """The path of MODEL. A name means a downloaded model, else a model of the hub, which is then downloaded; a note
+    says which. Raises UsageError for an unknown model, ModelFileError, DownloadError."""
     if is_file(model) or os.path.exists(model):  # noqa: PTH110 - as in is_file
         return model
     from oallama.stores.find import find_model
@@ -41,8 +41,8 @@ def model_file(model: str) -> str:
 
 
 def pulled(name: HubName) -> StoredModel:
-    """A model of the hub, downloaded where it is not yet; where the hub cannot be asked, what was downloaded of it.
-    Raises UsageError, DownloadError."""
+    """A model of the hub, downloaded if needed; if the hub cannot be reached, the downloaded model. Raises UsageError,
+    DownloadError."""
     from oallama.stores.find import find_model
     from oallama.stores.hub import download, endpoint, look_up
 
@@ -110,14 +110,14 @@ def near_models(word: str) -> tuple[str, ...]:
 
 
 def unknown_model(word: str) -> str:
-    """That a word is no model, how to get one, and the files and downloaded models near to it."""
+    """The error for an unknown model: how to get one, and similar files and downloaded models."""
     from oallama.stores.find import stored_models
 
     parts = [f"{word} is neither a GGUF file nor a downloaded model"]
     if _OF_THE_HUB.fullmatch(word):
         parts.append(f"-hf {word} downloads it from Hugging Face")
     elif _OF_OLLAMA.fullmatch(word):
-        parts.append(f"-hf USER/REPO downloads a model from Hugging Face, `ollama pull {word}` one that is found here")
+        parts.append(f"`-hf USER/REPO` downloads a model from Hugging Face, `ollama pull {word}` from ollama")
     names = {model.name for model in stored_models()[0]}
     if names:
         nearest = sorted(names, key=lambda name: (-_likeness(word.lower(), name.lower()), name))

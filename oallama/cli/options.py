@@ -1,4 +1,4 @@
-"""Options that several commands share, defined once. Spellings that llama.cpp has are llama.cpp's."""
+"""Options that several commands share. Options that llama.cpp also has keep its spelling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Decorator = Callable[[Function], Function]
 
 
 def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A click type that `parse` makes of the text; its ValueError is the sentence shown."""
+    """A click type that calls `parse`; the message of its ValueError is shown."""
 
     def convert(value: Any) -> Any:
         if not isinstance(value, str):  # a default
@@ -52,7 +52,7 @@ CACHE_TYPE = click.Choice(tuple(CACHE_TYPES))
 
 
 def complete_file(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete file names."""
+    """Make the shell complete file names."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -62,8 +62,8 @@ def given(**values: Any) -> dict[str, Any]:
 
 
 def as_record(name: str, record: type, *options: Decorator, make: Callable[..., Any] | None = None) -> Decorator:
-    """Add these options; the command gets them as `name`, a record of this type, with every parameter that is named
-    like a field. make: called in place of the type."""
+    """Add these options; the command gets them as `name`, a record of this type with all parameters named like its
+    fields. make: called instead of the type."""
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -92,7 +92,7 @@ def model_argument(function: Function, metavar: str = "MODEL", file_of: Callable
     def merged(*args: Any, model_position: str | None, model_option: str | None, **values: Any) -> Any:
         context = click.get_current_context()
         if model_position and model_option:
-            raise click.UsageError("MODEL is given twice, by position and by -m or -hf", context)
+            raise click.UsageError("MODEL is given twice: as an argument and with -m or -hf", context)
         word = model_position or model_option
         if not word and metavar == "MODEL":
             raise click.UsageError("no model given: name a GGUF file", context)
@@ -108,24 +108,23 @@ def model_option(function: Function) -> Function:
     @wraps(function)
     def merged(*args: Any, model_option: str | None, hf_repo: HubName | None, **values: Any) -> Any:
         if model_option and hf_repo:
-            raise click.UsageError("MODEL is given twice, by -m and by -hf", click.get_current_context())
+            raise click.UsageError("MODEL is given twice: with -m and with -hf", click.get_current_context())
         return function(*args, model_option=hf_repo.model if hf_repo else model_option, **values)
 
     by_file = option(
         "-m", "--model", "model_option", type=click.Path(), metavar="MODEL", group=Group.MODEL,
-        help="MODEL: a GGUF file, or a name of `oallama list`.",
+        help="GGUF file, or a name from `oallama list`.",
     )  # fmt: skip
     by_hub = option(
         "-hf", "--hf-repo", "hf_repo", type=parsed(parse_hub_name), metavar="USER/REPO", group=Group.MODEL,
-        help="MODEL on the Hugging Face hub.\f Write USER/REPO:QUANT to choose a quantisation. It is downloaded where "
-        "it is not yet.",
+        help="MODEL on the Hugging Face hub, downloaded if needed.\f USER/REPO:QUANT chooses a quantisation.",
     )  # fmt: skip
     return by_file(by_hub(merged))
 
 
 threads_option = option(
     "-t", "--threads", type=count(1, 1024), metavar="N", group=Group.DEVICE, show_default="physical cores",
-    help="CPU threads.\f Where a CPU has fast and slow cores, the default is as many as decode fastest.",
+    help="CPU threads.\f On a CPU with fast and slow cores the default is the number that decodes fastest.",
 )  # fmt: skip
 
 
@@ -139,23 +138,23 @@ def _use_backend(_context: click.Context, _parameter: click.Parameter, path: str
 backend_option = option(
     "--backend", type=click.Path(), metavar="FILE", expose_value=False, is_eager=True, callback=_use_backend,
     group=Group.DEVICE, advanced=True, show_default="GGML_BACKEND_PATH",
-    help="Load this ggml back end: a library that was built for this ggml.",
+    help="Load this ggml back end, a library built for this ggml.",
 )  # fmt: skip
 
 
 def device_option(function: Function) -> Function:
-    """--device, and --backend, which may bring it."""
+    """--device, and --backend, which may provide the device."""
     by_name = option(
         "-dev", "--device", metavar="NAME", group=Group.DEVICE, show_default="first GPU",
-        help="One of `oallama devices`.\f Also none, rpc://host:port, and emulated[:card][,key=value…]: a GPU "
-        "whose timing is emulated. Without a GPU the default is none.",
+        help="Device from `oallama devices`.\f Also none, rpc://host:port, or emulated[:card][,key=value…], which "
+        "emulates a GPU's timing. Without a GPU the default is none.",
     )  # fmt: skip
     return by_name(backend_option(function))
 
 
 vram_option = option(
-    "--vram", type=SIZE, metavar="SIZE", group=Group.DEVICE, show_default="what is free",
-    help="Memory to use: 6GiB.\f Plan as if the device had this much.",
+    "--vram", type=SIZE, metavar="SIZE", group=Group.DEVICE, show_default="free memory",
+    help="Device memory budget, e.g. 6GiB.\f Plan as if the device had this much.",
 )  # fmt: skip
 
 vram_fill_option = option(
@@ -165,20 +164,20 @@ vram_fill_option = option(
 
 gpu_weights_option = option(
     "--gpu-weights", type=SHARE, metavar="SHARE", group=Group.DEVICE, advanced=True,
-    help="Cap on the share of the weights' bytes on the device: 50%.",
+    help="Largest share of the weights' bytes on the device, e.g. 50%.",
 )  # fmt: skip
 
 PLACEMENT = (device_option, vram_option, vram_fill_option, gpu_weights_option, threads_option)
 
 context_option = option(
     "-c", "--ctx-size", "n_ctx", type=count(0), metavar="N", group=Group.DEVICE, show_default="4096",
-    help="Context, tokens; 0: as trained.\f Without it more where the workload needs it, and less where the model was "
-    "trained on less.",
+    help="Context size in tokens; 0: as trained.\f The default grows if the workload needs more, and shrinks if the "
+    "model was trained on less.",
 )  # fmt: skip
 
 n_prompt_option = option(
     "-p", "--n-prompt", type=count(1), default=512, show_default=True, metavar="N_PROMPT", group=Group.WORKLOAD,
-    help="Tokens of the prompt.",
+    help="Prompt tokens.",
 )  # fmt: skip
 n_gen_option = option(
     "-n", "--n-gen", type=count(0), default=128, show_default=True, metavar="N_GEN", group=Group.WORKLOAD,
@@ -188,29 +187,29 @@ WORKLOAD = (n_prompt_option, n_gen_option, context_option)
 
 depth_option = option(
     "-d", "--n-depth", type=count(0), metavar="N", group=Group.WORKLOAD, advanced=True, show_default="0",
-    help="Tokens in the KV cache before the prompt, for which to plan.",
+    help="Tokens in the KV cache before the prompt, to plan for.",
 )  # fmt: skip
 
 batch_option = option(
     "-b", "--batch-size", "n_batch", type=count(1), metavar="N", group=Group.DEVICE, advanced=True, show_default="2048",
-    help="Tokens of a logical batch.",
+    help="Logical batch size in tokens.",
 )  # fmt: skip
 ubatch_option = option(
     "-ub", "--ubatch-size", "n_ubatch", type=count(1), metavar="N", group=Group.DEVICE, advanced=True,
-    show_default="512, or more where a plan is predicted to gain by it", help="Tokens of a micro-batch.",
+    show_default="512, or more if a plan is predicted to gain", help="Micro-batch size in tokens.",
 )  # fmt: skip
 type_k_option = option(
     "-ctk", "--cache-type-k", "type_k", type=CACHE_TYPE, metavar="TYPE", group=Group.DEVICE, advanced=True,
-    show_default="f16", help="Type of K in the KV cache.",
+    show_default="f16", help="KV cache type for K.",
 )  # fmt: skip
 type_v_option = option(
     "-ctv", "--cache-type-v", "type_v", type=CACHE_TYPE, metavar="TYPE", group=Group.DEVICE, advanced=True,
-    show_default="f16", help="Type of V in the KV cache.",
+    show_default="f16", help="KV cache type for V.",
 )  # fmt: skip
 flash_attention_option = option(
     "-fa", "--flash-attn", type=click.Choice(["on", "off", "auto"]), metavar="on|off|auto", group=Group.DEVICE,
     advanced=True, show_default="auto",
-    help="Flash attention; auto: the plan's, which has what is predicted to be faster.",
+    help="Flash attention; auto: the plan decides by predicted speed.",
 )  # fmt: skip
 
 ATTENTION = (type_k_option, type_v_option, flash_attention_option)
@@ -218,27 +217,27 @@ CONTEXT = (context_option, batch_option, ubatch_option, *ATTENTION)
 
 gate_option = option(
     "--gate/--no-gate", default=True, show_default=True, group=Group.PLACEMENT, advanced=True,
-    help="Policy auto: measure the best plan against stock llama.cpp once, and use none that is not faster.",
+    help="Policy auto: compare the best plan with stock llama.cpp once, and use it only if it is faster.",
 )  # fmt: skip
 
 late_option = option(
     "--late-first-word", is_flag=True, group=Group.PLACEMENT, advanced=True,
-    help="Policy auto: let a plan win whose first word comes more than 1.25 times as late as with llama.cpp's own "
+    help="Policy auto: accept a plan whose first word comes more than 1.25 times as late as with llama.cpp's own "
     "placement.",
 )  # fmt: skip
 
 refresh_gate_option = option(
     "--refresh-gate", is_flag=True, group=Group.PLACEMENT, advanced=True,
-    help="Policy auto: measure although the verdict of an earlier time still holds.",
+    help="Policy auto: measure again although an earlier result is still valid.",
 )  # fmt: skip
 
 
 tune_option = option(
     "--tune", type=click.Choice(["before", "after", "never"]), default="after", show_default=True,
     metavar="before|after|never", group=Group.PLACEMENT,
-    help="When to find the fastest plan.\f Policy auto, where nothing was measured yet. after: answer with "
-    "stock llama.cpp's own placement, then measure until a key is typed (on a terminal only); before: measure, then "
-    "answer; never: answer so and never measure.",
+    help="When to find the fastest plan.\f For policy auto, if nothing was measured yet. after: answer with stock "
+    "llama.cpp's own placement, then measure until a key is typed (on a terminal only); before: measure, then answer; "
+    "never: answer with stock's placement, and do not measure.",
 )  # fmt: skip
 
 
@@ -251,28 +250,28 @@ profile_option = option(
 def parse_chart(text: str) -> str:
     """The name of an SVG file. Raises ValueError."""
     if not text.lower().endswith(".svg"):
-        raise ValueError(f"{text!r} is no picture; name a file that ends in .svg")
+        raise ValueError(f"{text!r} is not an SVG file; name a file that ends in .svg")
     return text
 
 
 chart_option = option(
     "--chart", type=parsed(parse_chart), metavar="FILE", shell_complete=complete_file,
-    help="Draw the times as well, as SVG.",
+    help="Also draw the times, as SVG.",
 )  # fmt: skip
 
 json_option = option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
-verbose_option = option("--verbose", is_flag=True, help="Use the papers' words: T_c, T_g, CC, CG, GG.")
+verbose_option = option("--verbose", is_flag=True, help="Use the papers' terms: T_c, T_g, CC, CG, GG.")
 
 
 def system_option(precedes: str) -> Decorator:
     """The system prompt, as llama.cpp and ollama name it; the command gets `system`."""
     return option(
         "-sys", "--system", "--system-prompt", "system", metavar="TEXT", group=Group.PROMPT,
-        help=f"What the model is told before {precedes}.\f It goes into the model's chat template.",
+        help=f"System prompt, before {precedes}.\f It needs a chat template.",
     )  # fmt: skip
 
 
 def output_option(what: str) -> Decorator:
     """-o FILE; the command gets `output`, None for stdout."""
-    return option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} here.")
+    return option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} to this file.")

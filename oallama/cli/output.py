@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def emit(text: str) -> None:
-    """Write a result to stdout, with a line end where it has none."""
+    """Write a result to stdout, with a final line end."""
     click.echo(text, nl=not text.endswith("\n"))
 
 
 def wrapped(text: str) -> str:
-    """In lines of the width of reports, without breaks inside words."""
+    """Wrap text to the width of reports, without breaks inside words."""
     from oallama.report.table import in_lines
 
     return "\n".join(in_lines(text))
@@ -44,12 +44,12 @@ def emit_json(document: Any) -> None:
 
 
 def json_text(document: Any) -> str:
-    """JSON in ASCII, so that no name in it can steer a terminal. NaN and infinities, which JSON lacks, become null."""
+    """JSON in ASCII, so that names cannot control the terminal. NaN and infinities become null."""
     return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
 
 
 def talk(message: str) -> None:
-    """A sentence for people, on stderr, in which no name steers the terminal; once that has been closed, to nobody."""
+    """Print a message on stderr, with control characters escaped; ignored once stderr is closed."""
     from oallama.report.text import printable
 
     _line.erase()
@@ -62,8 +62,7 @@ def talk(message: str) -> None:
 
 
 def drop(stream: IO[str]) -> None:
-    """Drop what a stream has not taken and what is written to it from now on, which could fail or hang the
-    interpreter's end."""
+    """Drop a stream's unwritten and future output, which could fail or hang the interpreter's exit."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # no stream, or no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -83,12 +82,12 @@ def _table_style(text: str, is_heading: bool) -> str:
 
 
 def styled(text: str, **style: Any) -> str:
-    """`text` in a style of click.style, unless NO_COLOR forbids it; click.echo takes it off again in pipes."""
+    """`text` in a style of click.style, unless NO_COLOR is set; click.echo removes the style in pipes."""
     return text if os.environ.get("NO_COLOR") else click.style(text, **style)
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """True where a person sees what is written to `stream`."""
+    """True if `stream` is a terminal."""
     try:
         return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:  # closed
@@ -96,7 +95,7 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 
 def write_piece(piece: str, clean: bool, dim: bool = False) -> None:
-    """Write a piece of an answer to stdout at once. clean: escape what would steer a terminal."""
+    """Write a piece of an answer to stdout at once. clean: escape control characters."""
     from oallama.report.text import printable
 
     shown = "\n".join(printable(line) for line in piece.split("\n")) if clean else piece
@@ -105,7 +104,7 @@ def write_piece(piece: str, clean: bool, dim: bool = False) -> None:
 
 
 def write_file(path: str, text: str) -> None:
-    """Write a file whole or not at all; `-` is stdout. Raises UsageError where it cannot be written."""
+    """Write a file atomically; `-` is stdout. Raises UsageError if it cannot be written."""
     if path == "-":
         emit(text)
     else:
@@ -124,16 +123,16 @@ def _write(path: str, content: bytes) -> None:
 
 
 def check_result(path: str | None) -> None:
-    """Raise UsageError where a result cannot be written, as its folder is missing; None: to stdout."""
+    """Raise UsageError if the folder of a result is missing; None: to stdout."""
     if path is None:
         return
     folder = Path(path).parent
     if not folder.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {folder}")
+        raise UsageError(f"cannot write {path}: no folder {folder}")
 
 
 def deliver(text: str, path: str | None) -> None:
-    """Write a result to stdout, or to the file that -o names, and say so."""
+    """Write a result to stdout, or to the file of -o, with a note."""
     if path is None:
         emit(text)
     else:
@@ -142,7 +141,7 @@ def deliver(text: str, path: str | None) -> None:
 
 
 def write_chart(path: str, svg: str) -> None:
-    """Write a picture. Raises UsageError where that cannot be done."""
+    """Write a picture. Raises UsageError if that cannot be done."""
     _write(path, svg.encode())
     talk(f"wrote {path}")
 
@@ -160,7 +159,7 @@ T = TypeVar("T")
 
 
 class _Line:
-    """The line on a terminal that says what is done and for how long, erased when it is over."""
+    """The status line on a terminal: the current work and its seconds; erased at the end."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -179,7 +178,7 @@ class _Line:
                 self.erase()
 
     def rename(self, doing: str) -> None:
-        """Say something else of what is shown now, which goes on; "": nothing."""
+        """Change the text that is shown; "" hides it."""
         with self._lock:
             if self._doing:
                 self._doing[-1] = doing, self._doing[-1][1]
@@ -216,7 +215,7 @@ _line = _Line()
 
 @contextlib.contextmanager
 def busy(doing: str) -> Iterator[None]:
-    """Show what the block does and for how long, where stderr is a terminal and it takes more than a second."""
+    """Show a status line while the block runs, if stderr is a terminal and the block takes more than a second."""
     if not is_terminal(sys.stderr):
         yield
         return
@@ -232,14 +231,14 @@ def told_progress(n_read: int, n_tokens: int) -> None:
 
 
 def write_thought(piece: str) -> None:
-    """Write what a model thinks before its answer where a person reads, apart from the answer."""
+    """Write a model's reasoning on a terminal, apart from the answer."""
     _line.rename("")
     if is_terminal(sys.stdout):
         write_piece(piece, clean=True, dim=True)
 
 
 def awaited(pieces: Iterable[T], doing: str) -> Iterator[T]:
-    """The pieces; until the first one is there, what is done meanwhile."""
+    """Yield the pieces; show a status line until the first piece."""
     iterator = iter(pieces)
     with busy(doing):
         first = list(itertools.islice(iterator, 1))
@@ -248,7 +247,7 @@ def awaited(pieces: Iterable[T], doing: str) -> Iterator[T]:
 
 
 def each_awaited(items: Iterable[T], doing: str) -> Iterator[T]:
-    """The items; before each of them, what is done meanwhile."""
+    """Yield the items; show a status line before each item."""
     iterator = iter(items)
     while True:
         with busy(doing):
@@ -292,7 +291,7 @@ def turn_bar(wanted: bool | None) -> Iterator[ProgressCallback]:
 
 @contextlib.contextmanager
 def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[ProgressCallback]:
-    """Show the time that has passed, where stderr is a terminal; that it takes longer than expected where it does."""
+    """Show the elapsed time if stderr is a terminal, and whether it exceeds the expected time."""
     if not is_terminal(sys.stderr):
         yield _quiet
         return

@@ -1,4 +1,4 @@
-"""Placement of a run or a chat: by a plan file, by a policy that was asked for, or past the gate."""
+"""Placement of a run or a chat: from a plan file, a requested policy, or the gate."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NOTE = f"note: no model given; using the built-in story model ({FILE})"
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """The placement that a command line asks for. Raises UsageError for options that exclude each other."""
+    """The placement options of a command line. Raises UsageError for options that cannot be combined."""
 
     plan_file: str | None
     policy: PolicyOptions
@@ -70,9 +70,9 @@ class PlacementOptions:
         return replace(self, step=replace(self.step, expected=n_parallel))
 
     def check_depth(self, n_depth: int | None) -> None:
-        """Raises UsageError where a depth to plan for comes with a plan."""
+        """Raises UsageError for -d together with --plan."""
         if self.plan_file is not None and n_depth is not None:
-            raise UsageError("-d is a depth to plan for and cannot be combined with --plan")
+            raise UsageError("-d is for planning and cannot be combined with --plan")
 
     def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
         """The plan of --plan and a placer for it, with the plan's model and device unless others are asked for. None
@@ -102,7 +102,7 @@ class PlacementOptions:
         return placer
 
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
-        """(plan of the policy, where `auto` passes the gate; True where that is stock llama.cpp's own placement, as
+        """(plan of the policy, where `auto` passes the gate; True if that is stock llama.cpp's own placement, as
         nothing was measured yet)."""
         load = self.step.workload(load)
         if self.step.drafts:
@@ -131,7 +131,7 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
         "asked",
         PlacementOptions,
         option("--plan", "plan_file", type=click.Path(), metavar="FILE", group=Group.PLACEMENT,
-               help="Use this plan, made by `oallama plan`."),
+               help="Use this plan from `oallama plan`."),
         policy_options,
         step_options,
         gathered(*PLACEMENT, *workload, *CONTEXT, late_option),
@@ -146,8 +146,8 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> 
     load, trained = placer.workload(n_prompt, n_gen, n_past=n_past), placer.model.n_ctx_train
     if 0 < trained < load.n_ctx:
         talk(
-            f"warning: a context of {load.n_ctx} tokens is longer than the {trained} that this model was trained on; "
-            "text beyond them may make no sense"
+            f"warning: the context of {load.n_ctx} tokens is longer than the {trained} that this model was trained on; "
+            "text beyond that may make no sense"
         )
     return load
 
@@ -166,7 +166,7 @@ def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
 
 
 def expected(placer: Placer, plan: Plan) -> str:
-    """One line: what fits the device, what does not, expected tokens/s, and the depth at which they change."""
+    """One line: what is on the device, what is not, expected tokens/s, and the depth at which they change."""
     from oallama.profile.busy import caveat
     from oallama.report.expected import expected_line
 
@@ -181,7 +181,7 @@ def expected(placer: Placer, plan: Plan) -> str:
 
 
 def tell_drift(placer: Placer, answer: Generation, predicted_s: float | None) -> None:
-    """Warn where an answer's tokens took longer or shorter than predicted, and say why where other programs are."""
+    """Warn if an answer's tokens took longer or shorter than predicted, and say if other programs are the cause."""
     from oallama.profile.busy import others_percent
     from oallama.report.expected import drift_text, is_slow
 

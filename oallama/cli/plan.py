@@ -1,4 +1,4 @@
-"""`oallama plan`: decide a placement and write it down."""
+"""`oallama plan`: plan a placement and write it to a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from oallama.core.options import Options
 @profile_option
 @projector_options
 @json_option
-@output_option("the plan, as JSON,")
+@output_option("the plan as JSON")
 @verbose_option
 def command(
     model: str,
@@ -50,15 +50,14 @@ def command(
     output: str | None,
     verbose: bool,
 ) -> None:
-    """Decide where every operator is stored and computed. With -o the plan is a file, which `oallama run --plan FILE`
-    uses.
+    """Plan where each operator is stored and computed. -o writes the plan to a file for `oallama run --plan FILE`.
 
     \b
       oallama plan model.gguf
       oallama plan model.gguf --policy oato --vram 6GiB -o plan.json
 
     \f
-    The plan is checked against a dry load of the model. Fractions of an operator: gg on the device, cg streamed to it,
+    The plan is verified by a dry load of the model. Fractions of an operator: gg is on the device, cg streamed to it,
     cc on the CPU; they add up to 1.
     """
     from oallama.placer import Placer

@@ -1,4 +1,4 @@
-"""--policy, --affinity, --fill, --prefetch and -ngl: how a placement is chosen."""
+"""--policy, --affinity, --fill, --prefetch and -ngl: the choice of a placement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Values of --policy, -ngl and their rules; None where not given."""
+    """Values of --policy, -ngl and their rules; None if not given."""
 
     policy: str | None = None
     n_gpu_layers: int | None = None
@@ -34,16 +34,16 @@ class PolicyOptions:
     prefetch: Any = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what does not go together."""
+        """Raises UsageError for options that cannot be combined."""
         if self.n_gpu_layers is not None:
             if self.policy not in (None, "layers"):
                 raise UsageError(f"-ngl places whole layers, so it cannot be combined with --policy {self.policy}")
             if self.has_rules:
                 raise UsageError("-ngl places whole layers and cannot be combined with --affinity, --fill, --prefetch")
         elif self.tells_oato and self.policy not in (None, "oato"):
-            raise UsageError(f"--affinity and --fill are for policy oato; --policy {self.policy} does not use them")
+            raise UsageError(f"--affinity and --fill apply only to policy oato, not to --policy {self.policy}")
         elif self.prefetch is not None and not self._streams:
-            raise UsageError(f"--prefetch is for streamed weights; --policy {self.policy} streams none")
+            raise UsageError(f"--prefetch applies only to streamed weights; --policy {self.policy} streams none")
 
     @property
     def _streams(self) -> bool:
@@ -68,21 +68,21 @@ class PolicyOptions:
 
     @property
     def has_rules(self) -> bool:
-        """True where --affinity, --fill or --prefetch is given."""
+        """True if --affinity, --fill or --prefetch is given."""
         return self.tells_oato or self.prefetch is not None
 
     @property
     def is_auto(self) -> bool:
-        """True where the fastest plan of any policy is wanted."""
+        """True if any policy may be used."""
         return self.policy in (None, "auto") and self.n_gpu_layers is None and not self.has_rules
 
     def keeps_to_cpu(self, placer: Placer) -> bool:
-        """True where nothing can go to a device, so that nothing is measured or decided."""
+        """True if nothing can go to a device, so nothing needs measuring or planning."""
         return self.policy == "cpu" or not placer.has_device
 
     def plan(self, placer: Placer, load: Workload) -> Plan:
-        """The placement that was asked for, `auto` where none was; without a device -ngl puts nothing on one, as in
-        llama.cpp. Raises UsageError, DoesNotFit, and what the placer raises."""
+        """The requested placement, by default `auto`; without a device -ngl is ignored, as in llama.cpp. Raises
+        UsageError, DoesNotFit, and the placer's errors."""
         if self.n_gpu_layers is None:
             return placer.plan(self.policy or "auto", workload=load, **asdict(self.rules))
         if not (placer.has_device or _profiles_device(placer)):
@@ -91,13 +91,13 @@ class PolicyOptions:
 
 
 def _profiles_device(placer: Placer) -> bool:
-    """True where a profile that was given is of a device, which need not be here to be planned for."""
+    """True if a profile that was given is of a device, which need not be here to be planned for."""
     profile = placer.known_profile
     return profile is not None and profile.device != CPU_DEVICE
 
 
 def note_unused(placer: Placer, policy: PolicyOptions | None = None) -> None:
-    """Say which options have no effect as there is no device."""
+    """Note the options that have no effect without a device."""
     unused = _limits(placer.options)
     if policy is not None and policy.n_gpu_layers:
         unused.append("-ngl")
@@ -108,10 +108,10 @@ def note_unused(placer: Placer, policy: PolicyOptions | None = None) -> None:
 
 
 def note_planned(options: Options) -> None:
-    """Say that limits of the device's memory do not change a given plan."""
+    """Note that limits of the device's memory do not change a given plan."""
     limits = [*_limits(options), *(["--vram-fill"] if options.vram_fill != Options().vram_fill else [])]
     if limits:
-        talk(f"note: {_have(limits)} no effect beside --plan, which says what is where")
+        talk(f"note: {_have(limits)} no effect with --plan, which sets the placement")
 
 
 def _have(options: Sequence[str]) -> str:
@@ -142,7 +142,7 @@ def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
 
 
 class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """The name of a policy. The registry is loaded only where a name is checked or completed."""
+    """The name of a policy. The registry is loaded only to check or complete a name."""
 
     name = "policy"
 
@@ -169,28 +169,28 @@ affinity_option = option(
 fill_option = option(
     "--fill", type=click.Choice(["continue", "full", "paper"]), default="continue", show_default=True,
     group=Group.PLACEMENT, advanced=True,
-    help="continue: skip what does not fit, leave on the CPU what gains nothing; full: fill the device even without "
-    "gain; paper: stop at the first operator that does not fit.",
+    help="continue: skip operators that do not fit or gain nothing; full: fill the device even without gain; paper: "
+    "stop at the first operator that does not fit.",
 )  # fmt: skip
 
 policy_option = option(
     "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT,
-    help="auto (default), oato, scheinfer, layers, cpu.\f auto: the fastest by prediction; oato: whole operators, by "
-    "GPU affinity; split: also operators computed by CPU and device at once; scheinfer: also weights streamed to the "
-    "device; experts: also the most used experts on the device; layers: whole layers, as llama.cpp's -ngl; cpu: "
-    "nothing on the device. For comparison: fit, llama.cpp's own --fit; hetegen, twinpilots, flexgen, fiddler and "
-    "atsinfer, as other systems place weights. See docs/policies.md.",
+    help="auto (default), oato, scheinfer, layers, cpu.\f auto: fastest by prediction; oato: whole operators, by GPU "
+    "affinity; split: also operators split between CPU and device; scheinfer: also weights streamed to the device; "
+    "experts: also the most used experts on the device; layers: whole layers, as llama.cpp's -ngl; cpu: only the CPU. "
+    "For comparison: fit, llama.cpp's own --fit; hetegen, twinpilots, flexgen, fiddler and atsinfer, as other systems "
+    "place weights. See docs/policies.md.",
 )  # fmt: skip
 
 prefetch_option = option(
     "--prefetch", type=click.Choice(["ahead", "layer"]), group=Group.PLACEMENT, advanced=True, show_default="ahead",
-    help="When streamed weights are copied. ahead: as soon as the device has room, across layers and tokens; layer: "
-    "when their layer begins, as in ScheInfer.",
+    help="When to copy streamed weights. ahead: as soon as the device has room, across layers and tokens; layer: when "
+    "their layer begins, as in ScheInfer.",
 )  # fmt: skip
 
 layers_option = option(
     "-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", type=count(0), metavar="N", group=Group.PLACEMENT,
-    advanced=True, help="Put N layers on the device, the output counted as one; ignored without a device.",
+    advanced=True, help="Put N layers on the device, counting the output as one; ignored without a device.",
 )  # fmt: skip
 
 rules_options = as_record("policy", PolicyOptions, affinity_option, fill_option)

@@ -16,7 +16,7 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     """`1,32,512` as ascending distinct counts. Raises ValueError on anything else."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and 0 < int(part) <= 65536 for part in parts):
-        raise ValueError(f"{text!r} is not a list of token counts; write it like 1,32,512")
+        raise ValueError(f"{text!r} is not a list of token counts; write e.g. 1,32,512")
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -30,12 +30,12 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     show_default=True,
     metavar="LIST",
     advanced=True,
-    help="Batch sizes to time, in tokens; 1 is decode. The CPU is timed at 4 and 8 as well.",
+    help="Batch sizes to time, in tokens; 1 is decode. The CPU is also timed at 4 and 8.",
 )
-@option("--refresh", is_flag=True, help="Measure again what the cache already holds.")
+@option("--refresh", is_flag=True, help="Measure again, ignoring the cache.")
 @option(
     "--export", "export", type=click.Path(), metavar="FILE",
-    help="Also write the profile without personal data.\f Without names, paths and addresses, to give it away.",
+    help="Also write the profile without personal data.\f It has no names, paths or addresses, so you can share it.",
 )  # fmt: skip
 @json_option
 def command(
@@ -46,11 +46,11 @@ def command(
     export: str | None,
     as_json: bool,
 ) -> None:
-    """Time every distinct matrix multiplication of the model on the CPU and on the device, and the link between them.
-    Takes a minute or two; the result is kept for this machine. Keep the machine quiet meanwhile.
+    """Time each distinct matrix multiplication of the model on the CPU and on the device, and the link between them.
+    Takes a minute or two; the result is cached. Keep the machine quiet meanwhile.
 
     \f
-    The CPU is timed in each weight layout. Interrupted, it goes on where it stopped.
+    The CPU is timed in each weight layout. After an interruption it continues where it stopped.
     """
     from oallama.placer import Placer
     from oallama.profile.export import exported
@@ -62,7 +62,7 @@ def command(
     profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
         write_file(export, json.dumps(exported(profile), indent=1) + "\n")
-        talk(f"wrote {printable(export, 500)}: look into it before you send it")
+        talk(f"wrote {printable(export, 500)}: read it before you send it")
     if as_json:
         emit_json(profile_to_json(profile))
         return

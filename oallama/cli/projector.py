@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 mmproj_option = option(
     "-mm", "--mmproj", type=click.Path(), metavar="FILE", group=Group.MODEL, advanced=True,
-    help="Vision projector of the model, a GGUF that is called mmproj-…; what it takes is counted.",
+    help="Vision projector of the model, a GGUF named mmproj-…; its memory is planned for.",
 )  # fmt: skip
 
 offload_option = option(
     "--mmproj-offload/--no-mmproj-offload", "offload", default=None, group=Group.PLACEMENT, advanced=True,
-    show_default="on the device where the plan leaves room for it",
-    help="Keep room for the projector on the device, or compute it on the CPU.",
+    show_default="on the device if the plan leaves room",
+    help="Reserve device memory for the projector, or run it on the CPU.",
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ class ProjectorOptions:
         return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device), *said))
 
     def placed(self, plan: Plan, memory_kept: bool) -> PlacedProjector | None:
-        """Place the projector that is asked for beside a plan; None where none is. memory_kept: as in place. Raises
+        """Place the projector that is asked for beside a plan; None if none is. memory_kept: as in place. Raises
         ModelFileError."""
         projector = self.read()
         return None if projector is None else self.place(projector, plan, memory_kept)
@@ -75,9 +75,9 @@ class ProjectorOptions:
         on_device = uses_device and fits_beside(plan.memory, needed, self.offload)
         why = ""
         if uses_device and self.offload is None:
-            why = f", as the plan leaves {format_bytes(max(0, plan.memory.spare))} there"
+            why = f", as the plan leaves {format_bytes(max(0, plan.memory.spare))} free"
         elif on_device and memory_kept:
-            why = ", kept free there"
+            why = ", in reserved memory"
         return PlacedProjector(projector, needed, on_device, why)
 
 
@@ -96,7 +96,7 @@ class PlacedProjector:
         side = "on the device" if self.on_device else "on the CPU"
         return (
             f"the vision projector takes {format_bytes(weights)}, and {format_bytes(self.n_bytes - weights)} to encode "
-            f"a picture of {self.projector.edge} x {self.projector.edge} in, {side}{self.why}"
+            f"a picture of {self.projector.edge} x {self.projector.edge}, {side}{self.why}"
         )
 
     def noted(self, plan: Plan) -> Plan:

@@ -1,4 +1,4 @@
-"""Tells the arguments of `oallama run` apart: MODEL, PROMPT, and a prompt from stdin or a file."""
+"""The arguments of `oallama run`: MODEL, PROMPT, and a prompt from stdin or a file."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
 
 def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None) -> tuple[str | None, str | None]:
-    """(MODEL, PROMPT) out of the positional words, -m and -p; None for what is not given.
+    """(MODEL, PROMPT) from the positional arguments, -m and -p; None if not given.
 
     A single word is the model if it names one, else the prompt. With -m every word is the prompt; of two words the
-    first is the model. Raises UsageError for a single word that looks like a model and is none, as the built-in model
+    first is the model. Raises UsageError for a single word that looks like a missing model, as the built-in model
     would continue it.
     """
     if len(words) > 2 or (len(words) == 2 and model is not None):
         raise UsageError(
-            f"{len(words)} arguments where a MODEL and a PROMPT were expected; a prompt of several words must be quoted"
+            f"{len(words)} arguments, but only MODEL and PROMPT are expected; quote a prompt of several words"
         )
     if len(words) == 2 and not is_model(words[0]):
-        raise UsageError(f"{unknown_model(words[0])}; a prompt of several words must be quoted")
+        raise UsageError(f"{unknown_model(words[0])}; quote a prompt of several words")
     rest = list(words)
     if model is None and rest and is_model(rest[0]):
         model = rest.pop(0)
     if model is None and rest and looks_like_model(rest[0]):
         raise UsageError(f"{unknown_model(rest[0])}; if it is a prompt, use -p")
     if rest and prompt is not None:
-        raise UsageError("the prompt is given twice, by position and by -p")
+        raise UsageError("the prompt is given twice: as an argument and with -p")
     return model, rest[0] if rest else prompt
 
 
@@ -53,13 +53,11 @@ def read_prompt(prompt: str | None, stdin: TextIO | None = None, of_file: bool =
     """The prompt: what a pipe or file brings on stdin, then what was given, with a blank between them, as in ollama.
     `-` stands for stdin alone; of_file: the prompt is a file's, beside which stdin is not read.
 
-    Raises UsageError where there is none, or it is empty.
+    Raises UsageError if there is none, or it is empty.
     """
     source = sys.stdin if stdin is None else stdin
     if prompt is None and is_terminal(source):
-        raise UsageError(
-            'no prompt: give PROMPT or -p PROMPT, or pipe it in, for example: oallama run "Once upon a time"'
-        )
+        raise UsageError('no prompt: give PROMPT or -p PROMPT, or pipe it in, e.g. oallama run "Once upon a time"')
     if prompt is None or (prompt == "-" and not of_file):
         prompt = _read(source).removesuffix("\n")
     elif not of_file and source is not None and not source.isatty():
@@ -67,7 +65,7 @@ def read_prompt(prompt: str | None, stdin: TextIO | None = None, of_file: bool =
     if not prompt:
         raise UsageError("the prompt is empty; give PROMPT or -p PROMPT, or pipe it in")
     if not is_text(prompt):
-        raise UsageError("the prompt is not UTF-8 text; convert it, for example with iconv")
+        raise UsageError("the prompt is not UTF-8 text; convert it, e.g. with iconv")
     return prompt
 
 

@@ -15,15 +15,15 @@ from oallama.core.errors import UsageError
 @click.argument("name", metavar="USER/REPO[:QUANT]")
 @json_option
 def command(name: str, as_json: bool) -> None:
-    """Download a model of the Hugging Face hub, and print the path of its GGUF.
+    """Download a model from the Hugging Face hub, and print the path of its GGUF.
 
     \b
       oallama pull ggml-org/gemma-3-4b-it-GGUF
       oallama run -hf ggml-org/gemma-3-4b-it-GGUF "Why is the sky blue?"
 
-    It lies in Hugging Face's cache, which other programs use too; what is there already is not fetched again. QUANT is
-    the quantisation, such as Q4_K_M or Q8_0, capitals aside. Without it: Q4_K_M, else Q8_0, else the first file, as
-    llama.cpp chooses. All parts of a split model are fetched, and no vision projector (mmproj).
+    The file goes to Hugging Face's cache, which other programs share; a cached file is not downloaded again. QUANT is
+    the quantisation, such as Q4_K_M or Q8_0, in any case. The default is llama.cpp's choice: Q4_K_M, else Q8_0, else
+    the first file. All parts of a split model are downloaded, but no vision projector (mmproj).
     """
     from oallama.stores.find import find_model
 

@@ -1,4 +1,4 @@
-"""--count-experts: how often answers use each expert of a model."""
+"""--count-experts: count how often answers use each expert of a model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 count_experts_option = option(
     "--count-experts", is_flag=True, group=Group.PLACEMENT, advanced=True,
-    help="Count which experts of a mixture-of-experts model the answers use; the next load takes the most used as hot "
-    "ones. No text is kept.",
+    help="Count which experts of a mixture-of-experts model the answers use; the next load puts the most used on the "
+    "device. No text is kept.",
 )  # fmt: skip
 """The command gets `count_experts`."""
 
 
 @contextmanager
 def counting(placer: Placer, wanted: bool) -> Iterator[Callable[[Traffic], None] | None]:
-    """Yield what counts an answer, and keep the counts at the end; yield None where they are not wanted. Raises
+    """Yield what counts an answer, and keep the counts at the end; yield None if they are not wanted. Raises
     UsageError for a model without experts."""
     from oallama.profile.routing import counted, read_routing, unknown_routing, write_routing
 
@@ -33,10 +33,7 @@ def counting(placer: Placer, wanted: bool) -> Iterator[Callable[[Traffic], None]
         return
     model = placer.model
     if not model.n_expert:
-        raise UsageError(
-            f"{model.path} has no experts, so it routes nothing; name a mixture-of-experts model or leave "
-            "--count-experts out"
-        )
+        raise UsageError(f"{model.path} has no experts; name a mixture-of-experts model or omit --count-experts")
     shape = model.fingerprint, model.n_expert, model.n_expert_used
     routing = read_routing(*shape) or unknown_routing(*shape)
 

@@ -1,4 +1,4 @@
-"""`oallama run`: generate text with the weights where a plan puts them."""
+"""`oallama run`: answer a prompt under a plan."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 @click.command("run", cls=ServerCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
-@option("-p", "--prompt", metavar="PROMPT", group=Group.PROMPT, help="The prompt; `-`: stdin alone.")
+@option("-p", "--prompt", metavar="PROMPT", group=Group.PROMPT, help="Prompt; `-`: read stdin only.")
 @option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", group=Group.PROMPT, help="The prompt's file.")
 @length_option
 @placement_options()
 @answer_options(
     "the prompt",
-    "Put the prompt into the model's chat template, or continue it as it is.",
-    "chat where the model has a template, except with the default model",
+    "Apply the model's chat template to the prompt, or continue it as plain text.",
+    "chat if the model has a template, except for the built-in model",
 )
 @json_option
 def command(
@@ -71,7 +71,7 @@ def command(
     answers: AnswerOptions,
     as_json: bool,
 ) -> None:
-    """Answer a prompt, or begin a chat where there is none. Without MODEL it is the small one that comes with oallama.
+    """Answer a prompt; without a prompt, start a chat. Without MODEL, use the built-in story model.
 
     \b
       oallama run "Once upon a time"
@@ -79,15 +79,15 @@ def command(
       oallama run model.gguf "Sum this up:" < report.txt
 
     \f
-    The prompt is what a pipe or file brings on stdin, then PROMPT; without both, on a terminal, a chat begins, as
-    `oallama chat` does. The first run of a model uses llama.cpp's own placement. On a terminal it then times this
-    machine and compares plans, until a key is typed; later runs use the fastest. An argument that is an existing file,
-    ends in .gguf or is the name of a downloaded model (`oallama list`) is the MODEL, else the PROMPT; one that only
-    looks like a model is refused.
+    The prompt is the text on stdin, if that is a pipe or file, followed by PROMPT. If both are missing on a terminal,
+    a chat starts, as with `oallama chat`. The first run of a model uses llama.cpp's own placement. On a terminal it
+    then times this machine and compares plans, until you type a key; later runs use the fastest plan. A single
+    argument is the MODEL if it is an existing file, ends in .gguf or is the name of a downloaded model (`oallama
+    list`); otherwise it is the PROMPT. An argument that only looks like a model is refused.
     """
     if prompt_file is not None:
         if prompt is not None:
-            raise UsageError("the prompt is given twice, by -p and by -f")
+            raise UsageError("the prompt is given twice: with -p and with -f")
         prompt = prompt_of_file(prompt_file)
     model, text = model_and_prompt(words, model_option, prompt)
     if text is None and not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout):
@@ -145,19 +145,19 @@ def command(
 
 
 def most_tokens(n_gen: int | None, prompt: Prompt) -> int:
-    """Tokens of an answer at most: as asked for, else WITHOUT_END where the model ends it."""
+    """Maximum tokens of an answer: as requested, else WITHOUT_END if the model ends answers."""
     return n_gen if n_gen is not None else WITHOUT_END if prompt.ends else DEFAULT_N_GEN
 
 
 def likely_answer(placer: Placer, prompt_bytes: int) -> int:
-    """Tokens to plan for where nobody limits the answer."""
+    """Tokens to plan for if the answer has no limit."""
     n_ctx = placer.options.n_ctx
     room = DEFAULT_N_GEN if n_ctx is None else n_ctx - (prompt_bytes // BYTES_PER_TOKEN + 1)
     return max(0, min(DEFAULT_N_GEN, room))
 
 
 def write_stream(stream: Stream) -> Generation:
-    """Write pieces to stdout as they come; what would steer a terminal is shown as an escape there."""
+    """Write pieces to stdout as they come; control characters are escaped on a terminal."""
     clean = is_terminal(sys.stdout)
     for piece in awaited(stream, "reading the prompt"):
         write_piece(piece, clean)
@@ -207,8 +207,8 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
 
 
 def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predicted | None:
-    """Predicted times of this prompt and answer. None where nothing was measured, or where an emulated device makes
-    times meaningless."""
+    """Predicted times of this prompt and answer. None if nothing was measured, or an emulated device makes times
+    meaningless."""
     if placer.device.is_emulated:
         return None
     try:
@@ -218,18 +218,18 @@ def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predi
 
 
 def cut_text(generation: Generation, n_ctx: int) -> str:
-    """Why an answer was cut, and what to type for more; empty where it was not."""
+    """Why an answer was cut, and the option for a longer one; empty if it was not cut."""
     if generation.end == "limit":
-        return f"the answer was cut after {generation.n_gen} tokens; -n -1 lets the model end it"
+        return f"the answer was cut after {generation.n_gen} tokens; use -n -1 for no limit"
     if generation.end == "context":
-        return f"the answer was cut as the context of {n_ctx} tokens is full; -c {2 * n_ctx} has more room"
+        return f"the answer was cut because the context of {n_ctx} tokens is full; use -c {2 * n_ctx}"
     return ""
 
 
 def statistics(
     generation: Generation, engine: Engine, expected: Predicted | None, operators: Sequence[Operator]
 ) -> str:
-    """The line below the text: times and rate beside the expected ones, and where the weights are."""
+    """The line below the text: measured and expected times and rates, and where the weights are."""
     from oallama.report.expected import measured_texts
     from oallama.report.plan import where_text
     from oallama.report.text import policy_on

@@ -1,4 +1,4 @@
-"""Options of `oallama run` and `chat` on answers: which token comes next, where the text ends, what is counted.
+"""Options of `oallama run` and `chat` for answers: sampling, stopping, counting.
 
 Spelled as in llama.cpp.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_N_GEN = 128
-"""Tokens of an answer to plan for where nobody says; and that are written at most where text is continued."""
+"""Default tokens of an answer to plan for, and the default limit for continued text."""
 
 WITHOUT_END = -1  # -n: until the model ends or the context is full
 
@@ -57,7 +57,7 @@ class SamplingOptions:
         """(grammar, JSON schema); at least one of them is None."""
         given = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
         if sum(value is not None for value in given) > 1:
-            raise UsageError("more than one grammar; choose one of --grammar, --grammar-file and --json-schema")
+            raise UsageError("more than one grammar; give only one of --grammar, --grammar-file and --json-schema")
         if self.grammar_file is not None:
             return text_of_file(self.grammar_file, "grammar"), None
         if self.json_schema_file is not None:
@@ -76,8 +76,8 @@ def parse_seed(text: str) -> int:
 
 length_option = option(
     "-n", "--predict", "--n-predict", "n_gen", type=count(WITHOUT_END), metavar="N", group=Group.PROMPT,
-    show_default="until the model ends",
-    help="Maximum number of tokens.\f -1: until the model ends or the context is full. Without a chat template the "
+    show_default="until the model stops",
+    help="Maximum number of tokens.\f -1: until the model stops or the context is full. Without a chat template the "
     f"default is {DEFAULT_N_GEN}.",
 )  # fmt: skip
 """The command gets `n_gen`; None: not given."""
@@ -88,25 +88,25 @@ sampling_options = as_record(
     option("--temp", "--temperature", "temp", type=float, default=0.8, show_default=True, metavar="T",
            group=Group.PROMPT, help="Temperature; 0: greedy."),
     option("-s", "--seed", type=parsed(parse_seed), default="-1", show_default="random", metavar="SEED",
-           group=Group.PROMPT, help="Seed of the draw; -1: random."),
+           group=Group.PROMPT, help="Random seed; -1: a new one each time."),
     option("-r", "--stop", "--reverse-prompt", "stop", multiple=True, metavar="TEXT", group=Group.PROMPT,
            help="Stop sequence; repeatable."),
     option("-j", "--json-schema", metavar="SCHEMA", group=Group.PROMPT,
-           help="Answer in JSON of this schema; {}: any object."),
+           help="JSON schema for the answer; {}: any JSON object."),
     option("--top-k", type=count(0), default=40, show_default=True, metavar="N", group=Group.SAMPLING, advanced=True,
-           help="Sample from the N likeliest tokens; 0: all."),
+           help="Sample from the N most likely tokens; 0: all."),
     option("--top-p", type=float, default=0.95, show_default=True, metavar="P", group=Group.SAMPLING, advanced=True,
-           help="Sample from the likeliest tokens of this total probability; 1: all."),
+           help="Sample from the most likely tokens with this total probability; 1: all."),
     option("--min-p", type=float, default=0.05, show_default=True, metavar="P", group=Group.SAMPLING, advanced=True,
-           help="Drop tokens less likely than this share of the likeliest; 0: none."),
+           help="Drop tokens less likely than this share of the most likely; 0: off."),
     option("--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X", group=Group.SAMPLING,
-           advanced=True, help="Penalty on repeating the last 64 tokens; 1: off."),
+           advanced=True, help="Penalty for repeating the last 64 tokens; 1: off."),
     option("--grammar", metavar="GBNF", group=Group.SAMPLING, advanced=True,
-           help="Grammar that constrains the answer (llama.cpp's GBNF)."),
+           help="Grammar that constrains the answer (GBNF)."),
     option("--grammar-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING, advanced=True,
-           help="A grammar, from a file."),
+           help="Read the grammar from a file."),
     option("-jf", "--json-schema-file", type=click.Path(), metavar="FILE", group=Group.SAMPLING, advanced=True,
-           help="A JSON schema, from a file."),
+           help="Read the JSON schema from a file."),
 )  # fmt: skip
 """The command gets `sampling`, a SamplingOptions."""
 

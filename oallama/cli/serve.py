@@ -36,9 +36,9 @@ def parse_key(text: str) -> str:
     """Strip blanks, which no header could bring. Raises ValueError for an empty key, and for one that llama-server
     would take for several."""
     if not (key := text.strip()):
-        raise ValueError("the API key is empty; give one, or leave --api-key out")
+        raise ValueError("the API key is empty; give a key, or omit --api-key")
     if "," in key or '"' in key:
-        raise ValueError("the API key must have no comma and no quotation mark: llama-server would split it there")
+        raise ValueError("the API key must not contain a comma or a quotation mark: llama-server would split it")
     return key
 
 
@@ -62,23 +62,23 @@ server_options = as_record(
     "server",
     ServerOptions,
     option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-           group=Group.SERVER, help="Address to listen at.\f An address that other machines reach needs --api-key."),
+           group=Group.SERVER, help="Address to listen on.\f --api-key is required if other machines can reach it."),
     option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT", group=Group.SERVER,
-           help="Port to listen at; 0: any free one."),
+           help="Port to listen on; 0: any free port."),
     option("--placement-port", type=count(0, 65535), default=0, metavar="PORT", group=Group.SERVER, advanced=True,
-           show_default="any that is free", help="Port of the placement page, on 127.0.0.1."),
+           show_default="any free port", help="Port of the placement page, on 127.0.0.1."),
     option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY", group=Group.SERVER,
-           help=f"Key that requests must send.\f {KEY_VARIABLE} keeps it out of `ps`."),
+           help=f"API key that requests must send.\f {KEY_VARIABLE} keeps it out of `ps`."),
     option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
-           group=Group.SERVER, help="Requests computed at the same time; they share the context."),
+           group=Group.SERVER, help="Number of requests computed at the same time; they share the context."),
     option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
            metavar="|".join(POOLINGS), group=Group.SERVER, advanced=True,
-           help="Pooling of /v1/embeddings; model: as the GGUF says; none: no embeddings."),
+           help="Pooling for /v1/embeddings; model: as in the GGUF; none: no embeddings."),
     option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB", group=Group.SERVER, advanced=True,
-           show_default="8192, or what the host has left beside the model",
+           show_default="8192, or what the model leaves free in host memory",
            help="Host memory for the cache of earlier prompts; 0: none, -1: no limit."),
     option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE", group=Group.SERVER, advanced=True,
-           show_default="built by set-up, else from PATH", help="llama-server to run."),
+           show_default="the one from set-up, else from PATH", help="llama-server to run."),
     option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE", group=Group.SERVER,
            help="Append llama-server's log to this file."),
 )  # fmt: skip
@@ -91,7 +91,7 @@ server_options = as_record(
 @placement_options(
     option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
            metavar="before|never", group=Group.PLACEMENT, help="When to find the fastest plan.\f before: before "
-           "serving; never: an untuned model is served with llama.cpp's own placement."),
+           "serving; never: serve an untuned model with llama.cpp's own placement."),
     (n_prompt_option, n_gen_option, depth_option),
 )  # fmt: skip
 @projector_options
@@ -106,7 +106,7 @@ def command(
     n_depth: int | None,
     count_experts: bool,
 ) -> None:
-    """Serve a model as OpenAI's API does: stock llama-server, with the placement that `oallama run` would use.
+    """Serve a model over OpenAI's API: run stock llama-server with the placement that `oallama run` would use.
 
     \b
       oallama serve model.gguf
@@ -114,9 +114,9 @@ def command(
       OALLAMA_API_KEY=secret oallama serve model.gguf --host 0.0.0.0
 
     \f
-    Keeps llama-server running: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and
-    the rest of its API. Its web page is at /; where it was built without one, a page with the address of the
-    placement's. That is at another port, which is printed; its GET /placement is JSON.
+    Restarts llama-server if it ends. Its API is complete: /v1/chat/completions, /v1/completions, /v1/embeddings,
+    /v1/models, /health, /metrics and more. Its web page is at /; a build without one shows the address of the placement
+    page instead. The placement page has its own port, which is printed; GET /placement there returns JSON.
     """
     asked.check_depth(n_depth)
     asked = asked.expecting(max(1, server.n_parallel // 2))
@@ -145,7 +145,7 @@ def command(
         talk(f"oallama: {expected(placer, served.wanted.plan)}")
         n_ctx = served.wanted.plan.workload.n_ctx
         if (most := request_tokens(placer.model, n_ctx)) < n_ctx:
-            talk(f"note: a request may have {most} tokens, the model's trained context; -c {n_ctx} is shared by all")
+            talk(f"note: a request may have {most} tokens, the model's trained context; all requests share -c {n_ctx}")
         launch = partial(served.launch, program=found, settings=settings)
         placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep)
         starting = contextlib.ExitStack()

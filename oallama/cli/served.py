@@ -1,4 +1,4 @@
-"""The placements that `oallama serve` runs: what was asked for, and the model without its device."""
+"""The placements of `oallama serve`: the requested one, and the model without its device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """The command line of `oallama serve`, as far as the placement follows from it."""
+    """The placement options of `oallama serve`."""
 
     model: str
     placement: PlacementOptions
@@ -51,7 +51,7 @@ class PlacementRequest:
 @contextlib.contextmanager
 def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     """Run the worker that a placement may need for the block, and keep counted uses of experts at its end. Raises
-    UsageError where experts are to be counted of a model that has none, and what reading, planning and measuring raise.
+    UsageError if experts are to be counted of a model that has none, and what reading, planning and measuring raise.
     """
     planned = _planned(asked)
     if planned is None:
@@ -66,7 +66,7 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
 
 
 class ServedModel:
-    """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none.
+    """wanted: what was asked for. on_cpu: for when the device is lost; None if there is none.
 
     worker: the process that is the device, if so. count: gets how often experts were used; None: that is not counted.
     """
@@ -105,7 +105,7 @@ class ServedModel:
         )  # fmt: skip
 
     def device_lost(self) -> str | None:
-        """Why the device is known to be lost, if so."""
+        """Why the device counts as lost, else None."""
         return None if self._worker is None or self._worker.died() is None else "its worker process has ended"
 
     def keep(self, wanted: Sequence[PluginReport], on_cpu: Sequence[PluginReport]) -> None:
@@ -121,7 +121,7 @@ class ServedModel:
 
     @property
     def _has_room(self) -> bool:
-        """True where the plan was made here, with room for the projector that is asked for."""
+        """True if the plan was made now, with room for the requested projector."""
         return self._asked.placement.plan_file is None
 
     def _completed(self, served: Served) -> Served:
@@ -137,7 +137,7 @@ class ServedModel:
         return replace(served, plan=placed.noted(served.plan))
 
     def _cache_mib(self, served: Served, n_beside: int) -> int | None:
-        """MiB of prompts that llama-server may keep beside the model and n_beside bytes; None where the model's own
+        """MiB of prompts that llama-server may keep beside the model and n_beside bytes; None if the model's own
         needs are unknown."""
         is_lost = served is self.on_cpu
         plan = self.wanted.plan if is_lost else served.plan
@@ -146,12 +146,12 @@ class ServedModel:
         except OallamaError:  # llama-server is about to say it better
             return None
         if mib < STOCK_CACHE_MIB and not is_lost:
-            talk(f"note: llama-server caches {mib} MiB of prompts at most, what the host has left (--cache-ram)")
+            talk(f"note: llama-server caches up to {mib} MiB of prompts, as host memory allows (--cache-ram)")
         return mib
 
 
 def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
-    """Place as a plan's file says; None where none was named."""
+    """The placement of the plan file; None without one."""
     planned = asked.placement.planned(asked.model)
     if planned is None:
         return None
@@ -164,7 +164,7 @@ def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
 
 
 def _placed(asked: PlacementRequest, placer: Placer) -> Served:
-    """Place as the policy says, which is what `run` does."""
+    """The placement of the policy, as in `run`."""
     load = asked.workload(placer)
     plan, is_unknown = asked.placement.made_plan(placer, load)
     if is_unknown:
@@ -174,21 +174,21 @@ def _placed(asked: PlacementRequest, placer: Placer) -> Served:
 
 def _check_device(placer: Placer) -> None:
     if placer.device.is_pair:
-        raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port or none")
+        raise UsageError(f"llama-server cannot use device {placer.device}; use a GPU, rpc://host:port or none")
 
 
 def _reason(placer: Placer, asked: PlacementOptions, plan: Plan) -> str:
-    """Say what is served, and why."""
+    """Print the placement in use, and why."""
     if asked.policy.keeps_to_cpu(placer):
         found_none = asked.policy.policy != "cpu" and placer.options.device in (None, "auto")
-        return "no GPU found: running on the CPU" if found_none else "running on the CPU, as asked"
+        return "no GPU found: running on the CPU" if found_none else "running on the CPU, as requested"
     if asked.gate and asked.policy.is_auto:
         return f"using {policy_on(plan.policy, plan.device)}, the fastest measured here"
     return f"using policy {plan.policy}, not compared with llama.cpp's placement"
 
 
 def _timed(placer: Placer, plan: Plan, reason: str) -> Served:
-    """Add predicted times where the machine was measured."""
+    """Add predicted times if the machine was measured."""
     served = Served(placer.model, placer.operators, plan, reason)
     try:
         if placer.known_profile is None:
@@ -201,7 +201,7 @@ def _timed(placer: Placer, plan: Plan, reason: str) -> Served:
 
 
 def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
-    """The same model without its device; None where it has none."""
+    """The same model without its device; None without a device."""
     if not placer.has_device:
         return None
     memory = wanted.plan.memory

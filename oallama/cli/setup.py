@@ -1,4 +1,4 @@
-"""`oallama setup`: llama.cpp for the engine, into the environment that this runs in."""
+"""`oallama setup`: install llama.cpp in the current environment."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from oallama.core.files import cache_folder
 
 @click.command("setup", cls=Command)
 @option(
-    "--llama-cpp", metavar="WHAT", help="Compile nothing: take a folder, an archive (.tar.gz) or the address of one."
+    "--llama-cpp", metavar="WHAT", help="Use a build, do not compile: a folder, an archive (.tar.gz) or its address."
 )
-@option("--sha256", metavar="HEX", help="Hash of the archive; needed with an address.")
-@option("--refresh", is_flag=True, help="Look for GPUs, compile and test again.\f Also where nothing changed.")
-@option("--programs", is_flag=True, help="Change nothing: print the folder of llama.cpp's own programs.")
+@option("--sha256", metavar="HEX", help="SHA-256 of the archive; required with an address.")
+@option("--refresh", is_flag=True, help="Look for GPUs, compile and test again.\f Even if nothing changed.")
+@option("--programs", is_flag=True, help="Only print the folder of llama.cpp's programs.")
 @click.pass_context
 def command(context: click.Context, llama_cpp: str | None, sha256: str | None, refresh: bool, programs: bool) -> None:
-    """Get llama.cpp and its programs (llama-server, llama-cli, llama-bench) for this environment. Without options it is
-    compiled for this machine's CPU and GPU, once, and kept in the cache; what was given before stays. A prebuilt one
-    must be of the release that oallama works with. OALLAMA_BACKEND and CMAKE_ARGS choose what is compiled.
+    """Install llama.cpp and its programs (llama-server, llama-cli, llama-bench) in this environment. Without options it
+    is compiled for this machine's CPU and GPU, once, and cached; a build that was given before stays. A prebuilt
+    llama.cpp must be of the release that oallama works with. OALLAMA_BACKEND and CMAKE_ARGS choose what is compiled.
     """
     from oallama.core.units import format_seconds
     from oallama.setup.console import Console, guarded, lock
@@ -36,7 +36,7 @@ def command(context: click.Context, llama_cpp: str | None, sha256: str | None, r
     console = Console(sys.stderr, cache_folder(env) / "setup.log")
     installer = Installer(console, Path(sys.prefix), env, asked_backend(env))
     if sha256 is not None and llama_cpp is None:
-        raise UsageError("--sha256 goes with --llama-cpp; name the archive")
+        raise UsageError("--sha256 needs --llama-cpp; name the archive")
     if programs:
         emit(str(installer.libraries()))
         return

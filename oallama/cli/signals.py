@@ -1,4 +1,4 @@
-"""Early ends of a command: SIGTERM, and SIGHUP where its terminal is closed, taken for Ctrl-C; and a key."""
+"""Early ends of a command: SIGTERM, and SIGHUP where its terminal is closed, handled like Ctrl-C; and key presses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def take_for_interrupt() -> None:
 
 
 def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, now or where native code lets it. Ignore a repeated signal for one second."""
+    """Raise KeyboardInterrupt, now or when native code returns. Ignore a repeated signal for one second."""
     now = time.monotonic()
     if _came_at and now - _came_at[-1] < AGAIN_S:
         return
@@ -76,7 +76,7 @@ def interrupted_code() -> int:
 
 
 def somebody_watches() -> bool:
-    """True where a person sees the output and can type: all three streams are a terminal with this command in its
+    """True if a person sees the output and can type: all three streams are a terminal with this command in its
     foreground."""
     if not all(is_terminal(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)):
         return False

@@ -1,4 +1,4 @@
-"""`oallama simulate`: what CPU, GPU and copies do while a plan runs, on a machine that need not be here."""
+"""`oallama simulate`: predict what CPU, GPU and copies do while a plan runs, on this or a described machine."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, metavar="MODEL|PLAN.json...", shell_complete=complete_file)
 @model_option
 @option(
-    "--machine", metavar="NAME|FILE.json", group=Group.DEVICE, show_default="this one, as measured",
-    help=f"{', '.join(MACHINES)}, or a file.\f Nothing of such a machine need be here; docs/what-if.md says what "
-    "a file describes.",
+    "--machine", metavar="NAME|FILE.json", group=Group.DEVICE, show_default="this machine, as measured",
+    help=f"{', '.join(MACHINES)}, or a file.\f The machine need not be present; docs/what-if.md says what a file "
+    "describes.",
 )  # fmt: skip
 @policy_option
 @prefetch_option
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @gathered(*PLACEMENT, context_option)
 @profile_option
 @json_option
-@output_option("every span, as JSON,")
+@output_option("every span as JSON")
 @chart_option
 def command(
     files: tuple[str, ...],
@@ -82,10 +82,9 @@ def command(
       oallama simulate plan.json -o spans.json
 
     \f
-    Shows how long a prompt and a token are predicted to take, how busy the four streams are meanwhile, and what the
-    time is made of: for a plan that `oallama plan` wrote, which knows its model, or for one that a policy makes here.
-    It is the timeline that plans are made by, from this machine's measured times or from the described rates of another
-    one.
+    Shows the predicted time of a prompt and of a token, how busy the four streams are, and which parts take the time.
+    PLAN.json is from `oallama plan`, and names its model; for a MODEL, --policy makes the plan. The timeline is the one
+    that the planner uses, with this machine's measured times or the described rates of another machine.
     """
     from oallama.placer import Placer
     from oallama.placer.described import plan_for
@@ -100,11 +99,11 @@ def command(
 
     model, plan_path = _model_and_plan(files, model_option)
     if plan_path is not None and (policy is not None or prefetch is not None):
-        raise UsageError("a plan says what goes where already; leave out --policy and --prefetch, or the plan")
+        raise UsageError("a plan cannot be combined with --policy or --prefetch; omit these or the plan")
     found = None if machine is None else machine_of(machine)
     if found is not None:
         if options.device is not None or profile is not None:
-            raise UsageError("--machine brings its own device and times; leave out --device and --profile")
+            raise UsageError("--machine includes its device and times; omit --device and --profile")
         options = replace(options, device="none")
     plan = None if plan_path is None else Plan.load(plan_path)
     if plan is not None and found is None:
@@ -150,14 +149,14 @@ def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None
     plans = [file for file in files if file.endswith(".json")]
     models = [file for file in (*files, model) if file is not None and file not in plans]
     if len(plans) > 1 or len(models) > 1 or not plans + models:
-        raise UsageError("name one model, or one plan (a .json of `oallama plan`), or the model and its plan")
+        raise UsageError("give a model, a plan (.json from `oallama plan`), or a model and its plan")
     return models[0] if models else None, plans[0] if plans else None
 
 
 def _workload(
     placer: Placer, plan: Plan, n_prompt: int | None, n_gen: int | None, n_depth: int | None, n_ctx: int | None
 ) -> Workload:
-    """The plan's, with what was asked for in its place."""
+    """The plan's workload, with requested values replaced."""
     load = plan.workload
     asked = (n_prompt or load.n_prompt, load.n_gen if n_gen is None else n_gen)
     n_past = load.n_past if n_depth is None else n_depth

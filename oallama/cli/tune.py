@@ -1,4 +1,4 @@
-"""`oallama tune`: measure the machine and the best plans now, which `run` otherwise does after its first answer."""
+"""`oallama tune`: measure the machine and the best plans now, as `run` does after its first answer."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from oallama.core.options import Options
 @gathered(*PLACEMENT, *CONTEXT, late_option)
 @option(
     "-p", "--n-prompt", type=count(1), metavar="N_PROMPT", group=Group.WORKLOAD, show_default="all classes",
-    help="Only for prompts of this length.\f With -d: behind a history.",
+    help="Tune only for prompts of this length.\f With -d: after a history.",
 )  # fmt: skip
 @depth_option
 @profile_option
 @option(
-    "--time", "seconds", type=count(1, 86_400), metavar="SECONDS", show_default="as long as it takes to decide",
+    "--time", "seconds", type=count(1, 86_400), metavar="SECONDS", show_default="until a result is clear",
     group=Group.PLACEMENT,
-    help="Time limit for comparing plans.\f Timing the machine comes on top.",
+    help="Time limit for comparing plans.\f Timing the machine is extra.",
 )  # fmt: skip
 @refresh_gate_option
 @json_option
@@ -49,17 +49,16 @@ def command(
     refresh_gate: bool,
     as_json: bool,
 ) -> None:
-    """Time this machine, compare the best plans with the fastest options of llama.cpp, and remember which is fastest.
+    """Time this machine, compare the best plans with the fastest options of llama.cpp, and keep the result.
 
     \b
       oallama tune model.gguf
       oallama tune model.gguf --device CUDA0 -c 8192
 
     \f
-    This is done for short questions (prompts of up to 128 tokens), pages (up to 1,024) and long documents, each in an
-    empty context and with half of it filled; run, chat and serve use the result of the nearest. Plans use the measured
-    times of earlier runs where these were not as predicted. Results are kept even where Ctrl-C or the time limit ends
-    it.
+    Tunes for short questions (prompts of up to 128 tokens), pages (up to 1,024) and long documents, each in an empty
+    context and with half of it filled; run, chat and serve use the result of the nearest class. If earlier runs took
+    other times than predicted, plans use the measured times. Results are kept if Ctrl-C or the time limit ends tuning.
     """
     from oallama.placer import Placer
     from oallama.placer.tuned import in_tuned_context
@@ -69,17 +68,17 @@ def command(
         placer = Placer.of_file(model, options, profile)
         if not placer.has_device:
             raise UsageError(
-                "no GPU found, so there is nothing to tune: `oallama profile` times the CPU; --device names a device, "
-                "such as emulated:rtx3060"
+                "no GPU found, so there is nothing to tune: `oallama profile` times the CPU; give --device NAME, "
+                "e.g. emulated:rtx3060"
             )
         corrected = placer.adopt_history()
     if corrected:
-        talk(f"oallama: planning anew with the times of earlier runs: {corrected}")
+        talk(f"oallama: planning again with the times of earlier runs: {corrected}")
     load = in_tuned_context(placer, placer.workload(n_prompt or 1, 0, n_past=n_depth or 0))
     kinds = classes_in(load.n_ctx) if n_prompt is None and n_depth is None else (class_of(load),)
     found = measured(
         placer, load, kinds, seconds, refresh=refresh_gate or bool(corrected),
-        ends="Ctrl-C ends it and keeps what is done",
+        ends="Ctrl-C stops and keeps the results so far",
     )  # fmt: skip
     tell_doubt(placer)
     if as_json:

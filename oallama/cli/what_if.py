@@ -1,4 +1,4 @@
-"""`oallama what-if`: which card would this model need?"""
+"""`oallama what-if`: predict a model's speed on other cards."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def parse_cards(text: str) -> tuple[Card, ...]:
     """`rtx3060,h100`: distinct cards in order; `all`. Raises ValueError, UsageError for an unknown card."""
     names = [name for name in text.split(",") if name.strip()]
     if not names:
-        raise ValueError(f"{text!r} names no card; choose from {', '.join(CARDS)}")
+        raise ValueError(f"unknown card {text!r}; choose from {', '.join(CARDS)}")
     if text.strip().lower() == "all":
         names = list(CARDS)
     return tuple(dict.fromkeys(preset(name) for name in names))
 
 
 def parse_rate(text: str) -> float:
-    """GB/s of a computer's memory. Raises ValueError."""
+    """A memory bandwidth in GB/s. Raises ValueError."""
     try:
         rate = float(text)
     except ValueError:
@@ -89,18 +89,18 @@ def file_or_shape(word: str) -> str:
 @partial(model_argument, file_of=file_or_shape)
 @option(
     "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…", group=Group.DEVICE,
-    show_default="one of each memory and maker",
-    help=f"Such as RTX 3060, 5060 Ti 16GB; `all`.\f {', '.join(CARDS)}.",
+    show_default="one card of each memory size and maker",
+    help=f"Cards to predict, e.g. RTX 3060, 5060 Ti 16GB; or `all`.\f {', '.join(CARDS)}.",
 )  # fmt: skip
 @option(
     "--vram", "memory_bytes", type=SIZE, metavar="SIZE", group=Group.DEVICE, show_default="each card's",
-    help="Memory of the cards, e.g. 6GiB.",
+    help="Device memory of the cards, e.g. 6GiB.",
 )  # fmt: skip
 @option("--cores", type=count(1, 1024), metavar="N", group=Group.DEVICE,
-        help="CPU cores of a PC other than this one.\f Zen 4 cores. With it or --ram-speed nothing is measured; the "
-        "other one is then a usual PC's.")  # fmt: skip
+        help="Number of CPU cores of another PC.\f Zen 4 cores. With this or --ram-speed nothing is measured; the "
+        "other value defaults to a usual PC's.")  # fmt: skip
 @option("--ram-speed", "ram_speed", type=parsed(parse_rate), metavar="GB/s", group=Group.DEVICE,
-        help="Memory speed of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
+        help="Memory bandwidth of that PC: 40 (DDR4), 60 (DDR5).")  # fmt: skip
 @option(
     "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT, advanced=True, show_default="auto",
     help="Policy to compare with stock llama.cpp.",
@@ -123,8 +123,8 @@ def command(
     as_json: bool,
     chart: str | None,
 ) -> None:
-    """Predict a model on cards that need not be here: with llama.cpp's fastest options, and with the best plan that
-    a quick search finds. Popular models are known by name, without a file.
+    """Predict a model's speed on cards that you need not have: with llama.cpp's fastest options, and with the best
+    plan that a quick search finds. Popular models are known by name, without a file.
 
     \b
       oallama what-if gemma-3-27b --ram-speed 60
@@ -132,9 +132,9 @@ def command(
       oallama what-if model.gguf --gpu rtx4090 --vram 20GiB -p 4096 --chart cards.svg
 
     \f
-    Known by name: NAMES. All matrices are then Q4_0 (gpt-oss: MXFP4), or of the type behind a colon. The cards are
-    beside this machine's CPU, which is measured (`oallama profile`), or beside one of --cores and --ram-speed. Their
-    times follow from published runs of llama.cpp, so everything this says is a prediction.
+    Known by name: NAMES. All their matrices are Q4_0 (gpt-oss: MXFP4), or of the type after a colon. Each card is
+    combined with this machine's CPU, which is measured (`oallama profile`), or with a CPU described by --cores and
+    --ram-speed. The cards' times follow from published runs of llama.cpp, so all figures are predictions.
     """
     if profile is not None and (cores is not None or ram_speed is not None):
         raise UsageError("--profile has a CPU's times and cannot be combined with --cores or --ram-speed")

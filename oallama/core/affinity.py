@@ -1,4 +1,4 @@
-"""The records of the affinity report: each operator's affinity and place, and what the plan is held against."""
+"""The records of the affinity report: each operator's affinity and placement, and the plan's baselines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Affinity:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A placement that a plan is compared with, priced by the same cost model."""
+    """A baseline placement, priced by the same cost model."""
 
     name: str  # "stock --fit", "all CPU", "physical bound"
     predicted: Predicted
@@ -50,7 +50,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredOn:
-    """The machine and time of a report's measurements; empty where the profile does not say."""
+    """The machine and time of a report's measurements; empty if the profile has none."""
 
     cpu: str
     device: str  # as ggml describes it
@@ -73,7 +73,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class AffinityReport:
-    """`oallama affinity-report`: every operator's affinity and place, how the iteration went, and the ledger."""
+    """`oallama affinity-report`: each operator's affinity and placement, the iteration, and the ledger."""
 
     model: ModelInfo
     device: str

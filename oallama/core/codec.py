@@ -36,7 +36,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Metadata of an `Annotated` field: what to say of any value that does not fit, in place of the details."""
+    """Metadata of an `Annotated` field: the error text for any invalid value, instead of the details."""
 
     what: str  # "must be three sizes above 0"
 
@@ -51,7 +51,7 @@ Positive = Annotated[float, Mark.ABOVE_ZERO]
 
 
 class CodecError(ValueError):
-    """A JSON document does not describe the dataclass. The message names the path, what was expected and what is there:
+    """A JSON document does not describe the dataclass. The message names the path, the expected and the actual value:
     `profile.cases[3]: seconds must be a number, not 'fast'`."""
 
 
@@ -92,12 +92,12 @@ def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text. Raises CodecError for what is not JSON, for numbers that JSON cannot have (NaN, Infinity,
-    1e999), and for more than MOST_NESTED lists and objects in each other."""
+    """Parse a JSON text. Raises CodecError for invalid JSON, for numbers that JSON forbids (NaN, Infinity, 1e999), and
+    for more than MOST_NESTED nested lists and objects."""
     try:
         value = json.loads(text, parse_constant=_refused_constant, parse_float=_finite_number)
     except RecursionError:
-        raise CodecError("it is nested too deep") from None
+        raise CodecError("it is nested too deeply") from None
     except ValueError as error:  # UnicodeDecodeError too
         raise CodecError(str(error)) from None
     level = [value]
@@ -105,7 +105,7 @@ def parse_json(text: str | bytes) -> Any:
         level = [item for outer in level for item in _items(outer) if isinstance(item, (dict, list))]
         if not level:
             return value
-    raise CodecError("it is nested too deep")
+    raise CodecError("it is nested too deeply")
 
 
 MOST_NESTED = 64
@@ -116,13 +116,13 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def _refused_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _finite_number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is too large a number")
+        raise ValueError(f"{text[:40]} is too large")
     return number
 
 
@@ -155,7 +155,7 @@ def _plain(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """A value as JSON can have it: NaN and infinities become null, keys text, tuples lists."""
+    """A value that JSON can represent: NaN and infinities become null, keys strings, tuples lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -166,8 +166,8 @@ def finite(value: Any) -> Any:
 
 
 def from_json(cls: type[_T], document: Any, where: str) -> _T:
-    """The dataclass of a JSON object. Unknown keys are ignored; a key may be missing where its field has a default or
-    may be None. where: how the document is named in errors. Raises CodecError."""
+    """The dataclass of a JSON object. Unknown keys are ignored; a key may be missing if its field has a default or
+    may be None. where: name of the document in errors. Raises CodecError."""
     if not isinstance(document, Mapping):
         raise CodecError(f"{where} must be an object, not {_shown(document)}")
     values = {}
@@ -191,7 +191,7 @@ def _flat(hint: Any, document: Mapping[str, Any], where: str) -> Any:
 
 
 def _without_none(hint: Any) -> Any:
-    """T of `T | None`; any other hint as it is."""
+    """T of `T | None`; any other hint unchanged."""
     if get_origin(hint) in (Union, types.UnionType):
         (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
         return inner
@@ -220,7 +220,7 @@ def _name(key: str) -> str:
     return key if key.isprintable() and len(key) <= 40 else _shown(key)
 
 
-_KINDS = {str: "text", int: "a whole number", bool: "true or false"}
+_KINDS = {str: "a string", int: "a whole number", bool: "true or false"}
 
 
 def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str) -> Any:
@@ -251,11 +251,11 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
         if not isinstance(value, list):
             raise wrong("a list")
         if Mark.NOT_EMPTY in marks and not value:
-            raise wrong("a list with something in it")
+            raise wrong("a non-empty list")
         if args[-1] is ...:
             return tuple(inside(args[0], item, f"[{i}]") for i, item in enumerate(value))
         if len(value) != len(args):
-            raise wrong(f"a list of {len(args)}")
+            raise wrong(f"a list of {len(args)} values")
         return tuple(inside(arg, item, f"[{i}]") for i, (arg, item) in enumerate(zip(args, value, strict=True)))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
@@ -269,7 +269,7 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
     elif hint is int and value.bit_length() >= (bits := 32 if Mark.BITS_32 in marks else 64):
         raise wrong(f"a whole number of {bits} bits")
     elif Mark.PRINTABLE in marks and not value.isprintable():
-        raise wrong("printable text in one line")
+        raise wrong("one line of printable text")
     if Mark.NOT_NEGATIVE in marks and value < 0:
         raise wrong("at least 0")
     if Mark.ABOVE_ZERO in marks and value <= 0:

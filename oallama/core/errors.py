@@ -18,8 +18,8 @@ ARGUMENTS = {
     "--vram": "vram", "--vram-fill": "vram_fill", "-b": "n_batch", "-c": "n_ctx", "-ctk": "type_k", "-ctv": "type_v",
     "-fa": "flash_attn", "-n": "n_gen", "-ngl": "gpu_layers", "-p": "n_prompt", "-t": "threads", "-ub": "n_ubatch",
 }  # fmt: skip
-"""Options of the command line, by which messages name things, and the arguments that they are in Python; of two for one
-argument, the last is how a command is written."""
+"""Options of the command line, which messages use, and the Python arguments that replace them; if two options have the
+same argument, the last is the command line's spelling."""
 
 _CALLS = {
     "`oallama plan`": "`placer.plan()`",
@@ -32,7 +32,7 @@ _WORDS = "auto|cpu|cpu-pair|fit|full|layers|none|oato|off|on|paper"
 _OPTION = re.compile(
     rf"(?<![\w-])(--?[a-z][a-z-]*)(?: (-?\d[\w.%]*|'[^']*'|(?:{_WORDS}|(?:emulated|rpc)[^\s`]*?)(?=[,;:.)]*(?:\s|$))))?"
 )
-"""An option, and the value behind it where it is one."""
+"""An option, and its value if one of these follows."""
 
 
 OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)"
@@ -41,8 +41,8 @@ GGML_OUT_OF_MEMORY = "GGML_ASSERT(ctx->mem_buffer != NULL)"
 
 
 class OallamaError(Exception):
-    """Base of every error this package raises on purpose. Messages are written with the options of the command line,
-    and shown with the arguments of Python in a program that uses `oallama`'s public names."""
+    """Base class of oallama's errors. Messages name options of the command line; in a program that uses `oallama`'s
+    public names they name Python arguments instead."""
 
     exit_code = 1
     speaks_python: ClassVar[bool] = False  # of this process
@@ -52,7 +52,7 @@ class OallamaError(Exception):
 
 
 class ModelFileError(OallamaError):
-    """The GGUF is missing, cut, malformed or of a kind that cannot be run."""
+    """The GGUF is missing, cut, malformed or of an unsupported kind."""
 
     exit_code = 2
 
@@ -68,7 +68,7 @@ class PlanError(OallamaError):
 
 
 class UsageError(OallamaError):
-    """Options that cannot be honoured as given."""
+    """Invalid options or arguments."""
 
     exit_code = 2
 
@@ -78,25 +78,25 @@ class DeviceError(OallamaError):
 
 
 class UnknownDevice(DeviceError):
-    """There is no device of that name."""
+    """No device has this name."""
 
     exit_code = 2
 
 
 class BridgeError(OallamaError):
-    """The native libraries are missing, of another version, or failed to load."""
+    """The native libraries are missing, have another version, or failed to load."""
 
 
 class OutOfTime(OallamaError):
-    """A measurement had not ended when its time was over."""
+    """A measurement did not end in time."""
 
 
 class DownloadError(OallamaError):
-    """A model cannot be fetched: no network, no room on the disk, or the hub fails."""
+    """A model cannot be downloaded: no network, a full disk, or a failure of the hub."""
 
 
 class DoesNotFit(OallamaError):
-    """More memory is needed on a device than may be used there.
+    """More memory is needed on a device than may be used.
 
     Attributes: required, available (bytes); device (ggml device name).
     """
@@ -114,12 +114,12 @@ class DoesNotFit(OallamaError):
 
 
 def spoken(message: str) -> str:
-    """A message as this process shows it: its options as arguments of Python where it speaks Python."""
+    """A message as this process shows it: with Python arguments instead of options if it speaks Python."""
     return in_python(message) if OallamaError.speaks_python else message
 
 
 def in_python(message: str) -> str:
-    """A message with options such as `--vram 6GiB` as arguments of Python, vram=6GiB."""
+    """A message with options, e.g. `--vram 6GiB`, as Python arguments, vram=6GiB."""
 
     def argument(found: re.Match[str]) -> str:
         option, value = found.groups()
@@ -135,7 +135,7 @@ def in_python(message: str) -> str:
 
 
 def named_error(type_name: str, message: str) -> OallamaError:
-    """The error of ours that a child process reported by the name of its type; OallamaError, naming it, for another."""
+    """The error that a child process reported by its type's name; for a foreign type an OallamaError that names it."""
     kinds = (ModelFileError, ProfileError, PlanError, UsageError, DeviceError, UnknownDevice, BridgeError)
     kind = next((kind for kind in kinds if kind.__name__ == type_name), None)
     return kind(message) if kind else OallamaError(f"{type_name}: {message}")

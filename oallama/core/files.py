@@ -1,5 +1,4 @@
-"""Files that are only ever replaced whole, the error for one that cannot be written, locks of files, TOML, and the
-cache's folder."""
+"""Atomic replacement of files, errors for unwritable files, file locks, TOML, and the cache folder."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ MOST_TEXT = 64 << 20  # far above any profile or description of a machine
 
 
 def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
-    """Folder of what can be made again: `$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else `oallama` in
-    `$XDG_CACHE_HOME` or `~/.cache`."""
+    """The cache folder: `$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else `oallama` in `$XDG_CACHE_HOME` or
+    `~/.cache`."""
     if own := env.get(FOLDER_VARIABLE):
         return user_path(own)
     xdg = Path(env.get("XDG_CACHE_HOME", ""))
@@ -37,13 +36,13 @@ def cache_folder(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def user_path(text: str) -> Path:
-    """A path in which `~` is the user's home; it stays where nobody has that name, or no home is known."""
+    """A path with `~` expanded; unchanged if the user or the home folder is unknown."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for these
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, or of a pipe, that somebody else may have made. Raises OSError, also where it is longer than
-    MOST_TEXT characters, and UnicodeDecodeError."""
+    """The text of an untrusted file or pipe. Raises OSError, also for more than MOST_TEXT characters, and
+    UnicodeDecodeError."""
     with Path(path).open(encoding="utf-8") as file:
         text = file.read(MOST_TEXT + 1)
     if len(text) > MOST_TEXT:
@@ -52,13 +51,13 @@ def read_text(path: str | Path) -> str:
 
 
 def owner_only(path: str, flags: int) -> int:
-    """An opener for open() whose file, where it is made, only its user can read."""
+    """An opener for open() that creates files readable only by their owner."""
     return os.open(path, flags, OWNER_ONLY)
 
 
 def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
-    """Make or replace a file in one step: a reader sees the old file or the new one, which has the old one's mode;
-    private: which only its user can read. A link goes on to point there. Raises OSError."""
+    """Create or replace a file atomically: a reader sees the old file or the new file, which has the old file's mode.
+    private: only its owner can read it. A symbolic link is followed. Raises OSError."""
     data = content.encode() if isinstance(content, str) else content
     target = path.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
@@ -75,13 +74,13 @@ def write_whole(path: Path, content: str | bytes, private: bool = False) -> None
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Open a file for lock_file, which another user cannot open, as whoever has it open can lock it. Raises OSError."""
+    """Open a file for lock_file. Other users cannot open it, as anyone who has it open can lock it. Raises OSError."""
     return open(path, "a+", encoding="utf-8", opener=owner_only)
 
 
 def lock_file(file: IO[Any], taken: Callable[[], None]) -> None:
-    """Lock an open file until it is closed, at the latest with the process. taken: called once where another process
-    has it, which is then waited for, unless the call raises."""
+    """Lock an open file until it is closed or the process ends. taken: called once if another process holds the lock;
+    then waits for it, unless the call raises."""
     import fcntl  # not on Windows
 
     try:
@@ -106,8 +105,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def unwritten(kind: type[E], what: str, error: OSError) -> E:
-    """The error of that kind for a result that cannot be written. Its exit code is 1 where the disk is full or broken,
-    which is no fault of the path."""
+    """The error of this type for a result that cannot be written. Its exit code is 1 if the disk is full or broken,
+    since the path is then not the cause."""
     made = kind(f"cannot write {what}: {error.strerror or error}")
     if error.errno in DISK_FAILED:
         made.exit_code = 1

@@ -1,5 +1,4 @@
-"""The records of what runs took in the split back end, and of what was predicted of them. Frozen; times are float
-seconds."""
+"""The records of measured times of the split back end, and of the predicted times. Frozen; times are float seconds."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class SeenPasses:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Factors on measured times: how many times as long work takes."""
+    """Factors on measured times."""
 
     cpu: Positive = 1.0
     device: Positive = 1.0
@@ -64,5 +63,5 @@ class History:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether a profile stays as it was measured."""
+        """Whether a profile needs no correction."""
         return self.decode == self.prompt == Rates() and self.link == 1.0

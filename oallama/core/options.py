@@ -29,16 +29,16 @@ STOCK_BATCH, STOCK_UBATCH = 2048, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a model is to be placed and loaded. None: nothing was asked for, and the plan or the machine decides.
+    """How to place and load a model. None: the plan or the machine decides.
 
-    device: `--device` text; None: the first GPU, or none. vram: bytes of the device's memory to plan with; None:
-    what is free. vram_fill: share of it that may be used. gpu_weights: cap on the share of the operators' weight
-    bytes on the device. threads: of the CPU; None: one per physical core. n_ctx, n_batch, n_ubatch: tokens; n_ctx
+    device: `--device` text; None: the first GPU, or none. vram: bytes of device memory to plan with; None: the
+    free memory. vram_fill: share of it that may be used. gpu_weights: largest share of the operators' weight bytes
+    on the device. threads: CPU threads; None: one per physical core. n_ctx, n_batch, n_ubatch: tokens; n_ctx
     0: what the model was trained on. type_k, type_v: of the KV cache. flash_attn "auto": whichever is predicted to
     be faster. late_first_word: whether a plan may win whose first word comes more than 1.25 times as late as with
     llama.cpp's own placement.
 
-    Raises UsageError for a value that cannot be, and for a V cache that needs flash attention with it off.
+    Raises UsageError for an invalid value, and for a V cache type that needs flash attention while that is off.
     """
 
     device: str | None = None
@@ -57,30 +57,30 @@ class Options:
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0 < self.vram_fill <= 1:
-            raise UsageError(f"--vram-fill is {self.vram_fill:g}; give a share above 0 and up to 1")
+            raise UsageError(f"--vram-fill must be above 0 and at most 1, not {self.vram_fill:g}")
         if self.gpu_weights is not None and not 0 <= self.gpu_weights <= 1:
-            raise UsageError(f"--gpu-weights is {self.gpu_weights:g}; give a share from 0 to 1 (0 %..100 %)")
+            raise UsageError(f"--gpu-weights must be from 0 to 1 (0 % to 100 %), not {self.gpu_weights:g}")
         if self.vram is not None and self.vram < 0:
-            raise UsageError("--vram is negative; give a size such as 6GiB")
+            raise UsageError("--vram must not be negative; give a size such as 6GiB")
         if self.flash_attn not in FLASH_ATTENTION:
-            raise UsageError(f"-fa is {self.flash_attn!r}; give one of {', '.join(FLASH_ATTENTION)}")
+            raise UsageError(f"unknown -fa {self.flash_attn!r}; choose from {', '.join(FLASH_ATTENTION)}")
         cache_type(self.type_k or STOCK_ATTENTION.type_k)
         cache_type(self.type_v or STOCK_ATTENTION.type_v)
         self.attention()
 
     @classmethod
     def given(cls, **values: Any) -> Options:
-        """Read keywords as a caller of Placer.load may write them: sizes and shares as text too ("6GiB", "50%"), None
-        for what is not given. Raises UsageError."""
+        """Read the keywords of Placer.load: sizes and shares may be strings ("6GiB", "50%"); None: not given. Raises
+        UsageError."""
         if "vram" in values:
             values["vram"] = _parsed(parse_memory, values["vram"], "--vram")
         if "gpu_weights" in values:
             values["gpu_weights"] = _parsed(parse_share, values["gpu_weights"], "--gpu-weights")
         known = {name: value for name, value in values.items() if value is not None or name not in cls.__slots__}
-        return record_from(cls, known, "option of a Placer")
+        return record_from(cls, known, "Placer option")
 
     def attention(self, planned: Attention = STOCK_ATTENTION) -> Attention:
-        """The attention that was asked for, `planned` where nothing was. Raises UsageError where flash attention was to
+        """The attention that was asked for, `planned` where nothing was. Raises UsageError if flash attention was to
         be off and the V cache's type needs it."""
         asks = self.flash_attn != "auto"
         flash_attn: FlashAttention = self.flash_attn if asks else planned.flash_attn
@@ -88,7 +88,7 @@ class Options:
         if flash_attn == "off" and type_v not in PLAIN_V_TYPES:
             if asks:
                 raise UsageError(
-                    f"a V cache of type {type_v} needs flash attention; leave out -fa off, or choose one of "
+                    f"a V cache of type {type_v} needs flash attention; omit -fa off, or choose "
                     f"{', '.join(PLAIN_V_TYPES)} with -ctv"
                 )
             flash_attn = "on"
@@ -96,11 +96,11 @@ class Options:
 
 
 def cache_type(name: str) -> int:
-    """The ggml type number of a KV cache type. Raises UsageError naming the ones there are."""
+    """The ggml type number of a KV cache type. Raises UsageError that lists the known types."""
     try:
         return CACHE_TYPES[name.lower()]
     except KeyError:
-        raise UsageError(f"{name!r} is no KV cache type; choose one of {', '.join(CACHE_TYPES)}") from None
+        raise UsageError(f"unknown KV cache type {name!r}; choose from {', '.join(CACHE_TYPES)}") from None
 
 
 def _parsed(parse: Callable[[str], T], value: T | str | None, option: str) -> T | None:

@@ -1,4 +1,4 @@
-"""The records of a profile: what was timed, on what, and every raw sample. Frozen; times are float seconds."""
+"""The records of a profile: cases, devices, and all raw samples. Frozen; times are float seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Samples = Annotated[tuple[Positive, ...], Mark.NOT_EMPTY]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to measure: a mul-mat at a batch size, on a device, in a layout."""
+    """One case to measure: a mul-mat at a batch size, on a device, in a layout."""
 
     device: str
     layout: str  # CPU, CPU_REPACK, AMX on the CPU; "device" on a device
@@ -25,7 +25,7 @@ class Case:
 
     @property
     def key(self) -> Case:
-        """The case alone, without what was found of it."""
+        """The case without its result."""
         return Case(self.device, self.layout, self.mul_mat, self.n_tokens, self.working_set_bytes)
 
     def measured(self, samples: Sequence[float], seconds: float) -> ProfileCase:
@@ -61,7 +61,7 @@ class ProfileCase(Case):
 
 @dataclass(frozen=True, slots=True)
 class SkippedCase(Case):
-    """A case that was left out on purpose, and why: unsupported there, too slow to matter, or it crashed."""
+    """A skipped case, and why: unsupported, too slow to matter, or crashed."""
 
     reason: str
 
@@ -88,7 +88,7 @@ class LinearFit:
 
 @dataclass(frozen=True, slots=True)
 class RestShape:
-    """Shape that the cost of a layer's rest depends on besides the batch and the KV depth."""
+    """Head shape, on which the cost of a layer's non-matmul work depends, besides batch and KV depth."""
 
     n_embd: Count
     n_head: Count
@@ -103,8 +103,8 @@ class RestShape:
 
 @dataclass(frozen=True, slots=True)
 class RestCase:
-    """A layer's rest, timed on one device at one batch size and KV depth: all that it does beside its weight-bearing
-    mul-mats (norms, rope, KV write, attention, GLU, adds) for this model's head shape."""
+    """A layer's non-matmul work, timed on one device at one batch size and KV depth: all work except its weight-bearing
+    mul-mats (norms, rope, KV write, attention, GLU, adds), for this model's head shape."""
 
     device: str
     n_tokens: Size
@@ -147,7 +147,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured experiment: what was timed, on what, and every raw sample. As JSON: profile/store.py."""
+    """A measurement of a machine: cases, device, and all raw samples. As JSON: profile/store.py."""
 
     version: int
     fingerprint: dict[str, Any]  # CPU, threads, device, driver, ggml version, power state, ...
@@ -169,26 +169,26 @@ class Profile:
 
     @property
     def contention(self) -> Sharing | None:
-        """CPU and link at the same time, which share the DRAM, at the smallest batch size."""
+        """CPU and link working concurrently on the shared DRAM, at the smallest batch size."""
         pairs = [one for one in self.sharing if (one.first, one.second) == ("cpu", "link")]
         return min(pairs, key=lambda one: one.n_tokens, default=None)
 
     @property
     def has_host_buffer(self) -> bool:
-        """Whether the device has a buffer type for pinned host memory; assumed of one that was not asked."""
+        """Whether the device has a buffer type for pinned host memory; assumed if the device was not queried."""
         return bool(self.fingerprint.get("device_host_buffer", True))
 
     @property
     def is_pinned(self) -> bool:
-        """Whether that buffer type gave pinned memory when it was tried: CUDA's gives plain memory where it cannot."""
+        """Whether that buffer type gave pinned memory when tried: CUDA's falls back to plain memory."""
         return self.has_host_buffer and bool(self.fingerprint.get("device_pins", True))
 
     @property
     def takes_residents(self) -> bool:
-        """Whether blocks of the split back end can live on the device; assumed of one that was not asked."""
+        """Whether blocks of the split back end can live on the device; assumed if the device was not queried."""
         return bool(self.fingerprint.get("device_takes_residents", True))
 
     @property
     def is_blocking(self) -> bool:
-        """Whether the CPU waits for every copy to the device, and for all that it computes."""
+        """Whether device calls are synchronous: the CPU waits for each copy and each computation."""
         return self.fingerprint.get("device_asynchronous") is False

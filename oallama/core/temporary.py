@@ -1,4 +1,4 @@
-"""Temporary folders that do not pile up where programs are killed."""
+"""Temporary folders that are cleaned up even after programs were killed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from oallama.core.errors import DeviceError
 
 
 def parent_for_server() -> Path:
-    """Where llama-server's folder goes. Raises DeviceError where nothing can be written."""
+    """Parent of llama-server's folder. Raises DeviceError if no folder is writable."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:  # it has tried to write to each
         raise DeviceError(
-            "no temporary folder is writable, and llama-server needs one for its plan; free some disk space, or set "
+            "no writable temporary folder, which llama-server needs for its plan; free some disk space, or set "
             "TMPDIR to another folder"
         ) from None
 
@@ -27,7 +27,7 @@ def parent_for_server() -> Path:
 @contextlib.contextmanager
 def temporary_folder(prefix: str, parent: Path) -> Iterator[Path]:
     """Make a folder for the block, removed at its end, and remove those of this prefix whose programs were killed: each
-    is locked by the program that made it for as long as that lives. Raises OSError where none can be made."""
+    is locked by the program that made it for as long as that lives. Raises OSError if none can be made."""
     for path in parent.glob(f"{prefix}*"):
         _remove_abandoned(path)
     while True:

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def is_text(characters: str) -> bool:
-    """Whether there is no surrogate among them, as of bytes that a locale such as C lets pass, or of JSON's \\ud800."""
+    """Whether the text has no surrogates, which come from undecoded bytes in a C locale, or from JSON's \\ud800."""
     return not any("\ud800" <= character <= "\udfff" for character in characters)

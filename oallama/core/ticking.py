@@ -1,4 +1,4 @@
-"""A function that is called again and again while a block runs."""
+"""Calls a function periodically while a block runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def ticking(seconds: float, tick: Callable[[], object]) -> Iterator[None]:
-    """Call tick every so many seconds, in a thread, until the block ends; never where there is no memory for one."""
+    """Call tick periodically in a thread until the block ends; not at all if no thread can be started."""
     over = threading.Event()
 
     def run() -> None:

@@ -27,22 +27,22 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text!r} is not a size; write it like 6GiB, 6000MiB or 6442450944")
+        raise ValueError(f"{text!r} is not a size; write e.g. 6GiB, 6000MiB or 6442450944")
     number, prefix, binary, byte = match.groups()
     decimal = byte and prefix and not binary
     scale = (_DECIMAL if decimal else _BINARY)[prefix.lower()]
     size = math.inf if len(number) > _MOST_DIGITS else float(number) * scale if "." in number else int(number) * scale
     if size >= 1 << 63:
-        raise ValueError(f"{text!r} is more than 64 bits can count; write a size like 6GiB")
+        raise ValueError(f"{text!r} does not fit into 64 bits; write e.g. 6GiB")
     return int(size)
 
 
 def parse_memory(text: str) -> int:
-    """A size of memory: as parse_bytes, but a number without a unit is no small one. Raises ValueError that names what
-    was probably meant."""
+    """A memory size, as parse_bytes, but a small number needs a unit. Raises ValueError that suggests the probable
+    unit."""
     n_bytes = parse_bytes(text)
     if 0 < n_bytes < MIB and text.strip().replace(".", "", 1).isdecimal():
-        raise ValueError(f"{text!r} is {n_bytes} bytes; write the unit, for example {text.strip()}GiB")
+        raise ValueError(f"{text!r} is {n_bytes} bytes; write the unit, e.g. {text.strip()}GiB")
     return n_bytes
 
 
@@ -52,14 +52,14 @@ def parse_share(text: str) -> float:
     try:
         value = float(stripped[:-1]) / 100 if stripped.endswith("%") else float(stripped)
     except ValueError:
-        raise ValueError(f"{text!r} is not a share; write it like 50% or 0.5") from None
+        raise ValueError(f"{text!r} is not a share; write e.g. 50% or 0.5") from None
     if not 0 <= value <= 1:
-        raise ValueError(f"{text!r} is outside 0..1 (0 %..100 %)")
+        raise ValueError(f"{text!r} is not between 0 and 1 (0 % and 100 %)")
     return value
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Bytes as text in the binary unit that leaves one to three digits before the point."""
+    """Bytes as text, in the binary unit with one to three digits before the point."""
     sign, size = ("-", -n_bytes) if n_bytes < 0 else ("", n_bytes)
     if size < KIB:
         return f"{sign}{size:.0f} B"

@@ -1,1 +1,1 @@
-"""Cost models: profile records in, seconds out. Pure; each formula stands in one place."""
+"""Cost models: from profile records to seconds. Pure; each formula exists once."""

@@ -20,7 +20,7 @@ F32 = 4  # bytes of one activation element
 _FFN_ROLE = re.compile(r"((?:enc\.|dec\.)?)ffn_(gate_up|gate|up|down)(|_exps|_shexp|_chexps)")
 
 LONE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "output"})
-"""Mul-mats beside the FFN that may be split by rows: those that every graph runs on the weight as it is stored."""
+"""Mul-mats outside the FFN that may be split by rows: every graph applies them to the weight as stored."""
 
 HELD_PER_HIDDEN = 3
 """Activations that the device holds for each hidden value of its slice: gate, up, and what the GLU makes of them."""
@@ -52,7 +52,7 @@ class SplitBlock:
     chunk: int | None = None  # tokens that are computed at the same time at most; None: all of a micro-batch
 
     def weight_bytes(self, gg: int) -> int:
-        """Bytes of the device's slice; gg is the number of its elements."""
+        """Bytes of the device's slice of gg elements."""
         return self.bytes * gg // self.extent
 
     def n_summed(self, n_batch: int) -> int:
@@ -67,7 +67,7 @@ class SplitBlock:
         return (self.sent + (n_summed if n_summed > 1 else 0) + self.sent_each * gg) * n_tokens * F32
 
     def download_bytes(self, gg: int, n_tokens: int, n_batch: int | None = None) -> int:
-        """Bytes that come back for n_tokens tokens of a batch of n_batch (None: of as many)."""
+        """Bytes copied back for n_tokens tokens of a batch of n_batch (None: n_tokens)."""
         n_summed = self.n_summed(n_batch or n_tokens)
         return (self.returned // n_summed + self.returned_each * gg) * n_tokens * F32
 
@@ -133,7 +133,7 @@ def is_router(operator: Operator) -> bool:
 
 
 def is_ffn(operator: Operator) -> bool:
-    """Whether it belongs to a feed-forward network, its router apart."""
+    """Whether it belongs to a feed-forward network, except its router."""
     return _FFN_ROLE.fullmatch(operator.role) is not None
 
 
@@ -259,11 +259,11 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
 
 
 def _reads_hidden(operator: Operator) -> bool:
-    """Whether each expert has an input of its own: the hidden values that it made."""
+    """Whether each expert has its own input, the hidden values that it computed."""
     match = _FFN_ROLE.fullmatch(operator.role)
     return match is not None and match[2] == "down"
 
 
 def _routing(operator: Operator) -> int:
-    """Numbers of the experts that a token is routed to."""
+    """Ids of the experts that a token is routed to."""
     return operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0

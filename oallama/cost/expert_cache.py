@@ -74,7 +74,7 @@ def cached_layers(
 
 
 def lru_hits(n_expert: int, share: float) -> float:
-    """Share of a single token's uses that are served, with slots for a share of all experts."""
+    """Hit rate of a single token, with slots for a share of all experts."""
     if n_expert < FEWEST_EXPERTS:
         return share  # used alike
     points = _OF_32 if n_expert < 64 else _OF_128

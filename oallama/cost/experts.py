@@ -38,12 +38,12 @@ class ExpertUse:
         return self.spread is not None
 
     def coverage(self, n_hot: int, n_tokens: int) -> float:
-        """In a pass over so many tokens: one is decode."""
+        """Use in a pass over n_tokens; one token is decode."""
         return (self.decode if n_tokens == 1 else self.prompt)[n_hot]
 
 
 def experts_alike(n_expert: int) -> ExpertUse:
-    """Where nothing is known."""
+    """For layers without counts."""
     even = tuple(n / n_expert for n in range(n_expert + 1))
     return ExpertUse(tuple(range(n_expert)), even, even)
 

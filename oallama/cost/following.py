@@ -1,4 +1,4 @@
-"""What hot experts serve that follow the conversation, by how many of a layer's experts the device holds.
+"""Hit rate of hot experts that follow the conversation, by the number of a layer's experts on the device.
 
 Replayed over recorded routing, learnt on the first half of the tokens and judged on the second: counts decay by 0.98 a
 token, and after each token at most one missed expert of a layer is let in where it is used more than the least used one

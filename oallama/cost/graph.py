@@ -1,4 +1,4 @@
-"""Which operators feed which, and what ggml's scheduler makes of a placement.
+"""The model's graph, and the splits and copies that ggml's scheduler makes of a placement.
 
 The transfer cost T' of OATO (section 3.2: "three kinds of operator connections ... the extra delay of moving
 intermediate results") belongs to edges, not to operators. So the model's graph is kept as a list of nodes in execution
@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Crossings:
-    """Tensors that a placement makes the scheduler move in one forward pass."""
+    """Splits, copies and bytes of a placement in one forward pass."""
 
     splits: int  # all of them, as llama.cpp logs "graph splits"
     device_splits: int
@@ -90,7 +90,7 @@ class Graph:
         return self.first_operator(window[0]), self.first_operator(window[1])
 
     def first_operator(self, layer: int) -> int:
-        """The first operator of this layer or of those behind it; their number where there is none."""
+        """The first operator of this layer or of a later one; the number of operators if there is none."""
         return bisect_left(self.operator_layer, layer)
 
     def around(self, first: int, last: int) -> tuple[int, int]:
@@ -124,7 +124,7 @@ _NORM_AFTER = {
     "attn_output": "post_attention_norm",
     "ffn_down": "post_ffw_norm",
 }
-"""Norms directly behind an operator: their weights are on the layer's device, so the data has to be there."""
+"""Norms directly after an operator: their weights are on the layer's device, so the data must be there."""
 _FFN_DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 _ROUTER = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
@@ -260,7 +260,7 @@ class _Builder:
 
 
 def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int) -> list[bool]:
-    """For every node: True where the scheduler runs it on the device.
+    """For every node: True if the scheduler runs it on the device.
 
     on_device: one entry per operator. Layers >= first_device_layer have their norms and KV on the device (llama.cpp
     gives the last n_gpu_layers to it; the part after the last block counts as layer n_layer).

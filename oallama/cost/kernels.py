@@ -1,4 +1,4 @@
-"""Seconds of mul-mats, and of what a layer computes beside them, read off a profile.
+"""Seconds of mul-mats, and of a layer's non-matmul work, from a profile.
 
 A profile holds each distinct mul-mat at a few batch sizes; between two of them the time is taken as linear in n_tokens
 (ScheInfer Eq. 3: t = α + β·size for a fixed weight), beyond the last one as linear with the last slope. A slice of a
@@ -20,7 +20,7 @@ from oallama.profile.fit import fit_linear
 from oallama.profile.wanted import in_steps
 
 MIN_SIZE_RATIO = 4.0
-"""Ratio of the largest to the smallest weight below which a profile says nothing of α."""
+"""Ratio of the largest to the smallest weight below which a profile cannot determine α."""
 
 Curve = tuple[tuple[int, float], ...]
 """((n_tokens, seconds), ...) with ascending n_tokens."""
@@ -80,13 +80,13 @@ class Kernels:
         found = self._on_host.get(operator.mul_mat)
         if found is None:
             raise ProfileError(
-                f"the profile has no CPU timing of {operator.type} {list(operator.shape)} ({operator.name}); "
+                f"the profile has no CPU time for {operator.type} {list(operator.shape)} ({operator.name}); "
                 "run `oallama profile` for this model"
             )
         return found
 
     def on_device(self, operator: Operator) -> Kernel | None:
-        """None: the device cannot compute it, or there is none."""
+        """None: the device cannot compute it, or there is no device."""
         return self._on_device.get(operator.mul_mat)
 
 
@@ -111,13 +111,13 @@ def _alpha(measured: Sequence[tuple[int, float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RestCurves:
-    """Seconds of a layer's rest on one device."""
+    """Seconds of a layer's non-matmul work on one device."""
 
     by_tokens: Mapping[int, Curve]  # n_tokens -> ((positions in the KV cache, seconds per layer), ...)
     stepped: bool  # the time is that of whole steps of KV_STEP, masked or not
 
     def seconds(self, n_tokens: int, n_kv: int) -> float:
-        """Linear in n_tokens and in depth between what was measured."""
+        """Linear in n_tokens and in depth between measured points."""
         depth = in_steps(n_kv) if self.stepped else n_kv
         return interpolate(
             tuple((n, interpolate_depth(points, depth)) for n, points in sorted(self.by_tokens.items())), n_tokens

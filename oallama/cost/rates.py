@@ -1,4 +1,4 @@
-"""Costs of copies, of crossings and of work at the same time, read off a profile.
+"""Costs of copies, of crossings and of contention, from a profile.
 
 One crossing of activations costs what the profiled link says for its bytes (ScheInfer Eq. 3: t = α + β·bytes); each
 split on the device adds what ggml's scheduler needs beside the two copies, taken from the profiled boundary (one
@@ -141,7 +141,7 @@ _NAMES = tuple(name for pair in _FIELDS.values() for name in pair)
 
 
 def interference_curve(profile: Profile) -> InterferenceCurve:
-    """Read the interference off a profile. A side that was found faster together than alone lost nothing."""
+    """The interference in a profile. A side that was faster together than alone counts as unaffected."""
     one_queue = profile.copy_wait is not None and profile.copy_wait >= ONE_QUEUE
     measured: dict[int, dict[str, float]] = {}
     for sharing in profile.sharing:
@@ -162,7 +162,7 @@ def _shares(sharing: Sharing) -> tuple[float, float]:
 
 @cache
 def interference_at(curve: InterferenceCurve, n_tokens: int) -> Interference:
-    """Between two batch sizes linear, beyond them as at the nearest."""
+    """Linear between two batch sizes, constant beyond them."""
     if not curve:
         return NO_INTERFERENCE
     for (n0, at0), (n1, at1) in pairwise(curve):
@@ -187,7 +187,7 @@ BYTES_PER_WAIT = 32 * MIB
 
 
 class Crossing(NamedTuple):
-    """Seconds that a block's inputs and results take."""
+    """Seconds to copy a block's inputs and results."""
 
     send_s: float = 0.0  # of the thread that computes CC
     join_s: float = 0.0
@@ -203,7 +203,7 @@ NO_CROSSING = Crossing()
 
 @dataclass(frozen=True, slots=True)
 class SliceRates:
-    """Costs of work on the device, computing left out."""
+    """Costs of work on the device, except computing."""
 
     weights: LinearFit  # the link that CG is streamed over
     transfer: TransferRates  # of activations; each step adds launch_issue_s, the first waits for the rest of split_s
@@ -218,11 +218,11 @@ class SliceRates:
         object.__setattr__(self, "piece_bytes", self._best_piece())
 
     def beside(self, n_tokens: int) -> Interference:
-        """Interference in batches of so many tokens."""
+        """Interference in batches of n_tokens."""
         return interference_at(self.interference, n_tokens)
 
     def _best_piece(self) -> int:
-        """Bytes of weights that are asked for at once.
+        """Bytes of weights per copy request.
 
         A device copies one thing at a time. An activation that comes meanwhile waits for half a piece on average, P/2r
         at r bytes a second; asking takes the thread a seconds a piece, a B/P for B bytes. P = sqrt(2 a r B) makes the
@@ -253,12 +253,12 @@ class SliceRates:
 
 
 def slice_rates(profile: Profile) -> SliceRates:
-    """CG lies in pinned memory; pageable memory is what is left where the device has none. Raises ProfileError where no
+    """CG lies in pinned memory; pageable memory is what is left where the device has none. Raises ProfileError if no
     link was measured."""
     link, pinned = profile.link, profile.is_pinned
     weights = link.get("h2d_pinned" if pinned else "h2d_pageable") or link.get("h2d_pageable")
     if weights is None:
-        raise ProfileError("the profile has no link to a device; run `oallama profile` with --device")
+        raise ProfileError("the profile has no link times; run `oallama profile` with --device")
     issue = link.get("issue_pinned" if pinned and "h2d_pinned" in link else "issue_pageable")
     fastest_gb_per_s = max((case.gb_per_s for case in profile.cases if case.device == CPU_DEVICE), default=0.0)
     return SliceRates(
@@ -273,6 +273,6 @@ def slice_rates(profile: Profile) -> SliceRates:
 
 
 def _large(line: LinearFit) -> LinearFit:
-    """The line of large copies, where enough of them were measured."""
+    """The fit of large copies, if enough of them were measured."""
     points = [(n_bytes, seconds) for n_bytes, seconds in line.points if n_bytes >= WEIGHT_COPY_BYTES]
     return fit_linear(points) if len(points) > 2 else line

@@ -37,7 +37,7 @@ class Cut(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Nothing of it is on the device, or goes there."""
+        """CPU-only."""
         return self.cg == self.gg == self.n_hot == 0
 
 
@@ -192,7 +192,7 @@ class BlockType:
 
     @cached_property
     def in_split(self) -> BlockType:
-        """In the split back end even where nothing of it is on the device."""
+        """In the split back end even if nothing of it is on the device."""
         return replace(self, around=replace(self.around, whole=None))
 
     @cached_property
@@ -240,7 +240,7 @@ class Block:
 
 def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> tuple[BlockType, ...]:
     """A block in each CPU layout of CC in which all its mul-mats were timed, in alphabetical order. Empty where the
-    device cannot compute one of them. Raises ProfileError where the CPU was not timed."""
+    device cannot compute one of them. Raises ProfileError if the CPU was not timed."""
     members = [operators[i] for i in block.operators]
     on_device = [kernel for operator in members if (kernel := kernels.on_device(operator)) is not None]
     on_host = [kernels.on_host(operator) for operator in members]
@@ -268,7 +268,7 @@ def both_sides(
     issue_s: float = 0.0,
     late_s: float = 0.0,
 ) -> BlockTimes:
-    """Both sides of a block. A device that does nothing by itself is waited for before the CPU begins."""
+    """Both sides of a block. If device calls are synchronous, the CPU waits for the device before it begins."""
     send_s, waited = crossing.send_s, ()
     if rates.blocking:
         send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
@@ -461,13 +461,13 @@ class Pricing:
     def block_times(
         self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, gap_share: float = 1.0
     ) -> BlockTimes:
-        """The tasks of a block behind its share of the gap."""
+        """The tasks of a block after its share of the gap."""
         gap_s, gap_cpu_s = self.gap_times(cost, n_tokens)
         own = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
         return own.behind(gap_share * gap_s, gap_share * gap_cpu_s)
 
     def _seconds(self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
-        """Seconds of one block among others like it, round after round."""
+        """Steady-state seconds per block."""
         gap_s, gap_cpu_s = self.gap_times(cost, n_tokens)
         sliced = not cut.is_whole or (n_g > 0 and cost.takes_n_g and not cost.outputs_only)
         own, own_s = self.tasks(cost.without_gap if sliced else cost, cut, n_tokens, n_g, n_outputs)

@@ -28,7 +28,7 @@ Stream = Literal["gap", "gap cpu", "send", "cpu", "gpu", "copy", "in", "out", "a
 and out are activations, which a send, a join or the end of a gpu span holds."""
 
 DONE_S = 1e-12
-"""Less work than this is none: what rounding leaves."""
+"""Less work than this is rounding error."""
 
 
 class Step(NamedTuple):
@@ -77,7 +77,7 @@ class BlockTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One task as it ran."""
+    """One span on one stream."""
 
     stream: Stream
     block: int
@@ -107,7 +107,7 @@ class Drawing:
             self.copying.extend(asked)
 
     def copies(self, at_s: float, elapsed_s: float, speed: float) -> None:
-        """The link works for so long at this speed."""
+        """Advance the link by this time at this speed."""
         work_s = elapsed_s * speed
         while self.copying and self.copying[0][1] <= work_s + DONE_S:
             ordinal, left_s, start = self.copying.popleft()
@@ -120,7 +120,7 @@ class Drawing:
             self.copying[0][1] -= work_s
 
     def until(self, now: float) -> list[Span]:
-        """All spans, and the copy that is not done, as far as it is."""
+        """All spans, including the finished part of an unfinished copy."""
         return [*self.spans, *(Span("copy", int(ordinal), start, now) for ordinal, _, start in list(self.copying)[:1])]
 
 
@@ -185,7 +185,7 @@ def left(seconds: float) -> float:
 def _cpu_alone(
     cpu_s: float, beside: Interference, link_s: float, now: float, drawing: Drawing | None
 ) -> tuple[float, float]:
-    """The CPU computes, and the device does not."""
+    """The CPU computes while the device is idle."""
     if link_s > 0:
         together_s = min(cpu_s / beside.cpu_with_link, link_s / beside.link_with_cpu)
         if drawing is not None:
@@ -267,14 +267,14 @@ MAX_ROUNDS = 40
 
 
 def timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> list[Span]:
-    """Spans of each stream while the blocks run one after another."""
+    """Spans of each stream while the blocks run in sequence."""
     drawing = Drawing()
     _run_once(blocks, streaming, drawing)
     return drawing.spans
 
 
 def run_seconds(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> float:
-    """Seconds of the blocks, one after another."""
+    """Seconds of the blocks in sequence."""
     return _run_once(blocks, streaming, None)
 
 
@@ -408,7 +408,7 @@ class _Run:
 
     @property
     def ring(self) -> tuple[int, int]:
-        """For how many blocks ahead copies were asked for, and how many slots are held."""
+        """Number of blocks ahead whose copies were requested, and of slots in use."""
         return self._asked - self.ordinal, self._held
 
     def next_block(self) -> None:
@@ -437,7 +437,7 @@ class _Run:
         self.now += ask_s + block.join_s
 
     def _ask_ahead(self) -> float:
-        """Ask for copies for blocks to come; returns for how long that holds up the thread."""
+        """Request copies for later blocks; returns the time that this takes the thread."""
         held_s = 0.0
         n = len(self._blocks)
         while self._held < self._n_slots and (self._end is None or self._asked < self._end):

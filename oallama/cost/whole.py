@@ -29,12 +29,12 @@ from oallama.cost.passes import Pass
 from oallama.cost.rates import TransferRates, transfer_rates, weight_stream
 
 OFFLOAD_MIN_TOKENS = 32
-"""llama.cpp computes a host weight on the device from this batch size on, streaming it there first."""
+"""From this batch size on llama.cpp streams a host weight to the device and computes there."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
-    """An operator's seconds over a phase on either side; `t_gpu_s` is None where the device cannot compute it."""
+    """An operator's seconds over a phase on either side; `t_gpu_s` is None if the device cannot compute it."""
 
     bytes: int
     t_cpu_s: float  # T_c, in the fastest layout
@@ -53,7 +53,7 @@ def operator_cost(
     """T_c in this CPU layout, or None: in the one that is fastest over `over`; and T_g.
 
     stream: the link over which llama.cpp streams plain host weights to this device for large batches, one after another
-    with the computation, of experts those that are used; None where the device does not take them. Repacked weights are
+    with the computation, of experts those that are used; None if the device does not take them. Repacked weights are
     never streamed.
     Raises ProfileError if the CPU never measured this operator's shape.
     """
@@ -125,7 +125,7 @@ class HostCache:
 
 
 def host_cache(profile: Profile) -> HostCache | None:
-    """None where the device takes no work from the host, or the profile does not say how large the cache is."""
+    """None if the device takes no work from the host, or the profile does not say how large the cache is."""
     shape = next((case.shape for case in profile.rest if case.shape is not None), None)
     stream = weight_stream(profile)
     if stream is None or shape is None:
@@ -158,7 +158,7 @@ def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_ru
 def rest_with_offload(
     index: RestIndex, device: str, passes: Sequence[Pass], cache: HostCache | None
 ) -> tuple[float, float]:
-    """(host's, device's) seconds of one layer's other nodes; cache: None where nothing is offloaded."""
+    """(host's, device's) seconds of one layer's other nodes; cache: None if nothing is offloaded."""
     on_cpu, on_device = rest_of(index, device, passes)
     if cache is None or device not in index:
         return on_cpu, on_device
@@ -205,7 +205,7 @@ class Costs:
 def placement_seconds(
     costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()
 ) -> float:
-    """Predicted seconds of all passes together under a placement.
+    """Predicted total seconds of all passes under a placement.
 
     on_device: one entry per operator, in the order of costs.operators. first_device_layer as in graph.node_sides.
     sliced: operators that take no time here, as their blocks are priced elsewhere.
@@ -245,7 +245,7 @@ def transfer_seconds(
 
 
 def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
-    """Seconds of placement_seconds in which the CPU works."""
+    """The CPU's part of placement_seconds."""
     n_layers = min(costs.graph.n_run, first_device_layer)
     own = (
         cost.t_cpu_s
@@ -256,14 +256,14 @@ def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int
 
 
 Engine = Literal["cpu", "gpu", "in", "out"]
-"""One of the four streams: what computes, or the direction that is copied in, host to device and back."""
+"""One of the four streams: CPU, GPU, copies to the device, copies back."""
 
 TaskKind = Literal["operator", "rest", "crossing", "launch", "weights", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something that takes one stream for a while, with nothing beside it. It is one of a pass."""
+    """One span on one stream, with the other streams idle, in a pass."""
 
     stream: Engine
     kind: TaskKind
@@ -295,8 +295,8 @@ def whole_tasks(
     rates, made = costs.rates, list[Task]()
 
     def rest(layer: int) -> None:
-        """Norms, attention and what else is no operator."""
-        name = f"layer {layer}: attention, norms and the rest"
+        """Norms, attention and other non-matmul work."""
+        name = f"layer {layer}: attention, norms and other work"
         if layer >= first_device_layer:
             made.append(Task("gpu", "rest", name, costs.rest_device_s, False))
         elif large and cache is not None:

@@ -1,4 +1,4 @@
-"""Devices: from `--device` to one that this process may compute on.
+"""Devices: from `--device` to an open device.
 
 `spec` parses the text, `identity` says which device it means here, `opening` opens it. `rpc_link` connects to an RPC
 server; `rpc_worker` starts one for tests. `native_abort` ends the process in one sentence where the device is lost

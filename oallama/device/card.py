@@ -1,4 +1,4 @@
-"""A GPU described by its rates: what an emulated device runs at, and what a machine can be priced with unmeasured."""
+"""A GPU described by its rates, for emulated devices and for predictions without measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLOAT_TYPES = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card as ggml's kernels and llama.cpp's copies find it: rates that are reached, not peaks.
+    """A card's rates as reached by ggml's kernels and llama.cpp's copies, not its peaks.
 
     A kernel takes max(flop / flop rate, bytes / bytes_per_s) + kernel_s; a copy takes bytes / rate + copy_s.
     """
@@ -56,7 +56,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The CPU and DRAM of a computer, as ggml's CPU kernels find them."""
+    """The CPU and DRAM of a computer, by the rates that ggml's CPU kernels reach."""
 
     name: str
     bytes_per_s: Positive  # of weights in decode, all cores

@@ -1,4 +1,4 @@
-"""Real cards as Card records, from published runs of llama.cpp on them; where there is none, from shares of peaks.
+"""Real cards as Card records, from published runs of llama.cpp, else from shares of their peaks.
 
 `SOURCES` says where each kind of figure is from. The rates are what one model reached (LLaMA-2-7B Q4_0): other types
 and shapes reach a little more or less, so what is predicted with them is a prediction, not a measurement.
@@ -197,7 +197,7 @@ USUAL_CARDS = (
     "gtx1650-4", "rtx3050-6", "rx5700xt", "rtx4060ti-8", "rtx3060-12", "rtx4060ti-16", "arc-a770", "rx7900xtx",
     "rtx3090", "rtx4090", "rtx5090", "h100",
 )  # fmt: skip
-"""One of each memory and maker, for who names none."""
+"""The default cards: one of each memory size and maker."""
 
 USUAL_CORES = 8
 
@@ -209,7 +209,7 @@ USUAL_PC = Host(
     "pull request 9921, 54ef9cfc); more cores do not read DRAM faster. Prompts: Ryzen 9 7950X, 16 threads, plain "
     "layout, pp512 of llama 8B Q4_0, 123.46 tokens/s (ikawrakow/ik_llama.cpp pull request 54); 8 cores do half",
 )
-"""The computer that such a card is usually found in."""
+"""A usual computer for such a card."""
 
 
 def pc(cores: int | None, ram_gb_per_s: float | None) -> Host:
@@ -239,12 +239,11 @@ def _keys(card: Card) -> tuple[str, ...]:
 
 
 _BY_KEY = {key: name for name, card in CARDS.items() for key in _keys(card)}
-"""Names by what people write; without a memory it is the card with most of it."""
+"""Preset by spelling; without a memory size, the card with most memory."""
 
 
 def preset(name: str) -> Card:
-    """A card by its preset's name, or as people write it: "RTX 3060", "5060 Ti 16GB". Raises UsageError naming the
-    presets."""
+    """A card by its preset or its usual name: "RTX 3060", "5060 Ti 16GB". Raises UsageError that lists the presets."""
     card = _BY_KEY.get(_key(name))
     if card is None:
         raise UsageError(f"unknown card {name!r}; choose from {', '.join(CARDS)}")

@@ -1,4 +1,4 @@
-"""Native work in a child process: whatever kills or stalls it there is an error here."""
+"""Native work in a child process, so that a crash or a hang becomes an exception."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oallama.core.errors import BridgeError, DeviceError, OallamaError, named_er
 from oallama.device.native_abort import LOST
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that say nothing of what the child was doing."""
+"""Signals that do not tell what the child was doing."""
 
 
 def ask_child(
@@ -21,7 +21,7 @@ def ask_child(
     failed: Callable[[str], OallamaError],
     unexpected: type[OallamaError] = OallamaError,
 ) -> dict[str, Any]:
-    """Ask the main part of `module` in a process of its own; return its answer.
+    """Run the main part of `module` in its own process; return its answer.
 
     failed: makes the error for a child that dies or does not answer in time, from the reason. Raises that; DeviceError
     for a child whose device was lost; what the child raised as the same error of ours; and `unexpected` for any other

@@ -1,4 +1,4 @@
-"""What `--device emulated[:PRESET|:FILE][,KEY=VALUE…]` says, as a record, and as parameters of libggml-emulated.
+"""`--device emulated[:PRESET|:FILE][,KEY=VALUE…]` as a record, and as parameters of libggml-emulated.
 
 A card as published is far faster than the few cores of most machines that have none. So its rates are divided by how
 much slower the CPU here is than that of a usual computer with such a card (`scale`): device, link and CPU then have
@@ -82,12 +82,12 @@ def parse_emulated(text: str) -> Emulated:
     if "=" in source:
         rest, source = [source, *rest], ""
     if colon and not source and not rest:
-        raise _wrong(text, "a preset or a file is missing behind the colon")
+        raise _wrong(text, "missing preset or file after the colon")
     found: dict[str, Any] = {}
     for item in rest:
         key, equals, value = item.partition("=")
         if key not in _KEYS or not equals:
-            raise _wrong(text, f"there is no {key!r}; keys are {', '.join(_KEYS)}")
+            raise _wrong(text, f"unknown key {key!r}; choose from {', '.join(_KEYS)}")
         if key in found:
             raise _wrong(text, f"{key} is given twice")
         try:
@@ -119,14 +119,14 @@ def card_of(spec: Emulated) -> Card:
 
 
 def parameters_of(spec: Emulated) -> str:
-    """Lines of libggml-emulated that say what the device is like. Raises UsageError for a file that cannot be read."""
+    """Parameters of libggml-emulated that describe the device. Raises UsageError for an unreadable file."""
     if not spec.is_file:
         return card_parameters(card_of(spec))
     try:
         return read_text(spec.source)
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise UsageError(f"--device {spec}: {spec.source} cannot be read: {why}") from None
+        why = getattr(error, "strerror", None) or "not a text file"
+        raise UsageError(f"--device {spec}: cannot read {spec.source}: {why}") from None
 
 
 def card_parameters(card: Card) -> str:
@@ -136,7 +136,7 @@ def card_parameters(card: Card) -> str:
 
 
 def use_parameters(spec: Emulated) -> str:
-    """Lines of libggml-emulated that say how the device is used, whatever it is like. Later lines hold."""
+    """Parameters of libggml-emulated on the use of the device. Later lines take precedence."""
     lines = {
         "name": DEVICE_NAME,
         "values": spec.values or "real",
@@ -153,7 +153,7 @@ def use_parameters(spec: Emulated) -> str:
 
 
 def _wrong(text: str, why: str) -> UsageError:
-    return UsageError(f"--device {text!r}: {why}; write it like {FORM}; presets are {', '.join(CARDS)}")
+    return UsageError(f"--device {text!r}: {why}; write {FORM}; presets are {', '.join(CARDS)}")
 
 
 def _written(value: Any) -> str:
@@ -199,7 +199,7 @@ def _scale(text: str) -> tuple[float, float] | None:
 
 
 def _cpu(text: str) -> int | None:
-    return None if text == "auto" else _count(text, 4, "the number of one core")
+    return None if text == "auto" else _count(text, 4, "a core number")
 
 
 def _count(text: str, most_digits: int = 15, what: str = "a whole number") -> int:
@@ -217,13 +217,13 @@ def _one_of(first: str, second: str, text: str) -> str:
 def _vram(text: str) -> int:
     size = parse_bytes(text)
     if size <= 0:
-        raise ValueError("a device without memory holds nothing")
+        raise ValueError("the memory must be above 0")
     return size
 
 
 def _file(text: str) -> str:
     if not text:
-        raise ValueError("a file is missing")
+        raise ValueError("missing file")
     return text
 
 

@@ -28,7 +28,7 @@ def open_emulated(spec: Emulated) -> tuple[DeviceInfo, Callable[[], None]]:
     import ggml_bridge
 
     if spec.scale is None:
-        raise UsageError(f"--device {spec}: say scale=, which only a command or a Placer finds out by itself")
+        raise UsageError(f"--device {spec}: give scale=, which only a command or a Placer determines")
     try:
         device = load_bridge().emulated()
         device.register(parameters_of(spec) + use_parameters(spec))
@@ -55,14 +55,14 @@ def open_emulated(spec: Emulated) -> tuple[DeviceInfo, Callable[[], None]]:
 
 
 def check_room(spec: Emulated, memory_bytes: int) -> None:
-    """Raises UsageError where real values of so many bytes do not fit into this machine's memory."""
+    """Raises UsageError if real values of so many bytes do not fit into this machine's memory."""
     import psutil
 
     available = int(psutil.virtual_memory().total)
     if spec.values != "drawn" and memory_bytes > available:
         raise UsageError(
             f"--device {spec}: real values of {format_bytes(memory_bytes)} do not fit into this machine's "
-            f"{format_bytes(available)}; give a smaller vram=, or values=drawn, which computes nothing"
+            f"{format_bytes(available)}; use a smaller vram=, or values=drawn, which computes nothing"
         )
 
 
@@ -80,7 +80,7 @@ class Punctuality:
 
     @property
     def fault(self) -> str:
-        """Why times taken meanwhile are not a card's; "" where they are."""
+        """Why the timings are not valid; "" if they are."""
         if self.stats["n_shared"]:
             return "another emulated device used the same core at the same time"
         if self.late_share > MOST_LATE:

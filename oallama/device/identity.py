@@ -1,4 +1,4 @@
-"""Identity of the device that a `--device` text means here and now: its spec, and what tells it from another one.
+"""Identity of the device that a `--device` text means now: its spec, and what distinguishes it from others.
 
 A child process asks ggml: whoever lists a CUDA device holds some hundred MiB of it from then on, which what is measured
 or loaded later would lack, and a driver that crashes must not take the caller with it.
@@ -35,16 +35,16 @@ _DRIVER = re.compile(r"lib(?:cuda|nvidia-|vulkan_|GLX_nvidia|amdhip64|hsa-runtim
 @dataclass(frozen=True, slots=True)
 class KnownDevice:
     """spec: the device itself, where `auto` was asked for or a name in other letters. identity: what must be the same
-    for timings to hold; None where the spec says it all (this machine's CPU computes, or nothing does)."""
+    for timings to hold; None if the spec says it all (this machine's CPU computes, or nothing does)."""
 
     spec: DeviceSpec
     identity: Mapping[str, Any] | None = None
 
 
 def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
-    """The device that is meant. Quick for what needs no question; else it starts a process, about 0.4 s.
+    """The device that the text means. If ggml must be queried, it starts a process, about 0.4 s.
 
-    Raises DeviceError where it is not there or cannot be asked, UsageError for wrong text, BridgeError.
+    Raises DeviceError if it is missing or cannot be queried, UsageError for invalid text, BridgeError.
     """
     if isinstance(device, KnownDevice):
         return device
@@ -106,7 +106,7 @@ def _has_gpu_backend() -> bool:
 def _asked(spec: DeviceSpec) -> KnownDevice:
     def failed(reason: str) -> DeviceError:
         remedy = "check it with `oallama doctor`, or use --device none"
-        return DeviceError(f"the device {spec} cannot be asked what it is: {reason}; {remedy}")
+        return DeviceError(f"cannot query device {spec}: {reason}; {remedy}")
 
     answer = ask_child(MODULE, {"device": str(spec)}, TIMEOUT_S, failed, unexpected=DeviceError)
     return KnownDevice(parse_device(answer["spec"]), answer["identity"])

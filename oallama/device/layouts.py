@@ -1,4 +1,4 @@
-"""Layouts of the CPU for weights: which stock llama.cpp takes, and which multiplies right."""
+"""CPU layouts of weights: which one stock llama.cpp chooses, and which multiply correctly."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def in_doubt(bridge: Bridge, operator: Operator) -> bool:
 
 
 def any_in_doubt(operators: Iterable[Operator]) -> bool:
-    """Whether one of them is in_doubt, told without native code. Raises BridgeError where llama.cpp is missing."""
+    """Whether one of them is in_doubt, told without native code. Raises BridgeError if llama.cpp is missing."""
     import ggml_bridge
     from ggml_bridge.layouts import layout_faults
     from ggml_bridge.library import library_folder

@@ -119,7 +119,7 @@ def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split
         try:
             entry.buft = bridge.buft(CPU_DEVICE, layout or PLAIN_LAYOUT)
         except ValueError as error:
-            raise BridgeError(f"the plan names a layout this CPU does not have: {error}; make a new plan") from None
+            raise BridgeError(f"the plan uses a layout that this CPU lacks: {error}; make a new plan") from None
     return array
 
 

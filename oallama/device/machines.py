@@ -1,4 +1,4 @@
-"""Whole machines by their rates, to simulate on: usual desktops, and files that describe others."""
+"""Machines described by their rates, for simulation: presets, and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oallama.device.cards import CARDS, USUAL_PC, preset
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A CPU and one card. sources: (figure, where it is from)."""
+    """A CPU and a card. sources: (figure, its source)."""
 
     name: str
     description: str
@@ -24,7 +24,7 @@ class Machine:
 
 
 def _pc(name: str, description: str, card: str) -> Machine:
-    sources = (("CPU", USUAL_PC.source), ("GPU and link", "as the card is in `what-if` (docs/what-if.md)"))
+    sources = (("CPU", USUAL_PC.source), ("GPU and link", "as in `what-if` (docs/what-if.md)"))
     return Machine(name, f"a usual PC: 8 cores of Zen 4, {description}", USUAL_PC, CARDS[card], sources)
 
 
@@ -42,9 +42,7 @@ def machine_of(text: str) -> Machine:
         return _read(Path(text))
     found = MACHINES.get(text.strip().lower())
     if found is None:
-        raise UsageError(
-            f"there is no machine {text!r}; choose one of {', '.join(MACHINES)}, or name a .json file that describes it"
-        )
+        raise UsageError(f"unknown machine {text!r}; choose from {', '.join(MACHINES)}, or give a .json file")
     return found
 
 
@@ -56,7 +54,7 @@ def _read(path: Path) -> Machine:
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(document, dict) or not {"name", "host", "card"} <= document.keys():
-        raise UsageError(f"{path} is no machine: it needs name, host and card (docs/what-if.md)")
+        raise UsageError(f"{path} is not a valid machine: it needs name, host and card (docs/what-if.md)")
     try:
         host = from_json(Host, document["host"], "host")
         named = document["card"]
@@ -65,5 +63,5 @@ def _read(path: Path) -> Machine:
         raise UsageError(f"{path}: {error}") from None
     name, sources = str(document["name"]), document.get("sources", {"all": str(path), "CPU": host.source})
     if not isinstance(sources, dict) or not all(isinstance(source, str) for source in sources.values()):
-        raise UsageError(f"{path}: sources must be texts by figure")
+        raise UsageError(f"{path}: sources must be an object of strings")
     return Machine(name, str(document.get("description", name)), host, card, tuple(sources.items()))

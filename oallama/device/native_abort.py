@@ -1,4 +1,4 @@
-"""End the process in one sentence where native code aborts or hangs: no exception can be made of either."""
+"""End the process with one sentence if native code aborts or hangs: neither can become an exception."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def sentence_of(message: str) -> str:
     reason = SOURCE_FOLDER.sub("", message)
     if _GPU_BACK_END.search(message):
         return f"{LOST} or failed: {reason}; run again, or use --device none"
-    return f"llama.cpp ended with a fault of its own{': ' * bool(reason)}{reason}; use another file or other options"
+    return f"llama.cpp failed{': ' * bool(reason)}{reason}; use another file or other options"
 
 
 WATCH_S = 0.5

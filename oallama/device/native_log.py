@@ -1,4 +1,4 @@
-"""llama.cpp's log as data: what it said while loading, so that a failure can be told in one sentence."""
+"""llama.cpp's log of a load, from which a failure is reported in one sentence."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class OpenDevice:
 
     @property
     def label(self) -> str:
-        """Name for people: a CPU that plays a device is none of the CPU's other memory."""
+        """Display name: a CPU that stands for a device is told apart from the CPU."""
         return CPU_PAIR if self.is_pair else self.name
 
     @property
@@ -72,7 +72,7 @@ def device_pointer(name: str) -> int:
     for device in devices:
         if device.name.lower() == name.lower():
             return device.pointer
-    raise UnknownDevice(f"there is no device {name!r}; there are: {', '.join(device.name for device in devices)}")
+    raise UnknownDevice(f"unknown device {name!r}; choose from {', '.join(device.name for device in devices)}")
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
     """Open a device for the block; a worker is started before it and ended after it.
 
     A process should open one RPC device at a time: llama.cpp numbers them as they come.
-    Raises DeviceError where it is unknown, cannot be reached or does not start, UsageError for wrong text, BridgeError.
+    Raises DeviceError if it is unknown, cannot be reached or does not start, UsageError for wrong text, BridgeError.
     """
     opened: list[OpenDevice] = []
     try:
@@ -116,7 +116,7 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
         if info.name.lower() == wanted.lower() and (spec.is_pair or _holds_weights(info)):
             return OpenDevice(info.name, info, spec)
     known = ", ".join([info.name for info in devices if _holds_weights(info)] + ["emulated", NO_DEVICE])
-    raise UnknownDevice(f"there is no device {spec.name!r} here; known are: {known}, and rpc://host:port")
+    raise UnknownDevice(f"unknown device {spec.name!r}; choose from {known}, rpc://host:port")
 
 
 def first_gpu(devices: list[DeviceInfo]) -> DeviceInfo | None:

@@ -54,7 +54,7 @@ class RpcLink:
 
 
 def connect(endpoint: str) -> RpcLink:
-    """Connect to the server at host:port and register its device. Raises DeviceError where none answers; one that is
+    """Connect to the server at host:port and register its device. Raises DeviceError if none answers; one that is
     lost while it is connected to ends the process."""
     import ggml_bridge
 

@@ -24,8 +24,8 @@ def start_worker(spec: DeviceSpec) -> RpcServer:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(spec.cpus)
     if not set(spec.cpus) <= allowed:
         raise DeviceError(
-            f"--device {spec}: this process may run on CPUs {format_ranges(allowed)} only; "
-            "pin the worker to some of these"
+            f"--device {spec}: this process may only run on CPUs {format_ranges(allowed)}; "
+            "pin the worker to some of them"
         )
     try:
         return RpcServer(threads=spec.threads or max(len(spec.cpus), 1), cpus=spec.cpus or None)

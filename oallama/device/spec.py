@@ -110,11 +110,11 @@ def parse_device(text: str | None) -> DeviceSpec:
 
 
 def device_for_plan(asked: str | None, planned: str) -> str:
-    """The `--device` text that a plan runs with: what was asked for, else the plan's own. Raises UsageError where that
+    """The `--device` text that a plan runs with: what was asked for, else the plan's own. Raises UsageError if that
     is an RPC server, which would get weights and prompts because a file says so."""
     if not asked and (spec := parse_device(planned)).kind == "rpc":
         raise UsageError(
-            f"the plan is for {spec}, which would get the model's weights and your prompts; "
+            f"the plan would send the model's weights and your prompts to {spec}; "
             f"if you trust that server, add --device {spec}"
         )
     return asked or planned
@@ -124,15 +124,15 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     """A CPU list as taskset writes it (`0,2-3`) as sorted distinct numbers. Raises ValueError on anything else."""
     cpus: set[int] = set()
     if len(text) > _CPUS_TEXT:
-        raise ValueError(f"a CPU list of {len(text)} characters is too long; write it like 0,2-3")
+        raise ValueError(f"a CPU list of {len(text)} characters is too long; write e.g. 0,2-3")
     for part in text.split(","):
         match = _CPU_RANGE.fullmatch(part.strip())
         if not match:
-            raise ValueError(f"{text!r} is not a CPU list; write it like 0,2-3")
+            raise ValueError(f"{text!r} is not a CPU list; write e.g. 0,2-3")
         first = int(match[1])
         last = int(match[2] or first)
         if last < first or last - first >= 4096:
-            raise ValueError(f"{part.strip()!r} is not a CPU range; write it like 2-3")
+            raise ValueError(f"{part.strip()!r} is not a CPU range; write e.g. 2-3")
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
 
@@ -140,12 +140,12 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 def _endpoint(text: str) -> str:
     match = _ENDPOINT.fullmatch(text.removeprefix("rpc://").rstrip("/"))
     if not match or not 0 < int(match["port"]) < 65536:
-        raise UsageError(f"--device {text!r} is not an RPC endpoint; write it like rpc://192.168.0.5:50052")
+        raise UsageError(f"--device {text!r} is not an RPC endpoint; write e.g. rpc://192.168.0.5:50052")
     return f"{match['host']}:{int(match['port'])}"
 
 
 def _worker(text: str, rest: list[str]) -> DeviceSpec:
-    wrong = f"--device {text!r} is not a worker; write it like rpc-worker, rpc-worker:2 or rpc-worker:1:1"
+    wrong = f"--device {text!r} is not a worker; write e.g. rpc-worker, rpc-worker:2 or rpc-worker:1:1"
     if len(rest) > 2:
         raise UsageError(wrong)
     threads_text = rest[0] if rest else ""

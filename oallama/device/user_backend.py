@@ -28,19 +28,19 @@ def user_backend(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def use_backend(path: str) -> None:
-    """Make this process and its children load that library. Raises UsageError where there is no such file."""
+    """Make this process and its children load that library. Raises UsageError if there is no such file."""
     if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a name is too long
-        raise UsageError(f"--backend {repr(path)[:200]}: there is no such file; name the library of a ggml back end")
+        raise UsageError(f"--backend {repr(path)[:200]}: no such file; name a ggml back end library")
     os.environ[VARIABLE] = str(Path(path).resolve())
 
 
 def load_user_backend(bridge: Bridge) -> None:
-    """Load the user's back end, once a process. Raises UsageError for a library that is none, or of another ggml."""
+    """Load the user's back end, once a process. Raises UsageError for an invalid library, or one for another ggml."""
     path = user_backend()
     if path is None or path in _loaded:
         return
     try:
         bridge.load_backend(path)
     except ValueError as error:
-        raise UsageError(f"--backend (or {VARIABLE}): {error}; name a back end that was built for this ggml") from None
+        raise UsageError(f"--backend (or {VARIABLE}): {error}; name a back end built for this ggml") from None
     _loaded.add(path)

@@ -1,4 +1,4 @@
-"""Candidates for classes of workloads: options of stock llama.cpp, and as few plans of ours as serve all classes."""
+"""Candidates for classes of workloads: options of stock llama.cpp, and the fewest plans that serve all classes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Candidates:
         return {name: plan.to_json() for name, plan in self._plans.items()}
 
     def of(self, kind: WorkloadClass) -> ClassVerdict:
-        """What is to be measured for a class: plans that serve most classes first among those that serve it well."""
+        """Plans to measure for a class, of those that serve it well; plans that serve most classes come first."""
         load, fit = self._loads[kind], self._fits[kind] or UNKNOWN
         stock = self._stock(kind)
         best_s = min((one.total_s for _, one in stock if one is not None), default=math.inf)
@@ -80,7 +80,7 @@ class Candidates:
                 best = self._add_best(load)
 
     def _add_best(self, load: Workload) -> Plan | None:
-        """The best plan of ours; options of stock llama.cpp are measured by themselves."""
+        """Our best plan; options of stock llama.cpp are measured separately."""
         best = self._add("auto", load)
         if best is None or best.stock is None:
             return best
@@ -131,7 +131,7 @@ class Candidates:
         return [each for each in found.values() if each[0] is self._fit or each[1].total_s <= most_s]
 
     def _does(self, placement: StockPlacement) -> Hashable:
-        """Equal for options that do the same."""
+        """Equal for equivalent options."""
         options, model = placement.options, self._placer.model
         places = expected_places(self._placer.operators, model.n_layer, placement)
         return tuple(places.items()), options.no_host, options.moe_cache_bytes, placement.n_ubatch

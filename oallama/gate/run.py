@@ -1,5 +1,5 @@
-"""The gate at work: for each class of workloads the fastest options of stock llama.cpp are looked for, then plans race
-against them. All that is measured is kept at once (tuned/verdict.py says what follows from it)."""
+"""Runs the gate: for each class of workloads it finds the fastest options of stock llama.cpp, then races plans against
+them. Each measurement is saved at once (tuned/verdict.py draws the conclusions)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SEARCH_SHARE = 0.5  # of the time, at most, for options of stock llama.cpp
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What is used for a workload. left_s: predicted seconds of measuring until all that was asked for is settled."""
+    """The plan in use for a workload. left_s: predicted seconds until all requested classes are settled."""
 
     plan: Plan
     verdict: Verdict
@@ -72,7 +72,7 @@ def tune(
 
     Measures for about budget_s; None: what is predicted to settle it, or not at all where that is more than most_s.
     begin gets what is known and the seconds. refresh: forget what is known of them. cpus: what measured processes are
-    pinned to. Raises DoesNotFit where --fit does not fit, what planning and measuring raise, and KeyboardInterrupt with
+    pinned to. Raises DoesNotFit if --fit does not fit, what planning and measuring raise, and KeyboardInterrupt with
     every complete pair kept.
     """
     wanted = tuple(kinds) if kinds is not None else (class_of(load),)
@@ -87,7 +87,7 @@ def tune(
     if budget_s is None and gate.seconds(wanted) > most_s:
         write_verdict(gate.verdict)
         return gate.outcome(True, wanted)
-    with measuring_lock(cache_folder(), partial(progress, "wait for another oallama that measures")):
+    with measuring_lock(cache_folder(), partial(progress, "wait for another oallama to finish measuring")):
         if not refresh:
             gate.read()  # another run may have measured meanwhile
             if not gate.left(wanted):
@@ -100,7 +100,7 @@ def tune(
 
 def unsettled(placer: Placer, load: Workload) -> tuple[ClassVerdict, float] | None:
     """What is known of a workload's class where it is not settled, with the predicted seconds of measuring that settle
-    it; None where nothing is."""
+    it; None if nothing is."""
     gate, kind = _Gate(placer, load), class_of(load)
     gate.read()
     found = gate.verdict.of(kind)
@@ -108,19 +108,19 @@ def unsettled(placer: Placer, load: Workload) -> tuple[ClassVerdict, float] | No
 
 
 def stock_at_once(placer: Placer, load: Workload) -> Plan:
-    """Stock llama.cpp's own placement, which can do no harm, with nothing measured."""
+    """Stock llama.cpp's own placement, the safe choice without measurements."""
     stock = ArmMaker(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).make(stock_name(placer)).stock
     assert stock is not None
     return stock_plan(placer, load, stock, priced=False)
 
 
 def stock_name(placer: Placer) -> str:
-    """The arm that is stock llama.cpp's default."""
+    """The arm of stock llama.cpp's default."""
     return STOCK_CPU if placer.device.is_pair else STOCK_FIT
 
 
 def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
-    """The arm `auto`: what the gate lets through, with its verdict for the reader."""
+    """The arm `auto`: the gate's plan, with the verdict for the reader."""
 
     def words(doing: str, done: int = 0, expect: int = 0) -> None:
         """Show what the gate does, without its turns, which the comparison does not count."""
@@ -129,15 +129,17 @@ def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
 
     found = tune(maker.placer, maker.workload, progress=words, refresh=refresh, cpus=maker.setting.cpus)
     spec, verdict = maker.of_plan("auto", found.plan), found.verdict
-    how = f"remembered, took {verdict.seconds:.1f} s" if found.remembered else f"in {verdict.seconds:.1f} s"
+    how = f"cached, took {verdict.seconds:.1f} s" if found.remembered else f"in {verdict.seconds:.1f} s"
     if found.tuned is None:
-        return replace(spec, notes=(*spec.notes, f"gate, {how}: using llama.cpp's placement, as nothing is settled"))
+        return replace(
+            spec, notes=(*spec.notes, f"gate, {how}: using llama.cpp's placement, as there is no clear result")
+        )
     document = {**found.tuned.verdict.document, "remembered": found.remembered}
     return replace(spec, notes=(*spec.notes, f"gate, {how}: {found.tuned.verdict.sentence}"), gate=document)
 
 
 class _Gate:
-    """The gate of one model, device and context. verdict: what is known, kept in the cache whenever it grows."""
+    """The gate of one model, device and context. verdict: results so far, saved to the cache with each new result."""
 
     def __init__(
         self,
@@ -163,20 +165,20 @@ class _Gate:
         return made
 
     def read(self) -> None:
-        """Take what the cache has, beside what was planned and is not there."""
+        """Add the results in the cache to new plans."""
         found = read_verdict(self.key) or Verdict(self.key)
         planned = [each for each in self.verdict.classes if found.of(each.of) is None]
         plans = {**self.verdict.plans, **found.plans}
         self.verdict = replace(found, classes=(*found.classes, *planned), plans=plans)
 
     def forget(self, kinds: Sequence[WorkloadClass]) -> None:
-        """Drop what is known of these classes; the cache keeps it until something is measured."""
+        """Drop the results of these classes; the cache keeps them until something is measured."""
         self.verdict = replace(
             self.verdict, classes=tuple(each for each in self.verdict.classes if each.of not in kinds)
         )
 
     def left(self, kinds: Sequence[WorkloadClass]) -> list[ClassVerdict | None]:
-        """What is known of those classes that are not settled."""
+        """Results of the unsettled classes among these."""
         return [found for kind in kinds if (found := self.verdict.of(kind)) is None or not found.settled]
 
     def outcome(self, remembered: bool, kinds: Sequence[WorkloadClass] = ()) -> Gated:
@@ -186,7 +188,7 @@ class _Gate:
         return Gated(plan, self.verdict, class_of(self._load), found, remembered, left_s)
 
     def plan(self, kinds: Sequence[WorkloadClass]) -> None:
-        """Add what is to be measured of these classes."""
+        """Add the pending measurements of these classes."""
         if new := {kind: self._workload(kind) for kind in kinds if self.verdict.of(kind) is None}:
             found = Candidates(self._placer, new, self._fit)
             for kind in new:
@@ -205,7 +207,7 @@ class _Gate:
         return max(LEAST_BUDGET_S, MARGIN * (searched_s + raced_s), in_vain_s)
 
     def measure(self, kinds: Sequence[WorkloadClass], budget_s: float) -> None:
-        """Measure for about so many seconds. Raises DeviceError where --fit cannot be measured."""
+        """Measure for about so many seconds. Raises DeviceError if --fit cannot be measured."""
         began, spent_s = self._clock(), self.verdict.seconds
         deadline = Deadline(began + 3 * budget_s, self._clock)  # the first block is worth waiting for
 
@@ -270,7 +272,7 @@ class _Gate:
         races = []
         for race in found.races:
             same = placement_digest(self.verdict.plan(race.plan)) == placement_digest(plan)
-            refused = f"{race.policy}'s plan is llama.cpp's own placement" if same else race.refused
+            refused = f"{race.policy}'s plan equals llama.cpp's placement" if same else race.refused
             races.append(replace(race, most_late=None if late_may_win else most_late, refused=refused))
         plans = {**self.verdict.plans, plan.fingerprint: plan.to_json()}
         self.verdict = replace(self.verdict, plans=plans)
@@ -329,7 +331,7 @@ class _Gate:
 
 
 def _pairs(made: Series) -> list[Pair]:
-    """All turns of a test, whether or not the machine was calm: leaving out drifting ones would choose."""
+    """All turns of a test, calm or not: omitting drifting turns would be selection."""
     blocks = [block for block in (*made.kept, *made.discarded) if not block.fault]
     turns = [(rival, own) for block in blocks for rival, own in zip(*block.samples, strict=True)]
     return [(_speed(rival, made.test), _speed(own, made.test)) for rival, own in turns]

@@ -33,7 +33,7 @@ class Cursor:
             raise fault(self.path, self.position, f"the file ends inside {what}", DOWNLOAD_AGAIN)
         if end > MAX_HEADER_BYTES:
             limit = format_bytes(MAX_HEADER_BYTES)
-            raise fault(self.path, self.position, f"{what} goes beyond the first {limit}, which no real header does")
+            raise fault(self.path, self.position, f"{what} goes beyond the first {limit}, further than any real header")
         while len(self.buffer) < end:
             want = min(max(len(self.buffer), _CHUNK), _MAX_CHUNK)
             more = self._file.read(want)

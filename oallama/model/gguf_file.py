@@ -14,7 +14,7 @@ from oallama.core.errors import ModelFileError
 from oallama.core.types import ModelFile
 
 DOWNLOAD_AGAIN = "the file is cut short or damaged, so download it again"
-DO_NOT_TRUST = "the file is damaged or hostile, so get it again from a source you trust"
+DO_NOT_TRUST = "the file is damaged or hostile, so download it again from a source you trust"
 CONVERT_AGAIN = "convert the model again with a current llama.cpp"
 
 METADATA_OFFSET = 24
@@ -126,7 +126,7 @@ class GgufFile:
         return str(self.metadata["general.architecture"])
 
     def entry(self, key: str, type: str, required: bool = False) -> MetadataEntry | None:
-        """The entry under `key`; None where it is missing and may be. Raises ModelFileError for one of another type."""
+        """The entry under `key`; None if it is missing and may be. Raises ModelFileError for one of another type."""
         entry = self.entries.get(key)
         if entry is None and required:
             raise self.fault(key, f"the metadata lack {quoted(key)}", CONVERT_AGAIN)
@@ -148,6 +148,6 @@ def check_unchanged(files: Iterable[ModelFile]) -> None:
         try:
             now = Path(file.path).stat()
         except OSError as error:
-            raise ModelFileError(f"{file.path}: {error.strerror} since it was checked; start again") from None
+            raise ModelFileError(f"{file.path}: {error.strerror} since it was checked; run again") from None
         if (now.st_size, now.st_mtime_ns) != (file.n_bytes, file.mtime_ns):
-            raise ModelFileError(f"{file.path}: the file changed since it was checked; start again")
+            raise ModelFileError(f"{file.path}: the file changed since it was checked; run again")

@@ -71,20 +71,18 @@ def read_header(path: str) -> Header:
     try:
         found = Path(path).stat()
         if stat.S_ISDIR(found.st_mode):
-            raise ModelFileError(f"{path}: this is a directory; name the .gguf file inside it")
+            raise ModelFileError(f"{path}: is a directory; name the .gguf file inside it")
         if not stat.S_ISREG(found.st_mode):
-            raise ModelFileError(f"{path}: this is not a regular file; copy the model into one")
+            raise ModelFileError(f"{path}: not a regular file; copy the model into one")
         with Path(path).open("rb", buffering=0) as file:
             found = os.fstat(file.fileno())
             cursor = Cursor(file, path, found.st_size)
             return _parse(cursor, found.st_mtime_ns)
     except FileNotFoundError:
-        raise ModelFileError(f"{path}: there is no such file; check the path") from None
+        raise ModelFileError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ModelFileError(
-            f"{path}: the file cannot be read ({reason}); check the path and its permissions"
-        ) from None
+        raise ModelFileError(f"{path}: cannot read the file ({reason}); check the path and its permissions") from None
 
 
 def _parse(cursor: Cursor, mtime_ns: int) -> Header:
@@ -141,7 +139,7 @@ def _entry(cursor: Cursor, index: int, entries: dict[str, MetadataEntry]) -> Non
     if not key.isprintable():
         raise fault(cursor.path, start, f"metadata key {quoted(key)} has unprintable characters")
     if key in entries:
-        raise fault(cursor.path, start, f"metadata key {quoted(key)} is there twice")
+        raise fault(cursor.path, start, f"metadata key {quoted(key)} occurs twice")
     what = f"the value of {quoted(key)}"
     offset = cursor.position
     kind = cursor.take("I", what)
@@ -217,7 +215,7 @@ def _tensor_headers(cursor: Cursor, n: int) -> list[TensorInfo]:
     for index in range(n):
         tensor = _tensor_header(cursor, index)
         if tensor.name in found:
-            raise tensor.fault("is there twice")
+            raise tensor.fault("occurs twice")
         found[tensor.name] = tensor
     return list(found.values())
 
@@ -249,7 +247,7 @@ def _tensor_header(cursor: Cursor, index: int) -> TensorInfo:
     if n_elements >= 1 << 63 or n_bytes >= 1 << 63:
         raise wrong(f"of shape {shape} is larger than 64 bits can count")
     if shape[0] % kind.block_size:
-        raise wrong(f"has rows of {shape[0]}, no multiple of {kind.name}'s block of {kind.block_size}")
+        raise wrong(f"has rows of {shape[0]}, not a multiple of {kind.name}'s block of {kind.block_size}")
     return TensorInfo(name, shape, kind.name, cursor.take("Q", what), n_bytes, cursor.path, start)
 
 
@@ -267,7 +265,7 @@ def _place(headers: list[TensorInfo], data_offset: int, alignment: int, file_byt
         start = data_offset + tensor.offset
         if start + tensor.n_bytes > file_bytes:
             missing = start + tensor.n_bytes - file_bytes
-            message = f"the data of tensor {quoted(tensor.name)} go {missing} bytes beyond the end of the file"
+            message = f"the data of tensor {quoted(tensor.name)} extend {missing} bytes beyond the end of the file"
             raise fault(tensor.path, tensor.header_offset, message, DOWNLOAD_AGAIN)
         yield replace(tensor, offset=start)
         expected += aligned(tensor.n_bytes, alignment)

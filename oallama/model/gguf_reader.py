@@ -52,7 +52,7 @@ def _parts(path: str) -> list[Header]:
         offset = header.entries["split.count"].offset
         example = f"model-00001-of-{n_parts:05d}.gguf"
         raise fault(
-            path, offset, f"this is one of {n_parts} parts but is not named like one", f"name it like {example}"
+            path, offset, f"this is one of {n_parts} parts but is not named as such", f"rename it, e.g. {example}"
         )
     # Only the directory of the named file is ever looked into: the names are made from its own.
     names = [str(Path(path).with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf")) for i in range(1, n_parts + 1)]
@@ -90,7 +90,7 @@ def _check_parts(headers: list[Header]) -> None:
                 offset = header.entries[key].offset if key in header.entries else 0
                 stated = "missing" if found < 0 else str(found)
                 raise fault(
-                    path, offset, f"{key} is {stated} where {expected} belongs", "use parts of one and the same model"
+                    path, offset, f"{key} is {stated} instead of {expected}", "use parts of one and the same model"
                 )
         own = header.entries.get("general.architecture")
         if own and arch and own.value != arch.value:
@@ -108,7 +108,7 @@ def _check_parts(headers: list[Header]) -> None:
                 raise fault(path, entry.offset, message, "use parts of one and the same model")
         for tensor in header.tensors:
             if tensor.name in seen:
-                raise fault(path, tensor.header_offset, f"tensor {quoted(tensor.name)} is in an earlier part too")
+                raise fault(path, tensor.header_offset, f"tensor {quoted(tensor.name)} is also in an earlier part")
             seen.add(tensor.name)
     total = headers[0].entries.get("split.tensors.count")
     if total is None or total.type != "int32" or total.value != len(seen):

@@ -146,7 +146,7 @@ class Prober:
 def probe_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeResult:
     """Load without allocating, in a child process, and report what the load would take.
 
-    Raises ModelFileError where llama.cpp refuses the file, dies of it or hangs on it; DeviceError where the device
+    Raises ModelFileError if llama.cpp refuses the file, dies of it or hangs on it; DeviceError if the device
     cannot be opened, or where the child dies or hangs with a device in play; UsageError, BridgeError.
     """
     with Prober() as prober:
@@ -156,10 +156,10 @@ def probe_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeRe
 def _failed(request: LoadSettings, message: str) -> OallamaError:
     reason = SOURCE_FOLDER.sub("", message)
     if parse_device(request.device).is_none:
-        return ModelFileError(f"{request.path} cannot be loaded, llama.cpp fails on it: {reason}")
+        return ModelFileError(f"cannot load {request.path}, llama.cpp fails: {reason}")
     return DeviceError(
         f"loading {request.path} for device {request.device} failed: {reason}; "
-        "try --device none to learn whether the device or the file is the cause"
+        "try --device none to see whether the device or the file is the cause"
     )
 
 
@@ -198,7 +198,7 @@ def load_refusal(path: str, device: OpenDevice | None, reason: str) -> OallamaEr
     that has none."""
     if device is not None and device.info is not None and "allocate" in reason:
         return DeviceError(f"{device.with_free} has no room for the model: {reason}; use a smaller --vram, -c or -ub")
-    return ModelFileError(f"{path} cannot be loaded: {reason or 'llama.cpp refused it without a reason'}")
+    return ModelFileError(f"cannot load {path}: {reason or 'llama.cpp gave no reason'}")
 
 
 CACHE_IS_OFF = ("MoE cache is disabled", "they are not cached")
@@ -206,12 +206,12 @@ CACHE_IS_OFF = ("MoE cache is disabled", "they are not cached")
 
 
 def check_cache(settings: LoadSettings, log: Sequence[str]) -> None:
-    """Raises DeviceError where llama.cpp switched an expert cache off that was asked for. log: its lines."""
+    """Raises DeviceError if llama.cpp switched an expert cache off that was asked for. log: its lines."""
     if settings.stock is None or not settings.stock.moe_cache_bytes:
         return
     if said := next((line for line in log if any(words in line for words in CACHE_IS_OFF)), None):
         mib = settings.stock.moe_cache_bytes // MIB
-        raise DeviceError(f"llama.cpp goes without the expert cache of {mib} MiB: {said}; use another arm or plan")
+        raise DeviceError(f"llama.cpp disabled the expert cache of {mib} MiB: {said}; use another arm or plan")
 
 
 class _Loader:

@@ -49,13 +49,13 @@ def read_projector(path: str | os.PathLike[str]) -> Projector:
     arch = header.entries.get("general.architecture")
     if arch is None or arch.value != ARCH:
         what = "has no architecture" if arch is None else f"is a model of architecture {quoted(str(arch.value))}"
-        raise ModelFileError(f"{header.file.path}: this {what} and no vision projector; name the file called mmproj-…")
+        raise ModelFileError(f"{header.file.path}: this {what}, not a vision projector; name the mmproj-… file")
     sees = header.entries.get("clip.has_vision_encoder")
     if sees is None or sees.value is not True:
         raise ModelFileError(f"{header.file.path}: this projector has no vision encoder, and others are not supported")
     edge, patch = _count(header, "image_size"), _count(header, "patch_size")
     if patch > edge:
-        raise _fault(header, "clip.vision.patch_size", f"is {patch}, more than the {edge} of a picture's edge")
+        raise _fault(header, "clip.vision.patch_size", f"is {patch}, more than a picture's edge of {edge}")
     pixels = max(edge**2, _count(header, "image_max_pixels", edge**2, MOST**2))
     gated = any(tensor.name.endswith("ffn_gate.weight") for tensor in header.tensors)
     kind = header.entries.get("clip.vision.projector_type") or header.entries.get("clip.projector_type")
@@ -79,7 +79,7 @@ def _count(header: Header, name: str, default: int | None = None, most: int = MO
             return default
         raise _fault(header, key, "is missing")
     if type(entry.value) is not int or not 0 < entry.value <= most:
-        raise _fault(header, key, f"is {quoted(str(entry.value))}, and must be a number from 1 to {most}")
+        raise _fault(header, key, f"is {quoted(str(entry.value))}, but must be a number from 1 to {most}")
     return entry.value
 
 

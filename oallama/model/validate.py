@@ -114,12 +114,14 @@ def _architecture(gguf: GgufFile) -> str:
     assert entry is not None
     arch = str(entry.value)
     if not _ARCHITECTURE.fullmatch(arch):
-        message = f"general.architecture is {quoted(arch)}, which names no architecture"
+        message = f"general.architecture is {quoted(arch)}, which is not an architecture name"
         raise gguf.fault("general.architecture", message)
     kind = gguf.entry("general.type", "string")
     if arch == "clip" or (kind and kind.value not in ("model", "")):
         what = "a vision or audio projector" if arch == "clip" else f"of type {quoted(str(kind.value if kind else ''))}"
-        raise gguf.fault("general.architecture", f"the file is {what}, no language model", "name the model's own file")
+        raise gguf.fault(
+            "general.architecture", f"the file is {what}, not a language model", "name the model's own file"
+        )
     gguf.entry("general.name", "string")
     gguf.entry("general.file_type", "uint32")
     gguf.entry("tokenizer.chat_template", "string")
@@ -185,21 +187,21 @@ def _floats(gguf: GgufFile, arch: str) -> None:
 def _heads(gguf: GgufFile, h: Hyperparameters) -> None:
     key = f"{gguf.arch}.attention.head_count"
     if not any(h.n_head) and any(tensor_role(tensor.name).role in ("attn_q", "attn_qkv") for tensor in gguf.tensors):
-        message = "the tensors are those of attention, but the metadata state no heads"
+        message = "the tensors are those of attention, but the metadata specify no heads"
         raise gguf.fault(key, message, CONVERT_AGAIN)
     for layer, (n_head, n_head_kv) in enumerate(zip(h.n_head, h.n_head_kv, strict=True)):
         if n_head and n_head_kv and n_head % n_head_kv:
-            message = f"layer {layer} has {n_head} heads for {n_head_kv} KV heads, which does not divide"
+            message = f"layer {layer} has {n_head} heads, which is not a multiple of its {n_head_kv} KV heads"
             raise gguf.fault(key, message)
     width = max(h.n_embd_head_k, h.n_embd_head_v, number(gguf, "attention.key_length_mla"))
     most = max(*h.n_head, *h.n_head_kv)
     if most * width > _INT32_MAX:  # llama.cpp multiplies these in 32 bits, and a wrapped product passes its shape check
         raise gguf.fault(key, f"{most} heads of width {width} are more than llama.cpp can count")
     if most and not (h.n_embd_head_k and h.n_embd_head_v):
-        raise gguf.fault(key, f"{most} heads in an embedding of {h.n_embd} have no width")
+        raise gguf.fault(key, f"{most} heads in an embedding of {h.n_embd} have width 0")
     rope = number(gguf, "rope.dimension_count", 2)
     if most and (rope > width or rope % 2 or (rope == 0 and gguf.arch not in _WITHOUT_ROPE)):
-        message = f"rope turns {rope} dimensions of heads {width} wide, which must be an even part of them"
+        message = f"rope has {rope} dimensions, which must be even and at most the head width, {width}"
         raise gguf.fault(f"{gguf.arch}.rope.dimension_count", message)
 
 
@@ -222,18 +224,18 @@ def _experts(gguf: GgufFile, h: Hyperparameters) -> None:
         return  # read as a dense model
     n_expert, used = h.n_expert, max(h.n_expert_used)
     if used > n_expert or (used == 0) != (n_expert == 0):
-        message = f"{used} of {n_expert} experts are used, which cannot be"
+        message = f"{used} of {n_expert} experts are used, which is impossible"
         raise gguf.fault(f"{gguf.arch}.expert_count", message)
     groups, groups_used = number(gguf, "expert_group_count"), number(gguf, "expert_group_used_count")
     if groups and (groups >= n_expert or n_expert % groups or (groups > 1 and not 0 < groups_used < groups)):
-        message = f"{n_expert} experts in {groups} groups, {groups_used} of them used, cannot be"
+        message = f"{n_expert} experts in {groups} groups, {groups_used} of them used, are impossible"
         raise gguf.fault(f"{gguf.arch}.expert_group_count", message)
 
 
 def _layers(gguf: GgufFile, h: Hyperparameters) -> None:
     if h.n_layer_nextn >= h.n_layer:
-        message = f"{h.n_layer_nextn} of {h.n_layer} blocks predict further tokens only, which leaves none"
+        message = f"{h.n_layer_nextn} of {h.n_layer} blocks only predict further tokens, so no other is left"
         raise gguf.fault(f"{gguf.arch}.nextn_predict_layers", message)
     if number(gguf, "leading_dense_block_count") > h.n_layer:
-        message = f"more leading dense blocks than the {h.n_layer} blocks there are"
+        message = f"more leading dense blocks than the model's {h.n_layer} blocks"
         raise gguf.fault(f"{gguf.arch}.leading_dense_block_count", message)

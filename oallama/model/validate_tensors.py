@@ -49,12 +49,10 @@ def validate_tensors(gguf: GgufFile, h: Hyperparameters) -> None:
 
 def _check_presence(gguf: GgufFile, h: Hyperparameters) -> None:
     if not gguf.tensors:
-        raise fault(gguf.path, 8, "the file has no tensors", "name a file that holds a model's weights")
+        raise fault(gguf.path, 8, "the file has no tensors", "name a file with a model's weights")
     embedding = gguf.tensor_by_name.get("token_embd.weight")
     if embedding is None:
-        raise fault(
-            gguf.path, 8, "the file lacks token_embd.weight, so it is no language model by itself", CONVERT_AGAIN
-        )
+        raise fault(gguf.path, 8, "the file lacks token_embd.weight, so it is not a language model", CONVERT_AGAIN)
     expected = (h.n_embd, h.n_vocab)
     if _all_extents(embedding.shape) != _all_extents(expected) and gguf.arch not in _UNUSUAL_EMBEDDING:
         message = f"token_embd.weight has shape {embedding.shape} instead of {expected} (n_embd, n_vocab)"
@@ -91,7 +89,7 @@ def _check_experts(tensor: TensorInfo, role: TensorRole, h: Hyperparameters) -> 
     if more != 1 or found != expected:
         raise tensor.fault(f"of shape {tensor.shape} does not hold {h.n_expert} experts")
     if role.layer is not None and role.layer < h.n_layer and not h.n_expert_used[role.layer]:
-        raise tensor.fault("holds experts, of which the metadata use none", CONVERT_AGAIN)
+        raise tensor.fault("holds experts, but the metadata use none", CONVERT_AGAIN)
 
 
 def _all_extents(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -120,10 +118,10 @@ class _Shapes:
         pairs = zip(_all_extents(expected), _all_extents(tensor.shape), strict=True)
         if any(wanted is not None and wanted != found for wanted, found in pairs):
             demand = tuple("any" if extent is None else extent for extent in expected)
-            raise tensor.fault(f"has shape {tensor.shape} where the hyperparameters demand {demand}")
+            raise tensor.fault(f"has shape {tensor.shape} but the hyperparameters require {demand}")
 
     def _expected(self, role: TensorRole) -> tuple[int | None, ...] | None:
-        """[K, N, E] of the weight of this role, also for its bias; None where it is not known."""
+        """[K, N, E] of the weight of this role, also for its bias; None if it is not known."""
         if role.suffix not in ("weight", "bias"):
             return None
         h = self.h

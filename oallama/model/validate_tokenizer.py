@@ -56,7 +56,7 @@ def _check_tokens(gguf: GgufFile, tokens: GgufArray, types: GgufArray | None, by
         values = types.values
         for i, raw in enumerate(tokens.raw_strings()):
             if values[i] == _BYTE_TOKEN_TYPE and not _BYTE_TOKEN.fullmatch(raw):
-                message = f"token {i} is a byte token but reads {quoted(raw)} instead of <0x00> to <0xFF>"
+                message = f"token {i} is a byte token but is {quoted(raw)} instead of <0x00> to <0xFF>"
                 raise fault(gguf.path, tokens.offset, message)
 
 
@@ -67,7 +67,7 @@ def _check_doubles(gguf: GgufFile, tokens: GgufArray) -> None:
     for i, raw in enumerate(tokens.raw_strings()):
         text = raw.split(b"\0", 1)[0] or b"[EMPTY_%d]" % i
         if text in seen:
-            message = f"token {i}, {quoted(text)}, is in the vocabulary twice"
+            message = f"token {i}, {quoted(text)}, occurs twice in the vocabulary"
             raise fault(gguf.path, tokens.offset, message, CONVERT_AGAIN)
         seen.add(text)
 

@@ -1,1 +1,1 @@
-"""Placement policies: costs and a byte budget in, a place for every operator out. Pure."""
+"""Placement policies: from costs and a memory budget to a placement of each operator. Pure."""

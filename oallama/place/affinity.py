@@ -2,9 +2,9 @@
 
 B_i = (T_ci - T_gi - T'_i) / M_i is what operator i saves in seconds for each byte of device memory; G_i is B_i scaled
 to 0..1. Algorithm 1 ranks by B, computes T', ranks again until the affinities are stable (lines 1-15), and fills the
-device in that order (lines 16-31). It leaves open what T' is: place/transfers.py says what ours is. T' needs a
-placement, and lines 6-15 have none yet: so each ranking is filled by lines 16-31 at once, and the next T' is taken from
-that.
+device in that order (lines 16-31). It does not define T': place/transfers.py defines ours. T' needs a placement,
+which lines 6-15 do not have yet: so each ranking is filled by lines 16-31 at once, and the next T' follows from that
+placement.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ AffinityRule = Literal["default", "paper"]
 """paper: T' is never negative, and the placement that Algorithm 1 converged to is kept (whole.search)."""
 
 FillRule = Literal["continue", "full", "paper"]
-"""continue: pass over what does not fit, leave on the CPU what gains nothing on the device (the default). full: then
-use up what the device has left, whether that gains or not (whole.use_up). paper: stop at the first that does not fit,
-gain or not."""
+"""continue: skip operators that do not fit or gain nothing on the device (the default). full: then fill the remaining
+memory, with or without gain (whole.use_up). paper: stop at the first operator that does not fit, with or without
+gain."""
 
 MOST_ROUNDS = 50
 """Most rounds of lines 6-15 without a cycle. Of 354 searches of the corpus three come so far; eight rounds give the
@@ -31,18 +31,18 @@ same plans."""
 
 
 def affinity(t_cpu_s: float, t_gpu_s: float | None, t_transfer_s: float, n_bytes: int) -> float:
-    """B, lines 3 and 9: seconds saved for each byte. Minus infinity where the device cannot compute it (T_g None)."""
+    """B, lines 3 and 9: seconds saved per byte. Minus infinity if the device cannot compute it (T_g None)."""
     return -inf if t_gpu_s is None else (t_cpu_s - t_gpu_s - t_transfer_s) / max(1, n_bytes)
 
 
 def normalise(benefits: Sequence[float]) -> tuple[float, ...]:
-    """G, lines 5 and 11: B from 0 to 1; all equal (or one alone) gives 1.0 each, as none is worse than another."""
+    """G, lines 5 and 11: B scaled to 0..1; equal values (or a single value) give 1.0 each."""
     low, high = min(benefits, default=0.0), max(benefits, default=0.0)
     return tuple((b - low) / (high - low) if high > low else 1.0 for b in benefits)
 
 
 def rank(benefits: Sequence[float]) -> tuple[int, ...]:
-    """Lines 5 and 11: indices by falling B; equals keep their (graph) order, so ranks are deterministic."""
+    """Lines 5 and 11: indices by falling B; ties keep their (graph) order, so ranks are deterministic."""
     return tuple(sorted(range(len(benefits)), key=[-b for b in benefits].__getitem__))
 
 

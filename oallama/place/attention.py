@@ -1,4 +1,4 @@
-"""Flash attention or not, chosen together with the placement: whichever is predicted to take less time. Pure.
+"""Flash attention on or off, chosen together with the placement by predicted time. Pure.
 
 Stock llama.cpp turns flash attention on wherever a device has it. On the CPU that gains for prompts and costs beyond
 some hundreds of tokens of context when generating (docs/decisions.md), so that no fixed choice is right.
@@ -39,7 +39,7 @@ def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
 def attention_seconds(
     profile: Profile, flash_attn: FlashAttention, device: str, passes: Sequence[Pass]
 ) -> float | None:
-    """Seconds of one layer beside its operators over these passes; None where the profile has not timed that way."""
+    """Seconds of one layer beside its operators over these passes; None if the profile has not timed that way."""
     known = any(case.device == device and _is_flash(case) == (flash_attn == "on") for case in profile.rest)
     return rest_seconds(index_rest(with_attention(profile, flash_attn)), device, passes) if known else None
 
@@ -132,7 +132,7 @@ class AttentionRule:
         passes: Sequence[Pass] | None = None,
     ) -> tuple[Candidate, FlashAttention]:
         """The decision with the least predicted time of the workload, and its way of attention; of equal ones the
-        first. decided: decides for one way. Raises DoesNotFit where it is raised for every way."""
+        first. decided: decides for one way. Raises DoesNotFit if it is raised for every way."""
         ways = self.ways(profile, workload, passes)
         if len(ways) == 1:
             return decided(ways[0]), ways[0]

@@ -1,4 +1,4 @@
-"""From a policy's name to a verified placement: what `auto` chooses among, and with which micro-batch.
+"""From a policy's name to a verified placement: the policies of `auto`, and the micro-batch.
 
 A weight that is streamed, by the split back end or by llama.cpp itself, is read once a micro-batch, whatever its size
 (ScheInfer computes a prompt of 1024 tokens in one pass). A larger one costs device memory: compute buffers and
@@ -32,7 +32,7 @@ PROMPT_STEP = 256
 
 def larger_ubatches(workload: Workload, asked: Options) -> tuple[int, ...]:
     """Micro-batches above the workload's that may suit it, ascending: doubled, and the whole prompt at once, up to
-    n_batch. None where the user fixed it with -ub."""
+    n_batch. None if the user fixed it with -ub."""
     if asked.n_ubatch is not None:
         return ()
     whole = -(-workload.n_prompt // PROMPT_STEP) * PROMPT_STEP
@@ -99,11 +99,11 @@ POLICIES = ("auto", *(name for name in REGISTERED if name != FIT))
 
 
 def policy_named(policy: str | Policy) -> Policy:
-    """Raises UsageError for a policy that there is not."""
+    """Raises UsageError for an unknown policy."""
     if isinstance(policy, Policy):
         return policy
     if policy not in REGISTERED:
-        raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join((*POLICIES, FIT))}")
+        raise UsageError(f"unknown policy {policy!r}; choose from {', '.join((*POLICIES, FIT))}")
     return REGISTERED[policy]
 
 
@@ -121,14 +121,14 @@ def decide(
 
     "auto" with an affinity or a fill of the caller's choice is OATO, which they are for.
 
-    Raises UsageError for a policy that there is not, that knows no affinity and fill where these are chosen, or that
-    needs to know which experts are used where that is not known; DoesNotFit where the policy needs the device and not
-    even KV and compute buffers of one layer fit.
+    Raises UsageError for an unknown policy, for affinity or fill with another policy than oato, or if the policy needs
+    expert counts that are missing; DoesNotFit if the policy needs the device and not even KV and compute buffers of one
+    layer fit.
     """
     is_auto = policy == "auto" and not rules.are_oatos
     chosen = policy_named("oato" if policy == "auto" else policy)
     if rules.are_oatos and chosen.name != "oato":
-        raise UsageError(f"affinity and fill say how oato places; policy {chosen.name} does not use them")
+        raise UsageError(f"affinity and fill apply only to policy oato, not to {chosen.name}")
     asked = Asked(workload, phase, rules, quick, required=not is_auto)
     if problem.profile.device == CPU_DEVICE:
         return on_cpu(problem, workload, phase)
@@ -148,7 +148,7 @@ def decide(
     best = with_larger_ubatch(problem, asked, found, policies, larger_ubatches)
     if best.policy == EXPERTS and not has_hot(best):
         if not is_auto:
-            return replace(best, notes=(*best.notes, "no layer's experts are worth placing by use"))
+            return replace(best, notes=(*best.notes, "placing experts by use gains nothing in any layer"))
         best = replace(best, policy="scheinfer")
     if is_auto and best.policy == "scheinfer" and best.placement.is_sliced and not best.placement.streams:
         return replace(best, policy="split")
@@ -156,5 +156,5 @@ def decide(
 
 
 def decide_as_given(problem: Problem, placed: Placement, workload: Workload, policy: str) -> Candidate:
-    """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
+    """A given placement, priced for the workload and verified but not changed: `spare` may be negative."""
     return verify(problem, policy, workload, placed)

@@ -1,4 +1,4 @@
-"""Was a plan worth it? Stock llama.cpp's --fit, the CPU alone, the physical bound, and tokens by their depth. Pure.
+"""Baselines of a plan: stock llama.cpp's --fit, the CPU alone, the physical bound, and tokens by depth. Pure.
 
 The bound is the least time of a pass if the CPU, the device and the link worked all the time and never waited for each
 other. Every operator may be cut anywhere into cc, cg and gg (ScheInfer, section IV-A), so the least time t is that of a
@@ -200,7 +200,7 @@ def planned_depth(workload: Workload) -> int:
 
 
 def token_seconds(profile: Profile, flash_attn: FlashAttention, n_layer: int, record: Plan, depth: int) -> float | None:
-    """Predicted seconds of one token behind `depth` others. None where the plan predicts nothing, or the profile has
+    """Predicted seconds of one token behind `depth` others. None if the plan predicts nothing, or the profile has
     no attention of this way."""
     if record.predicted is None or not profile.rest:
         return None
@@ -215,7 +215,7 @@ def token_seconds(profile: Profile, flash_attn: FlashAttention, n_layer: int, re
 
 def slower_from(seconds: Callable[[int], float], depth: int, n_ctx: int) -> int | None:
     """The least depth, in steps of the KV cache beyond `depth`, from which on less than SLOWER of the rate at `depth`
-    is left; None where that is not so within the context."""
+    is left; None if that is not so within the context."""
     limit = seconds(depth) / SLOWER
     first = depth // KV_STEP + 1
     return next((n * KV_STEP for n in range(first, n_ctx // KV_STEP + 1) if seconds(n * KV_STEP) > limit), None)

@@ -232,7 +232,7 @@ def placed_as_named(
 
 
 def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> Placement:
-    """The placement of a plan. Raises PlanError for a cut that cannot be."""
+    """The placement of a plan. Raises PlanError for an invalid cut."""
     by_name = {row.name: row for row in plan.operators}
     rows = [by_name[operator.name] for operator in operators]
     cuts = [Cut(*slice_counts(operator, row)) for operator, row in zip(operators, rows, strict=True)]

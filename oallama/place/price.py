@@ -24,7 +24,7 @@ def price(problem: Problem, workload: Workload, placed: Placement, op_offload: b
     """TTFT, TPOT and their sum over the workload. Slices share out a prompt's tokens as their table says.
 
     op_offload: whether llama.cpp streams plain host weights to a device that it has. Raises PlanError for slices that
-    are no blocks of ours, ProfileError where the profile has no link.
+    are no blocks of ours, ProfileError if the profile has no link.
     """
     if placed.is_sliced:
         slicer = slicer_of(problem, workload, placed)

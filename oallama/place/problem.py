@@ -59,9 +59,7 @@ class Problem:
     def __post_init__(self) -> None:
         layers = self.graph.operator_layer
         if any(before > layer for before, layer in pairwise(layers)):
-            raise UsageError(
-                "the model has an encoder beside its decoder, and such models are not placed: run it with --device none"
-            )
+            raise UsageError("encoder-decoder models are not supported on a device: run it with --device none")
         kernels = Kernels(self.profile)
         object.__setattr__(self, "kernels", kernels)
         object.__setattr__(
@@ -175,7 +173,7 @@ def device_memory(
     """Memory of the device before any operator is placed, from a dry load with every operator on the host.
 
     Halves the micro-batch while KV and compute buffers leave no room. If they never do, lets layers keep their KV on
-    the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit where
+    the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit if
     the policy needs the device.
     """
     asked, n_layer = workload.n_ubatch, problem.graph.n_layer
@@ -207,15 +205,14 @@ def device_memory(
         return memory, workload, tuple(notes)
     if without_kv is not None:
         notes.append(
-            f"the KV cache ({format_bytes(memory.kv)}) does not fit the device whole: "
-            "some layers keep theirs on the host"
+            f"the KV cache ({format_bytes(memory.kv)}) does not fit the device: some layers keep their part on the host"
         )
         return memory, workload, tuple(notes)
     needed = memory.kv + memory.compute + memory.other_weights
     if required:
         raise DoesNotFit(needed, memory.limit, problem.profile.device, "KV cache and compute buffers")
     note = (
-        f"KV cache and compute buffers need {format_bytes(needed)} even at a micro-batch of {workload.n_ubatch} tokens "
-        f"and the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
+        f"KV cache and compute buffers need {format_bytes(needed)} even with {workload.n_ubatch}-token micro-batches; "
+        f"the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
     )
     return None, replace(workload, n_ubatch=asked), (note,)

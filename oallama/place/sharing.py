@@ -204,7 +204,7 @@ class Slicer:
         hot: bool = False,
     ) -> None:
         """streams: whether weights may be streamed; hot: whether the device may have the most used experts of a layer.
-        Raises ProfileError where the profile has no link."""
+        Raises ProfileError if the profile has no link."""
         self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self._follows = streams and hot and may_follow(problem)
@@ -419,12 +419,12 @@ class Slicer:
         return replace(placed, token_assignment=table)
 
     def cuts_of(self, placed: Placement) -> tuple[list[Block], CutBlocks]:
-        """The blocks of a placement, as its slices cut them. Raises PlanError where one is cut that cannot be cut
+        """The blocks of a placement, as its slices cut them. Raises PlanError if one is cut that cannot be cut
         here."""
         blocks, split = self.blocks(placed), {i for i, place in enumerate(placed.places) if place.is_split}
         if left := split.difference(*(block.operators for block in blocks)):
             name = self._problem.operators[min(left)].name
-            raise PlanError(f"the plan splits {name}, which the device of this profile cannot compute")
+            raise PlanError(f"the plan splits {name}, which this profile's device cannot compute")
         return blocks, [self._as_cut(block, placed) for block in blocks]
 
     def _as_cut(self, block: Block, placed: Placement) -> tuple[BlockType, Cut]:

@@ -77,7 +77,7 @@ class Simulation:
 def simulate(problem: Problem, workload: Workload, placed: Placement) -> Simulation:
     """Draw what a placement does, for a workload.
 
-    Raises PlanError for slices that are no blocks of ours, ProfileError where the profile has no link.
+    Raises PlanError for slices that are no blocks of ours, ProfileError if the profile has no link.
     """
     predicted = price(problem, workload, placed)
     if placed.is_sliced:

@@ -72,6 +72,6 @@ def _resident_notes(problem: Problem, placed: Placement) -> tuple[str, ...]:
     if not n:
         return ()
     return (
-        f"{profile.device} takes no buffer type but its own: {n} split operators whose neighbours are there compute "
+        f"{profile.device} accepts only its own buffer type: {n} split operators with neighbours on it compute "
         "through host memory",
     )

@@ -223,5 +223,5 @@ def _noted(placed: Placement, filled: Placement) -> Placement:
     """The placement with a note of what was changed after OATO's fill."""
     n_moved = sum(a != b for a, b in zip(placed.on_device, filled.on_device, strict=True))
     many = "" if n_moved == 1 else "s"
-    note = f"exchanged after OATO's fill, as predicted to save time: the side of {n_moved} operator{many}"
+    note = f"after OATO's fill, {n_moved} operator{many} changed sides to save predicted time"
     return replace(placed, notes=(note,))

@@ -1,4 +1,4 @@
-"""The affinity report of OATO's search, or of any plan, beside the plan that `oallama run` uses."""
+"""The affinity report of OATO's search, or of any plan, compared with the plan that `oallama run` uses."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def search_report(
 ) -> AffinityReport:
     """Report where OATO's search puts each operator for one phase ("decode", "prefill" or "mixed"), and why.
 
-    affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
-    fill that there is not, DoesNotFit, ProfileError, DeviceError.
+    affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for an unknown phase,
+    affinity or fill, DoesNotFit, ProfileError, DeviceError.
     """
     if phase not in get_args(Phase):
-        raise UsageError(f"phase is {phase!r}; give one of {', '.join(get_args(Phase))}")
+        raise UsageError(f"unknown phase {phase!r}; choose from {', '.join(get_args(Phase))}")
     load = on.workload(n_prompt, n_gen, n_ctx)
     larger = larger_ubatches(load, on.options)
     decision, way = decided(on, "oato", load, phase, Rules(affinity, fill), larger_ubatches=larger)
@@ -65,8 +65,8 @@ def search_report(
 
 
 def plan_report(on: Measured, plan: Plan, load: Workload, phase: Phase = "decode") -> AffinityReport:
-    """Report where a plan puts each operator, with the affinities of a phase as everything lies there. load: the
-    workload that it was asked for."""
+    """Report where a plan puts each operator, with the affinities of a phase under this placement. load: the requested
+    workload."""
     problem = on.problem_for(plan)
     placed = placed_by_plan(on.model.n_layer, on.operators, plan)
     return AffinityReport(

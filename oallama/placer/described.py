@@ -1,4 +1,4 @@
-"""One model on machines of which nothing was measured: what a placer plans and predicts for them.
+"""Plans and predictions for a model on described, unmeasured machines.
 
 Dry loads on the CPU say what llama.cpp takes there, attention on as it chooses where a GPU has it.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def problem_on(placer: Placer, machine: Machine) -> Problem:
-    """Host memory is taken to be enough."""
+    """Host memory is assumed to be sufficient."""
     profile = described_profile(placer, machine)
     return pure_problem(placer.header, profile, placer.options, memory_on(placer, machine), "on", placer.routing)
 
@@ -54,8 +54,8 @@ def plan_for(
     policy: str | None = None,
     prefetch: PrefetchMode | None = None,
 ) -> Plan:
-    """Make a plan for a machine that need not be here; see Placer.plan. policy None: auto; FIT: as what_if predicts
-    it. Raises UsageError, DoesNotFit."""
+    """Plan for a described machine; see Placer.plan. policy None: auto; FIT: as predicted by what_if. Raises
+    UsageError, DoesNotFit."""
     return pure_plan(
         placer.header,
         described_profile(placer, machine),
@@ -77,7 +77,7 @@ def alone_and_beside(
     Raises UsageError, ProfileError, and what a dry load raises.
     """
     if not placer.device.is_none:
-        raise UsageError("what-if is for a placer with --device none: the cards are its devices")
+        raise UsageError("what-if needs a placer with --device none: the cards are its devices")
     rule = placer.attention_rule
     placer.dry_loads.begin_on_host(load, rule.attention("on"))
     for way in rule.ways(placer.profile(), load):

@@ -58,7 +58,7 @@ def open_engine(
     spec = device_of(plan, str(placer.device))
     counts = on_traffic is not None
     if not model.has_vocabulary:  # llama-server would abort
-        raise UsageError("the model has no vocabulary, so no text can be made of its tokens; use a file with one")
+        raise UsageError("the model has no vocabulary to decode its tokens; use a file with a vocabulary")
     chats = options.chats and model.chat_template is not None  # else it would get another's
     program = find_program(os.environ.get(PROGRAM_VARIABLE) or None)
     needs = placer.load_needs(plan)

@@ -1,4 +1,4 @@
-"""One model on one device of this machine: what the device is, what was measured, and what decisions are made from."""
+"""One model on one device of this machine: the device, the measurements, and the planning problem."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
 
 class Measured:
-    """Measuring is put off until something needs it."""
+    """Measures only when needed."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class Measured:
 
     @cached_property
     def threads(self) -> int:
-        """Number of CPU threads: as asked for, else one for each physical core. Where cores have several speeds it is
-        the number that decodes fastest, measured at the first call and kept."""
+        """Number of CPU threads: from the options, else one per physical core. With fast and slow cores it is the
+        number that decodes fastest, measured at the first call and cached."""
         if self.options.threads is not None or self.device.is_emulated:
             return self._threads
         return usual_threads(partial(this_host, say=Progress(True).say))
 
     @property
     def has_device(self) -> bool:
-        """Whether there is a device to place on. Raises as found_device."""
+        """Whether there is a device to place on. Raises the same as found_device."""
         return not self.found_device.is_none
 
     @property
@@ -85,7 +85,7 @@ class Measured:
 
     @cached_property
     def known_device(self) -> KnownDevice:
-        """The device, asked once. Raises DeviceError, BridgeError."""
+        """The device, queried once. Raises DeviceError, BridgeError."""
         return known_device(self.device)
 
     @property
@@ -104,15 +104,15 @@ class Measured:
 
     @cached_property
     def routing(self) -> Routing | None:
-        """What is known of which experts are used; None where nothing is."""
+        """Expert use counts; None if there are none."""
         from oallama.profile.routing import read_routing
 
         model = self.model
         return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
 
     def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
-        """The timings of this model's mul-mats on this machine, from the cache where it has them. Those of a busy
-        machine are measured again once it is calm.
+        """The timings of this model's mul-mats on this machine, from the cache if possible. Timings of a busy machine
+        are measured again once it is calm.
 
         Raises ProfileError, DeviceError.
         """
@@ -135,7 +135,7 @@ class Measured:
 
     @property
     def known_profile(self) -> Profile | None:
-        """The profile that is at hand without measuring, even if it was made on a busy machine; None without any.
+        """The profile that is available without measuring, even from a busy machine; None without one.
         Raises DeviceError, BridgeError."""
         if self._profile is None:
             from oallama.profile.profiler import stored_profile
@@ -183,7 +183,7 @@ class Measured:
         return Workload(n_prompt, n_gen, context, ubatch, n_past, DecodeStep(n_parallel))
 
     def problem(self, flash_attn: FlashAttention) -> Problem:
-        """The problem that decisions are made from, for one way of attention. Raises as profile."""
+        """The planning problem for one attention mode. Raises the same as profile."""
         room, alone = host_free_beside(self.model.file_bytes), self.device.is_pair  # llama.cpp has no second CPU
         taken = self.dry_loads.taken
         profile = self._profile or self.profile()
@@ -196,19 +196,19 @@ class Measured:
     def placed(self, plan: Plan) -> Placement:
         """The placement of a plan. Raises PlanError for a plan of another model."""
         if not isinstance(plan, Plan):
-            raise UsageError(f"{plan!r:.40} is no Plan; make one with `oallama plan`")
+            raise UsageError(f"{plan!r:.40} is not a valid plan; make a plan with `oallama plan`")
         plan.check(self.model, self.operators)
         return placed_by_plan(self.model.n_layer, self.operators, plan)
 
     def placed_on(self, plan: Plan, problem: Problem) -> Placement:
-        """The placement of a plan. Raises PlanError for a plan of another model, or for a device that is not there."""
+        """The placement of a plan. Raises PlanError for a plan of another model, or for a missing device."""
         placed = self.placed(plan)
         if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
-            raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
+            raise PlanError(f"the plan needs {plan.device}, but no device is used; choose it with --device")
         return placed
 
     def attention_for(self, plan: Plan) -> Attention:
-        """What was asked for, else what the plan says, else as for a new plan."""
+        """From the options, else from the plan, else as for a new plan."""
         planned = plan.attention
         if planned is None:
             way: FlashAttention = "auto" if plan.n_gpu_layers else self.unmeasured_attention(plan.workload)
@@ -227,7 +227,7 @@ class Measured:
 
     def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
         """Add what runs of a plan's blocks took to the history of this model and machine, where one is kept, from which
-        adopt_history corrects the profile. Raises ProfileError where the cache cannot be written, and as problem."""
+        adopt_history corrects the profile. Raises ProfileError if the cache cannot be written, and as problem."""
         if not runs or not self.keeps_history or self._measured is None:
             return
         from oallama.profile.history import write_history
@@ -237,7 +237,7 @@ class Measured:
 
     @property
     def keeps_history(self) -> bool:
-        """False where the profile came from a file, nothing was measured, or the device is emulated."""
+        """False if the profile came from a file, nothing was measured, or the device is emulated."""
         return not self.device.is_emulated and self.known_profile is not None and self._measured is not None
 
     def adopt_history(self) -> str:

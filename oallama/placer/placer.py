@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 class Placer(Measured):
-    """Places one model on one device. Make it with Placer.load.
+    """Places one model on one device. Create it with Placer.load.
 
-    The attributes model and operators describe the model. Measuring and loading are put off until something needs them.
+    The attributes model and operators describe the model. Measuring and loading happen when first needed.
     """
 
     @classmethod
@@ -61,25 +61,25 @@ class Placer(Measured):
         profile: Profile | str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Placer:
-        """Read and check a GGUF; no native code sees it yet.
+        """Read and check a GGUF; no native code reads it yet.
 
-        gguf_path: its path, or a name as the command line takes it: of a model that was downloaded ("llama3.2:1b",
-        "USER/REPO:Q4_K_M"), or with hf.co/ before it of one that may have to be. device: as `--device` names it; None:
-        the first GPU, or none. vram: bytes of its memory to plan with, or a text such as "6GiB"; None: what is free.
-        vram_fill: the share of it that may be used. gpu_weights: a cap on the share of the weights' bytes on the
-        device, such as 0.5 or "50%". threads: of the CPU; None: one per physical core. profile: a Profile or the path
-        of one; None: measured, or taken from the cache, when it is needed. options: n_ctx, n_batch, n_ubatch (tokens),
-        type_k, type_v (of the KV cache) and flash_attn ("auto", "on", "off").
+        gguf_path: path, or a name as on the command line: a downloaded model ("llama3.2:1b", "USER/REPO:Q4_K_M"), or
+        hf.co/USER/REPO, which is downloaded if needed. device: as for `--device`; None: the first GPU, or none. vram:
+        device memory to plan with, in bytes or e.g. "6GiB"; None: the free memory. vram_fill: share of it that may be
+        used. gpu_weights: largest share of the weights' bytes on the device, e.g. 0.5 or "50%". threads: CPU threads;
+        None: one per physical core. profile: a Profile or its path; None: from the cache, or measured when needed.
+        options: n_ctx, n_batch, n_ubatch (tokens), type_k, type_v (of the KV cache) and flash_attn ("auto", "on",
+        "off").
         Raises ModelFileError, UsageError, ProfileError, DownloadError.
         """
         if not isinstance(gguf_path, str | os.PathLike):
-            raise UsageError(f"the model is of type {type(gguf_path).__name__}; give the path of a GGUF file")
+            raise UsageError(f"the model must be the path of a GGUF file, not {type(gguf_path).__name__}")
         if isinstance(gguf_path, str):
             from oallama.stores.find import model_path
 
             gguf_path = model_path(gguf_path)
         if not isinstance(profile, Profile | str | os.PathLike | None):
-            raise UsageError(f"the profile is of type {type(profile).__name__}; give a Profile or the path of one")
+            raise UsageError(f"the profile must be a Profile or its path, not {type(profile).__name__}")
         device = str(device) if isinstance(device, DeviceSpec) else device
         size = str(vram) if isinstance(vram, Real) else vram  # so that 6 is refused as "6" is
         asked = {"device": device, "vram": size, "vram_fill": vram_fill, "gpu_weights": gpu_weights, "threads": threads}
@@ -93,8 +93,8 @@ class Placer(Measured):
         profile: Profile | str | os.PathLike[str] | None = None,
         prober: Prober | None = None,
     ) -> Placer:
-        """As load, with the options in a record. prober: the process for dry loads, where the caller has started one
-        already; the caller ends it."""
+        """Like load, with the options in a record. prober: a process for dry loads that the caller has started, and
+        ends."""
         from oallama.model.gguf_reader import read_gguf
         from oallama.model.hyperparameters import model_info
         from oallama.model.operators import operators
@@ -130,14 +130,14 @@ class Placer(Measured):
         n_parallel: int = 1,
     ) -> Plan:
         """Place the model for n_prompt prompt and n_gen generated tokens, and verify by a dry load that the plan fits.
-        policy: a name, such as "auto", one of the caller's own (place/policies/registry.py), or a placement (Given).
+        policy: a name, e.g. "auto", a policy of the caller (place/policies/registry.py), or a placement (Given).
 
-        n_ubatch: None: what the options ask for; where they ask for nothing, 512 or what more is predicted to take less
-        time (place/decide.py).
-        attention_passes: forward passes that attention is chosen for; None: those of the workload. prefetch: how far
-        copies of streamed weights run ahead. n_past: tokens in the KV cache before the prompt. workload: a record of
-        these counts. measure False: use no profile, for policy cpu or a placement, and predict nothing.
-        Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
+        n_ubatch: micro-batch; None: from the options, else 512 or a larger size that is predicted to be faster
+        (place/decide.py). attention_passes: forward passes to choose attention for; None: those of the workload.
+        prefetch: how far copies of streamed weights run ahead. n_past: tokens in the KV cache before the prompt.
+        workload: a record of these counts. measure False: use no profile and predict nothing; only for policy cpu or a
+        placement.
+        Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
         """
         load = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
         if draft_model is not None:
@@ -158,21 +158,22 @@ class Placer(Measured):
         return measured_plan(self, policy, load, rules, attention_passes, larger)
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
-        """The affinity of each operator, best rank first: the rows of search_report (placer/affinity.py), which takes
-        the same options."""
+        """The affinity of each operator, best rank first: the rows of search_report (placer/affinity.py), with the same
+        options."""
         return list(search_report(self, phase, **options).operators)
 
     def price(self, plan: Plan, load: Workload | None = None) -> Predicted:
-        """Predicted seconds of a plan, by the same prices as search, report and simulate. load: None: the plan's.
+        """Predicted seconds of a plan, by the same prices as search, report and simulate. load: workload; None: the
+        plan's.
 
-        Raises as simulate.
+        Raises the same as simulate.
         """
         problem = self.problem_for(plan)
         return price(problem, load or plan.workload, self.placed_on(plan, problem))
 
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
-        """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:
-        None: this one, as it was measured.
+        """Simulate what the streams of a machine do while the plan runs (place/simulate.py). load: workload; None: the
+        plan's. machine: None: this machine, as measured.
 
         Raises PlanError for a plan of another model or device, ProfileError.
         """
@@ -186,33 +187,33 @@ class Placer(Measured):
         return simulate(problem, load or plan.workload, self.placed_on(plan, problem))
 
     def expected(self, plan: Plan, n_prompt: int, n_gen: int, n_past: int = 0) -> Predicted | None:
-        """What a plan is predicted to take for this prompt and generation, behind n_past tokens. None where it predicts
-        nothing, or no profile is at hand: nothing is measured or asked for it. Raises as simulate."""
+        """Predicted times of a plan for this prompt and generation, after n_past tokens. None without a prediction in
+        the plan or a loaded profile: nothing is measured or queried. Raises the same as simulate."""
         if plan.predicted is None or self._profile is None:
             return None
         return self.price(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past))
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
-        """Predicted seconds of one token that sees `depth` others (place/explain.py). None as in expected."""
+        """Predicted seconds of one token at context depth `depth` (place/explain.py). None as in expected."""
         if plan.predicted is None or self._profile is None:
             return None
         flash_attn = self.attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
 
     def engine(self, plan: Plan, *, on_traffic: Callable[[Traffic], None] | None = None, **options: Any) -> Engine:
-        """A llama-server that has the model loaded as the plan says, with the context, KV cache and attention that the
-        options ask for, the plan's where they ask for nothing. Use it in a `with` statement.
+        """Start a llama-server with the model loaded as planned. Context, KV cache and attention come from the options,
+        else from the plan. Use it in a `with` statement.
 
-        on_traffic: called at its end with how often each expert was used. options: chats (False: the model's chat
-        template is not used), server_options (further ones of llama-server, docs/serve.md lists them), mmproj (a vision
-        projector, for messages with pictures), mmproj_offload (on the device, whose memory for it no plan has counted),
-        interactive (a person may stop an answer, and asks for no embeddings), and options of the placer.
+        on_traffic: called at the end with the use counts of each expert. options: chats (False: do not use the model's
+        chat template), server_options (more options of llama-server, listed in docs/serve.md), mmproj (a vision
+        projector, for messages with pictures), mmproj_offload (projector on the device; no plan counts its memory
+        there), interactive (a person may stop an answer; no embeddings), and options of the placer.
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """
         from oallama.placer.engine import EngineOptions, open_engine
 
         own = {field.name for field in fields(EngineOptions)}
-        check_names(options, [*(field.name for field in fields(Options)), "on_traffic", *own], "keyword of an engine")
+        check_names(options, [*(field.name for field in fields(Options)), "on_traffic", *own], "engine keyword")
         changes = {name: value for name, value in options.items() if name not in own}
         placer = self
         if changes:
@@ -232,13 +233,13 @@ class Placer(Measured):
         keep_acceptance(self.model.fingerprint, read_gguf(plan.draft.model_path).fingerprint, seen)
 
     def as_asked(self, plan: Plan) -> Plan:
-        """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as it
-        is loaded. What it says of memory and times stays."""
+        """The plan as it is loaded: with the context, micro-batch, KV cache and attention of the options, where given.
+        Its memory and times stay unchanged."""
         return replace(plan, workload=load_as_asked(plan, self.options), attention=self.attention_for(plan))
 
     def load_needs(self, plan: Plan) -> LoadNeeds:
-        """Memory that a plan takes, by a dry load. Raises DoesNotFit where every token would read more than the host's
-        memory holds, and what a dry load raises."""
+        """Memory that a plan takes, by a dry load. Raises DoesNotFit if each token would read more than the host's
+        memory holds, and the same as a dry load."""
         from oallama.run.held import LoadNeeds
 
         load, placed, attention = plan.workload, self.placed(plan), self.attention_for(plan)
@@ -248,11 +249,11 @@ class Placer(Measured):
         return LoadNeeds(on_device, on_host, self.dry_loads.taken(load, placed, attention).device_free if own else 0)
 
     def llama(self, plan: Plan, *, progress: bool = True, **arguments: Any) -> PlacedLlama:
-        """Return a llama_cpp.Llama in this process, placed by the plan, for what is built on llama-cpp-python, and for
+        """Return a llama_cpp.Llama in this process, placed by the plan, for code built on llama-cpp-python, and for
         logits: with logits_all=True, llama.eval(tokens), then llama.scores. Use it in a `with` statement, or close it.
 
-        arguments: of llama_cpp.Llama, without those that the plan and this placer's options decide. Context, batches
-        and threads are theirs where n_ctx, n_batch, n_ubatch and n_threads say nothing. Raises as engine.
+        arguments: of llama_cpp.Llama, without those that the plan and this placer's options set. n_ctx, n_batch,
+        n_ubatch and n_threads default to theirs. Raises the same as engine.
         """
         from oallama.run.load import load_placed
 
@@ -271,7 +272,7 @@ class Placer(Measured):
         )
 
     def _load_options(self, plan: Plan, changes: Mapping[str, Any]) -> tuple[Options, bool]:
-        """Options of a load as the plan says, and whether it was verified by a dry load. Raises as engine."""
+        """Options for a load under the plan, and whether a dry load verified it. Raises the same as engine."""
         placed, attention = self.placed(plan), self.attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
@@ -279,12 +280,11 @@ class Placer(Measured):
         return options, as_planned and self.dry_loads.has(load_as_asked(plan, options), placed, attention)
 
     def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:
-        """Answer one prompt as `oallama run` does: with the plan that `oallama tune` found, else with that of policy
-        auto. The prompt goes into the model's chat template where it has one, behind the system prompt. max_tokens
-        None: until the model ends the answer, 128 where it does not end by itself. sampling: as in Engine.generate. For
-        several prompts keep an engine.
+        """Answer one prompt as `oallama run` does: with the plan that `oallama tune` found, else with policy auto. The
+        system prompt and the prompt go into the model's chat template if it has one. max_tokens None: until the model
+        stops, or 128 without a chat template. sampling: as in Engine.generate. For several prompts keep an engine.
 
-        Raises as plan, engine and Engine.generate.
+        Raises the same as plan, engine and Engine.generate.
         """
         from oallama.run.engine import DEFAULT_TOKENS
         from oallama.run.prompt import likely_tokens, prompt_for
@@ -303,13 +303,13 @@ class Placer(Measured):
 
 
 LLAMA_OPTIONS = {"n_ctx": "n_ctx", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "n_threads": "threads"}
-"""Arguments of llama_cpp.Llama that are options of ours."""
+"""Arguments of llama_cpp.Llama, and the options with the same meaning."""
 
 DECIDED = frozenset({
     "model_path", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "use_mlock", "vocab_only",
     "n_threads_batch", "offload_kqv", "op_offload", "flash_attn", "type_k", "type_v",
 })  # fmt: skip
-"""Arguments of llama_cpp.Llama that the plan and the placer decide."""
+"""Arguments of llama_cpp.Llama that the plan and the placer set."""
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -319,12 +319,12 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
 
     for name in arguments:
         if name in DECIDED:
-            raise UsageError(f"{name} is what the plan and Placer.load decide; leave it out")
+            raise UsageError(f"the plan and Placer.load set {name}; omit it")
     known = inspect.signature(load_bridge().libraries.llama_cpp.Llama).parameters
-    check_names(arguments, [name for name in known if name not in DECIDED and name != "kwargs"], "argument of a Llama")
+    check_names(arguments, [name for name in known if name not in DECIDED and name != "kwargs"], "Llama argument")
 
 
 def load_as_asked(plan: Plan, options: Options) -> Workload:
-    """The plan's, with the context and the micro-batch that the options ask for, where they do."""
+    """The plan's workload, with the context and micro-batch of the options, where given."""
     load = plan.workload
     return replace(load, n_ctx=options.n_ctx or load.n_ctx, n_ubatch=options.n_ubatch or load.n_ubatch)

@@ -1,4 +1,4 @@
-"""How a plan is made: by a policy or of a placement of the caller's own, with a profile or without one."""
+"""Planning by a policy or from a given placement, with or without a profile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Given:
     stock: StockOptions | None = None
 
     def placement(self, on: Measured) -> Placement:
-        """Raises UsageError for what cannot be."""
+        """Raises UsageError for invalid values."""
         return replace(placed_as_named(on.model, on.operators, self.on_device, self.gpu_layers), stock=self.stock)
 
 
@@ -74,7 +74,7 @@ def unmeasured_plan(
     the user asked for nothing. Raises UsageError for a policy that needs times."""
     given = policy if isinstance(policy, Given) else None
     if given is None and policy != "cpu":
-        raise UsageError("without measuring only policy cpu and placements that are given can be planned")
+        raise UsageError("without measuring, only policy cpu and given placements can be planned")
     placed = (given or Given((), 0)).placement(on)
     is_stock = stock_attention or placed.stock is not None
     way = on.options.flash_attn if is_stock else on.unmeasured_attention(load, attention_passes)
@@ -110,7 +110,7 @@ def decided(
 
 
 def plan_of(on: Measured, decision: Candidate, flash_attn: FlashAttention) -> Plan:
-    """The plan of a decision, with its bound. Raises DoesNotFit where the host's memory does not hold it."""
+    """The plan of a decision, with its bound. Raises DoesNotFit if the host's memory does not hold it."""
     from oallama.profile.machine import fingerprint_key
 
     machine = fingerprint_key(on.profile().fingerprint)

@@ -1,4 +1,4 @@
-"""Stock llama.cpp on a device that is here: its own --fit, its other options, and any of them as a plan of ours."""
+"""Stock llama.cpp on a real device: its --fit, its other options, and any of them as a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fit_plan(on: Measured, load: Workload) -> Plan:
     Raises UsageError for a second CPU, what fit_under raises, and what planning raises.
     """
     if on.device.is_pair:
-        raise UsageError("policy fit cannot be on cpu-pair: llama.cpp has no second CPU; use split or scheinfer")
+        raise UsageError("policy fit does not run on cpu-pair: llama.cpp has no second CPU; use split or scheinfer")
     if not on.has_device:
         return stock_cpu_plan(on, load)
     settings = stock_load(on, load.n_ctx, load.n_ubatch)
@@ -37,11 +37,11 @@ def fit_plan(on: Measured, load: Workload) -> Plan:
 
 
 def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
-    """A sentence on what --fit chose, and how often it was asked."""
+    """A sentence on --fit's choice and the number of attempts."""
     taken = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
     if placement.overrides:
         taken += f" and {len(placement.overrides)} overrides"
-    calls = f", asked {len(steps)} times to keep to --gpu-weights" if len(steps) > 1 else ""
+    calls = f", found in {len(steps)} attempts under --gpu-weights" if len(steps) > 1 else ""
     return f"--fit chooses {taken}{calls}"
 
 

@@ -1,4 +1,4 @@
-"""The plan that was measured to be the fastest for a workload here."""
+"""The plan that was measured to be fastest for a workload on this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Tuned:
 
     @property
     def sentence(self) -> str:
-        """What is used, and for which class it was measured."""
+        """The result in use, and the class that it was measured for."""
         other = f" (nothing was measured for {self.asked.name})" if self.verdict.of != self.asked else ""
         return f"{self.verdict.use}{other}"
 
@@ -70,7 +70,7 @@ def in_tuned_context(on: Measured, load: Workload) -> Workload:
 
 
 def tuned_plan(on: Measured, load: Workload, verdict: Verdict | None = None) -> Tuned | None:
-    """The plan that was found for a workload's class, or for the nearest; None where nothing was. verdict: what was
+    """The plan that was found for a workload's class, or for the nearest; None if nothing was. verdict: what was
     measured; None: what the cache has. Raises as verdict_key."""
     verdict = verdict or read_verdict(verdict_key(on, load.n_ctx))
     kind = class_of(load)

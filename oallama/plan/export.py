@@ -78,10 +78,10 @@ def stock_device(plan: Plan) -> str:
     if spec.is_worker:
         raise PlanError(
             f"the plan runs on {spec}, a worker that ends with oallama; start llama.cpp's rpc-server, "
-            "plan with --device rpc://host:port, and export that"
+            "plan with --device rpc://host:port, and export that plan"
         )
     if spec.is_pair:
-        raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that")
+        raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that plan")
     return {"none": "none", "rpc": "RPC0", "emulated": DEVICE_NAME}.get(spec.kind, spec.name)
 
 
@@ -178,13 +178,13 @@ def draft_arguments(draft: Draft, device: str, target: Target = "llama-server") 
 
 
 def stock_flags(n_gpu_layers: int, options: StockOptions, n_ubatch: int = 0) -> str:
-    """Options of stock llama.cpp as words of a command line. n_gpu_layers below 0: all; n_ubatch 0: its default."""
+    """Options of stock llama.cpp as command-line arguments. n_gpu_layers below 0: all; n_ubatch 0: its default."""
     layers = ["-ngl", str(n_gpu_layers) if n_gpu_layers >= 0 else "all"]
     return " ".join((*layers, *stock_arguments(options), *(("-ub", str(n_ubatch)) if n_ubatch else ())))
 
 
 def _overridden(plan: Plan, operators: Sequence[Operator]) -> Sequence[Operator]:
-    """The operators whose place -ot says: in stock llama.cpp's own configuration -ngl and -ncmoe say it of most."""
+    """The operators that -ot places: in stock llama.cpp's own configuration -ngl and -ncmoe place most of them."""
     if plan.stock is None:
         return operators
     n_layer = max((operator.layer + 1 for operator in operators if operator.layer is not None), default=0)
@@ -224,7 +224,7 @@ def _overrides(patterns: Iterable[Pattern], target: Target) -> list[str]:
     overrides: list[str] = []
     for pattern, layout in patterns:
         if any(character in pattern for character in separators):
-            raise PlanError(f"{target} cannot take a tensor name with one of {separators} in it: {pattern}")
+            raise PlanError(f"{target} accepts no tensor name that contains {separators}: {pattern}")
         overrides.append(f"{pattern}={_buft(layout, target)}")
     if target == "llama-bench":  # a second -ot would be a second benchmark
         return ["-ot", ";".join(overrides)] if overrides else []

@@ -46,7 +46,7 @@ def host_patterns(
     for operator in operators:
         placement = by_name.get(operator.name)
         if placement is None:
-            raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
+            raise PlanError(f"the plan does not place operator {operator.name}; make a new plan for this model")
         split = is_split(operator, placement, streams_tokens, counts)
         if not split and placement.gg > 0:
             continue
@@ -57,7 +57,7 @@ def host_patterns(
                 hosted[companion] = None
     patterns = _group(hosted)
     if len(patterns) > MAX_PATTERNS:
-        raise PlanError(f"the plan needs {len(patterns)} tensor patterns but llama.cpp takes {MAX_PATTERNS}")
+        raise PlanError(f"the plan needs {len(patterns)} tensor patterns, but llama.cpp accepts {MAX_PATTERNS}")
     return patterns
 
 
@@ -85,7 +85,7 @@ def _layout(placement: OperatorPlacement, split: bool) -> str | None:
     if not split:
         return None if shared else placement.layout
     if shared:
-        raise PlanError(f"{placement.name} is the embedding too, which is read whole; place it with gg 0 or 1")
+        raise PlanError(f"{placement.name} is also the embedding, which is read whole; place it with gg 0 or 1")
     return SPLIT_LAYOUT
 
 

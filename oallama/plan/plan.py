@@ -48,9 +48,9 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_SLOTS = 64  # of the ring that the split back end takes
 
 _UNPREDICTED = dict.fromkeys(field.name for field in fields(Predicted))
-"""What is written of a plan that was made without a profile."""
+"""Written for a plan made without a profile."""
 
-_ALONE = "it is an older plan: that some operators are joined by themselves (`alone`) is ignored"
+_ALONE = "older plan: its `alone` (operators joined separately) is ignored"
 _REMEDY = "make it again with `oallama plan`"
 
 
@@ -59,7 +59,7 @@ class Plan:
     """Where each operator of a model is stored and computed. Placer.plan makes one, and it can be saved, read and
     edited as a file.
 
-    It is checked: gg, cg and cc of an operator are in 0..1 and sum to 1, and no operator is placed twice."""
+    gg, cg and cc of an operator are in 0..1 and sum to 1, and no operator is placed twice."""
 
     JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "version", "model", "machine", "device", "policy", "workload", "operators", "token_assignment", "streaming",
@@ -117,8 +117,7 @@ class Plan:
         return f"<Plan {self.policy} for {model} on {self.device}: {weights}{times}>"
 
     def summary(self) -> str:
-        """Lines that say what the plan is for, where weights are, what it is predicted to take, and the planner's
-        notes."""
+        """The workload, the placement of the weights, the predicted times and the planner's notes, as lines of text."""
         load, held = self.workload, self.memory
         whole = sum(one.backend == "GPU" for one in self.operators)
         divided = sum(one.backend == "split" for one in self.operators)
@@ -126,30 +125,30 @@ class Plan:
             f"{Path(self.model_path).name} on {self.device}, policy {self.policy}",
             f"for {load.n_prompt} prompt and {load.n_gen} generated tokens in a context of {load.n_ctx}",
             f"{format_bytes(held.weights_gpu)} of weights on the device, {format_bytes(held.weights_host)} on the host",
-            f"operators: {whole} on the device, {divided} divided, {len(self.operators) - whole - divided} on the CPU",
-            f"predicted: {_times(self.predicted)}" if self.predicted else "predicts nothing: made without a profile",
+            f"operators: {whole} on the device, {divided} split, {len(self.operators) - whole - divided} on the CPU",
+            f"predicted: {_times(self.predicted)}" if self.predicted else "no prediction: planned without a profile",
             *map(in_python, self.notes),
         ]
         return "\n".join(lines)
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the plan's JSON, so a result can say which plan made it."""
+        """SHA-256 of the plan's JSON, which identifies the plan in results."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def pairs(self, operators: Sequence[Operator]) -> list[tuple[Operator, OperatorPlacement]]:
-        """Operators of the plan's model with their placements, in the order that is given. Raises PlanError for
-        another model's."""
+        """Operators of the plan's model with their placements, in the given order. Raises PlanError for another
+        model's operators."""
         by_name = {placement.name: placement for placement in self.operators}
         _same_names(set(by_name), [operator.name for operator in operators])
         return [(operator, by_name[operator.name]) for operator in operators]
 
     def check(self, model: ModelInfo, operators: Sequence[Operator]) -> None:
-        """Refuse a plan made for another model: raises PlanError unless fingerprint, operator names and split
+        """Check that the plan is for this model: raises PlanError unless fingerprint, operator names and split
         granularity agree."""
         if self.model_fingerprint != model.fingerprint:
             raise PlanError(
-                f"the plan was made for {ascii(Path(self.model_path).name)[1:-1]} with fingerprint "
+                f"the plan is for {ascii(Path(self.model_path).name)[1:-1]} with fingerprint "
                 f"{self.model_fingerprint[:12]}, but {Path(model.path).name} has {model.fingerprint[:12]}; "
                 "make a new plan with `oallama plan`"
             )
@@ -164,12 +163,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, document: Any, source: str = "the plan") -> Plan:
-        """A plan out of parsed JSON; `source` names it in errors. Raises PlanError for what is missing, of a wrong type
-        or of another version."""
+        """A plan from parsed JSON; `source` names it in errors. Raises PlanError for a missing key, a wrong type or an
+        unknown version."""
         version = document.get("version") if isinstance(document, dict) else None
         if type(version) is not int:
             raise PlanError(
-                f"{source} is not a plan: an object with a whole number as its version is needed; {_REMEDY}"
+                f"{source} is not a valid plan: it must be an object with a whole number as version; {_REMEDY}"
             )
         if version not in READABLE_VERSIONS:
             raise PlanError(
@@ -192,19 +191,19 @@ class Plan:
             raise PlanError(f"{source}: {error}; {_REMEDY}") from None
         edited = [one.name for one in plan.operators if one.cut is not None and not _agrees(one)]
         gone = [_ALONE] if any(row.get("alone") for row in document["operators"]) else []
-        gone += [f"the cut of {_some(edited)} is not what its fractions say, which count"] if edited else []
+        gone += [f"the cut of {_some(edited)} differs from its fractions; using the fractions"] if edited else []
         if not gone:
             return plan
         operators = tuple(replace(one, cut=None) if one.name in edited else one for one in plan.operators)
         return replace(plan, operators=operators, notes=tuple(dict.fromkeys((*plan.notes, *gone))))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan, whole or not at all. Raises PlanError where the file cannot be written."""
+        """Write the plan to a file, atomically. Raises PlanError if the file cannot be written."""
         target = Path(path)
         if target.is_dir():
-            raise PlanError(f"cannot write the plan to {target}: it is a folder; name a file in it")
+            raise PlanError(f"cannot write the plan to {target}, a folder; name a file in it")
         if not target.parent.is_dir():
-            raise PlanError(f"cannot write the plan to {target}: there is no folder {target.parent}")
+            raise PlanError(f"cannot write the plan to {target}: no folder {target.parent}")
         try:
             write_whole(target, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
         except OSError as error:
@@ -212,7 +211,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan file. Raises PlanError where it is missing, no JSON, or no plan of a version known here."""
+        """Read a plan file. Raises PlanError if it is missing, invalid, or of an unknown version."""
         try:
             with Path(path).open("rb") as file:
                 text = file.read(MAX_FILE_BYTES + 1)
@@ -223,7 +222,7 @@ class Plan:
         try:
             document = parse_json(text)
         except CodecError as error:
-            raise PlanError(f"{path} is not JSON ({error}); write plans with `oallama plan -o`") from None
+            raise PlanError(f"{path} is not valid JSON ({error}); write plans with `oallama plan -o`") from None
         return cls.from_json(document, source=str(path))
 
 
@@ -259,7 +258,7 @@ class _Nested:
 
 
 def _agrees(placement: OperatorPlacement) -> bool:
-    """Whether the cut is what the fractions say."""
+    """Whether the cut agrees with the fractions."""
     cut, total = placement.cut or (), sum(placement.cut or ())
     fractions = (placement.cc, placement.cg, placement.gg)
     return total > 0 and all(
@@ -268,35 +267,37 @@ def _agrees(placement: OperatorPlacement) -> bool:
 
 
 def _check(record: Plan) -> None:
-    """Raises PlanError for fractions outside 0..1 or of another sum than 1, operators placed twice, a ring that cannot
-    be, a KV cache of a type that llama.cpp does not have, or a token assignment that does not ascend."""
+    """Raises PlanError for fractions outside 0..1 or whose sum is not 1, operators placed twice, an invalid ring, an
+    unknown KV cache type, or a token assignment that does not ascend."""
     _check_tokens(record.token_assignment)
     for key in ("type_k", "type_v") if record.attention else ():
         if (cache := getattr(record.attention, key)) not in CACHE_TYPES:
-            raise PlanError(f"the plan's attention.{key} is {cache!r}, but one of {', '.join(CACHE_TYPES)} is needed")
+            raise PlanError(f"unknown attention.{key} {cache!r} in the plan; choose from {', '.join(CACHE_TYPES)}")
     if record.streaming is not None and not 1 <= record.streaming.n_slots <= MAX_SLOTS:
-        raise PlanError(f"the plan has a ring of {record.streaming.n_slots} slots; 1 to {MAX_SLOTS} are possible")
+        raise PlanError(f"the plan has a ring of {record.streaming.n_slots} slots; it must have 1 to {MAX_SLOTS}")
     seen: set[str] = set()
     for placement in record.operators:
         if placement.name in seen:
-            raise PlanError(f"operator {placement.name} is placed twice; keep one of the two")
+            raise PlanError(f"operator {placement.name} is placed twice; keep one entry")
         seen.add(placement.name)
         fractions = (placement.gg, placement.cg, placement.cc)
         if not all(math.isfinite(fraction) and 0 <= fraction <= 1 for fraction in fractions):
             raise PlanError(f"operator {placement.name} has a fraction outside 0..1: gg, cg, cc = {fractions}")
         if abs(math.fsum(fractions) - 1) > FRACTION_TOLERANCE:
             raise PlanError(
-                f"operator {placement.name}: gg + cg + cc is {math.fsum(fractions):.9g} but must be 1 "
+                f"operator {placement.name}: gg + cg + cc must be 1, not {math.fsum(fractions):.9g} "
                 f"(gg, cg, cc = {fractions})"
             )
 
 
 def _check_tokens(table: Sequence[tuple[int, int]]) -> None:
-    """n_tokens strictly ascending, and no more tokens on the device than there are."""
+    """n_tokens strictly ascending, and n_g at most n_tokens."""
     last = 0
     for n_tokens, n_g in table:
         if n_tokens <= last or not 0 <= n_g <= n_tokens:
-            raise PlanError(f"token_assignment: n_g is {n_g} at {n_tokens} tokens; n_tokens must rise, n_g be no more")
+            raise PlanError(
+                f"token_assignment: n_g is {n_g} at {n_tokens} tokens; n_tokens must increase, n_g must not exceed it"
+            )
         last = n_tokens
 
 
@@ -304,7 +305,7 @@ def _same_names(planned: Iterable[str], actual: Sequence[str]) -> None:
     planned_set, actual_set = set(planned), set(actual)
     missing, unknown = sorted(actual_set - planned_set), sorted(planned_set - actual_set)
     if missing:
-        raise PlanError(f"the plan has no place for {_some(missing)}; make a new plan for this model")
+        raise PlanError(f"the plan does not place {_some(missing)}; make a new plan for this model")
     if unknown:
         raise PlanError(f"the plan places {_some(unknown)}, which this model does not have; make a new plan for it")
 

@@ -50,7 +50,7 @@ def plugin_text(
     split = split_names(plan, operators, counts)
     for operator in operators:
         if operator.name not in by_name:
-            raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
+            raise PlanError(f"the plan does not place operator {operator.name}; make a new plan for this model")
     resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers, plan.residents)
     for operator, lives in zip(operators, resident, strict=True):
         if every_operator or operator.name in split:
@@ -67,7 +67,7 @@ def split_text(
     streams_tokens: bool = False,
     residents: bool = True,
 ) -> str:
-    """Which tensors are split and along which axis, as a plan text that leaves all of them on the host; "" where none
+    """Which tensors are split and along which axis, as a plan text that leaves all of them on the host; "" if none
     is. A no_alloc load needs no more to give the plugin what it would get but the device's line, where it has one.
     Raises PlanError."""
     by_name = {placement.name: placement for placement in placements}
@@ -121,6 +121,6 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
 def _word(name: str) -> str:
     if not name.isprintable() or name.split() != [name] or len(name.encode()) > _NAME_BYTES:
         raise PlanError(
-            f"{name!r} cannot stand in a plugin's plan file: give it a printable name without blanks, 1-127 bytes long"
+            f"{name!r} is not allowed in a plugin's plan file: use a printable name of 1-127 bytes without spaces"
         )
     return name

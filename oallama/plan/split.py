@@ -13,8 +13,8 @@ FRACTION_TOLERANCE = 1e-9  # of gg + cg + cc, and of a fraction against a whole 
 
 
 def slice_counts(operator: Operator, placement: OperatorPlacement) -> Counts:
-    """(CC, CG, GG) of a placement. Raises PlanError for fractions that are no whole numbers of elements, that do not
-    add up, or that cut off the granularity; the error names the nearest that could be."""
+    """(CC, CG, GG) of a placement. Raises PlanError for fractions that are not whole elements, do not add up, or do not
+    match the granularity; the error names the nearest valid fraction."""
     extent, step, axis = cut_extent(operator), cut_granularity(operator), cut_axis(operator)
     if (cut := placement.cut) is not None and sum(cut) == extent and not cut[0] % step and not (cut[0] + cut[1]) % step:
         return cut
@@ -32,7 +32,7 @@ def slice_counts(operator: Operator, placement: OperatorPlacement) -> Counts:
         fraction = fractions[wrong]
         nearest = min(round(fraction * extent / step) * step, extent) / extent
         raise PlanError(
-            f"operator {operator.name}: {wrong} = {fraction:.9g} is no multiple of its split granularity, {step} of "
+            f"operator {operator.name}: {wrong} = {fraction:.9g} is not a multiple of its split granularity, {step} of "
             f"{extent} {_ELEMENTS[axis]}; the nearest is {nearest:.9g}"
         )
     if total != extent or min(counts.values()) < 0:
@@ -54,18 +54,18 @@ def device_share(operator: Operator, placement: OperatorPlacement) -> float:
 
 
 def check_hot_experts(operator: Operator, placement: OperatorPlacement) -> None:
-    """Raises PlanError for hot experts of what has none, that do not exist or do not ascend, or that are cut too."""
+    """Raises PlanError for hot experts of an operator without experts, unknown or unsorted ones, or a cut operator."""
     hot, n_expert = placement.hot_experts, operator.shape[2]
     if not hot:
         return
     if operator.op != "MUL_MAT_ID":
-        raise PlanError(f"operator {operator.name} has hot_experts but is no mul-mat by experts; make a new plan")
+        raise PlanError(f"operator {operator.name} has hot_experts but is not a mul-mat by experts; make a new plan")
     if placement.cc != 1:
-        raise PlanError(f"operator {operator.name} has hot_experts, so all of it stays on the host: cc must be 1")
+        raise PlanError(f"operator {operator.name} has hot_experts, so it stays whole on the host: cc must be 1")
     if list(hot) != sorted(set(hot)) or not 0 <= hot[0] <= hot[-1] < n_expert:
         raise PlanError(
-            f"operator {operator.name}: hot_experts must be numbers of its {n_expert} experts in ascending order, each "
-            "once"
+            f"operator {operator.name}: hot_experts must be distinct numbers of its {n_expert} experts in ascending "
+            "order"
         )
 
 

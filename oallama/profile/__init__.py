@@ -1,4 +1,4 @@
-"""Profiles: what a model's operators cost on this machine, measured once and kept.
+"""Profiles: the cost of a model's operators on this machine, measured once and cached.
 
 `profiler` is the way in: it reads the stored profile (`store`) of this `machine`, or starts a measuring process
 (`child`). `wanted` says what a model needs, `merge` what a profile lacks of it; `tasks` and `link` measure that, each

@@ -1,4 +1,4 @@
-"""How much of the CPU other programs use: what is timed beside them is no time of this machine.
+"""How much of the CPU other programs use: timings beside them are not representative.
 
 Looked at only where nothing of ours works, before a task, so that a worker of ours in another process is idle then.
 """
@@ -24,7 +24,7 @@ MOST_DISTURBED = 0.05  # share of a profile's cases; more, and its times are dou
 
 def busy_percent(environment: Mapping[str, str] = os.environ) -> float:
     """Share of the CPU from which a machine is busy: `$OALLAMA_BUSY_PERCENT`, else BUSY_PERCENT; others alone never
-    reach 100. Raises UsageError where the variable is no number from 0 to 100."""
+    reach 100. Raises UsageError if the variable is not a number from 0 to 100."""
     said = environment.get(BUSY_VARIABLE)
     try:
         percent = float(said) if said else BUSY_PERCENT
@@ -36,7 +36,7 @@ def busy_percent(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def others_percent() -> float:
-    """Measure for LOOK_S what processes other than this one use, in percent of all cores."""
+    """Measure for LOOK_S the CPU use of other processes, in percent of all cores."""
     import psutil
 
     own = psutil.Process()
@@ -52,19 +52,19 @@ def was_busy(profile: Profile) -> bool:
 
 
 def doubt(profile: Profile) -> str:
-    """Return one sentence that says why times that follow from a profile are doubtful; "" where they are not."""
+    """Return a sentence on why times from a profile are doubtful; "" if they are not."""
     busy, disturbed = was_busy(profile), int(profile.fingerprint.get(DISTURBED, 0))
     if not busy and disturbed <= MOST_DISTURBED * (len(profile.cases) + len(profile.rest)):
         return ""
     found = [f"other programs used {profile.fingerprint[OTHERS_PERCENT]:.0f} % of the CPU"] if busy else []
     found += [f"{disturbed} of its measurements were disturbed"] if disturbed else []
     remedy = "it is measured again once they end" if busy else "measure again with `oallama profile MODEL --refresh`"
-    return f"predicted times may be far off, as the profile is of a busy machine ({', '.join(found)}); {remedy}"
+    return f"predicted times may be far off: the profile is from a busy machine ({', '.join(found)}); {remedy}"
 
 
 def caveat(profile: Profile) -> str:
-    """Return the caveat beside a time that follows from a profile; "" for a profile of a calm machine."""
-    return "measured beside other programs, so it may be far off" if was_busy(profile) else ""
+    """Return the caveat for a time from a profile; "" for a profile of a calm machine."""
+    return "measured while other programs ran, so it may be far off" if was_busy(profile) else ""
 
 
 class Others:

@@ -1,4 +1,4 @@
-"""The process that measures: `python -m oallama.profile.child`, started by profiler.py.
+"""The measuring process: `python -m oallama.profile.child`, started by profiler.py.
 
 It loads native code and opens the device, so that a crash of either ends this process only. It sends each part of the
 profile as soon as it is measured.
@@ -35,7 +35,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A measurement to make: everything of `want` that `profile` lacks."""
+    """A requested measurement: everything of `want` that `profile` lacks."""
 
     device_spec: str
     n_threads: int
@@ -91,7 +91,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
 
 
 def _busy(others: Others, known: Profile) -> Fragment:
-    """CPU use of other programs, where it is time to look; no less than while the rest was measured."""
+    """CPU use of other programs, where it is time to look; at least while the rest was measured."""
     percent = others.looked()
     if percent is None:
         return {}

@@ -49,7 +49,7 @@ KernelSeconds = Callable[[float, float, str | None], float]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One node of a layer's rest."""
+    """One node of a layer's non-matmul work."""
 
     flop: float
     n_bytes: float  # read and written
@@ -63,7 +63,7 @@ def described(
     tokens: Sequence[int],
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
-    """A profile of which nothing was measured, at these batch sizes."""
+    """A described profile at these batch sizes."""
     return with_card(
         host_profile(host, model, operators, tokens, kv), card, model, operators, host.dram_bytes_per_s, kv
     )
@@ -97,12 +97,12 @@ def with_card(
 ) -> Profile:
     """The CPU's half of a profile with this card as its device, at the batch sizes that the CPU was measured at.
 
-    dram_bytes_per_s: that the CPU and the link read together; None: by DRAM_SHARE. Raises ProfileError where the CPU
+    dram_bytes_per_s: that the CPU and the link read together; None: by DRAM_SHARE. Raises ProfileError if the CPU
     was not measured at all.
     """
     on_cpu = tuple(case for case in profile.cases if case.device == CPU_DEVICE)
     if not on_cpu:
-        raise ProfileError("the profile has no mul-mat of the CPU; run `oallama profile` for this model")
+        raise ProfileError("the profile has no CPU mul-mat; run `oallama profile` for this model")
     tokens = sorted({case.n_tokens for case in on_cpu})
     want = wanted(model, operators, tokens, llc_bytes=0, kv=kv)
     link = _link(card)

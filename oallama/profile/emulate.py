@@ -1,4 +1,4 @@
-"""What an emulated device leaves to the machine it is on: how much slower it is made, and which core it keeps.
+"""The machine-dependent settings of an emulated device: its scale, and its core.
 
 `scale` divides a card's rates by how much slower the CPU here is than that of a usual computer with such a card
 (device/cards.py, USUAL_PC), or than the CPU beside the real card whose profile is given. The CPU's rates are measured
@@ -59,16 +59,14 @@ def resolved(
     threads = n_threads or max(1, min(default_threads(), left))
     timed = spec.emulated.values != "real"
     if spec.emulated.cpus is not None and own not in cpus and own >= (os.cpu_count() or 1):
-        raise UsageError(
-            f"--device {spec}: there is no core {own} here; this process may run on {', '.join(map(str, cpus))}"
-        )
+        raise UsageError(f"--device {spec}: unknown core {own}; choose from {', '.join(map(str, cpus))}")
     if timed and left < threads:
         raise UsageError(
-            f"--device {spec}: the device needs a core of its own, and --threads {threads} leaves none of the "
-            f"{len(cpus)} that this process may run on; give --threads {left}"
+            f"--device {spec}: the device needs its own core, but --threads {threads} uses all "
+            f"{len(cpus)} cores of this process; use --threads {left}"
             if left
-            else f"--device {spec}: the device needs a core of its own, and this process may run on one core only; "
-            "add values=real, whose times mean nothing"
+            else f"--device {spec}: the device needs its own core, but this process may only use one; "
+            "add values=real, whose timings are meaningless"
         )
     if spec.emulated.values == "real" and not spec.emulated.is_file:  # before anything is measured for it
         check_room(spec.emulated, card_of(spec.emulated).memory_bytes)
@@ -120,10 +118,10 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
         with measuring_lock(path.parent, lambda: None):
             rates = _read_rates(path)
             if rates is None:
-                say(f"measuring how fast the CPU is with {n_threads} threads, once for this machine: some seconds")
+                say(f"measuring the CPU with {n_threads} threads (once, some seconds)")
                 rates = ask_child(
                     "oallama.profile.emulate", {"n_threads": n_threads}, TIMEOUT_S,
-                    lambda reason: BridgeError(f"the CPU's rates cannot be measured: {reason}"), BridgeError,
+                    lambda reason: BridgeError(f"cannot measure the CPU's rates: {reason}"), BridgeError,
                 )  # fmt: skip
             with contextlib.suppress(ProfileError):  # measured again next time
                 write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
@@ -182,18 +180,18 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
 def _profile_of_card(emulated: Emulated) -> Profile:
     given = [name for name in ("link", "gbps", "tflops", "latency") if getattr(emulated, name) is not None]
     if given:
-        raise UsageError(f"--device {emulated}: {', '.join(given)} are for presets; a profile says them itself")
+        raise UsageError(f"--device {emulated}: {', '.join(given)} apply only to presets; a profile has its own values")
     try:
         profile = read_profile(Path(emulated.source))
     except ProfileError as error:
         raise UsageError(f"--device {emulated}: {error}") from None
     if profile.device == CPU_DEVICE or not profile.link:
-        raise UsageError(f"--device {emulated}: this profile is of a CPU alone; give one that was measured with a card")
+        raise UsageError(f"--device {emulated}: this profile has only a CPU; use a profile measured with a card")
     return profile
 
 
 def host_of(profile: Profile) -> Host:
-    """The CPU beside the card that a profile is of."""
+    """The CPU in the profile of a card."""
     on_cpu = [case for case in profile.cases if case.device == CPU_DEVICE]
     decode = [case.gb_per_s for case in on_cpu if case.n_tokens == 1]
     prompts = [case.gflops for case in on_cpu if case.n_tokens >= LARGE_BATCH]
@@ -213,7 +211,7 @@ def profile_parameters(profile: Profile, emulated: Emulated) -> str:
         raise UsageError(f"--device {emulated}: this profile has no timings of its device")
     memory = emulated.vram or profile.fingerprint.get("device_memory_bytes")
     if not isinstance(memory, int) or memory <= 0:
-        raise UsageError(f"--device {emulated}: this profile does not say the card's memory; give vram=")
+        raise UsageError(f"--device {emulated}: this profile lacks the card's memory; give vram=")
     if missing := {"h2d_pinned", "h2d_pageable", "d2h"} - profile.link.keys():
         raise UsageError(f"--device {emulated}: this profile has no timings of the copies {', '.join(sorted(missing))}")
     flops_per_s = 1e9 * max(case.gflops for case in on_device)

@@ -1,4 +1,4 @@
-"""A profile to give away: what was measured and on what kind of machine, and nothing that says whose machine it is.
+"""A profile to share: the measurements and the kind of machine, without personal data.
 
 What leaves is named here, field by field; whatever else a fingerprint holds, now or later, stays. So do sentences,
 which may name anything: warnings, and why a case was left out. The result is a profile that `--profile FILE` reads.

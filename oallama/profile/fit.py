@@ -30,7 +30,7 @@ def fit_linear(points: Sequence[tuple[int, float]]) -> LinearFit:
     alpha and beta are times and never negative: where the free optimum is, the best fit with that term at 0 is taken.
     r2 is 1 - (residuals / spread), each relative to the fitted time, every point counting fully.
 
-    Raises ValueError where the points cannot determine a line.
+    Raises ValueError if the points cannot determine a line.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""A profile corrected by what runs took: the statistics of TwinPilots' tracker (section 3), from which it plans anew;
+"""A profile corrected by what runs took: the statistics of TwinPilots' tracker (section 3), from which it plans again;
 and the files of the cache that keep them.
 
 The thread that computes CC tells how fast the CPU is. Where it waited for the device, the device's side took all of the
@@ -21,25 +21,25 @@ from oallama.core.types import CPU_DEVICE
 from oallama.profile.store import read_in_cache, write_in_cache
 
 MEMORY_PASSES = 1024
-"""Older passes weigh no more than so many."""
+"""Weight limit of older passes."""
 
 ENOUGH_PASSES = {True: 32, False: 4}
 """Fewest passes that are believed, by whether they are of single tokens: the first ones prepare what they compute."""
 
 WAITED = 0.05
-"""Share of a pass from which on waiting for the device says how fast that is."""
+"""Least share of waiting in a pass from which the device's speed is derived."""
 
 FASTEST, SLOWEST = 1 / 8, 8.0  # rates that are believed
 
 MOST = 1e6
-"""The largest rate that a history can have; 1 / MOST is the smallest."""
+"""The largest rate of a history; 1 / MOST is the smallest."""
 
 CHANGE = 0.05
-"""Share by which a rate must change before a profile is corrected anew."""
+"""Share by which a rate must change before a profile is corrected again."""
 
 
 def with_seen(history: History, seen: Sequence[SeenPasses]) -> History:
-    """The history with these passes more."""
+    """The history with these passes added."""
     known = {one.batch: one for one in history.seen}
     for new in seen:
         known[new.batch] = _mean(known[new.batch], new) if new.batch in known else new
@@ -94,7 +94,7 @@ def corrected(profile: Profile, history: History) -> Profile:
                        points=points)  # fmt: skip
 
     link = {name: fit(one) if name.startswith("h2d") else one for name, one in profile.link.items()}
-    note = f"times are corrected by what runs took: {rates_text(history)}; --refresh measures anew"
+    note = f"times are corrected by earlier runs: {rates_text(history)}; --refresh measures again"
     return replace(profile, cases=tuple(map(case, profile.cases)), link=link, warnings=(*profile.warnings, note))
 
 
@@ -148,7 +148,7 @@ def history_path(model_fingerprint: str, machine: str) -> Path:
 
 
 def timings_of(profile: Profile) -> str:
-    """16 hex digits of what a history corrects: other ones were measured anew."""
+    """16 hex digits of what a history corrects: other ones were measured again."""
     cases = [(str(case.key), case.seconds) for case in profile.cases]
     link = [(name, fit.alpha_s, fit.beta_s_per_byte) for name, fit in sorted(profile.link.items())]
     return hashlib.sha256(repr((cases, link)).encode()).hexdigest()[:16]
@@ -165,6 +165,6 @@ def read_history(model_fingerprint: str, machine: str, timings: str) -> History:
 
 
 def write_history(history: History, machine: str) -> None:
-    """Remember it, whole or not at all. Raises ProfileError where the cache cannot be written."""
+    """Save it atomically. Raises ProfileError if the cache cannot be written."""
     path = history_path(history.model_fingerprint, machine)
     write_in_cache(path, json.dumps(to_json(history), allow_nan=False) + "\n")

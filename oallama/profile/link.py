@@ -1,4 +1,4 @@
-"""Measures the link between host and device: copies, launches, crossings in a graph, and work at the same time."""
+"""Measures the link between host and device: copies, launches, crossings in a graph, and contention."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def line_over(sizes: Sequence[int], seconds_of: Callable[[int], float], slow_s: 
 
 
 def is_far(fit: LinearFit, n_bytes: int, seconds: float) -> bool:
-    """Whether a line predicts FAR times as long as was measured, or the other way round."""
+    """Whether a fit and a measured time differ by a factor of FAR."""
     predicted_s = fit.seconds(n_bytes)
     least_s = max(min(predicted_s, seconds), NOISE_S)
     return max(predicted_s, seconds) > FAR * least_s

@@ -62,7 +62,7 @@ _FEATURES = re.compile(r"sse4_2|ssse3|avx.*|amx.*|f16c|fma|bmi2|asimd.*|sve.*|sm
 def fingerprint(
     n_threads: int, device_spec: str, root: Path = Path("/"), identity: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Everything readable about this machine that a timing may depend on; None where it cannot be read.
+    """Facts about this machine that timings may depend on; None if unreadable.
 
     n_threads: CPU threads of the measured kernels. device_spec: the --device text ("none" without a device), and
     identity what ggml said of that device (KnownDevice). root: where /proc and /sys are (tests).
@@ -110,7 +110,7 @@ def fingerprint_key(fingerprint: dict[str, Any]) -> str:
 def power_changes(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Sentences on how the power state differs from when a profile was measured."""
     return [
-        f"measured with {name.replace('_', ' ')} {stored.get(name)!r}, now it is {now.get(name)!r}; "
+        f"measured with {name.replace('_', ' ')} {stored.get(name)!r}, which is now {now.get(name)!r}; "
         "use --refresh to measure again"
         for name in POWER_PARTS
         if stored.get(name) != now.get(name)

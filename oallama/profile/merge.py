@@ -31,7 +31,7 @@ _T = TypeVar("_T", ProfileCase, RestCase, SkippedCase, Sharing)
 
 
 def empty(fingerprint: dict[str, Any]) -> Profile:
-    """A profile in which nothing is measured yet."""
+    """An empty profile."""
     return Profile(
         VERSION, fingerprint, CPU_DEVICE, cases=(), rest=(), link={}, boundary=None, launch_s=0.0, warnings=()
     )
@@ -40,7 +40,7 @@ def empty(fingerprint: dict[str, Any]) -> Profile:
 def merged(profile: Profile, fragments: Iterable[dict[str, Any]]) -> Profile:
     """The profile with fragments of the same JSON format added: lists grow, objects are updated, values replaced.
 
-    Of two measurements of the same the later one stays. Raises ProfileError where a fragment does not fit the format.
+    Of two measurements of the same the later one stays. Raises ProfileError if a fragment does not fit the format.
     """
     document = profile_to_json(profile)
     for fragment in json.loads(json.dumps(list(fragments))):  # tuples become lists
@@ -73,7 +73,7 @@ def _last_of_each(records: tuple[_T, ...]) -> tuple[_T, ...]:
 
 
 def missing_cases(profile: Profile, candidates: Sequence[Case]) -> list[Case]:
-    """The candidates that are neither measured nor left out on purpose."""
+    """The candidates that are neither measured nor skipped."""
     known = {case.key for case in (*profile.cases, *profile.skipped)}
     return [case for case in candidates if case not in known]
 
@@ -129,12 +129,12 @@ def _lacks_sharing(profile: Profile, want: Wanted) -> bool:
 
 
 def has_device(profile: Profile) -> bool:
-    """Whether the profile is of a device beside the CPU."""
+    """Whether the profile includes a device."""
     return profile.device != CPU_DEVICE
 
 
 def is_complete(profile: Profile, want: Wanted) -> bool:
-    """Whether the profile can serve the model as it is.
+    """Whether the profile has everything for the model.
 
     A stored profile has every layout of a case or none (an interrupted measurement stays in the journal), so that the
     plain layout tells for all of them.
@@ -195,15 +195,15 @@ def _case_order(case: ProfileCase | SkippedCase) -> tuple[Any, ...]:
 
 
 _DOUBTS = {
-    "unsettled": ("had not settled when their time was up", "close other programs and measure again with --refresh"),
-    "drift": ("drifted while they were measured", "let the machine cool down or plug it in, then use --refresh"),
+    "unsettled": ("did not settle in time", "close other programs and measure again with --refresh"),
+    "drift": ("drifted during measurement", "let the machine cool down or plug it in, then use --refresh"),
     "outliers": ("had far outliers", "close other programs and measure again with --refresh"),
 }
-"""Kind of finding -> what the cases did, and what to do."""
+"""Kind of finding -> the fault of the cases, and the remedy."""
 
 
 def sample_warnings(cases: Sequence[ProfileCase | RestCase]) -> tuple[str, ...]:
-    """Make a sentence for each kind of doubt about the samples, with how many cases have it and the worst of them."""
+    """A sentence for each kind of fault in the samples, with the number of cases and the worst case."""
     found: dict[str, list[tuple[Finding, ProfileCase | RestCase]]] = {}
     for case in cases:
         for finding in assess(case.samples):

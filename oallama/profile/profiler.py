@@ -1,4 +1,4 @@
-"""The profile of a model on this machine: from the cache, or measured in a child process and put there."""
+"""The profile of a model on this machine: from the cache, or measured in a child process and cached."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def profile_model(
     policy: Policy = POLICY,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
-    """What the model's operators cost on this machine and on the device, in seconds.
+    """Measured seconds of the model's operators on this machine and on the device.
 
     Each distinct (type, shape, batch size of `tokens`) is timed in every layout of the CPU, with n_threads threads, and
     on the device; beside them the rest of a layer, with flash attention and without, for a KV cache of kv's types, and
@@ -54,11 +54,11 @@ def profile_model(
     Raises UsageError (tokens), ProfileError (cannot be measured), DeviceError (unknown or lost), BridgeError.
     """
     if not tokens or min(tokens) < 1:
-        raise UsageError("--tokens needs batch sizes of at least 1, such as 1,32,512")
+        raise UsageError("--tokens needs batch sizes of at least 1, e.g. 1,32,512")
     if n_threads < 1:
         raise UsageError("--threads must be at least 1")
     if not operators:
-        raise ProfileError(f"{model.path} has no weights that are multiplied, so there is nothing to measure")
+        raise ProfileError(f"{model.path} has no mul-mat weights to measure")
     known_as = known_device(device)
     machine = machine_with(known_as, n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], kv)
@@ -69,13 +69,13 @@ def profile_model(
 
         def unkept(fault: ProfileError) -> None:
             if not faults:
-                shown.say(f"note: {fault}; what is measured now serves this run alone")
+                shown.say(f"note: {fault}; this run's measurements are not kept")
             faults.append(fault)
 
         journal = store.Journal(path, unkept)
         profile = None if refresh else _stored(path, journal, want, shown)
         if profile is None:
-            waits = "another profile is being measured on this machine; waiting for it, as two would spoil each other"
+            waits = "another process is profiling this machine; waiting until it ends"
             with store.measuring_lock(path.parent, lambda: shown.say(waits), unkept):
                 profile = None if refresh else _stored(path, journal, want, shown)
                 if profile is None:
@@ -96,7 +96,7 @@ def profile_model(
 
 
 def machine_with(device: KnownDevice, n_threads: int) -> dict[str, Any]:
-    """The fingerprint that a profile of the device has on this machine."""
+    """The fingerprint of a profile of the device on this machine."""
     return fingerprint(n_threads, str(device.spec.measured), identity=device.identity)
 
 
@@ -131,14 +131,14 @@ def _serving(path: Path, want: Wanted, warn: Callable[[str], None]) -> Profile |
 
 
 def _disturbed(path: Path, warn: Callable[[str], None]) -> Profile | None:
-    """Load the profile measured while other programs used the CPU; None where they use it no more."""
+    """Load the profile measured while other programs used the CPU; None if they use it no more."""
     profile = store.load(store.busy_path(path), warn)
     return profile if profile is not None and others_percent() > busy_percent() else None
 
 
 def _kept(path: Path, profile: Profile, refresh: bool) -> Profile:
     """Put the profile into the cache. Where others used the CPU meanwhile: apart, and of an earlier one only a refresh
-    takes the place. Raises ProfileError where the folder cannot be written."""
+    takes the place. Raises ProfileError if the folder cannot be written."""
     if not was_busy(profile):
         store.save(path, profile)
         store.busy_path(path).unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def _resumed(path: Path, journal: store.Journal, machine: Message, shown: Progre
     try:
         return merged(base, [fragment for fragment in fragments if _RESTART not in fragment])
     except ProfileError as error:
-        shown.say(f"an interrupted measurement cannot be used and is made again: {error}")
+        shown.say(f"an interrupted measurement is unusable and will be repeated: {error}")
         journal.clear()
         return base
 
@@ -180,7 +180,7 @@ class _Measurement:
 
     def run(self) -> Profile:
         """Measure all that is missing. A CPU layout that crashes is left out and named in a warning (see _left_out);
-        any other crash is a ProfileError, or a DeviceError where the device was at work."""
+        any other crash is a ProfileError, or a DeviceError if the device was at work."""
         from ggml_bridge import BridgeError as NativeError
         from ggml_bridge import ChildDied
         from ggml_bridge.child import ChildError, run_in_child
@@ -201,7 +201,7 @@ class _Measurement:
                 broken = crash.get("fingerprint", {}).get("broken_layouts", broken)
                 profile = merged(profile, self._fragments)
             except KeyboardInterrupt:
-                self.shown.say("interrupted; what is finished is kept, and the same command goes on from there")
+                self.shown.say("interrupted; finished measurements are kept, and the same command continues")
                 raise
             except ChildError as error:
                 found = named_error(error.type_name, str(error))
@@ -251,13 +251,13 @@ class _Measurement:
         }
 
     def _blame(self, died: Exception) -> OallamaError:
-        """Whose fault a crash is."""
+        """The error for a crash, by its cause."""
         spec, task = self.request.device_spec, self._task
         if task is None:
-            what = f"the measuring process died before it measured anything ({died})"
+            what = f"the measuring process died at its start ({died})"
             remedy = "check the device and the installation with `oallama doctor`"
             return ProfileError(f"{what}; {remedy}") if spec == "none" else DeviceError(f"{spec}: {what}; {remedy}")
-        kept = "what was finished is kept, so run the same command again to go on"
+        kept = "finished measurements are kept; run the same command again to continue"
         if task["device"] != CPU_DEVICE:
             return DeviceError(f"the device {spec} was lost while measuring {task['start']} ({died}); {kept}")
         return ProfileError(f"measuring {task['start']} ended the process ({died}); {kept}, or run `oallama doctor`")

@@ -1,4 +1,4 @@
-"""What is measured and for how long: a line anywhere, and a bar on a terminal."""
+"""Progress of a measurement: a line, and on a terminal a bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TICK_S = 0.5
 
 
 class Progress:
-    """Shows what is being measured and how long it will still take. stdout is never touched."""
+    """Shows the current measurement and the remaining time. Writes nothing to stdout."""
 
     def __init__(self, wanted: bool) -> None:
         """wanted: show a bar, if stderr is a terminal, and print notes."""

@@ -1,4 +1,4 @@
-"""Counts of used experts: those of one answer added to what is known, and the file of the cache that keeps them.
+"""Expert use counts: adding those of an answer, and their cache file.
 
 A window decays exponentially: after n tokens of a phase what was counted before them is worth 2^(-n / half-life).
 """
@@ -23,7 +23,7 @@ LEAST_TOKENS, ENOUGH_TOKENS = 64, 1024
 
 
 def unknown_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing:
-    """The routing of a model of which nothing was counted."""
+    """The routing of a model without counts."""
     return Routing(VERSION, model_fingerprint, n_expert, n_expert_used, HALF_LIFE_TOKENS, (), ())
 
 
@@ -90,7 +90,7 @@ def routing_path(model_fingerprint: str) -> Path:
 
 
 def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing | None:
-    """Read the counts of this model; None where there are none that can be used."""
+    """Read the counts of this model; None if there are none that can be used."""
     routing = read_in_cache(Routing, routing_path(model_fingerprint))
     if routing is None:
         return None
@@ -102,13 +102,13 @@ def read_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> R
 
 
 def write_routing(routing: Routing) -> None:
-    """Remember it, whole or not at all. Raises ProfileError where the cache cannot be written."""
+    """Save it atomically. Raises ProfileError if the cache cannot be written."""
     text = json.dumps(to_json(routing), allow_nan=False, separators=(",", ":"))
     write_in_cache(routing_path(routing.model_fingerprint), text + "\n")
 
 
 def _is_sound(layers: tuple[LayerRouting, ...], n_expert: int) -> bool:
-    """Whether every layer is there once, in order, and has a count for each expert that traffic can have."""
+    """Whether each layer occurs once, in order, with a count for each expert."""
     indices = [layer.layer for layer in layers]
     counts = [uses for layer in layers for uses in (layer.uses, layer.before, layer.latest)]
     counts += [layer.ranks for layer in layers if layer.ranks]

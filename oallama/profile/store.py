@@ -1,5 +1,5 @@
-"""Profiles as JSON, and where measured ones are kept: one file per machine, device and thread count, which grows model
-by model.
+"""Profiles as JSON, and the cache of measured profiles: one file per machine, device and thread count, which grows
+model by model.
 
 History of the format
   1  cases, rest, link, boundary, contention, launch_s, skipped, warnings; every case with its raw samples. Since
@@ -58,7 +58,7 @@ _CONTENTION_KEYS = {
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """The profile as its JSON object (tuples as lists; bytes and seconds as they are)."""
+    """The profile as a JSON object (tuples as lists; bytes and seconds unchanged)."""
     row = profile.contention
     contention = None if row is None else {key: getattr(row, field) for key, field in _CONTENTION_KEYS.items()}
     measured = replace(profile, sharing=tuple(one for one in profile.sharing if not one.assumed))
@@ -74,20 +74,20 @@ def profile_from_json(document: Any) -> Profile:
     """The profile of a JSON object. Unknown keys are ignored; what is missing, of a wrong type or of an unknown version
     raises ProfileError that names it."""
     if not isinstance(document, dict):
-        raise ProfileError(f"this is not a profile: a JSON object was expected; {_REMEDY}")
+        raise ProfileError(f"not a valid profile: it must be a JSON object; {_REMEDY}")
     version = document.get("version")
     if version not in READABLE_VERSIONS or isinstance(version, bool):
         known = ", ".join(map(str, READABLE_VERSIONS))
-        raise ProfileError(f"profile version {version!r} is not known (known: {known}); {_REMEDY}")
+        raise ProfileError(f"unknown profile version {version!r} (known: {known}); {_REMEDY}")
     try:
         profile = from_json(Profile, document, "profile")
         for i, case in enumerate(profile.cases):
             if case.mul_mat.type not in GGML_TYPES_BY_NAME:
-                raise CodecError(f"profile.cases[{i}]: type {case.mul_mat.type!r} is not one of ggml's")
+                raise CodecError(f"profile.cases[{i}]: unknown ggml type {case.mul_mat.type!r}")
             if case.mul_mat.op not in ("MUL_MAT", "MUL_MAT_ID"):
                 raise CodecError(f"profile.cases[{i}]: op {case.mul_mat.op!r} is neither MUL_MAT nor MUL_MAT_ID")
             if not max(case.gb_per_s, case.gflops) < math.inf:
-                raise CodecError(f"profile.cases[{i}]: so much work in {case.seconds:g} s has no rate")
+                raise CodecError(f"profile.cases[{i}]: {case.seconds:g} s is too short for this work")
         if profile.contention is None and document.get("contention") is not None:
             profile = replace(profile, sharing=profile.sharing + _assumed_sharing(document["contention"]))
     except CodecError as error:
@@ -125,12 +125,12 @@ def _read(path: str | Path) -> Profile:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise ProfileError(f"cannot read the profile {path}: {reason}; {_REMEDY}") from None
     try:
         return profile_from_json(parse_json(text))
     except CodecError:
-        raise ProfileError(f"{path} is not a JSON profile; {_REMEDY}") from None
+        raise ProfileError(f"{path} is not valid JSON; {_REMEDY}") from None
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from None
 
@@ -152,7 +152,7 @@ def busy_path(path: Path) -> Path:
 
 
 def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
-    """The stored profile; None where there is none, or where it is damaged, which is said through `warn`."""
+    """The stored profile; None if there is none, or where it is damaged, which is said through `warn`."""
     try:
         if not path.exists():
             return None
@@ -160,18 +160,17 @@ def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
     except OSError:  # the folder cannot be looked into
         return None
     except ProfileError as error:
-        warn(f"the cached profile is ignored and will be measured again: {error}")
+        warn(f"ignoring the cached profile and measuring again: {error}")
         return None
 
 
 def save(path: Path, profile: Profile) -> None:
-    """Replace the stored profile. Raises ProfileError where the folder cannot be written."""
+    """Replace the stored profile. Raises ProfileError if the folder cannot be written."""
     write_in_cache(path, json.dumps(profile_to_json(profile), indent=1, allow_nan=False) + "\n")
 
 
 def write_in_cache(path: Path, text: str) -> None:
-    """Make or replace a file of the cache, which only its user can read. Raises ProfileError where the folder cannot be
-    written."""
+    """Create or replace a cache file readable only by its owner. Raises ProfileError if the folder is not writable."""
     with _writing_in(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text, private=True)
@@ -201,7 +200,7 @@ def measuring_lock(folder: Path, on_wait: Callable[[], None], on_fault: OnFault 
 
 
 def read_in_cache(kind: type[T], path: Path) -> T | None:
-    """Read a record of the cache; None where there is none that can be used."""
+    """Read a record of the cache; None if there is none that can be used."""
     try:
         return from_json(kind, parse_json(read_text(path)), path.name)
     except (OSError, ValueError):
@@ -214,8 +213,7 @@ def _writing_in(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ProfileError(
-            f"profiles cannot be kept in {folder}: {error.strerror or error}; "
-            f"set {FOLDER_VARIABLE} to a folder that you can write"
+            f"cannot save profiles in {folder}: {error.strerror or error}; set {FOLDER_VARIABLE} to a writable folder"
         ) from None
 
 
@@ -223,13 +221,13 @@ class Journal:
     """The fragments of a measurement that is under way, one JSON object a line, in the order they were finished."""
 
     def __init__(self, path: Path, on_fault: OnFault = lambda fault: None) -> None:
-        """path: the profile's; the journal lies beside it. on_fault: gets the ProfileError where the folder cannot be
+        """path: the profile's; the journal lies beside it. on_fault: gets the ProfileError if the folder cannot be
         written, from then on nothing is."""
         self.path = path.with_suffix(".journal")
         self._on_fault, self._lost = on_fault, False
 
     def append(self, fragment: dict[str, Any]) -> None:
-        """Write one fragment through to the file."""
+        """Write a fragment to the file at once."""
         if self._lost:
             return
         try:
@@ -254,6 +252,6 @@ class Journal:
         return fragments
 
     def clear(self) -> None:
-        """Forget it: the measurement is stored, or is to be made afresh."""
+        """Delete the journal: the measurement is stored, or starts over."""
         with contextlib.suppress(OSError):  # not there, or it cannot be written either
             self.path.unlink()

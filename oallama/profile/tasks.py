@@ -1,4 +1,4 @@
-"""What is measured for a model: its mul-mats in every layout of the CPU and on the device, and the rest of a layer.
+"""Measuring tasks of a model: its mul-mats in every CPU layout and on the device, and non-matmul work of a layer.
 Each task makes a fragment of the profile. (Copies, launches and work at the same time: link.py.)"""
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def _check_again(session: Session, case: Case) -> Fragment:
     how = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
     return {
         "warnings": [
-            f"the machine was {how} at the end of the profile than at its beginning ({case_label(case)}); "
-            "close other programs and use --refresh to measure all of it again"
+            f"the machine was {how} at the end of the profile than at its start ({case_label(case)}); "
+            "close other programs and use --refresh to measure again"
         ]
     }
 

@@ -1,4 +1,4 @@
-"""How often to repeat a measurement, and what to think of the samples. Knows neither ggml nor the wall clock.
+"""Number of repetitions of a measurement, and quality of its samples. Independent of ggml and of the wall clock.
 
 A runner does the work and times it; a clock limits how long that may go on. So the schedule is tested exactly, without
 sleeping.
@@ -21,7 +21,7 @@ SIGMA_PER_MAD = 1.4826  # standard deviation / median absolute deviation of a no
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When a measurement is good enough.
+    """When a measurement ends.
 
     It ends when the 95 % interval of the median is narrower than +-target, at max_repeats, or when time_cap_s is spent
     and min_repeats are in. A run so slow that min_repeats would take hard_cap times as long ends there, with one sample
@@ -46,7 +46,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong with a set of samples; `amount` is its size relative to the median (0.1: 10 %)."""
+    """A fault in a set of samples; `amount` is its size relative to the median (0.1: 10 %)."""
 
     kind: Literal["unsettled", "drift", "outliers"]
     amount: float

@@ -166,7 +166,7 @@ def rest_skipped(device: str, n_tokens: int, n_kv: int, shape: RestShape, reason
 def rest_label(device: str, n_tokens: int, n_kv: int, shape: RestShape | None) -> str:
     """A rest case in a few words."""
     without = ", no flash attention" if shape is not None and not shape.flash_attn else ""
-    return f"{device} rest of a layer at {n_tokens} tokens, KV {n_kv}{without}"
+    return f"{device} other work of a layer at {n_tokens} tokens, KV {n_kv}{without}"
 
 
 def case_label(case: Case) -> str:

@@ -1,4 +1,4 @@
-"""The affinity report: ranked operators, the memory ledger, how the iteration went, what is predicted."""
+"""The affinity report: ranked operators, the memory ledger, the iteration, the prediction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def legend(words: Words) -> str:
     """The sentence that explains the columns of times."""
     cpu, card, transfers = words.times
     return (
-        f"{cpu}, {card}, {transfers}, saved: µs of one operator; saved: {cpu} - {card} - {transfers}; affinity: saved "
+        f"{cpu}, {card}, {transfers}, saved: µs per operator; saved: {cpu} - {card} - {transfers}; affinity: saved "
         "for each byte of the card's memory, scaled to 0..1."
     )
 
@@ -51,7 +51,7 @@ def times_headings(words: Words) -> str:
 
 
 def as_run(report: AffinityReport) -> AffinityReport:
-    """The report with the places, memory and times of the plan that `oallama run` uses, and the ranking as it is."""
+    """The report with the placement, memory and times of the plan that `oallama run` uses, and the same ranking."""
     run = report.run
     if run is None:
         return report
@@ -73,43 +73,43 @@ def _placed(row: Affinity, there: OperatorPlacement) -> Affinity:
 
 
 def ranked_places(report: AffinityReport) -> dict[str, Backend] | None:
-    """The places of OATO's ranking alone, by name; None where the report has no other places."""
+    """The places of OATO's ranking alone, by name; None if the report has no other places."""
     return {row.name: row.backend for row in report.operators} if report.run and not report.of_plan else None
 
 
 def run_text(report: AffinityReport) -> str:
-    """The sentence about the plan that `oallama run` uses; empty where that was not asked for."""
+    """The sentence about the plan that `oallama run` uses; empty if not requested."""
     run = report.run
     if run is None:
         return ""
     if report.device == CPU_DEVICE:
         return (
-            "`oallama run` uses the CPU alone, as there is no device: --device emulated:rtx3060 is one whose timing is "
-            "emulated, and `oallama what-if` predicts cards."
+            "`oallama run` uses only the CPU, as no device was found: --device emulated:rtx3060 emulates the timing of "
+            "one, and `oallama what-if` predicts cards."
         )
     if run.measured:
-        return f"`oallama run` uses policy {run.policy}: it was measured against stock llama.cpp here."
+        return f"`oallama run` uses policy {run.policy}: it was compared with stock llama.cpp on this machine."
     if run.policy == "fit":
         return "`oallama run` uses stock llama.cpp's own placement: nothing is predicted to be faster."
     return (
-        f"`oallama run` uses policy {run.policy} once it was measured to be faster than stock llama.cpp, which "
-        "`oallama tune` does."
+        f"`oallama run` will use policy {run.policy} once `oallama tune` has confirmed that it is faster than stock "
+        "llama.cpp."
     )
 
 
 def order_text(report: AffinityReport) -> str:
-    """How the ranking and the places that the report shows belong together."""
+    """How the ranking relates to the placement in the report."""
     if report.policy == "oato":
-        return "Operators go to the device by rank, as long as they gain and fit."
+        return "Operators go to the device by rank, while they gain and fit."
     return (
-        "The ranking is OATO's: operators go to the device whole, by rank, and each figure is of neighbours that lie "
-        f"where OATO puts them. Policy {printable(report.policy)} divides operators too. A byte then saves something "
-        "else, so what ranks first may be on the CPU."
+        "The ranking is OATO's: whole operators go to the device by rank, and each figure assumes OATO's placement of "
+        f"the neighbours. Policy {printable(report.policy)} also splits operators. A byte then saves a different "
+        "time, so the first operators may be on the CPU."
     )
 
 
 def affinity_text(row: Affinity | Fold, low: str, high: str) -> str:
-    """The affinity; `-` of what the device does not save time with."""
+    """The affinity; `-` if the device saves no time."""
     saved = saved_s(row)
     return "-" if saved is None or saved <= 0 else span_text(low, high)
 
@@ -120,13 +120,13 @@ def saved_s(row: Affinity | Fold) -> float | None:
 
 
 def saved_text(seconds: float | None) -> str:
-    """A saving in µs with its sign; `-` where there is none to speak of."""
+    """A saving in µs with its sign; `-` if unknown."""
     return "-" if seconds is None else signed(seconds * 1e6)
 
 
 def zero_affinity(rows: Sequence[Affinity]) -> float | None:
     """The affinity of an operator that would save nothing: where B is 0 on the scale, which may be outside of 0..1.
-    None where all have the same B."""
+    None if all have the same B."""
     known = [row.benefit_s_per_byte for row in rows if row.benefit_s_per_byte is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
     return -low / (high - low) if high > low else None
@@ -136,7 +136,7 @@ def zero_text(rows: Sequence[Affinity]) -> str:
     """The sentence about the scale's zero."""
     zero = zero_affinity(rows)
     if zero is not None and 0 <= zero < 1:
-        return f"An operator that saves nothing would have affinity {zero:.2f}; '-' means slower there."
+        return f"An operator that saves nothing would have affinity {zero:.2f}; '-' means slower on the GPU."
     gains = any(row.benefit_s_per_byte is not None and row.benefit_s_per_byte > 0 for row in rows)
     if gains:
         return "Every operator saves time on the device."
@@ -211,15 +211,13 @@ def span_text(low: str, high: str) -> str:
 
 
 def convergence_text(report: AffinityReport) -> str:
-    """How the iteration of ranks and T' ended, or which plan is shown, as a sentence."""
+    """A sentence on how the iteration of ranks and T' ended, or which plan is shown."""
     if report.of_plan:
-        return (
-            f"Places are those of a plan of policy {printable(report.policy)}; affinities are as everything lies there."
-        )
+        return f"The placement is that of policy {printable(report.policy)}; the affinities assume it."
     steps = plural(report.iterations, "iteration")
     if report.converged:
         return f"The affinities were stable after {steps}."
-    return f"The affinities ran in a cycle ({steps}); the plan of it with the least predicted time was kept."
+    return f"The affinities ran in a cycle ({steps}); its plan with the least predicted time was kept."
 
 
 def predicted_text(predicted: Predicted) -> str:
@@ -241,7 +239,7 @@ def measured_text(report: AffinityReport) -> str:
 
 
 def ledger_items(memory: MemoryLedger) -> tuple[tuple[str, int], ...]:
-    """(name, bytes) of all that the device will hold; with the spare they add up to the limit."""
+    """(name, bytes) of the device's memory; with the spare they add up to the limit."""
     return (
         ("weights", memory.weights_gpu),
         ("KV cache", memory.kv),
@@ -308,7 +306,7 @@ def streaming_sentences(report: AffinityReport, words: Words = PLAIN) -> tuple[s
 
 
 def printable_sentence(note: str) -> str:
-    """A note as it may be shown; notes may quote names out of the model file."""
+    """A note with control characters escaped; notes may quote names from the model file."""
     return printable(note, 1000)
 
 
@@ -358,7 +356,7 @@ def compared(report: AffinityReport) -> list[tuple[str, ...]]:
 def compared_title(report: AffinityReport) -> str:
     """The heading of the comparison."""
     load = report.workload
-    return "Was it worth it? Predicted" + (f" for {load.n_prompt:,} + {load.n_gen:,} tokens" if load else "")
+    return "What it gains, predicted" + (f" for {load.n_prompt:,} + {load.n_gen:,} tokens" if load else "")
 
 
 def compared_table(report: AffinityReport) -> Table:

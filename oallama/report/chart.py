@@ -16,7 +16,7 @@ PANEL = (WIDTH - 2 * MARGIN - NAMES) // 2
 FIGURE = 120  # behind the longest bar
 TOP, GAP = 106, 46  # above the first group, between groups
 BAR, BAR_STEP, LINE_GAP = 15, 17, 9
-PANELS = ("time to the first token", "time for each one more")
+PANELS = ("time to the first token", "time per further token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Text:
 
 
 def svg(height: int, label: str, shapes: Iterable[Bar | Text]) -> str:
-    """Draw shapes in their order on white, WIDTH pixels wide. label: tells it to those who cannot see it."""
+    """Draw shapes in order on white, WIDTH pixels wide. label: text for screen readers."""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
         f'height="{height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(label)}">',

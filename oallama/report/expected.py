@@ -1,4 +1,4 @@
-"""Expected speed of a plan in one line before it runs, and measured beside expected in one after: pure."""
+"""One line with a plan's expected speed before a run, and one with measured and expected speed after it. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expected_line(
 ) -> str:
     """One line: what fits the device, what does not, tokens/s, and the depth of context where they change.
 
-    token_seconds: of one token by the depth that it sees, None where it is not known. timed: whether the speed of a run
+    token_seconds: of one token by the depth that it sees, None if it is not known. timed: whether the speed of a run
     means anything.
     """
     where = fits_text(record, operators, n_layer)
@@ -44,7 +44,7 @@ def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
     others = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
     rest = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in others if n_bytes)
     with_rest = f" with {rest}" if rest else ""
-    held = f"{what} on {device_name(record.device)}{with_rest}, of the {format_bytes(memory.limit)} it may hold"
+    held = f"{what} on {device_name(record.device)}{with_rest}, of a limit of {format_bytes(memory.limit)}"
     n_host = n_layer - max(0, record.n_gpu_layers - 1)
     left = [] if on_device >= total else ["the other weights"]
     if n_host > 0:
@@ -67,7 +67,7 @@ def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> st
 
     depth_text = f"at {depth:,} tokens of context"
     if (slower := slower_from(seconds, depth, load.n_ctx)) is None:
-        return f"{rates} {depth_text}, and within a tenth of that up to all {load.n_ctx:,}"
+        return f"{rates} {depth_text}, at most a tenth less up to all {load.n_ctx:,}"
     full = f", {three_digits(1 / seconds(load.n_ctx))} at all {load.n_ctx:,}" if slower < load.n_ctx else ""
     return f"{rates} {depth_text}, {three_digits(1 / seconds(slower))} from {slower:,} on{full}"
 
@@ -91,12 +91,12 @@ def measured_texts(
 
 
 def _seconds(seconds: float) -> str:
-    """As a person waits for them: `0.41 s`, but `41 ms`."""
+    """Seconds in short: `0.41 s`, but `41 ms`."""
     return f"{seconds:.2f} s" if 0.1 <= seconds < 10 else format_seconds(seconds)
 
 
 WORTH = 0.05
-"""Share by which a plan must be faster before it is told."""
+"""Share by which a plan must be faster to be mentioned."""
 
 
 def gain_text(now: Predicted | None, best: Predicted | None) -> str:
@@ -105,22 +105,22 @@ def gain_text(now: Predicted | None, best: Predicted | None) -> str:
         return "gain unknown until measured"
     ratio = now.total_s / best.total_s
     if ratio < 1 + WORTH:
-        return f"no other is predicted to be {WORTH:.0%} faster; to measure it"
+        return f"no other is predicted to be {WORTH:.0%} faster; confirm"
     return f"another may be up to {ratio:.2f}× faster; confirm"
 
 
 OFF = 0.25
-"""Share by which tokens may take longer or shorter than predicted before anybody is told."""
+"""Share by which tokens may deviate from the prediction without a warning."""
 
 ENOUGH_TOKENS = 16
-"""Generated, before a rate is compared with a prediction."""
+"""Generated tokens before a rate is compared with a prediction."""
 
 SLOW, FEW_TOKENS = 3.0, 4
 """Times as long as predicted from which on somebody else is looked for, and the tokens that tell that."""
 
 
 def is_slow(n_tokens: int, tpot_s: float, predicted_s: float | None) -> bool:
-    """True where tokens took so long that other programs may be the cause."""
+    """True if tokens took so long that other programs may be the cause."""
     return bool(predicted_s) and n_tokens >= FEW_TOKENS and tpot_s > SLOW * (predicted_s or 0.0)
 
 
@@ -139,7 +139,4 @@ def drift_text(
     ratio = tpot_s / predicted_s
     if 1 - OFF <= ratio <= 1 + OFF:
         return ""
-    return (
-        f"{ratio:.2f}× the predicted time per token; `oallama tune {model}` plans anew with the times of runs on this "
-        "machine"
-    )
+    return f"{ratio:.2f}× the predicted time per token; `oallama tune {model}` plans again with the measured times"

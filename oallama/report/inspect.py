@@ -35,7 +35,7 @@ def inspect_document(model: ModelInfo, operators: Iterable[Operator]) -> dict[st
 
 
 def _cut(operator: Operator) -> dict[str, int] | None:
-    """Elements along the axis that a cut runs over, and the multiple that cuts keep; None where none is possible."""
+    """Elements along the axis that a cut runs over, and the multiple that cuts keep; None if none is possible."""
     return {"extent": cut_extent(operator), "step": cut_step(operator)} if can_split(operator) else None
 
 

@@ -53,7 +53,7 @@ def matrix_chart(about: str, measured: Sequence[Measured]) -> str:
 
 
 def _label(row: Row, measured: Measured) -> str:
-    """An arm for who does not know our names of them."""
+    """An arm's name for readers."""
     arm = str(row["arm"])
     if arm.startswith("stock-"):
         return "llama.cpp, best" if arm == "stock-best" else f"llama.cpp --{arm.removeprefix('stock-')}"
@@ -62,7 +62,7 @@ def _label(row: Row, measured: Measured) -> str:
 
 
 def _totals(measured: Sequence[Measured]) -> list[str]:
-    """Least, greatest and mean ratio of each arm that is not stock's."""
+    """Least, greatest and mean ratio of each arm other than stock's."""
     found: dict[str, list[float]] = {}
     for each in measured:
         for row, (_, ratio) in zip(each.rows, each.ratios, strict=True):

@@ -1,4 +1,4 @@
-"""Sentences about a plan: what is where, what it should cost, and what of it is divided and copied when needed."""
+"""Sentences about a plan: placement, predicted times, split and streamed operators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
     on_device, total = weights_on_device(record, operators)
     whole = sum(placement.backend == "GPU" for placement in record.operators)
     split = sum(placement.backend == "split" for placement in record.operators)
-    shared = f", {split} divided between it and the CPU" if split else ""
+    shared = f", {split} split between it and the CPU" if split else ""
     place = (
         f"{policy_on(record.policy, record.device)}: {weights_text(on_device, total)} and {whole} of "
         f"{plural(len(record.operators), 'operator')} on the device{shared}"
@@ -50,7 +50,7 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
 
 
 def slice_sentences(record: Plan, operators: Sequence[Operator], words: Words) -> tuple[str, ...]:
-    """Nothing for a plan that streams nothing."""
+    """Empty for a plan without streams."""
     placed = record.pairs(operators)
     streamed = [(operator, placement) for operator, placement in placed if placement.cg > 0]
     if not streamed and not record.token_assignment:

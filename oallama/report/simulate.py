@@ -19,11 +19,11 @@ from oallama.report.text import model_title
 STREAMS = {"cpu": "CPU", "gpu": "GPU", "in": "copy in", "out": "copy out"}
 LOOKS = {
     "operator": ("operators, whole", "#0b5cad"),
-    "slice": ("divided operators", "#2a9d8f"),
-    "rest": ("attention and rest", "#9aa7b4"),
+    "slice": ("split operators", "#2a9d8f"),
+    "rest": ("non-matmul work", "#9aa7b4"),
     "stream": ("copied when needed", "#e07a1f"),
-    "weights": ("weights of a batch", "#b3541e"),
-    "cache": ("KV cache of a batch", "#7b5ea7"),
+    "weights": ("weights for a batch", "#b3541e"),
+    "cache": ("KV cache for a batch", "#7b5ea7"),
     "activations": ("activations", "#d4a017"),
     "launch": ("launches", "#b23a48"),
     "ask": ("sends", "#5b6875"),
@@ -34,8 +34,8 @@ LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetting:
-    """The subject of a simulation. machine: its name, or the profile's devices; sources: (figure, where it is from),
-    none of a measured profile."""
+    """A simulation's model, plan and machine. machine: its name, or the profile's devices; sources: (figure, its
+    source), empty for a measured profile."""
 
     model: ModelInfo
     policy: str
@@ -83,10 +83,10 @@ def _share(seconds: float, course: Course) -> float:
 
 
 def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[Table]:
-    """How busy each stream is, and what a prompt and a token are made of."""
+    """How busy each stream is, and the parts of a prompt's and a token's time."""
     load, predicted = simulation.workload, simulation.predicted
     prompt, token = simulation.prompt, simulation.token
-    past = f" behind {load.n_past:,}" if load.n_past else ""
+    past = f" after {load.n_past:,}" if load.n_past else ""
     title = (
         f"{model_title(setting.model)}, {load.n_prompt} + {load.n_gen} tokens{past}, policy {setting.policy}\n"
         f"on {setting.machine}: simulated, nothing was run\n"
@@ -111,13 +111,13 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
         footer += textwrap.wrap(f"{figure}: {source}.", LINE_WIDTH, subsequent_indent="  ")
     return [
         table(title, "busy |>prompt |>token", busy),
-        table("Made of, of which streams do some at the same time:", "stream |what |>prompt |>token", made, footer),
+        table("Parts (some run at the same time):", "stream |what |>prompt |>token", made, footer),
     ]
 
 
 def memory_note(needed: int, capacity: int, device: str) -> str:
-    """The note on a plan that takes more than the device has."""
-    return f"the plan takes {format_bytes(needed)} of device memory, and {device} has {format_bytes(capacity)}"
+    """The note on a plan that exceeds the device's memory."""
+    return f"the plan needs {format_bytes(needed)} of device memory, but {device} has {format_bytes(capacity)}"
 
 
 #
@@ -191,7 +191,7 @@ def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> str:
     title = model_title(setting.model)
     phases = (
         (f"a prompt of {load.n_prompt} tokens", simulation.prompt),
-        ("one token more", simulation.token),
+        ("one further token", simulation.token),
     )
     busy = "; ".join(
         f"{name}: " + ", ".join(f"{STREAMS[s]} {_share(course.busy_s(s), course):.0%}" for s in ENGINES)
@@ -203,6 +203,6 @@ def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> str:
     return svg(
         TOP + len(phases) * _phase_height() + -(-len(kinds) // LEGEND_COLUMNS) * LEGEND_STEP + MARGIN,
         f"What CPU, GPU and copies of {title} do on {setting.machine}, simulated. Time to the first token "
-        f"{format_seconds(predicted.ttft_s)}, for each one more {format_seconds(predicted.tpot_s)}. Busy: {busy}",
+        f"{format_seconds(predicted.ttft_s)}, per further token {format_seconds(predicted.tpot_s)}. Busy: {busy}",
         _streams_shapes(f"{title}: policy {setting.policy}", subtitle, phases, kinds),
     )

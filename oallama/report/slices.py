@@ -24,7 +24,7 @@ def ring_text(streamed_bytes: float, settings: StreamSettings | None, words: Wor
     what = (
         f"{format_bytes(round(streamed_bytes))} of weights are copied to the card for each token"
         if streamed_bytes
-        else "weights are copied to the card for prompts only"
+        else "weights are copied to the card only for prompts"
     )
     if words is PLAIN:
         return what
@@ -38,10 +38,10 @@ def tokens_text(table: TokenAssignment, settings: StreamSettings | None, words: 
     if words is PLAIN:
         first = min((n_tokens for n_tokens, n_g in table if n_g), default=0)
         return f"for prompts of {first}+ tokens the card takes part of the CPU's share"
-    twice = ", CC kept in host memory twice" if settings is not None and settings.kept_twice else ""
+    twice = ", CC twice in host memory" if settings is not None and settings.kept_twice else ""
     shown = table if len(table) <= MOST_LENGTHS else (*table[:2], *table[-(MOST_LENGTHS - 2) :])
     lengths = ", ".join(f"{n_g} of {n_tokens}" for n_tokens, n_g in shown)
-    return f"tokens of a prompt whose CC the device computes too: {lengths}{twice}"
+    return f"prompt tokens whose CC the device also computes: {lengths}{twice}"
 
 
 def percent_text(cut: Cut) -> str:
@@ -55,7 +55,7 @@ def cut_text(row: Affinity) -> str:
 
 
 def slices_table(rows: Sequence[Affinity], words: Words) -> Table | None:
-    """Operators that are split or streamed, those with one role and one cut in a line; None where there are none."""
+    """Operators that are split or streamed, those with one role and one cut in a line; None if there are none."""
     groups: dict[tuple[str, str, str], list[Affinity]] = {}
     for row in sorted(rows, key=lambda row: (row.layer is None, row.layer, row.role)):
         if row.backend == "split":
@@ -71,5 +71,5 @@ def slices_table(rows: Sequence[Affinity], words: Words) -> Table | None:
     )  # fmt: skip
     footer = [words.means]
     if any(row.n_hot for row in rows):
-        footer.append("Experts: so many are on the card whole, the most used ones; the CPU computes the others.")
-    return table("Divided operators", f"operator |type |>count |>bytes |>{words.cut} |layers", cells, footer, WIDTH)
+        footer.append("Experts: the number of whole experts on the card, the most used; the CPU computes the others.")
+    return table("Split operators", f"operator |type |>count |>bytes |>{words.cut} |layers", cells, footer, WIDTH)

@@ -1,4 +1,4 @@
-"""Small pieces of text that every report uses: safe names, shapes, layer ranges, shares, words for places and times.
+"""Text helpers of the reports: safe names, shapes, layer ranges, shares, terms for placements and times.
 
 Names and metadata come out of a model file, so whoever made the file chose them: `printable` is applied before they
 reach a terminal or a page.
@@ -63,7 +63,7 @@ def signed(value: float) -> str:
 
 
 def rate_text(seconds: float) -> str:
-    """Tokens/s at so many seconds for each; `-` where they are not known."""
+    """Tokens/s from seconds per token; `-` if unknown."""
     return f"{three_digits(1 / seconds)} tokens/s" if seconds > 0 else "-"
 
 
@@ -78,12 +78,12 @@ def plural(count: int, noun: str) -> str:
 
 
 def device_name(device: str) -> str:
-    """A device as it was asked for, without parameters of an emulated one."""
+    """A device as requested, without the parameters of an emulated device."""
     return printable(device.partition(",")[0])
 
 
 def policy_on(policy: str, device: str) -> str:
-    """`scheinfer on CUDA0`; that it is llama.cpp's own (--fit), or that there is no device."""
+    """`scheinfer on CUDA0`, llama.cpp's placement, or the CPU alone."""
     if device == "none":
         return "the CPU alone"
     return "llama.cpp's placement" if policy == "fit" else f"{printable(policy)} on {device_name(device)}"
@@ -107,7 +107,7 @@ class Words:
 PLAIN = Words(
     ("CPU", "card", "transfers"),
     "CPU/copied/card",
-    "CPU/copied/card: how much of a weight is on the CPU, copied to the card when needed, and on the card.",
+    "CPU/copied/card: share of a weight on the CPU, copied to the card when needed, and on the card.",
 )
 PAPERS = Words(
     ("T_c", "T_g", "T'"), "CC/CG/GG", "CC: computed by the CPU; CG: streamed to the device; GG: on the device."

@@ -73,7 +73,7 @@ def what_if_head(model: ModelInfo, load: Workload, host: Host | None) -> str:
 
 
 def what_if_line(model: ModelInfo, row: WhatIf) -> str:
-    """One card: what stock llama.cpp takes at its fastest, and what our best plan takes."""
+    """One card: times of stock llama.cpp at its fastest, and of our best plan."""
     stock, best = row.stock.predicted, row.best.predicted
     cells = (format_seconds(stock.ttft_s), _rate(stock), format_seconds(best.ttft_s), _rate(best))
     return _line((row.card.name, format_bytes(row.card.memory_bytes), row.stock.policy, *cells, f"{row.gain:.2f}×"))
@@ -83,15 +83,15 @@ def what_if_foot(
     model: ModelInfo, alone: Candidate, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
 ) -> str:
     """Explain the columns, and say how long the CPU takes alone."""
-    ours = "the best plan that a quick search finds, which is llama.cpp's where nothing is predicted to be faster"
+    ours = "the best plan of a quick search, or llama.cpp's options if no plan is predicted to be faster"
     if policy != "auto":
-        ours = f"the plan of policy {policy}, faster than stock or not; where it does not fit, the CPU alone"
+        ours = f"the plan of policy {policy}, even if slower than stock; the CPU alone if it does not fit"
     who = "this machine's CPU" if host is None else host.name
     text = (
-        "prompt: time to the first token. gain: of the whole run. options: of stock llama.cpp, the fastest of --fit, "
+        "prompt: time to the first token. gain: for the whole run. options: the fastest of stock llama.cpp's --fit, "
         "-ngl, -ncmoe, these with --no-host, and its expert cache (moe-cache). "
         f"oallama: {ours}. At most {rows[0].stock.memory.fill:.0%} of a card's memory is "
-        f"used. Alone {who} takes {format_seconds(alone.predicted.ttft_s)} for the prompt and makes "
+        f"used. Alone, {who} takes {format_seconds(alone.predicted.ttft_s)} for the prompt and generates "
         f"{rate_text(alone.predicted.tpot_s)}."
     )
     return "\n".join(["", *textwrap.wrap(text, WIDTH)]) + "\n"
@@ -117,7 +117,7 @@ def what_if_chart(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> s
         title=f"{title if len(title) <= LONGEST_TITLE else title[:LONGEST_TITLE] + '…'}: which card?",
         subtitle=f"{load.n_prompt} + {load.n_gen} tokens, context {load.n_ctx}; {CLAIM}",
         groups=(Group("", tuple(_chart_line(row) for row in rows)),),
-        label=f"Times of {title} to the first token and for each one more, {CLAIM}: {cards}",
+        label=f"Times of {title} to the first token and per further token, {CLAIM}: {cards}",
         legend=((STOCK, "stock llama.cpp"), (OURS, "best plan")),
     )
 

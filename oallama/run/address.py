@@ -1,4 +1,4 @@
-"""The address of llama-server: choosing it, who may ask there, and asking it."""
+"""The address of llama-server: its choice, its access rules, and requests to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 20  # of an answer that we read
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """host: numeric. api_key: what requests must bring; None: nothing."""
+    """host: numeric. api_key: key that requests must send; None: no key."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class Address:
 
     @property
     def local_host(self) -> str:
-        """The address by which this machine reaches it."""
+        """Its address on this machine."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
     @property
@@ -33,16 +33,16 @@ class Address:
         return f"http://{host}:{self.port}"
 
     def is_healthy(self, pid: int, timeout_s: float) -> bool:
-        """Whether the process answers at /health, which asks for no key."""
+        """Whether the process answers at /health, which needs no key."""
         return self._get("/health", {}, pid, timeout_s) is not None
 
     def metrics(self, pid: int, timeout_s: float) -> str | None:
-        """The text of /metrics of the process; None where there is none in time."""
+        """The text of /metrics of the process; None if it does not answer in time."""
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         return self._get("/metrics", headers, pid, timeout_s)
 
     def _get(self, path: str, headers: Mapping[str, str], pid: int, timeout_s: float) -> str | None:
-        """The body of a successful answer. Nothing is sent to another process than the one that is meant."""
+        """The body of a successful answer. Nothing is sent to any other process."""
         connection = http.client.HTTPConnection(self.local_host, self.port, timeout=timeout_s)
         try:
             if not listens(pid, self.port):
@@ -60,15 +60,15 @@ class Address:
 
 
 def free_address(host: str, port: int, api_key: str | None, option: str = "--port") -> Address:
-    """Choose the address to listen at; port 0: any that is free. option: what chooses another port. Raises UsageError
-    for an address that others reach without a key, or that is none of this machine; DeviceError where it is in use."""
+    """Choose the address to listen on; port 0: any free port. option: the option that sets the port. Raises UsageError
+    for an open address without a key, or one of another machine; DeviceError if it is in use."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
-        raise UsageError(f"--host {host} is not an address of this machine; use one such as 127.0.0.1") from None
+        raise UsageError(f"--host {host} is not an address of this machine; use e.g. 127.0.0.1") from None
     if api_key is None and not is_local(str(address[0])):
         raise UsageError(
-            f"--host {host} lets other machines in; set --api-key KEY (or OALLAMA_API_KEY), which they must send"
+            f"--host {host} is open to other machines; set --api-key KEY (or OALLAMA_API_KEY) for them to send"
         )
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         try:
@@ -76,12 +76,12 @@ def free_address(host: str, port: int, api_key: str | None, option: str = "--por
             sock.bind(address)
             sock.listen()
         except OSError as error:
-            raise DeviceError(f"cannot listen at {host}:{port}: {error.strerror}; choose another {option}") from None
+            raise DeviceError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}") from None
         return Address(str(address[0]), int(sock.getsockname()[1]), api_key)
 
 
 def listens(pid: int, port: int) -> bool:
-    """True where this process listens at a port."""
+    """True if this process listens on a port."""
     import psutil
 
     try:

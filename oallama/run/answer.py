@@ -1,4 +1,4 @@
-"""Answers of an engine: the record of one, and its pieces as they come."""
+"""Answers of an engine: the record of an answer, and its pieces as they come."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Literal
 from oallama.core.errors import UsageError
 
 End = Literal["", "model", "stop", "limit", "context"]
-"""Why an answer ended: not yet; the model or the grammar ended it; a text to stop at, max_tokens, or the end of the
+"""Why an answer ended: not yet; the model or the grammar ended it; a stop sequence, max_tokens, or the end of the
 context was reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One answer. Times in seconds: ttft_s from the call to the first token; tpot_s the mean between tokens after it,
-    0 with fewer than two tokens."""
+    """One answer. Times in seconds: ttft_s from the call to the first token; tpot_s the mean per further token, 0 with
+    fewer than two tokens."""
 
     text: str
     tokens: tuple[int, ...]  # without the end-of-generation token; of a stream those that end a whole character
@@ -25,13 +25,13 @@ class Generation:
     ttft_s: float
     tpot_s: float
     end: End = ""
-    n_cached: int = 0  # tokens of the prompt that were in the KV cache already
-    reasoning: str = ""  # what the model thought before the answer, where its chat template marks that
+    n_cached: int = 0  # prompt tokens that were in the KV cache
+    reasoning: str = ""  # reasoning before the answer, if the chat template marks it
 
 
 class Stream(Iterator[str]):
-    """Pieces of text, whole characters each. generation: the record of the answer once the last piece was read, else
-    None. Raises UsageError where the engine is closed before the end."""
+    """Pieces of text, each of whole characters. generation: the record of the answer once the last piece was read, else
+    None. Raises UsageError if the engine is closed before the end."""
 
     def __init__(self, pieces: Generator[str, None, Generation]) -> None:
         self._pieces = pieces
@@ -45,25 +45,25 @@ class Stream(Iterator[str]):
         raise StopIteration(self.generation)
 
     def rest(self) -> Generation:
-        """Read to the end."""
+        """Read to the end, and return the record."""
         for _ in self:
             pass
         if self.generation is None:
-            raise UsageError("this stream was closed before its end, so there is no record of its answer")
+            raise UsageError("this stream was closed early, so its answer was not recorded")
         return self.generation
 
     def close(self) -> None:
-        """End the answer here."""
+        """Stop the answer."""
         self._pieces.close()
 
 
 def checked_stops(stop: str | Sequence[str]) -> list[str]:
-    """Return the stop sequences as a list. Raises UsageError for an empty one, and for values that are not text."""
+    """Return the stop sequences as a list. Raises UsageError for an empty string, and for other types."""
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise UsageError("--stop takes a text that ends the generation, or a list of them")
+        raise UsageError("--stop must be a string or a list of strings")
     if not all(texts):
-        raise UsageError("--stop is empty; give a text that ends the generation")
+        raise UsageError("--stop is empty; give a stop sequence")
     return list(texts)
 
 

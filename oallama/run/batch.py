@@ -31,7 +31,7 @@ class Batch:
     def decode(self, context: Any, tokens: Sequence[int], first_position: int, logits: Wanted) -> None:
         """Run tokens at positions from first_position on, and keep the logits of none, the last, or all of them.
 
-        Raises UsageError where the KV cache is full, DeviceError where llama.cpp could not compute.
+        Raises UsageError if the KV cache is full, DeviceError if llama.cpp could not compute.
         """
         n_tokens = len(tokens)
         self._batch.n_tokens = n_tokens
@@ -44,7 +44,7 @@ class Batch:
         if status == 1:
             raise UsageError("the KV cache has no room for the next tokens; raise -c")
         if status == -2:
-            raise DeviceError("there is no room to compute the next tokens in; use a smaller --vram, -c or -ub")
+            raise DeviceError("no memory to compute the next tokens; use a smaller --vram, -c or -ub")
         if status != 0:
             raise DeviceError(f"llama.cpp could not compute the next tokens (llama_decode returned {status})")
 

@@ -17,7 +17,7 @@ MEANWHILE_S = 0.05
 
 
 class Refused(Exception):
-    """llama-server's answer to a request that it does not carry out. kind: its own word; status: of HTTP."""
+    """llama-server refused a request. kind: llama-server's error type; status: HTTP status."""
 
     def __init__(self, status: int, document: Any) -> None:
         error = document.get("error") if isinstance(document, dict) else None
@@ -28,12 +28,12 @@ class Refused(Exception):
 
 
 class Gone(Exception):
-    """llama-server does not answer any more."""
+    """llama-server no longer answers."""
 
 
 class Client:
-    """Each request has a connection of its own, so threads may share a client, and one that is broken off ends alone:
-    llama-server sees the end of the connection and stops computing for it."""
+    """Each request has its own connection, so threads may share a client. If a request is aborted, llama-server sees
+    the closed connection and stops computing it."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -47,7 +47,7 @@ class Client:
         return self._document("POST", path, body, meanwhile)
 
     def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the documents of an answer that comes in parts. Raises Refused, Gone."""
+        """Yield the documents of a streamed answer. Raises Refused, Gone."""
         with self._asked("POST", path, body) as answer:
             while line := answer.readline():
                 kind, _, data = line.strip().partition(b": ")
@@ -68,7 +68,7 @@ class Client:
     def _asked(
         self, method: str, path: str, body: Mapping[str, Any] | None, meanwhile: Callable[[], None] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """Yield an answer that is to be read in the block. Raises Refused, Gone."""
+        """Yield an answer to read inside the block. Raises Refused, Gone."""
         headers = {"Content-Type": "application/json"}
         if self._address.api_key is not None:
             headers["Authorization"] = f"Bearer {self._address.api_key}"
@@ -90,7 +90,7 @@ class Client:
 
 
 def _wait(sock: socket.socket, meanwhile: Callable[[], None]) -> None:
-    """Until something can be read."""
+    """Wait until data can be read."""
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         while not selector.select(MEANWHILE_S):
@@ -103,6 +103,6 @@ def encoded(body: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise UsageError("the text is not UTF-8; convert it, and give it again") from None
+        raise UsageError("the text is not UTF-8; convert it") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"what is asked for cannot be sent as JSON: {error}") from None
+        raise UsageError(f"cannot send the request as JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""Conversation of a chat: a system prompt and messages, for a template, as JSON, and shortened."""
+"""Conversation of a chat: system prompt and messages; as a template's input, as JSON, and shortened."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """An exchange is a message of the user and what follows up to the next one."""
+    """An exchange is a user message and the messages up to the next one."""
 
     system: str | None = None
     messages: tuple[Message, ...] = ()
@@ -55,25 +55,25 @@ class Conversation:
         return self if n == 0 else replace(self, messages=self.messages[self._starts()[n] :])
 
     def without_last(self) -> Conversation:
-        """Drop the last exchange. Raises UsageError where there is none."""
+        """Drop the last exchange. Raises UsageError if there is none."""
         if not self._starts():
             raise UsageError("the conversation is empty")
         return replace(self, messages=self.messages[: self._starts()[-1]])
 
     @property
     def last_question(self) -> Message:
-        """The user's last message. Raises UsageError where there is none."""
+        """The user's last message. Raises UsageError if there is none."""
         if not self._starts():
             raise UsageError("the conversation is empty")
         return self.messages[self._starts()[-1]]
 
     def for_template(self) -> list[dict[str, Any]]:
-        """Messages as chat templates take them."""
+        """Messages in the format of chat templates."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *(each.for_template() for each in self.messages)]
 
     def as_text(self) -> str:
-        """Join the messages for a model without a template, with a blank before what the user adds."""
+        """Join the messages for a model without a template, with a space before each user message."""
         text = ""
         for each in self.messages:
             joint = each.role == "user" and text and not (text[-1].isspace() or each.content[:1].isspace())
@@ -81,7 +81,7 @@ class Conversation:
         return text
 
     def to_json(self, model: str = "") -> str:
-        """The conversation as a file. model: whose answers these are, for the reader."""
+        """The conversation as a JSON document. model: the model's name, for the reader."""
         document = {"format": FORMAT, "version": VERSION, "model": model, "messages": self.for_template()}
         return json.dumps(document, indent=1) + "\n"
 
@@ -92,19 +92,19 @@ class Conversation:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"this is no conversation, as it is no JSON: {error}") from None
+            raise UsageError(f"not a valid conversation: {error}") from None
         if isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") != VERSION:
             raise UsageError(f"this conversation has version {document.get('version')!r}; this oallama reads {VERSION}")
         messages = document.get("messages") if isinstance(document, dict) else document
         if not isinstance(messages, list):
-            raise UsageError('this is no conversation; it needs a list "messages" of objects with role and content')
+            raise UsageError('not a valid conversation: it needs a list "messages" of objects with role and content')
         return cls.of(messages)
 
     @classmethod
     def of(cls, messages: Sequence[Mapping[str, Any]]) -> Conversation:
-        """Messages of role and content, a system prompt first where there is one. Raises UsageError."""
+        """Messages with role and content, after the system prompt if there is one. Raises UsageError."""
         if isinstance(messages, str) or not isinstance(messages, Sequence):
-            raise UsageError('messages is no list; give one such as [{"role": "user", "content": "Hello!"}]')
+            raise UsageError('messages must be a list, e.g. [{"role": "user", "content": "Hello!"}]')
         system: str | None = None
         checked: list[Message] = []
         for number, each in enumerate(messages, 1):
@@ -124,15 +124,15 @@ class Conversation:
 def _checked(message: Any, number: int) -> tuple[str, str, tuple[str, ...]]:
     """(role, text, pictures) of one message of a file. Raises UsageError."""
     if not isinstance(message, Mapping):
-        raise UsageError(f"message {number} is no object with role and content")
+        raise UsageError(f"message {number} must be an object with role and content")
     role, content = message.get("role"), message.get("content")
     if role not in ("system", "user", "assistant"):
-        raise UsageError(f"message {number} has the role {str(role)[:40]!r}; it must be system, user or assistant")
+        raise UsageError(f"message {number} has role {str(role)[:40]!r}; it must be system, user or assistant")
     images: tuple[str, ...] = ()
     if isinstance(content, list) and role == "user":
         content, images = _parts(content)
     if not isinstance(content, str) or not is_text(content):
-        raise UsageError(f"message {number} has no content that is text")
+        raise UsageError(f"message {number} must have text as content")
     return role, content, images
 
 
@@ -152,8 +152,8 @@ def _parts(content: Sequence[Any]) -> tuple[str | None, tuple[str, ...]]:
 
 
 def fewest_dropped(conversation: Conversation, fits: Callable[[Conversation], bool]) -> int | None:
-    """The least number of oldest exchanges to drop so that the rest fits; None where the last alone does not. A part of
-    what fits must fit."""
+    """The least number of oldest exchanges to drop so that the rest fits; None if even the last does not fit. fits must
+    be monotonic."""
     numbers = range(conversation.n_exchanges)
     n = bisect_left(numbers, True, key=lambda n: fits(conversation.without_oldest(n)))
     return n if n < len(numbers) else None

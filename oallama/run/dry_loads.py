@@ -1,4 +1,4 @@
-"""Memory of a load as placed, by llama.cpp's no_alloc loads, each of which is made once."""
+"""Memory of placements, by llama.cpp's no_alloc loads; each is done once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DryLoads:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Loads that this thread makes in this block share a process."""
+        """Inside the block, loads of this thread share a process."""
         from oallama.model.memory import Prober
 
         with Prober(at_once=not self._results and self._prober is None) as self._together.prober:
@@ -51,7 +51,7 @@ class DryLoads:
                 self._together.prober = None
 
     def settings(self, load: Workload, placed: Placement, attention: Attention) -> LoadSettings:
-        """How the engine would load a placement."""
+        """The engine's load settings for a placement."""
         from oallama.device.load_params import LoadSettings
         from oallama.run.weight_places import weight_places
 
@@ -102,7 +102,7 @@ class DryLoads:
         return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
 
     def check_host(self, load: Workload, placed: Placement, attention: Attention) -> None:
-        """Raises DoesNotFit for a placement that was asked for and that the host's memory does not hold."""
+        """Raises DoesNotFit for a requested placement that does not fit into host memory."""
         from oallama.device.host_memory import host_memory_bytes
         from oallama.run.setup import check_host
 
@@ -111,7 +111,7 @@ class DryLoads:
             check_host(settings, self._results[settings], self._operators, host_memory_bytes())
 
     def begin_on_host(self, load: Workload, attention: Attention) -> None:
-        """Have what on_host will ask for made meanwhile, where there is a process for it."""
+        """Start the load for on_host in the background, if there is a process for it."""
         settings = self.settings(load, self._nothing, attention)
         if self._prober is not None and settings not in self._results:
             self._prober.ask(settings)
@@ -122,7 +122,7 @@ class DryLoads:
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")
 
     def has(self, load: Workload, placed: Placement, attention: Attention) -> bool:
-        """True once a load of this placement was asked for."""
+        """True once this placement was loaded."""
         return self.settings(load, placed, attention) in self._results
 
     def _probed(self, load: Workload, placed: Placement, attention: Attention) -> ProbeResult:
@@ -136,7 +136,7 @@ class DryLoads:
 
     @cached_property
     def _in_doubt(self) -> bool:
-        """Whether llama.cpp's own choice of layouts has to be looked at."""
+        """Whether llama.cpp's own choice of layouts must be checked."""
         from oallama.device.layouts import any_in_doubt
 
         return any_in_doubt(self._operators)

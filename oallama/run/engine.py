@@ -1,6 +1,6 @@
-"""The engine: a llama-server that computes a model as a plan places it, and its client.
+"""The engine: a llama-server that runs a model under a plan, and its client.
 
-Everything that computes is stock llama.cpp; the engine decides where weights lie, and ends the server with itself.
+Stock llama.cpp computes; the engine decides where weights lie, and ends the server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from oallama.run.split import SMALLER, SplitRun, corrected_plan
 
 DEFAULT_TOKENS = 128  # of an answer whose end nobody asked for
 
-CLOSED = "this engine is closed; make another one"
+CLOSED = "this engine is closed; create a new one"
 FOLDER = "oallama-engine-"
 START_S = 1800.0  # for loading a model, from a slow disk
 REPORT_S = 5.0  # for the plug-in's report
@@ -49,7 +49,7 @@ END_S = 0.3  # from SIGTERM to SIGKILL: it may be in the middle of a batch, and 
 TEMPLATE_S = 20.0  # for what a chat template computes, which a loop would exceed
 TEMPLATE_BYTES = 1024 * MIB  # of memory beside that
 UNREAD = "does not match the expected"
-"""Said of an answer whose parts llama-server cannot tell apart; its text has come by then."""
+"""llama-server's error for an answer that it cannot parse; its text was received before."""
 NO_ROOM = "failed to allocate"
 TOO_LARGE = "is too large to process"  # said of a text that is to be embedded
 LOADED_LINE = b"initializing, n_slots"  # llama-server has loaded the model, and tries its chat template next
@@ -58,12 +58,12 @@ TEMPLATE_FAULT = b"common_chat_templates_init: error: |chat template parsing err
 
 
 class Engine:
-    """A model that is loaded as a plan says, which Placer.engine makes. Use it in a `with` statement. Threads may share
-    it: what they ask for is computed in turns.
+    """A model loaded as planned, from Placer.engine. Use it in a `with` statement. Threads may share it: requests are
+    computed in turns.
 
-    plan: as it was loaded: where the device had less room than thought, more of the split operators is on the host,
-    which warnings says. memory: bytes that it takes. device: its name. url, api_key: of llama-server's own HTTP
-    interface, which OpenAI's clients use with /v1 behind the url. n_ctx: tokens that a conversation may have.
+    plan: as loaded; if the device had less memory than planned, more of the split operators is on the host, and
+    warnings says so. memory: bytes taken. device: its name. url, api_key: of llama-server's HTTP interface; OpenAI's
+    clients use url + /v1. n_ctx: largest number of tokens of a conversation.
     """
 
     def __init__(
@@ -79,11 +79,10 @@ class Engine:
         keeper: Keeper | None = None,
     ) -> None:
         """Start llama-server and wait until the model is loaded. launch: how to start it, at an address and with a
-        folder for its files. on_traffic: gets how often each expert was used, at the end. chats: whether the model has
-        a chat template that may be used. keeper: what holds llama-server, and what is to be released behind it, as the
-        worker that it computes on.
+        folder for its files. on_traffic: gets the use counts of each expert at the end. chats: whether to use the
+        model's chat template. keeper: holds llama-server, and what to release after it, e.g. its worker.
 
-        Raises DeviceError where it does not start, or cannot compute what the plan says; ModelFileError.
+        Raises DeviceError if it does not start, or cannot compute the plan; ModelFileError.
         """
         self.model, self.plan, self.warnings = model, plan, tuple(warnings)
         self.device, self.attention = stock_device(plan), plan.attention
@@ -106,8 +105,8 @@ class Engine:
             raise
 
     def _adopt(self, needs: LoadNeeds, report: PluginReport | None) -> EngineMemory:
-        """Take over what the plug-in tells of the load; returns what it takes. Raises DeviceError where nothing can be
-        computed so."""
+        """Take over the plug-in's report of the load; returns the memory taken. Raises DeviceError for an unusable
+        plan."""
         device_bytes, host_bytes = needs.device_bytes, needs.host_bytes
         if report is not None:
             if not report.usable:
@@ -144,7 +143,7 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """End llama-server, and with it what it computes; may be called twice."""
+        """End llama-server and any running request; may be called twice."""
         was_open, self._is_closed = not self._is_closed, True
         try:
             if was_open and self._on_traffic is not None and (report := self._done()) is not None:
@@ -154,16 +153,18 @@ class Engine:
 
     @property
     def url(self) -> str:
+        """Base URL of llama-server's HTTP interface."""
         return self._address.url
 
     @property
     def api_key(self) -> str:
+        """Key that requests to url must send."""
         assert self._address.api_key is not None
         return self._address.api_key
 
     @property
     def pid(self) -> int:
-        """Of llama-server."""
+        """Process id of llama-server."""
         return self._child.process.pid
 
     @property
@@ -171,29 +172,28 @@ class Engine:
         return self.model.n_vocab
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
-        """Token numbers of a text; add_special: with BOS and EOS as the model wants them. `<|…|>` in it is a special
-        token."""
+        """Token numbers of a text; add_special: with BOS and EOS if the model uses them. `<|…|>` is a special token."""
         check_type("text", text, str)
         asked = {"content": text, "add_special": add_special, "parse_special": True}
         tokens: list[int] = self._ask("/tokenize", asked)["tokens"]
         return tokens
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
-        """The embedding of each text, pooled as the GGUF says, else the mean over its tokens, of length 1. Raises
-        UsageError for an empty text, and one that is longer than a micro-batch."""
+        """The embedding of each text, pooled as the GGUF says, else the mean over its tokens, normalised to length 1.
+        Raises UsageError for an empty text, and for a text longer than a micro-batch."""
         if not isinstance(texts, (str, Sequence)):
-            raise UsageError(f"texts is of type {type(texts).__name__}; give a text, or a list of them")
+            raise UsageError(f"texts must be a string or a list of strings, not {type(texts).__name__}")
         asked = [texts] if isinstance(texts, str) else list(texts)
         for text in asked:
             check_type("text", text, str)
             if not text:
-                raise UsageError("there is no token to embed; give a text")
+                raise UsageError("no token to embed; give a text")
         found = self._ask("/v1/embeddings", {"input": asked})["data"]
         return [each["embedding"] for each in sorted(found, key=lambda each: int(each["index"]))]
 
     def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Number of tokens of messages in the model's chat template, the opening of the answer included. Raises as
-        chat."""
+        """Number of tokens of messages in the model's chat template, including the start of the answer. Raises the same
+        as chat."""
         counted = self._templated("/v1/chat/completions/input_tokens", messages)
         return int(counted["input_tokens"])
 
@@ -206,13 +206,13 @@ class Engine:
         stop: str | Sequence[str] = (),
         **sampling: Any,
     ) -> Generation:
-        """Continue a prompt (text, or token numbers) until the model ends, max_tokens (-1: no limit), the end of the
-        context, or one of the texts `stop`, which is not part of the answer.
+        """Continue a prompt (text, or token numbers) until the model stops, max_tokens (-1: no limit), the end of the
+        context, or a stop sequence `stop`, which is not part of the answer.
 
-        temperature 0 is greedy; else the draw follows from seed. sampling: the other fields of Sampling (top_k, top_p,
-        min_p, repeat_penalty, grammar, json_schema).
-        Raises UsageError for tokens outside the vocabulary, a prompt longer than the context, values that cannot be, or
-        a closed engine; DeviceError.
+        temperature 0 is greedy; else seed determines the sampling. sampling: the other fields of Sampling (top_k,
+        top_p, min_p, repeat_penalty, grammar, json_schema).
+        Raises UsageError for tokens outside the vocabulary, a prompt longer than the context, invalid values, or a
+        closed engine; DeviceError.
         """
         body = self._request(max_tokens, temperature, seed, stop, False, sampling)
         return self._whole("/completion", {**body, "prompt": self._prompt(prompt)})
@@ -229,12 +229,12 @@ class Engine:
         on_progress: Callable[[int, int], None] | None = None,
         **sampling: Any,
     ) -> Stream:
-        """Pieces of text as they come, whole characters each; its `generation` is the record at the end. Raises like
-        generate, and where the engine is closed before the end.
+        """Pieces of text as they come, each of whole characters; `generation` of the stream is the record at the end.
+        Raises the same as generate, and UsageError if the engine is closed before the end.
 
-        reuse: what the last answer left in the KV cache stays there as far as this prompt begins with it, and only the
-        rest of the prompt is evaluated. Where the batches are cut then differs, so logits may differ in their last
-        digits from those of the whole prompt at once. on_progress: gets tokens of the prompt that were read, and all.
+        reuse: keep the part of the KV cache that this prompt shares with the last request, and evaluate only the rest
+        of the prompt. The batches then differ, so logits may differ in their last digits. on_progress: called with the
+        number of prompt tokens read, and of all prompt tokens.
         """
         body = self._request(max_tokens, temperature, seed, stop, reuse, sampling)
         return self._streamed("/completion", {**body, "prompt": self._prompt(prompt)}, on_progress=on_progress)
@@ -266,13 +266,13 @@ class Engine:
         on_reasoning: Callable[[str], None] | None = None,
         **sampling: Any,
     ) -> Generation | Stream:
-        """Answer messages of role and content, as OpenAI's API has them, in the model's own chat template. A model
-        without one continues them as one text, as `oallama chat` does.
+        """Answer messages with role and content, as in OpenAI's API, in the model's chat template. A model without a
+        template continues them as one text, as `oallama chat` does.
 
-        stream: return a Stream of pieces. max_tokens None: until the model ends its answer or the context is full; 128
-        where it has no template. What the last answer left in the KV cache is used as far as it is the same.
-        on_progress: as in stream; on_reasoning: gets what the model thinks before its answer, as it comes. Raises
-        UsageError for what are no such messages, ModelFileError for a template that cannot be used, and as generate.
+        stream: return a Stream of pieces. max_tokens None: until the model stops or the context is full; 128 without a
+        template. The KV cache of the last request is reused as far as it matches. on_progress: as in stream;
+        on_reasoning: called with pieces of the reasoning before the answer. Raises UsageError for invalid messages,
+        ModelFileError for an unusable template, and the same as generate.
         """
         from oallama.run.conversation import Conversation
 
@@ -302,7 +302,7 @@ class Engine:
 
     @property
     def held_by_split(self) -> SplitMemory:
-        """What the split back end holds now. Raises DeviceError where it does not answer."""
+        """Memory that the split back end holds now. Raises DeviceError if it does not answer."""
         if (report := self._report()) is None:
             raise DeviceError("llama-server's plug-in does not answer")
         return report.memory
@@ -318,8 +318,8 @@ class Engine:
         self._check_open()
         check_type("max_tokens", max_tokens, int)
         if max_tokens < -1:
-            raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more, or -1 for no limit")
-        drawn = record_from(Sampling, {"temperature": temperature, "seed": seed, **sampling}, "way to sample")
+            raise UsageError(f"max_tokens is {max_tokens}; use 0 or more, or -1 for no limit")
+        drawn = record_from(Sampling, {"temperature": temperature, "seed": seed, **sampling}, "sampling option")
         return {
             **drawn.request(),
             "n_predict": max_tokens,
@@ -331,15 +331,15 @@ class Engine:
     def _prompt(self, prompt: str | Sequence[int]) -> str | list[int]:
         if isinstance(prompt, str):
             if not prompt:
-                raise UsageError("there is no token to start from; give a prompt")
+                raise UsageError("the prompt has no tokens; give a prompt")
             return prompt
         tokens = numbers_of(prompt)
         check_tokens(tokens, self.n_vocab, self.n_ctx)
         return tokens
 
     def _templated(self, path: str, messages: Sequence[Mapping[str, Any]]) -> Any:
-        """Have messages put into the model's chat template. Raises UsageError, and ModelFileError where it cannot be
-        used; one that takes too long ends llama-server, which cannot be told to stop it."""
+        """Apply the model's chat template to messages. Raises UsageError, and ModelFileError for an unusable template;
+        a template that takes too long ends llama-server, which cannot interrupt it."""
         self._check_open()
         within = _TemplateLimits(self.model.path, self._child.process)
         try:
@@ -426,7 +426,7 @@ class Engine:
             raise self._gone(error) from None
         elapsed_s = time.perf_counter() - start_s
         if "stop_type" not in last:
-            raise self._gone(Gone("the answer has no end"))
+            raise self._gone(Gone("the answer is incomplete"))
         self._count(before, last)
         return _cut(generation_of(last, "".join(text), tokens, elapsed_s, "".join(thought)), body)
 
@@ -460,7 +460,7 @@ class Engine:
         return ask_report(self._folder, self._child.process.pid, REPORT_S)
 
     def _done(self) -> PluginReport | None:
-        """A report with the counts of answers alone."""
+        """A report with the counts of answers only."""
         report = self._report()
         return report if report is None or self._at_load is None else report.since(self._at_load)
 
@@ -478,24 +478,24 @@ class Engine:
         self.split_stats = SplitRun(done.stats - done.single, done.single, n_decoded)
 
 
-TEMPLATE_REMEDY = "use --no-chat to continue the prompt as it is"
+TEMPLATE_REMEDY = "use --no-chat to continue the prompt as plain text"
 
 
 class _Child:
-    """llama-server while it starts, and then its process. path: of the model."""
+    """llama-server's process, from its start. path: of the model."""
 
     def __init__(self, keeper: Keeper, launch: Launch, path: str) -> None:
-        """Raises DeviceError where it cannot be started."""
+        """Raises DeviceError if it cannot be started."""
         self._path = path
         self._is_loaded = False
         self._template_fault = ""
         try:
             self.process = keeper.enter(lambda: _kept_process(launch, self._log))
         except OSError as error:
-            raise DeviceError(f"llama-server cannot be started: {error.strerror or error}") from None
+            raise DeviceError(f"cannot start llama-server: {error.strerror or error}") from None
 
     def wait(self, address: Address) -> None:
-        """Wait until the model is loaded. Raises DeviceError where llama-server ends before, ModelFileError where the
+        """Wait until the model is loaded. Raises DeviceError if llama-server ends before, ModelFileError if the
         model's chat template cannot be used, or takes too long or too much."""
         process, template = self.process, _TemplateLimits(self._path, self.process)
 
@@ -528,14 +528,14 @@ class _Child:
 
 
 class _TemplateLimits:
-    """Time and memory that a chat template may take, from the first look on."""
+    """Limits on a chat template's time and memory, from the first check on."""
 
     def __init__(self, path: str, process: ServerProcess) -> None:
         self._path, self._process = path, process
         self._first: tuple[float, int] | None = None  # when it was, and bytes that were used then
 
     def check(self) -> None:
-        """Raises ModelFileError where it takes more."""
+        """Raises ModelFileError if it takes more."""
         now_s, n_bytes = time.monotonic(), self._process.rss_bytes
         self._first = self._first or (now_s, n_bytes)
         if now_s - self._first[0] > TEMPLATE_S or n_bytes - self._first[1] > TEMPLATE_BYTES:
@@ -546,14 +546,14 @@ class _TemplateLimits:
 
 
 def _reason(text: str) -> str:
-    """What llama.cpp says of a template that fails, in one line: of an exception the last one."""
+    """llama.cpp's message about a failing template, in one line: for an exception its last line."""
     lines = [line for line in text.splitlines() if line.startswith("Error: ")] or [text]
     return " ".join(lines[-1].removeprefix("Error: ").split())
 
 
 @contextmanager
 def _kept_process(launch: Launch, log: Callable[[bytes], None]) -> Iterator[ServerProcess]:
-    """Raises OSError where it cannot be started."""
+    """Raises OSError if it cannot be started."""
     process = ServerProcess(launch, log)
     try:
         yield process
@@ -567,19 +567,17 @@ def _kept_process(launch: Launch, log: Callable[[bytes], None]) -> Iterator[Serv
 
 
 def numbers_of(tokens: Sequence[int]) -> list[int]:
-    """Token numbers as a list. Raises UsageError for what are none."""
+    """Token numbers as a list. Raises UsageError for other values."""
     try:
         return [index(token) for token in tokens]
     except TypeError:
-        raise UsageError(
-            f"a prompt is a text or a list of token numbers, not of type {type(tokens).__name__}"
-        ) from None
+        raise UsageError(f"a prompt must be a string or a list of token numbers, not {type(tokens).__name__}") from None
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
     """Raises UsageError unless there is at least one token, all are of this vocabulary, and they fit the context."""
     if not len(tokens):
-        raise UsageError("there is no token to start from; give a prompt")
+        raise UsageError("the prompt has no tokens; give a prompt")
     for token in tokens:
         if not 0 <= token < n_vocab:
             raise UsageError(f"token {token} is outside this model's vocabulary of {n_vocab}; tokenize with this model")
@@ -588,26 +586,26 @@ def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as OpenAI's API has them. Raises UsageError for what are none."""
+    """Messages as in OpenAI's API. Raises UsageError for invalid messages."""
     if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise UsageError('messages is no list; give one such as [{"role": "user", "content": "Hello!"}]')
+        raise UsageError('messages must be a list, e.g. [{"role": "user", "content": "Hello!"}]')
     for number, each in enumerate(messages, 1):
         if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
-            raise UsageError(f"message {number} is no object with role and content")
+            raise UsageError(f"message {number} must be an object with role and content")
     if not messages:
-        raise UsageError('there is no message to answer; give one such as {"role": "user", "content": "Hello!"}')
+        raise UsageError('no message to answer; give e.g. {"role": "user", "content": "Hello!"}')
     return [dict(each) for each in messages]
 
 
 def _cut(generation: Generation, body: Mapping[str, Any]) -> Generation:
-    """llama-server makes one token where none is asked for."""
+    """llama-server generates one token even if none is requested."""
     if body["n_predict"]:
         return generation
     return replace(generation, text="", tokens=(), n_gen=0, reasoning="", end="limit")
 
 
 def _parts(event: Mapping[str, Any]) -> tuple[str, str]:
-    """Text of an event: of the answer, and of what the model thinks before."""
+    """Text of an event: of the answer, and of the reasoning before it."""
     if "choices" not in event:
         return event.get("content") or "", ""
     delta = event["choices"][0]["delta"] if event["choices"] else {}

@@ -33,12 +33,12 @@ TIMEOUT_S = 900.0
 MIN_CTX = 4096  # llama.cpp's -fitc; not used, as the context is always given
 
 Fit = Callable[[int], StockPlacement]
-"""Bytes that may be used on the device -> what --fit makes of them."""
+"""Bytes that may be used on the device -> --fit's placement."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitStep:
-    """One call of --fit: what it was offered and what it did with it."""
+    """One call of --fit: its memory and its result."""
 
     offered_bytes: int
     n_gpu_layers: int
@@ -51,14 +51,12 @@ def fit_under(
 ) -> tuple[StockPlacement, tuple[FitStep, ...]]:
     """Return --fit's placement under the cap, and every call that it took.
 
-    Raises ModelFileError, DeviceError where llama.cpp fails on the file or the device, BridgeError where this
+    Raises ModelFileError, DeviceError if llama.cpp fails on the file or the device, BridgeError if this
     llama.cpp lacks the function.
     """
 
     def failed(reason: str) -> DeviceError:
-        return DeviceError(
-            f"llama.cpp's --fit failed on {settings.path}: {reason}; use another arm or policy than --fit"
-        )
+        return DeviceError(f"llama.cpp's --fit failed on {settings.path}: {reason}; use another arm or policy")
 
     request = {"settings": asdict(settings), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
     answer = ask_child("oallama.run.fit", request, TIMEOUT_S, failed)
@@ -118,10 +116,10 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     load_bridge()
     library = open_common()
     if library is None or not hasattr(library, FIT_PARAMS):
-        raise BridgeError("this build of llama.cpp has no common_fit_params; use another arm or policy than --fit")
+        raise BridgeError("this build of llama.cpp has no common_fit_params; use another arm or policy")
     with open_device(settings.device) as device, native_log() as log:
         if device.info is None:
-            raise UsageError("stock-fit needs a device, and there is none; name one with --device")
+            raise UsageError("stock-fit needs a device; choose one with --device")
         free = device.info.memory_free
 
         def fit(offered: int) -> StockPlacement:
@@ -153,7 +151,7 @@ def context_params(settings: LoadSettings) -> Any:
 
 
 def open_common() -> ctypes.CDLL | None:
-    """The library, or None where this build of llama.cpp has none.
+    """The library, or None if this build of llama.cpp has none.
 
     The bridge must be loaded: what libllama-common is linked with is then found by SONAME, so that it works on the
     same llama and ggml as llama_cpp. A library that brought its own copies is refused (None).
@@ -188,7 +186,7 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     context = context_params(settings)
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
-        raise BridgeError("this llama.cpp lays its parameters out differently; run `oallama setup`")
+        raise BridgeError("this llama.cpp has another parameter layout; run `oallama setup`")
     n_overrides = api.llama_max_tensor_buft_overrides()
     overrides = (BuftOverride * (n_overrides + 1))()
     split = (ctypes.c_float * api.llama_max_devices())()

@@ -38,7 +38,7 @@ def compare_memory(device_bytes: int, host_bytes: int, device: str, ledger: Memo
     tolerance = max(TOLERANCE_SHARE * planned, TOLERANCE_BYTES)
     if not planned - ledger.staging - tolerance <= device_bytes <= planned + tolerance:
         warning = (
-            f"{device} holds {format_bytes(device_bytes)} but the plan says {format_bytes(planned)}; "
+            f"{device} holds {format_bytes(device_bytes)}, but the plan says {format_bytes(planned)}; "
             "plan again with the options of this run"
         )
     return EngineMemory(device_bytes, host_bytes, planned, warning)
@@ -52,6 +52,6 @@ def spill_warning(device_bytes: int, device: str, device_free: int) -> str:
     if device_free <= 0 or excess <= max(TOLERANCE_SHARE * device_bytes, TOLERANCE_BYTES):
         return ""
     return (
-        f"{device} was given {format_bytes(device_bytes)} but had {format_bytes(device_free)} free: its "
+        f"{device} had {format_bytes(device_free)} free but got {format_bytes(device_bytes)}: its "
         f"driver keeps {format_bytes(excess)} in host memory, which is many times slower; lower --vram, -ngl or -c"
     )

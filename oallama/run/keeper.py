@@ -30,7 +30,7 @@ class Keeper:
     """Enters contexts, and leaves them, the last first, when it is closed or nobody has it any more."""
 
     def __init__(self) -> None:
-        """Raises MemoryError where the thread does not begin."""
+        """Raises MemoryError if the thread does not begin."""
         wishes: SimpleQueue[_Wish | object] = SimpleQueue()
         # put is C throughout: no Ctrl-C comes between, as it may where Python code is called for an object that goes
         gone = weakref.ref(self, wishes.put)

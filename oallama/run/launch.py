@@ -17,7 +17,7 @@ def with_us(command: Sequence[str], environment: Mapping[str, str]) -> tuple[lis
 
 
 def main(command: list[str]) -> None:
-    """Raises OSError where the program cannot be run."""
+    """Raises OSError if the program cannot be run."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would say where it was
     from ggml_bridge.child import PARENT_VARIABLE, die_with_parent

@@ -142,7 +142,7 @@ def _load_llama(
     """split: where the split operators go; held: what is freed with the model, which is the first of it from the moment
     that it is there, also where this is interrupted.
 
-    Raises ModelFileError where a file changed since it was checked, ModelFileError, DeviceError where llama.cpp or the
+    Raises ModelFileError if a file changed since it was checked, ModelFileError, DeviceError if llama.cpp or the
     split backend refuses, BridgeError, KeyboardInterrupt.
     """
     from oallama.run.placed_llama import PlacedLlama

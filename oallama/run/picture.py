@@ -18,7 +18,7 @@ _KINDS = {
 
 
 def data_url(path: str) -> str:
-    """Raises UsageError for a file that cannot be read, is larger than MAX_BYTES, or is no picture of these kinds."""
+    """Raises UsageError for a file that cannot be read, is larger than MAX_BYTES, or is not such a picture."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -26,7 +26,7 @@ def data_url(path: str) -> str:
         raise UsageError(f"cannot read the picture {path}: {error.strerror or error}") from None
     kind = next((kind for magic, kind in _KINDS.items() if data.startswith(magic)), None)
     if kind is None:
-        raise UsageError(f"{path} is not a picture; use one of {', '.join(_KINDS.values())}")
+        raise UsageError(f"{path} is not a picture; use {', '.join(_KINDS.values())}")
     if len(data) > MAX_BYTES:
         raise UsageError(f"the picture {path} is larger than {MAX_BYTES // MIB} MiB; scale it down")
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

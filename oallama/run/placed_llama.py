@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oallama.run.split import LoadedSplit
 
 
-CLOSED = "this Llama is closed; make another one"
+CLOSED = "this Llama is closed; create a new one"
 
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
@@ -96,7 +96,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
 
     @property
     def split(self) -> LoadedSplit | None:
-        """Its operators in the split back end; None where it has none there."""
+        """Its operators in the split back end; None if it has none there."""
         return self._split
 
     def take_runs(self) -> list[BlockRuns]:
@@ -173,7 +173,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
                 self.__dict__[name] = _Freed()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a placed Llama cannot be pickled; save the plan and make another one from it")
+        raise TypeError("a placed Llama cannot be pickled; save the plan and create a new Llama from it")
 
 
 class _Freed:

@@ -41,7 +41,7 @@ class PluginReport:
     """Counts since the program loaded the plug-in; bytes that it held when the report was written.
 
     request: number of the last request that was answered. usable: whether what was loaded can compute; problems: what
-    did not come to lie as planned. single: stats of batches of one token alone. emulated: None where no emulated device
+    did not come to lie as planned. single: stats of batches of one token alone. emulated: None if no emulated device
     computes.
     """
 
@@ -106,7 +106,7 @@ def _uses_since(after: ExpertUses, before: ExpertUses | None) -> ExpertUses:
 
 
 def read_report(path: Path) -> PluginReport | None:
-    """None where there is none yet, or none that this version reads."""
+    """None if there is no readable report yet."""
     try:
         document = parse_json(path.read_text(encoding="utf-8", errors="replace"))
         if document.get("oallama_report") != 1:
@@ -124,7 +124,7 @@ def reports_in(folder: Path) -> Iterator[PluginReport]:
 
 
 def ask_report(folder: Path, pid: int, timeout_s: float) -> PluginReport | None:
-    """Have a process write its report now. None where it has not done so in time, or there is no plug-in in it."""
+    """Make a process write its report now. None if it does not in time, or has no plug-in."""
     path = folder / REPORT_FILES.replace("%p", str(pid))
     number = time.monotonic_ns()
     try:

@@ -34,7 +34,7 @@ class ServerProcess:
     """A started program. Linux kills it when the thread that made this ends. log: gets the lines that it writes."""
 
     def __init__(self, launch: Launch, log: Callable[[bytes], None] = lambda line: None) -> None:
-        """Raises OSError where it cannot be started: too many processes, or no memory for one more."""
+        """Raises OSError if it cannot be started: too many processes, or no memory for one more."""
         command, environment = with_us(launch.command, launch.environment)
         self._log = log
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)

@@ -75,7 +75,7 @@ class ServerSettings:
 
 def find_program(asked: str | None) -> Path:
     """The llama-server to use: the one that was asked for, else the one that set-up put beside llama.cpp's libraries,
-    else that of PATH. Raises BridgeError where there is none, or it is of another ggml."""
+    else that of PATH. Raises BridgeError if there is none, or it is of another ggml."""
     program = _first_of(asked)
     if program is None:
         where = "beside llama.cpp's libraries nor on PATH"
@@ -84,13 +84,13 @@ def find_program(asked: str | None) -> Path:
     if ours is not None and program.parent != ours:
         found, needed = _version_of(_ggml_base(program)), _version_of(ours / soname("ggml-base"))
         if found != needed:
-            told = f"is of ggml {found}" if found else "does not tell the version of its ggml"
-            raise BridgeError(f"{program} {told} and plans are made with {needed}; {BUILD}")
+            told = f"has ggml {found}" if found else "does not report its ggml version"
+            raise BridgeError(f"{program} {told}, but plans need {needed}; {BUILD}")
     return program
 
 
 def _library_folder() -> Path | None:
-    """The folder of llama.cpp's libraries; None where there are none, which is said by what needs them."""
+    """The folder of llama.cpp's libraries; None if there are none, which is said by what needs them."""
     try:
         return library_folder()
     except ggml_bridge.BridgeError:
@@ -106,13 +106,13 @@ def _first_of(asked: str | None) -> Path | None:
 
 
 def _version_of(library: Path | None) -> str | None:
-    """The version of a ggml library; None where there is none, or it does not say."""
+    """The version of a ggml library; None if unknown."""
     done = _output(asking_version(library)) if library else None
     return done.strip() if done else None
 
 
 def _ggml_base(program: Path) -> Path | None:
-    """The ggml library that a program is linked with; None where it is not found. A program with ggml inside cannot run
+    """The ggml library that a program is linked with; None if it is not found. A program with ggml inside cannot run
     plug-ins."""
     for folder in (program.resolve().parent, program.resolve().parent.parent / "lib"):
         if (folder / soname("ggml-base")).is_file():
@@ -161,7 +161,7 @@ def launch(
     exchange with us: PLAN_FILE, and reports (run/plugin_report.py); and for PAGE_FOLDER, which it shows where it has no
     page. counts: of how often experts are used.
 
-    Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built, and OSError.
+    Raises PlanError for a plan that llama-server cannot run, BridgeError if the plug-in is not built, and OSError.
     """
     plugin, backend = None, stock_backend(plan.device, environment)
     tells = counts or parse_device(plan.device).is_emulated  # of experts' uses, or of how the card kept time

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oallama.run.answer import Generation, Stream
     from oallama.run.engine import Engine
 
-REMEDY = "use --no-chat to continue the prompt as it is"
+REMEDY = "use --no-chat to continue the prompt as plain text"
 BYTES_PER_TOKEN = 4  # of ordinary text
 TEMPLATE_TOKENS = 64  # that a chat template writes around a message, at most as a rule
 ADDED_TOKENS = 8  # that a vocabulary adds by itself, at most
@@ -81,7 +81,7 @@ def uses_template(model: ModelInfo, chat: bool | None, system: str | None = None
     chat, which needs the template. Raises UsageError for --chat or --system without a template."""
     if system is not None:
         if chat is False:
-            raise UsageError("--system is a message of a chat, so it does not go with --no-chat; leave one of them out")
+            raise UsageError("--system is a chat message and cannot be combined with --no-chat")
         chat = True
     found = chat is not False and model.chat_template is not None
     if chat and not found:
@@ -101,8 +101,8 @@ def prompt_for(model: ModelInfo, text: str, chat: bool | None, system: str | Non
 
 def likely_tokens(path: str, prompt: Prompt, n_ctx: int | None = None, n_gen: int = 0, room: int = 4096) -> int:
     """Tokens of a prompt to plan for: counted where its length alone does not show that it and n_gen more fit the
-    context, else estimated. n_ctx: of the context, None where it is yet to be chosen; room: what is chosen at least.
-    Raises UsageError where n_ctx is too short for it, and as Prompt.count."""
+    context, else estimated. n_ctx: of the context, None if it is yet to be chosen; room: what is chosen at least.
+    Raises UsageError if n_ctx is too short for it, and as Prompt.count."""
     if prompt.longest + n_gen <= (n_ctx or room):
         return min(prompt.longest, len(prompt.text.encode("utf-8", "surrogateescape")) // BYTES_PER_TOKEN + 1)
     n_tokens = prompt.count(path)

@@ -34,16 +34,16 @@ class Sampling:
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0 <= self.temperature <= 100:
-            raise UsageError(f"--temp {self.temperature} is not a temperature; use 0 (greedy) to 2")
+            raise UsageError(f"--temp {self.temperature} is invalid; use 0 (greedy) to 2")
         if self.top_k < 0:
-            raise UsageError(f"--top-k {self.top_k} is negative; give a number of tokens, 0 for all")
+            raise UsageError(f"--top-k must be a number of tokens or 0 for all, not {self.top_k}")
         for name, share in (("--top-p", self.top_p), ("--min-p", self.min_p)):
             if not 0 <= share <= 1:
-                raise UsageError(f"{name} {share} is not a probability; use 0 to 1")
+                raise UsageError(f"{name} must be a probability from 0 to 1, not {share}")
         if not (self.repeat_penalty > 0 and math.isfinite(self.repeat_penalty)):
             raise UsageError(f"--repeat-penalty {self.repeat_penalty} must be positive (1 = off)")
         if self.grammar is not None and self.json_schema is not None:
-            raise UsageError("a grammar and a JSON schema exclude each other; leave one out")
+            raise UsageError("a grammar cannot be combined with a JSON schema")
         if self.json_schema is not None:
             parsed_schema(self.json_schema)
 
@@ -57,11 +57,11 @@ class Sampling:
 
 
 def parsed_schema(schema: str) -> dict[str, Any]:
-    """A JSON schema out of its text. Raises UsageError for what is not a JSON object."""
+    """A JSON schema from its text. Raises UsageError for other values than a JSON object."""
     try:
         document = json.loads(schema)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the JSON schema is not JSON: {error}") from None
+        raise UsageError(f"the JSON schema is not valid JSON: {error}") from None
     if not isinstance(document, dict):
-        raise UsageError('the JSON schema is not a JSON object; use one such as {"type": "object"}')
+        raise UsageError('the JSON schema must be a JSON object, e.g. {"type": "object"}')
     return document

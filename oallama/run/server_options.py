@@ -48,12 +48,12 @@ REASONS = {
     "--spec-synth-len": "it is for `oallama bench` alone",
     "--lora": "its memory is not planned yet",
     "--lora-scaled": "its memory is not planned yet",
-    "-ngl": "oallama decides where weights lie",
-    "-ot": "oallama decides where weights lie",
+    "-ngl": "oallama places the weights",
+    "-ot": "oallama places the weights",
     "-m": "oallama opens the model",
-    "--host": "it is an option of oallama serve itself",
-    "--port": "it is an option of oallama serve itself",
-    "--api-key": "it is an option of oallama serve itself",
+    "--host": "it is an option of oallama serve",
+    "--port": "it is an option of oallama serve",
+    "--api-key": "it is an option of oallama serve",
 }
 """Why some that users may try are refused."""
 
@@ -67,7 +67,7 @@ def checked_options(arguments: Sequence[str]) -> tuple[str, ...]:
             checked.append(name)
             continue
         if name not in VALUED:
-            why = REASONS.get(name, "docs/serve.md lists those that are")
+            why = REASONS.get(name, "docs/serve.md lists the options that are")
             raise UsageError(f"{name} is not passed on to llama-server: {why}")
         if not given:
             if not left:

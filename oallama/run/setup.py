@@ -32,8 +32,8 @@ def device_of(plan: Plan, device: str | None) -> DeviceSpec:
     spec = parse_device(device_for_plan(device, plan.device))
     if spec.is_pair and not only_splits(plan):
         raise DeviceError(
-            "cpu-pair runs plans that only split operators: llama.cpp has no second CPU to keep whole ones, norms or "
-            "KV on; use another device"
+            "cpu-pair only runs plans that split operators: llama.cpp has no second CPU for whole operators, norms or "
+            "KV; use another device"
         )
     return spec
 
@@ -53,7 +53,7 @@ def check_device(plan: Plan, name: str, spec: DeviceSpec) -> None:
     """Raises PlanError for a plan that puts something on a device where none was found. name: of the device that was
     found for `spec`."""
     if name == NO_DEVICE and computes_on_device(plan):
-        raise PlanError(f"the plan needs device {plan.device}, but --device {spec} is none here; plan again")
+        raise PlanError(f"the plan needs device {plan.device}, but --device {spec} is none; plan again")
 
 
 def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> None:
@@ -80,7 +80,7 @@ def check_host(settings: LoadSettings, taken: ProbeResult, operators: Sequence[O
     needed = allocated + max(mapped - idle, 0)
     if needed > host_bytes:
         remedy = (
-            "use a smaller or more quantized model, a shorter context (-c), or let a device hold more of it "
+            "use a smaller or more quantized model, a shorter context (-c), or put more of it on a device "
             "(--device, --vram)"
         )
         raise DoesNotFit(needed, host_bytes, "the host", remedy=remedy)

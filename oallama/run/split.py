@@ -32,12 +32,12 @@ class LoadedSplit:
         self.buft = plan.buft
 
     def failure(self) -> str:
-        """Why what was loaded cannot compute; "" where it can."""
+        """Why what was loaded cannot compute; "" if it can."""
         usable, sentences = self.plan.problems()
         return "" if usable else "; ".join(sentences)
 
     def corrected(self, plan: Plan, operators: Sequence[Operator]) -> tuple[Plan, tuple[str, ...]]:
-        """The plan as it was really loaded, and in sentences what is not as it said. Raises DeviceError where what was
+        """The plan as it was really loaded, and in sentences what is not as it said. Raises DeviceError if what was
         loaded cannot compute."""
         usable, sentences = self.plan.problems()
         if not usable:
@@ -46,7 +46,7 @@ class LoadedSplit:
         held = sum(s.device_bytes for s in slices)
         if held and self._backend.memory().n_programs <= self._before.n_programs:
             raise DeviceError(
-                f"{self._device.with_free} has no room for what the split operators compute in beside "
+                f"{self._device.with_free} has no room for compute buffers of the split operators beside "
                 f"{format_bytes(held)} of their weights; use a smaller -ub, or plan with a smaller --vram"
             )
         return corrected_plan(plan, operators, slices), tuple(sentences)
@@ -76,7 +76,7 @@ class LoadedSplit:
         self.plan.close()
 
 
-SMALLER = "use a smaller model or context, or give the device more of it (--vram)"
+SMALLER = "use a smaller model or context, or put more of it on the device (--vram)"
 
 
 def open_split(
@@ -103,7 +103,7 @@ def open_split(
     except (ValueError, ggml_bridge.Unsupported) as error:
         raise PlanError(f"the split backend refuses the plan: {error}") from None
     except ggml_bridge.OutOfMemory as error:
-        raise DeviceError(f"the plan's device cannot be used: {error}; {SMALLER}") from None
+        raise DeviceError(f"cannot use the plan's device: {error}; {SMALLER}") from None
     except ggml_bridge.BridgeError as error:
         raise BridgeError(str(error)) from None
 

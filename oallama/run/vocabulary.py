@@ -16,11 +16,11 @@ TIMEOUT_S = 300.0
 def count_tokens(path: str, text: str) -> int:
     """Number of tokens of a text by the vocabulary of a GGUF, with BOS and EOS as the model wants them; `<|…|>` in it
     is a special token. A child process loads the vocabulary for each call, as native code must not see a file first in
-    this one. Raises ModelFileError where llama.cpp cannot load the vocabulary, UsageError where it has none,
+    this one. Raises ModelFileError if llama.cpp cannot load the vocabulary, UsageError if it has none,
     BridgeError."""
 
     def failed(reason: str) -> OallamaError:
-        return ModelFileError(f"{path} cannot be loaded, llama.cpp fails on its vocabulary: {reason}")
+        return ModelFileError(f"cannot load {path}, llama.cpp fails on its vocabulary: {reason}")
 
     count: int = ask_child(MODULE, {"path": path, "text": text}, TIMEOUT_S, failed)["n_tokens"]
     return count
@@ -30,12 +30,12 @@ def tokenize(vocab: Any, text: str, add_special: bool = True) -> list[int]:
     """Token numbers of a text by a llama_vocab. add_special: with BOS and EOS as the model wants them. `<|…|>` in it is
     a special token.
 
-    Raises UsageError for a text that is too long, and for a model without a vocabulary, on which llama.cpp aborts.
+    Raises UsageError for text that is too long, and for a model without a vocabulary, on which llama.cpp aborts.
     """
     from llama_cpp import llama_cpp as api
 
     if api.llama_vocab_type(vocab) == api.LLAMA_VOCAB_TYPE_NONE:
-        raise UsageError("the model has no vocabulary, so no text can be given to it; use a file with one")
+        raise UsageError("the model has no vocabulary to tokenize text; use a file with a vocabulary")
     data = text.encode("utf-8", "surrogateescape")
     capacity = len(data) + 16
     while True:

@@ -106,7 +106,7 @@ def usable_layouts(
         checked.append(replace(placement, layout=layout))
     warnings = (
         f"this CPU cannot keep {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} in layout {layout}; "
-        "another one is chosen"
+        "using another layout"
         for layout, names in dropped.items()
     )
     return tuple(checked), tuple(warnings)

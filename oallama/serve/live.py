@@ -1,4 +1,4 @@
-"""Live numbers: speeds, from llama-server's /metrics. Pure."""
+"""Live speeds from llama-server's /metrics. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Live:
 
 
 def live_of(text: str) -> Live:
-    """Read the text of /metrics; what it does not name is 0."""
+    """Read the text of /metrics; missing values are 0."""
     values = dict(_LINE.findall(text))
 
     def number(name: str) -> float:

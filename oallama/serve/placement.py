@@ -1,4 +1,4 @@
-"""The placement page: `GET /placement` and a page that shows it, at a loopback port of our own."""
+"""The placement page: `GET /placement` and a page that shows it, on a separate loopback port."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that went."""
+        """Ignore a client that disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -55,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         content = self.server.contents.get(self.path.partition("?")[0])
         if not is_local(host_name(self.headers.get("Host", ""))):  # a website may have given this address a name
-            self.send_error(403, "Ask this server as localhost")
+            self.send_error(403, "Use localhost to reach this server")
         elif content is None:
             self.send_error(404)
         else:
@@ -76,7 +76,7 @@ def placement_server(
     document: Callable[[], dict[str, Any]], page: Callable[[], tuple[str, str]], port: int = 0
 ) -> Iterator[str]:
     """Answer during the block. document: of /placement; page: of /, its text and Content-Security-Policy. Both are
-    called in other threads. port 0: any that is free. Yields the URL. Raises OSError where the port is in use."""
+    called in other threads. port 0: any that is free. Yields the URL. Raises OSError if the port is in use."""
 
     def told() -> Content:
         return "application/json", {}, json.dumps(document(), allow_nan=False)

@@ -1,4 +1,4 @@
-"""Serves: llama-server kept running, the placement page, and how both end."""
+"""Serves: keeps llama-server running, with the placement page, and ends both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASKED_S = 1.0  # between two questions for its numbers
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """The placements to serve: the wanted one, and one on the CPU for when its device is lost; None where it has none.
+    """The placements to serve: the wanted one, and one on the CPU for when its device is lost; None if it has none.
 
     launch: how to start each, with a folder for its files. device_lost: as in Supervisor. keep: gets at the end what
     the plug-in of each start of `wanted` told, and of each start of `on_cpu`.
@@ -55,7 +55,7 @@ def serve(
 
     talk: sentences for people; log: gets what llama-server writes.
 
-    Raises DeviceError where llama-server does not start, fails to restart too often, or has no folder for its files.
+    Raises DeviceError if llama-server does not start, fails to restart too often, or has no folder for its files.
     """
     with temporary_folder(FOLDER, parent_for_server()) as folder:
         wanted, on_cpu = placements.wanted, placements.on_cpu
@@ -107,7 +107,7 @@ def serve(
 
 
 class _Paced:
-    """/metrics of llama-server, asked at most once in ASKED_S, however many look at the placement."""
+    """/metrics of llama-server, queried at most once per ASKED_S for all clients of the placement page."""
 
     def __init__(self, ask: Callable[[int], str | None]) -> None:
         self._ask = ask
@@ -123,13 +123,13 @@ class _Paced:
 
 
 def problems(folder: Path, pid: int | None) -> tuple[str, ...]:
-    """What did not come to lie as planned in a llama-server that has loaded its model."""
+    """Deviations from the plan in a llama-server that has loaded its model."""
     loaded = None if pid is None else ask_report(folder, pid, ANSWER_S)
     return () if loaded is None else loaded.problems
 
 
 def back_end(report: PluginReport) -> dict[str, Any]:
-    """What /placement tells of the plug-in, beside the times of its blocks."""
+    """The plug-in's part of /placement, without the times of its blocks."""
     return {
         "usable": report.usable,
         "problems": list(report.problems),

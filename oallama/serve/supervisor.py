@@ -1,4 +1,4 @@
-"""Keeps a server program running: starts it, asks whether it is healthy, starts it again with a back-off, ends it.
+"""Keeps a server program running: starts it, checks its health, restarts it with a back-off, ends it.
 
 Linux kills the program when the thread that started it ends, so everything but reading its lines happens in the thread
 that calls `run`, which has to be the main one.
@@ -15,7 +15,7 @@ from oallama.core.errors import DeviceError
 from oallama.run.process import Launch, ServerProcess, wait_until
 
 Phase = Literal["starting", "ready", "waiting", "ended"]
-"""starting: it loads the model; waiting: it ended and is about to be started again."""
+"""starting: it loads the model; waiting: it ended and will restart."""
 
 IDLE_SHARE = 0.001  # of a core; a program that uses more computes
 
@@ -36,7 +36,7 @@ class Patience:
     n_starts: int = 5
 
     def backoff_s(self, n_failures: int) -> float:
-        """Pause before the next start, after so many failures in succession."""
+        """Pause before the next start, after this many consecutive failures."""
         return min(self.longest_s, self.first_s * 2.0 ** max(0, min(n_failures, 30) - 1))
 
 
@@ -45,7 +45,7 @@ PATIENCE = Patience()
 
 @dataclass(slots=True)
 class State:
-    """The program now. said: why it is not what was asked for, in one sentence."""
+    """State of the program. said: how it differs from the request, in one sentence."""
 
     phase: Phase = "starting"
     on_device: bool = False
@@ -58,7 +58,7 @@ class State:
 
 @dataclass
 class Supervisor:
-    """launch: how to start the program; on_cpu: how without the device once that is lost, None where there is none.
+    """launch: how to start the program; on_cpu: how without the device once that is lost, None if there is none.
 
     healthy: whether the process of this number answers at its port. device_lost: why the device is known to be gone,
     None while it is not. on_ready: called once it answers, after each start. log: gets the program's lines. talk:
@@ -81,11 +81,11 @@ class Supervisor:
         self.state.on_device = self.launch.uses_device
 
     def stop(self) -> None:
-        """Have `run` end the program and return. For signal handlers: it only sets a flag."""
+        """Make `run` end the program and return. For signal handlers: it only sets a flag."""
         self._stopped = True
 
     def run(self) -> None:
-        """Run until `stop`; the program has ended then, as it has after any exception. Raises DeviceError where the
+        """Run until `stop`; the program has ended then, as it has after any exception. Raises DeviceError if the
         program does not start at first, or n_starts times in succession later."""
         try:
             self._run()
@@ -132,7 +132,7 @@ class Supervisor:
         self.talk(f"the device was lost ({why}); restarting on the CPU alone, which is slower")
 
     def _start(self) -> str | None:
-        """Start the program and wait until it is healthy. Returns why it is not; None where it is."""
+        """Start the program and wait until it is healthy. Returns why it is not healthy, else None."""
         self._set_phase("starting")
         try:
             process = self._process = ServerProcess(self.launch, self.log)
@@ -148,7 +148,7 @@ class Supervisor:
         return None
 
     def _watch(self) -> str:
-        """Return why the program is to be started again, once it is: it ended, lost its device, or hangs."""
+        """Wait until the program needs a restart, and return why: it ended, lost its device, or hangs."""
         assert self._process is not None
         pid, answered, used_s = self._process.pid, time.monotonic(), self._process.cpu_s
         while not wait_until(self._has_ended, self.patience.look_s):

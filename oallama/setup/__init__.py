@@ -1,2 +1,2 @@
-"""llama.cpp for the engine: compiled for this machine, or taken as somebody built it. Runs in any Python without
-packages, so that a checkout can be set up by it."""
+"""llama.cpp for the engine: compiled for this machine, or prebuilt. Runs in any Python without packages, so that it can
+set up a checkout."""

@@ -52,7 +52,7 @@ CORE_MINUTES_OTHER = 50
 DISK_BYTES = {"cpu": 3 * 10**9}  # free space that a build needs
 DISK_BYTES_GPU = 6 * 10**9
 RELEASE_FLAGS = (f"-DLLAMA_BUILD_NUMBER={LLAMA_CPP_BUILD}", f"-DLLAMA_BUILD_COMMIT={SOURCE.release}")
-"""What a repository would tell and the package has none of."""
+"""Build information that the package lacks and a repository would have."""
 _FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",  # a plugin finds ggml's functions in its library; a static program exports none
@@ -90,13 +90,13 @@ class Build:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of its libraries and programs; None until they are built. Raises SetupError where somebody else
+        """The folder of its libraries and programs; None until they are built. Raises SetupError if somebody else
         could have put them there: they run as this user."""
         if not (self.place / "recipe.json").is_file():
             return None
         for path in (self.place, self.place / "bin", *(self.place / "bin").iterdir()):
             if not path.is_symlink() and not is_own(path.stat(), os.getuid()):
-                raise SetupError(f"{path} can be changed by other users: remove {self.place}, and it is built again")
+                raise SetupError(f"other users can write to {path}: remove {self.place} to build it again")
         return self.place / "bin"
 
     def outcome(self) -> dict[str, str]:
@@ -161,7 +161,7 @@ def compile_build(console: Console, step: Step, build: Build, python: Path, env:
         need_space(work, DISK_BYTES.get(name, DISK_BYTES_GPU))
     jobs = build_jobs(env)
     minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_OTHER) / jobs))
-    step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, only this once")
+    step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, once")
     source = fetch_source(console, step, work, python, env)
     packages = package_environment(env, python)
     tools = work / "tools"
@@ -222,7 +222,7 @@ def _find_source(console: Console, step: Step, folder: Path, python: Path, env: 
     command = [find_uv(python, env), "pip", "compile", str(asked), "--no-deps", "--python", str(python)]
     command += ["--format", "pylock.toml", "--output-file", str(told)]
     without = (
-        f"the package index gave no source of {SOURCE.name} {SOURCE.version}, which has llama.cpp {SOURCE.release}: "
+        f"the package index has no source of {SOURCE.name} {SOURCE.version} with llama.cpp {SOURCE.release}: "
         "name another index, or a build of llama.cpp with --llama-cpp DIR or --llama-cpp TARBALL"
     )
     try:
@@ -243,10 +243,10 @@ def install_bindings(python: Path, env: Mapping[str, str], *options: str) -> lis
 
 
 def need_space(folder: Path, n_bytes: int) -> None:
-    """Raises SetupError where the disk of `folder` has less room than a build takes."""
+    """Raises SetupError if the disk of `folder` has less room than a build takes."""
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
         raise SetupError(
-            f"the build needs {n_bytes / 1e9:.0f} GB in {folder.parent} and {free / 1e9:.1f} GB are free: "
-            "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
+            f"the build needs {n_bytes / 1e9:.0f} GB in {folder.parent}, but {free / 1e9:.1f} GB are free: "
+            "free disk space, or set OALLAMA_CACHE_DIR to a folder on another disk"
         )

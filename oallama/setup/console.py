@@ -1,4 +1,5 @@
-"""One line a step on stderr with its seconds, everything else in a log; other programs, run as groups that end with us.
+"""Prints one line per step with its seconds on stderr, and logs everything else; runs programs as process groups that
+end with us.
 
 A failed program's output becomes one sentence, with the remedy where the fault is a known one.
 """
@@ -45,24 +46,24 @@ _REMEDIES = (  # most specific first: a full disk also breaks the compiler, a de
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED|SSLError|invalid peer certificate|UnknownIssuer",
-        "the package index's certificate was refused: set SSL_CERT_FILE (or PIP_CERT) to your certificate bundle, or "
-        "correct the clock",
+        "the package index's certificate is not trusted: set SSL_CERT_FILE (or PIP_CERT) to your certificate bundle, "
+        "or correct the clock",
     ),
     (
         r"name resolution|Name or service not known|NewConnectionError|Network is unreachable|[Cc]onnection refused"
         r"|TimeoutError|timed out|ProxyError|dns error|failed to lookup address|error sending request"
         r"|tcp connect error|Max retries exceeded",
-        "the package index cannot be reached: check the network, or name a mirror in UV_DEFAULT_INDEX or PIP_INDEX_URL",
+        "cannot reach the package index: check the network, or name a mirror in UV_DEFAULT_INDEX or PIP_INDEX_URL",
     ),
     (
         r"Hash mismatch|DO NOT MATCH THE HASHES",
-        "the package index gave a package whose hash differs from the one that was looked at: name another index in "
+        "a package from the index has another hash than the reviewed one: name another index in "
         "UV_DEFAULT_INDEX or PIP_INDEX_URL",
     ),
     (
         r"No solution found|No matching distribution found|Could not find a version|not found in the package registry",
-        "the package index lacks a version that is needed: check UV_DEFAULT_INDEX or PIP_INDEX_URL and that this "
-        "Python is supported, or set OALLAMA_UNLOCKED=1 for the versions that it has",
+        "the package index lacks a required version: check UV_DEFAULT_INDEX or PIP_INDEX_URL and that this "
+        "Python is supported, or set OALLAMA_UNLOCKED=1 to accept other versions",
     ),
     (
         r"No CMAKE_CXX?_COMPILER could be found|is not able to compile a simple test program",
@@ -70,9 +71,9 @@ _REMEDIES = (  # most specific first: a full disk also breaks the compiler, a de
     ),
     (
         r"unsupported GNU version|unsupported clang version",
-        "nvcc does not support this C++ compiler: set CUDAHOSTCXX to one that it does, or OALLAMA_BACKEND=cpu",
+        "nvcc does not support this C++ compiler: set CUDAHOSTCXX to a supported one, or OALLAMA_BACKEND=cpu",
     ),
-    (r"Permission denied|\[Errno 13\]", "a file cannot be written: check who owns the project and the cache folder"),
+    (r"Permission denied|\[Errno 13\]", "cannot write a file: check who owns the project and the cache folder"),
 )
 
 
@@ -85,7 +86,7 @@ class SetupError(OallamaError):
 
 
 def remedy(output: Iterable[str]) -> str | None:
-    """Remedy for the first known fault in the output of a failed program; None where none is known."""
+    """Remedy for the first known fault in the output of a failed program; None if unknown."""
     text = "\n".join(output)
     return next((advice for pattern, advice in _REMEDIES if re.search(pattern, text)), None)
 
@@ -100,11 +101,11 @@ class Step:
         self.progress("")
 
     def announce(self, what: str) -> None:
-        """Print a line of its own before something that takes minutes."""
+        """Print a separate line before work that takes minutes."""
         self._console.line(self._name, what)
 
     def progress(self, counter: str) -> None:
-        """Show how far a program is (`57/197`): on a terminal at once, elsewhere every half minute."""
+        """Show a program's progress (`57/197`): on a terminal at once, otherwise every half minute."""
         now_s = time.monotonic()
         took = format_seconds(now_s - self.start_s)
         if now_s != self.start_s and now_s - self._reported_s < REPORT_EVERY_S[self._console.tty]:
@@ -172,7 +173,7 @@ def run(
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise SetupError(f"{what} failed: {command[0]} cannot be started ({error.strerror})") from error
+        raise SetupError(f"{what} failed: cannot start {command[0]} ({error.strerror})") from error
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     trouble: deque[str] = deque(maxlen=200)
     counter = ""
@@ -196,7 +197,7 @@ def run(
                 process.wait(timeout=5)
         raise
     if process.returncode != 0:
-        raise SetupError(f"{what} failed: {remedy(tail) or remedy(trouble) or 'the log has the details'}", tail)
+        raise SetupError(f"{what} failed: {remedy(tail) or remedy(trouble) or 'see the log'}", tail)
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
@@ -218,7 +219,7 @@ def capture(
     command: Sequence[str], env: Mapping[str, str], timeout_s: float = 30.0, merge_stderr: bool = False,
     cwd: str | None = None,
 ) -> str | None:  # fmt: skip
-    """Standard output of a short query; None where the program is missing, fails or does not answer in time."""
+    """Standard output of a short query; None if the program is missing, fails or does not answer in time."""
     stderr = subprocess.STDOUT if merge_stderr else subprocess.DEVNULL
     try:
         done = subprocess.run(
@@ -242,16 +243,16 @@ def compiles(
 
 @contextmanager
 def lock(path: Path, console: Console) -> Iterator[None]:
-    """Hold a lock file; say so where another process has it, and wait."""
+    """Hold a lock file; if another process holds it, say so and wait."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open_lock(path)
     except OSError as error:
-        raise SetupError(f"{path} cannot be written ({error.strerror}): set OALLAMA_CACHE_DIR elsewhere") from error
+        raise SetupError(f"cannot write {path} ({error.strerror}): set OALLAMA_CACHE_DIR to another folder") from error
 
     def wait() -> None:
         file.seek(0)
-        console.say(f"  another set-up is running (process {file.read().strip() or 'unknown'}): waiting for it")
+        console.say(f"  another set-up is running (process {file.read().strip() or 'unknown'}): waiting until it ends")
 
     with file:
         lock_file(file, wait)
@@ -262,7 +263,7 @@ def lock(path: Path, console: Console) -> Iterator[None]:
 
 
 def guarded(console: Console, what: str, job: Callable[[], int]) -> int:
-    """The exit status of `job`, or of what it ran into, told in a sentence: Ctrl-C, a known fault, a full disk."""
+    """The exit status of `job`; Ctrl-C, a known fault and a full disk are explained in a sentence."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -273,10 +274,10 @@ def guarded(console: Console, what: str, job: Callable[[], int]) -> int:
     try:
         return job()
     except KeyboardInterrupt:
-        console.say(f"{what} interrupted: run it again to go on")
+        console.say(f"{what} interrupted: run it again to continue")
         return 130
     except OSError as error:
-        full = "the disk is full, free about 2 GB" if error.errno == 28 else "check that the folder can be written"
+        full = "the disk is full: free about 2 GB" if error.errno == 28 else "check that the folder is writable"
         console.say(f"error: {error.filename or 'a file'}: {error.strerror or error}: {full}")
         return 1
     except OallamaError as error:

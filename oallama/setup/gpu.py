@@ -17,7 +17,7 @@ CHOICES = ("auto", "cpu", "cuda", "hip", "vulkan")
 
 @dataclass(frozen=True)
 class Backend:
-    """A back end to build. `flags` go to CMake, `env` to its environment; `why` is said to the user."""
+    """A back end to build. `flags` go to CMake, `env` to its environment; `why` is shown to the user."""
 
     name: str
     why: str
@@ -34,9 +34,9 @@ class Missing:
 
 
 def known_choice(wish: str) -> str:
-    """The wish itself. Raises UsageError for one that is no choice."""
+    """The wish itself. Raises UsageError for an unknown choice."""
     if wish not in CHOICES:
-        raise UsageError(f"OALLAMA_BACKEND={wish} is not known: use one of {', '.join(CHOICES)}")
+        raise UsageError(f"unknown OALLAMA_BACKEND={wish}: choose from {', '.join(CHOICES)}")
     return wish
 
 
@@ -44,10 +44,10 @@ def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str)
     """The back end to build, from OALLAMA_BACKEND (`wish`) and what answers here.
 
     `cxx` is used to look for headers; `cmake_args` (the user's CMAKE_ARGS) may name the architecture of a card that
-    does not answer here. Raises UsageError for a wish that is no choice, SetupError for one that cannot be met.
+    does not answer here. Raises UsageError for an unknown choice, SetupError if it cannot be built.
     """
     if known_choice(wish) == "cpu":
-        return Backend("cpu", "CPU build, as OALLAMA_BACKEND=cpu asks")
+        return Backend("cpu", "CPU build, as OALLAMA_BACKEND=cpu requests")
     finders: dict[str, Callable[[], Backend | Missing]] = {
         "cuda": lambda: _cuda(env, cmake_args, wish == "cuda"),
         "hip": lambda: _hip(env, cmake_args, wish == "hip"),
@@ -56,7 +56,7 @@ def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str)
     if wish != "auto":
         found = finders[wish]()
         if isinstance(found, Missing):
-            raise SetupError(f"OALLAMA_BACKEND={wish} cannot be built: {found.why}")
+            raise SetupError(f"cannot build OALLAMA_BACKEND={wish}: {found.why}")
         return found
     reasons = []
     for find in finders.values():
@@ -85,21 +85,21 @@ def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Mi
         return Missing("no NVIDIA driver answers")
     nvcc = _find("nvcc", env)
     if nvcc is None:
-        return _lacks(cards, "there is no nvcc: install the CUDA toolkit")
+        return _lacks(cards, "nvcc is missing: install the CUDA toolkit")
     architectures = _cuda_architectures(env) if cards else []
     named = env.get("CUDAARCHS") or "CMAKE_CUDA_ARCHITECTURES" in cmake_args
     if not cards and not named:
-        return Missing("no NVIDIA driver answers, so name the card's architecture in CUDAARCHS (for example 89)")
+        return Missing("no NVIDIA driver answers, so set CUDAARCHS to the card's architecture (e.g. 89)")
     known = re.findall(r"compute_(\d+)", capture([nvcc, "--list-gpu-arch"], env) or "")
     if unknown := [item for item in architectures if known and item not in known]:
-        return _lacks(cards, f"{nvcc} cannot compile for sm_{unknown[0]}: install a CUDA toolkit that can")
+        return _lacks(cards, f"{nvcc} cannot compile for sm_{unknown[0]}: install a newer CUDA toolkit")
     if not compiles([nvcc, "-E"], "#include <cublas_v2.h>\n", env, suffix=".cu"):
         return _lacks(cards, f"{nvcc} cannot use cublas_v2.h: install libcublas-dev, and a C++ compiler nvcc supports")
     flags = ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={nvcc}"]
     if cards:
         flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(architectures) or 'native'}")
     target = f"sm_{', sm_'.join(architectures)}" if architectures else "its architecture"
-    why = f"CUDA build for {_names(cards)} ({target} only)" if cards else "CUDA build for the architecture named"
+    why = f"CUDA build for {_names(cards)} ({target} only)" if cards else "CUDA build for the given architecture"
     return Backend("cuda", why, (*flags, *_cuda_link_flags(nvcc, env)))
 
 
@@ -135,9 +135,9 @@ def _hip(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Mis
         return Missing("no AMD driver answers")
     hipcc = _find("hipcc", env)
     if hipcc is None:
-        return _lacks(cards, "there is no hipcc: install ROCm's HIP SDK")
+        return _lacks(cards, "hipcc is missing: install ROCm's HIP SDK")
     if not cards and "GPU_TARGETS" not in cmake_args:
-        return Missing("no AMD driver answers, so name the card in CMAKE_ARGS (for example -DGPU_TARGETS=gfx1100)")
+        return Missing("no AMD driver answers, so name the card in CMAKE_ARGS (e.g. -DGPU_TARGETS=gfx1100)")
     root = Path(hipcc).resolve().parent.parent
     for library in ("hipblas", "rocblas"):
         if not any(any(root.glob(f"{place}/cmake/{library}")) for place in ("lib*", "lib*/*")):

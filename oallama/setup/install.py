@@ -57,12 +57,12 @@ class Installed:
 
 
 def asked_backend(env: Mapping[str, str]) -> str:
-    """OALLAMA_BACKEND, `auto` where it is not set. Raises UsageError for one that does not exist."""
+    """OALLAMA_BACKEND, by default `auto`. Raises UsageError for an unknown value."""
     return known_choice(env.get("OALLAMA_BACKEND", "").strip().lower() or "auto")
 
 
 def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: bool) -> Variant | None:
-    """Choose what to build after a failure (`bad`: layout -> what is wrong); None where nothing is left to try.
+    """Choose what to build after a failure (`bad`: layout -> what is wrong); None if nothing is left to try.
 
     A layout that multiplies wrong by single matrices, or crashes, is built out. With `auto`, a GPU back end that cannot
     be built or loaded is given up for the CPU. Where the self-test died without naming a layout, AMX is suspected
@@ -92,7 +92,7 @@ class Installer:
         return find_compiler(self.env)
 
     def installed(self) -> Installed | None:
-        """Record of a finished set-up of this very environment; None where there is none."""
+        """Record of a finished set-up of this environment; None without one."""
         try:
             found = Installed(**json.loads((self.prefix / STAMP).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -104,7 +104,7 @@ class Installer:
         return self.prefix / INSTALLED
 
     def asked(self, given: str) -> str:
-        """Digest of everything that, when it changes, asks for another llama.cpp."""
+        """Digest of everything that the choice of llama.cpp depends on."""
         parts = [pinned_version(), SOURCE.release, str(self.prefix), given]
         if not given:
             compiler = self.compiler
@@ -139,7 +139,7 @@ class Installer:
         with self._placed(folder) as keep:
             layouts = self._test()
             if bad := _failures(layouts):
-                raise SetupError(f"the llama.cpp in {folder} does not work here: {_told(bad)}")
+                raise SetupError(f"the llama.cpp in {folder} does not work on this machine: {_told(bad)}")
             keep(layouts)
         return Installed(self.asked(given), str(folder), given, "prebuilt", layouts, [])
 
@@ -167,19 +167,19 @@ class Installer:
                         return Installed(self.asked(""), str(build.folder), "", variant.backend.name, outcome, notes)
             following = next_variant(variant, bad, self.cpu.has_amx, self.wish == "auto")
             if following:
-                notes.append(f"{variant} does not work ({_told(bad)}), so {following} is used")
+                notes.append(f"{variant} does not work ({_told(bad)}); using {following}")
                 self.console.line("llama.cpp", notes[-1])
             variant = following
         raise SetupError(
             f"llama.cpp built with {self.compiler} does not work ({_told(bad)}): "
-            "name another compiler in CXX (for example clang++) and run again, or see the log"
+            "set CXX to another compiler (e.g. clang++) and run again, or see the log"
         )
 
     def _build(self, build: Build) -> dict[str, str]:
         """Compile unless it is kept. A GPU build that fails is a result where we may choose."""
         what = f"llama.cpp ({build.backend.name})"
         with self.console.step("llama.cpp", what) as step, lock(self.cache / "setup.lock", self.console):
-            step.result = f"{what} kept in the cache"
+            step.result = f"{what} from the cache"
             if build.folder is None:
                 try:
                     compile_build(self.console, step, build, self.python, self.env)
@@ -219,8 +219,8 @@ class Installer:
 
     def _test(self) -> dict[str, str]:
         """Multiply with every CPU layout, in a child: verdicts as check_layouts has them; {"build": …} where llama_cpp
-        cannot be loaded, {"self-test": …} where it died. Raises SetupError where the self-test itself does not run."""
-        with self.console.step("self-test", "multiplying with every CPU layout") as step:
+        cannot be loaded, {"self-test": …} where it died. Raises SetupError if the self-test itself does not run."""
+        with self.console.step("self-test", "testing every CPU layout") as step:
             load = self._child("import ggml_bridge; ggml_bridge.load()")
             if load.returncode > 0:
                 return {UNUSABLE: f"it cannot be loaded: {_last_line(load.stderr)}"}
@@ -232,7 +232,7 @@ class Installer:
             except ValueError:
                 outcome = None
             if done.returncode > 0 or not isinstance(outcome, dict) or not outcome:
-                raise SetupError(f"the self-test of llama.cpp cannot run: {_last_line(done.stderr)}")
+                raise SetupError(f"cannot run the self-test of llama.cpp: {_last_line(done.stderr)}")
             step.result = ", ".join(f"{layout} {result}" for layout, result in outcome.items())
         return {str(layout): str(result) for layout, result in outcome.items()}
 

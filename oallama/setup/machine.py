@@ -19,7 +19,7 @@ from oallama.setup.console import SetupError, capture, compiles
 
 _NO_COMPILER = (
     "no working C++ compiler: install one (Debian and Ubuntu: sudo apt install g++; "
-    "Fedora: sudo dnf install gcc-c++) or name one in CXX"
+    "Fedora: sudo dnf install gcc-c++) or set CXX"
 )
 _CPU_FIELDS = (
     *("model name", "vendor_id", "cpu family", "model", "stepping", "flags"),
@@ -55,7 +55,7 @@ class Compiler:
 
 
 def read_cpu(cpuinfo: str) -> Cpu:
-    """The CPU out of the text of /proc/cpuinfo (its first processor; x86 and aarch64 name the fields differently)."""
+    """The CPU from the text of /proc/cpuinfo (its first processor; x86 and aarch64 name the fields differently)."""
     fields: dict[str, str] = {}
     for line in cpuinfo.split("\n\n", 1)[0].splitlines():
         name, _, value = line.partition(":")
@@ -79,13 +79,13 @@ def this_cpu(env: Mapping[str, str]) -> Cpu:
 def find_compiler(env: Mapping[str, str]) -> Compiler:
     """CXX and CC where set, else the first of c++, g++, clang++ and the C compiler of the same name.
 
-    Raises SetupError when there is none or it does not say what it is.
+    Raises SetupError if it is missing or does not identify itself.
     """
     asked = env.get("CXX")
     names = [asked] if asked else ["c++", "g++", "clang++"]
     cxx = next((found for name in names if (found := _which(name, env))), "")
     if not cxx:
-        raise SetupError(f"CXX={asked} is not a program: name a C++ compiler" if asked else _NO_COMPILER)
+        raise SetupError(f"CXX={asked} is not a program: give a C++ compiler" if asked else _NO_COMPILER)
     sibling = re.sub(r"(clang|g|c)\+\+", lambda match: {"g": "gcc", "c": "cc"}.get(match[1], match[1]), Path(cxx).name)
     cc = _which(env.get("CC") or str(Path(cxx).parent / sibling), env) or _which("cc", env)
     banner = capture([cxx, "--version"], env)

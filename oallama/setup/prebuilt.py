@@ -1,4 +1,4 @@
-"""A llama.cpp that somebody else built: a folder, an archive or its address becomes a folder of libraries, checked."""
+"""A prebuilt llama.cpp: checks a folder, an archive or its address, and makes it a folder of libraries."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def take(given: str, sha256: str | None, cache: Path, step: Step) -> Path:
     """The folder of libraries that --llama-cpp names, archives unpacked in the cache. Raises SetupError, UsageError."""
     wanted = sha256.lower().removeprefix("sha256:") if sha256 else None
     if wanted is not None and (len(wanted) != 64 or set(wanted) - set("0123456789abcdef")):
-        raise UsageError(f"--sha256 is {sha256}; give the 64 hexadecimal digits of the archive's SHA-256")
+        raise UsageError(f"--sha256 must be the 64 hexadecimal digits of the archive's SHA-256, not {sha256}")
     if given.startswith(("http://", "https://")):
         if wanted is None:
-            raise UsageError("an archive from the network needs its hash; give it in --sha256")
+            raise UsageError("an archive from the network needs its hash; give --sha256")
         folder = _unpacked(given, wanted, cache, step)
     elif Path(given).is_dir():
         if wanted is not None:
-            raise UsageError(f"{given} is a folder, which has no hash; leave out --sha256")
+            raise UsageError(f"{given} is a folder, which has no hash; omit --sha256")
         folder = Path(given).absolute()
     elif Path(given).is_file():
         found = digest(Path(given))
         if wanted not in (None, found):
-            raise SetupError(f"{given} has the SHA-256 {found}, not {wanted}: it is another file, or was changed")
+            raise SetupError(f"{given} has the SHA-256 {found}, not {wanted}: it is another file, or was modified")
         folder = _unpacked(given, found, cache, step)
     else:
-        raise UsageError(f"--llama-cpp is {given}; give a folder, an archive (.tar.gz) or the address of one")
+        raise UsageError(f"--llama-cpp must be a folder, an archive (.tar.gz) or its address, not {given}")
     return _libraries(folder, given)
 
 
@@ -57,7 +57,7 @@ def check_machine(folder: Path) -> None:
     header = (folder / "libggml-base.so.0").open("rb").read(20)
     machine = _MACHINES.get(int.from_bytes(header[18:20], "little"), "another processor")
     if header[:4] != b"\x7fELF" or machine != platform.machine():
-        raise SetupError(f"the libraries in {folder} are for {machine} and this is {platform.machine()}")
+        raise SetupError(f"the libraries in {folder} are for {machine}, but this machine is {platform.machine()}")
 
 
 def _libraries(folder: Path, given: str) -> Path:
@@ -67,19 +67,19 @@ def _libraries(folder: Path, given: str) -> Path:
             names = ("libllama.so.0", "libggml.so.0", "libggml-base.so.0", "libmtmd.so")
             lacks = [name for name in names if not (found.parent / name).is_file()]
             if lacks:
-                raise SetupError(f"{found.parent} has no {lacks[0]}: give a whole build of llama.cpp for Linux")
+                raise SetupError(f"{found.parent} has no {lacks[0]}: give a complete build of llama.cpp for Linux")
             return found.parent
-    raise SetupError(f"there is no libllama.so in {given}: give a build of llama.cpp for Linux with shared libraries")
+    raise SetupError(f"no libllama.so in {given}: give a build of llama.cpp for Linux with shared libraries")
 
 
 def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
-    """The folder of the cache with an archive of this hash, whole or not there. Raises SetupError where somebody else
+    """The folder of the cache with an archive of this hash, whole or not there. Raises SetupError if somebody else
     could have put it there: what is in it runs as this user."""
     kept = cache / "llama.cpp"
     kept.mkdir(parents=True, exist_ok=True)
     for path in (cache, kept):
         if not is_own(path.stat(), os.getuid()):
-            raise SetupError(f"{path} can be changed by other users: take that right away, or set OALLAMA_CACHE_DIR")
+            raise SetupError(f"other users can write to {path}: change its permissions, or set OALLAMA_CACHE_DIR")
     folder = kept / sha256
     if not folder.exists():
         with temporary_folder("new-", kept) as draft:
@@ -89,24 +89,24 @@ def _unpacked(given: str, sha256: str, cache: Path, step: Step) -> Path:
             (draft / "unpacked").replace(folder)
     for path in (folder, *(path for path in folder.rglob("*") if not path.is_symlink())):
         if not is_own(path.lstat(), os.getuid()):
-            raise SetupError(f"{path} can be changed by other users: remove {folder}, and it is unpacked again")
+            raise SetupError(f"other users can write to {path}: remove {folder} to unpack it again")
     return folder
 
 
 def fetch(given: str, sha256: str, archive: Path, step: Step) -> None:
-    """Copy a file, or what is at an address, and check the copy, which nobody else can change."""
+    """Copy a file or download it, and check the copy, which nobody else can change."""
     address = Path(given).absolute().as_uri() if Path(given).is_file() else given
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer, archive.open("xb") as file:
             for n_bytes in _copied(answer, file):
                 step.progress(f"{n_bytes >> 20} MiB")
                 if n_bytes > MOST_ARCHIVE_BYTES:
-                    raise SetupError(f"{given} is larger than {MOST_ARCHIVE_BYTES >> 30} GiB: it is no llama.cpp")
+                    raise SetupError(f"{given} is larger than {MOST_ARCHIVE_BYTES >> 30} GiB: it is not llama.cpp")
         found = digest(archive)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in DISK_FAILED:
             raise
-        raise SetupError(f"{given} cannot be fetched ({error}): check the address, or give a file") from error
+        raise SetupError(f"cannot fetch {given} ({error}): check the address, or give a file") from error
     if found != sha256:
         raise SetupError(f"{given} has the SHA-256 {found}, not {sha256}: do not trust it")
 
@@ -123,9 +123,9 @@ def unpack(archive: Path, folder: Path, given: str) -> None:
         n_files, n_bytes = n_files + 1, n_bytes + member.size
         if n_files > MOST_FILES or n_bytes > MOST_UNPACKED_BYTES:
             most = f"{MOST_FILES} files or {MOST_UNPACKED_BYTES >> 30} GiB"
-            raise SetupError(f"{given} has more than {most}: it is no llama.cpp")
+            raise SetupError(f"{given} has more than {most}: it is not llama.cpp")
         if member.issym() and "/" in member.linkname:
-            raise SetupError(f"{given} has a link to another folder, {member.name}: it is no llama.cpp")
+            raise SetupError(f"{given} has a link to another folder, {member.name}: it is not llama.cpp")
         return tarfile.data_filter(member, path)
 
     folder.mkdir()
@@ -136,7 +136,7 @@ def unpack(archive: Path, folder: Path, given: str) -> None:
         if isinstance(error, OSError) and error.errno in DISK_FAILED:
             raise
         why = getattr(error, "strerror", None) or str(error).partition(":")[0] or type(error).__name__
-        raise SetupError(f"{given} cannot be unpacked ({why}): it is cut off, or no archive") from error
+        raise SetupError(f"cannot unpack {given} ({why}): it is cut off, or not an archive") from error
     for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
         path.chmod(0o755)  # whatever the umask
 

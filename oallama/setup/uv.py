@@ -1,4 +1,4 @@
-"""uv, which installs every package: where it is, and the user's settings for it, pip's among them."""
+"""uv, which installs all packages: its path, and the user's settings for it, including pip's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_uv(python: Path, env: Mapping[str, str]) -> str:
     beside = python.parent / "uv"
     found = str(beside) if beside.is_file() else shutil.which("uv", path=env.get("PATH"))
     if found is None:
-        raise SetupError(f"no uv to install packages with: run `{python} -m pip install uv`")
+        raise SetupError(f"uv is missing: run `{python} -m pip install uv`")
     return found
 
 
@@ -65,7 +65,7 @@ def packages_folder(python: Path, env: Mapping[str, str]) -> Path:
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     found = capture([str(python), "-c", code], {name: value for name, value in env.items() if name not in _DROPPED})
     if found is None:
-        raise SetupError(f"{python} does not run: set up the environment anew")
+        raise SetupError(f"{python} does not run: set up the environment again")
     return Path(found.strip())
 
 

@@ -17,7 +17,7 @@ _DRIVER_FOLDERS = ("/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan"
 
 @dataclass(frozen=True)
 class Part:
-    """Something that is needed: what it is to a user, and its packages by package manager."""
+    """A requirement: its name for the user, and its packages by package manager."""
 
     what: str
     apt: str
@@ -40,7 +40,7 @@ def devices(env: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def missing_to_build(env: Mapping[str, str], cxx: str) -> list[Part]:
-    """List what has to be installed before ggml's Vulkan back end can be compiled."""
+    """List the missing packages for compiling ggml's Vulkan back end."""
     sdk = env.get("VULKAN_SDK")
     path = os.pathsep.join(filter(None, (env.get("PATH"), f"{sdk}/bin" if sdk else None)))
     missing = [] if shutil.which("glslc", path=path) else [GLSLC]
@@ -54,7 +54,7 @@ def missing_to_build(env: Mapping[str, str], cxx: str) -> list[Part]:
 
 
 def missing_to_run(env: Mapping[str, str]) -> list[Part]:
-    """List what has to be installed before any Vulkan device can answer: a driver, be it one on the processor."""
+    """List the missing packages for any Vulkan device: a driver, which may be a software driver."""
     if env.get("VK_DRIVER_FILES") or env.get("VK_ICD_FILENAMES"):
         return []
     return [] if any(any(Path(folder, "icd.d").glob("*.json")) for folder in _DRIVER_FOLDERS) else [DRIVER]
@@ -66,10 +66,10 @@ def headers_fit(env: Mapping[str, str], cxx: str, sdk: str | None) -> bool:
 
 
 def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
-    """Name what is missing and what to type, as the end of a sentence; for at least one part."""
+    """Name the missing parts (at least one) and the command to type, as the end of a sentence."""
     names = " and ".join(filter(None, (", ".join(part.what for part in missing[:-1]), missing[-1].what)))
     fault = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
-    newer = f"name a Vulkan SDK of {HEADERS_VERSION} or later in VULKAN_SDK" if NEW_HEADERS in missing else ""
+    newer = f"set VULKAN_SDK to a Vulkan SDK of {HEADERS_VERSION} or later" if NEW_HEADERS in missing else ""
     return fault + "; ".join(filter(None, (shown_command(missing, env), newer)))
 
 

@@ -1,1 +1,1 @@
-"""Stores of models: what Hugging Face's hub, llama.cpp and ollama have downloaded, by the names they go by there."""
+"""Stores of models: downloads of huggingface_hub, llama.cpp and ollama, by their names there."""

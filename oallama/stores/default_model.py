@@ -1,4 +1,4 @@
-"""The small model that the project ships, for those who name none."""
+"""The built-in model, used if no model is given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FILE = "oallama-stories-q4_0.gguf"
 
 
 def default_model() -> str:
-    """Path of the default model: in `models/` of the checkout, or inside the installed package. Raises UsageError where
+    """Path of the default model: in `models/` of the checkout, or inside the installed package. Raises UsageError if
     it is not."""
     package = Path(oallama.__file__).resolve().parent
     for folder in (package.parent / "models", package / "models"):

@@ -1,4 +1,4 @@
-"""All stores at once: which models have been downloaded, and the one that a name means."""
+"""All stores together: the downloaded models, and the model that a name means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oallama.stores.stored import Fault, StoredModel
 
 
 def stored_models() -> tuple[list[StoredModel], list[Fault]]:
-    """List every model that was downloaded, store by store, and those of ollama that cannot be used."""
+    """List all downloaded models, store by store, and the unusable models of ollama."""
     found = [*cached_models(hub_cache()), *llama_models(llama_cache())]
     if llama_cache() != hub_cache():
         found += cached_models(llama_cache())  # where LLAMA_CACHE names it, later versions of llama.cpp write so
@@ -39,7 +39,7 @@ def model_path(text: str) -> str:
 
 def find_model(text: str) -> StoredModel | None:
     """The downloaded model of that name: USER/REPO[:QUANT] of Hugging Face (hf.co/ before it or not), the name of a
-    file in llama.cpp's cache, or what ollama calls it. None where there is none.
+    file in llama.cpp's cache, or what ollama calls it. None if there is none.
 
     Raises ModelFileError for one of ollama's that cannot be used.
     """

@@ -46,8 +46,8 @@ def endpoint() -> str:
 
 
 def look_up(name: HubName) -> HubFiles:
-    """Ask the hub, once, which files a name means. Raises UsageError where there is no such repository or file,
-    DownloadError where the hub cannot be asked."""
+    """Ask the hub, once, which files a name means. Raises UsageError if there is no such repository or file,
+    DownloadError if the hub cannot be asked."""
     if is_offline():
         raise DownloadError("HF_HUB_OFFLINE is set; unset it to download models")
     from huggingface_hub import HfApi
@@ -79,7 +79,7 @@ def download(wanted: HubFiles) -> StoredModel:
 
 
 def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
-    """Turn an error of huggingface_hub, or of what it builds on, into one of ours."""
+    """Convert an error of huggingface_hub, or of its libraries, to an oallama error."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -129,7 +129,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _check_room(wanted: HubFiles, cache: Path) -> None:
-    """Raise DownloadError where the disk cannot take what is missing: huggingface_hub only notices when it is full."""
+    """Raise DownloadError if the disk cannot take what is missing: huggingface_hub only notices when it is full."""
     from huggingface_hub import try_to_load_from_cache
 
     repo = wanted.name.repo
@@ -142,7 +142,7 @@ def _check_room(wanted: HubFiles, cache: Path) -> None:
 def _no_room(name: HubName, n_bytes: int, cache: Path) -> DownloadError:
     return DownloadError(
         f"the disk of {cache} has no room for {name}: {format_bytes(n_bytes)} needed, "
-        f"{format_bytes(_free_bytes(cache))} free; make room, or set HF_HUB_CACHE to another folder"
+        f"{format_bytes(_free_bytes(cache))} free; free disk space, or set HF_HUB_CACHE to another folder"
     )
 
 

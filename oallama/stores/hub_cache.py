@@ -41,7 +41,7 @@ def cached_models(cache: Path) -> list[StoredModel]:
 
 
 def find_cached(name: HubName, cache: Path) -> StoredModel | None:
-    """The model that a name means among those of its repository that were downloaded; None where there is none."""
+    """The model that a name means among those of its repository that were downloaded; None if there is none."""
     for repo, snapshots in _repositories(cache):
         if repo.lower() == name.repo.lower():
             whole = _whole(snapshots)

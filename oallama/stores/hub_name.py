@@ -42,7 +42,7 @@ def parse_hub_name(text: str) -> HubName:
     """`USER/REPO[:QUANT]`, with or without hf.co/ before it. Raises ValueError."""
     match = _NAME.fullmatch(_HOST.sub("", text.strip(), count=1))
     if match is None or "--" in match[1] or ".." in match[1]:  # which the hub does not allow
-        raise ValueError(f"{text!r} is no model of the hub; write it like USER/REPO or USER/REPO:Q4_K_M")
+        raise ValueError(f"{text!r} is not a hub model; write USER/REPO or USER/REPO:Q4_K_M")
     return HubName(match[1], match[2] or "")
 
 
@@ -52,7 +52,7 @@ def names_the_hub(text: str) -> bool:
 
 
 def quant_of(file: str) -> str:
-    """The quantisation that a file's name ends in, in capitals; "" where there is none."""
+    """The quantisation that a file's name ends in, in capitals; "" if there is none."""
     part = _PART.fullmatch(file)
     match = _QUANT.search(part[1] if part else file.removesuffix(".gguf"))
     return match[1].upper() if match else ""
@@ -80,10 +80,10 @@ def models(files: Iterable[str]) -> list[tuple[str, ...]]:
 
 def choose(name: HubName, files: Iterable[str]) -> tuple[str, ...]:
     """The files of the model that a name means, as llama.cpp chooses them: the first in whose path QUANT stands before
-    a dot or a dash, capitals aside. Raises UsageError where there is none."""
+    a dot or a dash, capitals aside. Raises UsageError if there is none."""
     found = models(files)
     if not found:
-        raise UsageError(f"{name.repo} has no GGUF model; name a repository that has, such as one that ends in -GGUF")
+        raise UsageError(f"{name.repo} has no GGUF model; name a repository with one, e.g. one that ends in -GGUF")
     for quant in [name.quant] if name.quant else DEFAULT_QUANTS:
         pattern = re.compile(rf"{re.escape(quant)}[.-]", re.IGNORECASE)
         for model in found:
@@ -91,8 +91,8 @@ def choose(name: HubName, files: Iterable[str]) -> tuple[str, ...]:
                 return model
     if not name.quant:
         return found[0]
-    there = ", ".join(dict.fromkeys(filter(None, (quant_of(model[0]) for model in found)))) or "none that is named"
-    raise UsageError(f"{name.repo} has no {name.quant}; there is: {there}")
+    there = ", ".join(dict.fromkeys(filter(None, (quant_of(model[0]) for model in found)))) or "the default"
+    raise UsageError(f"{name.repo} has no {name.quant}; choose from {there}")
 
 
 def _is_model(file: str) -> bool:

@@ -82,13 +82,13 @@ def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
 
 
 def find_in_ollama(text: str, store: Path) -> StoredModel | None:
-    """The model of that name; None where the store has none. Raises ModelFileError for one that cannot be used."""
+    """The model of that name; None if the store has none. Raises ModelFileError for one that cannot be used."""
     wanted = parse_ollama_name(text)
     for name, manifest in _manifests(store) if wanted is not None else ():
         if wanted is not None and name.means(wanted):
             blob = _blob(store, name, manifest)
             if blob is None:
-                raise ModelFileError(f"{name} of ollama is no GGUF; pull another model")
+                raise ModelFileError(f"{name} of ollama is not a GGUF; pull another model")
             return StoredModel(str(name), STORE, (blob,))
     return None
 
@@ -107,7 +107,7 @@ def _manifests(store: Path) -> Iterator[tuple[OllamaName, Path]]:
 
 def _blob(store: Path, name: OllamaName, manifest: Path) -> Path | None:
     """The GGUF that a manifest names; None for a model without one. Raises ModelFileError."""
-    again = f"`ollama pull {name}` gets it again"
+    again = f"run `ollama pull {name}` again"
     layers = [layer for layer in _layers(store, name, manifest, again) if layer.get("mediaType") == MODEL_LAYER]
     if not layers:
         return None
@@ -116,21 +116,21 @@ def _blob(store: Path, name: OllamaName, manifest: Path) -> Path | None:
     digest, size = layers[0].get("digest"), layers[0].get("size")
     match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     if match is None:
-        raise ModelFileError(f"{manifest}: the digest of {name} is none; {again}")
+        raise ModelFileError(f"{manifest}: the digest of {name} is invalid; {again}")
     blobs = (store / "blobs" / f"sha256{sign}{match[1]}" for sign in "-:")  # the second: old stores
     blob = next((blob for blob in blobs if _inside(store, blob)), None)
     if blob is None:
         raise ModelFileError(
-            f"the blob sha256-{match[1]} of {name} is missing from {store}, or is no file of it; {again}"
+            f"the blob sha256-{match[1]} of {name} is missing from {store}, or not a file in it; {again}"
         )
     if blob.stat().st_size != size:
-        raise ModelFileError(f"{blob}: the blob of {name} has not the size that its manifest says; {again}")
+        raise ModelFileError(f"{blob}: the blob of {name} has another size than its manifest says; {again}")
     return blob
 
 
 def _layers(store: Path, name: OllamaName, manifest: Path, again: str) -> list[dict[str, Any]]:
     if not _inside(store, manifest):
-        raise ModelFileError(f"{manifest}: the manifest of {name} is no file of the store; {again}")
+        raise ModelFileError(f"{manifest}: the manifest of {name} is not a file in the store; {again}")
     try:
         with manifest.open("rb") as file:
             document = json.loads(file.read(MAX_MANIFEST_BYTES + 1))

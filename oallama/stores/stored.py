@@ -82,5 +82,5 @@ def _of_most_bytes(header: Header) -> str:
     for tensor in header.tensors:
         n_bytes[tensor.type] += tensor.n_bytes
     if not n_bytes:
-        raise ModelFileError(f"{header.file.path}: there is no tensor in it")
+        raise ModelFileError(f"{header.file.path}: no tensors")
     return n_bytes.most_common(1)[0][0]

@@ -1,1 +1,1 @@
-"""What `oallama tune` found: which plan is the fastest for which class of prompts, and the measurements behind it."""
+"""Results of `oallama tune`: the fastest plan for each class of prompts, and its measurements."""

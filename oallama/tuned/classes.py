@@ -1,4 +1,4 @@
-"""Classes of workloads: what one verdict is measured for and used for. Pure."""
+"""Classes of workloads that share a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oallama.core.types import Workload
 Length = Literal["question", "page", "document"]
 
 LENGTHS: dict[Length, tuple[int, int]] = {"question": (64, 128), "page": (512, 1024), "document": (2048, 1 << 31)}
-"""Tokens of the prompt that stands for a length, and of the longest one that has it."""
+"""Tokens of the representative prompt of a length class, and of the longest prompt in it."""
 
 N_GEN = 128  # tokens of the answer that stands for all
 LEAST_HISTORY = 1024  # tokens; a context that holds fewer before its prompt has no classes with history
@@ -18,7 +18,7 @@ LEAST_HISTORY = 1024  # tokens; a context that holds fewer before its prompt has
 
 @dataclass(frozen=True, slots=True)
 class WorkloadClass:
-    """Prompts of one length, in an empty context or behind what fills half of it."""
+    """Prompts of one length class, in an empty context or after a history that fills half of it."""
 
     length: Length
     history: bool
@@ -30,12 +30,12 @@ class WorkloadClass:
         return f"{what} with history" if self.history else what
 
     def distance(self, other: WorkloadClass) -> int:
-        """Number of steps from one to the other: a step changes the length to the next one, or the history."""
+        """Number of steps between two classes: a step changes to the next length, or the history."""
         lengths = list(LENGTHS)
         return abs(lengths.index(self.length) - lengths.index(other.length)) + (self.history != other.history)
 
     def workload(self, n_ctx: int, n_ubatch: int) -> Workload:
-        """The prompt and answer that stand for it in a context of n_ctx tokens, which may shorten them."""
+        """Its representative prompt and answer in a context of n_ctx tokens, which may shorten them."""
         n_gen = max(1, min(N_GEN, n_ctx // 4))
         n_prompt = max(1, min(LENGTHS[self.length][0], n_ctx - n_gen))
         n_past = min(n_ctx // 2, n_ctx - n_gen - n_prompt) if self.history else 0

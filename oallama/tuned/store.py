@@ -1,4 +1,4 @@
-"""A file in the cache for each key of a verdict; one that cannot be used counts as none."""
+"""A cache file per key of a verdict; an unusable file is ignored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def memory_step(n_bytes: int) -> int:
 
 
 def timings_digest(profile: Profile) -> str:
-    """16 hex digits of all that was timed, and of nothing else."""
+    """16 hex digits of the timings only."""
     record = profile_to_json(profile)
     timed = {name: record.get(name) for name in TIMED}
     return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
@@ -39,13 +39,13 @@ def verdict_path(key: Key) -> Path:
 
 
 def read_verdict(key: Key) -> Verdict | None:
-    """Read the verdict of a key; None where there is none that can be used."""
+    """Read the verdict of a key; None if there is none that can be used."""
     verdict = read_in_cache(Verdict, verdict_path(key))
     return verdict if verdict is not None and verdict.key == key and _is_sound(verdict) else None
 
 
 def write_verdict(verdict: Verdict) -> None:
-    """Keep it, whole or not at all; where the folder cannot be written, the next run measures again."""
+    """Save it atomically; if the folder is not writable, the next run measures again."""
     path = verdict_path(verdict.key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def write_verdict(verdict: Verdict) -> None:
 
 
 def _has_rival(found: ClassVerdict) -> bool:
-    """Whether its rival is one of the options that were measured, or --fit."""
+    """Whether its rival is a measured option, or --fit."""
     if found.rival == 0:
         return True
     return 0 < found.rival < len(found.tries) and None not in (found.tries[0].speed, found.tries[found.rival].speed)

@@ -1,9 +1,9 @@
-"""What was measured for the classes of workloads under one key, and what follows from it. Pure.
+"""Measurements for the classes of workloads under one key, and the verdict. Pure.
 
 For each class the most promising configurations of stock llama.cpp are measured, its --fit among them; the fastest is
-the rival. Plans of ours race against it one after another, the best prediction first. One wins as soon as the whole
-interval of its pairs lies above the rival's speed, and loses as soon as it cannot be worth it. Where none has won, the
-rival's plan is used. By default nothing is used whose first word comes more than LATE times as late as under --fit.
+the rival. Our plans race against it one after another, the best prediction first. A plan wins as soon as the whole
+interval of its pairs lies above the rival's speed, and loses as soon as the gain cannot be worth it. If no plan wins,
+the rival's plan is used. By default no plan is used whose first word comes more than LATE times as late as under --fit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oallama.run.stock import StockPlacement
 from oallama.tuned.classes import WorkloadClass
 
 ERROR = 0.05
-"""Chance that any plan wins a class that is no faster than its rival, or that an interval misses the truth; at most."""
+"""Upper bound on the probability of a false win in a class, and of an interval that misses the truth."""
 
 SPREAD = 0.05
 """Inverse variance of the effect sizes that are averaged over: a small one tells large effects from four pairs on."""
@@ -35,7 +35,7 @@ Standing = Literal["won", "lost", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Conditions of a verdict. Under others another one is measured."""
+    """Conditions of a verdict. Other conditions need another verdict."""
 
     model: str  # fingerprint of its header
     machine: str  # of CPU, threads, libraries, device and power
@@ -55,7 +55,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of the prompt of a class and of one token behind it."""
+    """Seconds of the prompt of a class and of one token after it."""
 
     prompt_s: float
     token_s: float
@@ -145,7 +145,7 @@ class ClassVerdict:
 
     @property
     def open(self) -> Race | None:
-        """The race to go on with; None where the class is settled."""
+        """The race to continue; None if the class is settled."""
         return None if self.won else next((race for race in self.races if race.standing == "open"), None)
 
     @property
@@ -160,7 +160,7 @@ class ClassVerdict:
 
     @property
     def plan(self) -> str:
-        """The fingerprint of the plan that is used; empty where nothing was measured."""
+        """The fingerprint of the plan in use; empty if nothing was measured."""
         return self.won.plan if self.won else self.stock_plan
 
     def race(self, plan: str) -> Race:
@@ -171,7 +171,7 @@ class ClassVerdict:
         return replace(self, races=tuple(race if each.plan == race.plan else each for each in self.races))
 
     def with_try(self, made: StockTry) -> ClassVerdict:
-        """Replace what is known of those options."""
+        """Replace the results of those options."""
         tries = tuple(made if each.placement == made.placement else each for each in self.tries)
         return replace(self, tries=tries)
 
@@ -194,17 +194,17 @@ class ClassVerdict:
 
     @property
     def use(self) -> str:
-        """What is used, with its three figures: `short questions: scheinfer is 2.3× as fast as llama.cpp's placement
-        (1.6-3.3), its prompts 0.97×, its tokens 2.9×`."""
+        """The plan in use, with its three figures: `short questions: scheinfer is 2.3× as fast as llama.cpp's placement
+        (1.6-3.3), prompts 0.97×, tokens 2.9×`."""
         if (won := self.won) is None:
             return f"{self.of.name}: using {self.stock}{self._gain}"
         value, interval = _texts(won)
-        figures = f"its prompts {won.prompts:.2g}×, its tokens {won.tokens:.2g}×"
+        figures = f"prompts {won.prompts:.2g}×, tokens {won.tokens:.2g}×"
         return f"{self.of.name}: {_who(won)} is {value} as fast as {self.stock} ({interval}), {figures}"
 
     @property
     def sentence(self) -> str:
-        """What is used, and why no other."""
+        """The plan in use, and why no other."""
         return f"{self.use}; used from now on" if self.won else f"{self.use}{self._reason}"
 
     @property
@@ -216,17 +216,17 @@ class ClassVerdict:
         if best := max((race for race in self.races if race.pairs and not race.refused), key=_value, default=None):
             if best.is_late and best.most_late is not None:
                 late = LATE / (best.prompts * best.most_late)
-                return f": the first word of {_who(best)} comes {late:.2g} times as late as with --fit"
+                return f": the first word comes {late:.2g} times as late with {_who(best)} as with --fit"
             value, interval = _texts(best)
             if best.ratio is not None and best.ratio.high < 1:
                 return f": {_who(best)} is {value} as fast ({interval})"
             return f": {_who(best)} is not measurably faster, {value} ({interval})"
-        why = next((race.refused for race in self.races if race.refused), "no plan of ours is predicted to be faster")
+        why = next((race.refused for race in self.races if race.refused), "no plan is predicted to be faster")
         return f": {why}"
 
     @property
     def _gain(self) -> str:
-        """What the rival gains over --fit, where it is another configuration."""
+        """The rival's gain over --fit, if it is another configuration."""
         if not self.rival:
             return ""
         fit, best = self.tries[0].speed, self.tries[self.rival].speed
@@ -257,7 +257,7 @@ class ClassVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All that was measured under a key. plans: those of races and of rivals as JSON, by fingerprint. seconds: that it
+    """All measurements under a key. plans: those of races and of rivals as JSON, by fingerprint. seconds: that it
     took, in all runs."""
 
     key: Key
@@ -272,20 +272,20 @@ class Verdict:
         return {"key": asdict(self.key), "classes": classes, "seconds": self.seconds}
 
     def plan(self, fingerprint: str) -> Plan:
-        """Raises PlanError where the file was changed."""
+        """Raises PlanError if the file was changed."""
         return Plan.from_json(dict(self.plans[fingerprint]), "a plan of the verdict")
 
     def of(self, kind: WorkloadClass) -> ClassVerdict | None:
         return next((each for each in self.classes if each.of == kind), None)
 
     def __getitem__(self, kind: WorkloadClass) -> ClassVerdict:
-        """Raises KeyError where nothing is known of a class."""
+        """Raises KeyError for a class without results."""
         if (found := self.of(kind)) is None:
             raise KeyError(kind.name)
         return found
 
     def nearest(self, kind: WorkloadClass) -> ClassVerdict | None:
-        """The settled class that is the nearest, at most a step away; None where there is none."""
+        """The nearest settled class, at most a step away; None if there is none."""
         near = [each for each in self.classes if each.settled and each.of.distance(kind) <= 1]
         return min(near, key=lambda each: each.of.distance(kind), default=None)
 
@@ -296,7 +296,7 @@ class Verdict:
 
 
 def _times(pairs: Iterable[tuple[float, float]]) -> float:
-    """How many times as fast the second side is."""
+    """Speed of the second side relative to the first."""
     return math.exp(fmean(math.log(first / second) for first, second in pairs))
 
 

@@ -33,7 +33,7 @@ class Builder:
         targets = (*LIBRARIES, *(programs if has_tools else ()))
         names = ", ".join(architectures).replace("-real", "")
         with self.console.step("CUDA", f"compiling for sm_{names}") as step:
-            step.announce(f"compiling for sm_{names}, {self.jobs} jobs: over 60 core-minutes, only this once")
+            step.announce(f"compiling for sm_{names}, {self.jobs} jobs: over 60 core-minutes, once")
             folder = self._build(self.source, self.work / "build", flags, targets)
             step.result = f"compiled llama.cpp for sm_{names} with nvcc {toolkit.version}"
         return folder / "bin"

@@ -39,16 +39,14 @@ def chosen(root: Path, device: str, pack: Path | None, env: Mapping[str, str]) -
     if wanted is not None:
         tree = unpack(wanted, root / "build" / "gpu" / "pack")
         if read_manifest(tree)["native_digest"] != digest_files(root, native_sources(root)):
-            print("gpu_run: the pack's libggml-oallama is not of this checkout's source: run scripts/build_cuda again",
+            print("gpu_run: the pack's libggml-oallama is not built from this checkout: run scripts/build_cuda again",
                   file=sys.stderr)  # fmt: skip
         install_native(tree, root)
         python, made = Path(sys.executable), run_environment(tree, root, env, cuda_folders())
     elif venv.is_file():
         python, made = venv, dict(env)
     else:
-        raise SetupError(
-            "there is neither a pack (scripts/build_cuda) nor an environment (python3 scripts/setup_env.py)"
-        )
+        raise SetupError("neither a pack (scripts/build_cuda) nor an environment (python3 scripts/setup_env.py) exists")
     if vulkan:
         made.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # ggml hides a device that is the processor unless it is named
     paths = (str(root / "scripts"), str(root), str(root / "tests"), made.get("PYTHONPATH"))

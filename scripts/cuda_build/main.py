@@ -43,16 +43,20 @@ def main(root: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--arch", default=DEFAULT_ARCHITECTURES, metavar="LIST", help="90a (default), or 90a,89,120a")
     parser.add_argument("--out", type=Path, default=root / "build" / "cuda-pack", metavar="DIR")
     parser.add_argument("--cuda", type=Path, metavar="DIR", help="a CUDA 13 toolkit; `here`: this machine's")
-    parser.add_argument("--python", default="3.12", metavar="X.Y", help="version of Python there (default 3.12)")
-    parser.add_argument("--no-fa", action="store_true", help="without flash attention: a third less to compile")
+    parser.add_argument("--python", default="3.12", metavar="X.Y", help="Python version of the target (default 3.12)")
+    parser.add_argument("--no-fa", action="store_true", help="omit flash attention: a third less to compile")
     parser.add_argument(
         "--programs", default=",".join(PROGRAMS), metavar="LIST", help=f"{', '.join(PROGRAMS)}; or none"
     )
-    parser.add_argument("--limit", type=int, default=LIMIT_BYTES >> 20, metavar="MiB", help="what may travel")
-    parser.add_argument("-j", "--jobs", type=int, help="compilers at once")
+    parser.add_argument(
+        "--limit", type=int, default=LIMIT_BYTES >> 20, metavar="MiB", help="largest size of the pack, MiB"
+    )
+    parser.add_argument("-j", "--jobs", type=int, help="parallel compilers")
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--source-archive", action="store_true", help="compile nothing: pack the source for there")
-    either.add_argument("--source", type=Path, metavar="FILE", help="build from a source archive, with the nvcc here")
+    either.add_argument("--source-archive", action="store_true", help="do not compile: pack the source for the target")
+    either.add_argument(
+        "--source", type=Path, metavar="FILE", help="build from a source archive, with this machine's nvcc"
+    )
     options = parser.parse_args(arguments)
     console = Console(sys.stderr, root / "build" / "build_cuda.log")
     return guarded(console, "build_cuda", lambda: _main(root, console, options))
@@ -69,7 +73,7 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
         start = time.monotonic()
         python = root / ".venv" / "bin" / "python"
         if not python.is_file():
-            raise SetupError("there is no environment to fetch packages with: run python3 scripts/setup_env.py first")
+            raise SetupError("no environment to fetch packages: run python3 scripts/setup_env.py first")
         packages = package_environment(env, python)
         if options.source:
             unpack_source_archive(options.source, work)
@@ -105,7 +109,7 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
         }  # fmt: skip
         with console.step("pack", "compressing") as step:
             packed = _pack(console, tree, manifest, options.out, limit)
-            step.result = f"packed {packed['archive_bytes'] / 2**20:.1f} MiB of {options.limit} that may travel"
+            step.result = f"packed {packed['archive_bytes'] / 2**20:.1f} MiB of at most {options.limit}"
         console.say(
             f"build_cuda: {sum(packed['unpacked_bytes'].values()) / 2**20:.1f} MiB unpacked, compilers took "
             f"{format_seconds(sum(packed['compiler_seconds'].values()))} in all, this call "
@@ -123,7 +127,7 @@ def _pack(console: Console, tree: Path, manifest: Mapping[str, Any], out: Path, 
     except SetupError:
         if not (tree / "bin").is_dir():
             raise
-    console.line("pack", "llama.cpp's programs do not fit, so they are left out")
+    console.line("pack", "llama.cpp's programs do not fit and are omitted")
     shutil.rmtree(tree / "bin")
     return write_pack(tree, {**manifest, "programs": []}, out, limit)
 
@@ -139,7 +143,7 @@ def _toolkit(
         elif here:
             found = installed_root(env)
             if found is None:
-                raise SetupError("there is no nvcc on this machine: name a CUDA 13 toolkit in --cuda")
+                raise SetupError("no nvcc on this machine: name a CUDA 13 toolkit with --cuda")
             root = found
         else:
             root = assemble(console, step, python, work, env)

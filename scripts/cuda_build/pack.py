@@ -73,8 +73,8 @@ def check_size(n_bytes: int, limit_bytes: int, draft: Path) -> None:
     if n_bytes > limit_bytes:
         draft.unlink(missing_ok=True)
         raise SetupError(
-            f"the pack would be {n_bytes / 2**20:.1f} MiB and {limit_bytes / 2**20:.0f} MiB may travel: "
-            "name fewer architectures in --arch, or leave parts out with --programs none or --no-fa"
+            f"the pack would be {n_bytes / 2**20:.1f} MiB, above the limit of {limit_bytes / 2**20:.0f} MiB: "
+            "give fewer architectures with --arch, or omit parts with --programs none or --no-fa"
         )
 
 
@@ -93,7 +93,7 @@ def unpack(pack: Path, to: Path) -> Path:
         return pack
     archive = pack / ARCHIVE if pack.is_dir() else pack
     if not archive.is_file():
-        raise SetupError(f"{pack} holds no {ARCHIVE}: run scripts/build_cuda, or name the folder that it wrote")
+        raise SetupError(f"{pack} has no {ARCHIVE}: run scripts/build_cuda, or name the folder that it wrote")
 
     def replace() -> None:
         shutil.rmtree(to, ignore_errors=True)

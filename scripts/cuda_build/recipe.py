@@ -70,7 +70,7 @@ CPU_VARIANTS = (
 
 
 def best_cpu_variant(features: Iterable[str]) -> CpuVariant | None:
-    """The first variant that a CPU with these features can run; None where none does."""
+    """The first variant that a CPU with these features can run; None if none does."""
     have = frozenset(features)
     return next((variant for variant in CPU_VARIANTS if variant.needs <= have), None)
 
@@ -80,7 +80,7 @@ def parse_architectures(text: str) -> tuple[str, ...]:
     a driver would have to compile. Raises UsageError."""
     names = [name.strip().removeprefix("sm_") for name in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{2,3}[af]?", name) for name in names):
-        raise UsageError(f"--arch {text} is not a list of CUDA architectures: write it like 90a or 90a,89,120a")
+        raise UsageError(f"--arch {text} is not a list of CUDA architectures: write e.g. 90a or 90a,89,120a")
     return tuple(dict.fromkeys(f"{name}-real" for name in names))
 
 
@@ -88,7 +88,7 @@ def parse_programs(text: str) -> tuple[str, ...]:
     """`llama-bench` or both, in a list; `none` or nothing for no program. Raises UsageError."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip() not in ("", "none")))
     if unknown := [name for name in names if name not in PROGRAMS]:
-        raise UsageError(f"--programs knows no {unknown[0]}: use {', '.join(PROGRAMS)} or none")
+        raise UsageError(f"unknown --programs {unknown[0]}: choose from {', '.join(PROGRAMS)}, none")
     return names
 
 

@@ -41,7 +41,7 @@ def unpack_source_archive(archive: Path, work: Path) -> None:
     ones. Raises SetupError."""
     mark = work / "source" / "archive.txt"
     if not archive.is_file():
-        raise SetupError(f"there is no {archive}: make it with scripts/build_cuda --source-archive")
+        raise SetupError(f"no {archive}: make it with scripts/build_cuda --source-archive")
 
     def replace() -> None:
         for name in FOLDERS:

@@ -43,14 +43,14 @@ def toolkit_in(root: Path, env: Mapping[str, str]) -> Toolkit:
     output = capture([str(nvcc), "--version"], env) or ""
     version = re.search(r"release [\d.]+, V([\d.]+)", output)
     if version is None:
-        raise SetupError(f"{nvcc} does not run: name a CUDA toolkit of version 13 in --cuda")
+        raise SetupError(f"{nvcc} does not run: name a CUDA 13 toolkit with --cuda")
     places = [root, *(Path(folder, "nvidia", "cu13") for folder in site_folders())]
     for place in places:
         include = place / "include"
         library = next((file for sub in ("lib64", "lib") for file in sorted((place / sub).glob("libcublas.so*"))), None)
         if (include / "cublas_v2.h").is_file() and library is not None:
             return Toolkit(nvcc, root, include, library, version[1])
-    raise SetupError(f"there is no cublas_v2.h in {root} or this Python's nvidia packages: install nvidia-cublas")
+    raise SetupError(f"no cublas_v2.h in {root} or this Python's nvidia packages: install nvidia-cublas")
 
 
 def site_folders() -> list[str]:
@@ -61,7 +61,7 @@ def site_folders() -> list[str]:
 
 
 def installed_root(env: Mapping[str, str]) -> Path | None:
-    """The folder of the nvcc on this machine, which may be a wrapper far from its toolkit; None where there is none."""
+    """The folder of the nvcc on this machine, which may be a wrapper far from its toolkit; None if there is none."""
     named = env.get("CUDA_HOME") or env.get("CUDA_PATH")
     nvcc = shutil.which("nvcc", path=f"{named}/bin") if named else shutil.which("nvcc", path=env.get("PATH"))
     nvcc = nvcc or shutil.which("nvcc", path="/usr/local/cuda/bin")

@@ -106,7 +106,7 @@ def read_paper(path: Path) -> Paper:
     document = read_toml(path)
     for key in ("name", "citation"):
         if not document.get(key):
-            raise InputError(f"{path} does not say the paper's {key}")
+            raise InputError(f"{path} lacks the paper's {key}")
     cells = {name: _cells(path, group) for name, group in document.get("cells", {}).items()}
     arms = {name: record(FigureArm, arm, f"{path}: arms.{name}") for name, arm in document.get("arms", {}).items()}
     figures = [_figure(path, each, cells, arms) for each in _rows(document.get("figure", ()))]
@@ -116,7 +116,7 @@ def read_paper(path: Path) -> Paper:
     for told in document.get("told", ()):
         about = {i for i, name in enumerate(ids) if any(fnmatchcase(name, pattern) for pattern in told["of"])}
         if not about:
-            raise InputError(f"{path} tells something of {told['of']}, which are none of its figures")
+            raise InputError(f"{path} has a note on {told['of']}, which are not its figures")
         for i in about:
             texts = {key: told[key] for key in ("assumed", "why", "beside") if key in told}
             figures[i] = replace(figures[i], **texts, holds=(*figures[i].holds, *told.get("holds", ())))
@@ -145,7 +145,7 @@ def _figure(
         if "also" in each:
             named["also"] = (cells[each["also"]["cells"]], arms[each["also"]["baseline"]])
     except KeyError as error:
-        raise InputError(f"{path}: figure {each['id']!r} names {error}, which the file has not") from None
+        raise InputError(f"{path}: figure {each['id']!r} names {error}, which the file lacks") from None
     plain = {key: value for key, value in each.items() if key in known and key not in named}
     extra = {key: value for key, value in each.items() if key not in known}
     return Figure(**{"paper": path.stem, "published": None, "unit": "×", **plain, **named, "of": extra})

@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input, 130 interrupted."""
     parser = parser_of("reproduce", __doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--only", metavar="TEXT", help="simulate only figures whose paper/id contains it")
-    which.add_argument("--page", action="store_true", help="simulate nothing")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: as many as there are cores)")
+    which.add_argument("--only", metavar="TEXT", help="only simulate figures whose paper/id contains this")
+    which.add_argument("--page", action="store_true", help="do not simulate")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: number of cores)")
     options = parser.parse_args(arguments)
     only = None if options.page else options.only or ""
     return guarded("reproduce", lambda: write(only, options.jobs), "nothing was written")
@@ -50,7 +50,7 @@ def write(only: str | None, jobs: int | None) -> int:
     wanted = [figure for figure in figures if only is not None and only in figure.key]
     known = _known()
     if missing := {figure.key for figure in figures} - {figure.key for figure in wanted} - known.keys():
-        raise InputError(f"{min(missing)} was never simulated: ask for it, or for all")
+        raise InputError(f"{min(missing)} was never simulated: simulate it, or all figures")
     made = simulated(wanted, jobs)
     numbers = {**known, **made}
     rows = filled([row_of(figure, numbers[figure.key]) for figure in figures])

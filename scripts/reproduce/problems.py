@@ -52,7 +52,7 @@ def model(name: str, type_name: str) -> tuple[ModelInfo, tuple[Operator, ...], G
     if name not in KNOWN:
         described_models = read_models(BENCHMARKS / "real-card-models.toml")
         if name not in described_models:
-            raise InputError(f"there is no shape {name!r} in scripts/model_shapes.py")
+            raise InputError(f"unknown shape {name!r}; see scripts/model_shapes.py")
         found = described_models[name]
         return found.info, found.operators, build_graph(found.info, found.operators)
     model = planned(name, type_name)
@@ -188,7 +188,7 @@ def needed(figures: Iterable[Figure]) -> list[Key]:
 
 
 def run(key: Key) -> ArmPrediction | None:
-    """None where the arm's plan does not fit."""
+    """None if the arm's plan does not fit."""
     cell, arm = key
     asked, load = problem(cell, arm), workload(cell)
     rules, quick = Rules(arm.affinity, arm.fill, arm.prefetch), arm.policy in SLICED  # type: ignore[arg-type]

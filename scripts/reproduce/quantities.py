@@ -27,7 +27,7 @@ PEAK_GB_PER_S = {"a": (768, 31.5), "b": (936, 31.5), "c": (616, 15.75)}
 
 @dataclass(frozen=True)
 class Found:
-    """ours, variant: None where there is none. bound: what no machine of these rates passes; None: none was computed.
+    """ours, variant: None if there is none. bound: what no machine of these rates passes; None: none was computed.
     lower: the bound is from below, as of a time."""
 
     ours: float | None
@@ -48,7 +48,7 @@ TAKE: Mapping[str, Callable[[Sequence[float]], float]] = {
 def find(figure: Figure, runs: Runs) -> Found:
     """Raises InputError for a kind that there is not."""
     if figure.kind not in KINDS:
-        raise InputError(f"{figure.key} is of kind {figure.kind!r}; there are {', '.join(KINDS)}")
+        raise InputError(f"{figure.key}: unknown kind {figure.kind!r}; choose from {', '.join(KINDS)}")
     return KINDS[figure.kind](figure, runs)
 
 

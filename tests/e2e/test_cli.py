@@ -197,9 +197,9 @@ def test_simulate_shows_a_plan_on_machines_that_are_not_here(half, tmp_path):
     longer = document("simulate", plan, "--machine", TESTBED, "-p", 512, "-n", 16, "--json")
     deep = document("simulate", plan, *on, "-d", 512, "--json")
     assert 0 < again["ttft_s"] < min(longer["ttft_s"], deep["ttft_s"]) and again["tpot_s"] < deep["tpot_s"]
-    assert "behind 512" in here("simulate", plan, *on, "-d", 512).stdout
+    assert "after 512" in here("simulate", plan, *on, "-d", 512).stdout
     assert "nothing was run" in here("simulate", MODEL, plan, *on).stdout
-    assert "name one model" in here("simulate", *on, code=2).stderr
+    assert "give a model, a plan" in here("simulate", *on, code=2).stderr
 
 
 def test_a_plan_that_does_not_go_with_what_is_asked_is_refused(plan_file, tmp_path):
@@ -207,7 +207,7 @@ def test_a_plan_that_does_not_go_with_what_is_asked_is_refused(plan_file, tmp_pa
     plan, file = json.loads(plan_file.read_text(encoding="utf-8")), tmp_path / "plan.json"
     changes = {
         "make a new plan": {"model": {**plan["model"], "fingerprint": "0" * 64}},
-        f"no place for operator {plan['operators'][3]['name']}": {"operators": plan["operators"][:3]},
+        f"does not place operator {plan['operators'][3]['name']}": {"operators": plan["operators"][:3]},
         "plan.json": {"version": 99},
     }
     for said, change in changes.items():
@@ -269,7 +269,7 @@ def test_tune_says_what_it_found(two_layers, worker_profile, tmp_path):
     (tmp_path / "file").touch()
     nowhere = tmp_path / "file" / "cache"
     said = here("tune", *asked, "-p", 4, "--time", 1, cache=nowhere).stderr
-    assert f"warning: that is not kept, as {nowhere} cannot be written" in said
+    assert f"warning: the result cannot be saved, as {nowhere} is not writable" in said
 
 
 def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan):

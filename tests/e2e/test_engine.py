@@ -207,7 +207,7 @@ def test_a_closed_stream_leaves_the_engine_usable(cpu_engine: Engine) -> None:
         stream = cpu_engine.stream("once", **ENDLESS)
         next(stream)
         stream.close()
-        with pytest.raises(UsageError, match="this stream was closed before its end"):
+        with pytest.raises(UsageError, match="this stream was closed early"):
             stream.rest()
         next(cpu_engine.stream("once", **ENDLESS))
     assert cpu_engine.generate("once", max_tokens=3, temperature=0).n_gen == 3
@@ -246,7 +246,7 @@ def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(endless: Path) -> N
         lambda: engine.embed("once"), lambda: engine.prompt_tokens(question), abandoned.rest, abandoned.rest,
     ]  # fmt: skip
     for number, ask in enumerate(asked):
-        with pytest.raises(UsageError, match=r"this (engine is closed|stream was closed before its end)"):
+        with pytest.raises(UsageError, match=r"this (engine is closed|stream was closed early)"):
             ask()
             raise AssertionError(number)
     engine.close()
@@ -269,7 +269,7 @@ def test_a_call_of_another_thread_ends_where_the_engine_is_closed(endless: Path)
     begun.wait()
     engine.close()
     thread.join()
-    assert said == ["this engine is closed; make another one"]
+    assert said == ["this engine is closed; create a new one"]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_embeddings_are_of_length_1(cpu_engine: Engine) -> None:
     first, second = cpu_engine.embed(["once upon a time", "there was"])
     assert np.linalg.norm(first) == pytest.approx(1, rel=1e-3) and len(first) == len(second)
     assert cpu_engine.embed("there was")[0] == pytest.approx(second, abs=1e-4)
-    for wrong, said in (("", "no token"), ("a " * 200, "longer than a micro-batch"), (5, "texts is of type int")):
+    for wrong, said in (("", "no token"), ("a " * 200, "longer than a micro-batch"), (5, "texts must be a string")):
         with pytest.raises(UsageError, match=said):
             cpu_engine.embed(wrong)  # type: ignore[arg-type]
 
@@ -389,7 +389,7 @@ def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path) -> None:
     case = forced(path)
     case.engine().close()
     os.utime(path)
-    with pytest.raises(ModelFileError, match=r"model\.gguf: the file changed since it was checked; start again"):
+    with pytest.raises(ModelFileError, match=r"model\.gguf: the file changed since it was checked; run again"):
         case.engine()
     path.unlink()
     with pytest.raises(ModelFileError, match=r"model\.gguf: No such file or directory since it was checked"):

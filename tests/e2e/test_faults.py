@@ -211,7 +211,7 @@ REFUSALS = {
     # EFBIG in place of ENOSPC, which only a file system of its own could say
     "full disk": Refusal('ulimit -f 0; exec "$@"', {
         "plan": "File too large", "bench": "File too large",
-        **dict.fromkeys(("run", "chat", "serve"), "no temporary folder is writable"),
+        **dict.fromkeys(("run", "chat", "serve"), "no writable temporary folder"),
     }),
     "cache that cannot be written": Refusal('exec env OALLAMA_CACHE_DIR=/proc/none "$@"', {}),
     "closed stdout": Refusal('exec "$@" <&- >&-', dict.fromkeys(("profile", "run", "tune"), UNWRITTEN)),

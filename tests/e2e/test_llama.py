@@ -45,8 +45,8 @@ def test_arguments_are_llama_cpps(q4_0: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"n_gpu_layers": 3}, "n_gpu_layers is what the plan"), ({"type_k": 8}, "type_k is what the plan"),
-        ({"model_path": "x"}, "model_path is what the plan"), ({"logit_all": True}, "'logit_all' is no argument of a"),
+        ({"n_gpu_layers": 3}, "set n_gpu_layers"), ({"type_k": 8}, "set type_k"),
+        ({"model_path": "x"}, "set model_path"), ({"logit_all": True}, "unknown Llama argument 'logit_all'"),
         ({"n_ctx": "many"}, "n_ctx"),
     ],
 )  # fmt: skip

@@ -48,7 +48,7 @@ def test_the_context_follows_the_true_count_and_a_long_one_is_a_warning(
     assert n_prompt + 16 <= load.n_ctx < n_prompt + 16 + 256
     assert load.n_prompt == n_prompt
     said = capsys.readouterr().err
-    assert f"warning: a context of {load.n_ctx} tokens is longer than the {one.model.n_ctx_train}" in said
+    assert f"warning: the context of {load.n_ctx} tokens is longer than the {one.model.n_ctx_train}" in said
     run_workload(one, 4, 16)
     assert capsys.readouterr().err == ""
 

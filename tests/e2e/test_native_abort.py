@@ -64,8 +64,7 @@ def test_an_assertion_of_ggml_is_told() -> None:
     done = subprocess.run([sys.executable, "-c", ABORTS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == (
-        "oallama: llama.cpp ended with a fault of its own: ggml.c:12: GGML_ASSERT(x > 0) failed; "
-        "use another file or other options\n"
+        "oallama: llama.cpp failed: ggml.c:12: GGML_ASSERT(x > 0) failed; use another file or other options\n"
     )
 
 
@@ -78,7 +77,7 @@ def test_an_assertion_of_ggml_is_told() -> None:
         ),
         ("/x/ggml-cuda/ggml-cuda.cu:98: CUDA error", "the device was lost or failed: ggml-cuda.cu:98: CUDA error; run"),
         ("/x/ggml.c:1644: GGML_ASSERT(ctx->mem_buffer != NULL) failed", "out of memory; use a smaller model"),
-        ("", "llama.cpp ended with a fault of its own; use another file"),
+        ("", "llama.cpp failed; use another file"),
     ],
 )
 def test_a_lost_device_is_told_from_a_fault(message: str, sentence: str) -> None:

@@ -31,7 +31,7 @@ Open = Callable[..., Any]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
-        pytest.skip("there is no Chromium on PATH")
+        pytest.skip("no Chromium on PATH")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra browser)")
     with playwright.sync_playwright() as started:
         made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

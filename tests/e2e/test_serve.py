@@ -96,7 +96,7 @@ def serving(tmp_path: Path, server: str, *options: object, model: Path = MODEL, 
     ("options", "said"),
     [
         (("--host", "0.0.0.0"), "--api-key"), (("--host", "0.0.0.0", "--api-key", ""), "empty"),
-        (("--device", "cpu-pair"), "no device cpu-pair"),
+        (("--device", "cpu-pair"), "cannot use device cpu-pair"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_one_sentence(stub: str, options: tuple[str, ...], said: str) -> None:
@@ -235,7 +235,7 @@ PICTURE = (
 @pytest.mark.parametrize(("device", "asked", "side"), [
     ("none", (), "on the CPU"),
     ("rpc-worker:1", (), "on the device, as the plan leaves"),
-    ("rpc-worker:1", ("--mmproj-offload",), "on the device, kept free there"),
+    ("rpc-worker:1", ("--mmproj-offload",), "on the device, in reserved memory"),
     ("rpc-worker:1", ("--no-mmproj-offload",), "on the CPU"),
 ])  # fmt: skip
 def test_a_picture_is_taken_where_a_projector_is_given(

@@ -86,5 +86,5 @@ def test_a_profile_of_version_1_is_written_back_byte_for_byte_and_later_versions
     assert profile_from_json(profile_to_json(profile)) == profile
     save(tmp_path / "again.json", profile)
     assert (tmp_path / "again.json").read_bytes() == PROFILE.read_bytes()
-    with pytest.raises(ProfileError, match=f"version {VERSION + 1} is not known"):
+    with pytest.raises(ProfileError, match=f"unknown profile version {VERSION + 1}"):
         profile_from_json({**json.loads(PROFILE.read_text()), "version": VERSION + 1})

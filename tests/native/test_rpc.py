@@ -51,7 +51,7 @@ def test_the_worker_is_pinned_and_ends() -> None:
         for thread in psutil.Process(server.pid).threads():
             assert os.sched_getaffinity(thread.id) == {cpu}
     assert server.died() is not None
-    with pytest.raises(BridgeError, match="no RPC server can be reached"):
+    with pytest.raises(BridgeError, match="cannot reach an RPC server"):
         probe(server.endpoint)
 
 
@@ -96,7 +96,7 @@ def test_what_is_no_endpoint(bridge: ggml_bridge.Bridge, endpoint: str) -> None:
 def test_nobody_there(bridge: ggml_bridge.Bridge) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(BridgeError, match=f"no RPC server can be reached at 127.0.0.1:{port}"):
+    with pytest.raises(BridgeError, match=f"cannot reach an RPC server at 127.0.0.1:{port}"):
         bridge.rpc_add(f"127.0.0.1:{port}")
 
 
@@ -108,7 +108,7 @@ def test_somebody_who_does_not_answer(bridge: ggml_bridge.Bridge) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not a ggml RPC server of our protocol"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not a compatible ggml RPC server"),
         (b"\x1c" + bytes(7) + b"\x06\x01" + bytes(26), r"speaks protocol 6\.1, but 8\.x is needed"),
         (b"", "it closed the connection"),
     ],

@@ -80,8 +80,8 @@ def test_a_plan_that_splits_runs_beside_it_in_stock_programs(library: Path, tmp_
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda folder: folder / "missing.so", "there is no such file"),
-        (lambda folder: folder, "there is no such file"),
+        (lambda folder: folder / "missing.so", "no such file"),
+        (lambda folder: folder, "no such file"),
         (lambda folder: write(folder / "text.so"), "is no back end of this ggml"),
         (lambda folder: find_built("ggml_bridge"), "is no back end of this ggml"),
     ],

@@ -91,8 +91,8 @@ def test_a_file_that_cannot_be_used_is_one_sentence(matrix, capsys, changed, sai
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["m.toml", "--vram", "1GiB"], "leave out --vram"),
-        (["m.toml", "-o", "x.md"], "the result of a matrix is JSON"),
+        (["m.toml", "--vram", "1GiB"], "omit --vram"),
+        (["m.toml", "-o", "x.md"], "a matrix result is JSON"),
         (["none.toml"], "cannot read none.toml"),
     ],
 )
@@ -116,7 +116,7 @@ def test_what_was_measured_is_kept_and_not_measured_again(matrix, monkeypatch, c
     with pytest.raises(KeyboardInterrupt):
         exit_code(["bench", "--matrix", "m.toml"])
     out, told = capsys.readouterr()
-    assert "3 are still to be measured" in out and "the worker is gone" in out and "2.00 (2.00..2.00)" in out
+    assert "3 are not measured yet" in out and "the worker is gone" in out and "2.00 (2.00..2.00)" in out
     assert [line for line in told.splitlines() if line.startswith("[")] == []  # no terminal, no progress
     first = asked[0]
     assert exit_code(["bench", "--matrix", "m.toml"]) == 0
@@ -138,14 +138,14 @@ def test_a_matrix_is_measured_by_one_process_at_a_time(matrix, monkeypatch, caps
 
     monkeypatch.setattr(bench_matrix, "measured", measured)
     assert exit_code(["bench", "--matrix", "m.toml"]) == 1
-    assert set(statuses) == {2} and "m.toml is being measured by another process" in capsys.readouterr().err
+    assert set(statuses) == {2} and "another process is measuring m.toml" in capsys.readouterr().err
 
 
 def test_a_result_of_something_else_is_left_alone(matrix, capsys):
     good = {"version": 1, "about": "", "cells": []}
     other = {**good, "cells": [{"command": ["--model", "z.gguf"], "seconds": 1.0, "rows": [], "error": ""}]}
     texts = {
-        json.dumps(good)[:-3]: "no whole JSON document", "[]": "not the result of a matrix",
+        json.dumps(good)[:-3]: "not valid JSON", "[]": "not the result of a matrix",
         json.dumps(other): "the result of another matrix", json.dumps({**good, "cells": [3]}): "cell 0",
         json.dumps({**good, "cells": {"a": 1}}): "remove it",
     }  # fmt: skip
@@ -169,7 +169,7 @@ def test_arms_are_compared_with_the_fastest_stock_arm():
 
 def test_a_comparison_that_fails_says_why(matrix):
     found = bench_matrix.measured(Cell({}, ("--model", "none.gguf", "--device", "none")), shown=False)
-    assert found.error.startswith("none.gguf: there is no such file") and not found.rows
+    assert found.error.startswith("none.gguf: no such file") and not found.rows
 
 
 def test_ctrl_c_ends_the_comparison_too(matrix):

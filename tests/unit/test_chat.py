@@ -60,15 +60,15 @@ def test_json_goes_there_and_back(system):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("", "not a valid conversation"),
+        ("[" * 100_000, "not a valid conversation"),
         ("3", 'needs a list "messages"'),
         ('{"messages": {}}', 'needs a list "messages"'),
         ('{"format": "oallama conversation", "version": 2, "messages": []}', "version 2; this oallama reads 1"),
-        ('["hi"]', "message 1 is no object"),
-        ('[{"role": "tool", "content": ""}]', "message 1 has the role 'tool'"),
-        ('[{"role": "user", "content": "a"}, {"role": "user"}]', "message 2 has no content"),
-        ('[{"role": "user", "content": "\\ud800"}]', "message 1 has no content"),
+        ('["hi"]', "message 1 must be an object"),
+        ('[{"role": "tool", "content": ""}]', "message 1 has role 'tool'"),
+        ('[{"role": "user", "content": "a"}, {"role": "user"}]', "message 2 must have text as content"),
+        ('[{"role": "user", "content": "\\ud800"}]', "message 1 must have text as content"),
         ('[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]', "message 2 is a system prompt"),
     ],
 )
@@ -173,9 +173,9 @@ def test_without_a_template_it_is_one_text_that_enter_continues(chat, capsys):
     say("", "Once", "", "The", "", "Another")
     assert session.engine.asked == ["Once", "Once upon", "Once upon a time The", "Another"]
     said = capsys.readouterr().err
-    assert said.count("the model has ended this text") == 2
-    assert "no text to go on" not in said
-    with pytest.raises(UsageError, match="no text to go on"):
+    assert said.count("the model ended this text") == 2
+    assert "no text to continue" not in said
+    with pytest.raises(UsageError, match="no text to continue"):
         session.go_on()
     say("/set system be brief")
     assert "no chat template" in capsys.readouterr().err
@@ -217,16 +217,16 @@ def test_the_oldest_exchanges_are_dropped_but_saved(chat, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("/sav x", "no command /sav; did you mean /save?"), ("/xyzzy", "no command /xyzzy; /? lists them"),
+        ("/sav x", "unknown command /sav; did you mean /save?"), ("/xyzzy", "unknown command /xyzzy; /? lists them"),
         ("/load", "/load needs the name of a file"), ("/save", "/save needs the name of a file"),
-        ("/load none", "cannot read"), ("/load bad.json", "no JSON"), ("/load bytes", "not UTF-8"),
-        ("/save no/folder/x", "cannot write"), ("/show nothing", "nothing called nothing to show"),
+        ("/load none", "cannot read"), ("/load bad.json", "not a valid conversation"), ("/load bytes", "not UTF-8"),
+        ("/save no/folder/x", "cannot write"), ("/show nothing", "unknown topic nothing"),
         ("/set temprature 1", "did you mean temperature?"),
-        ("/set temperature hot", "temperature is a number, not hot"), ("/set temperature -1", "not a temperature"),
-        ("/set top_k 1.5", "top_k is a whole number, not 1.5"), ("/set top_p 2", "not a probability"),
-        ("/set n -2", "n is a whole number from -1 on, not -2"), ("/set n", "not empty"),
-        ("/set seed x", "not a seed"), ("/set format xml", "xml is no format"), ("/set format {", "not JSON"),
-        ("/set verbose maybe", "on or off"), ('/set stop "\\ud800"', "half of a character"),
+        ("/set temperature hot", "temperature must be a number, not hot"), ("/set temperature -1", "use 0 (greedy)"),
+        ("/set top_k 1.5", "top_k must be a whole number, not 1.5"), ("/set top_p 2", "must be a probability"),
+        ("/set n -2", "n must be a whole number, at least -1, not -2"), ("/set n", "not empty"),
+        ("/set seed x", "not a seed"), ("/set format xml", "unknown format xml"), ("/set format {", "not valid JSON"),
+        ("/set verbose maybe", "on or off"), ('/set stop "\\ud800"', "half a character"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_a_sentence_and_changes_nothing(chat, tmp_path, monkeypatch, capsys, typed, said):
@@ -304,8 +304,8 @@ def test_why_an_answer_ended_is_said(chat, capsys):
     say("/set n 5", "a", "b", "c", "d")
     assert capsys.readouterr().err.splitlines() == [
         "n: 5",
-        "note: the context is full, so the answer ends here; a larger -c holds more",
-        "note: the answer was cut at 5 tokens; /set n changes that",
+        "note: the context is full, so the answer ends here; raise -c for longer ones",
+        "note: the answer was cut at 5 tokens; /set n changes the limit",
     ]
 
 

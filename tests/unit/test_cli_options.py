@@ -77,8 +77,8 @@ def test_a_word_that_is_none_is_the_prompt(folder, word):
         ([], "weights", "hi", ("weights", "hi")),
         ([], None, None, (None, None)),
         (["weights"], "other.gguf", None, ("other.gguf", "weights")),  # -m is the model
-        (["why", "is", "it"], None, None, "a prompt of several words must be quoted"),
-        (["a.gguf", "hi"], "b.gguf", None, "a prompt of several words must be quoted"),
+        (["why", "is", "it"], None, None, "quote a prompt of several words"),
+        (["a.gguf", "hi"], "b.gguf", None, "quote a prompt of several words"),
         (["hi"], "b.gguf", "ho", "the prompt is given twice"),
         (["a.gguf", "hi"], None, "ho", "the prompt is given twice"),
     ],
@@ -150,7 +150,7 @@ def test_an_answer_is_as_long_as_the_model_wants_unless_text_is_continued_or_a_l
 
 @pytest.mark.parametrize(
     ("end", "says"),
-    [("limit", "cut after 7 tokens; -n -1"), ("context", "context of 256 tokens is full; -c 512"), ("model", ""),
+    [("limit", "after 7 tokens; use -n -1"), ("context", "context of 256 tokens is full; use -c 512"), ("model", ""),
      ("stop", "")],
 )  # fmt: skip
 def test_an_answer_that_was_cut_says_so_and_what_gives_more(end, says):
@@ -168,21 +168,21 @@ def test_sizes_and_shares_may_be_text_and_none_asks_for_nothing():
     for text in ("0", "1048576", "12B", "12KiB", "6442450944"):
         assert parse_memory(text) == parse_bytes(text)
     for text in ("12", " 6 ", "1.5"):  # a size without a unit is not taken for bytes
-        with pytest.raises(ValueError, match=f"write the unit, for example {text.strip()}GiB"):
+        with pytest.raises(ValueError, match=f"write the unit, e.g. {text.strip()}GiB"):
             parse_memory(text)
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"vram": "12"}, "--vram: '12' is 12 bytes; write the unit, for example 12GiB"),
-        ({"vram_fill": 0.0}, "--vram-fill is 0; give a share above 0 and up to 1"),
-        ({"gpu_weights": 1.5}, "--gpu-weights is 1.5; give a share from 0 to 1"),
-        ({"vram": -1}, "--vram is negative"),
+        ({"vram": "12"}, "--vram: '12' is 12 bytes; write the unit, e.g. 12GiB"),
+        ({"vram_fill": 0.0}, "--vram-fill must be above 0 and at most 1, not 0"),
+        ({"gpu_weights": 1.5}, "--gpu-weights must be from 0 to 1"),
+        ({"vram": -1}, "--vram must not be negative"),
         ({"vram": "much"}, "--vram: "),
         ({"gpu_weights": "half"}, "--gpu-weights: "),
-        ({"type_k": "q3"}, "'q3' is no KV cache type; choose one of f32, f16"),
-        ({"flash_attn": "maybe"}, "-fa is 'maybe'"),
+        ({"type_k": "q3"}, "unknown KV cache type 'q3'; choose from f32, f16"),
+        ({"flash_attn": "maybe"}, "unknown -fa 'maybe'"),
         ({"type_v": "Q8_0", "flash_attn": "off"}, "a V cache of type q8_0 needs flash attention"),
     ],
     ids=str,
@@ -282,8 +282,8 @@ def test_limits_that_a_plan_does_not_heed_are_said(capsys):
     note_planned(Options(vram_fill=0.8))
     note_planned(Options(n_ctx=512))
     assert capsys.readouterr().err.splitlines() == [
-        "note: --vram and --gpu-weights and --vram-fill have no effect beside --plan, which says what is where",
-        "note: --vram-fill has no effect beside --plan, which says what is where",
+        "note: --vram and --gpu-weights and --vram-fill have no effect with --plan, which sets the placement",
+        "note: --vram-fill has no effect with --plan, which sets the placement",
     ]
 
 

@@ -71,7 +71,7 @@ def test_defaults_and_unknown_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": None}, "it: name must be text, not None"),
+        ({"name": None}, "it: name must be a string, not None"),
         ({"name": ...}, "it: name is missing"),
         ({"listed": ...}, "it: listed is missing"),
         ({"n": -1}, "it: n must be at least 0, not -1"),
@@ -79,7 +79,7 @@ def test_defaults_and_unknown_keys() -> None:
         ({"kind": "c"}, "it: kind must be one of a, b, not 'c'"),
         ({"size": [1]}, "it: size must be two sizes, not [1]"),
         ({"size": [1, 0]}, "it: size must be two sizes, not [1, 0]"),
-        ({"seconds": []}, "it: seconds must be a list with something in it, not []"),
+        ({"seconds": []}, "it: seconds must be a non-empty list, not []"),
         ({"seconds": [1.0, 0.0]}, r"it: seconds[1] must be above 0, not 0.0"),
         ({"seconds": [1.0, float("nan")]}, r"it: seconds[1] must be a number, not nan"),
         ({"others": []}, "it: others must be an object, not []"),
@@ -87,7 +87,7 @@ def test_defaults_and_unknown_keys() -> None:
         ({"others": {"\x1b[2J": 5}}, r"it.others.'\x1b[2J' must be an object, not 5"),
         ({"others": {"k" * 99: 5}}, f"it.others.'{'k' * 36}... must be an object, not 5"),
         ({"others": {"k": {"kind": 1, "size": [1, 1]}}}, "it.others.k: kind must be one of a, b, not 1"),
-        ({"pairs": [[1, 2.0], [1]]}, "it: pairs[1] must be a list of 2, not [1]"),
+        ({"pairs": [[1, 2.0], [1]]}, "it: pairs[1] must be a list of 2 values, not [1]"),
         ({"near": []}, "it.near must be an object, not []"),
         ({"absent": None}, "it.absent must be an object, not None"),
         ({"n": "x" * 99}, f"it: n must be a whole number, not '{'x' * 36}..."),

@@ -139,7 +139,7 @@ def test_gg_takes_the_rest_of_an_odd_extent() -> None:
 @pytest.mark.parametrize(
     ("gg", "cg", "cc", "message"),
     [
-        (0.5, 0.0, 0.5, "cc = 0.5 is no multiple of its split granularity, 32 of 1000 rows; the nearest is 0.512"),
+        (0.5, 0.0, 0.5, "cc = 0.5 is not a multiple of its split granularity, 32 of 1000 rows; the nearest is 0.512"),
         (0.0, 1 / 3, 2 / 3, "cc = 0.666666667"),
         (0.0, 0.004, 0.996, "32 of 1000 rows; the nearest is 0.992"),
         (0.001, 0.0, 0.999, "the nearest is 0.992"),

@@ -176,7 +176,7 @@ def test_the_scale_is_how_much_slower_this_cpu_is():
 def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch):
     for core in (os.cpu_count(), 4000):
         assert core not in allowed_cpus()
-        with pytest.raises(UsageError, match=f"no core {core} here"):
+        with pytest.raises(UsageError, match=f"unknown core {core}"):
             here(f"emulated:scale=1,cpus={core}")
     monkeypatch.setattr("oallama.profile.emulate.allowed_cpus", lambda: (0, 1, 5))
     monkeypatch.setattr("oallama.profile.emulate.default_threads", lambda: 3)
@@ -185,7 +185,7 @@ def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch):
     with pytest.raises(UsageError, match="--threads 2"):
         here("emulated:scale=1", 3)
     monkeypatch.setattr("oallama.profile.emulate.allowed_cpus", lambda: (0,))
-    with pytest.raises(UsageError, match="one core only"):
+    with pytest.raises(UsageError, match="only use one"):
         here("emulated:scale=1")
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert here("emulated:scale=1,cpus=7")[0].cpus == 7, "a core that others may not use"
@@ -240,8 +240,8 @@ def test_a_profile_of_a_cpu_is_no_card(tmp_path):
     document, path = json.loads(PROFILE.read_text()), tmp_path / "cpu.json"
     on_host = [case for case in document["cases"] if case["layout"] != "device"]
     for changed, added, said in (
-        ({"device": "CPU"}, "", "CPU alone"),
-        ({"device": "CPU"}, ",link=3", "profile says them itself"),
+        ({"device": "CPU"}, "", "only a CPU"),
+        ({"device": "CPU"}, ",link=3", "profile has its own values"),
         ({"cases": on_host}, "", "no timings of its device"),
     ):
         path.write_text(json.dumps({**document, **changed}))

@@ -15,7 +15,7 @@ from oallama.run.sampling import Sampling
         ({"top_p": 1.1}, "--top-p"),
         ({"min_p": float("nan")}, "--min-p"),
         ({"repeat_penalty": 0}, "--repeat-penalty"),
-        ({"grammar": "root ::= [a]", "json_schema": "{}"}, "exclude each other"),
+        ({"grammar": "root ::= [a]", "json_schema": "{}"}, "cannot be combined"),
         *(({"json_schema": text}, "JSON schema") for text in ("{", "[1]", "1", "[" * 100_000)),
     ],
     ids=lambda value: str(value)[:40],

@@ -119,7 +119,7 @@ def test_a_change_on_disk_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="changed since it was checked"):
         check_unchanged(found.files)
     path.unlink()
-    with pytest.raises(ModelFileError, match="start again"):
+    with pytest.raises(ModelFileError, match="run again"):
         check_unchanged(found.files)
 
 
@@ -146,8 +146,8 @@ def test_no_architecture_is_asked_for_tensors_that_it_has_not(arch: str, tmp_pat
 #
 
 REMEDIES = (
-    "download it again", "get it again from a source you trust", "convert the model again", "name a", "name the",
-    "name it like", "put it beside this file", "use parts of one and the same model", "check the path",
+    "download it again", "download it again from a source you trust", "convert the model again", "name a", "name the",
+    "rename it, e.g.", "put it beside this file", "use parts of one and the same model", "check the path",
     "copy the model",
 )  # fmt: skip
 

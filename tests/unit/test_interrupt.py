@@ -281,7 +281,7 @@ def test_a_thread_that_does_not_begin_is_an_error(monkeypatch):
     """As one whose memory was refused before its first line: CPython then prints, and ends it."""
     monkeypatch.setattr(threads, "BEGIN_S", 0.3)
     monkeypatch.setattr(threads.Thread, "_bootstrap", lambda self: None)
-    with pytest.raises(MemoryError, match="did not begin"):
+    with pytest.raises(MemoryError, match="did not start"):
         threads.Thread(target=print).start()
 
 

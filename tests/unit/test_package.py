@@ -39,7 +39,7 @@ def test_a_placer_takes_the_names_that_the_command_line_takes(model, monkeypatch
     monkeypatch.setattr("oallama.stores.hub.look_up", lambda name: name)
     monkeypatch.setattr("oallama.stores.hub.download", lambda name: stored if str(name) == "a/b:Q8_0" else None)
     assert oallama.Placer.load("hf.co/a/b:Q8_0", device="none").model.path == str(model)
-    with pytest.raises(oallama.ModelFileError, match="nothing: there is no such file"):
+    with pytest.raises(oallama.ModelFileError, match="nothing: no such file"):
         oallama.Placer.load("nothing")
 
 
@@ -54,13 +54,13 @@ def test_messages_name_options_until_a_public_name_is_used():
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ("--vram is negative; give a size", "vram is negative; give a size"),
-        ("name one with --device, such as emulated", "name one with device, such as emulated"),
+        ("--vram must not be negative; give a size", "vram must not be negative; give a size"),
+        ("choose one with --device, e.g. emulated", "choose one with device, e.g. emulated"),
         ("run it with --device none", "run it with device='none'"),
         ("--device emulated:rtx3060,vram=8GiB: wrong", "device='emulated:rtx3060,vram=8GiB': wrong"),
         ("--device 'foo' is no device", "device='foo' is no device"),
         ("--temp -1.5 is no temperature", "temperature=-1.5 is no temperature"),
-        ("leave out -fa off, or choose -ctv", "leave out flash_attn='off', or choose type_v"),
+        ("omit -fa off, or choose -ctv", "omit flash_attn='off', or choose type_v"),
         ("lower --vram, -ngl or -c", "lower vram, gpu_layers or n_ctx"),
         ("a well-chosen word, a --b and 2 -c", "a well-chosen word, a --b and 2 n_ctx"),
         ("make a new plan with `oallama plan`", "make a new plan with `placer.plan()`"),
@@ -79,19 +79,19 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda placer: placer.affinity(phase="deco"), "phase is 'deco'; give one of"),
-        (lambda placer: placer.affinity(fill="all"), "fill is 'all'; give one of"),
-        (lambda placer: placer.affinity(affinity="papr"), "affinity is 'papr'; give one of"),
-        (lambda placer: placer.plan("cpu", prefetch="never"), "prefetch is 'never'; give one of ahead, layer"),
-        (lambda placer: placer.plan("cpu", n_prompt="long"), "n_prompt is 'long'; give a whole number"),
-        (lambda placer: placer.plan("cpu", n_ctx="long"), "n_ctx is 'long'; give a whole number"),
-        (lambda placer: placer.plan("oatoo"), "there is no policy 'oatoo'; choose one of auto"),
-        (lambda placer: placer.engine("cpu"), "'cpu' is no Plan; make one with `placer"),
-        (lambda placer: placer.run(5), "prompt is 5; give a text"),
-        (lambda placer: placer.load(5), "the model is of type int; give the path of a GGUF file"),
+        (lambda placer: placer.affinity(phase="deco"), "unknown phase 'deco'; choose from"),
+        (lambda placer: placer.affinity(fill="all"), "unknown fill 'all'; choose from"),
+        (lambda placer: placer.affinity(affinity="papr"), "unknown affinity 'papr'; choose from"),
+        (lambda placer: placer.plan("cpu", prefetch="never"), "unknown prefetch 'never'; choose from ahead, layer"),
+        (lambda placer: placer.plan("cpu", n_prompt="long"), "n_prompt must be a whole number"),
+        (lambda placer: placer.plan("cpu", n_ctx="long"), "n_ctx must be a whole number"),
+        (lambda placer: placer.plan("oatoo"), "unknown policy 'oatoo'; choose from auto"),
+        (lambda placer: placer.engine("cpu"), "'cpu' is not a valid plan; make a plan with `placer"),
+        (lambda placer: placer.run(5), "prompt must be a string"),
+        (lambda placer: placer.load(5), "the model must be the path of a GGUF file, not int"),
         (
             lambda placer: placer.load("m.gguf", profile=5),
-            "the profile is of type int; give a Profile or the path of one",
+            "the profile must be a Profile or its path, not int",
         ),
     ],
 )
@@ -103,16 +103,16 @@ def test_a_wrong_argument_is_refused(model, wrong, said):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"vram": 6}, "vram: '6' is 6 bytes; write the unit, for example 6GiB"),
+        ({"vram": 6}, "vram: '6' is 6 bytes; write the unit, e.g. 6GiB"),
         ({"vram": -1}, "vram: '-1' is not a size"),
-        ({"vram": [6]}, r"vram is \[6\]; give a whole number"),
-        ({"threads": "4"}, "threads is '4'; give a whole number"),
-        ({"threads": True}, "threads is True; give a whole number"),
-        ({"vram_fill": "0.9"}, "vram_fill is '0.9'; give a number"),
-        ({"device": 5}, "device is 5; give a text"),
-        ({"n_ctx": 4096.0}, "n_ctx is 4096.0; give a whole number"),
-        ({"vram_full": None}, "'vram_full' is no option of a Placer; there are device, vram, vram_fill"),
-        ({"vram_full": 1}, "'vram_full' is no option of a Placer; there are device, vram, vram_fill"),
+        ({"vram": [6]}, r"vram must be a whole number"),
+        ({"threads": "4"}, "threads must be a whole number"),
+        ({"threads": True}, "threads must be a whole number"),
+        ({"vram_fill": "0.9"}, "vram_fill must be a number"),
+        ({"device": 5}, "device must be a string"),
+        ({"n_ctx": 4096.0}, "n_ctx must be a whole number"),
+        ({"vram_full": None}, "unknown Placer option 'vram_full'; choose from device, vram, vram_fill"),
+        ({"vram_full": 1}, "unknown Placer option 'vram_full'; choose from device, vram, vram_fill"),
     ],
 )
 def test_a_wrong_option_is_refused(model, wrong, said):

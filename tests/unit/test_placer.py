@@ -44,7 +44,7 @@ def test_policies_say_what_they_do_and_the_docs_name_each() -> None:
     for one in POLICIES.values():
         assert one.help and f"`{one.name}`" in page, one.name
     with pytest.raises(
-        UsageError, match="choose one of auto, oato, scheinfer, split, experts, layers, cpu, stock, hetegen"
+        UsageError, match="choose from auto, oato, scheinfer, split, experts, layers, cpu, stock, hetegen"
     ):
         policy_named("magic")
 
@@ -147,7 +147,7 @@ def test_an_operator_that_the_device_cannot_compute_has_no_affinity() -> None:
 
 
 def test_a_report_is_of_a_phase_that_there_is() -> None:
-    with pytest.raises(UsageError, match="phase is 'both'; give one of decode, prefill, mixed"):
+    with pytest.raises(UsageError, match="unknown phase 'both'; choose from decode, prefill, mixed"):
         World().placer().affinity("both")
 
 

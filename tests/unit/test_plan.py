@@ -49,7 +49,7 @@ def test_a_plan_is_saved_whole_or_it_is_said_that_it_cannot_be(tmp_path: Path) -
     with pytest.raises(PlanError, match="cannot write"):
         plan().save(tmp_path / "missing" / "plan.json")
     for folder in (tmp_path, "", ".", "/"):
-        with pytest.raises(PlanError, match="it is a folder"):
+        with pytest.raises(PlanError, match="a folder; name a file"):
             plan().save(folder)
 
 
@@ -88,7 +88,7 @@ def test_the_cut_in_elements_counts_unless_the_fractions_beside_it_were_edited()
     document["operators"][2] |= {"gg": 2 / 3, "cc": 1 / 3}
     edited = Plan.from_json(document)
     assert slice_counts(OPERATORS[2], edited.operators[2]) == (512, 0, 1024)
-    assert edited.notes == (f"the cut of operator {NAMES[2]} is not what its fractions say, which count",)
+    assert edited.notes == (f"the cut of operator {NAMES[2]} differs from its fractions; using the fractions",)
     other = plan([*third[:2], OperatorPlacement.of_cut(NAMES[2], (1000, 0, 536)), third[3]])
     with pytest.raises(PlanError, match=r"ffn_down.*256 of 1536 columns"):
         other.check(MODEL, OPERATORS)
@@ -127,8 +127,8 @@ F16 = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("version", ..., "it.json is not a plan: "),
-        ("version", "1", "it.json is not a plan: an object with a whole number as its version is needed"),
+        ("version", ..., "it.json is not a valid plan: "),
+        ("version", "1", "it.json is not a valid plan: it must be an object with a whole number as version"),
         ("version", 0, "it.json has plan version 0, but this oallama reads versions 1 to 2; "),
         ("version", 3, "it.json has plan version 3, but this oallama reads versions 1 to 2; "),
         ("model/fingerprint", ..., "it.json: plan.model: fingerprint is missing"),
@@ -138,8 +138,8 @@ F16 = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
         ("operators/0/gg", float("nan"), "it.json: plan.operators[0]: gg must be a number, not nan"),
         ("operators/0/gg", 10**400, "it.json: plan.operators[0]: gg must be a number, not 1000"),
         ("operators/0/gg", 1.5, "operator blk.0.attn_q.weight has a fraction outside 0..1"),
-        ("operators/0/gg", 0.5, "operator blk.0.attn_q.weight: gg + cg + cc is 0.5 but must be 1"),
-        ("operators/0/cc", 1e-6, "operator blk.0.attn_q.weight: gg + cg + cc is 1.000001"),
+        ("operators/0/gg", 0.5, "operator blk.0.attn_q.weight: gg + cg + cc must be 1, not 0.5"),
+        ("operators/0/cc", 1e-6, "operator blk.0.attn_q.weight: gg + cg + cc must be 1, not 1.000001"),
         ("operators/0/name", "output.weight", "operator output.weight is placed twice"),
         ("workload/n_ctx", -1, "it.json: plan.workload: n_ctx must be at least 0, not -1"),
         ("workload/n_ctx", 1 << 31, "it.json: plan.workload: n_ctx must be a whole number of 32 bits, not 2147483648"),
@@ -162,8 +162,8 @@ F16 = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
             "it.json: plan.attention: flash_attn must be one of auto, on, off",
         ),
         ("attention", {"flash_attn": "on", "type_k": "f16"}, "it.json: plan.attention: type_v is missing"),
-        ("notes", [5], "it.json: plan: notes[0] must be text, not 5"),
-        ("policy", "x\x1b[2J", r"it.json: plan: policy must be printable text in one line, not 'x\x1b[2J'"),
+        ("notes", [5], "it.json: plan: notes[0] must be a string, not 5"),
+        ("policy", "x\x1b[2J", r"it.json: plan: policy must be one line of printable text, not 'x\x1b[2J'"),
         ("memory/kv", 1 << 63, "it.json: plan.memory: kv must be a whole number of 64 bits, not 9223372036854775808"),
         ("predicted/ttft_s", float("inf"), "it.json: plan.predicted: ttft_s must be a number, not inf"),
         ("predicted/ttft_s", None, "it.json: plan.predicted: ttft_s must be a number, not None"),
@@ -189,8 +189,8 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     ("made", "operators", "says"),
     [
         (plan(model_fingerprint="ef" * 32), OPERATORS, "fingerprint"),
-        (plan(HALF[:-1]), OPERATORS, r"no place for operator output\.weight"),
-        (plan(HALF[1:-1]), OPERATORS, r"no place for operator blk\.0\.attn_q\.weight and 1 more"),
+        (plan(HALF[:-1]), OPERATORS, r"does not place operator output\.weight"),
+        (plan(HALF[1:-1]), OPERATORS, r"does not place operator blk\.0\.attn_q\.weight and 1 more"),
         (plan(), OPERATORS[:-1], r"output\.weight, which this model does not have"),
         (plan(places(1, 1 / 3, 0.25, 0)), OPERATORS, r"ffn_down.*256 of 1536 columns; the nearest is 0\.6666"),
     ],

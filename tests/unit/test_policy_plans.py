@@ -368,15 +368,15 @@ def beside_an_encoder() -> World:
     ("asked", "says"),
     [
         (lambda: World(options=STREAMED).plan("fit"), "limit it by --vram"),
-        (lambda: World().plan("layers", rules=Rules(fill="full")), "say how oato places; policy layers does not"),
-        (lambda: Rules(affinity="best"), "affinity is 'best'; give one of"),
-        (lambda: Rules(fill="best"), "fill is 'best'; give one of"),
-        (lambda: Rules(prefetch="best"), "prefetch is 'best'; give one of"),
-        (lambda: slow_cpu().plan("experts"), "this one has none"),
+        (lambda: World().plan("layers", rules=Rules(fill="full")), "apply only to policy oato, not to layers"),
+        (lambda: Rules(affinity="best"), "unknown affinity 'best'; choose from"),
+        (lambda: Rules(fill="best"), "unknown fill 'best'; choose from"),
+        (lambda: Rules(prefetch="best"), "unknown prefetch 'best'; choose from"),
+        (lambda: slow_cpu().plan("experts"), "needs a model with experts"),
         (lambda: routed().plan("experts"), "count-experts"),
-        (lambda: slow_cpu().plan("fiddler"), "models with experts"),
+        (lambda: slow_cpu().plan("fiddler"), "needs a model with experts"),
         (lambda: Options(flash_attn="off", type_v="q8_0"), "V cache of type q8_0 needs flash attention"),
-        (lambda: beside_an_encoder().plan("oato"), "an encoder beside its decoder, and such models are not placed"),
+        (lambda: beside_an_encoder().plan("oato"), "encoder-decoder models are not supported on a device"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_a_sentence(asked: Callable[[], object], says: str) -> None:

@@ -439,7 +439,7 @@ def test_a_machine_that_changed_while_it_was_measured_is_told(again: float, said
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        (lambda run: 1 + 0.01 * run, ("had not settled", "drifted")),
+        (lambda run: 1 + 0.01 * run, ("did not settle", "drifted")),
         (lambda run: 9 if run % 5 == 3 else 1, ("outliers",)),
     ],
 )
@@ -602,7 +602,7 @@ def test_a_damaged_file_is_measured_again_and_told(damaged: str, capsys: pytest.
         path.with_suffix(".journal").write_text('{"cases": [{"layout": "CPU"}]}\n')
     assert measured(Machine().profile(DENSE, NONE, progress=True)) == measured(whole)
     said = capsys.readouterr()
-    assert said.out == "" and ("measured again" in said.err or "is made again" in said.err)
+    assert said.out == "" and ("measuring again" in said.err or "will be repeated" in said.err)
 
 
 def test_only_the_same_device_gets_what_was_measured() -> None:
@@ -626,7 +626,7 @@ def test_a_second_measurement_waits_for_the_first(monkeypatch: pytest.MonkeyPatc
     with measuring_lock(cache_folder(), lambda: pytest.fail("nobody else has it")):
         assert (cache_folder() / "measuring.lock").stat().st_mode & 0o077 == 0, "others could hold it for ever"
         second.start()
-        until(lambda: "another profile is being measured" in said.getvalue())
+        until(lambda: "another process is profiling" in said.getvalue())
         assert not machine.asked
     second.join()
     assert machine.asked
@@ -638,7 +638,7 @@ def test_a_cache_that_cannot_be_written_costs_one_note(refresh, tmp_path, monkey
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file" / "cache"))
     assert Machine().profile(DENSE, refresh=refresh, progress=True).cases, "what was measured is there"
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert len(notes) == 1 and FOLDER_VARIABLE in notes[0] and "this run alone" in notes[0]
+    assert len(notes) == 1 and FOLDER_VARIABLE in notes[0] and "measurements are not kept" in notes[0]
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -769,7 +769,7 @@ def test_errors_of_the_measuring_process_are_ours(raised, device, kind: type[Oal
         ({"tokens": (0, 32)}, UsageError, "--tokens"),
         ({"n_threads": 0}, UsageError, "--threads"),
         ({"device": "rpc://nowhere"}, UsageError, "--device"),
-        ({"operators": []}, ProfileError, r"m\.gguf has no weights"),
+        ({"operators": []}, ProfileError, r"m\.gguf has no mul-mat weights"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_starts(change, kind, says) -> None:

@@ -35,9 +35,9 @@ def test_what_it_computes_in_is_what_llama_server_reserves(projector, flash_attn
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"arch": "llama"}, "a model of architecture 'llama' and no vision projector"),
+        ({"arch": "llama"}, "a model of architecture 'llama', not a vision projector"),
         ({"leave_out": ("embedding_length",)}, "'clip.vision.embedding_length' is missing"),
-        ({"image_size": 14, "patch_size": 28, "leave_out": ()}, "more than the 14"),
+        ({"image_size": 14, "patch_size": 28, "leave_out": ()}, "more than a picture"),
         ({"image_max_pixels": 0}, "must be a number from 1"),
     ],
 )
@@ -60,15 +60,15 @@ def test_what_leaves_nothing_does_not_fit():
         vram_beside(100, 0.9, 100, "CUDA0", "something", "use less")
 
 
-@pytest.mark.parametrize(("spare", "side"), [(MIB, "on the device, as the plan leaves 1 MiB there"),
-                                             (1024, "on the CPU, as the plan leaves 1 KiB there")])  # fmt: skip
+@pytest.mark.parametrize(("spare", "side"), [(MIB, "on the device, as the plan leaves 1 MiB free"),
+                                             (1024, "on the CPU, as the plan leaves 1 KiB free")])  # fmt: skip
 def test_a_plan_says_where_it_is_and_why(tmp_path, spare, side):
     record = records.served().plan
     plan = replace(record, memory=replace(record.memory, spare=spare))
     asked = ProjectorOptions(str(write_projector(tmp_path / "mmproj.gguf")), None)
     placed = asked.place(asked.read(), plan, memory_kept=False)
     assert placed.on_device == (spare == MIB) and placed.note.endswith(side)
-    assert "to encode a picture of 56 x 56 in" in placed.note
+    assert "to encode a picture of 56 x 56," in placed.note
     assert placed.noted(plan).notes == (*record.notes, placed.note)
     assert not asked.place(asked.read(), records.on_cpu(records.served()).plan, False).on_device
 

@@ -27,7 +27,7 @@ CHATS = Prompt("hi", chats=True, ends=True)
         (FILE, ROLES, None, "be brief", Prompt("hi", True, True, "be brief")),
         ("plain.gguf", None, True, None, "no chat template; use --no-chat"),
         ("plain.gguf", None, None, "be brief", "no chat template"),
-        ("chatty.gguf", ROLES, False, "be brief", "does not go with --no-chat"),
+        ("chatty.gguf", ROLES, False, "be brief", "cannot be combined with --no-chat"),
     ],
 )
 def test_a_model_with_a_template_chats_unless_told_not_to(tmp_path, file, template, chat, system, prompt):

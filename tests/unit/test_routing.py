@@ -187,7 +187,7 @@ def test_a_file_is_kept_as_if_the_model_had_been_counted(tmp_path: Path, capsys:
     drawing.write_routing(ids, {0: [(0, 1, 2), (3, 4, 5)]}, "of three experts a token")
     capsys.readouterr()
     assert drawing.main(keep) == 2
-    assert "not of a model of 8 experts, 2 a token" in capsys.readouterr().err
+    assert "not from a model with 8 experts, 2 per token" in capsys.readouterr().err
 
 
 def test_what_a_model_was_seen_to_use_keeps_its_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

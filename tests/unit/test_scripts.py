@@ -148,7 +148,7 @@ def test_real_card_fits_predicts_and_says_what_is_wrong_with_a_table(tmp_path, m
     assert max(made["median_error"].values()) < 0.02
     assert sum(row["fitted"] for row in made["rows"]) == 16
     assert main(predict) == 0
-    assert "The 16 rows that nothing was fitted to" in capsys.readouterr().out
+    assert "The 16 rows not used for the fit" in capsys.readouterr().out
     Path("runs.csv").write_text(f"{HEAD}\nmamba,1024,1000,2,512,SUCCESS,900,5,10,5\n")
     assert main(["fit", "runs.csv", "--models", "models.toml", "-o", "other.json"]) == 2
     told = capsys.readouterr().err

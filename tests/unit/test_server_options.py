@@ -27,7 +27,7 @@ def test_what_changes_no_placement_is_passed_on(asked, passed):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["-ngl", "99"], "-ngl is not passed on to llama-server: oallama decides where weights lie"),
+        (["-ngl", "99"], "-ngl is not passed on to llama-server: oallama places the weights"),
         (["--host", "0.0.0.0"], "--host is not passed on to llama-server: it is an option of oallama serve"),
         (["-md", "draft.gguf"], "-md is not passed on to llama-server: give it before --"),
         (["--spec-type", "draft-mtp"], "--spec-type draft-mtp is not passed on"),

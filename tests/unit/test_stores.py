@@ -52,7 +52,7 @@ def test_a_name_is_read(text, repo, quant):
     ["", "model", "a/b/c", "../b", "a/..", "a/b:", "a/b:c:d", "a//b", "/a/b", "a/b c", "a/b:../x", "a--b/c", ".a/b"],
 )
 def test_what_is_no_name_is_refused(text):
-    with pytest.raises(ValueError, match="is no model of the hub; write it like USER/REPO"):
+    with pytest.raises(ValueError, match="is not a hub model; write USER/REPO"):
         parse_hub_name(text)
 
 
@@ -82,7 +82,7 @@ def test_the_file_is_chosen_as_llama_cpp_does(quant, files, chosen):
 
 
 def test_a_part_of_a_quantisations_name_is_none():
-    with pytest.raises(UsageError, match="has no Q4_K; there is: BF16, IQ4_XS, Q4_K_M, Q4_K_S, Q8_0"):
+    with pytest.raises(UsageError, match="has no Q4_K; choose from BF16, IQ4_XS, Q4_K_M, Q4_K_S, Q8_0"):
         choose(parse_hub_name(f"{REPO}:Q4_K"), FILES)
 
 
@@ -156,9 +156,9 @@ def test_a_name_with_a_host_is_downloaded_and_one_without_is_not(hub, capfd):
     [
         ("nobody/nothing", 2, "has no repository nobody/nothing, or it is private"),
         ("a/no-gguf", 2, "a/no-gguf has no GGUF model"),
-        (f"{REPO}:Q2_K", 2, f"{REPO} has no Q2_K; there is: F16, Q8_0"),
-        ("llama3.2", 2, "llama3.2 is neither a GGUF file nor a downloaded model; -hf USER/REPO downloads"),
-        ("a/b/c", 2, "'a/b/c' is no model of the hub"),
+        (f"{REPO}:Q2_K", 2, f"{REPO} has no Q2_K; choose from F16, Q8_0"),
+        ("llama3.2", 2, "llama3.2 is neither a GGUF file nor a downloaded model; `-hf USER/REPO` downloads"),
+        ("a/b/c", 2, "'a/b/c' is not a hub model"),
         ("a/gated", 2, "accept its terms at HUB/a/gated"),
     ],
 )
@@ -339,9 +339,9 @@ def break_model(store, data, how):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("without its blob", "is missing"), ("cut", "has not the size that its manifest says"),
-        ("another document", "is broken"), ("a digest that leads out", "the digest of m:latest is none"),
-        ("a link for a blob", "is missing from"), ("a link for a manifest", "is no file of the store"),
+        ("without its blob", "is missing"), ("cut", "has another size than its manifest says"),
+        ("another document", "is broken"), ("a digest that leads out", "the digest of m:latest is invalid"),
+        ("a link for a blob", "is missing from"), ("a link for a manifest", "is not a file in the store"),
         ("in two blobs", "is in 2 blobs"),
     ],
 )  # fmt: skip
@@ -360,12 +360,12 @@ def test_a_broken_model_of_ollama_is_refused_and_listed_with_the_reason(store, g
 
 def test_a_model_of_ollama_without_a_gguf_is_not_listed(store, capfd):
     store.manifest("registry.ollama.ai/library/m/latest", [{"mediaType": "application/vnd.ollama.image.tensor"}])
-    with pytest.raises(ModelFileError, match="is no GGUF"):
+    with pytest.raises(ModelFileError, match="is not a GGUF"):
         find_model("m")
     code, out, _ = said(capfd, "list", "--json")
     assert (code, json.loads(out)) == (0, {"models": [], "unusable": []})
     code, out, line = said(capfd, "list")
-    assert (code, out) == (0, "") and "no model has been downloaded; `oallama pull" in line
+    assert (code, out) == (0, "") and "no models downloaded; `oallama pull" in line
 
 
 def test_every_store_is_listed(store, gguf, capfd):
@@ -423,7 +423,7 @@ def test_a_home_of_nobody_is_a_folder_that_is_not_there(monkeypatch, capfd):
     for variable in ("OLLAMA_MODELS", "LLAMA_CACHE", "HF_HOME"):
         monkeypatch.setenv(variable, "~nobody-of-this-name/x")
     code, out, line = said(capfd, "list")
-    assert (code, out) == (0, "") and "no model has been downloaded" in line
+    assert (code, out) == (0, "") and "no models downloaded" in line
 
 
 def test_of_several_commits_the_current_one_counts_then_the_newest(gguf):

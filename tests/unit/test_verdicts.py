@@ -164,8 +164,8 @@ def test_the_first_that_wins_is_used_and_what_is_open_goes_on():
 def test_a_sentence_says_what_is_used_and_why():
     won, lost = race(1.34, 1.35, 1.33, 1.34), race(0.8, 0.8, 0.8, 0.81, policy="cpu")
     said = (
-        r"short questions: split is 1\.34× as fast as llama\.cpp's placement \(1\.\d\d-1\.\d\d\), its prompts 1\.3×, "
-        r"its tokens 1\.3×; used from now on"
+        r"short questions: split is 1\.34× as fast as llama\.cpp's placement \(1\.\d\d-1\.\d\d\), prompts 1\.3×, "
+        r"tokens 1\.3×; used from now on"
     )
     assert re.fullmatch(said, of_class(won).sentence)
     using = "using llama.cpp's placement"
@@ -174,14 +174,14 @@ def test_a_sentence_says_what_is_used_and_why():
     assert of_class(race()).sentence.endswith("split is not yet distinguishable from it")
     assert f"{using}: the CPU alone is 0.80× as fast (0." in of_class(lost).sentence
     assert "not measurably faster" in of_class(race(*[1.0, 1.01] * 10)).sentence
-    assert of_class(kind=PAGE).sentence == f"pages: {using}: no plan of ours is predicted to be faster"
+    assert of_class(kind=PAGE).sentence == f"pages: {using}: no plan is predicted to be faster"
     assert of_class(kind=PAGE).use == f"pages: {using}"
     assert of_class(race(refused="no room")).sentence.endswith(": no room")
-    assert of_class(late(2.5)).sentence.endswith(": the first word of split comes 2.5 times as late as with --fit")
+    assert of_class(late(2.5)).sentence.endswith(": the first word comes 2.5 times as late with split as with --fit")
     tries = (StockTry(FIT, Speed(1.0, 0.03)), StockTry(NO_HOST, Speed(1.0, 0.01)))
     assert of_class(tries=tries, rival=1).sentence == (
         "short questions: using llama.cpp with -ngl 18 --no-host, 2× as fast as its own placement (prompts 1×, tokens "
-        "3×): no plan of ours is predicted to be faster"
+        "3×): no plan is predicted to be faster"
     )
 
 

@@ -1,4 +1,4 @@
-"""`oallama chat`: what its options say, and the session that follows from them."""
+"""`oallama chat`: its options, and the session."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was 
     option(
         "--tune", type=click.Choice(["before", "never"]), default="never", show_default=True, metavar="before|never",
         group=Group.PLACEMENT,
-        help="When to find the fastest plan.\f before: before the first answer; never: policy auto, where nothing was "
-        "measured yet, begins at once with stock llama.cpp's own placement.",
+        help="When to find the fastest plan.\f before: before the first answer; never: start at once; policy auto then "
+        "uses stock llama.cpp's own placement until a plan was measured.",
     )
 )  # fmt: skip
 @depth_option
 @projector_options
 @answer_options(
-    "everything else",
-    "Put what is said into the model's chat template, or continue it as one text.",
-    "chat where the model has a template",
+    "the conversation",
+    "Apply the model's chat template, or continue the messages as one plain text.",
+    "chat if the model has a template",
 )
-@option("--verbose", is_flag=True, help="Show tokens/s after each answer.\f And what was predicted.")
+@option("--verbose", is_flag=True, help="Show tokens/s after each answer.\f Also show the predicted speed.")
 def command(
     model: str | None,
     n_gen: int | None,
@@ -64,7 +64,7 @@ def command(
     answers: AnswerOptions,
     verbose: bool,
 ) -> None:
-    """Talk with a model; without MODEL with the small one that comes with oallama. /? lists commands, Ctrl-D leaves.
+    """Chat with a model; without MODEL, with the built-in story model. /? lists commands, Ctrl-D leaves.
 
     \b
       oallama chat model.gguf --system "Answer in one sentence."
@@ -72,9 +72,9 @@ def command(
       printf '%s\\n' "Hello!" "Tell me a story." | oallama chat --tune never
 
     \f
-    In a pipe each line is a message, and stdout gets the answers alone. A line that begins with / is a command. Ctrl-C
-    stops an answer. Without a measured placement that of stock llama.cpp is used; a line says what measuring is
-    predicted to gain.
+    In a pipe each line is a message, and stdout gets only the answers. A line that begins with / is a command. Ctrl-C
+    stops an answer. Until a placement was measured, chat uses that of stock llama.cpp; a line says how much measuring
+    is predicted to gain.
     """
     asked.check_depth(n_depth)
     start(model, n_gen, asked, answers, verbose, n_depth or 0, pictures)
@@ -159,7 +159,5 @@ def welcome(session: ChatSession) -> str:
         expected(placer, engine.plan),
     ]
     if not session.chats:
-        lines.append(
-            "It continues what you type as one text; Enter alone lets it go on, and /clear begins another text."
-        )
+        lines.append("This model continues your text. Press Enter to let it go on, use /clear to start a new text.")
     return "\n".join(lines)

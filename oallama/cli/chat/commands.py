@@ -1,4 +1,4 @@
-"""Slash commands of a chat: parsed, completed and carried out."""
+"""Slash commands of a chat: parsing, completion and execution."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def is_command(message: str) -> bool:
 
 
 def obey(session: ChatSession, message: str) -> None:
-    """Carry out a command. Raises Leave, and UsageError for a command that is unknown or impossible."""
+    """Execute a command. Raises Leave, and UsageError for an unknown or impossible command."""
     name, _, argument = message.strip().partition(" ")
     name = OTHER_NAMES.get(name, name)
     command = COMMANDS.get(name)
     if command is None:
         closest = difflib.get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {closest[0]}?" if closest else "/? lists them"
-        raise UsageError(f"there is no command {name}; {meant} (a message with a blank before the / goes to the model)")
+        raise UsageError(f"unknown command {name}; {meant} (put a space before the / to send it to the model)")
     command.do(session, argument.strip())
 
 
@@ -65,8 +65,8 @@ def _help(_session: ChatSession, topic: str) -> None:
         lines = [f"  {f'{name} {command.usage}':<{width}}  {command.help}" for name, command in COMMANDS.items()]
         lines += [
             "",
-            f"  {QUOTES}            begins and ends a message of several lines; a backslash at the end of a line too",
-            "  Ctrl-C         stops an answer",
+            f"  {QUOTES}            begin and end a message of several lines, or end each line but the last with \\",
+            "  Ctrl-C         stop an answer",
             "  Ctrl-D         leaves, as /bye",
         ]
     talk("\n".join(lines))
@@ -88,7 +88,7 @@ def _set(session: ChatSession, argument: str) -> None:
     name, value = setting_name(word), unquoted(text)
     if name == "system":
         session.begin(replace(session.conversation, system=None if value in ("", "none") else value))
-        talk("the system prompt is set" if session.conversation.system else "there is no system prompt now")
+        talk("the system prompt is set" if session.conversation.system else "no system prompt now")
         return
     session.settings = changed(session.settings, name, value)
     shown = {row[0]: row[1] for row in session.settings.rows()}
@@ -96,10 +96,10 @@ def _set(session: ChatSession, argument: str) -> None:
 
 
 def unquoted(text: str) -> str:
-    """Strip the quotes of a value: three, or one with the escapes of JSON. Raises UsageError for what is no text."""
+    """Strip the quotes of a value: three, or one with the escapes of JSON. Raises UsageError for invalid text."""
     value = _unquoted(text.strip())
     if not is_text(value):
-        raise UsageError("this value is no text: it has half of a character, as JSON's \\ud800 is")
+        raise UsageError("this value is not valid text: it has half a character, like JSON's \\ud800")
     return value
 
 
@@ -117,7 +117,7 @@ def _unquoted(text: str) -> str:
 def _show(session: ChatSession, topic: str) -> None:
     topic = {"parameters": "settings", "": "all"}.get(topic, topic)
     if topic != "all" and topic not in TOPICS:
-        raise UsageError(f"there is nothing called {topic} to show; /show takes one of {', '.join(TOPICS)}")
+        raise UsageError(f"unknown topic {topic}; choose from {', '.join(TOPICS)}")
     chosen = ("model", "placement", "speeds", "settings") if topic == "all" else (topic,)
     talk("\n".join(line for name in chosen for line in TOPICS[name](session)))
 
@@ -129,7 +129,7 @@ def _shown_model(session: ChatSession) -> list[str]:
     return [
         f"{model_title(info)}: {printable(info.arch)}, {size}; {how}",
         printable(info.path, 1000),
-        f"context: {session.engine.n_ctx} tokens, of {info.n_ctx_train or 'an unknown number'} that it was trained on",
+        f"context: {session.engine.n_ctx} tokens, trained on {info.n_ctx_train or 'an unknown number'}",
     ]
 
 
@@ -162,7 +162,7 @@ def _shown_conversation(session: ChatSession) -> list[str]:
         f"{each.role}: {printable(line, 10_000)}" for each in session.conversation.messages
         for line in each.content.split("\n")
     ]  # fmt: skip
-    return lines or ["nothing was said yet"]
+    return lines or ["the conversation is empty"]
 
 
 def _shown_template(session: ChatSession) -> list[str]:
@@ -191,11 +191,11 @@ def _save(session: ChatSession, path: str) -> None:
 
 def _load(session: ChatSession, path: str) -> None:
     if not path:
-        raise UsageError("/load needs the name of a file that /save has written")
+        raise UsageError("/load needs the name of a file from /save")
     source = home(unquoted(path))
     session.begin(Conversation.from_json(text_of_file(source, "conversation")))
     n = session.conversation.n_exchanges
-    talk(f"read {source}: {n} exchange{'' if n == 1 else 's'}; the next message goes on from there")
+    talk(f"read {source}: {n} exchange{'' if n == 1 else 's'}; the next message continues it")
 
 
 def home(path: str) -> str:
@@ -212,10 +212,10 @@ def _image(session: ChatSession, path: str) -> None:
     if not session.takes_pictures:
         raise UsageError("this chat takes no pictures; start it with --mmproj FILE, the model's vision projector")
     if not path:
-        raise UsageError("/image needs the name of a picture's file")
+        raise UsageError("/image needs the name of a picture file")
     source = home(unquoted(path))
     session.pictures.append(data_url(source))
-    talk(f"the next message brings {source}")
+    talk(f"the next message will include {source}")
 
 
 def _clear(session: ChatSession, _argument: str) -> None:
@@ -226,7 +226,7 @@ def _clear(session: ChatSession, _argument: str) -> None:
 def _undo(session: ChatSession, _argument: str) -> None:
     session.undo()
     n = session.conversation.n_exchanges
-    talk(f"the last question and its answer are gone; {n or 'none'} left")
+    talk(f"removed the last question and its answer; {n} left")
 
 
 def _retry(session: ChatSession, _argument: str) -> None:
@@ -234,14 +234,14 @@ def _retry(session: ChatSession, _argument: str) -> None:
 
 
 COMMANDS = {
-    "/?": Command(_help, "", "this list; /? set and /? show say more", ("set", "show")),
-    "/set": Command(_set, "NAME VALUE", "change a setting; without a name: show them", tuple(MEANINGS)),
+    "/?": Command(_help, "", "show this list; /? set and /? show explain more", ("set", "show")),
+    "/set": Command(_set, "NAME VALUE", "change a setting; without NAME, show all settings", tuple(MEANINGS)),
     "/show": Command(_show, "[TOPIC]", f"{', '.join(TOPICS)}", tuple(TOPICS)),
-    "/save": Command(_save, "FILE", "write the conversation as JSON", path=True),
-    "/load": Command(_load, "FILE", "go on from a conversation that was saved", path=True),
-    "/image": Command(_image, "FILE", "show a picture with the next message (--mmproj)", path=True),
-    "/clear": Command(_clear, "", "forget the conversation, but for the system prompt"),
-    "/undo": Command(_undo, "", "take back the last question and its answer"),
+    "/save": Command(_save, "FILE", "save the conversation as JSON", path=True),
+    "/load": Command(_load, "FILE", "continue a saved conversation", path=True),
+    "/image": Command(_image, "FILE", "add a picture to the next message (--mmproj)", path=True),
+    "/clear": Command(_clear, "", "forget the conversation, except the system prompt"),
+    "/undo": Command(_undo, "", "remove the last question and its answer"),
     "/retry": Command(_retry, "", "answer the last question again"),
     "/bye": Command(_leave, "", "leave"),
 }
@@ -253,7 +253,7 @@ QUOTES = '"""'
 
 
 def message_of(text: str, at_end: bool = False) -> str | None:
-    """Return the message in typed text; None where another line must follow. at_end: no line will."""
+    """Return the message in typed text; None if it needs another line. at_end: there is no other line."""
     opened = text.lstrip()
     if opened.startswith("/") and QUOTES in opened:
         closed = opened.count(QUOTES) > 1 and opened.rstrip().endswith(QUOTES)
@@ -279,15 +279,15 @@ class PipedLines:
         self._stream = stream
 
     def read(self) -> str | None:
-        """Return the next message, None at the end. Raises UsageError for what is not UTF-8 text."""
+        """Return the next message, None at the end. Raises UsageError for text that is not UTF-8."""
         text = ""
         while True:
             try:
                 line = self._stream.readline()
             except UnicodeDecodeError:
-                raise UsageError("what comes in on stdin is not UTF-8 text") from None
+                raise UsageError("stdin is not UTF-8 text") from None
             if not is_text(line):
-                raise UsageError("what comes in on stdin is not UTF-8 text; convert it, for example with iconv")
+                raise UsageError("stdin is not UTF-8 text; convert it, e.g. with iconv")
             text += line
             if not line:
                 return message_of(text.removesuffix("\n"), at_end=True) if text else None

@@ -1,4 +1,4 @@
-"""The loop of a chat: a message, its answer, until the user has enough."""
+"""The loop of a chat: a message, its answer, until the user leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def somebody_types() -> bool:
 
 
 def reader_of_stdin() -> Terminal | PipedLines:
-    """Read from the terminal where a person types, else line by line; a closed stdin has no lines."""
+    """Read from an interactive terminal, else line by line; a closed stdin has no lines."""
     if somebody_types():
         from oallama.cli.chat.terminal import HISTORY, Terminal
         from oallama.core.files import cache_folder
@@ -34,8 +34,8 @@ def reader_of_stdin() -> Terminal | PipedLines:
 
 
 def converse(session: ChatSession, reader: Terminal | PipedLines) -> None:
-    """Answer until the end of the input or /bye. A wrong message or command is told in one sentence, and the session
-    goes on. Raises DeviceError for a lost device, and KeyboardInterrupt for a Ctrl-C from a pipe."""
+    """Answer until the end of the input or /bye. An invalid message or command prints one sentence, and the session
+    continues. Raises DeviceError for a lost device, and KeyboardInterrupt for a Ctrl-C from a pipe."""
     told = False  # how tokens compare with what was predicted
     while True:
         try:

@@ -49,13 +49,13 @@ class ChatSession:
         self._n_retries = 0  # of the last question
 
     def begin(self, conversation: Conversation) -> None:
-        """Go on from another conversation. Raises UsageError for a system prompt that the model cannot be given."""
+        """Continue another conversation. Raises UsageError for a system prompt if the model has no chat template."""
         if conversation.system is not None and not self.chats:
             raise UsageError("this model has no chat template, so it cannot be given a system prompt")
         self.conversation, self._n_dropped, self._n_retries, self.ended = conversation, 0, 0, False
 
     def ask(self, message: str) -> None:
-        """Write the answer to a message. Raises UsageError where it does not fit, and what rendering and generating
+        """Write the answer to a message. Raises UsageError if it does not fit, and what rendering and generating
         raise; the message is not kept then."""
         if self.ended:
             self.begin(self.conversation.without_messages())
@@ -64,20 +64,20 @@ class ChatSession:
         self.pictures = []
 
     def go_on(self) -> None:
-        """Continue the text. Raises UsageError where there is none, or the model has ended it."""
+        """Continue the text. Raises UsageError if there is no text, or the model has ended it."""
         if not self.conversation.messages or self.ended:
-            raise UsageError("there is no text to go on with; type the beginning of one")
+            raise UsageError("no text to continue; type the beginning")
         self._answer(self.conversation)
 
     def retry(self) -> None:
-        """Answer the last question again, with another draw. Raises UsageError where there is none."""
+        """Answer the last question again, with another seed. Raises UsageError if there is none."""
         question = self.conversation.last_question
         self._n_retries += 1
         earlier = self.conversation.without_last()
         self._answer(earlier.with_message("user", question.content, question.images))
 
     def undo(self) -> None:
-        """Take the last question and its answer back. Raises UsageError where there is none."""
+        """Remove the last question and its answer. Raises UsageError if there is none."""
         self.conversation = self.conversation.without_last()
         self._n_dropped = max(0, min(self._n_dropped, self.conversation.n_exchanges - 1))
         self._n_retries, self.ended = 0, False
@@ -117,15 +117,15 @@ class ChatSession:
 
     def _tell_end(self, generation: Generation) -> None:
         if generation.end == "context":
-            talk("note: the context is full, so the answer ends here; a larger -c holds more")
+            talk("note: the context is full, so the answer ends here; raise -c for longer ones")
         elif generation.end == "limit" and self.chats:
-            talk(f"note: the answer was cut at {self.settings.n} tokens; /set n changes that")
+            talk(f"note: the answer was cut at {self.settings.n} tokens; /set n changes the limit")
         elif generation.end == "model" and not self.chats:
             self.ended = True
-            talk("note: the model has ended this text; what you type next begins another")
+            talk("note: the model ended this text; your next line begins a new one")
 
     def _fitted(self, asked: Conversation) -> Conversation:
-        """The conversation, its oldest exchanges dropped where it gets too long. Raises UsageError where
+        """The conversation, its oldest exchanges dropped where it gets too long. Raises UsageError if
         the last message alone is."""
         engine = self.engine
         n_ctx, n = engine.n_ctx, self.settings.n
@@ -139,8 +139,8 @@ class ChatSession:
                 break
         else:
             alone = self._length(seen.without_oldest(max(0, seen.n_exchanges - 1)))
-            what = "this message alone makes" if self.chats else "this text has"
-            remedy = "shorten it" if self.chats else "/clear begins another"
+            what = "this message alone has" if self.chats else "this text has"
+            remedy = "shorten it" if self.chats else "/clear starts a new one"
             raise UsageError(
                 f"{what} {alone} tokens but the context holds {n_ctx}; {remedy}, or start with a larger -c"
             )
@@ -159,7 +159,7 @@ class ChatSession:
         return len(self.engine.tokenize(conversation.as_text()))
 
     def token_seconds(self, depth: int) -> float | None:
-        """Predicted seconds of a token behind so many others. None where nothing is predicted."""
+        """Predicted seconds of a token at this depth. None without a prediction."""
         plan = self.engine.plan
         if plan.predicted is None:
             return None
@@ -175,7 +175,7 @@ class ChatSession:
         return True
 
     def figures(self, answer: Generation) -> str:
-        """The line below an answer: prompt and answer, whose rate stands beside the one predicted at this depth."""
+        """The line below an answer: prompt and answer, with the rates measured and predicted at this depth."""
         tpot_s = self.token_seconds(answer.n_prompt + answer.n_gen // 2)
         expected = Predicted(0.0, tpot_s, 0.0) if tpot_s else None
         return " · ".join(

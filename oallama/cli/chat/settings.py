@@ -17,7 +17,7 @@ ANY_JSON = "{}"
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How the answers of a session are made and shown."""
+    """How answers of a session are generated and shown."""
 
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
@@ -26,12 +26,12 @@ class ChatSettings:
     form: str = "text"  # what the grammar allows, for the reader
 
     def arguments(self, n_retries: int = 0) -> dict[str, Any]:
-        """Keywords of Engine.stream. n_retries: another draw for each, where there is one."""
+        """Keywords of Engine.stream. n_retries: each retry changes the seed."""
         drawn = asdict(self.sampling)
         return {**drawn, "seed": (drawn["seed"] + n_retries) % 2**32, "stop": self.stop}
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(name, value, meaning) of all that /set knows."""
+        """(name, value, meaning) of all settings."""
         drawn = {name: value for name, value in asdict(self.sampling).items() if name not in ("grammar", "json_schema")}
         values = {
             **{name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in drawn.items()},
@@ -44,33 +44,33 @@ class ChatSettings:
 
 
 MEANINGS = {
-    "temperature": "0: always the likeliest token",
-    "seed": "of the draw; -1: a random one",
-    "top_k": "draw among so many of the likeliest tokens; 0: all",
-    "top_p": "draw among the likeliest tokens with this probability together; 1: all",
-    "min_p": "leave out tokens less likely than this share of the likeliest; 0: none",
-    "repeat_penalty": "make the last 64 tokens less likely; 1: off",
-    "stop": "end before this text; a second one is added, none takes all away",
-    "n": "tokens of an answer at most; -1: until the model ends",
+    "temperature": "0: always the most likely token",
+    "seed": "random seed; -1: a new one each time",
+    "top_k": "sample from the N most likely tokens; 0: all",
+    "top_p": "sample from the most likely tokens with this total probability; 1: all",
+    "min_p": "drop tokens less likely than this share of the most likely; 0: off",
+    "repeat_penalty": "penalty for repeating the last 64 tokens; 1: off",
+    "stop": "stop sequence; repeat to add another, none removes all",
+    "n": "maximum tokens of an answer; -1: until the model stops",
     "format": 'text, json, or a JSON schema such as {"type": "array"}',
-    "grammar": "only what this GBNF allows; none: anything",
-    "system": "what the model is told before everything else; none: nothing",
-    "verbose": "on: tokens/s after each answer, and what was predicted",
+    "grammar": "GBNF grammar that constrains the answer; none: off",
+    "system": "system prompt; none removes it",
+    "verbose": "on: show measured and predicted tokens/s after each answer",
 }
 
 ALIASES = {
     "temp": "temperature", "num_predict": "n", "n_predict": "n", "predict": "n", "json": "format", "schema": "format",
 }  # fmt: skip
-"""Other programs' words."""
+"""Names of settings in other programs."""
 
 
 def setting_name(word: str) -> str:
-    """The name of a setting. Raises UsageError with the likeliest one meant."""
+    """The name of a setting. Raises UsageError that suggests the most similar name."""
     name = ALIASES.get(word, word)
     if name not in MEANINGS:
         closest = difflib.get_close_matches(word, [*MEANINGS, *ALIASES], 1)
         meant = f"did you mean {closest[0]}?" if closest else "/set lists them"
-        raise UsageError(f"there is no setting {word}; {meant}")
+        raise UsageError(f"unknown setting {word}; {meant}")
     return name
 
 
@@ -84,13 +84,13 @@ def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
         return replace(settings, n=_number(name, text, int, WITHOUT_END))
     if name == "verbose":
         if text not in ("", "on", "off"):
-            raise UsageError(f"verbose is on or off, not {text}")
+            raise UsageError(f"verbose must be on or off, not {text}")
         return replace(settings, verbose=text != "off")
     if name == "format":
         return _with_format(settings, text)
     if name == "grammar":
         grammar = None if text in ("", "none") else text
-        return _with_grammar(settings, grammar, None, "text" if grammar is None else "as the grammar says")
+        return _with_grammar(settings, grammar, None, "text" if grammar is None else "constrained by the grammar")
     if name == "seed":
         try:
             value: Any = parse_seed(text)
@@ -107,7 +107,7 @@ def _with_format(settings: ChatSettings, text: str) -> ChatSettings:
     if text == "json":
         return _with_grammar(settings, None, ANY_JSON, "json")
     if not text.startswith("{"):
-        raise UsageError(f"{text} is no format; give text, json or a JSON schema in braces")
+        raise UsageError(f"unknown format {text}; choose text, json or a JSON schema in braces")
     return _with_grammar(settings, None, text, f"JSON of the schema {text}")
 
 
@@ -122,17 +122,19 @@ def _number(name: str, text: str, kind: Callable[[str], Any], least: float | Non
         value = None
     if value is None or (least is not None and value < least):
         what = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{name} is {what}{f' from {least:g} on' if least is not None else ''}, not {text or 'empty'}")
+        raise UsageError(
+            f"{name} must be {what}{f', at least {least:g}' if least is not None else ''}, not {text or 'empty'}"
+        )
     return value
 
 
 def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> ChatSettings:
-    """The settings that the command line asks for. chats: answers end by themselves. Raises UsageError."""
+    """The settings of the command line. chats: the model ends its answers. Raises UsageError."""
     drawn = sampling.sampling()
     form = (
         "text"
         if drawn.grammar is None and drawn.json_schema is None
-        else "as the grammar or schema of the command line says"
+        else "constrained by the grammar or schema of the command line"
     )
     most = (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n
     return ChatSettings(drawn, sampling.stop, most, verbose, form)

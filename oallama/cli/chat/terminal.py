@@ -1,4 +1,4 @@
-"""Lines that a person types into a chat: edited, remembered from one session to the next, completed."""
+"""Terminal input of a chat: line editing, persistent history, completion."""
 
 from __future__ import annotations
 

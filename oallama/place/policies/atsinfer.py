@@ -43,7 +43,7 @@ def chained(costs: Costs, budget: Budget) -> Placement:
 
 @policy(
     "atsinfer", "operators by dynamic programming over a chain",
-    published="ATSInfer's placement alone: nothing is planned anew while it runs",
+    published="only ATSInfer's placement: there is no planning while it runs",
 )  # fmt: skip
 def atsinfer(problem: Problem, room: Room) -> Iterable[Placement]:
     yield chained(room.costs, room.operator_bytes)

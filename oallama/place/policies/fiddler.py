@@ -85,15 +85,15 @@ def with_split(slicer: Slicer, whole: Placement, phase: Phase, room: int, copies
 
 
 @policy(
-    "fiddler", "whatever is no expert on the device, experts copied for large batches", streams=True,
-    published="Fiddler's choice by tokens holds for all experts of a batch at once, not for each by its own",
+    "fiddler", "everything but experts on the device, experts copied for large batches", streams=True,
+    published="Fiddler's choice by tokens is made for all experts of a batch at once, not for each expert",
 )  # fmt: skip
 def fiddler(problem: Problem, room: Room) -> Iterable[Placement]:
     """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the
     ring takes room from experts, so that all ways are compared."""
     operators, costs, phase = problem.operators, room.costs, room.asked.phase
     if all(operator.op != "MUL_MAT_ID" for operator in operators):
-        raise UsageError("policy fiddler is for models with experts, and this one has none; use layers or oato")
+        raise UsageError("policy fiddler needs a model with experts; use layers or oato")
     slicer, first, (all_bytes, weights_bytes) = room.slicer(room.workload), room.first_device_layer, room.cut_bytes()
     whole = experts_last(costs, operators, first, min(all_bytes, weights_bytes))
     yield from (placed for placed in (with_split(slicer, whole, phase, all_bytes, False), whole) if placed is not None)

@@ -48,8 +48,8 @@ def _reversed_bits(number: int, n_bits: int) -> int:
 
 
 @policy(
-    "flexgen", "all that is not on the device streamed to it", streams=True,
-    published="FlexGen's place of weights alone: not its attention on the CPU, its schedule of batches or its linear "
+    "flexgen", "all weights that are not on the device streamed to it", streams=True,
+    published="only FlexGen's weight placement: not its attention on the CPU, its batch schedule or its linear "
     "program",
 )  # fmt: skip
 def flexgen(problem: Problem, room: Room) -> Iterable[Placement]:

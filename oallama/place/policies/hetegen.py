@@ -126,8 +126,8 @@ def order(found: Sequence[Module], on: Pricing) -> list[int]:
 
 
 @policy(
-    "hetegen", "every linear by both sides at once", streams=True,
-    published="HeteGen's shares and promotion alone: weights are pinned for good, not while it runs, and gate, up and "
+    "hetegen", "every linear operator on both sides at once", streams=True,
+    published="only HeteGen's shares and promotion: weights are pinned at load, not while it runs, and gate, up and "
     "down whose shares are equal are joined once",
 )  # fmt: skip
 def hetegen(problem: Problem, room: Room) -> Iterable[Placement]:

@@ -104,7 +104,7 @@ def place_modules(
     n_left = sum(map(len, left))
     if not n_left:
         return placed
-    note = f"{n_left} operators stay on the CPU whole: no part of them pays, or none fits the ring"
+    note = f"{n_left} operators stay whole on the CPU: splitting gains nothing, or no part fits the ring"
     return replace(placed, notes=(*placed.notes, note))
 
 

@@ -12,7 +12,7 @@ from oallama.place.whole import exchange, search, use_up
 
 @policy(
     "oato", "operators by GPU affinity",
-    reason="with crossings counted, no operator is predicted to be faster there (--fill full uses it anyway)",
+    reason="including transfers, no operator is predicted to be faster there (--fill full uses it anyway)",
 )  # fmt: skip
 def oato(problem: Problem, room: Room) -> Iterable[Placement]:
     rules, costs, budget = room.asked.rules, room.costs, room.operator_bytes

@@ -36,7 +36,7 @@ class Rules:
     def __post_init__(self) -> None:
         for name, known in (("affinity", AffinityRule), ("fill", FillRule), ("prefetch", PrefetchMode)):
             if getattr(self, name) not in get_args(known):
-                raise UsageError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(get_args(known))}")
+                raise UsageError(f"unknown {name} {getattr(self, name)!r}; choose from {', '.join(get_args(known))}")
 
     @property
     def are_oatos(self) -> bool:
@@ -116,13 +116,13 @@ def policy(
 ) -> Callable[[Propose], Policy]:
     """Make a policy of a function, and register it. reason: why the device stays empty where the function yields
     nothing that uses it. slices_alone: it may leave llama.cpp on the CPU, and put nothing but slices on the device."""
-    reason = reason or f"{name} finds nothing that fits it"
+    reason = reason or f"{name} found no placement that fits"
 
     def made(propose: Propose) -> Policy:
         def decide(problem: Problem, asked: Asked) -> Candidate:
             if published and problem.slices_only:
                 raise UsageError(
-                    f"policy {name} keeps whole operators on the device, and llama.cpp can keep none on "
+                    f"policy {name} puts whole operators on the device, which llama.cpp cannot do with "
                     f"{problem.profile.device}; use split or scheinfer"
                 )
             decision = best_verified(problem, name, asked, propose, reason, slices_alone)
@@ -183,7 +183,7 @@ def best_verified(
     if last is not None and asked.required:
         real = last.memory
         raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {name} placement")
-    why = reason if last is None else "no placement that was tried fits it"
+    why = reason if last is None else "no placement that was tried fits"
     return nothing_placed(problem, name, asked.workload, asked.phase, capacity, why)
 
 

@@ -100,7 +100,7 @@ class SliceSearch:
         asked, n_ubatch = self._room.workload.n_ubatch, best.workload.n_ubatch
         if n_ubatch != asked:
             change = f"lowered from {asked} to {n_ubatch} tokens"
-            notes = (*notes, f"micro-batch {change}, which leaves room for slices")
+            notes = (*notes, f"micro-batch {change} to leave room for slices")
         yield replace(placed, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
 
     def _alone(self) -> Iterator[Trial]:
@@ -235,12 +235,12 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
     )
     if plan.exchanges:
         return (
-            f"{n_hot} of {n_all} experts of {len(hot)} layers are kept on the device and follow the conversation; such "
-            f"sets served {decode:.0%} of uses in decode and {prompt:.0%} in prompts",
+            f"{n_hot} of {n_all} experts in {len(hot)} layers are on the GPU and follow the conversation; recorded "
+            f"hit rate {decode:.0%} in decode and {prompt:.0%} in prompts",
         )
     return (
-        f"{n_hot} of {n_all} experts of {len(hot)} layers are kept on the device by use; of later traffic such sets "
-        f"served {decode:.0%} in decode and {prompt:.0%} in prompts",
+        f"{n_hot} of {n_all} hot experts in {len(hot)} layers are on the GPU; hit rate on later traffic "
+        f"{decode:.0%} in decode and {prompt:.0%} in prompts",
     )
 
 
@@ -254,37 +254,37 @@ def has_hot(decision: Candidate) -> bool:
 
 
 def hot_fault(problem: Problem) -> str:
-    """Why no experts can be placed by use; "" where some can."""
+    """Why no experts can be placed by use; "" if some can."""
     routing = problem.routing
     if all(operator.op != "MUL_MAT_ID" for operator in problem.operators):
-        return f"policy {EXPERTS} is for models with experts, and this one has none; use scheinfer"
+        return f"policy {EXPERTS} needs a model with experts; use scheinfer"
     if may_follow(problem):
         return ""
     count = "count them with `oallama run MODEL --count-experts` over prompts like yours"
     if routing is None:
-        return f"policy {EXPERTS} places experts by how often they are used, which is not known of this model; {count}"
+        return f"policy {EXPERTS} needs expert counts, which this model lacks; {count}"
     if not expert_use(routing):
         return (
-            f"policy {EXPERTS} believes uses only that were seen again later, and of this model's nothing was recorded "
-            f"twice; {count}, or count anew with --refresh"
+            f"policy {EXPERTS} needs expert counts from more than one recording, which this model lacks; "
+            f"{count}, or count again with --refresh"
         )
     return ""
 
 
-NOTHING = "no operator, and no part of one, is predicted to make it faster there"
+NOTHING = "no whole or split operator is predicted to be faster there"
 
 
-@policy("scheinfer", "besides, weights streamed to the device", streams=True, slices_alone=True, reason=NOTHING)
+@policy("scheinfer", "also weights streamed to the device", streams=True, slices_alone=True, reason=NOTHING)
 def scheinfer(problem: Problem, room: Room) -> Iterable[Placement]:
     yield from SliceSearch(problem, room, streams=True, hot=False).best()
 
 
-@policy("split", "besides, operators computed by CPU and device at the same time", slices_alone=True, reason=NOTHING)
+@policy("split", "also operators split between CPU and device", slices_alone=True, reason=NOTHING)
 def split(problem: Problem, room: Room) -> Iterable[Placement]:
     yield from SliceSearch(problem, room, streams=False, hot=False).best()
 
 
-@policy(EXPERTS, "besides, the experts that are used most", streams=True, slices_alone=True, reason=NOTHING)
+@policy(EXPERTS, "also the most used experts on the device", streams=True, slices_alone=True, reason=NOTHING)
 def experts(problem: Problem, room: Room) -> Iterable[Placement]:
     if fault := hot_fault(problem):
         raise UsageError(fault)

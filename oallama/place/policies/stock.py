@@ -115,7 +115,7 @@ def whole_layers(problem: Problem, room: Room) -> Iterable[Placement]:
 
 
 Variant = Callable[[Problem, Room], Placement | None]
-"""One configuration of stock llama.cpp in a room; None where it cannot be or does not fit."""
+"""One configuration of stock llama.cpp in a room; None if it cannot be or does not fit."""
 
 
 def _layers(problem: Problem, room: Room) -> Placement:
@@ -141,7 +141,7 @@ def _fewest_experts(problem: Problem, room: Room) -> Placement | None:
 
 
 def _without_experts(problem: Problem, n_layers: int) -> Placement | None:
-    """All on the device but the experts of the first layers; None where it has no experts or cannot compute the
+    """All on the device but the experts of the first layers; None if it has no experts or cannot compute the
     others."""
     operators, kernels = problem.operators, problem.kernels
     hosted = [o.op == "MUL_MAT_ID" and o.layer is not None and o.layer < n_layers for o in operators]
@@ -231,7 +231,7 @@ def most_promising(
             if (placed := priced(variant, room)) is not None:
                 yield placed
 
-        candidate = best_verified(problem, way, own, propose, f"stock's {way} finds nothing that fits it")
+        candidate = best_verified(problem, way, own, propose, f"stock's {way} found no placement that fits")
         placed = candidate.placement
         if placed.stock is not None and all(_differ(candidate, one) for one in made):
             flags = stock_flags(n_gpu_layers(problem.graph.n_layer, placed), placed.stock, candidate.workload.n_ubatch)

@@ -84,7 +84,7 @@ class Makespan:
 
     @property
     def is_least(self) -> bool:
-        """Whether it is known that there is no better one."""
+        """Whether it is proven optimal."""
         return self.seconds <= self.bound_s * (1 + ROUNDING)
 
 
@@ -163,8 +163,8 @@ def _or_inf(seconds: float | None) -> float:
 
 
 @policy(
-    "twinpilots", "whole operations on either side, for the least makespan", streams=True,
-    published="TwinPilots' plan for one workload: no history is kept, and nothing is planned anew while it runs",
+    "twinpilots", "whole operators on either side, with the least makespan", streams=True,
+    published="TwinPilots' plan for one workload: without history, and without planning while it runs",
 )  # fmt: skip
 def twinpilots(problem: Problem, room: Room) -> Iterable[Placement]:
     """The modules on the sides of the least makespan, which the placement's notes say."""
@@ -231,8 +231,8 @@ def _operation(
 def _note(made: Makespan, seconds: float) -> str:
     """The makespan beside the plan's own time, both over the workload."""
     sides = f"CPU {format_seconds(made.cpu_s)}, device with its loading {format_seconds(made.device_s)}"
-    known = "" if made.is_least else f", at most {format_seconds(made.seconds - made.bound_s)} above the least there is"
+    known = "" if made.is_least else f", at most {format_seconds(made.seconds - made.bound_s)} above the lower bound"
     return (
         f"makespan {format_seconds(made.seconds)} if neither side waited for the other ({sides}{known}); "
-        f"operators run in graph order, which is predicted to take {format_seconds(seconds)}"
+        f"in graph order it is predicted to take {format_seconds(seconds)}"
     )
