@@ -21,9 +21,9 @@ def fault_name(layout: str, kind: str) -> str:
     return f"{layout} {kind}"
 
 
-def faults_of_kinds(verdicts: Mapping[str, str]) -> dict[str, str]:
-    """Those of the self-test's verdicts that cost a layout one kind alone, by fault_name."""
-    return {name: fault for name, fault in verdicts.items() if fault != "ok" and name.partition(" ")[2] in KINDS}
+def faults_of_kinds(results: Mapping[str, str]) -> dict[str, str]:
+    """Those of the self-test's results that cost a layout one kind alone, by fault_name."""
+    return {name: fault for name, fault in results.items() if fault != "ok" and name.partition(" ")[2] in KINDS}
 
 
 def layout_faults(folder: Path) -> dict[str, str]:

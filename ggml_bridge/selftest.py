@@ -39,16 +39,16 @@ def check_layouts() -> dict[str, str]:
     Raises BridgeError when not even the layouts can be listed: then nothing of this build of ggml can be used.
     """
     layouts: list[str] = run_in_child(_MODULE, {"layout": None}, timeout_s=_TIMEOUT_S)["layouts"]
-    verdicts: dict[str, str] = {}
+    results: dict[str, str] = {}
     for layout in layouts:
         single, *others = KINDS
-        verdicts[layout] = _check_in_child(layout, single)
-        faults = {kind: verdict for kind in others if (verdict := _check_in_child(layout, kind)) != "ok"}
+        results[layout] = _check_in_child(layout, single)
+        faults = {kind: result for kind in others if (result := _check_in_child(layout, kind)) != "ok"}
         if layout == layouts[-1] and faults:
-            verdicts[layout] = next(iter(faults.values()))
-        elif verdicts[layout] == "ok":
-            verdicts |= {fault_name(layout, kind): verdict for kind, verdict in faults.items()}
-    return verdicts
+            results[layout] = next(iter(faults.values()))
+        elif results[layout] == "ok":
+            results |= {fault_name(layout, kind): result for kind, result in faults.items()}
+    return results
 
 
 def test_layout(layout: str, kind: str, progress: Callable[[dict[str, Any]], None] = lambda _: None) -> dict[str, Any]:

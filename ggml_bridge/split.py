@@ -80,7 +80,7 @@ class SplitStats:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTimes:
+class MeasuredBlockTimes:
     """Times of all runs of one sub-graph with batches of one class: seconds of the caller's thread."""
 
     name: str  # its first weight
@@ -158,13 +158,13 @@ class SplitPlan:
         ]
         return [replace(record(SliceInfo, slice), axis=_AXES[slice.axis]) for slice in slices]
 
-    def take_times(self) -> list[BlockTimes]:
+    def take_times(self) -> list[MeasuredBlockTimes]:
         """Return the times of each block since the last call, in any order."""
         plan, count, made = self._open(), _ffi.new("int64_t *"), []
         while True:
             self._native.call("oallama_plan_take_times", plan, self._times, _TIMES, count)
             for name, *numbers in _TIME.iter_unpack(_ffi.buffer(self._times, count[0] * _TIME.size)):
-                made.append(BlockTimes(name.partition(b"\0")[0].decode(errors="replace"), *numbers))
+                made.append(MeasuredBlockTimes(name.partition(b"\0")[0].decode(errors="replace"), *numbers))
             if count[0] < _TIMES:
                 return made
 

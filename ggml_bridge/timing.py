@@ -100,7 +100,7 @@ class LayerRestTimer(Timer):
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class ConcurrentRates:
     """Bytes per second of two kinds of work, weights multiplied or bytes copied, each alone and both at once."""
 
     first_alone: float

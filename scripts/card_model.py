@@ -25,9 +25,9 @@ from oallama.cost.whole import Costs, placement_seconds
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
 from oallama.model.shapes import attention_and_ffn
-from oallama.place.attention import with_attention
-from oallama.place.placement import Placement
-from oallama.place.problem import LoadBytes, Problem, costs_over
+from oallama.planner.attention import with_attention
+from oallama.planner.placement import Placement
+from oallama.planner.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import described
 
 #
@@ -308,5 +308,5 @@ class Predictor:
         return replace(costs, operators=tuple(made))
 
 
-def _nothing(load: Any, placed: Placement) -> LoadBytes:
+def _nothing(load: Any, placement: Placement) -> LoadBytes:
     return LoadBytes(0, 0, 0, 0, 0)

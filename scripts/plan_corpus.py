@@ -5,7 +5,7 @@
     scripts/plan_corpus.py compare [--only TEXT]      # plan again; what differs, and how predictions moved
     scripts/plan_corpus.py add-profile NAME FILE      # keep a profile (`oallama profile --json`) without its samples
 
-No native code, device or file of weights is needed: models are shapes, memory is counted (place/pure_plan.py).
+No native code, device or file of weights is needed: models are shapes, memory is counted (planner/pure_plan.py).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from oallama.core.types import CPU_DEVICE, Attention, Operator, OperatorPlacemen
 from oallama.core.units import GIB, parse_memory
 from oallama.device.cards import CARDS, USUAL_PC, preset
 from oallama.model.cut import cut_extent, cut_step
-from oallama.place.decide import larger_ubatches
-from oallama.place.policies.registry import Rules
-from oallama.place.pure_plan import Header, Memory, counted_load, pure_plan
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
+from oallama.planner.decide import larger_ubatches
+from oallama.planner.policies.registry import Rules
+from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, pure_plan
 from oallama.profile.described import TOKENS, described, with_card
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "golden" / "corpus"
 PLANS = FOLDER / "plans.json"
 
-HOST_ROOM = 8 * GIB
+HOST_BUDGET = 8 * GIB
 REPACK_TYPES, REPACK_GAIN = ("Q4_0", "Q4_K"), 1.5
 """What a described CPU has in a second layout, and how many times faster it is in that."""
 
@@ -84,16 +84,16 @@ class Cell:
 
     def plan(self) -> Plan:
         model = header(self.model)
-        load = Workload(self.n_prompt, self.n_gen, self.n_ctx, n_past=self.n_past)
+        workload = Workload(self.n_prompt, self.n_gen, self.n_ctx, n_past=self.n_past)
         kind, _, value = self.cap.partition("=")
         options = Options(flash_attn=self.flash_attn, gpu_weights=float(value) if kind == "gpu_weights" else None)
         device_bytes = 24 * GIB if kind == "gpu_weights" else parse_memory(value) if kind == "vram" else 0
         if kind == "vram_share":
-            taken = counted_load(model, load, Attention("on"))
+            taken = counted_load(model, workload, Attention("on"))
             device_bytes = int(float(value) * taken.weights_host) + taken.kv + taken.compute
         return pure_plan(
-            model, profile_of(self.machine, self.model), options, Memory(device_bytes, HOST_ROOM), load, self.policy,
-            Rules(**dict(self.rules)), routing_of(self.model) if self.routed else None, larger_ubatches(load, options),
+            model, profile_of(self.machine, self.model), options, Memory(device_bytes, HOST_BUDGET), workload, self.policy,
+            Rules(**dict(self.rules)), routing_of(self.model) if self.routed else None, larger_ubatches(workload, options),
         )  # fmt: skip
 
 
@@ -195,11 +195,11 @@ def _large() -> Iterator[Cell]:
 
 
 @cache
-def header(name: str) -> Header:
+def header(name: str) -> ModelHeader:
     shape, _, rest = name.partition(":")
     kind, _, layers = rest.partition(":")
     made = planned(shape, kind or "Q4_0", int(layers) if layers else None)
-    return Header(made.info, made.operators, made.graph)
+    return ModelHeader(made.info, made.operators, made.graph)
 
 
 @cache
@@ -221,7 +221,7 @@ def profile_of(machine: str, name: str) -> Profile:
     return with_card(_of_model(host, of), CARDS[card], of.model, of.operators)
 
 
-def _of_model(profile: Profile, of: Header) -> Profile:
+def _of_model(profile: Profile, of: ModelHeader) -> Profile:
     """Without what was measured for other models in the same store."""
     info, wanted = of.model, {operator.mul_mat for operator in of.operators}
     heads = (info.n_embd, info.n_head, info.n_head_kv)

@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from oallama.core.errors import OallamaError
+from oallama.core.routing import ExpertCounts, LayerCounts
 from oallama.core.routing import Routing as Counts
-from oallama.core.routing import Tally, Traffic
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.profile.routing import counted, unknown_routing
@@ -213,12 +213,12 @@ def counts_of(routing: Routing, fingerprint: str, n_layer: int, n_expert: int, n
     counts = unknown_routing(fingerprint, n_expert, n_used)
     for half in first_and_second(own):
         tallies = {layer: _tally(rows, n_expert) for layer, rows in half.items()}
-        counts = counted(counts, Traffic(tallies, tallies))
+        counts = counted(counts, ExpertCounts(tallies, tallies))
     return counts
 
 
-def _tally(rows: Sequence[Row], n_expert: int) -> Tally:
-    return Tally(len(rows), tuple(np.bincount(np.array(rows).ravel(), minlength=n_expert).tolist()))
+def _tally(rows: Sequence[Row], n_expert: int) -> LayerCounts:
+    return LayerCounts(len(rows), tuple(np.bincount(np.array(rows).ravel(), minlength=n_expert).tolist()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

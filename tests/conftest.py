@@ -117,7 +117,7 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
 @pytest.fixture(scope="module")
 def small_cards() -> Iterator[None]:
     """CUDA's back end takes nothing for itself of described cards, which may be smaller than that."""
-    from oallama.place.memory import RUNTIME_BYTES
+    from oallama.planner.memory import RUNTIME_BYTES
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(RUNTIME_BYTES, "CUDA", 0)
@@ -125,8 +125,8 @@ def small_cards() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def prober() -> Iterator[None]:
-    """One process for all dry loads of a file."""
+def no_alloc_loader() -> Iterator[None]:
+    """One process for all no_alloc loads of a file."""
     from kept_child import kept
 
     with kept():

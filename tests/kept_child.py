@@ -1,4 +1,4 @@
-"""A process that makes dry loads, kept from one command or Placer of a test file to the next."""
+"""A process that makes no_alloc loads, kept from one command or Placer of a test file to the next."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from ggml_bridge import child
 from oallama.model.memory import MODULE
 
-_TOLD = ("GGML", "LLAMA", "OALLAMA", "OMP")  # what changes a dry load, where the environment does
+_TOLD = ("GGML", "LLAMA", "OALLAMA", "OMP")  # what changes a no_alloc load, where the environment does
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Have idle processes answer the next dry loads, where the environment is as it was when they were started."""
+    """Have idle processes answer the next no_alloc loads, where the environment is as it was when they were started."""
     idle: dict[tuple[tuple[str, str], ...], list[child.Child]] = {}
     plain = child.Child
 

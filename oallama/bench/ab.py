@@ -18,7 +18,7 @@ from oallama.bench.records import (
     Sample,
     Series,
 )
-from oallama.bench.schedule import Done, measure_blocks
+from oallama.bench.schedule import Done, measure_rounds
 from oallama.bench.verify import findings, problems, same_as
 from oallama.core.errors import DeviceError, OallamaError, OutOfTime
 from oallama.core.types import Operator
@@ -53,17 +53,17 @@ def quiet(doing: str, done: int = 0, expect: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A comparison to run. n_blocks: palindromes of each test, so 2 * n_blocks samples of every arm.
+    """A comparison to run. n_rounds: palindromes of each test, so 2 * n_rounds samples of every arm.
 
     resident: False loads every arm anew for each of its turns; None does so only where they do not fit together.
-    deadline: when the comparison ends. done: which tests need no more blocks, asked after each.
+    deadline: when the comparison ends. done: which tests need no more rounds, asked after each.
     """
 
     arms: tuple[ArmSpec, ...]
     tests: tuple[BenchTest, ...]
     operators: tuple[Operator, ...]
     n_layer: int
-    n_blocks: int = 3
+    n_rounds: int = 3
     resident: bool | None = None
     deadline: Deadline | None = None
     done: Done = lambda series: False
@@ -77,7 +77,7 @@ def run_bench(
     start: Start = ArmProcess,
     available_memory: Callable[[], int] | None = None,
 ) -> BenchResult:
-    """Measure. on_partial gets the result so far after every block. Ctrl-C returns the result so far (`interrupted`),
+    """Measure. on_partial gets the result so far after every round. Ctrl-C returns the result so far (`interrupted`),
     or is raised again if there is none yet; so does the deadline (`out_of_time`).
 
     Raises the error of an arm that cannot load or compute, and OutOfTime if nothing was measured by the deadline.
@@ -156,7 +156,7 @@ class _Session:
     def load_all(self) -> None:
         """Load all arms; if they do not fit together, load each once for its report and again for each turn."""
         n_arms = len(self._arms)
-        self._progress("", expect=2 * n_arms + 2 * self._bench.n_blocks * n_arms)
+        self._progress("", expect=2 * n_arms + 2 * self._bench.n_rounds * n_arms)
         for arm in self._arms:
             if self._resident and not self._has_room():
                 self._leave_residence("the arms do not fit into memory together")
@@ -178,16 +178,16 @@ class _Session:
                 arm.warm_up(self._bench.tests)
 
     def measure(self, on_partial: Callable[[BenchResult], None]) -> None:
-        """Raises DeviceError if each block had a fault."""
+        """Raises DeviceError if each round had a fault."""
 
-        def on_block(series: Sequence[Series]) -> None:
+        def on_round(series: Sequence[Series]) -> None:
             self._series = tuple(series)
             on_partial(self.result())
 
         bench = self._bench
-        made = measure_blocks(len(self._arms), bench.tests, bench.n_blocks, self._visit, on_block, done=bench.done)
-        fault = made[0].discarded[-1].fault if made[0].discarded else ""
-        if fault and not any(series.kept for series in made):
+        measured = measure_rounds(len(self._arms), bench.tests, bench.n_rounds, self._visit, on_round, done=bench.done)
+        fault = measured[0].discarded[-1].fault if measured[0].discarded else ""
+        if fault and not any(series.kept for series in measured):
             raise DeviceError(f"{fault}, in every block; close them, or run again when the machine is quiet")
 
     def result(self) -> BenchResult:

@@ -2,7 +2,7 @@
 
 Stock arms use options that a user of llama.cpp could find: `stock-fit` llama.cpp's own --fit, `stock-no-host` the
 same with --no-host, `stock-ngl` the best -ngl, `stock-ncmoe` the best -ncmoe, `stock-moe-cache` the best expert cache,
-`stock-best` the fastest of these and other options (place/policies/stock.py). All keep to the same memory cap. The
+`stock-best` the fastest of these and other options (planner/policies/stock.py). All keep to the same memory cap. The
 suffix `-ubN` sets a micro-batch of N tokens; `+draftN` plans and runs with N drafts a step by a draft model, `+ngram`
 runs with drafts of repeated text.
 """
@@ -21,13 +21,13 @@ from oallama.bench.search import tried
 from oallama.core.errors import DeviceError, DoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Predicted, StockOptions, Workload
 from oallama.cost.passes import Pass, passes_at
-from oallama.place.decide import POLICIES, larger_ubatches
-from oallama.place.policies.registry import Rules
-from oallama.place.policies.stock import FIT, STOCK_WAYS
 from oallama.placer import Placer
 from oallama.placer.drafter import Drafter, placer_beside
 from oallama.placer.stock import fit_sentence, promising_stock
 from oallama.plan.plan import Plan
+from oallama.planner.decide import POLICY_NAMES, larger_ubatches
+from oallama.planner.policies.registry import Rules
+from oallama.planner.policies.stock import FIT, STOCK_MODES
 from oallama.profile.acceptance import PUBLISHED
 from oallama.run.fit import fit_under
 from oallama.run.stock import StockPlacement
@@ -78,8 +78,8 @@ class ArmMaker:
             return self._with_ubatch(larger[1], int(larger[2]))
         if name.endswith(".json"):
             return self.of_plan(Path(name).stem, Plan.load(name))
-        if name not in (*POLICIES, FIT):
-            arms = ", ".join((*POLICIES, FIT, *STOCK_ARMS))
+        if name not in (*POLICY_NAMES, FIT):
+            arms = ", ".join((*POLICY_NAMES, FIT, *STOCK_ARMS))
             raise UsageError(f"unknown arm {name!r}; choose from {arms}, or give a plan file (*.json)")
         if name == "auto" and self.auto is not None and self.placer.has_device:
             return self.auto(self)
@@ -137,9 +137,13 @@ class ArmMaker:
     def _predicted(self, plan: Plan, test: BenchTest) -> dict[str, float] | None:
         """Predicted seconds of a plan for a test; 0 for a part that the test lacks. None if unknown: a plan from a file
         may predict another run, and no profile is measured for it."""
-        n_prompt, load = max(1, test.n_prompt), plan.workload
+        n_prompt, workload = max(1, test.n_prompt), plan.workload
         found = self.placer.expected(plan, n_prompt, test.n_gen, test.n_depth)
-        if found is None and (load.n_prompt, load.n_gen, load.n_past) == (n_prompt, test.n_gen, test.n_depth):
+        if found is None and (workload.n_prompt, workload.n_gen, workload.n_past) == (
+            n_prompt,
+            test.n_gen,
+            test.n_depth,
+        ):
             found = plan.predicted
         if found is None:
             return None
@@ -188,8 +192,8 @@ class ArmMaker:
                 raise UsageError(f"arm {name} needs a draft model; name it with -md")
             if n_draft > len(self.accepted):
                 raise UsageError(f"arm {name}: acceptance rates of {len(self.accepted)} drafts are known")
-            accepted, attention, load = self.accepted[:n_draft], self.placer.attention, self.workload
-            draft = self.drafter.draft(load, attention, accepted)
+            accepted, attention, workload = self.accepted[:n_draft], self.placer.attention, self.workload
+            draft = self.drafter.draft(workload, attention, accepted)
             limit = self.setting.cap.device_bytes
             placer = placer_beside(self.placer, draft.device_bytes, limit or 0)
             cap = (
@@ -197,7 +201,7 @@ class ArmMaker:
                 if limit is None
                 else replace(self.setting.cap, device_bytes=limit - draft.device_bytes)
             )
-            step = self.drafter.step(load, attention, accepted)
+            step = self.drafter.step(workload, attention, accepted)
             setting = replace(self.setting, cap=cap)
             made = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)
         if made.plan is not None:
@@ -216,11 +220,11 @@ class ArmMaker:
         """The fastest options of such an arm: all are priced, and the most promising measured."""
         self.progress(f"price the options of {name}")
         n_ubatches: tuple[int, ...] = ()
-        specs, ways = [], [name.removeprefix("stock-")]
+        specs, modes = [], [name.removeprefix("stock-")]
         if name == STOCK_BEST:
-            specs, ways = [self._fit(STOCK_FIT)], [way for way in STOCK_WAYS if way != FIT]
+            specs, modes = [self._fit(STOCK_FIT)], [mode for mode in STOCK_MODES if mode != FIT]
             n_ubatches = larger_ubatches(self.workload, self.placer.options)
-        found = promising_stock(self.placer, self.workload, ways, n_ubatches)
+        found = promising_stock(self.placer, self.workload, modes, n_ubatches)
         specs += [ArmSpec(name, self.setting, placement) for placement, _ in found]
         if not specs:
             cap = self.setting.cap.device_bytes or 0

@@ -15,7 +15,7 @@ from oallama.bench.stats import speed_ratio
 from oallama.core.codec import CodecError, finite, from_json, parse_json
 from oallama.core.errors import UsageError
 from oallama.core.files import read_toml, unwritten, write_whole
-from oallama.report.matrix import Measured
+from oallama.report.matrix import MeasuredTest
 
 VERSION = 1
 JOINED = ("arms",)
@@ -100,7 +100,7 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def measured_tests(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> list[Measured]:
+def measured_tests(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> list[MeasuredTest]:
     """The rows of each test of each cell that has any, beside the fastest stock arm."""
     labels = {cell.command: cell.label for cell in cells}
     found = []
@@ -108,7 +108,7 @@ def measured_tests(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> list[M
         tests = [(test, tuple(rows)) for test, rows in groupby(outcome.rows, _test)]
         for test, rows in tests:
             label = {**labels[outcome.command], **({"test": test} if len(tests) > 1 else {})}
-            found.append(Measured(label, rows, against_stock(rows)))
+            found.append(MeasuredTest(label, rows, against_stock(rows)))
     return found
 
 

@@ -35,7 +35,7 @@ def default_arms(placer: Placer) -> tuple[str, str]:
 
 
 def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, **others: Any) -> Setting:
-    """The placer's device, threads, attention and memory cap for arms; others: cpus, seed. Raises what a dry load
+    """The placer's device, threads, attention and memory cap for arms; others: cpus, seed. Raises what a no_alloc load
     raises."""
     load = stock_load(placer, n_ctx, n_ubatch, n_batch)
     return Setting(load, memory_cap(placer, load), **others)

@@ -20,7 +20,7 @@ from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices
 from oallama.device.spec import parse_device
-from oallama.run.stock import Place
+from oallama.run.stock import Side
 
 _CONTEXT_TOKENS = 32
 _MUL_MATS = ("MUL_MAT", "MUL_MAT_ID")
@@ -132,7 +132,7 @@ def buffer_place(ggml: Any) -> Callable[[int], tuple[str, str, bool]]:
     return where
 
 
-def _place(buft: str, device: str, is_host: bool) -> Place:
+def _place(buft: str, device: str, is_host: bool) -> Side:
     if buft.upper().startswith(PLUGIN_PREFIX):
         return "split"
     return "host" if is_host or device in ("", CPU_DEVICE) else "device"

@@ -11,7 +11,7 @@ from typing import Any
 
 from oallama.core.types import Draft, Operator
 from oallama.device.load_params import LoadSettings
-from oallama.run.stock import Cap, Place, StockPlacement
+from oallama.run.stock import Cap, Side, StockPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
     """One arm, decided: `stock` as llama.cpp's options say, or `plan` (the plan's JSON). `search` is how it was found,
-    for the reader: steps {flag, value, seconds or note}; `gate` the verdict behind it, as JSON."""
+    for the reader: steps {flag, value, seconds or note}; `gate` the result behind it, as JSON."""
 
     name: str
     setting: Setting
@@ -112,7 +112,7 @@ class LoadReport:
     device: str  # ggml's name, "none" without one
     device_bytes: int
     host_bytes: int
-    places: Mapping[str, Place]
+    places: Mapping[str, Side]
     layouts: Mapping[str, str]  # operator in host memory -> buffer type that holds it
     device_share: Mapping[str, float]
     buffers: Mapping[str, tuple[int, int, int]]
@@ -130,10 +130,10 @@ class LoadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Round:
     """One palindrome A B C C B A of a test: for every arm its two samples, in time order.
 
-    drift: how much the machine changed meanwhile (stats.block_drift of the whole times). replaced: for every arm the
+    drift: how much the machine changed meanwhile (stats.round_drift of the whole times). replaced: for every arm the
     samples with a fault in place of which others were taken.
     """
 
@@ -149,21 +149,21 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """All blocks of one test; `kept` are compared, `discarded` are not."""
+    """All rounds of one test; `kept` are compared, `discarded` are not."""
 
     test: BenchTest
-    kept: tuple[Block, ...] = ()
-    discarded: tuple[Block, ...] = ()
+    kept: tuple[Round, ...] = ()
+    discarded: tuple[Round, ...] = ()
 
     def samples(self, arm: int) -> list[Sample]:
         """The kept samples of an arm, in time order; those at one position of all arms belong together."""
-        return [sample for block in self.kept for sample in block.samples[arm]]
+        return [sample for round_ in self.kept for sample in round_.samples[arm]]
 
     def unused(self, arm: int) -> list[Sample]:
-        """All others of an arm: of discarded blocks, and those with a fault that were replaced."""
-        blocks = (*self.discarded, *self.kept)
-        discarded = [sample for block in self.discarded for sample in block.samples[arm]]
-        return discarded + [sample for block in blocks if block.replaced for sample in block.replaced[arm]]
+        """All others of an arm: of discarded rounds, and those with a fault that were replaced."""
+        rounds = (*self.discarded, *self.kept)
+        discarded = [sample for round_ in self.discarded for sample in round_.samples[arm]]
+        return discarded + [sample for round_ in rounds if round_.replaced for sample in round_.replaced[arm]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def _row(result: BenchResult, series: Series, index: int) -> Row:
         ],
         "runs_per_sample": [sample.n_runs for sample in samples],
         "discarded_ns": [round(sample.seconds * 1e9) for sample in series.unused(index)],
-        "drifts": [block.drift for block in series.kept],
+        "drifts": [round_.drift for round_ in series.kept],
         "placement": _placement(arm),
         "same_as": arm.same_as,
         "problems": list(arm.problems),

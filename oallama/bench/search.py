@@ -29,7 +29,7 @@ def tried(
     """(the faster of two samples of each test, "") or ({}, why the configuration cannot be used: it fails, or does not
     do what it says). Raises OutOfTime if the deadline passes first, and KeyboardInterrupt."""
     short = {test: replace(test, n_gen=min(test.n_gen, SEARCH_GEN)) for test in tests}
-    bench = Bench((spec,), tuple(dict.fromkeys(short.values())), operators, n_layer, n_blocks=1, deadline=deadline)
+    bench = Bench((spec,), tuple(dict.fromkeys(short.values())), operators, n_layer, n_rounds=1, deadline=deadline)
     try:
         result = measure(bench, progress, lambda _: None)
     except (DeviceError, DoesNotFit) as error:

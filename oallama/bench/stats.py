@@ -56,8 +56,8 @@ def speed_ratio(
     return Ratio(value, min(math.exp(low), value), max(math.exp(high), value), n)
 
 
-def block_drift(pairs: Sequence[tuple[float, float]]) -> float:
-    """Relative change of the machine within one block A B B A: the median over arms of how much slower the second
+def round_drift(pairs: Sequence[tuple[float, float]]) -> float:
+    """Relative change of the machine within one round A B B A: the median over arms of how much slower the second
     sample of an arm was than its first; at least 0. One arm's own hiccup does not move it with three arms and counts
     half with two. Raises ValueError without arms."""
     if not pairs:

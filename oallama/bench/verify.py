@@ -56,20 +56,20 @@ def same_as(reports: Sequence[tuple[str, LoadReport]]) -> dict[str, str]:
 def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
     """Warnings, as sentences; empty if there are none."""
     found = []
-    for made in series:
-        label = made.test.label
-        if bad := unsteady(made):
+    for measured in series:
+        label = measured.test.label
+        if bad := unsteady(measured):
             found.append(
-                f"{label}: the machine's speed changed by more than {MAX_DRIFT:.0%} within {bad} of {len(made.kept)} "
+                f"{label}: the machine's speed changed by more than {MAX_DRIFT:.0%} within {bad} of {len(measured.kept)} "
                 "rounds; run again when it is quiet, or raise -r"
             )
-        elif changed := sum(not block.fault for block in made.discarded):
+        elif changed := sum(not round_.fault for round_ in measured.discarded):
             found.append(f"{label}: {_repeated(changed, 'round')} because the machine's speed changed")
-        if faults := [block.fault for block in made.discarded if block.fault]:
+        if faults := [round_.fault for round_ in measured.discarded if round_.fault]:
             found.append(f"{label}: {plural(len(faults), 'round')} discarded: {faults[-1]}")
-        if again := sum(sum(map(bool, block.replaced)) for block in made.kept):
+        if again := sum(sum(map(bool, round_.replaced)) for round_ in measured.kept):
             found.append(f"{label}: {_repeated(again, 'disturbed sample')}")
-        late = [s for block in made.kept for pair in block.samples for s in pair if s.late_share is not None]
+        late = [s for round_ in measured.kept for pair in round_.samples for s in pair if s.late_share is not None]
         if late:
             found.append(
                 f"{label}: emulated device: late {max(s.late_share or 0.0 for s in late):.2%} of the time in the "

@@ -21,7 +21,7 @@ from oallama.cli.output import busy, deliver, emit, json_text, show
 from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
 
 if TYPE_CHECKING:
-    from oallama.core.affinity import AffinityReport
+    from oallama.core.affinity_report import AffinityReport
     from oallama.core.options import Options
     from oallama.core.types import Workload
     from oallama.placer import Placer
@@ -92,7 +92,7 @@ def command(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json cannot be combined with --format {form}", click.get_current_context())
     from oallama.placer import Placer
-    from oallama.placer.affinity import plan_report, search_report, with_run
+    from oallama.placer.report import plan_report, search_report, with_run
     from oallama.report.text import PAPERS, PLAIN
 
     chosen = form or format_of(output)
@@ -100,33 +100,33 @@ def command(
         chosen = "json"
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
-    load = placer.workload(n_prompt, n_gen)
+    workload = placer.workload(n_prompt, n_gen)
     with busy("planning"):
         if policy.policy is None:
             report = search_report(placer, phase, n_prompt, n_gen, policy.affinity, policy.fill)
         else:
-            report = plan_report(placer, policy.plan(placer, load), load, phase)
-        report = with_run(placer, report, *plan_of_run(placer, load))
+            report = plan_report(placer, policy.plan(placer, workload), workload, phase)
+        report = with_run(placer, report, *plan_of_run(placer, workload))
     words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
         emit(render(report, "json", every_row, words))
     if chosen == "table" and output is None:
-        from oallama.report.affinity import report_tables
+        from oallama.report.operators import report_tables
 
         show(report_tables(report, every_row, words=words))
         return
     deliver(render(report, chosen, every_row, words), output)
 
 
-def plan_of_run(placer: Placer, load: Workload) -> tuple[Plan, bool]:
+def plan_of_run(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
     """The plan that `oallama run` uses for such a prompt, and whether it was measured; else the plan of policy auto,
     which would be measured."""
     from oallama.placer.tuned import in_tuned_context, tuned_plan
 
     if not placer.has_device:
-        return placer.plan("cpu", workload=load), False
-    found = tuned_plan(placer, in_tuned_context(placer, load))
-    return (placer.plan(workload=load), False) if found is None else (found.plan, True)
+        return placer.plan("cpu", workload=workload), False
+    found = tuned_plan(placer, in_tuned_context(placer, workload))
+    return (placer.plan(workload=workload), False) if found is None else (found.plan, True)
 
 
 def format_of(output: str | None) -> str:
@@ -136,16 +136,16 @@ def format_of(output: str | None) -> str:
 
 
 def render(report: AffinityReport, form: str, every_row: bool, words: Words) -> str:
-    from oallama.report import affinity, table
+    from oallama.report import operators, table
 
     if form == "json":
-        return json_text(affinity.report_document(report))
+        return json_text(operators.report_document(report))
     if form == "csv":
-        return affinity.affinity_csv(report)
+        return operators.affinity_csv(report)
     if form == "md":
-        return affinity.affinity_markdown(report, every_row, words)
+        return operators.affinity_markdown(report, every_row, words)
     if form == "html":
         from oallama.report.html import affinity_html
 
         return affinity_html(report)
-    return "\n".join(table.plain(t) for t in affinity.report_tables(report, every_row, words=words))
+    return "\n".join(table.plain(t) for t in operators.report_tables(report, every_row, words=words))

@@ -26,7 +26,7 @@ from oallama.cli.options import (
     profile_option,
     refresh_gate_option,
 )
-from oallama.cli.output import check_result, emit, talk, turn_bar, write_file
+from oallama.cli.output import check_result, emit, log, turn_bar, write_file
 from oallama.cli.policy import PolicyOptions, note_unused, rules_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
@@ -105,12 +105,12 @@ class ResultOptions:
         """Print the result, or write it to the requested file."""
         form, file = self.output
         if file is not None:
-            talk(f"wrote {file}")
+            log(f"wrote {file}")
         if self.as_json or file is None:
             emit(text_of(result, "json" if self.as_json else form))
         if self.as_json or form != "md" or file is not None:
             for warning in result.warnings:
-                talk(f"warning: {warning}")
+                log(f"warning: {warning}")
 
 
 result_options = as_record(
@@ -223,12 +223,12 @@ def command(
     arm is, with the 95 % interval. The placement is read back after the load: an arm whose weights lie elsewhere than
     planned gets no ratio, nor does an arm with the same configuration as the first. Stock arms load no oallama plugin.
     """
+    from oallama.autotune.run import tuned_arm
     from oallama.bench.ab import Start, run_bench
     from oallama.bench.arms import ArmMaker
     from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
     from oallama.bench.process import ArmProcess
     from oallama.bench.server_arm import ServerArms
-    from oallama.gate.run import gated_arm
     from oallama.placer import Placer
     from oallama.placer.drafter import Drafter
     from oallama.profile.acceptance import PUBLISHED
@@ -242,7 +242,7 @@ def command(
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
     setting = shared_setting(placer, tests, cpus or (), seed)
-    auto = partial(gated_arm, refresh=refresh_gate) if gate else None
+    auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
         drafter = None if draft_model is None else Drafter(placer, model_file(draft_model))
         step = DecodeStep(n_parallel)
@@ -251,7 +251,7 @@ def command(
         bench = prepare(
             maker,
             arms or default_arms(placer),
-            n_blocks=-(-repetitions // 2),
+            n_rounds=-(-repetitions // 2),
             resident=False if reload else None,
         )
         start: Start = ArmProcess

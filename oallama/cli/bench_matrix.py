@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from oallama.bench.matrix import Cell, Outcome, ResultFile, measured_tests, read_matrix
 from oallama.cli.help import Group, option
 from oallama.cli.options import Function
-from oallama.cli.output import check_result, emit_json, is_terminal, show, talk, write_chart
+from oallama.cli.output import check_result, emit_json, is_terminal, log, show, write_chart
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
 
@@ -81,10 +81,10 @@ def _run(about: str, cells: Sequence[Cell], target: Path, as_json: bool, progres
         for number, cell in enumerate(cells, start=1):
             if not result.is_done(cell):
                 if shown:
-                    talk(f"[{number}/{len(cells)}] {cell.name}")
+                    log(f"[{number}/{len(cells)}] {cell.name}")
                 result.put(outcome := measured(cell, shown))
                 if shown:
-                    talk(f"    {outcome.error or f'{outcome.seconds:.0f} s'}")
+                    log(f"    {outcome.error or f'{outcome.seconds:.0f} s'}")
     finally:
         _tell(result, cells, as_json)
     if any(outcome.error for outcome in result.outcomes):

@@ -175,8 +175,8 @@ def _default_model_logits(device: str, gg: Callable[[Operator], float]) -> tuple
     """Logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, and bytes held
     there."""
     from oallama.core.types import OperatorPlacement, Workload
-    from oallama.place.placement import unmeasured_cpu_record
     from oallama.placer import Placer
+    from oallama.planner.placement import unmeasured_cpu_record
     from oallama.stores.default_model import default_model
 
     placer = Placer.load(default_model(), device=device)

@@ -9,7 +9,7 @@ import click
 
 from oallama.cli.help import Command
 from oallama.cli.options import backend_option, json_option
-from oallama.cli.output import emit_json, show, talk
+from oallama.cli.output import emit_json, log, show
 
 
 @click.command("devices", cls=Command)
@@ -34,7 +34,7 @@ def command(as_json: bool) -> None:
         [devices_table(devices, (f"CPU: {cpu['name']}, {cores}", f"features: {' '.join(cpu['features'])}", libraries))]
     )
     if not any(device.type in ("GPU", "IGPU") for device in devices):
-        talk("no GPU found: `--device emulated:rtx3060` emulates the timing of one")
+        log("no GPU found: `--device emulated:rtx3060` emulates the timing of one")
 
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -42,7 +42,7 @@ def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:
     from oallama.profile.emulate import this_host, usual_threads
     from oallama.profile.machine import fingerprint
 
-    threads = usual_threads(partial(this_host, say=talk))
+    threads = usual_threads(partial(this_host, say=log))
     machine = fingerprint(threads, "none")
     cpu = {
         "name": machine["cpu"],

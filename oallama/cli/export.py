@@ -10,7 +10,7 @@ import click
 
 from oallama.cli.help import Command, option
 from oallama.cli.options import backend_option, output_option
-from oallama.cli.output import deliver, talk
+from oallama.cli.output import deliver, log
 from oallama.core.errors import PlanError
 from oallama.device.spec import parse_device
 
@@ -58,7 +58,7 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
     plan.check(placer.model, placer.operators)
     usable, warnings = usable_plan(plan, placer.operators)
     for warning in warnings:
-        talk(f"warning: {warning}")
+        log(f"warning: {warning}")
     if target == PLUGIN:
         text = _plugin_text(usable, placer)
     else:
@@ -67,7 +67,7 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
         text = export_command(usable, placer.operators, placer.tensor_names, target, plugin, backend)  # type: ignore[arg-type]
         text += "\n"
         if (spec := parse_device(plan.device)).kind == "rpc":  # a plan of somebody else's may name any server
-            talk(f"note: this command line sends the model's weights and prompts to {spec}")
+            log(f"note: this command line sends the model's weights and prompts to {spec}")
     deliver(text, output)
 
 

@@ -6,7 +6,7 @@ import click
 
 from oallama.cli.help import Command
 from oallama.cli.options import json_option
-from oallama.cli.output import emit_json, show, talk
+from oallama.cli.output import emit_json, log, show
 
 
 @click.command("list", cls=Command)
@@ -27,6 +27,6 @@ def command(as_json: bool) -> None:
     if found:
         show([models_table(found)])
     for fault in faults:
-        talk(f"warning: {printable(fault.why, 500)}")
+        log(f"warning: {printable(fault.why, 500)}")
     if not found:
-        talk("no models downloaded; `oallama pull USER/REPO` downloads one from Hugging Face")
+        log("no models downloaded; `oallama pull USER/REPO` downloads one from Hugging Face")

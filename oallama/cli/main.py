@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from oallama import __version__
-from oallama.cli.output import drop, talk
+from oallama.cli.output import drop, log
 from oallama.cli.signals import be_over, interrupted_code, take_for_interrupt
 from oallama.core.errors import GGML_OUT_OF_MEMORY, OUT_OF_MEMORY, OallamaError
 from oallama.device.interrupt import drop_no_interrupt
@@ -289,7 +289,7 @@ def claim_stdout() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for as long as the process lives
     try:
         result = sys.stdout.fileno() if sys.stdout is not None else 1
-        talk = sys.stderr.fileno() if sys.stderr is not None else 2
+        stderr_fd = sys.stderr.fileno() if sys.stderr is not None else 2
         private = os.open(os.devnull, os.O_RDONLY) if result in closed else os.dup(result)
     except (AttributeError, OSError, ValueError):  # not a file at all
         return
@@ -297,7 +297,7 @@ def claim_stdout() -> None:
     encoding = sys.stdout.encoding if sys.stdout is not None else "utf-8"
     if sys.stdout is not None:
         sys.stdout.flush()
-    os.dup2(talk, result)
+    os.dup2(stderr_fd, result)
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(ResultStream(private, "w")), encoding, errors="replace", line_buffering=on_terminal
     )
@@ -332,7 +332,7 @@ def _fail(message: str, code: int) -> int:
         traceback.print_exc()
     line = " ".join(message.split())
     try:
-        talk(f"oallama: {printable(line, 2000)}")
+        log(f"oallama: {printable(line, 2000)}")
     except OSError:  # nobody reads it; the exit code stands
         drop(sys.stderr)
     return code

@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oallama.cli.output import busy, talk
+from oallama.cli.output import busy, log
 from oallama.core.errors import DownloadError, UsageError
 from oallama.core.units import format_bytes
 from oallama.stores.hub_name import HubName, names_the_hub, parse_hub_name
@@ -33,7 +33,7 @@ def model_file(model: str) -> str:
 
     found = find_model(model)
     if found is not None:
-        talk(f"note: {model} is {found.name} of {found.store}: {found.path}")
+        log(f"note: {model} is {found.name} of {found.store}: {found.path}")
         return str(found.path)
     if names_the_hub(model):
         return str(pulled(hub_name(model)).path)
@@ -52,10 +52,10 @@ def pulled(name: HubName) -> StoredModel:
     except DownloadError as error:
         if (found := find_model(name.model)) is None:
             raise DownloadError(f"{name} is not downloaded: {error}") from None
-        talk(f"note: using the downloaded {found.name}: {error}")
+        log(f"note: using the downloaded {found.name}: {error}")
         return found
     files = f", {len(wanted.sizes)} files" if len(wanted.sizes) > 1 else ""
-    talk(f"{wanted.name}: {format_bytes(wanted.n_bytes)}{files}")
+    log(f"{wanted.name}: {format_bytes(wanted.n_bytes)}{files}")
     return download(wanted)
 
 

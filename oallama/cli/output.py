@@ -48,7 +48,7 @@ def json_text(document: Any) -> str:
     return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
 
 
-def talk(message: str) -> None:
+def log(message: str) -> None:
     """Print a message on stderr, with control characters escaped; ignored once stderr is closed."""
     from oallama.report.text import printable
 
@@ -137,13 +137,13 @@ def deliver(text: str, path: str | None) -> None:
         emit(text)
     else:
         write_file(path, text)
-        talk(f"wrote {path}")
+        log(f"wrote {path}")
 
 
 def write_chart(path: str, svg: str) -> None:
     """Write a picture. Raises UsageError if that cannot be done."""
     _write(path, svg.encode())
-    talk(f"wrote {path}")
+    log(f"wrote {path}")
 
 
 #

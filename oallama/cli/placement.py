@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.gate import at_once, measured
+from oallama.cli.autotune import at_once, measured
 from oallama.cli.help import Group, option
 from oallama.cli.options import (
     CONTEXT,
@@ -24,7 +24,7 @@ from oallama.cli.options import (
     profile_option,
     tune_option,
 )
-from oallama.cli.output import talk
+from oallama.cli.output import log
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_options
 from oallama.cli.signals import somebody_watches
 from oallama.cli.speculation import StepOptions, step_options
@@ -66,7 +66,7 @@ class PlacementOptions:
         measured, stays as it is."""
         if self.step.expected is not None or self.plan_file is not None or (self.gate and self.policy.is_auto):
             return self
-        talk(f"note: planned for {n_parallel} requests in flight (--expect-parallel)")
+        log(f"note: planned for {n_parallel} requests in flight (--expect-parallel)")
         return replace(self, step=replace(self.step, expected=n_parallel))
 
     def check_depth(self, n_depth: int | None) -> None:
@@ -96,31 +96,31 @@ class PlacementOptions:
 
         if model is None:
             model = default_model()
-            talk(NOTE)
+            log(NOTE)
         placer = Placer.of_file(model, self.options, self.profile)
         note_unused(placer, self.policy)
         return placer
 
-    def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
+    def made_plan(self, placer: Placer, workload: Workload) -> tuple[Plan, bool]:
         """(plan of the policy, where `auto` passes the gate; True if that is stock llama.cpp's own placement, as
         nothing was measured yet)."""
-        load = self.step.workload(load)
+        workload = self.step.workload(workload)
         if self.step.drafts:
-            return self._noted(self.step.plan(placer, load, self.policy.plan)), False
+            return self._noted(self.step.plan(placer, workload, self.policy.plan)), False
         if self.policy.keeps_to_cpu(placer):
-            return placer.plan("cpu", workload=load, measure=False), False
-        from oallama.place.placement import with_used_experts
+            return placer.plan("cpu", workload=workload, measure=False), False
         from oallama.placer.tuned import in_tuned_context
+        from oallama.planner.placement import with_used_experts
 
         if self.gate and self.policy.is_auto:
-            load = in_tuned_context(placer, load)
-            return (measured(placer, load).plan, False) if self.tune == "before" else at_once(placer, load)
-        plan = self._noted(self.policy.plan(placer, load))
+            workload = in_tuned_context(placer, workload)
+            return (measured(placer, workload).plan, False) if self.tune == "before" else at_once(placer, workload)
+        plan = self._noted(self.policy.plan(placer, workload))
         return with_used_experts(plan, placer.operators, placer.routing), False
 
     def _noted(self, plan: Plan) -> Plan:
         for note in plan.notes:
-            talk(f"note: {note}")
+            log(f"note: {note}")
         return plan
 
 
@@ -143,13 +143,13 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
 
 def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> Workload:
     """The workload of this prompt. Warns of a context beyond the trained one."""
-    load, trained = placer.workload(n_prompt, n_gen, n_past=n_past), placer.model.n_ctx_train
-    if 0 < trained < load.n_ctx:
-        talk(
-            f"warning: the context of {load.n_ctx} tokens is longer than the {trained} that this model was trained on; "
+    workload, trained = placer.workload(n_prompt, n_gen, n_past=n_past), placer.model.n_ctx_train
+    if 0 < trained < workload.n_ctx:
+        log(
+            f"warning: the context of {workload.n_ctx} tokens is longer than the {trained} that this model was trained on; "
             "text beyond that may make no sense"
         )
-    return load
+    return workload
 
 
 def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
@@ -157,12 +157,12 @@ def say_warnings(engine: Engine, placer: Placer, plan_given: bool) -> None:
     is wrong."""
     for warning in engine.warnings:
         if plan_given or warning != engine.memory.warning:
-            talk(f"warning: {warning}")
+            log(f"warning: {warning}")
     if placer.device.emulated is not None:
         if placer.device.emulated.values == "drawn":
-            talk("note: the device is emulated and computes nothing (values=drawn): the text is noise")
+            log("note: the device is emulated and computes nothing (values=drawn): the text is noise")
         else:
-            talk("note: the device is emulated on the CPU (values=real): timings here are meaningless; use `bench`")
+            log("note: the device is emulated on the CPU (values=real): timings here are meaningless; use `bench`")
 
 
 def expected(placer: Placer, plan: Plan) -> str:
@@ -189,7 +189,7 @@ def tell_drift(placer: Placer, answer: Generation, predicted_s: float | None) ->
     slow = is_slow(answer.n_gen, answer.tpot_s, predicted_s)
     others_cores = others_percent() / 100 * n_cores if slow else 0.0
     if drift := drift_text(answer.n_gen, answer.tpot_s, predicted_s, placer.model.path, others_cores, n_cores):
-        talk(f"warning: {drift}")
+        log(f"warning: {drift}")
 
 
 def keep_runs(placer: Placer, engine: Engine) -> None:
@@ -201,4 +201,4 @@ def keep_runs(placer: Placer, engine: Engine) -> None:
         placer.keep_runs(engine.plan, engine.runs())
         placer.keep_drafts(engine.plan, engine.drafts())
     except OallamaError as error:
-        talk(f"warning: this run's times were not saved: {error}")
+        log(f"warning: this run's times were not saved: {error}")

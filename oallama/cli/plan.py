@@ -18,7 +18,7 @@ from oallama.cli.options import (
     ubatch_option,
     verbose_option,
 )
-from oallama.cli.output import busy, emit, emit_json, talk, wrapped
+from oallama.cli.output import busy, emit, emit_json, log, wrapped
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.speculation import StepOptions, step_options
@@ -57,8 +57,8 @@ def command(
       oallama plan model.gguf --policy oato --vram 6GiB -o plan.json
 
     \f
-    The plan is verified by a dry load of the model. Fractions of an operator: gg is on the device, cg streamed to it,
-    cc on the CPU; they add up to 1.
+    The plan is verified by a no_alloc load of the model. Fractions of an operator: gg is on the device, cg streamed to
+    it, cc on the CPU; they add up to 1.
     """
     from oallama.placer import Placer
     from oallama.report.plan import plan_sentences
@@ -66,19 +66,19 @@ def command(
 
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
-    load = step.workload(placer.workload(n_prompt, n_gen, n_past=n_depth or 0))
-    placer = pictures.with_room(placer, load, profile)
+    workload = step.workload(placer.workload(n_prompt, n_gen, n_past=n_depth or 0))
+    placer = pictures.with_room(placer, workload, profile)
     with busy("planning"):
-        plan = step.plan(placer, load, policy.plan)
+        plan = step.plan(placer, workload, policy.plan)
     if (projector := pictures.placed(plan, memory_kept=True)) is not None:
         plan = projector.noted(plan)
     if output is not None:
         plan.save(output)
-        talk(f"wrote {output}")
+        log(f"wrote {output}")
     if as_json:
         emit_json(plan.to_json())
     for sentence in plan_sentences(plan, placer.operators, PAPERS if verbose else PLAIN):
         if output is None and not as_json:
             emit(wrapped(sentence))
         else:
-            talk(sentence)
+            log(sentence)

@@ -10,7 +10,7 @@ import click
 
 from oallama.cli.help import Group, option
 from oallama.cli.options import as_record, count, given
-from oallama.cli.output import talk
+from oallama.cli.output import log
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
@@ -18,9 +18,9 @@ from oallama.core.types import CPU_DEVICE, Workload
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from oallama.place.policies.registry import Rules
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.planner.policies.registry import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class PolicyOptions:
     @property
     def _streams(self) -> bool:
         """True for a policy that may stream weights."""
-        from oallama.place.policies.registry import POLICIES
+        from oallama.planner.policies.registry import POLICIES
 
         return self.policy in (None, "auto") or POLICIES[self.policy].streams
 
@@ -62,7 +62,7 @@ class PolicyOptions:
 
     @property
     def rules(self) -> Rules:
-        from oallama.place.policies.registry import Rules
+        from oallama.planner.policies.registry import Rules
 
         return Rules(self.affinity, self.fill, **given(prefetch=self.prefetch))
 
@@ -80,14 +80,14 @@ class PolicyOptions:
         """True if nothing can go to a device, so nothing needs measuring or planning."""
         return self.policy == "cpu" or not placer.has_device
 
-    def plan(self, placer: Placer, load: Workload) -> Plan:
+    def plan(self, placer: Placer, workload: Workload) -> Plan:
         """The requested placement, by default `auto`; without a device -ngl is ignored, as in llama.cpp. Raises
         UsageError, DoesNotFit, and the placer's errors."""
         if self.n_gpu_layers is None:
-            return placer.plan(self.policy or "auto", workload=load, **asdict(self.rules))
+            return placer.plan(self.policy or "auto", workload=workload, **asdict(self.rules))
         if not (placer.has_device or _profiles_device(placer)):
-            return placer.plan("cpu", workload=load)
-        return whole_layers(placer, self.n_gpu_layers, load)
+            return placer.plan("cpu", workload=workload)
+        return whole_layers(placer, self.n_gpu_layers, workload)
 
 
 def _profiles_device(placer: Placer) -> bool:
@@ -104,14 +104,14 @@ def note_unused(placer: Placer, policy: PolicyOptions | None = None) -> None:
     if policy is not None and policy.policy not in (None, "auto", "cpu"):
         unused.append(f"--policy {policy.policy}")
     if unused and not placer.has_device:
-        talk(f"note: {_have(unused)} no effect without a device; choose one with --device")
+        log(f"note: {_have(unused)} no effect without a device; choose one with --device")
 
 
 def note_planned(options: Options) -> None:
     """Note that limits of the device's memory do not change a given plan."""
     limits = [*_limits(options), *(["--vram-fill"] if options.vram_fill != Options().vram_fill else [])]
     if limits:
-        talk(f"note: {_have(limits)} no effect with --plan, which sets the placement")
+        log(f"note: {_have(limits)} no effect with --plan, which sets the placement")
 
 
 def _have(options: Sequence[str]) -> str:
@@ -123,7 +123,7 @@ def _limits(options: Options) -> list[str]:
     return [option for option, value in asked.items() if value is not None]
 
 
-def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
+def whole_layers(placer: Placer, n_gpu_layers: int, workload: Workload) -> Plan:
     """The plan of llama.cpp's -ngl: the last layers whole, the output being one of them and the first that is taken.
 
     Raises DoesNotFit.
@@ -133,7 +133,7 @@ def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
     n_layer = placer.model.n_layer
     n = min(n_gpu_layers, n_layer + 1)
     names = [o.name for o in placer.operators if o.layer_in(n_layer) > n_layer - n]
-    plan = placer.plan(Given(names, n, "layers"), workload=load)
+    plan = placer.plan(Given(names, n, "layers"), workload=workload)
     memory = plan.memory
     if memory.spare < 0:
         needed = memory.limit - memory.spare
@@ -147,10 +147,10 @@ class PolicyName(click.ParamType):  # type: ignore[type-arg]  # generic from cli
     name = "policy"
 
     def _choice(self) -> click.Choice[str]:
-        from oallama.place.decide import POLICIES
-        from oallama.place.policies.stock import FIT
+        from oallama.planner.decide import POLICY_NAMES
+        from oallama.planner.policies.stock import FIT
 
-        return click.Choice([*POLICIES, FIT])
+        return click.Choice([*POLICY_NAMES, FIT])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return self._choice().convert(value, param, ctx)

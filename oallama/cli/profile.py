@@ -8,7 +8,7 @@ import click
 
 from oallama.cli.help import Command, option
 from oallama.cli.options import device_option, gathered, json_option, model_argument, parsed, threads_option
-from oallama.cli.output import emit_json, show, talk, write_file
+from oallama.cli.output import emit_json, log, show, write_file
 from oallama.core.options import Options
 
 
@@ -62,10 +62,10 @@ def command(
     profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
         write_file(export, json.dumps(exported(profile), indent=1) + "\n")
-        talk(f"wrote {printable(export, 500)}: read it before you send it")
+        log(f"wrote {printable(export, 500)}: read it before you send it")
     if as_json:
         emit_json(profile_to_json(profile))
         return
     show(profile_tables(profile))
     for warning in profile.warnings:
-        talk(f"warning: {printable(warning, 500)}")
+        log(f"warning: {printable(warning, 500)}")

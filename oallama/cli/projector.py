@@ -1,4 +1,4 @@
-"""--mmproj: a vision projector beside a plan, counted in its ledger."""
+"""--mmproj: a vision projector beside a plan, counted in its memory breakdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oallama.cli.options import as_record
 from oallama.core.options import Options
 from oallama.core.types import Attention
 from oallama.core.units import format_bytes
-from oallama.place.memory import fits_beside, vram_beside
+from oallama.planner.memory import fits_beside, vram_beside
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
@@ -45,19 +45,19 @@ class ProjectorOptions:
 
         return None if self.mmproj is None else read_projector(self.mmproj)
 
-    def with_room(self, placer: Placer, load: Workload, profile: str | None) -> Placer:
+    def with_room(self, placer: Placer, workload: Workload, profile: str | None) -> Placer:
         """A placer that keeps room on the device for the projector, where that was asked for; else the same. profile:
         the file that it was made with. Raises DoesNotFit, and what asking for the device's free memory raises."""
-        roomy = self._keeping_room(placer, load)
+        roomy = self._keeping_room(placer, workload)
         return placer if roomy == placer.options else type(placer).of_file(placer.model.path, roomy, profile)
 
-    def _keeping_room(self, placer: Placer, load: Workload) -> Options:
+    def _keeping_room(self, placer: Placer, workload: Workload) -> Options:
         from oallama.bench.prepare import setting_of
 
         projector, options = self.read(), placer.options
         if projector is None or not self.offload or not placer.has_device:
             return options
-        limit = setting_of(placer, load.n_ctx, load.n_ubatch).cap.device_bytes or 0
+        limit = setting_of(placer, workload.n_ctx, workload.n_ubatch).cap.device_bytes or 0
         needed = projector.n_bytes(options.flash_attn != "off")
         said = "the vision projector", "leave it on the CPU (--no-mmproj-offload)"
         return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device), *said))

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from oallama.cli.help import Group, option
-from oallama.cli.output import talk
+from oallama.cli.output import log
 from oallama.core.errors import ProfileError, UsageError
 
 if TYPE_CHECKING:
-    from oallama.core.routing import Traffic
+    from oallama.core.routing import ExpertCounts
     from oallama.placer import Placer
 
 count_experts_option = option(
@@ -23,7 +23,7 @@ count_experts_option = option(
 
 
 @contextmanager
-def counting(placer: Placer, wanted: bool) -> Iterator[Callable[[Traffic], None] | None]:
+def counting(placer: Placer, wanted: bool) -> Iterator[Callable[[ExpertCounts], None] | None]:
     """Yield what counts an answer, and keep the counts at the end; yield None if they are not wanted. Raises
     UsageError for a model without experts."""
     from oallama.profile.routing import counted, read_routing, unknown_routing, write_routing
@@ -37,9 +37,9 @@ def counting(placer: Placer, wanted: bool) -> Iterator[Callable[[Traffic], None]
     shape = model.fingerprint, model.n_expert, model.n_expert_used
     routing = read_routing(*shape) or unknown_routing(*shape)
 
-    def count(traffic: Traffic) -> None:
+    def count(expert_counts: ExpertCounts) -> None:
         nonlocal routing
-        routing = counted(routing, traffic)
+        routing = counted(routing, expert_counts)
 
     try:
         yield count
@@ -47,4 +47,4 @@ def counting(placer: Placer, wanted: bool) -> Iterator[Callable[[Traffic], None]
         try:
             write_routing(routing)
         except ProfileError as error:
-            talk(f"warning: {error}")
+            log(f"warning: {error}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oallama.cli.gate import tune_after, tuning_gain
+from oallama.cli.autotune import tune_after, tuning_gain
 from oallama.cli.help import Group, ServerCommand, option, passed_options
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, json_option, model_option
@@ -20,7 +20,7 @@ from oallama.cli.output import (
     busy,
     emit_json,
     is_terminal,
-    talk,
+    log,
     told_progress,
     write_piece,
     write_thought,
@@ -103,7 +103,7 @@ def command(
             placer, plan = found_plan
             given = prompt_for(placer.model, text, answers.chat, answers.system)
             likely_tokens(placer.model.path, given, placer.options.n_ctx or plan.workload.n_ctx)
-            load, unknown = plan.workload, False
+            workload, unknown = plan.workload, False
         else:
             placer = asked.placer(model)
             given = prompt_for(placer.model, text, answers.chat, answers.system)
@@ -111,16 +111,16 @@ def command(
             n_answer = likely_answer(placer, len(text.encode())) if most == WITHOUT_END else most
             least = placer.workload(1, 0).n_ctx
             n_prompt = likely_tokens(placer.model.path, given, placer.options.n_ctx, n_answer, least)
-            load = run_workload(placer, n_prompt, n_answer)
-            plan, unknown = asked.made_plan(placer, load)
+            workload = run_workload(placer, n_prompt, n_answer)
+            plan, unknown = asked.made_plan(placer, workload)
     shows = not as_json and is_terminal(sys.stderr)
     if shows:
-        talk(f"oallama: {expected(placer, plan)}")
+        log(f"oallama: {expected(placer, plan)}")
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):
             count = stack.enter_context(counting(placer, answers.count_experts))
             loaded = stack.enter_context(
-                placer.engine(plan, on_traffic=count, chats=given.chats, server_options=more, interactive=True)
+                placer.engine(plan, on_expert_counts=count, chats=given.chats, server_options=more, interactive=True)
             )
         say_warnings(loaded, placer, asked.plan_file is not None)
         most, drawn = most_tokens(n_gen, given), {"stop": answers.sampling.stop, **asdict(sampling)}
@@ -131,17 +131,17 @@ def command(
             generation = write_stream(given.stream(loaded, most, told_progress, write_thought, **drawn))
         if shows:
             if cut := cut_text(generation, loaded.n_ctx):
-                talk(f"oallama: {cut}")
+                log(f"oallama: {cut}")
             predicted = expected_of(placer, loaded, generation)
             seed = [] if sampling.temperature == 0 else [f"seed {sampling.seed}"]
-            talk(" · ".join([statistics(generation, loaded, predicted, placer.operators), *seed]))
+            log(" · ".join([statistics(generation, loaded, predicted, placer.operators), *seed]))
             tell_drift(placer, generation, None if predicted is None else predicted.tpot_s)
         keep_runs(placer, loaded)
     if unknown and asked.tune == "after" and not as_json:
         if somebody_watches():
-            tune_after(placer, load)
+            tune_after(placer, workload)
         elif shows:
-            talk(f"oallama: {tuning_gain(placer, load, plan)}")
+            log(f"oallama: {tuning_gain(placer, workload, plan)}")
 
 
 def most_tokens(n_gen: int | None, prompt: Prompt) -> int:

@@ -21,7 +21,7 @@ from oallama.cli.options import (
     n_prompt_option,
     parsed,
 )
-from oallama.cli.output import busy, talk
+from oallama.cli.output import busy, log
 from oallama.cli.placement import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.routing import count_experts_option
@@ -140,27 +140,27 @@ def command(
             address, server.n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if server.pooling == "none" else server.pooling, server.cache_mib, more=passed_options(),
         )  # fmt: skip
-        log = stack.enter_context(_log(server.log_file))
-        talk(f"oallama: {served.wanted.reason}")
-        talk(f"oallama: {expected(placer, served.wanted.plan)}")
+        server_log = stack.enter_context(_server_log(server.log_file))
+        log(f"oallama: {served.wanted.reason}")
+        log(f"oallama: {expected(placer, served.wanted.plan)}")
         n_ctx = served.wanted.plan.workload.n_ctx
         if (most := request_tokens(placer.model, n_ctx)) < n_ctx:
-            talk(f"note: a request may have {most} tokens, the model's trained context; all requests share -c {n_ctx}")
+            log(f"note: a request may have {most} tokens, the model's trained context; all requests share -c {n_ctx}")
         launch = partial(served.launch, program=found, settings=settings)
         placements = Placements(served.wanted, served.on_cpu, launch, served.device_lost, served.keep)
         starting = contextlib.ExitStack()
 
         def tell(sentence: str) -> None:
             starting.close()
-            talk(sentence)
+            log(sentence)
 
         with starting:
             starting.enter_context(busy("starting llama-server"))
-            serve(address, placements, tell, log, server.placement_port)
+            serve(address, placements, tell, server_log, server.placement_port)
 
 
 @contextlib.contextmanager
-def _log(path: str | None) -> Iterator[Callable[[bytes], None]]:
+def _server_log(path: str | None) -> Iterator[Callable[[bytes], None]]:
     """Yield a function that writes llama-server's lines to the log. Raises UsageError."""
     if path is None:
         yield lambda line: None

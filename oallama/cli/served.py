@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oallama.cli.gate import tuning_gain
-from oallama.cli.output import talk
+from oallama.cli.autotune import tuning_gain
+from oallama.cli.output import log
 from oallama.cli.placement import PlacementOptions
 from oallama.cli.projector import ProjectorOptions
 from oallama.cli.routing import counting
 from oallama.core.errors import OallamaError, UsageError
-from oallama.core.routing import Traffic
+from oallama.core.routing import ExpertCounts
 from oallama.core.types import Workload
 from oallama.device.rpc_worker import start_worker
-from oallama.place.placement import unmeasured_cpu_record
 from oallama.placer import Placer
-from oallama.placer.measured import host_free_beside
+from oallama.placer.model_on_device import host_free_beside
 from oallama.plan.plan import Plan
+from oallama.planner.placement import unmeasured_cpu_record
 from oallama.report.placement import Served, work_times
 from oallama.report.text import policy_on
 from oallama.run.plugin_report import PluginReport, runs_of
@@ -77,7 +77,7 @@ class ServedModel:
         placer: Placer,
         served: Served,
         worker: RpcServer | None,
-        count: Callable[[Traffic], None] | None,
+        count: Callable[[ExpertCounts], None] | None,
     ) -> None:
         self.placer, self._asked, self._worker, self._count = placer, asked, worker, count
         self._device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
@@ -86,7 +86,7 @@ class ServedModel:
         on_cpu = _on_cpu(placer, self.wanted)
         self.on_cpu = None if on_cpu is None else self._completed(on_cpu)
         if self._projector is not None:
-            talk(f"note: {self.wanted.plan.notes[-1]}")
+            log(f"note: {self.wanted.plan.notes[-1]}")
 
     def launch(self, served: Served, folder: Path, program: Path, settings: ServerSettings) -> Launch:
         """The command that starts llama-server with a placement. settings: without a projector; cache_mib None: as much
@@ -114,10 +114,10 @@ class ServedModel:
         try:
             self.placer.keep_runs(self.wanted.plan, runs_of(block for report in wanted for block in report.blocks))
         except OallamaError as error:
-            talk(f"warning: this run's times were not saved: {error}")
+            log(f"warning: this run's times were not saved: {error}")
         for report in (*wanted, *on_cpu):
             if self._count is not None:
-                self._count(report.traffic(self.placer.operators, self.placer.model.n_expert))
+                self._count(report.expert_counts(self.placer.operators, self.placer.model.n_expert))
 
     @property
     def _has_room(self) -> bool:
@@ -129,7 +129,7 @@ class ServedModel:
         and add a note of the projector."""
         plan, warnings = served_plan(served.plan, self.placer.operators, self._device, self._count is not None)
         for warning in warnings:
-            talk(f"warning: {warning}")
+            log(f"warning: {warning}")
         served = replace(served, plan=plan)
         if self._projector is None:
             return served
@@ -146,7 +146,7 @@ class ServedModel:
         except OallamaError:  # llama-server is about to say it better
             return None
         if mib < STOCK_CACHE_MIB and not is_lost:
-            talk(f"note: llama-server caches up to {mib} MiB of prompts, as host memory allows (--cache-ram)")
+            log(f"note: llama-server caches up to {mib} MiB of prompts, as host memory allows (--cache-ram)")
         return mib
 
 
@@ -165,10 +165,10 @@ def _planned(asked: PlacementRequest) -> tuple[Placer, Served] | None:
 
 def _placed(asked: PlacementRequest, placer: Placer) -> Served:
     """The placement of the policy, as in `run`."""
-    load = asked.workload(placer)
-    plan, is_unknown = asked.placement.made_plan(placer, load)
+    workload = asked.workload(placer)
+    plan, is_unknown = asked.placement.made_plan(placer, workload)
     if is_unknown:
-        return _timed(placer, plan, tuning_gain(placer, load, plan))
+        return _timed(placer, plan, tuning_gain(placer, workload, plan))
     return _timed(placer, plan, _reason(placer, asked.placement, plan))
 
 
@@ -213,7 +213,7 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
 
 def host_left(placer: Placer, plan: Plan, device_lost: bool = False) -> int:
     """Bytes of host memory that may be used beside the model as a plan places it; device_lost: as the CPU alone would
-    then hold it. Raises PlanError for a plan of another model, and what a dry load raises."""
-    placed = placer.placed(plan)
-    on_host, on_device = placer.dry_loads.sides(plan.workload, placed, placer.attention_for(plan))
+    then hold it. Raises PlanError for a plan of another model, and what a no_alloc load raises."""
+    placement = placer.placed(plan)
+    on_host, on_device = placer.no_alloc_loads.sides(plan.workload, placement, placer.attention_for(plan))
     return host_free_beside(on_host + on_device if device_lost else on_host)

@@ -23,7 +23,7 @@ from oallama.cli.options import (
     output_option,
     profile_option,
 )
-from oallama.cli.output import busy, json_text, show, talk, write_chart, write_file
+from oallama.cli.output import busy, json_text, log, show, write_chart, write_file
 from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
 from oallama.core.errors import UsageError
 from oallama.device.machines import MACHINES, machine_of
@@ -111,14 +111,16 @@ def command(
     placer = Placer.of_file(plan.model_path if model is None and plan else model_file(model or ""), options, profile)
     if plan is not None:
         plan.check(placer.model, placer.operators)
-        load = _workload(placer, plan, n_prompt, n_gen, n_depth, options.n_ctx)
+        workload = _workload(placer, plan, n_prompt, n_gen, n_depth, options.n_ctx)
     else:
-        load = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
+        workload = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
         chosen = PolicyOptions(policy, None, prefetch=prefetch)
         with busy("planning"):
-            plan = chosen.plan(placer, load) if found is None else plan_for(placer, found, load, policy, prefetch)
-        load = plan.workload
-    simulation = placer.simulate(plan, load, found)
+            plan = (
+                chosen.plan(placer, workload) if found is None else plan_for(placer, found, workload, policy, prefetch)
+            )
+        workload = plan.workload
+    simulation = placer.simulate(plan, workload, found)
     notes = plan.notes
     device = placer.profile().device if found is None else found.card.name
     used = plan.memory.limit - plan.memory.spare
@@ -135,7 +137,7 @@ def command(
     document = json_text(simulate_document(setting, simulation)) if as_json or output is not None else ""
     if output is not None:
         write_file(output, document)
-        talk(f"wrote {output}")
+        log(f"wrote {output}")
     if as_json:
         write_file("-", document)
     else:
@@ -157,9 +159,9 @@ def _workload(
     placer: Placer, plan: Plan, n_prompt: int | None, n_gen: int | None, n_depth: int | None, n_ctx: int | None
 ) -> Workload:
     """The plan's workload, with requested values replaced."""
-    load = plan.workload
-    asked = (n_prompt or load.n_prompt, load.n_gen if n_gen is None else n_gen)
-    n_past = load.n_past if n_depth is None else n_depth
-    if n_ctx is None and n_past + sum(asked) <= load.n_ctx:
-        n_ctx = load.n_ctx
-    return placer.workload(*asked, n_ctx, load.n_ubatch, n_past)
+    workload = plan.workload
+    asked = (n_prompt or workload.n_prompt, workload.n_gen if n_gen is None else n_gen)
+    n_past = workload.n_past if n_depth is None else n_depth
+    if n_ctx is None and n_past + sum(asked) <= workload.n_ctx:
+        n_ctx = workload.n_ctx
+    return placer.workload(*asked, n_ctx, workload.n_ubatch, n_past)

@@ -44,13 +44,13 @@ class StepOptions:
         """The workload with the requests in flight that are expected."""
         return load if self.expected is None else replace(load, step=DecodeStep(self.expected))
 
-    def plan(self, placer: Placer, load: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
+    def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
         """The plan with the drafts that are asked for. Raises as planned_with_drafts."""
         from oallama.placer.drafter import Drafter, planned_with_drafts
 
         if self._model is not None:
-            return planned_with_drafts(placer, Drafter(placer, model_file(self._model)), load, plan)
-        made = plan(placer, load)
+            return planned_with_drafts(placer, Drafter(placer, model_file(self._model)), workload, plan)
+        made = plan(placer, workload)
         return replace(made, draft=NGRAM) if self.spec == "ngram" else made
 
 

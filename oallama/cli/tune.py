@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from oallama.cli.gate import measured, tell_doubt
+from oallama.cli.autotune import measured, tell_doubt
 from oallama.cli.help import Command, Group, option
 from oallama.cli.options import (
     CONTEXT,
@@ -18,7 +18,7 @@ from oallama.cli.options import (
     profile_option,
     refresh_gate_option,
 )
-from oallama.cli.output import busy, emit_json, talk
+from oallama.cli.output import busy, emit_json, log
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
@@ -73,13 +73,13 @@ def command(
             )
         corrected = placer.adopt_history()
     if corrected:
-        talk(f"oallama: planning again with the times of earlier runs: {corrected}")
-    load = in_tuned_context(placer, placer.workload(n_prompt or 1, 0, n_past=n_depth or 0))
-    kinds = classes_in(load.n_ctx) if n_prompt is None and n_depth is None else (class_of(load),)
+        log(f"oallama: planning again with the times of earlier runs: {corrected}")
+    workload = in_tuned_context(placer, placer.workload(n_prompt or 1, 0, n_past=n_depth or 0))
+    kinds = classes_in(workload.n_ctx) if n_prompt is None and n_depth is None else (class_of(workload),)
     found = measured(
-        placer, load, kinds, seconds, refresh=refresh_gate or bool(corrected),
+        placer, workload, kinds, seconds, refresh=refresh_gate or bool(corrected),
         ends="Ctrl-C stops and keeps the results so far",
     )  # fmt: skip
     tell_doubt(placer)
     if as_json:
-        emit_json({**found.verdict.document, "remembered": found.remembered})
+        emit_json({**found.result.document, "remembered": found.remembered})

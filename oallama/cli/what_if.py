@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.gate import tell_doubt
+from oallama.cli.autotune import tell_doubt
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import is_file, model_file, unknown_model
 from oallama.cli.options import (
@@ -142,24 +142,24 @@ def command(
     chosen = cards or tuple(CARDS[name] for name in USUAL_CARDS)
     if memory_bytes is not None:
         chosen = tuple(replace(card, memory_bytes=memory_bytes) for card in chosen)
-    from oallama.model.memory import Prober
+    from oallama.model.memory import NoAllocLoader
 
-    with Prober() as prober:  # it loads llama.cpp while the rest is imported and the model is read
+    with NoAllocLoader() as no_alloc_loader:  # it loads llama.cpp while the rest is imported and the model is read
         from oallama.placer import Placer
         from oallama.placer.described import alone_and_beside
         from oallama.profile.described import TOKENS, host_profile
         from oallama.report.what_if import what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
 
         options = replace(options, device="none")
-        placer = Placer.of_file(model, options, profile, prober)
+        placer = Placer.of_file(model, options, profile, no_alloc_loader)
         if host is not None:
             described = host_profile(host, placer.model, placer.operators, TOKENS)
-            placer = Placer(placer.model, placer.operators, placer.tensor_names, options, described, prober)
-        load = placer.workload(n_prompt, n_gen)
+            placer = Placer(placer.model, placer.operators, placer.tensor_names, options, described, no_alloc_loader)
+        workload = placer.workload(n_prompt, n_gen)
         if not as_json:
-            emit(what_if_head(placer.model, load, host))
+            emit(what_if_head(placer.model, workload, host))
         with busy("predicting"):
-            alone, found = alone_and_beside(placer, chosen, load, **given(policy=policy))
+            alone, found = alone_and_beside(placer, chosen, workload, **given(policy=policy))
         rows = []
         for row in each_awaited(found, "predicting"):
             rows.append(row)
@@ -168,11 +168,11 @@ def command(
                 sys.stdout.flush()  # the next card takes a while
     tell_doubt(placer)
     if as_json:
-        emit_json(what_if_document(placer.model, load, alone, rows, host))
+        emit_json(what_if_document(placer.model, workload, alone, rows, host))
     else:
         emit(what_if_foot(placer.model, alone, rows, policy or "auto", host))
     if chart is not None:
-        write_chart(chart, what_if_chart(placer.model, load, rows))
+        write_chart(chart, what_if_chart(placer.model, workload, rows))
 
 
 command.help = (command.help or "").replace("NAMES", ", ".join(POPULAR))

@@ -87,7 +87,7 @@ class LinearFit:
 
 
 @dataclass(frozen=True, slots=True)
-class RestShape:
+class NonMatmulShape:
     """Head shape, on which the cost of a layer's non-matmul work depends, besides batch and KV depth."""
 
     n_embd: Count
@@ -102,7 +102,7 @@ class RestShape:
 
 
 @dataclass(frozen=True, slots=True)
-class RestCase:
+class NonMatmulCase:
     """A layer's non-matmul work, timed on one device at one batch size and KV depth: all work except its weight-bearing
     mul-mats (norms, rope, KV write, attention, GLU, adds), for this model's head shape."""
 
@@ -111,7 +111,7 @@ class RestCase:
     n_kv: Count
     seconds: Positive
     samples: Samples
-    shape: Annotated[RestShape | None, Mark.FLAT] = None  # None: not stated
+    shape: Annotated[NonMatmulShape | None, Mark.FLAT] = None  # None: not stated
 
     JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "device", "n_tokens", "n_kv", "seconds", "n_embd", "n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v",
@@ -119,7 +119,7 @@ class RestCase:
     )  # fmt: skip
 
     @property
-    def key(self) -> tuple[str, int, int, RestShape | None]:
+    def key(self) -> tuple[str, int, int, NonMatmulShape | None]:
         return self.device, self.n_tokens, self.n_kv, self.shape
 
 
@@ -127,7 +127,7 @@ Worker = Literal["cpu", "device", "link"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class Contention:
     """Two kinds of work at the same time: the CPU's mul-mats, the device's, copies to the device. GB/s = 1e9 bytes per
     second of weights multiplied or of bytes copied."""
 
@@ -153,7 +153,7 @@ class Profile:
     fingerprint: dict[str, Any]  # CPU, threads, device, driver, ggml version, power state, ...
     device: str  # name of the device, CPU_DEVICE if there is none
     cases: tuple[ProfileCase, ...]
-    rest: tuple[RestCase, ...]
+    rest: tuple[NonMatmulCase, ...]
     link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h_pinned, d2h (pageable): of one copy; issue_pinned,
     # issue_pageable: for how long an asynchronous h2d holds up its caller; empty without a device
     boundary: LinearFit | None  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes each way;
@@ -161,17 +161,17 @@ class Profile:
     launch_s: NotNegative  # one graph launch + synchronise on the device
     warnings: tuple[str, ...]
     skipped: Annotated[tuple[SkippedCase, ...], Mark.REQUIRED] = ()
-    sharing: Annotated[tuple[Sharing, ...], Mark.OMIT_DEFAULT] = ()
+    sharing: Annotated[tuple[Contention, ...], Mark.OMIT_DEFAULT] = ()
     # share of a copy on one stream that a result of another waits for; None: not known
     copy_wait: Annotated[float | None, Mark.NOT_NEGATIVE, Mark.OMIT_DEFAULT] = None
     # that queueing a graph takes of its caller's time; None: not known
     launch_issue_s: Annotated[float | None, Mark.NOT_NEGATIVE, Mark.OMIT_DEFAULT] = None
 
     @property
-    def contention(self) -> Sharing | None:
+    def contention(self) -> Contention | None:
         """CPU and link working concurrently on the shared DRAM, at the smallest batch size."""
-        pairs = [one for one in self.sharing if (one.first, one.second) == ("cpu", "link")]
-        return min(pairs, key=lambda one: one.n_tokens, default=None)
+        pairs = [row for row in self.sharing if (row.first, row.second) == ("cpu", "link")]
+        return min(pairs, key=lambda row: row.n_tokens, default=None)
 
     @property
     def has_host_buffer(self) -> bool:

@@ -34,7 +34,7 @@ class LayerRouting:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class LayerCounts:
     """Uses of each expert by so many tokens of a layer. Of their order is known, where it was recorded, how often they
     used the expert that had been used most of late, the second, and so on, and how many tokens before the same one was
     used (split/uses.h)."""
@@ -46,11 +46,11 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ExpertCounts:
     """Tallies of one answer by layer."""
 
-    decode: Mapping[int, Tally]
-    prompt: Mapping[int, Tally]
+    decode: Mapping[int, LayerCounts]
+    prompt: Mapping[int, LayerCounts]
 
 
 @dataclass(frozen=True, slots=True)

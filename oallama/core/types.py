@@ -1,8 +1,8 @@
 """The records that pass between rooms: models and operators, devices, plans. Frozen; bytes are int, times are float
 seconds, shapes are ggml's (ne[0] first).
 
-Who fills what: model/ makes ModelInfo and Operator, profile/ makes Profile (core/profile.py), place/ makes a Plan
-(plan/plan.py) and Affinity (core/affinity.py), run/ consumes a Plan. Nobody changes a record it was given.
+Who fills what: model/ makes ModelInfo and Operator, profile/ makes Profile (core/profile.py), planner/ makes a Plan
+(plan/plan.py) and Affinity (core/affinity_report.py), run/ consumes a Plan. Nobody changes a record it was given.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class OperatorPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLedger:
+class MemoryBreakdown:
     """Bytes that the device will hold. limit = fill * capacity, or capacity - runtime where that is less; spare = limit
     - everything placed there. runtime: what instances of its back end take for themselves, in what is kept free."""
 

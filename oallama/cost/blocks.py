@@ -148,7 +148,7 @@ def residents(
     """
     if not taken:
         return (False,) * len(operators)
-    routed_on_host = {o.layer for o, there in zip(operators, on_device, strict=True) if is_router(o) and not there}
+    routed_on_host = {o.layer for o, on_gpu in zip(operators, on_device, strict=True) if is_router(o) and not on_gpu}
     return tuple(
         can_split(o)
         and o.layer is not None
@@ -167,18 +167,18 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
     for index, (operator, elements) in enumerate(zip(operators, gg, strict=True)):
         if elements:
             families.setdefault(ffn_of(index, operator), []).append(index)
-    made = []
+    blocks = []
     for members in families.values():
         together = len({gg[i] for i in members}) == 1
-        made += family_blocks(operators, members, together)
-    return tuple(sorted(made, key=lambda block: block.operators))
+        blocks += family_blocks(operators, members, together)
+    return tuple(sorted(blocks, key=lambda block: block.operators))
 
 
 def family_blocks(operators: Sequence[Operator], members: Sequence[int], together: bool) -> list[SplitBlock]:
     """Blocks that mul-mats of one FFN, or one by itself, form. together: whether they are cut at the same element and
     joined as one."""
-    own = [operators[i] for i in members]
-    if is_biased_ffn(own) or (together and _are_one_ffn(own)):
+    family = [operators[i] for i in members]
+    if is_biased_ffn(family) or (together and _are_one_ffn(family)):
         return [ffn_block(operators, members)]
     return [_lone_block(operators, i) for i in members]
 
@@ -217,7 +217,9 @@ def slice_weights(operators: Sequence[Operator], gg: Sequence[int]) -> int:
 
 def hot_weights(operators: Sequence[Operator], hot: Sequence[tuple[int, ...]]) -> int:
     """Bytes of hot experts on the device. hot: experts of each operator that it holds whole, as the host does."""
-    return sum(operator.bytes // operator.shape[2] * len(own) for operator, own in zip(operators, hot, strict=True))
+    return sum(
+        operator.bytes // operator.shape[2] * len(experts) for operator, experts in zip(operators, hot, strict=True)
+    )
 
 
 def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:

@@ -53,19 +53,19 @@ def cached_layers(
     for i, operator in enumerate(operators):
         if operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.layer >= first_device_layer:
             by_layer.setdefault(operator.layer, []).append(i)
-    hosted = [tuple(own) for own in by_layer.values() if not any(on_device[i] for i in own)]
+    hosted = [tuple(members) for members in by_layer.values() if not any(on_device[i] for i in members)]
 
-    def shape(own: tuple[int, ...]) -> tuple[tuple[str, str, tuple[int, int, int]], ...]:
-        return tuple((operators[i].role, operators[i].type, operators[i].shape) for i in own)
+    def shape(members: tuple[int, ...]) -> tuple[tuple[str, str, tuple[int, int, int]], ...]:
+        return tuple((operators[i].role, operators[i].type, operators[i].shape) for i in members)
 
-    total = sum(operators[i].bytes for own in hosted for i in own)
+    total = sum(operators[i].bytes for members in hosted for i in members)
     found = []
     for _, same in groupby(sorted(hosted, key=shape), key=shape):
         layers = tuple(same)
         first = [operators[i] for i in layers[0]]
         n_expert, n_used = first[0].shape[2], first[0].n_expert_used
         slot = sum(operator.bytes for operator in first) / n_expert
-        budget = n_bytes * sum(operators[i].bytes for own in layers for i in own) / total
+        budget = n_bytes * sum(operators[i].bytes for members in layers for i in members) / total
         n_slots = min(int(budget / slot) - 1, len(layers) * n_expert)  # one is kept free behind the last
         if n_slots >= n_used:
             share = n_slots / (len(layers) * n_expert)
@@ -88,27 +88,29 @@ def through_cache(
 ) -> tuple[Costs, float]:
     """(prices of small batches with these layers' experts on the device, their misses' uploads included; seconds of
     waits, in which the host reads which experts are used). issue_s: of the thread for each copy."""
-    own, waits_s = list(costs.operators), 0.0
+    prices, waits_s = list(costs.operators), 0.0
     for group in cached:
         for i in group.operators:
-            cost, mul_mat, n_expert = own[i], operators[i].mul_mat, operators[i].shape[2]
+            cost, mul_mat, n_expert = prices[i], operators[i].mul_mat, operators[i].shape[2]
             uploads_s = 0.0
             for p in costs.passes:
                 misses = n_expert * mul_mat.share_routed(p.n_tokens) * (1.0 - group.hits)
                 n_bytes = misses * operators[i].bytes / n_expert
                 uploads_s += p.count * (n_bytes * link.beta_s_per_byte + misses * issue_s)
-            own[i] = replace(cost, t_gpu_s=None if cost.t_gpu_s is None else cost.t_gpu_s + uploads_s)
+            prices[i] = replace(cost, t_gpu_s=None if cost.t_gpu_s is None else cost.t_gpu_s + uploads_s)
         rates = costs.rates
         wait_s = rates.copy_out.alpha_s + rates.copy_in.alpha_s + rates.split_s
         waits_s += len(group.layers) * wait_s * sum(p.count for p in costs.passes)
-    return replace(costs, operators=tuple(own)), waits_s
+    return replace(costs, operators=tuple(prices)), waits_s
 
 
 def beside_cache(costs: Costs, cached: Sequence[CachedLayers]) -> Costs:
     """Prices of large batches: of their experts those that are there are not streamed."""
-    own = list(costs.operators)
+    prices = list(costs.operators)
     for group in cached:
         for i in group.operators:
-            spared_s = own[i].streamed_s * group.share
-            own[i] = replace(own[i], t_cpu_s=own[i].t_cpu_s - spared_s, streamed_s=own[i].streamed_s - spared_s)
-    return replace(costs, operators=tuple(own))
+            spared_s = prices[i].streamed_s * group.share
+            prices[i] = replace(
+                prices[i], t_cpu_s=prices[i].t_cpu_s - spared_s, streamed_s=prices[i].streamed_s - spared_s
+            )
+    return replace(costs, operators=tuple(prices))

@@ -37,7 +37,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossings:
+class DeviceCopies:
     """Splits, copies and bytes of a placement in one forward pass."""
 
     splits: int  # all of them, as llama.cpp logs "graph splits"
@@ -51,7 +51,7 @@ class Crossings:
 
 
 Counts = tuple[int, ...]
-"""The fields of Crossings, of one layer."""
+"""The fields of DeviceCopies, of one layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +81,8 @@ class Graph:
         parts = range(self.n_layer + 1)
         alike: dict[Hashable, Layer] = {}
         object.__setattr__(self, "layer_operators", tuple(self.operators_of((at, at + 1)) for at in parts))
-        made = [self._layer(at) for at in parts]
-        found = tuple(alike.setdefault((layer.nodes, layer.before, layer.n_operators), layer) for layer in made)
+        layers = [self._layer(at) for at in parts]
+        found = tuple(alike.setdefault((layer.nodes, layer.before, layer.n_operators), layer) for layer in layers)
         object.__setattr__(self, "layers", found)
 
     def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
@@ -141,27 +141,27 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: I
     Roles that are not known are chained in order, which overstates no transfer of a contiguous placement.
     """
     n_run = max((1 + operator.layer for operator in operators if operator.layer is not None), default=model.n_layer)
-    made = _Builder(model, n_run, frozenset(tensor_names))
+    builder = _Builder(model, n_run, frozenset(tensor_names))
     layer_nodes: list[tuple[int, int]] = []
     by_layer: dict[int, list[int]] = {}
     for index, operator in enumerate(operators):
         by_layer.setdefault(operator.layer_in(model.n_layer), []).append(index)
 
-    stream = made.add((), made.embd, host=True)  # token embedding
+    stream = builder.add((), builder.embd, host=True)  # token embedding
     for layer in range(model.n_layer):
-        start = len(made.nodes) if layer else 0
-        stream = made.layer(layer, stream, [(i, operators[i]) for i in by_layer.get(layer, [])])
-        layer_nodes.append((start, len(made.nodes)))
+        start = len(builder.nodes) if layer else 0
+        stream = builder.layer(layer, stream, [(i, operators[i]) for i in by_layer.get(layer, [])])
+        layer_nodes.append((start, len(builder.nodes)))
 
-    start = len(made.nodes)
-    made.outputs_only = True
-    stream = made.add((stream,), made.embd, follows_layer=model.n_layer)  # output norm
+    start = len(builder.nodes)
+    builder.outputs_only = True
+    stream = builder.add((stream,), builder.embd, follows_layer=model.n_layer)  # output norm
     for index in by_layer.get(model.n_layer, []):
-        stream = made.add((stream,), operators[index].shape[1] * F32, operator=index)
-    made.add((stream,), 0, host=True)  # logits are read on the host
-    layer_nodes.append((start, len(made.nodes)))
+        stream = builder.add((stream,), operators[index].shape[1] * F32, operator=index)
+    builder.add((stream,), 0, host=True)  # logits are read on the host
+    layer_nodes.append((start, len(builder.nodes)))
     return Graph(
-        tuple(made.nodes),
+        tuple(builder.nodes),
         tuple(operator.layer_in(model.n_layer) for operator in operators),
         tuple(layer_nodes),
         model.n_layer,
@@ -211,7 +211,7 @@ class _Builder:
     def layer(self, layer: int, stream: int, operators: Sequence[tuple[int, Operator]]) -> int:
         """Append one block; returns the node of its output. Every split point of a transformer block is here: the two
         norms, attention (with the KV write) and the GLU."""
-        made: dict[str, int] = {}
+        node_of: dict[str, int] = {}
         norm = self.add((stream,), self.embd, follows_layer=layer)
         attention: int | None = None
         ffn_norm: int | None = None
@@ -224,20 +224,20 @@ class _Builder:
             role = operator.role
             n_bytes = _output_bytes(operator)
             if role in _ATTENTION_IN:
-                made[role] = self.add_operator(layer, index, (norm,), role, n_bytes)
-                heads.append(made[role])
+                node_of[role] = self.add_operator(layer, index, (norm,), role, n_bytes)
+                heads.append(node_of[role])
             elif role in _ATTENTION_MIDDLE:
-                source = made.get(_ATTENTION_MIDDLE[role], norm)
-                made[role] = self.add((source,), n_bytes, operator=index)
-                heads = [h for h in heads if h != source] + [made[role]]
+                source = node_of.get(_ATTENTION_MIDDLE[role], norm)
+                node_of[role] = self.add((source,), n_bytes, operator=index)
+                heads = [h for h in heads if h != source] + [node_of[role]]
             elif role in AFTER_ATTENTION:
                 if attention is None:
                     attention = self.add(heads or (norm,), _attention_bytes(operator), follows_layer=layer)
-                source = made.get("after_attention", attention)
-                made["after_attention"] = self.add_operator(layer, index, (source,), role, n_bytes)
+                source = node_of.get("after_attention", attention)
+                node_of["after_attention"] = self.add_operator(layer, index, (source,), role, n_bytes)
             elif role.startswith("ffn_"):
                 if ffn_norm is None:
-                    blocks_in = made.get("after_attention", attention if attention is not None else norm)
+                    blocks_in = node_of.get("after_attention", attention if attention is not None else norm)
                     self.outputs_only = layer == self.n_run - 1
                     stream = self.add((stream, blocks_in), self.embd)  # residual add
                     ffn_norm = self.add((stream,), self.embd, follows_layer=layer)
@@ -255,7 +255,7 @@ class _Builder:
             else:
                 norm = self.add((norm,), n_bytes, operator=index)
         if ffn_norm is None:
-            blocks = [made.get("after_attention", norm)]
+            blocks = [node_of.get("after_attention", norm)]
         return self.add((stream, *blocks), self.embd)
 
 
@@ -291,13 +291,13 @@ def _expanded(sides: list[bool | None]) -> list[bool]:
     return [bool(side) for side in sides]
 
 
-def crossings(
+def device_copies(
     graph: Graph, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
-) -> Crossings:
+) -> DeviceCopies:
     """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only."""
     low, high = window or (0, graph.n_layer + 1)
     sides = bytes(on_device[graph.layer_operators[low][0] : graph.layer_operators[high - 1][1]])
-    return _crossings(graph.layers[low:high], sides, first_within(first_device_layer, (low, high)))
+    return _device_copies(graph.layers[low:high], sides, first_within(first_device_layer, (low, high)))
 
 
 def first_within(first_device_layer: int, window: tuple[int, int]) -> int:
@@ -307,8 +307,8 @@ def first_within(first_device_layer: int, window: tuple[int, int]) -> int:
 
 
 @lru_cache(maxsize=2**14)
-def _crossings(layers: tuple[Layer, ...], on_device: bytes, first_device_layer: int) -> Crossings:
-    """Count crossings of layers that follow one another, from the first.
+def _device_copies(layers: tuple[Layer, ...], on_device: bytes, first_device_layer: int) -> DeviceCopies:
+    """Count device copies of layers that follow one another, from the first.
 
     Layer by layer: all that one knows of the others is on which side the one before ends and the next one begins. Most
     layers of a model are alike, so few are counted.
@@ -323,7 +323,7 @@ def _crossings(layers: tuple[Layer, ...], on_device: bytes, first_device_layer: 
         found.append(counts)
         begin = end
     splits, *others = map(sum, zip(*found, strict=True))
-    return Crossings(1 + splits, *others)
+    return DeviceCopies(1 + splits, *others)
 
 
 @lru_cache(maxsize=2**16)
@@ -333,8 +333,8 @@ def _of_layer(
     """(what a layer adds to the counts, the side that it ends on). on_device: 1 for each operator that is there. here:
     whether its norms and KV are. before: the side that the layer before ended on; None: there is none, and what comes
     from there is not counted. after: the side that the next layer begins on, if there is one."""
-    own = [_side(node, on_device, here) for node in layer.nodes]
-    sides = _expanded(own if after is None else [*own, after])[: len(own)]
+    own_sides = [_side(node, on_device, here) for node in layer.nodes]
+    sides = _expanded(own_sides if after is None else [*own_sides, after])[: len(own_sides)]
     earlier = [] if before is None else [before]
     computed = [s for s, node in zip(sides, layer.nodes, strict=True) if node.bytes_per_token]
     splits = sum(a != b for a, b in pairwise([*earlier, *computed]))
@@ -345,8 +345,8 @@ def _of_layer(
     output_bytes = [0, 0]
     for side, reader in zip(sides, layer.nodes, strict=True):
         for source in reader.inputs:
-            there, node = (before, layer.before) if source < 0 else (sides[source], layer.nodes[source])
-            if node is None or there is None or there == side or (source, side) in copied:
+            source_side, node = (before, layer.before) if source < 0 else (sides[source], layer.nodes[source])
+            if node is None or source_side is None or source_side == side or (source, side) in copied:
                 continue
             copied.add((source, side))
             counts[side] += 1

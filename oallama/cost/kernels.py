@@ -3,7 +3,7 @@
 A profile holds each distinct mul-mat at a few batch sizes; between two of them the time is taken as linear in n_tokens
 (ScheInfer Eq. 3: t = α + β·size for a fixed weight), beyond the last one as linear with the last slope. A slice of a
 weight takes α and its share of the rest; α is what a mul-mat of no size would take, fitted over the shapes that were
-timed at one batch size. The rest of a layer is norms, rope, KV write, attention, GLU and adds.
+timed at one batch size. The non-matmul work of a layer is norms, rope, KV write, attention, GLU and adds.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _alpha(measured: Sequence[tuple[int, float]]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class RestCurves:
+class NonMatmulCurves:
     """Seconds of a layer's non-matmul work on one device."""
 
     by_tokens: Mapping[int, Curve]  # n_tokens -> ((positions in the KV cache, seconds per layer), ...)
@@ -124,13 +124,13 @@ class RestCurves:
         )
 
 
-RestIndex = Mapping[str, RestCurves]
-"""Curves of the rest by device."""
+NonMatmulIndex = Mapping[str, NonMatmulCurves]
+"""Curves of non-matmul work by device."""
 
 
-def index_rest(profile: Profile) -> RestIndex:
-    """Index the rest with flash attention on each device that has it, else without (attention.with_attention leaves
-    one).
+def index_non_matmul(profile: Profile) -> NonMatmulIndex:
+    """Index the non-matmul work with flash attention on each device that has it, else without (attention.with_attention
+    leaves one).
 
     Flash attention takes time for what a token sees, without it attention goes through all that it is shown.
     """
@@ -143,20 +143,20 @@ def index_rest(profile: Profile) -> RestIndex:
         for case in plain if stepped else [case for case in cases if case not in plain]:
             depth = in_steps(case.n_kv) if stepped else case.n_kv
             by_tokens.setdefault(case.n_tokens, {})[depth] = case.seconds
-        index[device] = RestCurves({n: tuple(sorted(points.items())) for n, points in by_tokens.items()}, stepped)
+        index[device] = NonMatmulCurves({n: tuple(sorted(points.items())) for n, points in by_tokens.items()}, stepped)
     return index
 
 
-def rest_seconds(index: RestIndex, device: str, passes: Sequence[Pass]) -> float:
+def non_matmul_seconds(index: NonMatmulIndex, device: str, passes: Sequence[Pass]) -> float:
     """Seconds of one layer's other nodes over `passes`. Zero where the profile has none."""
     curves = index.get(device)
     return sum(p.count * curves.seconds(p.n_tokens, p.n_kv) for p in passes) if curves else 0.0
 
 
-def rest_of(index: RestIndex, device: str, passes: Sequence[Pass]) -> tuple[float, float]:
+def non_matmul_of(index: NonMatmulIndex, device: str, passes: Sequence[Pass]) -> tuple[float, float]:
     """(CPU, device) seconds of one layer's other nodes; the device's fall back to the CPU's where it was not timed."""
-    on_cpu = rest_seconds(index, CPU_DEVICE, passes)
-    return on_cpu, (rest_seconds(index, device, passes) if device in index else on_cpu)
+    on_cpu = non_matmul_seconds(index, CPU_DEVICE, passes)
+    return on_cpu, (non_matmul_seconds(index, device, passes) if device in index else on_cpu)
 
 
 def interpolate_depth(points: Curve, n_kv: int) -> float:

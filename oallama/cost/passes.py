@@ -40,12 +40,12 @@ def decode_pass(workload: Workload, n_gen: int = 1) -> Pass:
 
 def passes_at(n_past: int, n_prompt: int, n_gen: int, n_ubatch: int) -> tuple[Pass, ...]:
     """The forward passes of a prompt and a generation behind n_past tokens that are in the cache already."""
-    made = []
+    found = []
     done = 0
     while done < n_prompt:
         n = min(n_ubatch, n_prompt - done)
-        made.append(Pass(n, n_past + done + n, 1, int(done + n == n_prompt)))
+        found.append(Pass(n, n_past + done + n, 1, int(done + n == n_prompt)))
         done += n
     if n_gen:
-        made.append(Pass(1, n_past + n_prompt + n_gen // 2, n_gen))
-    return tuple(made)
+        found.append(Pass(1, n_past + n_prompt + n_gen // 2, n_gen))
+    return tuple(found)

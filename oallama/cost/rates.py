@@ -1,6 +1,6 @@
-"""Costs of copies, of crossings and of contention, from a profile.
+"""Costs of copies, of device copies and of contention, from a profile.
 
-One crossing of activations costs what the profiled link says for its bytes (ScheInfer Eq. 3: t = α + β·bytes); each
+One device copy of activations costs what the profiled link says for its bytes (ScheInfer Eq. 3: t = α + β·bytes); each
 split on the device adds what ggml's scheduler needs beside the two copies, taken from the profiled boundary (one
 excursion host -> device -> host).
 
@@ -19,11 +19,11 @@ from math import sqrt
 from typing import NamedTuple
 
 from oallama.core.errors import ProfileError
-from oallama.core.profile import LinearFit, Profile, Sharing, Worker
+from oallama.core.profile import Contention, LinearFit, Profile, Worker
 from oallama.core.types import CPU_DEVICE
 from oallama.core.units import KIB, MIB
 from oallama.cost.blocks import F32
-from oallama.cost.graph import Crossings
+from oallama.cost.graph import DeviceCopies
 from oallama.cost.passes import Pass
 from oallama.profile.fit import fit_linear
 
@@ -42,7 +42,7 @@ class TransferRates:
         """From then on, until the device computes."""
         return max(0.0, self.split_s - self.launch_issue_s)
 
-    def seconds(self, moved: Crossings, n_tokens: int, n_outputs: int) -> float:
+    def seconds(self, moved: DeviceCopies, n_tokens: int, n_outputs: int) -> float:
         """One pass over n_tokens, of which n_outputs give logits."""
         return (
             moved.device_splits * self.split_s
@@ -54,7 +54,7 @@ class TransferRates:
             * self.copy_out.beta_s_per_byte
         )
 
-    def over(self, moved: Crossings, passes: Sequence[Pass]) -> float:
+    def over(self, moved: DeviceCopies, passes: Sequence[Pass]) -> float:
         return sum(p.count * self.seconds(moved, p.n_tokens, p.n_outputs) for p in passes)
 
 
@@ -144,19 +144,19 @@ def interference_curve(profile: Profile) -> InterferenceCurve:
     """The interference in a profile. A side that was faster together than alone counts as unaffected."""
     one_queue = profile.copy_wait is not None and profile.copy_wait >= ONE_QUEUE
     measured: dict[int, dict[str, float]] = {}
-    for sharing in profile.sharing:
-        names = _FIELDS.get((sharing.first, sharing.second))
+    for contention in profile.sharing:
+        names = _FIELDS.get((contention.first, contention.second))
         if names is not None:
-            measured.setdefault(sharing.n_tokens, {}).update(zip(names, _shares(sharing), strict=True))
+            measured.setdefault(contention.n_tokens, {}).update(zip(names, _shares(contention), strict=True))
     if not measured and one_queue:
         measured[1] = {}
     return tuple((n_tokens, Interference(**left, one_queue=one_queue)) for n_tokens, left in sorted(measured.items()))
 
 
-def _shares(sharing: Sharing) -> tuple[float, float]:
+def _shares(contention: Contention) -> tuple[float, float]:
     least = 0.01  # what was starved for as long as it was watched did not stand still for ever
-    first = sharing.first_with_second_gb_per_s / sharing.first_alone_gb_per_s
-    second = sharing.second_with_first_gb_per_s / sharing.second_alone_gb_per_s
+    first = contention.first_with_second_gb_per_s / contention.first_alone_gb_per_s
+    second = contention.second_with_first_gb_per_s / contention.second_alone_gb_per_s
     return max(least, min(1.0, first)), max(least, min(1.0, second))
 
 
@@ -186,7 +186,7 @@ BYTES_PER_WAIT = 32 * MIB
 """Bytes of weights copied for each activation that waits for a piece; pieces grow with its root only."""
 
 
-class Crossing(NamedTuple):
+class DeviceCopy(NamedTuple):
     """Seconds to copy a block's inputs and results."""
 
     send_s: float = 0.0  # of the thread that computes CC
@@ -198,7 +198,7 @@ class Crossing(NamedTuple):
     out_s: float = 0.0  # of join_s
 
 
-NO_CROSSING = Crossing()
+NO_DEVICE_COPY = DeviceCopy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +233,15 @@ class SliceRates:
         wanted = sqrt(2 * self.issue.alpha_s / self.weights.beta_s_per_byte * BYTES_PER_WAIT)
         return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
 
-    def crossing(self, n_up: int, n_down: int, joined: float, n_steps: int) -> Crossing:
-        """Seconds of a crossing with so many bytes up and down, joined elements and launches."""
+    def device_copy(self, n_up: int, n_down: int, joined: float, n_steps: int) -> DeviceCopy:
+        """Seconds of a device copy with so many bytes up and down, joined elements and launches."""
         link = self.transfer
         send_s = self.staging_s(n_up) + n_steps * link.launch_issue_s
         join_s = joined * JOIN_BYTES * self.join_s_per_byte
         in_s, out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down)
         if self.staged:
-            return Crossing(send_s, join_s, link.launch_s, in_s, out_s)
-        return Crossing(send_s + in_s, join_s + out_s, link.launch_s, in_s=in_s, out_s=out_s)
+            return DeviceCopy(send_s, join_s, link.launch_s, in_s, out_s)
+        return DeviceCopy(send_s + in_s, join_s + out_s, link.launch_s, in_s=in_s, out_s=out_s)
 
     def staging_s(self, n_bytes: float) -> float:
         """Seconds of the thread until activations are on their way from pinned memory: it moves them there and asks for

@@ -19,8 +19,8 @@ from oallama.core.types import MulMat, Operator, StreamSettings
 from oallama.cost.blocks import F32, SplitBlock
 from oallama.cost.experts import ExpertUse, cold_experts_read, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
-from oallama.cost.rates import NO_CROSSING, Crossing, SliceRates
-from oallama.cost.timeline import BlockTimes, Step, alone_seconds, cycle_seconds, own_cycle_seconds, runs_ahead
+from oallama.cost.rates import NO_DEVICE_COPY, DeviceCopy, SliceRates
+from oallama.cost.timeline import BlockTimes, DeviceStep, alone_seconds, cycle_seconds, own_cycle_seconds, runs_ahead
 
 
 class Cut(NamedTuple):
@@ -55,14 +55,14 @@ class Gemm:
         return self.mul_mat.op == "MUL_MAT_ID"
 
 
-class Lines(NamedTuple):
+class LinearCost(NamedTuple):
     """Seconds of a share of mul-mats with one number of tokens: α whatever the share, and its part of the rest (Eq.
     4)."""
 
     cpu_alpha_s: float
-    cpu_rest_s: float
+    cpu_linear_s: float
     gpu_alpha_s: float
-    gpu_rest_s: float
+    gpu_linear_s: float
 
 
 class Streamed(NamedTuple):
@@ -73,7 +73,7 @@ class Streamed(NamedTuple):
     n_copies: float  # of any share: one, of experts one for each that lie side by side
 
 
-NOTHING = Lines(0.0, 0.0, 0.0, 0.0)
+NOTHING = LinearCost(0.0, 0.0, 0.0, 0.0)
 NOT_STREAMED = Streamed(0.0, 0.0, 0.0)
 
 
@@ -101,31 +101,31 @@ class Gemms(tuple[Gemm, ...]):
         return any(gemm.routed for gemm in self)
 
     @cached_property
-    def _known(self) -> dict[int, Lines]:
+    def _known(self) -> dict[int, LinearCost]:
         return {}
 
     @cached_property
     def _copied(self) -> dict[tuple[int, tuple[float, ...]], Streamed]:
         return {}
 
-    def at(self, n_tokens: int) -> Lines:
+    def at(self, n_tokens: int) -> LinearCost:
         """n_tokens: at least one."""
         if n_tokens not in self._known:
             cpu, gpu = [gemm.cpu.at(n_tokens) for gemm in self], [gemm.gpu.at(n_tokens) for gemm in self]
-            self._known[n_tokens] = Lines(
+            self._known[n_tokens] = LinearCost(
                 sum(alpha_s for alpha_s, _ in cpu), sum(rest_s for _, rest_s in cpu),
                 sum(alpha_s for alpha_s, _ in gpu), sum(rest_s for _, rest_s in gpu),
             )  # fmt: skip
         return self._known[n_tokens]
 
-    def streamed(self, share: float, n_tokens: int, gaps: tuple[float, ...] = ()) -> Streamed:
+    def streamed(self, share: float, n_tokens: int, inter_block_times: tuple[float, ...] = ()) -> Streamed:
         """What n_tokens tokens have copied where a share is streamed. gaps: of the experts, as cost/experts.py takes
         them."""
         if share <= 0 or n_tokens <= 0:
             return NOT_STREAMED
-        key = n_tokens, gaps
+        key = n_tokens, inter_block_times
         if key not in self._copied:
-            shares = [copied(gemm.mul_mat, n_tokens, gaps) for gemm in self]
+            shares = [copied(gemm.mul_mat, n_tokens, inter_block_times) for gemm in self]
             self._copied[key] = Streamed(
                 sum(gemm.bytes * sum(part) for gemm, part in zip(self, shares, strict=True)),
                 sum(gemm.bytes * part.late for gemm, part in zip(self, shares, strict=True)),
@@ -135,12 +135,12 @@ class Gemms(tuple[Gemm, ...]):
         return Streamed(share * whole.bytes, share * whole.late_bytes, whole.n_copies)
 
     def cpu_s(self, share: float, n_tokens: int) -> float:
-        lines = self._lines(share, n_tokens)
-        return lines.cpu_alpha_s + share * lines.cpu_rest_s
+        linear = self._linear_cost(share, n_tokens)
+        return linear.cpu_alpha_s + share * linear.cpu_linear_s
 
     def gpu_s(self, share: float, n_tokens: int) -> float:
-        lines = self._lines(share, n_tokens)
-        return lines.gpu_alpha_s + share * lines.gpu_rest_s
+        linear = self._linear_cost(share, n_tokens)
+        return linear.gpu_alpha_s + share * linear.gpu_linear_s
 
     def read_bytes(self, share: float, n_tokens: int) -> float:
         """Bytes of the share of the weights that n_tokens tokens have copied."""
@@ -151,30 +151,30 @@ class Gemms(tuple[Gemm, ...]):
         streamed = self.streamed(share, n_tokens)
         return streamed.n_copies * line.alpha_s + streamed.bytes * line.beta_s_per_byte
 
-    def _lines(self, share: float, n_tokens: int) -> Lines:
+    def _linear_cost(self, share: float, n_tokens: int) -> LinearCost:
         return self.at(n_tokens) if share > 0 and n_tokens > 0 else NOTHING
 
 
 @dataclass(frozen=True)
-class Around:
-    """Surroundings of a block, as curves of seconds by batch size."""
+class BlockContext:
+    """What lies around a block: curves of seconds by batch size."""
 
-    gap: Curve = NO_TIME  # from the join before to this block's inputs: attention, norms, crossings; the mean of all
-    gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
+    inter_block: Curve = NO_TIME  # from the join before to this block's inputs: attention, norms; the mean of all
+    inter_block_cpu: Curve = NO_TIME  # of these, in which the CPU works
     whole: Curve | None = None  # as llama.cpp runs the block on the host; None: as the gemms say
     offload: Curve = NO_TIME  # of `whole`, in which llama.cpp copies the weights to the device
     resident: bool = False  # the block's inputs and results are in the device's memory
-    crossings_if_whole: Curve = NO_TIME  # of such a block: what llama.cpp's crossings take where it stays whole
+    copies_if_whole: Curve = NO_TIME  # of such a block: what llama.cpp's device copies take where it stays whole
 
 
 @dataclass(frozen=True)
 class BlockType:
-    """Mul-mats, layout and surroundings that blocks of one cost share. A value, whose hash is computed once."""
+    """Mul-mats, layout and context that blocks of one cost share. A value, whose hash is computed once."""
 
     block: SplitBlock
     gemms: Gemms
     layout: str = "CPU"  # host buffer type of CC, which the gemms' CPU times are of
-    around: Around = Around()
+    context: BlockContext = BlockContext()
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
     use: ExpertUse | None = None  # of the layer's experts, which the device may have some of; None: it may not
@@ -188,17 +188,17 @@ class BlockType:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.gemms, self.around, self.use, self.layout, self.outputs_only, self.takes_n_g))
+        return hash((self.gemms, self.context, self.use, self.layout, self.outputs_only, self.takes_n_g))
 
     @cached_property
     def in_split(self) -> BlockType:
         """In the split back end even if nothing of it is on the device."""
-        return replace(self, around=replace(self.around, whole=None))
+        return replace(self, context=replace(self.context, whole=None))
 
     @cached_property
-    def without_gap(self) -> BlockType:
-        """The type that prices a sliced block's own tasks: of its surroundings only where its inputs are counts."""
-        return replace(self, around=Around(resident=self.around.resident))
+    def without_context(self) -> BlockType:
+        """The type that prices a sliced block's own tasks: of its context only where its inputs are counts."""
+        return replace(self, context=BlockContext(resident=self.context.resident))
 
     @cached_property
     def all_host(self) -> Cut:
@@ -232,10 +232,10 @@ class Block:
 
     operators: tuple[int, ...]
     types: tuple[BlockType, ...]  # one for each host layout of CC
-    gap_share: float = 1.0  # of the mean gap between blocks, what lies before this one
+    inter_block_share: float = 1.0  # of the mean inter-block time between blocks, what lies before this one
 
     def in_layout(self, layout: str | None) -> BlockType | None:
-        return next((one for one in self.types if one.layout == layout), None)
+        return next((cost for cost in self.types if cost.layout == layout), None)
 
 
 def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> tuple[BlockType, ...]:
@@ -261,35 +261,35 @@ def block_types(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
 
 def both_sides(
     rates: SliceRates,
-    crossing: Crossing,
-    steps: tuple[Step, ...],
+    device_copy: DeviceCopy,
+    steps: tuple[DeviceStep, ...],
     cpu_s: float,
     rows: int,
     issue_s: float = 0.0,
     late_s: float = 0.0,
 ) -> BlockTimes:
     """Both sides of a block. If device calls are synchronous, the CPU waits for the device before it begins."""
-    send_s, waited = crossing.send_s, ()
+    send_s, waited = device_copy.send_s, ()
     if rates.blocking:
         send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
         steps, waited = (), steps
     return BlockTimes(
-        gap_s=0.0,
+        inter_block_s=0.0,
         send_s=send_s,
         cpu_s=cpu_s,
         steps=steps,
-        join_s=crossing.join_s,
+        join_s=device_copy.join_s,
         late_s=late_s,
         issue_s=issue_s,
         interference=rates.beside(rows),
-        in_s=crossing.in_s,
+        in_s=device_copy.in_s,
         waited=waited,
-        out_s=crossing.out_s,
+        out_s=device_copy.out_s,
     )
 
 
 def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
-    """The tasks of a block of which the device has so many experts whole, without the gap before it.
+    """The tasks of a block of which the device has so many experts whole, without the inter-block time before it.
 
     Of each token the device computes as many rows as may be hits, whether they are or not. The CPU computes misses, one
     row each: of one token it reads their experts; of a prompt it reads those that are missed at all, or multiplies,
@@ -302,60 +302,62 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
     use, link, n_expert = cost.use or experts_alike(cost.n_expert), rates.transfer, cost.n_expert
-    block, own = cost.block, cost.hot(n_hot)
+    block, hot_block = cost.block, cost.hot(n_hot)
     n_used = cost.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     packed = use.follows and rows > 1
-    n_up, n_down = own.upload_bytes(own.extent, rows), own.download_bytes(own.extent, rows)
+    n_up, n_down = hot_block.upload_bytes(hot_block.extent, rows), hot_block.download_bytes(hot_block.extent, rows)
     joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
-    n_numbers = n_rows * rows * (2 if own.n_summed(rows) > 1 else 1)
+    n_numbers = n_rows * rows * (2 if hot_block.n_summed(rows) > 1 else 1)
     if packed:
         n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * n_expert * F32
         n_numbers = n_used * rows * (3 if block.biases else 2)
-    if cost.around.resident:
+    if cost.context.resident:
         # input, experts and routing weights come down with one wait; what the host has goes up, is launched and added
         n_up, fetched = n_numbers * F32, (block.sent + n_used) * rows * F32
         if not packed:
             n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
-        crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
+        device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1)
         if not n_down:
-            crossing = crossing._replace(join_s=crossing.join_s - crossing.out_s, staged_out_s=0.0, out_s=0.0)
-        join_s = crossing.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
-        crossing = crossing._replace(send_s=crossing.send_s + link.copy_out.seconds(fetched), join_s=join_s)
+            device_copy = device_copy._replace(
+                join_s=device_copy.join_s - device_copy.out_s, staged_out_s=0.0, out_s=0.0
+            )
+        join_s = device_copy.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
+        device_copy = device_copy._replace(send_s=device_copy.send_s + link.copy_out.seconds(fetched), join_s=join_s)
     else:
-        crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
-    behind_s = crossing.staged_out_s
+        device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1)
+    behind_s = device_copy.staged_out_s
     n_read = max(1.0, min(n_rows, (1.0 - miss) * n_used)) if rows == 1 else n_rows  # spare rows read a hit's once more
     gpu_s = cost.gemms.gpu_s(n_read / n_used, rows) + behind_s
-    step = Step(0.0, gpu_s, crossing.launch_s + crossing.staged_in_s, crossing.staged_in_s, behind_s)
-    lines = cost.gemms.at(rows)
+    step = DeviceStep(0.0, gpu_s, device_copy.launch_s + device_copy.staged_in_s, device_copy.staged_in_s, behind_s)
+    linear = cost.gemms.at(rows)
 
-    def made(cpu_s: float, more_s: float = 0.0) -> BlockTimes:
-        late = crossing._replace(join_s=crossing.join_s + more_s)
+    def times_of(cpu_s: float, more_s: float = 0.0) -> BlockTimes:
+        late = device_copy._replace(join_s=device_copy.join_s + more_s)
         return both_sides(rates, late, (step,), cpu_s, rows)
 
     each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
     if rows > 1:
-        expert_s = cost.gemms.at(1).cpu_rest_s / n_used
+        expert_s = cost.gemms.at(1).cpu_linear_s / n_used
         n_missed = cold_experts_read(n_expert - n_hot, miss * n_used, rows)
 
         def by_cpu(left: float) -> float:
             """Seconds that the CPU takes for this share of the missed experts."""
-            return lines.cpu_alpha_s + left * max(miss * lines.cpu_rest_s, n_missed * expert_s) if left > 0 else 0.0
+            return linear.cpu_alpha_s + left * max(miss * linear.cpu_linear_s, n_missed * expert_s) if left > 0 else 0.0
 
         if not packed:
-            return made(by_cpu(1.0 if miss > 0 else 0.0))
+            return times_of(by_cpu(1.0 if miss > 0 else 0.0))
 
         def by_device(left: float) -> float:
             return cost.gemms.gpu_s(1.0 - left * miss, rows) + behind_s
 
         lefts = (max(0.0, 1.0 - x / n_missed) if n_missed > 0 else 0.0 for x in range(ceil(n_missed) + 1))
-        both = ((max(by_cpu(one), n_missed * (1.0 - one) * each_s), one) for one in lefts)
-        _, shared_s, left = min((max(shared_s, by_device(one)), shared_s, one) for shared_s, one in both)
+        both = ((max(by_cpu(share), n_missed * (1.0 - share) * each_s), share) for share in lefts)
+        _, shared_s, left = min((max(shared_s, by_device(share)), shared_s, share) for shared_s, share in both)
         step = step._replace(gpu_s=by_device(left))
-        return made(shared_s)
-    seconds = [0.0, *(lines.cpu_alpha_s + n / n_used * lines.cpu_rest_s for n in range(1, n_used + 1))]
+        return times_of(shared_s)
+    seconds = [0.0, *(linear.cpu_alpha_s + n / n_used * linear.cpu_linear_s for n in range(1, n_used + 1))]
     if use.follows:
         one_s = cost.gemms.gpu_s(1 / n_used, 1) + behind_s
         fetched_s = [x * each_s + x * one_s for x in range(n_used + 1)]
@@ -363,22 +365,22 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
             min(max(seconds[n - x], fetched_s[x]) for x in range(min(n, n_hot - 1) + 1)) for n in range(n_used + 1)
         ]
     odds = miss_odds(n_used, 1.0 - miss, use.spread or 0.0)
-    average = made(sum(p * s for p, s in zip(odds, seconds, strict=True)))
-    expected_s = sum(p * alone_seconds(made(s)) for p, s in zip(odds, seconds, strict=True))
-    return made(average.cpu_s, max(0.0, expected_s - alone_seconds(average)))
+    average = times_of(sum(p * s for p, s in zip(odds, seconds, strict=True)))
+    expected_s = sum(p * alone_seconds(times_of(s)) for p, s in zip(odds, seconds, strict=True))
+    return times_of(average.cpu_s, max(0.0, expected_s - alone_seconds(average)))
 
 
-def gap_times(cost: BlockType, n_tokens: int) -> tuple[float, float]:
+def inter_block_times(cost: BlockType, n_tokens: int) -> tuple[float, float]:
     """Seconds between two blocks, in the mean, and of these those in which the CPU works."""
-    gap_s = interpolate(cost.around.gap, n_tokens)
-    return gap_s, min(gap_s, interpolate(cost.around.gap_cpu, n_tokens))
+    inter_block_s = interpolate(cost.context.inter_block, n_tokens)
+    return inter_block_s, min(inter_block_s, interpolate(cost.context.inter_block_cpu, n_tokens))
 
 
 def slice_times(
     cost: BlockType, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
 ) -> BlockTimes:
     """The tasks of a block in a pass over n_tokens tokens, of which n_g use the CC slice on the device (CG'), and
-    n_outputs give logits, without the gap before it.
+    n_outputs give logits, without the inter-block time before it.
 
     Where nothing is on the device llama.cpp runs the block where it is, and there is nothing to send or to join; nor
     is there where all is GG. A block that it offloads takes the link from what is streamed. Hot experts take no part in
@@ -391,11 +393,13 @@ def slice_times(
         n_g = 0
     prime = cut.cc > 0 and n_g > 0
     if cut.is_whole and not prime:
-        whole_s = cost.gemms.cpu_s(1.0, rows) if cost.around.whole is None else interpolate(cost.around.whole, n_tokens)
-        away_s = interpolate(cost.around.crossings_if_whole, n_tokens) if cost.around.resident else 0.0
-        copy_s = min(whole_s, interpolate(cost.around.offload, n_tokens)) if cost.around.whole is not None else 0.0
+        whole_s = (
+            cost.gemms.cpu_s(1.0, rows) if cost.context.whole is None else interpolate(cost.context.whole, n_tokens)
+        )
+        away_s = interpolate(cost.context.copies_if_whole, n_tokens) if cost.context.resident else 0.0
+        copy_s = min(whole_s, interpolate(cost.context.offload, n_tokens)) if cost.context.whole is not None else 0.0
         if copy_s > 0:
-            offload = (Step(copy_s, whole_s - copy_s),)
+            offload = (DeviceStep(copy_s, whole_s - copy_s),)
             return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.beside(n_tokens), offloaded=True)
         return BlockTimes(away_s, 0.0, whole_s, (), 0.0, interference=rates.beside(n_tokens))
     if rows <= 0:
@@ -405,8 +409,8 @@ def slice_times(
     block, link = cost.block, rates.transfer
 
     # of CC too what all tokens use, not only the last n_g
-    gaps = () if cost.use is None else cost.use.gaps
-    parts = [cost.gemms.streamed(share, rows, gaps) for share in (cg, cc if prime else 0.0)]
+    inter_block_times = () if cost.use is None else cost.use.inter_block_times
+    parts = [cost.gemms.streamed(share, rows, inter_block_times) for share in (cg, cc if prime else 0.0)]
     streamed, late_bytes = sum(part.bytes for part in parts), sum(part.late_bytes for part in parts)
     copy_s = rates.weights.seconds(streamed)
     late_s = copy_s * late_bytes / streamed if streamed else 0.0
@@ -418,29 +422,32 @@ def slice_times(
     # what is streamed is queued behind GG, so that the link's latency is waited for once
     streams = cg > 0 or prime
     n_steps = (gg > 0) + streams
-    crossing = NO_CROSSING
-    if gg < 1 and cost.around.resident:
+    device_copy = NO_DEVICE_COPY
+    if gg < 1 and cost.context.resident:
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
         send_s, join_s = n_steps * link.launch_issue_s, link.split_s
         if cut.cc > 0:  # else nothing crosses
             send_s += link.copy_out.seconds(block.upload_bytes(extent, rows - n_g, rows))
             join_s += link.copy_in.seconds(block.download_bytes(cut.cc, rows - n_g)) + link.split_s
-        crossing = Crossing(send_s, join_s, link.launch_s)
+        device_copy = DeviceCopy(send_s, join_s, link.launch_s)
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
-        there = n_g if cut.is_whole else rows  # tokens that the device computes something of
-        n_up, n_down = block.upload_bytes(elements, there, rows), block.download_bytes(elements, there, rows)
-        crossing = rates.crossing(n_up, n_down, n_down // F32, n_steps)
-    launch_s, behind_s = crossing.launch_s + crossing.staged_in_s, crossing.staged_out_s
-    steps: tuple[Step, ...] = ()
+        n_device = n_g if cut.is_whole else rows  # tokens that the device computes something of
+        n_up, n_down = block.upload_bytes(elements, n_device, rows), block.download_bytes(elements, n_device, rows)
+        device_copy = rates.device_copy(n_up, n_down, n_down // F32, n_steps)
+    launch_s, behind_s = device_copy.launch_s + device_copy.staged_in_s, device_copy.staged_out_s
+    steps: tuple[DeviceStep, ...] = ()
     if streams:
         gpu_s = cost.gemms.gpu_s(cg, rows) + cost.gemms.gpu_s(cc, n_g) + behind_s
-        launched = (0.0, 0.0) if gg > 0 else (launch_s, crossing.staged_in_s)
-        steps = (Step(copy_s, gpu_s, *launched, behind_s),)
+        launched = (0.0, 0.0) if gg > 0 else (launch_s, device_copy.staged_in_s)
+        steps = (DeviceStep(copy_s, gpu_s, *launched, behind_s),)
     if gg > 0:
         last_s = 0.0 if streams else behind_s
-        steps = (Step(0.0, cost.gemms.gpu_s(gg, rows) + last_s, launch_s, crossing.staged_in_s, last_s), *steps)
-    return both_sides(rates, crossing, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s, late_s)
+        steps = (
+            DeviceStep(0.0, cost.gemms.gpu_s(gg, rows) + last_s, launch_s, device_copy.staged_in_s, last_s),
+            *steps,
+        )
+    return both_sides(rates, device_copy, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s, late_s)
 
 
 class Pricing:
@@ -448,36 +455,39 @@ class Pricing:
 
     def __init__(self, rates: SliceRates, streaming: StreamSettings = StreamSettings()) -> None:  # noqa: B008 - frozen
         self.rates, self.streaming = rates, streaming
-        self.gap_times = cache(gap_times)
+        self.inter_block_times = cache(inter_block_times)
         self.tasks = cache(self._tasks)
         self.seconds = cache(self._seconds)
 
     def with_slots(self, n_slots: int) -> Pricing:
         """The same with a ring of so many slots; tasks are the same."""
         other = Pricing(self.rates, replace(self.streaming, n_slots=n_slots))
-        other.gap_times, other.tasks = self.gap_times, self.tasks
+        other.inter_block_times, other.tasks = self.inter_block_times, self.tasks
         return other
 
     def block_times(
-        self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, gap_share: float = 1.0
+        self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1, inter_block_share: float = 1.0
     ) -> BlockTimes:
-        """The tasks of a block after its share of the gap."""
-        gap_s, gap_cpu_s = self.gap_times(cost, n_tokens)
-        own = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
-        return own.behind(gap_share * gap_s, gap_share * gap_cpu_s)
+        """The tasks of a block after its share of the inter-block time."""
+        inter_block_s, inter_block_cpu_s = self.inter_block_times(cost, n_tokens)
+        times = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
+        return times.behind(inter_block_share * inter_block_s, inter_block_share * inter_block_cpu_s)
 
     def _seconds(self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Steady-state seconds per block."""
-        gap_s, gap_cpu_s = self.gap_times(cost, n_tokens)
+        inter_block_s, inter_block_cpu_s = self.inter_block_times(cost, n_tokens)
         sliced = not cut.is_whole or (n_g > 0 and cost.takes_n_g and not cost.outputs_only)
-        own, own_s = self.tasks(cost.without_gap if sliced else cost, cut, n_tokens, n_g, n_outputs)
-        if own_s is None:
-            return own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)
-        return gap_s + own_s
+        times, times_s = self.tasks(cost.without_context if sliced else cost, cut, n_tokens, n_g, n_outputs)
+        if times_s is None:
+            return own_cycle_seconds(
+                times, times.inter_block_s + inter_block_s, times.inter_block_cpu_s + inter_block_cpu_s, self.streaming
+            )
+        return inter_block_s + times_s
 
     def _tasks(
         self, cost: BlockType, cut: Cut, n_tokens: int, n_g: int, n_outputs: int
     ) -> tuple[BlockTimes, float | None]:
-        """(a block without a gap, its seconds; None: they depend on the gap, in which its copies go on)."""
-        own = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
-        return own, None if runs_ahead([own], self.streaming) else cycle_seconds([own], self.streaming)
+        """(a block without a inter-block time, its seconds; None: they depend on the inter-block time, in which its
+        copies go on)."""
+        times = slice_times(cost, self.rates, cut, n_tokens, n_g, n_outputs)
+        return times, None if runs_ahead([times], self.streaming) else cycle_seconds([times], self.streaming)

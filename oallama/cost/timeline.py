@@ -23,15 +23,15 @@ from typing import Literal, NamedTuple
 from oallama.core.types import StreamSettings
 from oallama.cost.rates import NO_INTERFERENCE, Interference
 
-Stream = Literal["gap", "gap cpu", "send", "cpu", "gpu", "copy", "in", "out", "ask", "join"]
-"""Streams of spans. gap and gap cpu are the parts of gap_s; send, ask and join the thread's, before and behind CC; in
-and out are activations, which a send, a join or the end of a gpu span holds."""
+SpanKind = Literal["inter-block", "inter-block cpu", "send", "cpu", "gpu", "copy", "in", "out", "ask", "join"]
+"""Streams of spans. inter-block and inter-block cpu are the parts of inter_block_s; send, ask and join the thread's,
+before and behind CC; in and out are activations, which a send, a join or the end of a gpu span holds."""
 
 DONE_S = 1e-12
 """Less work than this is rounding error."""
 
 
-class Step(NamedTuple):
+class DeviceStep(NamedTuple):
     """Work on the device that may need weights first, seconds."""
 
     copy_s: float  # 0: its weights are there
@@ -44,17 +44,17 @@ class Step(NamedTuple):
 class BlockTimes(NamedTuple):
     """Durations of one block's tasks, each as if alone, seconds."""
 
-    gap_s: float  # from the end of the block before to this one's inputs
+    inter_block_s: float  # from the end of the block before to this one's inputs
     send_s: float  # on the thread that then computes CC
     cpu_s: float
-    steps: tuple[Step, ...]
+    steps: tuple[DeviceStep, ...]
     join_s: float
     late_s: float = 0.0  # of its copies, those of which nobody knows before the inputs are there
     issue_s: float = 0.0  # that asking for its copies takes the thread
-    gap_cpu_s: float = 0.0  # of gap_s, in which the CPU works; the last part of it
+    inter_block_cpu_s: float = 0.0  # of inter_block_s, in which the CPU works; the last part of it
     interference: Interference = NO_INTERFERENCE
     in_s: float = 0.0  # of send_s, its end but for `waited`: inputs are copied
-    waited: tuple[Step, ...] = ()  # of send_s, its end: steps of a device that does nothing by itself
+    waited: tuple[DeviceStep, ...] = ()  # of send_s, its end: steps of a device that does nothing by itself
     out_s: float = 0.0  # of join_s, its beginning: results are copied
     offloaded: bool = False  # llama.cpp runs it, and copies its weights before it computes: they lie in no slot
 
@@ -70,16 +70,19 @@ class BlockTimes(NamedTuple):
         """Of its copies, those that may be asked for before its turn."""
         return left(self.copy_s - self.late_s)
 
-    def behind(self, gap_s: float, gap_cpu_s: float) -> BlockTimes:
+    def behind(self, inter_block_s: float, inter_block_cpu_s: float) -> BlockTimes:
         """The same with so much more time before it, in whose last part the CPU works."""
-        return self._replace(gap_s=self.gap_s + gap_s, gap_cpu_s=self.gap_cpu_s + gap_cpu_s)
+        return self._replace(
+            inter_block_s=self.inter_block_s + inter_block_s,
+            inter_block_cpu_s=self.inter_block_cpu_s + inter_block_cpu_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """One span on one stream."""
 
-    stream: Stream
+    kind: SpanKind
     block: int
     start_s: float
     end_s: float
@@ -93,9 +96,9 @@ class Drawing:
         self.spans: list[Span] = []
         self.copying: deque[list[float]] = deque()  # [ordinal, work left, start]
 
-    def draw(self, stream: Stream, start_s: float, end_s: float) -> None:
+    def draw(self, kind: SpanKind, start_s: float, end_s: float) -> None:
         if end_s > start_s:
-            self.spans.append(Span(stream, self.block, start_s, end_s))
+            self.spans.append(Span(kind, self.block, start_s, end_s))
 
     def ask(self, block: BlockTimes, ordinal: int, share: float, at_s: float) -> None:
         """A share of the block's copies, which the link makes behind all others, or, of an offloaded block, before
@@ -124,21 +127,26 @@ class Drawing:
         return [*self.spans, *(Span("copy", int(ordinal), start, now) for ordinal, _, start in list(self.copying)[:1])]
 
 
-def run_gap(
-    gap_s: float, gap_cpu_s: float, beside: Interference, link_s: float, now: float, drawing: Drawing | None = None
+def run_inter_block(
+    inter_block_s: float,
+    inter_block_cpu_s: float,
+    beside: Interference,
+    link_s: float,
+    now: float,
+    drawing: Drawing | None = None,
 ) -> tuple[float, float]:
-    """(when a block's inputs are there, work that the link then has left). gap_s: what lies before the block, in whose
-    last part, gap_cpu_s, the CPU works. link_s: the link's work at `now`."""
-    alone_s = gap_s - gap_cpu_s
+    """(when a block's inputs are there, work that the link then has left). inter_block_s: what lies before the block,
+    in whose last part, inter_block_cpu_s, the CPU works. link_s: the link's work at `now`."""
+    alone_s = inter_block_s - inter_block_cpu_s
     if drawing is not None:
-        drawing.draw("gap", now, now + alone_s)
+        drawing.draw("inter-block", now, now + alone_s)
         drawing.copies(now, min(alone_s, link_s), 1.0)
     now, link_s = now + alone_s, left(link_s - alone_s)
-    if gap_cpu_s > 0:
+    if inter_block_cpu_s > 0:
         start = now
-        now, link_s = _cpu_alone(gap_cpu_s, beside, link_s, now, drawing)
+        now, link_s = _cpu_alone(inter_block_cpu_s, beside, link_s, now, drawing)
         if drawing is not None:
-            drawing.draw("gap cpu", start, now)
+            drawing.draw("inter-block cpu", start, now)
     return now, link_s
 
 
@@ -146,7 +154,8 @@ def run_block(
     block: BlockTimes, copy_s: float, asked: bool, later_s: float, link_s: float, now: float,
     drawing: Drawing | None = None,
 ) -> tuple[float, float]:  # fmt: skip
-    """(when both sides of a block are done, work that the link then has left), behind its gap and before the join.
+    """(when both sides of a block are done, work that the link then has left), behind its inter-block time and before
+    the join.
 
     copy_s: of the block's own weights; asked: whether those that could be were asked for before it. link_s: the link's
     work when it begins, at `now`, of which later_s are for blocks behind it.
@@ -172,7 +181,7 @@ def run_block(
 
 
 def alone_seconds(block: BlockTimes) -> float:
-    """Seconds of one block without its gap, while nothing is copied for other blocks."""
+    """Seconds of one block without its inter-block time, while nothing is copied for other blocks."""
     copy_s = block.copy_s
     return run_block(block, copy_s, not copy_s, 0.0, 0.0, 0.0)[0] + block.join_s
 
@@ -296,8 +305,8 @@ def cycle_seconds(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_r
         return _cycle(_Run(blocks, streaming, None, None), len(blocks), max_rounds)[0]
     block = blocks[0]
     if runs_ahead(blocks, streaming):
-        return own_cycle_seconds(block, block.gap_s, block.gap_cpu_s, streaming, max_rounds)
-    return block.gap_s + alone_seconds(block)
+        return own_cycle_seconds(block, block.inter_block_s, block.inter_block_cpu_s, streaming, max_rounds)
+    return block.inter_block_s + alone_seconds(block)
 
 
 def runs_ahead(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> bool:
@@ -306,17 +315,21 @@ def runs_ahead(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> bool:
 
 
 def own_cycle_seconds(
-    block: BlockTimes, gap_s: float, gap_cpu_s: float, streaming: StreamSettings, max_rounds: int = MAX_ROUNDS
+    block: BlockTimes,
+    inter_block_s: float,
+    inter_block_cpu_s: float,
+    streaming: StreamSettings,
+    max_rounds: int = MAX_ROUNDS,
 ) -> float:
-    """Seconds of a cycle of one block that follows itself behind this gap, and runs ahead. Most rounds begin with what
-    the one before asked for at its end, all else having arrived; so does the first."""
+    """Seconds of a cycle of one block that follows itself behind this inter-block time, and runs ahead. Most rounds
+    begin with what the one before asked for at its end, all else having arrived; so does the first."""
     copy_s, ahead_s = block.copy_s, block.ahead_s
     after_s = block.issue_s * ahead_s / copy_s + block.join_s
     later_s = (streaming.n_slots - 1) * ahead_s
     rounds = _Rounds(max_rounds)
     link_s = max(0.0, ahead_s - after_s)
     while rounds.last is None:
-        end_s, left_s = run_gap(gap_s, gap_cpu_s, block.interference, link_s, 0.0)
+        end_s, left_s = run_inter_block(inter_block_s, inter_block_cpu_s, block.interference, link_s, 0.0)
         end_s, left_s = run_block(block, copy_s, True, later_s, left_s, end_s)
         left_s = left(left_s + ahead_s - after_s)
         rounds.add(end_s + after_s, left_s - link_s, True)
@@ -358,7 +371,7 @@ def cycle_timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_
         stretch = 1.0
     first = run.ordinal - len(blocks)
     return [
-        Span(s.stream, s.block - first, max(0.0, s.start_s - start_s) * stretch, (s.end_s - start_s) * stretch)
+        Span(s.kind, s.block - first, max(0.0, s.start_s - start_s) * stretch, (s.end_s - start_s) * stretch)
         for s in drawing.until(run.now)
         if s.end_s > start_s
     ]
@@ -424,7 +437,9 @@ class _Run:
         if drawing is not None:
             drawing.block = ordinal
         asked = asked and not block.offloaded
-        now, left_s = run_gap(block.gap_s, block.gap_cpu_s, block.interference, self.link_left_s, self.now, drawing)
+        now, left_s = run_inter_block(
+            block.inter_block_s, block.inter_block_cpu_s, block.interference, self.link_left_s, self.now, drawing
+        )
         self.now, self.link_left_s = run_block(block, block.copy_s, asked, self._later_s, left_s, now, drawing)
         self.ordinal = ordinal + 1
         self._held -= copy_s > 0

@@ -1,9 +1,9 @@
 """Predicted seconds of a placement of whole operators.
 
 ggml runs the splits of a graph one after another, so a forward pass takes the sum of its operators where they are, of
-what is no operator in each layer, and of the crossings. Sliced blocks are priced in cost/slices.py. For the crossings
-they are where their inputs and outputs are: in host memory, or on the device with their neighbours (cost/blocks.py,
-`residents`).
+what is no operator in each layer, and of the device copies. Sliced blocks are priced in cost/slices.py. For the device
+copies they are where their inputs and outputs are: in host memory, or on the device with their neighbours
+(cost/blocks.py, `residents`).
 
 llama.cpp computes a large batch of a layer that it keeps on the host on the device: it streams plain weights there one
 by one. The nodes between mul-mats have no weights, and ggml's scheduler gives those to the device of their neighbours:
@@ -21,10 +21,10 @@ from operator import getitem, or_
 from typing import Literal
 
 from oallama.core.ggml_types import bytes_per_element
-from oallama.core.profile import LinearFit, Profile, RestShape
+from oallama.core.profile import LinearFit, NonMatmulShape, Profile
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, MulMat, Operator
-from oallama.cost.graph import AFTER_ATTENTION, Graph, computes_outputs_only, crossings, node_sides
-from oallama.cost.kernels import Kernel, Kernels, RestIndex, interpolate, rest_of, rest_seconds
+from oallama.cost.graph import AFTER_ATTENTION, Graph, computes_outputs_only, device_copies, node_sides
+from oallama.cost.kernels import Kernel, Kernels, NonMatmulIndex, interpolate, non_matmul_of, non_matmul_seconds
 from oallama.cost.passes import Pass
 from oallama.cost.rates import TransferRates, transfer_rates, weight_stream
 
@@ -133,7 +133,7 @@ def host_cache(profile: Profile) -> HostCache | None:
     return HostCache(stream, transfer_rates(profile).copy_out, cache_bytes(shape))
 
 
-def cache_bytes(shape: RestShape) -> float:
+def cache_bytes(shape: NonMatmulShape) -> float:
     """Bytes of one position of the KV cache in one layer."""
     keys = shape.n_embd_head_k * bytes_per_element(shape.type_k)
     values = shape.n_embd_head_v * bytes_per_element(shape.type_v)
@@ -155,29 +155,29 @@ def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_ru
     )
 
 
-def rest_with_offload(
-    index: RestIndex, device: str, passes: Sequence[Pass], cache: HostCache | None
+def non_matmul_with_offload(
+    index: NonMatmulIndex, device: str, passes: Sequence[Pass], cache: HostCache | None
 ) -> tuple[float, float]:
     """(host's, device's) seconds of one layer's other nodes; cache: None if nothing is offloaded."""
-    on_cpu, on_device = rest_of(index, device, passes)
+    on_cpu, on_device = non_matmul_of(index, device, passes)
     if cache is None or device not in index:
         return on_cpu, on_device
     large = [p for p in passes if p.n_tokens >= OFFLOAD_MIN_TOKENS]
     small = [p for p in passes if p.n_tokens < OFFLOAD_MIN_TOKENS]
     copies = sum(p.count * cache.seconds(p.n_tokens, p.n_kv) for p in large)
-    return rest_seconds(index, CPU_DEVICE, small) + rest_seconds(index, device, large) + copies, on_device
+    return non_matmul_seconds(index, CPU_DEVICE, small) + non_matmul_seconds(index, device, large) + copies, on_device
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Prices of operators and crossings over a fixed list of forward passes."""
+    """Prices of operators and device copies over a fixed list of forward passes."""
 
     operators: tuple[OperatorCost, ...]
     graph: Graph
     rates: TransferRates
     passes: tuple[Pass, ...]
-    rest_cpu_s: float  # of one layer on the host over `passes`, without weight-bearing mul-mats
-    rest_device_s: float
+    non_matmul_cpu_s: float  # of one layer on the host over `passes`, without weight-bearing mul-mats
+    non_matmul_device_s: float
     offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
     # though the host has it; (): none
     sides_s: tuple[tuple[float, float], ...] = field(init=False, compare=False, repr=False)  # (T_c, T_g or infinite)
@@ -191,10 +191,11 @@ class Costs:
         object.__setattr__(self, "large", large)
         object.__setattr__(self, "small", tuple(p for p in self.passes if p not in large))
 
-    def rest_seconds(self, first_device_layer: int) -> float:
-        """Seconds of the rest of all layers that run. Layers from first_device_layer on are on the device."""
+    def non_matmul_seconds(self, first_device_layer: int) -> float:
+        """Seconds of the non-matmul work of all layers that run. Layers from first_device_layer on are on the
+        device."""
         n_device_layers = max(0, self.graph.n_run - first_device_layer)
-        return n_device_layers * self.rest_device_s + (self.graph.n_run - n_device_layers) * self.rest_cpu_s
+        return n_device_layers * self.non_matmul_device_s + (self.graph.n_run - n_device_layers) * self.non_matmul_cpu_s
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -216,7 +217,7 @@ def placement_seconds(
     total = sum(seconds)
     if total == inf:
         return inf
-    total += costs.rest_seconds(first_device_layer)
+    total += costs.non_matmul_seconds(first_device_layer)
     return total + transfer_seconds(costs, on_device, first_device_layer, sliced=sliced)
 
 
@@ -227,45 +228,45 @@ def transfer_seconds(
     window: tuple[int, int] | None = None,
     sliced: Collection[int] = (),
 ) -> float:
-    """Seconds of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large
-    batch is on the device there, and takes norms and attention along; slices are the split backend's, which nobody
-    offloads."""
+    """Seconds of device copies over all passes, between the layers of the window (None: all). What is offloaded in a
+    large batch is on the device there, and takes norms and attention along; slices are the split backend's, which
+    nobody offloads."""
     offloaded: Sequence[bool] = costs.offloaded if costs.large else ()
     if sliced:
         offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]
     if not any(offloaded):
-        return costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.passes)
+        return costs.rates.over(device_copies(costs.graph, on_device, first_device_layer, window), costs.passes)
     first, last = (0, len(offloaded)) if window is None else costs.graph.operators_of(window)
-    there = list(on_device)
-    there[first:last] = map(or_, on_device[first:last], offloaded[first:last])
-    seconds = costs.rates.over(crossings(costs.graph, there, 0, window), costs.large)
+    sides = list(on_device)
+    sides[first:last] = map(or_, on_device[first:last], offloaded[first:last])
+    seconds = costs.rates.over(device_copies(costs.graph, sides, 0, window), costs.large)
     if costs.small:
-        seconds += costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.small)
+        seconds += costs.rates.over(device_copies(costs.graph, on_device, first_device_layer, window), costs.small)
     return seconds
 
 
 def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
     """The CPU's part of placement_seconds."""
     n_layers = min(costs.graph.n_run, first_device_layer)
-    own = (
+    seconds = (
         cost.t_cpu_s
-        for i, (cost, there) in enumerate(zip(costs.operators, on_device, strict=True))
-        if not there and i not in sliced
+        for i, (cost, is_device) in enumerate(zip(costs.operators, on_device, strict=True))
+        if not is_device and i not in sliced
     )
-    return sum(own) + n_layers * costs.rest_cpu_s
+    return sum(seconds) + n_layers * costs.non_matmul_cpu_s
 
 
-Engine = Literal["cpu", "gpu", "in", "out"]
+Resource = Literal["cpu", "gpu", "in", "out"]
 """One of the four streams: CPU, GPU, copies to the device, copies back."""
 
 TaskKind = Literal["operator", "rest", "crossing", "launch", "weights", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WholeTask:
     """One span on one stream, with the other streams idle, in a pass."""
 
-    stream: Engine
+    stream: Resource
     kind: TaskKind
     name: str
     seconds: float
@@ -279,53 +280,54 @@ def whole_tasks(
     first_device_layer: int,
     cache: HostCache | None = None,
     sliced: Collection[int] = (),
-) -> tuple[Task, ...]:
+) -> tuple[WholeTask, ...]:
     """The tasks of one pass, or of passes over the same number of tokens, each as long as theirs together; their sum is
     placement_seconds. on_device, first_device_layer, sliced: as there. cache: of a layer that the host keeps.
     """
     graph = costs.graph
     large = bool(costs.offloaded) and all(p.n_tokens >= OFFLOAD_MIN_TOKENS for p in costs.passes)
-    there, from_layer = list(on_device), first_device_layer
+    with_offload, from_layer = list(on_device), first_device_layer
     if large and any(off and i not in sliced for i, off in enumerate(costs.offloaded)):
-        there = [
-            on or (off and i not in sliced) for i, (on, off) in enumerate(zip(there, costs.offloaded, strict=True))
+        with_offload = [
+            on or (off and i not in sliced)
+            for i, (on, off) in enumerate(zip(with_offload, costs.offloaded, strict=True))
         ]
         from_layer = 0
-    sides = node_sides(graph, there, from_layer)
-    rates, made = costs.rates, list[Task]()
+    sides = node_sides(graph, with_offload, from_layer)
+    rates, tasks = costs.rates, list[WholeTask]()
 
     def rest(layer: int) -> None:
         """Norms, attention and other non-matmul work."""
         name = f"layer {layer}: attention, norms and other work"
         if layer >= first_device_layer:
-            made.append(Task("gpu", "rest", name, costs.rest_device_s, False))
+            tasks.append(WholeTask("gpu", "rest", name, costs.non_matmul_device_s, False))
         elif large and cache is not None:
             up_s = sum(p.count * cache.upload_seconds(p.n_kv) for p in costs.passes)
-            copies_s = costs.rest_cpu_s - costs.rest_device_s
+            copies_s = costs.non_matmul_cpu_s - costs.non_matmul_device_s
             up_s = min(up_s, copies_s)
-            made.append(Task("in", "cache", f"layer {layer}: KV cache", up_s, True))
-            made.append(Task("gpu", "rest", name, costs.rest_device_s, True))
-            made.append(Task("out", "cache", f"layer {layer}: new keys and values", copies_s - up_s, True))
+            tasks.append(WholeTask("in", "cache", f"layer {layer}: KV cache", up_s, True))
+            tasks.append(WholeTask("gpu", "rest", name, costs.non_matmul_device_s, True))
+            tasks.append(WholeTask("out", "cache", f"layer {layer}: new keys and values", copies_s - up_s, True))
         else:
-            made.append(Task("cpu", "rest", name, costs.rest_cpu_s, True))
+            tasks.append(WholeTask("cpu", "rest", name, costs.non_matmul_cpu_s, True))
 
     def compute(index: int) -> None:
         cost, name = costs.operators[index], operators[index].name
         if on_device[index]:
-            made.append(Task("gpu", "operator", name, cost.t_gpu_s or 0.0, False))
+            tasks.append(WholeTask("gpu", "operator", name, cost.t_gpu_s or 0.0, False))
         elif cost.streamed_s > 0:
-            made.append(Task("in", "weights", name, cost.streamed_s, True))
-            made.append(Task("gpu", "operator", name, cost.t_cpu_s - cost.streamed_s, True))
+            tasks.append(WholeTask("in", "weights", name, cost.streamed_s, True))
+            tasks.append(WholeTask("gpu", "operator", name, cost.t_cpu_s - cost.streamed_s, True))
         else:
-            made.append(Task("cpu", "operator", name, cost.t_cpu_s, True))
+            tasks.append(WholeTask("cpu", "operator", name, cost.t_cpu_s, True))
 
-    def cross(source: int, to_device: bool) -> None:
+    def copy_across(source: int, to_device: bool) -> None:
         node, line = graph.nodes[source], rates.copy_in if to_device else rates.copy_out
         seconds = sum(
             p.count * line.seconds((p.n_outputs if node.outputs_only else p.n_tokens) * node.bytes_per_token)
             for p in costs.passes
         )
-        made.append(Task("in" if to_device else "out", "crossing", "activations", seconds, False))
+        tasks.append(WholeTask("in" if to_device else "out", "crossing", "activations", seconds, False))
 
     launch_s = sum(p.count for p in costs.passes) * rates.split_s
     before = False  # the side of the node before
@@ -337,9 +339,9 @@ def whole_tasks(
             for source in node.inputs:
                 if sides[source] != side and (source, side) not in copied:
                     copied.add((source, side))
-                    cross(source, side)
+                    copy_across(source, side)
             if side and not before:
-                made.append(Task("cpu", "launch", "launch", launch_s, False))
+                tasks.append(WholeTask("cpu", "launch", "launch", launch_s, False))
             before = side
             if node.operator is not None:
                 if not rested and operators[node.operator].role in AFTER_ATTENTION:
@@ -349,4 +351,4 @@ def whole_tasks(
                     compute(node.operator)
         if not rested:
             rest(layer)
-    return tuple(task for task in made if task.seconds > 0)
+    return tuple(task for task in tasks if task.seconds > 0)

@@ -60,7 +60,7 @@ class BufferBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeResult:
+class NoAllocResult:
     """Memory that a load would take of llama.cpp. Weights of the split backend count as host memory with all their
     bytes: the plan says what of them lies on the device, and what the backend computes in."""
 
@@ -79,19 +79,20 @@ class ProbeResult:
         return sum(getattr(buffer, part) for buffer in self.buffers if buffer.in_host_memory)
 
 
-class Prober:
-    """A process that answers dry loads, one after another; use it in a `with` statement. It is started at once, so that
-    it has loaded llama.cpp by the time that it is asked; or, not `at_once`, when it is asked. Without a device, loads
-    of one model that follow one another share it: its vocabulary is most of the work. A worker is started once."""
+class NoAllocLoader:
+    """A process that answers no_alloc loads, one after another; use it in a `with` statement. It is started at once, so
+    that it has loaded llama.cpp by the time that it is asked; or, not `at_once`, when it is asked. Without a device,
+    loads of one model that follow one another share it: its vocabulary is most of the work. A worker is started
+    once."""
 
     def __init__(self, at_once: bool = True) -> None:
         from ggml_bridge.child import Child
 
         self._child: Child | None = Child(MODULE) if at_once else None
         self._asked: list[LoadSettings] = []  # and not answered
-        self._answers: dict[LoadSettings, ProbeResult | OallamaError] = {}  # and not taken yet
+        self._answers: dict[LoadSettings, NoAllocResult | OallamaError] = {}  # and not taken yet
 
-    def __enter__(self) -> Prober:
+    def __enter__(self) -> NoAllocLoader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -109,8 +110,8 @@ class Prober:
         self._child.send(asdict(request))
         self._asked.append(request)
 
-    def answer(self, request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeResult:
-        """Result of a dry load; asked again, it is made again. Raises as probe_memory."""
+    def answer(self, request: LoadSettings, timeout_s: float = TIMEOUT_S) -> NoAllocResult:
+        """Result of a no_alloc load; asked again, it is made again. Raises as no_alloc_memory."""
         while request not in self._answers:
             self.ask(request)
             self._receive(timeout_s)
@@ -132,7 +133,7 @@ class Prober:
                 except (ChildDied, ChildTimeout):
                     self._end(signal.SIGTERM)
                     raise
-            self._answers[request] = ProbeResult(tuple(BufferBytes(**row) for row in answer.pop("buffers")), **answer)
+            self._answers[request] = NoAllocResult(tuple(BufferBytes(**row) for row in answer.pop("buffers")), **answer)
         except OallamaError as error:
             self._answers[request] = error
 
@@ -143,14 +144,14 @@ class Prober:
         self._asked.clear()
 
 
-def probe_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeResult:
+def no_alloc_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> NoAllocResult:
     """Load without allocating, in a child process, and report what the load would take.
 
     Raises ModelFileError if llama.cpp refuses the file, dies of it or hangs on it; DeviceError if the device
     cannot be opened, or where the child dies or hangs with a device in play; UsageError, BridgeError.
     """
-    with Prober() as prober:
-        return prober.answer(request, timeout_s)
+    with NoAllocLoader() as no_alloc_loader:
+        return no_alloc_loader.answer(request, timeout_s)
 
 
 def _failed(request: LoadSettings, message: str) -> OallamaError:

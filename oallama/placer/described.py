@@ -1,6 +1,6 @@
 """Plans and predictions for a model on described, unmeasured machines.
 
-Dry loads on the CPU say what llama.cpp takes there, attention on as it chooses where a GPU has it.
+no_alloc loads on the CPU say what llama.cpp takes there, attention on as it chooses where a GPU has it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from oallama.core.profile import Profile
 from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
-from oallama.place.attention import with_attention
-from oallama.place.placement import Candidate
-from oallama.place.policies.registry import Rules
-from oallama.place.problem import LoadBytes, Problem
-from oallama.place.pure_plan import Memory, WhatIf, probe_of, pure_plan, pure_problem, what_if
-from oallama.place.verify import on_cpu
 from oallama.plan.plan import Plan
+from oallama.planner.attention import with_attention
+from oallama.planner.placement import VerifiedPlan
+from oallama.planner.policies.registry import Rules
+from oallama.planner.problem import LoadBytes, Problem
+from oallama.planner.pure_plan import Memory, WhatIf, counted_load_of, pure_plan, pure_problem, what_if
+from oallama.planner.verify import on_cpu
 from oallama.profile.described import TOKENS, described, with_card
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ def memory_on(placer: Placer, machine: Machine) -> Memory:
     vram = placer.options.vram
     return Memory(
         machine.card.memory_bytes if vram is None else vram,
-        host_room=sys.maxsize,
-        on_host=lambda load, _attention: _on_host(placer, load),
+        host_budget=sys.maxsize,
+        on_host=lambda workload, _attention: _on_host(placer, workload),
     )
 
 
 def plan_for(
     placer: Placer,
     machine: Machine,
-    load: Workload,
+    workload: Workload,
     policy: str | None = None,
     prefetch: PrefetchMode | None = None,
 ) -> Plan:
@@ -61,7 +61,7 @@ def plan_for(
         described_profile(placer, machine),
         replace(placer.options, flash_attn="on"),
         memory_on(placer, machine),
-        load,
+        workload,
         policy or "auto",
         Rules(prefetch=prefetch or "ahead"),
         placer.routing,
@@ -69,37 +69,39 @@ def plan_for(
 
 
 def alone_and_beside(
-    placer: Placer, cards: Sequence[Card], load: Workload, policy: str = "auto"
-) -> tuple[Candidate, Iterator[WhatIf]]:
+    placer: Placer, cards: Sequence[Card], workload: Workload, policy: str = "auto"
+) -> tuple[VerifiedPlan, Iterator[WhatIf]]:
     """Predict this machine by itself, and with each of these cards, one after the other. policy:
     whose plans are compared with stock llama.cpp's. The placer must be one without a device.
 
-    Raises UsageError, ProfileError, and what a dry load raises.
+    Raises UsageError, ProfileError, and what a no_alloc load raises.
     """
     if not placer.device.is_none:
         raise UsageError("what-if needs a placer with --device none: the cards are its devices")
     rule = placer.attention_rule
-    placer.dry_loads.begin_on_host(load, rule.attention("on"))
-    for way in rule.ways(placer.profile(), load):
-        placer.dry_loads.begin_on_host(load, rule.attention(way))
-    alone, _ = rule.decide(lambda way: on_cpu(placer.problem(way), load, "mixed"), placer.profile(), load)
-    return alone, beside_each(placer, placer.problem("on"), cards, load, policy)
+    placer.no_alloc_loads.begin_on_host(workload, rule.attention("on"))
+    for mode in rule.modes(placer.profile(), workload):
+        placer.no_alloc_loads.begin_on_host(workload, rule.attention(mode))
+    alone, _ = rule.decide(lambda mode: on_cpu(placer.problem(mode), workload, "mixed"), placer.profile(), workload)
+    return alone, beside_each(placer, placer.problem("on"), cards, workload, policy)
 
 
 def beside_each(
-    placer: Placer, of_cpu: Problem, cards: Sequence[Card], load: Workload, policy: str
+    placer: Placer, of_cpu: Problem, cards: Sequence[Card], workload: Workload, policy: str
 ) -> Iterator[WhatIf]:
     """Each card with all its memory beside this machine's CPU, whose problem that is."""
     model, operators = placer.model, placer.operators
-    host = _on_host(placer, load)
+    host = _on_host(placer, workload)
 
     def problem_with(card: Card) -> Problem:
         own = with_card(placer.profile(), card, model, operators, kv=placer.attention_rule.attention("on"))
-        probe = probe_of(host, operators, model.n_layer, card.memory_bytes)
-        return replace(of_cpu, profile=with_attention(own, "on"), probe=probe, vram=None, gpu_weights=None)
+        no_alloc_load = counted_load_of(host, operators, model.n_layer, card.memory_bytes)
+        return replace(
+            of_cpu, profile=with_attention(own, "on"), no_alloc_load=no_alloc_load, vram=None, gpu_weights=None
+        )
 
-    return (what_if(problem_with(card), card, load, policy) for card in cards)
+    return (what_if(problem_with(card), card, workload, policy) for card in cards)
 
 
-def _on_host(placer: Placer, load: Workload) -> LoadBytes:
-    return LoadBytes(0, *placer.dry_loads.on_host(load, placer.attention_rule.attention("on")), 0)
+def _on_host(placer: Placer, workload: Workload) -> LoadBytes:
+    return LoadBytes(0, *placer.no_alloc_loads.on_host(workload, placer.attention_rule.attention("on")), 0)

@@ -12,9 +12,9 @@ from oallama.core.options import Options
 from oallama.core.types import Attention, DecodeStep, Draft, Predicted, Workload
 from oallama.core.units import format_bytes
 from oallama.model.gguf_file import GgufArray
-from oallama.place.memory import vram_beside
-from oallama.place.placement import Placement, placed_as_named
-from oallama.place.price import price
+from oallama.planner.memory import vram_beside
+from oallama.planner.placement import Placement, placed_as_named
+from oallama.planner.price import price
 from oallama.profile.acceptance import ENOUGH_STEPS, Acceptance, read_acceptance
 
 if TYPE_CHECKING:
@@ -51,41 +51,41 @@ class Drafter:
         names = [operator.name for operator in operators] if self._on_device else []
         return placed_as_named(model, operators, names, model.n_layer + 1 if self._on_device else 0)
 
-    def needs(self, load: Workload, attention: Attention) -> tuple[int, int]:
+    def needs(self, workload: Workload, attention: Attention) -> tuple[int, int]:
         """Bytes of the host and of the device that it takes beside the model's context. load, attention: of that.
-        Raises what a dry load raises."""
-        context = Workload(1, 1, load.n_ctx, load.n_ubatch)
+        Raises what a no_alloc load raises."""
+        context = Workload(1, 1, workload.n_ctx, workload.n_ubatch)
         attention = Attention(attention.flash_attn)  # llama-server keeps the draft model's KV cache in F16
-        on_host, on_device = self.placer.dry_loads.sides(context, self._placed, attention)
+        on_host, on_device = self.placer.no_alloc_loads.sides(context, self._placed, attention)
         if self._on_device:
             on_device += self.placer.problem(attention.flash_attn).runtime_bytes(context)
         return on_host, on_device
 
-    def draft(self, load: Workload, attention: Attention, accepted: Sequence[float]) -> Draft:
+    def draft(self, workload: Workload, attention: Attention, accepted: Sequence[float]) -> Draft:
         """As many drafts as there are acceptance rates. Raises as needs."""
-        on_host, on_device = self.needs(load, attention)
+        on_host, on_device = self.needs(workload, attention)
         path = self.placer.model.path
         return Draft(DRAFT_SIMPLE, len(accepted), path, self._on_device, on_device, on_host, tuple(accepted))
 
-    def step(self, load: Workload, attention: Attention, accepted: Sequence[float]) -> DecodeStep:
+    def step(self, workload: Workload, attention: Attention, accepted: Sequence[float]) -> DecodeStep:
         """The decode step that drafts of these acceptance rates make. For each step llama-server has the draft model
         make one draft after another, and then read the tokens that the model has checked; it reads prompts as well
         (b11549, common/speculative.cpp)."""
-        n_draft, n_parallel = len(accepted), load.step.n_parallel
-        one_by_one, checked = (self._price(load, attention, DecodeStep(n_parallel, n)) for n in (0, n_draft))
+        n_draft, n_parallel = len(accepted), workload.step.n_parallel
+        one_by_one, checked = (self._price(workload, attention, DecodeStep(n_parallel, n)) for n in (0, n_draft))
         return DecodeStep(
             n_parallel, n_draft, sum(accepted), n_draft * one_by_one.tpot_s + checked.tpot_s, one_by_one.ttft_s
         )
 
-    def _price(self, load: Workload, attention: Attention, step: DecodeStep) -> Predicted:
+    def _price(self, workload: Workload, attention: Attention, step: DecodeStep) -> Predicted:
         problem = self.placer.problem(attention.flash_attn)
-        return price(problem, replace(load, step=step), self._placed)
+        return price(problem, replace(workload, step=step), self._placed)
 
 
 def planned_with_drafts(
     placer: Placer,
     drafter: Drafter,
-    load: Workload,
+    workload: Workload,
     plan: Callable[[Placer, Workload], Plan],
     accepted: Sequence[float] = (),
 ) -> Plan:
@@ -96,12 +96,12 @@ def planned_with_drafts(
     Raises DoesNotFit where the draft model leaves the device no room.
     """
     accepted = accepted or drafter.acceptance.rates
-    plain = plan(placer, load)
+    plain = plan(placer, workload)
     attention = placer.attention_for(plain)
-    beside = placer_beside(placer, drafter.needs(load, attention)[1], plain.memory.limit)
+    beside = placer_beside(placer, drafter.needs(workload, attention)[1], plain.memory.limit)
 
     def with_step(n_draft: int) -> Workload:
-        return replace(load, step=drafter.step(load, attention, accepted[:n_draft]))
+        return replace(workload, step=drafter.step(workload, attention, accepted[:n_draft]))
 
     made: dict[int, Plan] = {}
     n_draft = min(2, len(accepted))
@@ -115,7 +115,7 @@ def planned_with_drafts(
     best = min(made, key=lambda n: _total_s(made[n]))
     if _total_s(made[best]) >= _total_s(plain):
         return replace(plain, notes=(*plain.notes, "no drafts: they are predicted to cost more than they save"))
-    draft = drafter.draft(load, attention, accepted[:best])
+    draft = drafter.draft(workload, attention, accepted[:best])
     side, n_steps = "on the device" if draft.on_device else "on the CPU", drafter.acceptance.n_steps
     source = f"measured in {n_steps} steps" if n_steps >= ENOUGH_STEPS else "published rates; none measured here yet"
     note = (

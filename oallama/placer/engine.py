@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import UsageError
-from oallama.core.routing import Traffic
+from oallama.core.routing import ExpertCounts
 from oallama.device.rpc_worker import start_worker
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
@@ -46,9 +46,9 @@ class EngineOptions:
 
 
 def open_engine(
-    placer: Placer, plan: Plan, options: EngineOptions, on_traffic: Callable[[Traffic], None] | None = None
+    placer: Placer, plan: Plan, options: EngineOptions, on_expert_counts: Callable[[ExpertCounts], None] | None = None
 ) -> Engine:
-    """Start llama-server with a plan, as the placer's options ask for it. on_traffic: as in Engine. Raises as
+    """Start llama-server with a plan, as the placer's options ask for it. on_expert_counts: as in Engine. Raises as
     Placer.engine."""
     more = checked_options(options.server_options)
     model, operators = placer.model, placer.operators
@@ -56,7 +56,7 @@ def open_engine(
     plan = placer.as_asked(plan)
     check_layers(plan, model.n_layer, operators)
     spec = device_of(plan, str(placer.device))
-    counts = on_traffic is not None
+    counts = on_expert_counts is not None
     if not model.has_vocabulary:  # llama-server would abort
         raise UsageError("the model has no vocabulary to decode its tokens; use a file with a vocabulary")
     chats = options.chats and model.chat_template is not None  # else it would get another's
@@ -84,7 +84,7 @@ def open_engine(
             names = placer.tensor_names
             return launch(program, named, operators, model.n_layer, names, settings, folder, os.environ, counts)
 
-        return Engine(model, named, operators, started, needs, warnings, on_traffic, chats, keeper)
+        return Engine(model, named, operators, started, needs, warnings, on_expert_counts, chats, keeper)
     except BaseException:
         keeper.close()
         raise

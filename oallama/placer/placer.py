@@ -9,7 +9,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oallama.core.affinity import Affinity
+from oallama.core.affinity_report import Affinity
 from oallama.core.errors import UsageError
 from oallama.core.keywords import check_names, check_type
 from oallama.core.options import Options
@@ -18,24 +18,24 @@ from oallama.core.types import Phase, Predicted, PrefetchMode, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.passes import Pass
 from oallama.device.spec import DeviceSpec
-from oallama.place.affinity import AffinityRule, FillRule
-from oallama.place.decide import larger_ubatches
-from oallama.place.explain import token_seconds
-from oallama.place.policies.registry import Policy, Rules
-from oallama.place.policies.stock import FIT
-from oallama.place.price import price
-from oallama.place.simulate import Simulation, simulate
-from oallama.placer.affinity import search_report
-from oallama.placer.measured import Measured
+from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import Given, measured_plan, unmeasured_plan
+from oallama.placer.report import search_report
 from oallama.placer.stock import fit_plan
 from oallama.placer.tuned import in_tuned_context, tuned_plan
 from oallama.plan.plan import Plan
+from oallama.planner.affinity import AffinityRule, FillRule
+from oallama.planner.decide import larger_ubatches
+from oallama.planner.explain import token_seconds
+from oallama.planner.policies.registry import Policy, Rules
+from oallama.planner.policies.stock import FIT
+from oallama.planner.price import price
+from oallama.planner.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
-    from oallama.core.routing import Traffic
+    from oallama.core.routing import ExpertCounts
     from oallama.device.machines import Machine
-    from oallama.model.memory import Prober
+    from oallama.model.memory import NoAllocLoader
     from oallama.profile.acceptance import Acceptance
     from oallama.run.answer import Generation
     from oallama.run.engine import Engine
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from oallama.run.placed_llama import PlacedLlama
 
 
-class Placer(Measured):
+class Placer(ModelOnDevice):
     """Places one model on one device. Create it with Placer.load.
 
     The attributes model and operators describe the model. Measuring and loading happen when first needed.
@@ -91,10 +91,10 @@ class Placer(Measured):
         gguf_path: str | os.PathLike[str],
         options: Options,
         profile: Profile | str | os.PathLike[str] | None = None,
-        prober: Prober | None = None,
+        no_alloc_loader: NoAllocLoader | None = None,
     ) -> Placer:
-        """Like load, with the options in a record. prober: a process for dry loads that the caller has started, and
-        ends."""
+        """Like load, with the options in a record. no_alloc_loader: a process for no_alloc loads that the caller has
+        started, and ends."""
         from oallama.model.gguf_reader import read_gguf
         from oallama.model.hyperparameters import model_info
         from oallama.model.operators import operators
@@ -103,7 +103,7 @@ class Placer(Measured):
         gguf = read_gguf(gguf_path)
         names = [tensor.name for tensor in gguf.tensors]
         given = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
-        return cls(model_info(gguf), operators(gguf), names, options, given, prober)
+        return cls(model_info(gguf), operators(gguf), names, options, given, no_alloc_loader)
 
     def __repr__(self) -> str:
         model, asked = self.model, self.options
@@ -129,51 +129,55 @@ class Placer(Measured):
         draft_model: str | None = None,
         n_parallel: int = 1,
     ) -> Plan:
-        """Place the model for n_prompt prompt and n_gen generated tokens, and verify by a dry load that the plan fits.
-        policy: a name, e.g. "auto", a policy of the caller (place/policies/registry.py), or a placement (Given).
+        """Place the model for n_prompt prompt and n_gen generated tokens, and verify by a no_alloc load that the plan
+        fits. policy: a name, e.g. "auto", a policy of the caller (planner/policies/registry.py), or a placement
+        (Given).
 
         n_ubatch: micro-batch; None: from the options, else 512 or a larger size that is predicted to be faster
-        (place/decide.py). attention_passes: forward passes to choose attention for; None: those of the workload.
+        (planner/decide.py). attention_passes: forward passes to choose attention for; None: those of the workload.
         prefetch: how far copies of streamed weights run ahead. n_past: tokens in the KV cache before the prompt.
         workload: a record of these counts. measure False: use no profile and predict nothing; only for policy cpu or a
         placement.
         Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
         """
-        load = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
+        workload = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
         if draft_model is not None:
             from oallama.placer.drafter import Drafter, planned_with_drafts
 
-            def planned(placer: Placer, load: Workload) -> Plan:
+            def planned(placer: Placer, workload: Workload) -> Plan:
                 return placer.plan(
                     policy, affinity=affinity, fill=fill, attention_passes=attention_passes, prefetch=prefetch,
-                    workload=load,
+                    workload=workload,
                 )  # fmt: skip
 
-            return planned_with_drafts(self, Drafter(self, draft_model), load, planned)
+            return planned_with_drafts(self, Drafter(self, draft_model), workload, planned)
         if not measure:
-            return unmeasured_plan(self, policy, load, attention_passes)
+            return unmeasured_plan(self, policy, workload, attention_passes)
         if policy == FIT:
-            return fit_plan(self, load)
-        rules, larger = Rules(affinity, fill, prefetch), larger_ubatches(load, self.options) if n_ubatch is None else ()
-        return measured_plan(self, policy, load, rules, attention_passes, larger)
+            return fit_plan(self, workload)
+        rules, larger = (
+            Rules(affinity, fill, prefetch),
+            larger_ubatches(workload, self.options) if n_ubatch is None else (),
+        )
+        return measured_plan(self, policy, workload, rules, attention_passes, larger)
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
-        """The affinity of each operator, best rank first: the rows of search_report (placer/affinity.py), with the same
+        """The affinity of each operator, best rank first: the rows of search_report (placer/report.py), with the same
         options."""
         return list(search_report(self, phase, **options).operators)
 
-    def price(self, plan: Plan, load: Workload | None = None) -> Predicted:
+    def price(self, plan: Plan, workload: Workload | None = None) -> Predicted:
         """Predicted seconds of a plan, by the same prices as search, report and simulate. load: workload; None: the
         plan's.
 
         Raises the same as simulate.
         """
         problem = self.problem_for(plan)
-        return price(problem, load or plan.workload, self.placed_on(plan, problem))
+        return price(problem, workload or plan.workload, self.placed_on(plan, problem))
 
-    def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
-        """Simulate what the streams of a machine do while the plan runs (place/simulate.py). load: workload; None: the
-        plan's. machine: None: this machine, as measured.
+    def simulate(self, plan: Plan, workload: Workload | None = None, machine: Machine | None = None) -> Simulation:
+        """Simulate what the streams of a machine do while the plan runs (planner/simulate.py). load: workload; None:
+        the plan's. machine: None: this machine, as measured.
 
         Raises PlanError for a plan of another model or device, ProfileError.
         """
@@ -184,7 +188,7 @@ class Placer(Measured):
             from oallama.placer.described import problem_on
 
             problem = problem_on(self, machine)
-        return simulate(problem, load or plan.workload, self.placed_on(plan, problem))
+        return simulate(problem, workload or plan.workload, self.placed_on(plan, problem))
 
     def expected(self, plan: Plan, n_prompt: int, n_gen: int, n_past: int = 0) -> Predicted | None:
         """Predicted times of a plan for this prompt and generation, after n_past tokens. None without a prediction in
@@ -194,33 +198,37 @@ class Placer(Measured):
         return self.price(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past))
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
-        """Predicted seconds of one token at context depth `depth` (place/explain.py). None as in expected."""
+        """Predicted seconds of one token at context depth `depth` (planner/explain.py). None as in expected."""
         if plan.predicted is None or self._profile is None:
             return None
         flash_attn = self.attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
 
-    def engine(self, plan: Plan, *, on_traffic: Callable[[Traffic], None] | None = None, **options: Any) -> Engine:
+    def engine(
+        self, plan: Plan, *, on_expert_counts: Callable[[ExpertCounts], None] | None = None, **options: Any
+    ) -> Engine:
         """Start a llama-server with the model loaded as planned. Context, KV cache and attention come from the options,
         else from the plan. Use it in a `with` statement.
 
-        on_traffic: called at the end with the use counts of each expert. options: chats (False: do not use the model's
-        chat template), server_options (more options of llama-server, listed in docs/serve.md), mmproj (a vision
+        on_expert_counts: called at the end with the use counts of each expert. options: chats (False: do not use the
+        model's chat template), server_options (more options of llama-server, listed in docs/serve.md), mmproj (a vision
         projector, for messages with pictures), mmproj_offload (projector on the device; no plan counts its memory
         there), interactive (a person may stop an answer; no embeddings), and options of the placer.
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """
         from oallama.placer.engine import EngineOptions, open_engine
 
-        own = {field.name for field in fields(EngineOptions)}
-        check_names(options, [*(field.name for field in fields(Options)), "on_traffic", *own], "engine keyword")
-        changes = {name: value for name, value in options.items() if name not in own}
+        engine_options = {field.name for field in fields(EngineOptions)}
+        check_names(
+            options, [*(field.name for field in fields(Options)), "on_expert_counts", *engine_options], "engine keyword"
+        )
+        changes = {name: value for name, value in options.items() if name not in engine_options}
         placer = self
         if changes:
             changed = replace(self.options, **{"device": str(self.device), "threads": self.threads, **changes})
             placer = type(self)(self.model, self.operators, self.tensor_names, changed)
-        started = EngineOptions(**{name: value for name, value in options.items() if name in own})
-        return open_engine(placer, plan, started, on_traffic)
+        started = EngineOptions(**{name: value for name, value in options.items() if name in engine_options})
+        return open_engine(placer, plan, started, on_expert_counts)
 
     def keep_drafts(self, plan: Plan, seen: Acceptance | None) -> None:
         """Keep which drafts of a plan's draft model were accepted; later plans count on it. Raises ProfileError where
@@ -238,15 +246,17 @@ class Placer(Measured):
         return replace(plan, workload=load_as_asked(plan, self.options), attention=self.attention_for(plan))
 
     def load_needs(self, plan: Plan) -> LoadNeeds:
-        """Memory that a plan takes, by a dry load. Raises DoesNotFit if each token would read more than the host's
-        memory holds, and the same as a dry load."""
+        """Memory that a plan takes, by a no_alloc load. Raises DoesNotFit if each token would read more than the host's
+        memory holds, and the same as a no_alloc load."""
         from oallama.run.held import LoadNeeds
 
-        load, placed, attention = plan.workload, self.placed(plan), self.attention_for(plan)
-        on_host, on_device = self.dry_loads.sides(load, placed, attention)
-        self.dry_loads.check_host(load, placed, attention)
+        workload, placement, attention = plan.workload, self.placed(plan), self.attention_for(plan)
+        on_host, on_device = self.no_alloc_loads.sides(workload, placement, attention)
+        self.no_alloc_loads.check_host(workload, placement, attention)
         own = self.device.kind in ("auto", "ggml")
-        return LoadNeeds(on_device, on_host, self.dry_loads.taken(load, placed, attention).device_free if own else 0)
+        return LoadNeeds(
+            on_device, on_host, self.no_alloc_loads.taken(workload, placement, attention).device_free if own else 0
+        )
 
     def llama(self, plan: Plan, *, progress: bool = True, **arguments: Any) -> PlacedLlama:
         """Return a llama_cpp.Llama in this process, placed by the plan, for code built on llama-cpp-python, and for
@@ -259,25 +269,25 @@ class Placer(Measured):
 
         changes = {ours: arguments.pop(name) for name, ours in LLAMA_OPTIONS.items() if name in arguments}
         _check_arguments(arguments)
-        options, probed = self._load_options(plan, changes)
+        options, memory_known = self._load_options(plan, changes)
         return load_placed(
             self.model,
             plan,
             options,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            probed=probed,
+            memory_known=memory_known,
             progress=progress,
             arguments=arguments,
         )
 
     def _load_options(self, plan: Plan, changes: Mapping[str, Any]) -> tuple[Options, bool]:
-        """Options for a load under the plan, and whether a dry load verified it. Raises the same as engine."""
-        placed, attention = self.placed(plan), self.attention_for(plan)
+        """Options for a load under the plan, and whether a no_alloc load verified it. Raises the same as engine."""
+        placement, attention = self.placed(plan), self.attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
         as_planned = options.n_batch is None and not changes
-        return options, as_planned and self.dry_loads.has(load_as_asked(plan, options), placed, attention)
+        return options, as_planned and self.no_alloc_loads.has(load_as_asked(plan, options), placement, attention)
 
     def run(self, prompt: str, max_tokens: int | None = None, system: str | None = None, **sampling: Any) -> Generation:
         """Answer one prompt as `oallama run` does: with the plan that `oallama tune` found, else with policy auto. The
@@ -292,12 +302,12 @@ class Placer(Measured):
         check_type("prompt", prompt, str)
         asked = prompt_for(self.model, prompt, None, system)
         n_gen = DEFAULT_TOKENS if max_tokens is None else max(max_tokens, 0)
-        load = self.workload(likely_tokens(self.model.path, asked, self.options.n_ctx, n_gen), n_gen)
+        workload = self.workload(likely_tokens(self.model.path, asked, self.options.n_ctx, n_gen), n_gen)
         if not self.has_device:
-            plan = self.plan("cpu", workload=load, measure=False)
+            plan = self.plan("cpu", workload=workload, measure=False)
         else:
-            found = tuned_plan(self, in_tuned_context(self, load))
-            plan = self.plan(workload=load) if found is None else found.plan
+            found = tuned_plan(self, in_tuned_context(self, workload))
+            plan = self.plan(workload=workload) if found is None else found.plan
         with self.engine(plan, chats=asked.chats) as engine:
             return asked.generate(engine, max_tokens, **sampling)
 
@@ -326,5 +336,5 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
 
 def load_as_asked(plan: Plan, options: Options) -> Workload:
     """The plan's workload, with the context and micro-batch of the options, where given."""
-    load = plan.workload
-    return replace(load, n_ctx=options.n_ctx or load.n_ctx, n_ubatch=options.n_ubatch or load.n_ubatch)
+    workload = plan.workload
+    return replace(workload, n_ctx=options.n_ctx or workload.n_ctx, n_ubatch=options.n_ubatch or workload.n_ubatch)

@@ -11,17 +11,17 @@ from oallama.core.options import STOCK_BATCH
 from oallama.core.types import FlashAttention, Predicted, Workload
 from oallama.device.layouts import needs_no_repack
 from oallama.device.load_params import LoadSettings
-from oallama.model.memory import probe_memory
-from oallama.place.policies.registry import Asked, Rules
-from oallama.place.policies.stock import FIT, STOCK_WAYS, most_promising
-from oallama.placer.measured import Measured
+from oallama.model.memory import no_alloc_memory
+from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import Given, measured_plan, unmeasured_plan
 from oallama.plan.plan import Plan
+from oallama.planner.policies.registry import Asked, Rules
+from oallama.planner.policies.stock import FIT, STOCK_MODES, most_promising
 from oallama.run.fit import FitStep, fit_under
 from oallama.run.stock import Cap, StockPlacement, expected_places
 
 
-def fit_plan(on: Measured, load: Workload) -> Plan:
+def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
     """llama.cpp's --fit under the placer's memory cap, priced and probed. Without a device everything is on the CPU.
 
     Raises UsageError for a second CPU, what fit_under raises, and what planning raises.
@@ -29,10 +29,10 @@ def fit_plan(on: Measured, load: Workload) -> Plan:
     if on.device.is_pair:
         raise UsageError("policy fit does not run on cpu-pair: llama.cpp has no second CPU; use split or scheinfer")
     if not on.has_device:
-        return stock_cpu_plan(on, load)
-    settings = stock_load(on, load.n_ctx, load.n_ubatch)
+        return stock_cpu_plan(on, workload)
+    settings = stock_load(on, workload.n_ctx, workload.n_ubatch)
     placement, steps = fit_under(memory_cap(on, settings), on.operators, settings)
-    plan = stock_plan(on, load, placement)
+    plan = stock_plan(on, workload, placement)
     return replace(plan, notes=(*plan.notes, fit_sentence(placement, steps)))
 
 
@@ -45,50 +45,54 @@ def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
     return f"--fit chooses {taken}{calls}"
 
 
-def stock_plan(on: Measured, load: Workload, placement: StockPlacement, priced: bool = True, name: str = FIT) -> Plan:
+def stock_plan(
+    on: ModelOnDevice, workload: Workload, placement: StockPlacement, priced: bool = True, name: str = FIT
+) -> Plan:
     """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
     very configuration that the stock arm has. priced False: without a profile; such a plan predicts nothing. name: of
     the policy."""
     if on.device.is_pair:  # stock llama.cpp has no such device
-        return stock_cpu_plan(on, load)
+        return stock_cpu_plan(on, workload)
     n_layer = on.model.n_layer
     places = expected_places(on.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
     given = Given(on_device, gpu_layers, name, placement.options)
-    load = replace(load, n_ubatch=placement.n_ubatch or load.n_ubatch)
-    plan = measured_plan(on, given, load, Rules()) if priced else unmeasured_plan(on, given, load)
+    workload = replace(workload, n_ubatch=placement.n_ubatch or workload.n_ubatch)
+    plan = measured_plan(on, given, workload, Rules()) if priced else unmeasured_plan(on, given, workload)
     return replace(plan, device=str(on.device))
 
 
 def promising_stock(
-    on: Measured,
-    load: Workload,
-    ways: Iterable[str] = STOCK_WAYS,
+    on: ModelOnDevice,
+    workload: Workload,
+    modes: Iterable[str] = STOCK_MODES,
     n_ubatches: Sequence[int] = (),
     latest_s: float = inf,
 ) -> list[tuple[StockPlacement, Predicted]]:
-    """The most promising options of stock llama.cpp and what they are predicted to take (place/policies/stock.py).
+    """The most promising options of stock llama.cpp and what they are predicted to take (planner/policies/stock.py).
     latest_s: none whose prompt is predicted to take longer. Raises as planning does."""
-    with on.dry_loads.together():
-        asked = Asked(load, "mixed")
-        found = most_promising(on.problem(stock_attention(on)), asked, ways, n_ubatches, latest_s=latest_s)
-    sizes = [0 if one.workload.n_ubatch == load.n_ubatch else one.workload.n_ubatch for one in found]
-    options = (StockPlacement.of(on.model.n_layer, one.placement, n) for one, n in zip(found, sizes, strict=True))
-    return [(each, one.predicted) for each, one in zip(options, found, strict=True)]
+    with on.no_alloc_loads.together():
+        asked = Asked(workload, "mixed")
+        found = most_promising(on.problem(stock_attention(on)), asked, modes, n_ubatches, latest_s=latest_s)
+    sizes = [0 if decision.workload.n_ubatch == workload.n_ubatch else decision.workload.n_ubatch for decision in found]
+    options = (
+        StockPlacement.of(on.model.n_layer, decision.placement, n) for decision, n in zip(found, sizes, strict=True)
+    )
+    return [(options_of, decision.predicted) for options_of, decision in zip(options, found, strict=True)]
 
 
-def stock_attention(on: Measured) -> FlashAttention:
-    """Stock llama.cpp's way of attention: what was asked for, else flash attention, as wherever a device has it."""
+def stock_attention(on: ModelOnDevice) -> FlashAttention:
+    """Stock llama.cpp's attention mode: what was asked for, else flash attention, as wherever a device has it."""
     return "on" if on.options.flash_attn == "auto" else on.options.flash_attn
 
 
-def stock_cpu_plan(on: Measured, load: Workload) -> Plan:
+def stock_cpu_plan(on: ModelOnDevice, workload: Workload) -> Plan:
     """Everything on the CPU, attention as llama.cpp chooses it. Such a plan predicts nothing."""
-    return unmeasured_plan(on, "cpu", load, stock_attention=True)
+    return unmeasured_plan(on, "cpu", workload, stock_attention=True)
 
 
-def stock_load(on: Measured, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH) -> LoadSettings:
+def stock_load(on: ModelOnDevice, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH) -> LoadSettings:
     """The placer's device, threads and attention, for a load of stock llama.cpp; with --no-repack where it would choose
     a wrong layout for a weight. Raises BridgeError."""
     return LoadSettings(
@@ -103,15 +107,15 @@ def stock_load(on: Measured, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BAT
     )
 
 
-def memory_cap(on: Measured, load: LoadSettings) -> Cap:
+def memory_cap(on: ModelOnDevice, load: LoadSettings) -> Cap:
     """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights). load: one with nothing on the device.
-    Raises what a dry load raises."""
+    Raises what a no_alloc load raises."""
     if not on.has_device:
         return Cap()
     options = on.options
     capacity = options.vram
     if capacity is None:
-        capacity = probe_memory(load).device_free
+        capacity = no_alloc_memory(load).device_free
     total = sum(operator.bytes for operator in on.operators)
     share = options.gpu_weights
     return Cap(int(options.vram_fill * capacity), None if share is None else int(share * total))

@@ -13,31 +13,31 @@ from oallama.placer.stock import memory_cap, stock_load
 from oallama.plan.plan import Plan
 from oallama.run.stock import Cap
 from oallama.tuned.classes import WorkloadClass, class_of
-from oallama.tuned.store import memory_step, read_verdict, timings_digest
-from oallama.tuned.verdict import ClassVerdict, Key, Verdict
+from oallama.tuned.result import ClassResult, Key, TuneResult
+from oallama.tuned.store import memory_step, read_result, timings_digest
 
 if TYPE_CHECKING:
-    from oallama.placer.measured import Measured
+    from oallama.placer.model_on_device import ModelOnDevice
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """plan: as it was measured. asked: the class of the workload; verdict: of that class, or of the nearest."""
+    """plan: as it was measured. asked: the class of the workload; result: of that class, or of the nearest."""
 
     plan: Plan
     asked: WorkloadClass
-    verdict: ClassVerdict
+    result: ClassResult
 
     @property
     def sentence(self) -> str:
         """The result in use, and the class that it was measured for."""
-        other = f" (nothing was measured for {self.asked.name})" if self.verdict.of != self.asked else ""
-        return f"{self.verdict.use}{other}"
+        other = f" (nothing was measured for {self.asked.name})" if self.result.of != self.asked else ""
+        return f"{self.result.use}{other}"
 
 
-def verdict_key(on: Measured, n_ctx: int, cap: Cap | None = None) -> Key:
-    """The conditions of a verdict for this model, device and context. cap: of the device's memory; None: asked. Raises
-    what a dry load raises."""
+def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
+    """The conditions of a result for this model, device and context. cap: of the device's memory; None: asked. Raises
+    what a no_alloc load raises."""
     options, attention = on.options, on.attention
     cap = cap or memory_cap(on, stock_load(on, n_ctx, options.n_ubatch or STOCK_UBATCH))
     return Key(
@@ -58,27 +58,27 @@ def verdict_key(on: Measured, n_ctx: int, cap: Cap | None = None) -> Key:
     )
 
 
-def in_tuned_context(on: Measured, load: Workload) -> Workload:
-    """The workload in a context that verdicts are measured for: as asked for, else 4,096 tokens or what the model was
+def in_tuned_context(on: ModelOnDevice, workload: Workload) -> Workload:
+    """The workload in a context that results are measured for: as asked for, else 4,096 tokens or what the model was
     trained on, doubled until it holds the workload."""
     if on.options.n_ctx is not None:
-        return load
+        return workload
     n_ctx = on.workload(1, 0).n_ctx
-    while n_ctx < load.n_ctx:
+    while n_ctx < workload.n_ctx:
         n_ctx *= 2
-    return replace(load, n_ctx=n_ctx)
+    return replace(workload, n_ctx=n_ctx)
 
 
-def tuned_plan(on: Measured, load: Workload, verdict: Verdict | None = None) -> Tuned | None:
-    """The plan that was found for a workload's class, or for the nearest; None if nothing was. verdict: what was
-    measured; None: what the cache has. Raises as verdict_key."""
-    verdict = verdict or read_verdict(verdict_key(on, load.n_ctx))
-    kind = class_of(load)
-    found = verdict.nearest(kind) if verdict is not None else None
-    if verdict is None or found is None:
+def tuned_plan(on: ModelOnDevice, workload: Workload, result: TuneResult | None = None) -> Tuned | None:
+    """The plan that was found for a workload's class, or for the nearest; None if nothing was. result: what was
+    measured; None: what the cache has. Raises as result_key."""
+    result = result or read_result(result_key(on, workload.n_ctx))
+    kind = class_of(workload)
+    found = result.nearest(kind) if result is not None else None
+    if result is None or found is None:
         return None
     try:
-        plan = verdict.plan(found.plan)
+        plan = result.plan(found.plan)
         plan.check(on.model, on.operators)
     except PlanError:  # the file was changed
         return None

@@ -35,7 +35,7 @@ def host_patterns(
     biases and scales. No tensor matches two. streams_tokens: whether the plan has a token assignment; counts: as in
     is_split.
 
-    A bias that stayed on the device would pull the addition there and cost one more crossing; the result of a split
+    A bias that stayed on the device would pull the addition there and cost one more device copy; the result of a split
     mul-mat comes out on the host too. Biases and tied embeddings never get a named layout: only a mul-mat can read
     one. Deterministic: sorted by pattern, split ones first. Raises PlanError for an operator without a placement, for
     tied embeddings that are split, and beyond MAX_PATTERNS.

@@ -30,7 +30,7 @@ from oallama.core.options import CACHE_TYPES
 from oallama.core.types import (
     Attention,
     Draft,
-    MemoryLedger,
+    MemoryBreakdown,
     ModelInfo,
     Operator,
     OperatorPlacement,
@@ -74,7 +74,7 @@ class Plan:
     workload: Workload
     operators: tuple[OperatorPlacement, ...]
     n_gpu_layers: Annotated[int, Mark.BITS_32]
-    memory: MemoryLedger
+    memory: MemoryBreakdown
     predicted: Annotated[Predicted | None, Mark.REQUIRED]  # None: made without a profile
     token_assignment: tuple[tuple[Count, Count], ...] = ()  # (n_tokens, n_g)
     # None: nothing was said of it, the defaults hold
@@ -118,12 +118,12 @@ class Plan:
 
     def summary(self) -> str:
         """The workload, the placement of the weights, the predicted times and the planner's notes, as lines of text."""
-        load, held = self.workload, self.memory
+        workload, held = self.workload, self.memory
         whole = sum(one.backend == "GPU" for one in self.operators)
         divided = sum(one.backend == "split" for one in self.operators)
         lines = [
             f"{Path(self.model_path).name} on {self.device}, policy {self.policy}",
-            f"for {load.n_prompt} prompt and {load.n_gen} generated tokens in a context of {load.n_ctx}",
+            f"for {workload.n_prompt} prompt and {workload.n_gen} generated tokens in a context of {workload.n_ctx}",
             f"{format_bytes(held.weights_gpu)} of weights on the device, {format_bytes(held.weights_host)} on the host",
             f"operators: {whole} on the device, {divided} split, {len(self.operators) - whole - divided} on the CPU",
             f"predicted: {_times(self.predicted)}" if self.predicted else "no prediction: planned without a profile",

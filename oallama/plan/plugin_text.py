@@ -17,7 +17,7 @@ from oallama.plan.split import slice_counts
 FORMAT = "oallama-plan 1"
 """First line: the format and its version."""
 
-_SUM = f"sum {SUM_BYTES}"  # decides what the plugin claims, so a dry load has it too
+_SUM = f"sum {SUM_BYTES}"  # decides what the plugin claims, so a no_alloc load has it too
 _NO_LAYOUT = "-"  # there is no CC slice that could have one
 _NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
 

@@ -17,7 +17,7 @@ from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, CPU_PAIR
 from oallama.core.units import MIB
 from oallama.profile.busy import DISTURBED, OTHERS_PERCENT, Others
-from oallama.profile.timing import Policy
+from oallama.profile.timing import TimingPolicy
 from oallama.profile.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Request:
     n_threads: int
     want: Wanted
     profile: Profile
-    policy: Policy
+    policy: TimingPolicy
     broken_layouts: tuple[str, ...] = ()  # CPU layouts that crashed before
 
 
@@ -52,8 +52,8 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     from oallama.device.load_params import load_bridge
     from oallama.device.native_abort import Watchdog
     from oallama.device.opening import open_device
-    from oallama.profile.link import link_tasks, sharing_tasks
-    from oallama.profile.tasks import Session, mul_mat_tasks, rest_tasks
+    from oallama.profile.link import contention_tasks, link_tasks
+    from oallama.profile.tasks import Session, mul_mat_tasks, non_matmul_tasks
 
     request = from_json(Request, message, "request")
     others = Others()
@@ -73,7 +73,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
             clock=time.perf_counter,
             broken_layouts=frozenset(request.broken_layouts),
         )
-        tasks = [*link_tasks(session), *mul_mat_tasks(session), *rest_tasks(session), *sharing_tasks(session)]
+        tasks = [*link_tasks(session), *mul_mat_tasks(session), *non_matmul_tasks(session), *contention_tasks(session)]
         progress({"weight": sum(task.weight for task in tasks)})
         watch = Watch(device.spec.is_emulated)
         disturbed = int(request.profile.fingerprint.get(DISTURBED, 0))

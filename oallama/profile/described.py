@@ -1,8 +1,8 @@
 """A profile made from described rates instead of measurements: of a card beside a CPU that was measured, or of both.
 
-Every mul-mat, and every node of a layer's rest, takes max(flop / flop rate, bytes / byte rate) and a latency. Copies
-take their bytes over the link's rate and a latency. The CPU and the link share the DRAM: together they read no more
-than it gives. So a machine that nobody has at hand can be priced and planned for. Pure.
+Every mul-mat, and every node of a layer's non-matmul work, takes max(flop / flop rate, bytes / byte rate) and a
+latency. Copies take their bytes over the link's rate and a latency. The CPU and the link share the DRAM: together they
+read no more than it gives. So a machine that nobody has at hand can be priced and planned for. Pure.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from oallama.core.errors import ProfileError
 from oallama.core.ggml_types import bytes_per_element
 from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
-from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape, Sharing
+from oallama.core.profile import Contention, LinearFit, NonMatmulCase, NonMatmulShape, Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, Operator
 from oallama.device.card import FLOAT_TYPES, Card, Host
 from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
 from oallama.profile.merge import PAIRS, empty
-from oallama.profile.wanted import Wanted, in_steps, rest_ways, sharing_tokens, wanted
+from oallama.profile.wanted import Wanted, contention_tokens, in_steps, non_matmul_shapes, wanted
 
 DRAM_SHARE = 0.9
 """Share of the DRAM's rate that the CPU alone reads, where nobody says it: 0.82 and 0.99 were measured on two desktops
@@ -39,7 +39,13 @@ IN_CACHE, IN_CACHE_BYTES = 1.2, 12 << 20
 """Speed-up of a CPU's attention while the keys and values of a layer are so few bytes that they stay in its cache.
 Found, as the half above, in 274 published runs (docs/real-card.md)."""
 
-DEPTHS = (256, 1024, 4096, 16384, 65536)  # of the KV cache in rest cases; nothing is measured, so they may be deep
+DEPTHS = (
+    256,
+    1024,
+    4096,
+    16384,
+    65536,
+)  # of the KV cache in non-matmul cases; nothing is measured, so they may be deep
 F32 = 4
 BACKEND = "CUDA"  # what a described card is taken for: queues, pinned memory, offload of host weights in large batches
 
@@ -48,7 +54,7 @@ KernelSeconds = Callable[[float, float, str | None], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelWork:
     """One node of a layer's non-matmul work."""
 
     flop: float
@@ -82,7 +88,7 @@ def host_profile(
     return replace(
         empty(fingerprint),
         cases=_cases(want, tokens, CPU_DEVICE, PLAIN_LAYOUT, host.kernel_seconds),
-        rest=_rest(want, operators, tokens, CPU_DEVICE, host.kernel_seconds),
+        rest=_non_matmul(want, operators, tokens, CPU_DEVICE, host.kernel_seconds),
         warnings=(f"{host.name} is described, not measured: {host.source}",),
     )
 
@@ -122,11 +128,11 @@ def with_card(
         fingerprint={**profile.fingerprint, **_device_facts(card)},
         device=card.name,
         cases=on_cpu + _cases(want, tokens, card.name, DEVICE_LAYOUT, seconds),
-        rest=rest + _rest(want, operators, tokens, card.name, seconds),
+        rest=rest + _non_matmul(want, operators, tokens, card.name, seconds),
         link=link,
         boundary=excursion,
         launch_s=split_s + card.kernel_s,
-        sharing=_sharing(want, on_cpu, card, dram_bytes_per_s),
+        sharing=_contention(want, on_cpu, card, dram_bytes_per_s),
         copy_wait=0.0,  # a copy on one stream waits for no other
         launch_issue_s=card.launch_s + card.launch_node_s,
         warnings=(*profile.warnings, f"{card.name} is described, not measured: {card.description}"),
@@ -151,7 +157,7 @@ def _cases(
     want: Wanted, tokens: Sequence[int], device: str, layout: str, seconds: KernelSeconds
 ) -> tuple[ProfileCase, ...]:
     """Price every distinct mul-mat at every batch size. It reads its weights and activations, and writes its result."""
-    made = []
+    cases = []
     for mul_mat in dict.fromkeys(mul_mat for mul_mat, *_ in want.mul_mats):
         if mul_mat.input_f32 and device != CPU_DEVICE:
             continue  # CUDA has no such kernel
@@ -160,27 +166,30 @@ def _cases(
             moved = F32 * n_tokens * mul_mat.matrices_per_token * (k + n)
             flop = mul_mat.flops(n_tokens) / (EXPERTS if mul_mat.op == "MUL_MAT_ID" and device != CPU_DEVICE else 1.0)
             total_s = seconds(flop, mul_mat.bytes_read(n_tokens) + moved, mul_mat.type)
-            made.append(ProfileCase(device, layout, mul_mat, n_tokens, mul_mat.bytes, total_s, (total_s,)))
-    return tuple(made)
+            cases.append(ProfileCase(device, layout, mul_mat, n_tokens, mul_mat.bytes, total_s, (total_s,)))
+    return tuple(cases)
 
 
-def _rest(
+def _non_matmul(
     want: Wanted, operators: Sequence[Operator], tokens: Sequence[int], device: str, seconds: KernelSeconds
-) -> tuple[RestCase, ...]:
-    """A layer's rest with flash attention and without, at every batch size and at depths that a line goes through."""
+) -> tuple[NonMatmulCase, ...]:
+    """A layer's non-matmul work with flash attention and without, at every batch size and at depths that a line goes
+    through."""
     routed = max((o.n_expert_used for o in operators if o.op == "MUL_MAT_ID"), default=0)
-    made = []
+    cases = []
     for n_tokens in sorted(set(tokens)) if want.rest else ():
         for n_kv in sorted({n_tokens, *(depth for depth in DEPTHS if depth > n_tokens)}):
-            for shape in rest_ways(want.rest_shape):
+            for shape in non_matmul_shapes(want.non_matmul_shape):
                 total_s = sum(
-                    seconds(k.flop, k.n_bytes, None) for k in rest_kernels(shape, n_tokens, n_kv, routed, device)
+                    seconds(k.flop, k.n_bytes, None) for k in non_matmul_kernels(shape, n_tokens, n_kv, routed, device)
                 )
-                made.append(RestCase(device, n_tokens, n_kv, total_s, (total_s,), shape))
-    return tuple(made)
+                cases.append(NonMatmulCase(device, n_tokens, n_kv, total_s, (total_s,), shape))
+    return tuple(cases)
 
 
-def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int, device: str = CPU_DEVICE) -> Iterator[Kernel]:
+def non_matmul_kernels(
+    shape: NonMatmulShape, n_tokens: int, n_kv: int, routed: int, device: str = CPU_DEVICE
+) -> Iterator[KernelWork]:
     """Kernels of a layer beside its weight-bearing mul-mats. routed: experts of each token, 0 in a dense model."""
     q, k, v = (
         shape.n_head * shape.n_embd_head_k,
@@ -188,8 +197,8 @@ def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int, device
         shape.n_head_kv * shape.n_embd_head_v,
     )
 
-    def moves(elements: float) -> Kernel:
-        return Kernel(0.0, F32 * n_tokens * elements)
+    def moves(elements: float) -> KernelWork:
+        return KernelWork(0.0, F32 * n_tokens * elements)
 
     yield from (moves(2 * shape.n_embd), moves(2 * shape.n_embd))  # norms
     yield from (moves(2 * q), moves(2 * k))  # rope
@@ -198,7 +207,7 @@ def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int, device
     cached = not on_card and keys_and_values(shape, n_kv) <= IN_CACHE_BYTES
     flop_share, byte_share = IN_CACHE if cached else 1.0, one_token_share(shape) if on_card and n_tokens == 1 else 1.0
     for kernel in attention_kernels(shape, n_tokens, n_kv):
-        yield Kernel(kernel.flop / flop_share, kernel.n_bytes / byte_share)
+        yield KernelWork(kernel.flop / flop_share, kernel.n_bytes / byte_share)
     yield moves(3 * shape.n_ff)  # GLU
     yield from (moves(3 * shape.n_embd), moves(3 * shape.n_embd))  # residual adds
     if routed:
@@ -207,20 +216,20 @@ def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int, device
         yield from (moves(3 * shape.n_embd) for _ in range(routed - 1))  # and added
 
 
-def one_token_share(shape: RestShape) -> float:
+def one_token_share(shape: NonMatmulShape) -> float:
     """Share of a card's memory rate that attention of one token reaches. CUDA's kernel for a quantised cache reads keys
     and values again for each query head that shares them; the one for f16 reads them once."""
     plain = {shape.type_k, shape.type_v} <= set(PLAIN_V_TYPES)
     return ATTENTION if plain else min(ATTENTION, shape.n_head_kv / shape.n_head)
 
 
-def keys_and_values(shape: RestShape, n_kv: int) -> float:
+def keys_and_values(shape: NonMatmulShape, n_kv: int) -> float:
     """Bytes of one layer's."""
     keys, values = (n_kv * shape.n_head_kv * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
     return keys * bytes_per_element(shape.type_k) + values * bytes_per_element(shape.type_v)
 
 
-def attention_kernels(shape: RestShape, n_tokens: int, n_kv: int) -> Iterator[Kernel]:
+def attention_kernels(shape: NonMatmulShape, n_tokens: int, n_kv: int) -> Iterator[KernelWork]:
     """One kernel with flash attention. Without: scores, softmax, values and a transposition, over whole steps of the
     cache; scores are written and read in F32."""
     heads = shape.n_head
@@ -231,13 +240,13 @@ def attention_kernels(shape: RestShape, n_tokens: int, n_kv: int) -> Iterator[Ke
     queries, results = (F32 * n_tokens * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
     by_keys, by_values = (2.0 * n_tokens * n_kv * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
     if shape.flash_attn:
-        yield Kernel(by_keys + by_values, keys + values + queries + results)
+        yield KernelWork(by_keys + by_values, keys + values + queries + results)
         return
     scores = F32 * n_tokens * n_kv * heads
-    yield Kernel(by_keys, keys + queries + scores)
-    yield Kernel(0.0, 2 * scores)
-    yield Kernel(by_values, values + scores + results)
-    yield Kernel(0.0, 2 * results)
+    yield KernelWork(by_keys, keys + queries + scores)
+    yield KernelWork(0.0, 2 * scores)
+    yield KernelWork(by_values, values + scores + results)
+    yield KernelWork(0.0, 2 * results)
 
 
 def _link(card: Card) -> dict[str, LinearFit]:
@@ -270,19 +279,21 @@ def _dram_gb_per_s(on_cpu: Sequence[ProfileCase], dram_bytes_per_s: float | None
     return cpu / DRAM_SHARE if dram_bytes_per_s is None else max(cpu, dram_bytes_per_s / 1e9)
 
 
-def _sharing(
+def _contention(
     want: Wanted, on_cpu: Sequence[ProfileCase], card: Card, dram_bytes_per_s: float | None
-) -> tuple[Sharing, ...]:
+) -> tuple[Contention, ...]:
     """CPU and link share the DRAM, by what the CPU reads of it at each batch size; nobody takes anything else from
     anybody."""
     dram, link = _dram_gb_per_s(on_cpu, dram_bytes_per_s), card.pinned_bytes_per_s / 1e9
-    made = []
-    for n_tokens in sharing_tokens(want):
+    cases = []
+    for n_tokens in contention_tokens(want):
         cpu = _fastest_gb_per_s(on_cpu, n_tokens)
         alone = {"cpu": cpu, "device": card.bytes_per_s / 1e9, "link": link}
         for first, second in PAIRS:
             left = min(1.0, dram / (cpu + link)) if (first, second) == ("cpu", "link") else 1.0
-            made.append(
-                Sharing(first, second, n_tokens, alone[first], alone[second], left * alone[first], left * alone[second])
+            cases.append(
+                Contention(
+                    first, second, n_tokens, alone[first], alone[second], left * alone[first], left * alone[second]
+                )
             )
-    return tuple(made)
+    return tuple(cases)

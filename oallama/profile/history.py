@@ -83,14 +83,14 @@ def corrected(profile: Profile, history: History) -> Profile:
     if history.changes_nothing:
         return profile
 
-    def case(one: ProfileCase) -> ProfileCase:
-        rates = history.decode if one.n_tokens == 1 else history.prompt
-        rate = rates.cpu if one.device == CPU_DEVICE else rates.device
-        return replace(one, seconds=one.seconds * rate, samples=tuple(sample * rate for sample in one.samples))
+    def case(row: ProfileCase) -> ProfileCase:
+        rates = history.decode if row.n_tokens == 1 else history.prompt
+        rate = rates.cpu if row.device == CPU_DEVICE else rates.device
+        return replace(row, seconds=row.seconds * rate, samples=tuple(sample * rate for sample in row.samples))
 
-    def fit(one: LinearFit) -> LinearFit:
-        points = tuple((n_bytes, seconds * history.link) for n_bytes, seconds in one.points)
-        return replace(one, alpha_s=one.alpha_s * history.link, beta_s_per_byte=one.beta_s_per_byte * history.link,
+    def fit(line: LinearFit) -> LinearFit:
+        points = tuple((n_bytes, seconds * history.link) for n_bytes, seconds in line.points)
+        return replace(line, alpha_s=line.alpha_s * history.link, beta_s_per_byte=line.beta_s_per_byte * history.link,
                        points=points)  # fmt: skip
 
     link = {name: fit(one) if name.startswith("h2d") else one for name, one in profile.link.items()}

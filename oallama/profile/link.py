@@ -1,4 +1,4 @@
-"""Measures the link between host and device: copies, launches, crossings in a graph, and contention."""
+"""Measures the link between host and device: copies, launches, device copies in a graph, and contention."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from oallama.core.codec import to_json
-from oallama.core.profile import Case, LinearFit, Sharing, Worker
+from oallama.core.profile import Case, Contention, LinearFit, Worker
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT
 from oallama.core.units import KIB, MIB
 from oallama.profile.fit import NOISE_S, fit_linear
-from oallama.profile.merge import LINKS, has_device, missing_link, missing_sharing
+from oallama.profile.merge import LINKS, has_device, missing_contention, missing_link
 from oallama.profile.tasks import Fragment, Session, Task, guessed_making
 from oallama.profile.wanted import PASS_FLOPS, cases_at
 
@@ -29,7 +29,7 @@ AGAIN = 2  # times that what is far from its line is measured again
 CHUNK_BYTES = 4 * MIB
 POINT_CAP = 0.4  # time cap of one point of a line, in caps of a decode case
 WAIT_BYTES = 16 * MIB
-SHARING_CAP = 1.0
+CONTENTION_CAP = 1.0
 
 
 def link_tasks(session: Session) -> list[Task]:
@@ -136,22 +136,22 @@ def _copy_wait(session: Session) -> Fragment:
 #
 
 
-def sharing_tasks(session: Session) -> list[Task]:
+def contention_tasks(session: Session) -> list[Task]:
     """One task for each two kinds of work whose speeds at the same time are missing. They use what was measured of
     mul-mats, so they come after these."""
     largest = max((n_bytes for *_, n_bytes in session.want.mul_mats), default=0)
     return [
         Task(
             f"{first} and {second} at once, {n_tokens} tokens",
-            3 * SHARING_CAP * session.policy.time_cap_s + (guessed_making(largest) if n_tokens == 1 else 0.0),
+            3 * CONTENTION_CAP * session.policy.time_cap_s + (guessed_making(largest) if n_tokens == 1 else 0.0),
             session.profile.device,
-            partial(_sharing, session, first, second, n_tokens),
+            partial(_contention, session, first, second, n_tokens),
         )
-        for first, second, n_tokens in missing_sharing(session.profile, session.want)
+        for first, second, n_tokens in missing_contention(session.profile, session.want)
     ]
 
 
-def _sharing(session: Session, first: Worker, second: Worker, n_tokens: int) -> Fragment:
+def _contention(session: Session, first: Worker, second: Worker, n_tokens: int) -> Fragment:
     from ggml_bridge.timing import MulMatCase
 
     case = _largest(session, n_tokens, on_device="device" in (first, second))
@@ -170,12 +170,12 @@ def _sharing(session: Session, first: Worker, second: Worker, n_tokens: int) -> 
             n_threads=session.n_threads,
         )
 
-    seconds = SHARING_CAP * session.policy.time_cap_s
+    seconds = CONTENTION_CAP * session.policy.time_cap_s
     if second == "link":
         rates = session.bridge.share_link(mul_mats(first), session.ggml_device, CHUNK_BYTES, seconds)
     else:
         rates = session.bridge.share_compute(mul_mats(first), mul_mats(second), seconds)
-    sharing = Sharing(
+    contention = Contention(
         first,
         second,
         n_tokens,
@@ -184,7 +184,7 @@ def _sharing(session: Session, first: Worker, second: Worker, n_tokens: int) -> 
         first_with_second_gb_per_s=rates.first_with_second / 1e9,
         second_with_first_gb_per_s=rates.second_with_first / 1e9,
     )
-    return {"sharing": [to_json(sharing)]}
+    return {"sharing": [to_json(contention)]}
 
 
 def _largest(session: Session, n_tokens: int, on_device: bool) -> Case | None:

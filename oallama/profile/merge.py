@@ -8,7 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from oallama.core.profile import Case, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase, Worker
+from oallama.core.profile import (
+    Case,
+    Contention,
+    NonMatmulCase,
+    NonMatmulShape,
+    Profile,
+    ProfileCase,
+    SkippedCase,
+    Worker,
+)
 from oallama.core.types import CPU_DEVICE, CPU_PAIR
 from oallama.profile.busy import doubt
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
@@ -16,18 +25,18 @@ from oallama.profile.timing import Finding, assess
 from oallama.profile.wanted import (
     Wanted,
     case_label,
+    contention_tokens,
+    non_matmul_label,
+    non_matmul_shapes,
+    non_matmul_skipped,
     required,
-    rest_label,
-    rest_skipped,
-    rest_ways,
-    sharing_tokens,
 )
 
 LINKS = ("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h", "issue_pinned", "issue_pageable")
 PARTS = ("boundary", "copy_wait", "launch_issue_s")
 PAIRS: tuple[tuple[Worker, Worker], ...] = (("cpu", "device"), ("cpu", "link"), ("device", "link"))
 
-_T = TypeVar("_T", ProfileCase, RestCase, SkippedCase, Sharing)
+_T = TypeVar("_T", ProfileCase, NonMatmulCase, SkippedCase, Contention)
 
 
 def empty(fingerprint: dict[str, Any]) -> Profile:
@@ -78,15 +87,15 @@ def missing_cases(profile: Profile, candidates: Sequence[Case]) -> list[Case]:
     return [case for case in candidates if case not in known]
 
 
-def missing_rest(profile: Profile, want: Wanted, device: str) -> list[tuple[int, int, RestShape]]:
-    """(n_tokens, n_kv, shape) of the device's rest cases that are neither measured nor left out on purpose."""
+def missing_non_matmul(profile: Profile, want: Wanted, device: str) -> list[tuple[int, int, NonMatmulShape]]:
+    """(n_tokens, n_kv, shape) of the device's non-matmul cases that are neither measured nor left out on purpose."""
     known = {rest.key for rest in profile.rest}
     left_out = {case.key for case in profile.skipped}
     return [
         (*at, shape)
         for at in want.rest
-        for shape in rest_ways(want.rest_shape)
-        if (device, *at, shape) not in known and rest_skipped(device, *at, shape, "").key not in left_out
+        for shape in non_matmul_shapes(want.non_matmul_shape)
+        if (device, *at, shape) not in known and non_matmul_skipped(device, *at, shape, "").key not in left_out
     ]
 
 
@@ -109,22 +118,24 @@ def missing_link(profile: Profile) -> list[str]:
     return missing
 
 
-def missing_sharing(profile: Profile, want: Wanted) -> list[tuple[Worker, Worker, int]]:
+def missing_contention(profile: Profile, want: Wanted) -> list[tuple[Worker, Worker, int]]:
     """(first, second, n_tokens) of PAIRS that are still to be measured together."""
     if not has_device(profile) or profile.device == CPU_PAIR:
         return []
     known = {sharing.key for sharing in profile.sharing if not sharing.assumed}
-    return [(*pair, n_tokens) for n_tokens in sharing_tokens(want) for pair in PAIRS if (*pair, n_tokens) not in known]
+    return [
+        (*pair, n_tokens) for n_tokens in contention_tokens(want) for pair in PAIRS if (*pair, n_tokens) not in known
+    ]
 
 
-def _lacks_sharing(profile: Profile, want: Wanted) -> bool:
+def _lacks_contention(profile: Profile, want: Wanted) -> bool:
     """Whether something of it could be measured: at a batch size at which every mul-mat's worker was timed."""
     plain = {mul_mat for mul_mat, _, _ in want.mul_mats if mul_mat.shape[2] == 1}
     timed = {(case.device, case.n_tokens) for case in profile.cases if case.mul_mat in plain}
     devices = {"cpu": CPU_DEVICE, "device": profile.device}
     return any(
         all((devices[worker], n_tokens) in timed for worker in pair if worker in devices)
-        for *pair, n_tokens in missing_sharing(profile, want)
+        for *pair, n_tokens in missing_contention(profile, want)
     )
 
 
@@ -142,11 +153,11 @@ def is_complete(profile: Profile, want: Wanted) -> bool:
     if "device_name" not in profile.fingerprint:  # nothing was ever measured
         return False
     device = profile.device if has_device(profile) else None
-    if device and (missing_link(profile) or _lacks_sharing(profile, want)):
+    if device and (missing_link(profile) or _lacks_contention(profile, want)):
         return False
     places = [CPU_DEVICE, *([device] if device else [])]
     return not missing_cases(profile, required(want, device)) and not any(
-        missing_rest(profile, want, place) for place in places
+        missing_non_matmul(profile, want, place) for place in places
     )
 
 
@@ -161,7 +172,7 @@ def select(profile: Profile, want: Wanted) -> Profile:
     Of a CPU layout that has crashed nothing is passed on, or a plan might use it.
     """
     wanted = set(want.mul_mats)
-    shapes = rest_ways(want.rest_shape)
+    shapes = non_matmul_shapes(want.non_matmul_shape)
     broken = profile.fingerprint.get("broken_layouts") or ()
 
     def concerns(case: ProfileCase | SkippedCase) -> bool:
@@ -202,9 +213,9 @@ _DOUBTS = {
 """Kind of finding -> the fault of the cases, and the remedy."""
 
 
-def sample_warnings(cases: Sequence[ProfileCase | RestCase]) -> tuple[str, ...]:
+def sample_warnings(cases: Sequence[ProfileCase | NonMatmulCase]) -> tuple[str, ...]:
     """A sentence for each kind of fault in the samples, with the number of cases and the worst case."""
-    found: dict[str, list[tuple[Finding, ProfileCase | RestCase]]] = {}
+    found: dict[str, list[tuple[Finding, ProfileCase | NonMatmulCase]]] = {}
     for case in cases:
         for finding in assess(case.samples):
             found.setdefault(finding.kind, []).append((finding, case))
@@ -212,7 +223,7 @@ def sample_warnings(cases: Sequence[ProfileCase | RestCase]) -> tuple[str, ...]:
     for kind, (what, remedy) in _DOUBTS.items():
         if kind in found:
             finding, case = max(found[kind], key=lambda pair: abs(pair[0].amount))
-            label = rest_label(*case.key) if isinstance(case, RestCase) else case_label(case)
+            label = non_matmul_label(*case.key) if isinstance(case, NonMatmulCase) else case_label(case)
             amount = f"±{finding.amount:.0%}" if kind == "unsettled" else f"{finding.amount:+.0%}"
             sentences.append(f"{len(found[kind])} of {len(cases)} cases {what} (worst: {label}, {amount}); {remedy}")
     return tuple(sentences)

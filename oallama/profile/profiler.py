@@ -20,11 +20,11 @@ from oallama.profile.child import MODULE, Request
 from oallama.profile.machine import fingerprint, power_changes
 from oallama.profile.merge import empty, is_complete, merged, select, still_valid
 from oallama.profile.progress import Progress
-from oallama.profile.timing import Policy
+from oallama.profile.timing import TimingPolicy
 from oallama.profile.wanted import Wanted, cases_at, kernel_kind, wanted
 
 DEFAULT_TOKENS = (1, 32, 512)
-POLICY = Policy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
+POLICY = TimingPolicy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
 
 Message = dict[str, Any]
 
@@ -39,7 +39,7 @@ def profile_model(
     tokens: Sequence[int] = DEFAULT_TOKENS,
     refresh: bool = False,
     progress: bool = True,
-    policy: Policy = POLICY,
+    policy: TimingPolicy = POLICY,
     kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
     """Measured seconds of the model's operators on this machine and on the device.

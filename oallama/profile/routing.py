@@ -12,7 +12,7 @@ from pathlib import Path
 
 from oallama.core.codec import to_json
 from oallama.core.files import cache_folder
-from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally, Traffic
+from oallama.core.routing import HALF_LIFE_TOKENS, ExpertCounts, LayerCounts, LayerRouting, Routing
 from oallama.profile.store import read_in_cache, write_in_cache
 
 VERSION = 1
@@ -27,50 +27,52 @@ def unknown_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -
     return Routing(VERSION, model_fingerprint, n_expert, n_expert_used, HALF_LIFE_TOKENS, (), ())
 
 
-def counted(routing: Routing, traffic: Traffic) -> Routing:
+def counted(routing: Routing, expert_counts: ExpertCounts) -> Routing:
     """The routing with the uses of one answer more. They go into the last recording, on which sets of experts are
     judged, or begin the next one where that has enough tokens."""
     return replace(
         routing,
-        decode=_counted(routing, routing.decode, traffic.decode),
-        prompt=_counted(routing, routing.prompt, traffic.prompt),
+        decode=_counted(routing, routing.decode, expert_counts.decode),
+        prompt=_counted(routing, routing.prompt, expert_counts.prompt),
     )
 
 
-def window_after(uses: Sequence[float], tally: Tally, half_life: float) -> tuple[float, ...]:
+def window_after(uses: Sequence[float], layer_counts: LayerCounts, half_life: float) -> tuple[float, ...]:
     """A window with these uses more. They count as if they had been spread evenly over their tokens."""
-    n = tally.n_tokens
+    n = layer_counts.n_tokens
     fades = 2.0 ** (-n / half_life)
     weight = (1 - fades) / (n * (1 - 2.0 ** (-1 / half_life)))
-    return tuple(round(fades * old + weight * new, _DIGITS) for old, new in zip(uses, tally.uses, strict=True))
+    return tuple(round(fades * old + weight * new, _DIGITS) for old, new in zip(uses, layer_counts.uses, strict=True))
 
 
-def _order_after(known: Sequence[float], tally: Tally, uses: tuple[int, ...], half_life: float) -> tuple[float, ...]:
+def _order_after(
+    known: Sequence[float], layer_counts: LayerCounts, uses: tuple[int, ...], half_life: float
+) -> tuple[float, ...]:
     """Ranks or gaps of a window with those of a tally more; as they were where it has none."""
     if not uses:
         return tuple(known)
-    return window_after(known or (0.0,) * len(uses), replace(tally, uses=uses), half_life)
+    return window_after(known or (0.0,) * len(uses), replace(layer_counts, uses=uses), half_life)
 
 
 def _counted(
-    routing: Routing, layers: Sequence[LayerRouting], tallies: Mapping[int, Tally]
+    routing: Routing, layers: Sequence[LayerRouting], counts_by_layer: Mapping[int, LayerCounts]
 ) -> tuple[LayerRouting, ...]:
     nothing = (0.0,) * routing.n_expert
     known = {layer.layer: layer for layer in layers}
-    for index, tally in tallies.items():
-        if tally.n_tokens:
+    for index, layer_counts in counts_by_layer.items():
+        if layer_counts.n_tokens:
             old = known.get(index, LayerRouting(index, 0, nothing, nothing, nothing))
             n_latest = sum(old.latest) / routing.n_expert_used
             goes_on = 0 < n_latest < min(max(old.n_tokens - n_latest, LEAST_TOKENS), ENOUGH_TOKENS)
-            latest = zip(old.latest if goes_on else nothing, tally.uses, strict=True)
+            latest = zip(old.latest if goes_on else nothing, layer_counts.uses, strict=True)
             known[index] = LayerRouting(
                 index,
-                old.n_tokens + tally.n_tokens,
-                window_after(old.uses, tally, routing.half_life_tokens),
+                old.n_tokens + layer_counts.n_tokens,
+                window_after(old.uses, layer_counts, routing.half_life_tokens),
                 before=old.before if goes_on else old.uses,
                 latest=tuple(float(first + more) for first, more in latest),
-                ranks=_order_after(old.ranks, tally, tally.ranks, routing.half_life_tokens),
-                gaps=_order_after(old.gaps, tally, tally.gaps, routing.half_life_tokens),
+                ranks=_order_after(old.ranks, layer_counts, layer_counts.ranks, routing.half_life_tokens),
+                gaps=_order_after(old.gaps, layer_counts, layer_counts.gaps, routing.half_life_tokens),
             )
     return tuple(known[index] for index in sorted(known))
 

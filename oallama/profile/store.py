@@ -29,7 +29,7 @@ from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError, UsageError
 from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, open_lock, owner_only, read_text, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
-from oallama.core.profile import Profile, Sharing
+from oallama.core.profile import Contention, Profile
 from oallama.profile.machine import fingerprint_key
 
 T = TypeVar("T")
@@ -89,19 +89,19 @@ def profile_from_json(document: Any) -> Profile:
             if not max(case.gb_per_s, case.gflops) < math.inf:
                 raise CodecError(f"profile.cases[{i}]: {case.seconds:g} s is too short for this work")
         if profile.contention is None and document.get("contention") is not None:
-            profile = replace(profile, sharing=profile.sharing + _assumed_sharing(document["contention"]))
+            profile = replace(profile, sharing=profile.sharing + _assumed_contention(document["contention"]))
     except CodecError as error:
         raise ProfileError(f"{error}; {_REMEDY}") from None
     return profile
 
 
-def _assumed_sharing(contention: Any) -> tuple[Sharing, ...]:
+def _assumed_contention(contention: Any) -> tuple[Contention, ...]:
     """The rows of a file that has `contention` alone: as measured in decode, and unhindered in large batches."""
     if not isinstance(contention, Mapping):
         raise CodecError("profile.contention must be an object")
     rates = {field: contention[key] for key, field in _CONTENTION_KEYS.items() if key in contention}
     pair = {"first": "cpu", "second": "link", "n_tokens": 1, "assumed": True}
-    decode = from_json(Sharing, {**pair, **rates}, "profile.contention")
+    decode = from_json(Contention, {**pair, **rates}, "profile.contention")
     unhindered = replace(
         decode,
         n_tokens=UNHINDERED_TOKENS,

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.codec import to_json
-from oallama.core.profile import Case, Profile, RestCase, RestShape
+from oallama.core.profile import Case, NonMatmulCase, NonMatmulShape, Profile
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, MulMat
-from oallama.profile.merge import has_device, missing_cases, missing_rest
-from oallama.profile.timing import Clock, Policy, Timing, measure
+from oallama.profile.merge import has_device, missing_cases, missing_non_matmul
+from oallama.profile.timing import Clock, Timing, TimingPolicy, measure
 from oallama.profile.wanted import (
     COMPUTE_BOUND_TOKENS,
     PASS_FLOPS,
@@ -21,8 +21,8 @@ from oallama.profile.wanted import (
     cases_at,
     in_order,
     kernel_kind,
-    rest_label,
-    rest_skipped,
+    non_matmul_label,
+    non_matmul_skipped,
     too_slow,
 )
 
@@ -37,7 +37,7 @@ LONG_PASS_CAP = 2.0  # time cap of cases with long passes, in caps of the others
 CHANGED = 0.15  # how much the first case may differ when it is measured again
 GRAPH_TOKENS = 64  # a graph of rests has as many layers as make about so many tokens: a launch is a small part of it
 MAX_GRAPH_LAYERS = 8
-REST_CAP = 2.0  # time cap, in caps of a decode case
+NON_MATMUL_CAP = 2.0  # time cap, in caps of a decode case
 
 Fragment = dict[str, Any]  # a part of the profile's JSON (merge.merged)
 
@@ -64,7 +64,7 @@ class Session:
     profile: Profile  # what is known already; its `device` is the name that cases are stored under
     want: Wanted
     n_threads: int
-    policy: Policy
+    policy: TimingPolicy
     clock: Clock
     broken_layouts: frozenset[str] = frozenset()  # not to be touched
     known: dict[Case, float] = field(init=False)  # seconds of mul-mats; grows as they are measured
@@ -86,7 +86,7 @@ class Session:
         """ggml's name of one of `devices`."""
         return CPU_DEVICE if device == CPU_DEVICE else self.ggml_device
 
-    def timed(self, timer: Timer, policy: Policy) -> Timing:
+    def timed(self, timer: Timer, policy: TimingPolicy) -> Timing:
         """Measure with a timer and free it."""
         try:
             return measure(timer.run, self.clock, policy)
@@ -199,7 +199,7 @@ def _time_mul_mat(session: Session, case: Case) -> Timing:
         return timed(0)  # a single copy of the weight
 
 
-def _fewer(policy: Policy, caps: float) -> Policy:
+def _fewer(policy: TimingPolicy, caps: float) -> TimingPolicy:
     """The policy for slow runs: more time, and three samples are enough."""
     return replace(policy, time_cap_s=caps * policy.time_cap_s, min_repeats=min(3, policy.min_repeats))
 
@@ -234,21 +234,21 @@ def _check_again(session: Session, case: Case) -> Fragment:
 #
 
 
-def rest_tasks(session: Session) -> list[Task]:
-    """One for each batch size, KV depth and way of attention that is missing on the CPU and on the device."""
+def non_matmul_tasks(session: Session) -> list[Task]:
+    """One for each batch size, KV depth and attention mode that is missing on the CPU and on the device."""
     return [
         Task(
-            rest_label(device, n_tokens, n_kv, shape),
-            REST_CAP * session.policy.time_cap_s,
+            non_matmul_label(device, n_tokens, n_kv, shape),
+            NON_MATMUL_CAP * session.policy.time_cap_s,
             device,
-            partial(_measure_rest, session, device, n_tokens, n_kv, shape),
+            partial(_measure_non_matmul, session, device, n_tokens, n_kv, shape),
         )
         for device in session.devices
-        for n_tokens, n_kv, shape in missing_rest(session.profile, session.want, device)
+        for n_tokens, n_kv, shape in missing_non_matmul(session.profile, session.want, device)
     ]
 
 
-def _measure_rest(session: Session, device: str, n_tokens: int, n_kv: int, shape: RestShape) -> Fragment:
+def _measure_non_matmul(session: Session, device: str, n_tokens: int, n_kv: int, shape: NonMatmulShape) -> Fragment:
     """Time one case, or say why not."""
     from ggml_bridge import OutOfMemory, Unsupported
 
@@ -270,6 +270,6 @@ def _measure_rest(session: Session, device: str, n_tokens: int, n_kv: int, shape
             n_ff=shape.n_ff,
         )
     except (OutOfMemory, Unsupported) as error:
-        return {"skipped": [to_json(rest_skipped(device, n_tokens, n_kv, shape, str(error)))]}
-    timing = session.timed(timer, _fewer(session.policy, REST_CAP))
-    return {"rest": [to_json(RestCase(device, n_tokens, n_kv, timing.seconds, timing.samples, shape))]}
+        return {"skipped": [to_json(non_matmul_skipped(device, n_tokens, n_kv, shape, str(error)))]}
+    timing = session.timed(timer, _fewer(session.policy, NON_MATMUL_CAP))
+    return {"rest": [to_json(NonMatmulCase(device, n_tokens, n_kv, timing.seconds, timing.samples, shape))]}

@@ -20,7 +20,7 @@ SIGMA_PER_MAD = 1.4826  # standard deviation / median absolute deviation of a no
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class TimingPolicy:
     """When a measurement ends.
 
     It ends when the 95 % interval of the median is narrower than +-target, at max_repeats, or when time_cap_s is spent
@@ -52,7 +52,7 @@ class Finding:
     amount: float
 
 
-def measure(runner: Runner, clock: Clock, policy: Policy) -> Timing:
+def measure(runner: Runner, clock: Clock, policy: TimingPolicy) -> Timing:
     """Warm up, then repeat until the median settles or the time is spent (see Policy).
 
     Raises ValueError when the runner gives another number of times than it was asked for.
@@ -81,7 +81,7 @@ def _run(runner: Runner, n: int) -> Sequence[float]:
     return seconds
 
 
-def _next_batch(samples: Sequence[float], policy: Policy) -> int:
+def _next_batch(samples: Sequence[float], policy: TimingPolicy) -> int:
     """Runs to do before looking again: a tenth of the time cap, so that short runs are not asked for one by one."""
     per_run = median(samples)
     left = policy.max_repeats - len(samples)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
-from oallama.core.profile import Case, RestShape, SkippedCase
+from oallama.core.profile import Case, NonMatmulShape, SkippedCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, MulMat, Operator
 
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
@@ -26,10 +26,10 @@ rows at a time, and the rest one by one; ggml-cuda multiplies by up to 8 columns
 so none is interpolated from others."""
 SLOW_LAYOUT = 2.0
 KV_STEP = 256  # positions: llama.cpp pads the KV cache that attention sees to steps of so many
-REST_KV_RATIO = 4  # of the two large depths; attention is affine in the depth
-FRESH_REST_KV = 32  # the least depth: flash attention on the CPU takes no time for what is masked
-MAX_REST_TOKENS = 512  # attention grows with batch times depth
-REST = "REST"  # in place of an operation's name, for a rest case that was left out
+NON_MATMUL_KV_RATIO = 4  # of the two large depths; attention is affine in the depth
+FRESH_NON_MATMUL_KV = 32  # the least depth: flash attention on the CPU takes no time for what is masked
+MAX_NON_MATMUL_TOKENS = 512  # attention grows with batch times depth
+NON_MATMUL = "REST"  # in place of an operation's name, for a non-matmul cases that was left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Wanted:
 
     mul_mats: tuple[tuple[MulMat, int, int], ...]  # (mul-mat, n_tokens, bytes of the working set)
     rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
-    rest_shape: RestShape  # with flash attention; measured as rest_ways says
+    non_matmul_shape: NonMatmulShape  # with flash attention; measured as non_matmul_shapes says
     n_layer: int
 
 
@@ -49,8 +49,8 @@ def wanted(
     llc_bytes: int,
     kv: Attention = STOCK_ATTENTION,
 ) -> Wanted:
-    """Distinct mul-mats at each batch size with their working sets, and the rest cases for a KV cache of these types:
-    every batch size when the cache holds nothing else, and at two depths; large batches are also measured at
+    """Distinct mul-mats at each batch size with their working sets, and the non-matmul cases for a KV cache of these
+    types: every batch size when the cache holds nothing else, and at two depths; large batches are also measured at
     COMPUTE_BOUND_TOKENS, from where on ggml's CPU flash attention works in tiles.
 
     Mul-mats are measured at STEP_TOKENS as well. Operators behind the blocks (the output matrix) run on the tokens
@@ -65,11 +65,13 @@ def wanted(
     for operator in operators:
         all_tokens[operator.mul_mat] = all_tokens.get(operator.mul_mat, False) or not operator.is_last
     ordered = sorted(all_tokens, key=lambda m: (m.bytes, m.op, m.type, m.shape, m.n_expert_used))
-    batches = sorted({min(n, MAX_REST_TOKENS) for n in asked})
+    batches = sorted({min(n, MAX_NON_MATMUL_TOKENS) for n in asked})
     shallow = max(KV_STEP, *batches)
     if batches[-1] > COMPUTE_BOUND_TOKENS:
         batches = sorted({*batches, COMPUTE_BOUND_TOKENS})
-    depths = [(n, n_kv) for n in batches for n_kv in (max(n, FRESH_REST_KV), shallow, REST_KV_RATIO * shallow)]
+    depths = [
+        (n, n_kv) for n in batches for n_kv in (max(n, FRESH_NON_MATMUL_KV), shallow, NON_MATMUL_KV_RATIO * shallow)
+    ]
     return Wanted(
         mul_mats=tuple(
             (mul_mat, n, working_set(mul_mat, n, total, llc_bytes))
@@ -77,7 +79,7 @@ def wanted(
             for n in (sizes if all_tokens[mul_mat] else small)
         ),
         rest=tuple(dict.fromkeys(depths)) if _has_attention(model) else (),
-        rest_shape=RestShape(
+        non_matmul_shape=NonMatmulShape(
             n_embd=model.n_embd,
             n_head=model.n_head,
             n_head_kv=model.n_head_kv,
@@ -97,7 +99,7 @@ def in_steps(n_kv: int) -> int:
     return -(-n_kv // KV_STEP) * KV_STEP
 
 
-def rest_ways(shape: RestShape) -> tuple[RestShape, ...]:
+def non_matmul_shapes(shape: NonMatmulShape) -> tuple[NonMatmulShape, ...]:
     """The shape with flash attention, and without where the V cache allows it."""
     plain = (replace(shape, flash_attn=False),) if shape.type_v in PLAIN_V_TYPES else ()
     return (replace(shape, flash_attn=True), *plain)
@@ -128,7 +130,7 @@ def working_set(mul_mat: MulMat, n_tokens: int, model_bytes: int, llc_bytes: int
     return max(mul_mat.bytes, min(wanted, int(affordable)))
 
 
-def sharing_tokens(want: Wanted) -> list[int]:
+def contention_tokens(want: Wanted) -> list[int]:
     """Batch sizes at which work at the same time is measured: the smallest, which memory limits, and the largest that
     is quick, which the cores limit."""
     sizes = sorted({n for mul_mat, n, _ in want.mul_mats if mul_mat.shape[2] == 1 and n not in STEP_TOKENS})
@@ -152,19 +154,19 @@ def kernel_kind(mul_mat: MulMat) -> str:
     return "3-D MUL_MAT" if mul_mat.op == "MUL_MAT" and mul_mat.shape[2] > 1 else mul_mat.op
 
 
-def rest_skipped(device: str, n_tokens: int, n_kv: int, shape: RestShape, reason: str) -> SkippedCase:
-    """The record of a rest case that was left out."""
+def non_matmul_skipped(device: str, n_tokens: int, n_kv: int, shape: NonMatmulShape, reason: str) -> SkippedCase:
+    """The record of a non-matmul cases that was left out."""
     heads = f"{shape.n_head}/{shape.n_head_kv} heads of {shape.n_embd_head_k}/{shape.n_embd_head_v}"
     what = f"{heads}, feed-forward {shape.n_ff}"
     if (shape.type_k, shape.type_v) != ("f16", "f16"):
         what += f", KV {shape.type_k}/{shape.type_v}"
     if not shape.flash_attn:
         what += ", no flash attention"
-    return SkippedCase(device, "rest", MulMat(REST, what, (shape.n_embd, n_kv, 1), 0), n_tokens, 0, reason)
+    return SkippedCase(device, "rest", MulMat(NON_MATMUL, what, (shape.n_embd, n_kv, 1), 0), n_tokens, 0, reason)
 
 
-def rest_label(device: str, n_tokens: int, n_kv: int, shape: RestShape | None) -> str:
-    """A rest case in a few words."""
+def non_matmul_label(device: str, n_tokens: int, n_kv: int, shape: NonMatmulShape | None) -> str:
+    """A non-matmul cases in a few words."""
     without = ", no flash attention" if shape is not None and not shape.flash_attn else ""
     return f"{device} other work of a layer at {n_tokens} tokens, KV {n_kv}{without}"
 

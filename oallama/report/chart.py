@@ -74,7 +74,7 @@ class TimeBar:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """Bars under one name: in each of PANELS the same number."""
 
     name: str
@@ -87,15 +87,15 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BarGroup:
     """Lines whose bars have one scale in each panel."""
 
     label: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
 
 
 def times_chart(
-    title: str, subtitle: str, groups: Sequence[Group], label: str, legend: Sequence[tuple[str, str]] = ()
+    title: str, subtitle: str, groups: Sequence[BarGroup], label: str, legend: Sequence[tuple[str, str]] = ()
 ) -> str:
     """A chart of bars as SVG. label: as in svg; legend: (colour, meaning)."""
     height = TOP + sum(sum(line.height for line in group.lines) + GAP for group in groups)
@@ -103,7 +103,7 @@ def times_chart(
 
 
 def _times_shapes(
-    title: str, subtitle: str, groups: Sequence[Group], legend: Sequence[tuple[str, str]]
+    title: str, subtitle: str, groups: Sequence[BarGroup], legend: Sequence[tuple[str, str]]
 ) -> Iterator[Bar | Text]:
     yield Text(MARGIN, 32, title, 18)
     yield Text(MARGIN, 52, subtitle, 12, GREY)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from oallama.core.types import Operator, Predicted
 from oallama.core.units import format_bytes, format_seconds
-from oallama.place.explain import planned_depth, slower_from
 from oallama.plan.plan import Plan
+from oallama.planner.explain import planned_depth, slower_from
 from oallama.report.plan import weights_on_device
 from oallama.report.text import device_name, plural, rate_text, three_digits
 
@@ -54,10 +54,10 @@ def fits_text(record: Plan, operators: Sequence[Operator], n_layer: int) -> str:
 
 def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> str:
     """Expected tokens/s, from which depth on they are a tenth less, and what they are where the context is full."""
-    predicted, load = record.predicted, record.workload
+    predicted, workload = record.predicted, record.workload
     if predicted is None or predicted.tpot_s <= 0:
         return UNMEASURED
-    depth = planned_depth(load)
+    depth = planned_depth(workload)
     rates = f"expected {rate_text(predicted.tpot_s)}"
     if token_seconds(depth) is None:
         return rates
@@ -66,9 +66,9 @@ def rates_text(record: Plan, token_seconds: Callable[[int], float | None]) -> st
         return token_seconds(n_tokens) or 0.0
 
     depth_text = f"at {depth:,} tokens of context"
-    if (slower := slower_from(seconds, depth, load.n_ctx)) is None:
-        return f"{rates} {depth_text}, at most a tenth less up to all {load.n_ctx:,}"
-    full = f", {three_digits(1 / seconds(load.n_ctx))} at all {load.n_ctx:,}" if slower < load.n_ctx else ""
+    if (slower := slower_from(seconds, depth, workload.n_ctx)) is None:
+        return f"{rates} {depth_text}, at most a tenth less up to all {workload.n_ctx:,}"
+    full = f", {three_digits(1 / seconds(workload.n_ctx))} at all {workload.n_ctx:,}" if slower < workload.n_ctx else ""
     return f"{rates} {depth_text}, {three_digits(1 / seconds(slower))} from {slower:,} on{full}"
 
 

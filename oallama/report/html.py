@@ -3,9 +3,9 @@ metadata unescaped. The content security policy allows exactly our stylesheet an
 
 from __future__ import annotations
 
-from oallama.core.affinity import AffinityReport
+from oallama.core.affinity_report import AffinityReport
 from oallama.report import layout, page
-from oallama.report.affinity import (
+from oallama.report.operators import (
     affinity_text,
     as_run,
     compared,

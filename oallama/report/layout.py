@@ -1,15 +1,15 @@
-"""Contents of the html page as records of finished text: map cells, ledger bars, table rows. The template only writes
-them down, so everything that could be wrong is here and tested."""
+"""Contents of the html page as records of finished text: map cells, memory breakdown bars, table rows. The template
+only writes them down, so everything that could be wrong is here and tested."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oallama.core.affinity import Affinity, AffinityReport
-from oallama.core.types import MemoryLedger
+from oallama.core.affinity_report import Affinity, AffinityReport
+from oallama.core.types import MemoryBreakdown
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.affinity import affinity_text, ledger_items, saved_s, saved_text, weights_on_device, zero_affinity
+from oallama.report.operators import affinity_text, memory_items, saved_s, saved_text, weights_on_device, zero_affinity
 from oallama.report.slices import cut_text
 from oallama.report.text import PLAIN, percent, plural, policy_on, printable, rate_text, shape_text, three_digits
 
@@ -127,7 +127,7 @@ def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
 
 def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
     """Every operator in rank order, cells as in OPERATOR_HEADINGS."""
-    made = []
+    shown_rows = []
     for row in rows:
         saved, benefit = saved_s(row), row.benefit_s_per_byte
         cells = (
@@ -142,17 +142,17 @@ def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
             *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved)),
             *(_or_last(benefit), row.affinity),
         )
-        made.append(OperatorRow(f"op-{row.rank}", row.backend, step(row.affinity), cells, tuple(map(str, keys))))
-    return tuple(made)
+        shown_rows.append(OperatorRow(f"op-{row.rank}", row.backend, step(row.affinity), cells, tuple(map(str, keys))))
+    return tuple(shown_rows)
 
 
 def _or_last(value: float | None) -> float:
     return float("-inf") if value is None else value
 
 
-def memory_segments(memory: MemoryLedger) -> tuple[Segment, ...]:
+def memory_segments(memory: MemoryBreakdown) -> tuple[Segment, ...]:
     """The device's capacity as a stacked bar: what it will hold, the spare up to the limit, and what is kept free."""
-    held = [(name.split()[0].lower(), name, n_bytes) for name, n_bytes in ledger_items(memory)]
+    held = [(name.split()[0].lower(), name, n_bytes) for name, n_bytes in memory_items(memory)]
     runtime = f", with {format_bytes(memory.runtime)} for the back end itself" if memory.runtime else ""
     kept = ("kept", f"kept free (fill {memory.fill:.4g}{runtime})", memory.capacity - memory.limit)
     return _segments([*held, kept])

@@ -8,14 +8,14 @@ from statistics import geometric_mean
 from typing import Any
 
 from oallama.core.units import format_seconds
-from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, times_chart
+from oallama.report.chart import OURS, STOCK, BarGroup, ChartLine, TimeBar, times_chart
 from oallama.report.table import Table, table
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTest:
     """The rows of one test of one cell, in the order of the arms.
 
     label: the options in which it differs from other cells. ratios: for each row how many times as fast as the fastest
@@ -27,7 +27,7 @@ class Measured:
     ratios: tuple[tuple[str, float | None], ...]  # "" and None where there is no such figure
 
 
-def matrix_table(about: str, measured: Sequence[Measured], missing: Iterable[str]) -> Table:
+def matrix_table(about: str, measured: Sequence[MeasuredTest], missing: Iterable[str]) -> Table:
     """missing: a sentence for each cell without a result."""
     keys = list(dict.fromkeys(key for each in measured for key in each.label))
     rows = [
@@ -39,12 +39,12 @@ def matrix_table(about: str, measured: Sequence[Measured], missing: Iterable[str
     return table(about, headings, rows, [*_totals(measured), *missing])
 
 
-def matrix_chart(about: str, measured: Sequence[Measured]) -> str:
+def matrix_chart(about: str, measured: Sequence[MeasuredTest]) -> str:
     """The picture as SVG: a group for each test of each cell, which has a scale of its own."""
     groups = tuple(
-        Group(
+        BarGroup(
             ", ".join(each.label.values()),
-            tuple(Line(_label(row, each), ((_bar(row, "ttft"),), (_bar(row, "tpot"),))) for row in each.rows),
+            tuple(ChartLine(_label(row, each), ((_bar(row, "ttft"),), (_bar(row, "tpot"),))) for row in each.rows),
         )
         for each in measured
     )
@@ -52,7 +52,7 @@ def matrix_chart(about: str, measured: Sequence[Measured]) -> str:
     return times_chart(about, f"{', '.join(machines)}; seconds, so shorter is better", groups, about)
 
 
-def _label(row: Row, measured: Measured) -> str:
+def _label(row: Row, measured: MeasuredTest) -> str:
     """An arm's name for readers."""
     arm = str(row["arm"])
     if arm.startswith("stock-"):
@@ -61,7 +61,7 @@ def _label(row: Row, measured: Measured) -> str:
     return "oallama" if is_only else f"oallama {arm}"
 
 
-def _totals(measured: Sequence[Measured]) -> list[str]:
+def _totals(measured: Sequence[MeasuredTest]) -> list[str]:
     """Least, greatest and mean ratio of each arm other than stock's."""
     found: dict[str, list[float]] = {}
     for each in measured:

@@ -13,11 +13,11 @@ from oallama.core.codec import to_json
 from oallama.core.history import BlockRuns
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement
 from oallama.core.units import format_bytes, format_seconds
-from oallama.place.simulate import Simulation
 from oallama.plan.plan import Plan
+from oallama.planner.simulate import Simulation
 from oallama.report import layout, page
-from oallama.report.affinity import printable_sentence
 from oallama.report.inspect import model_document
+from oallama.report.operators import printable_sentence
 from oallama.report.plan import weights_on_device
 from oallama.report.text import model_title, percent, policy_on, printable, rate_text
 
@@ -56,7 +56,7 @@ def work_times(simulation: Simulation) -> tuple[WorkTime, ...]:
         lambda: (defaultdict(float), defaultdict(float))
     )
     for course, index in ((simulation.token, 0), (simulation.prompt, 1)):
-        for work in sorted(course.works, key=lambda work: work.start_s):
+        for work in sorted(course.activities, key=lambda work: work.start_s):
             found[work.name, work.kind][index][work.stream] += work.seconds
     return tuple(WorkTime(name, kind, dict(token), dict(prompt)) for (name, kind), (token, prompt) in found.items())
 
@@ -72,7 +72,7 @@ def placement_document(
     none; runs: of split blocks, told of their first operators; back_end: what the plug-in tells of itself, None where
     there is none in it, or it tells nothing yet."""
     plan = served.plan
-    own = {operator.name for operator in served.operators}
+    split_names = {operator.name for operator in served.operators}
     times = _by_name(served)
     return {
         "model": model_document(served.model),
@@ -94,7 +94,7 @@ def placement_document(
             }
             for operator, placement in served.plan.pairs(served.operators)
         ],
-        "other_work": [asdict(work) for work in served.times if work.name not in own],
+        "other_work": [asdict(work) for work in served.times if work.name not in split_names],
         "live": None if live is None else dict(live),
         "back_end": None if back_end is None else dict(back_end),
     }
@@ -164,10 +164,10 @@ def page_policy() -> str:
 
 def _by_name(served: Served) -> dict[str, dict[str, Any]]:
     """Seconds of each operator that is timed by itself; a block of several has its own work."""
-    own = {operator.name for operator in served.operators}
+    split_names = {operator.name for operator in served.operators}
     made: dict[str, dict[str, dict[str, float]]] = {}
     for work in served.times:
-        if work.name in own:
+        if work.name in split_names:
             known = made.setdefault(work.name, {"token_s": {}, "prompt_s": {}})
             for phase, seconds in (("token_s", work.token_s), ("prompt_s", work.prompt_s)):
                 for stream, value in seconds.items():
@@ -228,11 +228,11 @@ def _rows(served: Served) -> list[layout.OperatorRow]:
 
 def _others(served: Served) -> list[tuple[str, str, str]]:
     """(what, stream, time per token) of all that is no operator by itself."""
-    own = {operator.name for operator in served.operators}
+    split_names = {operator.name for operator in served.operators}
     return [
         (printable(work.name), stream, format_seconds(seconds))
         for work in served.times
-        if work.name not in own
+        if work.name not in split_names
         for stream, seconds in work.token_s.items()
     ]
 
@@ -242,16 +242,16 @@ def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
     predicted = served.plan.predicted
     on_device, total = weights_on_device(served.plan, served.operators)
     rate = rate_text(predicted.tpot_s) if predicted else "-"
-    load = served.plan.workload
-    most = request_tokens(served.model, load.n_ctx)
-    prompt = rate_text(predicted.ttft_s / load.n_prompt) if predicted and load.n_prompt else "-"
+    workload = served.plan.workload
+    most = request_tokens(served.model, workload.n_ctx)
+    prompt = rate_text(predicted.ttft_s / workload.n_prompt) if predicted and workload.n_prompt else "-"
     return [
         ("Server", "…", "", "state"),
         ("Generation", "…", f"measured; predicted {rate}", "generation"),
         ("Prompt", "…", f"measured; predicted {prompt}", "prompt"),
         ("Requests now", "…", "answered, waiting", "requests"),
         ("Weights on the device", percent(on_device, total), f"{format_bytes(on_device)} of {format_bytes(total)}", ""),
-        ("Context", f"{load.n_ctx:,}", f"tokens of all requests together; of one at most {most:,}", ""),
+        ("Context", f"{workload.n_ctx:,}", f"tokens of all requests together; of one at most {most:,}", ""),
     ]
 
 

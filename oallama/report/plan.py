@@ -10,7 +10,7 @@ from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
 from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes
-from oallama.report.affinity import predicted_text, printable_sentence, weights_text
+from oallama.report.operators import predicted_text, printable_sentence, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
 from oallama.report.text import PLAIN, Words, plural, policy_on, printable
 

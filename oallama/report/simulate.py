@@ -10,7 +10,7 @@ from typing import Any
 
 from oallama.core.types import ModelInfo
 from oallama.core.units import format_bytes, format_seconds
-from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, Work
+from oallama.planner.simulate import KINDS, RESOURCES, Activity, PhaseTimeline, Simulation
 from oallama.report.chart import FONT, GREY, MARGIN, WIDTH, Bar, Text, svg
 from oallama.report.table import WIDTH as LINE_WIDTH
 from oallama.report.table import Table, table
@@ -47,13 +47,13 @@ class SimulationSetting:
 
 def simulate_document(setting: SimulationSetting, simulation: Simulation) -> dict[str, Any]:
     """Seconds, each phase from 0."""
-    model, load, predicted = setting.model, simulation.workload, simulation.predicted
+    model, workload, predicted = setting.model, simulation.workload, simulation.predicted
     return {
         "simulated": True,
         "model": {"path": model.path, "arch": model.arch, "n_layer": model.n_layer, "file_bytes": model.file_bytes},
         "machine": {"name": setting.machine, "device": setting.device, "sources": dict(setting.sources)},
         "policy": setting.policy,
-        "workload": asdict(load),
+        "workload": asdict(workload),
         "ttft_s": predicted.ttft_s,
         "tpot_s": predicted.tpot_s,
         "total_s": predicted.total_s,
@@ -63,39 +63,39 @@ def simulate_document(setting: SimulationSetting, simulation: Simulation) -> dic
     }
 
 
-def _phase(course: Course) -> dict[str, Any]:
+def _phase(phase: PhaseTimeline) -> dict[str, Any]:
     return {
-        "seconds": course.seconds,
-        "busy": {stream: _share(course.busy_s(stream), course) for stream in ENGINES},
+        "seconds": phase.seconds,
+        "busy": {stream: _share(phase.busy_s(stream), phase) for stream in RESOURCES},
         "parts": [
             {"stream": stream, "kind": kind, "seconds": seconds, "spans": n}
-            for (stream, kind), (seconds, n) in course.parts().items()
+            for (stream, kind), (seconds, n) in phase.parts().items()
         ],
         "spans": [
             {"stream": w.stream, "kind": w.kind, "name": w.name, "start_s": w.start_s, "end_s": w.end_s}
-            for w in course.works
+            for w in phase.activities
         ],
     }
 
 
-def _share(seconds: float, course: Course) -> float:
-    return min(1.0, seconds / course.seconds) if course.seconds else 0.0
+def _share(seconds: float, phase: PhaseTimeline) -> float:
+    return min(1.0, seconds / phase.seconds) if phase.seconds else 0.0
 
 
 def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[Table]:
     """How busy each stream is, and the parts of a prompt's and a token's time."""
-    load, predicted = simulation.workload, simulation.predicted
+    workload, predicted = simulation.workload, simulation.predicted
     prompt, token = simulation.prompt, simulation.token
-    past = f" after {load.n_past:,}" if load.n_past else ""
+    past = f" after {workload.n_past:,}" if workload.n_past else ""
     title = (
-        f"{model_title(setting.model)}, {load.n_prompt} + {load.n_gen} tokens{past}, policy {setting.policy}\n"
+        f"{model_title(setting.model)}, {workload.n_prompt} + {workload.n_gen} tokens{past}, policy {setting.policy}\n"
         f"on {setting.machine}: simulated, nothing was run\n"
         f"TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}, "
         f"together {format_seconds(predicted.total_s)}"
     )
     busy = [
         (STREAMS[s], f"{_share(prompt.busy_s(s), prompt):.0%}", f"{_share(token.busy_s(s), token):.0%}")
-        for s in ENGINES
+        for s in RESOURCES
     ]
     of_prompt, of_token = prompt.parts(), token.parts()
     made = [
@@ -104,7 +104,7 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
             LOOKS[key[1]][0],
             *(format_seconds(times[key][0]) if key in times else "" for times in (of_prompt, of_token)),
         )
-        for key in sorted({*of_prompt, *of_token}, key=lambda key: (ENGINES.index(key[0]), KINDS.index(key[1])))
+        for key in sorted({*of_prompt, *of_token}, key=lambda key: (RESOURCES.index(key[0]), KINDS.index(key[1])))
     ]
     footer = [line for note in setting.notes for line in textwrap.wrap(f"Note: {note}.", LINE_WIDTH)]
     for figure, source in setting.sources:
@@ -131,7 +131,7 @@ LEGEND_WIDTH = 170
 LEGEND_COLUMNS = (WIDTH - 2 * MARGIN) // LEGEND_WIDTH
 NEAR = 0.3  # pixels between works of one kind that are drawn as one
 
-Phases = Sequence[tuple[str, Course]]
+Phases = Sequence[tuple[str, PhaseTimeline]]
 """Name and course of each."""
 
 
@@ -140,8 +140,8 @@ def _streams_shapes(title: str, subtitle: str, phases: Phases, kinds: Sequence[s
     yield Text(MARGIN, 32, title, 18)
     yield Text(MARGIN, 52, subtitle, 12, GREY)
     y = float(TOP)
-    for name, course in phases:
-        yield from _phase_shapes(name, course, y)
+    for name, phase in phases:
+        yield from _phase_shapes(name, phase, y)
         y += _phase_height()
     for number, kind in enumerate(kinds):
         row, column = divmod(number, LEGEND_COLUMNS)
@@ -150,54 +150,54 @@ def _streams_shapes(title: str, subtitle: str, phases: Phases, kinds: Sequence[s
 
 
 def _phase_height() -> int:
-    return TITLE + len(ENGINES) * (LANE + LANE_GAP) + AXIS
+    return TITLE + len(RESOURCES) * (LANE + LANE_GAP) + AXIS
 
 
-def _phase_shapes(name: str, course: Course, top: float) -> Iterator[Bar | Text]:
+def _phase_shapes(name: str, phase: PhaseTimeline, top: float) -> Iterator[Bar | Text]:
     left, width = MARGIN + NAME, WIDTH - 2 * MARGIN - NAME
-    yield Text(MARGIN, top, f"{name}: {format_seconds(course.seconds)}")
+    yield Text(MARGIN, top, f"{name}: {format_seconds(phase.seconds)}")
     y = top + TITLE - FONT
-    for stream in ENGINES:
+    for stream in RESOURCES:
         yield Text(left - 12, y + LANE - 8, STREAMS[stream], ends_at_x=True)
         yield Bar(left, y, width, LANE, "#eef1f4")
-        scale = width / course.seconds if course.seconds else 0.0
-        for kind, start, end in _merged([w for w in course.works if w.stream == stream], scale):
+        scale = width / phase.seconds if phase.seconds else 0.0
+        for kind, start, end in _merged([w for w in phase.activities if w.stream == stream], scale):
             yield Bar(left + start, y, max(0.3, end - start), LANE, LOOKS[kind][1])
         y += LANE + LANE_GAP
     for quarter in range(5):
         yield Text(
-            left + width * quarter / 4, y + 8, format_seconds(course.seconds * quarter / 4), 11, GREY, quarter > 0
+            left + width * quarter / 4, y + 8, format_seconds(phase.seconds * quarter / 4), 11, GREY, quarter > 0
         )
 
 
-def _merged(works: Sequence[Work], scale: float) -> Iterator[tuple[str, float, float]]:
+def _merged(activities: Sequence[Activity], scale: float) -> Iterator[tuple[str, float, float]]:
     """(kind, from, to) in pixels; neighbours of one kind, and what is too small to be seen, as one."""
     now: tuple[str, float, float] | None = None
-    for work in works:
-        start, end = work.start_s * scale, work.end_s * scale
-        if now is not None and start - now[2] < NEAR and (work.kind == now[0] or end - start < NEAR):
+    for activity in activities:
+        start, end = activity.start_s * scale, activity.end_s * scale
+        if now is not None and start - now[2] < NEAR and (activity.kind == now[0] or end - start < NEAR):
             now = (now[0], now[1], end)
             continue
         if now is not None:
             yield now
-        now = (work.kind, start, end)
+        now = (activity.kind, start, end)
     if now is not None:
         yield now
 
 
 def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> str:
     """The picture of the four streams as SVG."""
-    load, predicted = simulation.workload, simulation.predicted
+    workload, predicted = simulation.workload, simulation.predicted
     title = model_title(setting.model)
     phases = (
-        (f"a prompt of {load.n_prompt} tokens", simulation.prompt),
+        (f"a prompt of {workload.n_prompt} tokens", simulation.prompt),
         ("one further token", simulation.token),
     )
     busy = "; ".join(
-        f"{name}: " + ", ".join(f"{STREAMS[s]} {_share(course.busy_s(s), course):.0%}" for s in ENGINES)
-        for name, course in phases
+        f"{name}: " + ", ".join(f"{STREAMS[s]} {_share(phase.busy_s(s), phase):.0%}" for s in RESOURCES)
+        for name, phase in phases
     )
-    used = {work.kind for _, course in phases for work in course.works}
+    used = {activity.kind for _, phase in phases for activity in phase.activities}
     kinds = [kind for kind in KINDS if kind in used]
     subtitle = f"on {setting.machine}; simulated, nothing was run"
     return svg(

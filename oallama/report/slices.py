@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oallama.core.affinity import Affinity
+from oallama.core.affinity_report import Affinity
 from oallama.core.types import StreamSettings
 from oallama.core.units import format_bytes
 from oallama.report.table import WIDTH, Table, table
@@ -12,7 +12,7 @@ from oallama.report.text import PLAIN, Words, plural, printable, ranges_text
 
 MOST_LENGTHS = 6  # of the table of n_g that are shown
 
-Cut = Sequence[float]
+Shares = Sequence[float]
 """Fractions on the CPU, copied when needed, and on the card."""
 
 TokenAssignment = Sequence[tuple[int, int]]
@@ -44,7 +44,7 @@ def tokens_text(table: TokenAssignment, settings: StreamSettings | None, words: 
     return f"prompt tokens whose CC the device also computes: {lengths}{twice}"
 
 
-def percent_text(cut: Cut) -> str:
+def percent_text(cut: Shares) -> str:
     """`50/30/20 %`."""
     return "/".join(f"{100 * share:.0f}" for share in cut) + " %"
 

@@ -9,9 +9,9 @@ from typing import Any
 from oallama.core.types import ModelInfo, Predicted, Workload
 from oallama.core.units import format_bytes, format_seconds
 from oallama.device.card import Host
-from oallama.place.placement import Candidate, n_gpu_layers
-from oallama.place.pure_plan import WhatIf
-from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, times_chart
+from oallama.planner.placement import VerifiedPlan, n_gpu_layers
+from oallama.planner.pure_plan import WhatIf
+from oallama.report.chart import OURS, STOCK, BarGroup, ChartLine, TimeBar, times_chart
 from oallama.report.table import WIDTH
 from oallama.report.text import model_title, rate_text, three_digits
 
@@ -22,14 +22,14 @@ LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the le
 
 
 def what_if_document(
-    model: ModelInfo, load: Workload, alone: Candidate, rows: Sequence[WhatIf], host: Host | None = None
+    model: ModelInfo, workload: Workload, alone: VerifiedPlan, rows: Sequence[WhatIf], host: Host | None = None
 ) -> dict[str, Any]:
     """Seconds and bytes. `cpu` is this machine by itself, or the described one."""
     return {
         "emulated": True,
         "source": CLAIM,
         "model": {"path": model.path, "arch": model.arch, "n_layer": model.n_layer, "file_bytes": model.file_bytes},
-        "workload": {"n_prompt": load.n_prompt, "n_gen": load.n_gen, "n_ctx": load.n_ctx},
+        "workload": {"n_prompt": workload.n_prompt, "n_gen": workload.n_gen, "n_ctx": workload.n_ctx},
         "cpu": {
             "ttft_s": alone.predicted.ttft_s,
             "tpot_s": alone.predicted.tpot_s,
@@ -59,14 +59,16 @@ def _row(model: ModelInfo, row: WhatIf) -> dict[str, Any]:
     }
 
 
-def _used(decision: Candidate) -> int:
+def _used(decision: VerifiedPlan) -> int:
     return decision.memory.limit - decision.memory.spare
 
 
-def what_if_head(model: ModelInfo, load: Workload, host: Host | None) -> str:
+def what_if_head(model: ModelInfo, workload: Workload, host: Host | None) -> str:
     """Title and headings. host: a described CPU; None: this machine's."""
     beside = "this machine's CPU" if host is None else host.name
-    title = textwrap.wrap(f"{model_title(model)}, {load.n_prompt} + {load.n_gen} tokens, beside {beside}:", WIDTH)
+    title = textwrap.wrap(
+        f"{model_title(model)}, {workload.n_prompt} + {workload.n_gen} tokens, beside {beside}:", WIDTH
+    )
     above = f"{'':{NAME}} {'':{GB}} {'llama.cpp at its fastest':^{2 * TIME + WAY + 2}} {'oallama':^{2 * TIME + 1}}"
     names = ("card", "memory", "options", "prompt", "tokens/s", "prompt", "tokens/s", "gain")
     return "\n".join([*title, CLAIM, "", above.rstrip(), _line(names), _line(["-" * width for width in WIDTHS])])
@@ -80,7 +82,7 @@ def what_if_line(model: ModelInfo, row: WhatIf) -> str:
 
 
 def what_if_foot(
-    model: ModelInfo, alone: Candidate, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
+    model: ModelInfo, alone: VerifiedPlan, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
 ) -> str:
     """Explain the columns, and say how long the CPU takes alone."""
     ours = "the best plan of a quick search, or llama.cpp's options if no plan is predicted to be faster"
@@ -106,7 +108,7 @@ def _rate(predicted: Predicted) -> str:
     return three_digits(1 / predicted.tpot_s) if predicted.tpot_s > 0 else "-"
 
 
-def what_if_chart(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> str:
+def what_if_chart(model: ModelInfo, workload: Workload, rows: Sequence[WhatIf]) -> str:
     """The picture as SVG: bars by card, for stock llama.cpp and for our best plan."""
     title = model_title(model)
     cards = ", ".join(
@@ -115,18 +117,18 @@ def what_if_chart(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> s
     )
     return times_chart(
         title=f"{title if len(title) <= LONGEST_TITLE else title[:LONGEST_TITLE] + '…'}: which card?",
-        subtitle=f"{load.n_prompt} + {load.n_gen} tokens, context {load.n_ctx}; {CLAIM}",
-        groups=(Group("", tuple(_chart_line(row) for row in rows)),),
+        subtitle=f"{workload.n_prompt} + {workload.n_gen} tokens, context {workload.n_ctx}; {CLAIM}",
+        groups=(BarGroup("", tuple(_chart_line(row) for row in rows)),),
         label=f"Times of {title} to the first token and per further token, {CLAIM}: {cards}",
         legend=((STOCK, "stock llama.cpp"), (OURS, "best plan")),
     )
 
 
-def _chart_line(row: WhatIf) -> Line:
+def _chart_line(row: WhatIf) -> ChartLine:
     def bar(seconds: float, colour: str) -> TimeBar:
         return TimeBar(seconds, colour, format_seconds(seconds))
 
     stock, best = row.stock.predicted, row.best.predicted
     first_token = (bar(stock.ttft_s, STOCK), bar(best.ttft_s, OURS))
     each_more = (bar(stock.tpot_s, STOCK), bar(best.tpot_s, OURS))
-    return Line(row.card.name, (first_token, each_more), format_bytes(row.card.memory_bytes))
+    return ChartLine(row.card.name, (first_token, each_more), format_bytes(row.card.memory_bytes))

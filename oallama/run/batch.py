@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from oallama.core.errors import DeviceError, UsageError
 
-Wanted = Literal["none", "last", "all"]
+Logits = Literal["none", "last", "all"]
 
 
 class Batch:
@@ -28,7 +28,7 @@ class Batch:
             self._batch.seq_id[i][0] = 0
         self._count = np.arange(capacity, dtype=np.int32)
 
-    def decode(self, context: Any, tokens: Sequence[int], first_position: int, logits: Wanted) -> None:
+    def decode(self, context: Any, tokens: Sequence[int], first_position: int, logits: Logits) -> None:
         """Run tokens at positions from first_position on, and keep the logits of none, the last, or all of them.
 
         Raises UsageError if the KV cache is full, DeviceError if llama.cpp could not compute.

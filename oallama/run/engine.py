@@ -19,7 +19,7 @@ from ggml_bridge.split import SplitMemory
 from oallama.core.errors import DeviceError, ModelFileError, UsageError, spoken
 from oallama.core.history import BlockRuns
 from oallama.core.keywords import check_type, record_from
-from oallama.core.routing import Traffic
+from oallama.core.routing import ExpertCounts
 from oallama.core.temporary import parent_for_server, temporary_folder
 from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import MIB, format_bytes
@@ -74,12 +74,12 @@ class Engine:
         launch: Callable[[Address, Path], Launch],
         needs: LoadNeeds,
         warnings: Sequence[str] = (),
-        on_traffic: Callable[[Traffic], None] | None = None,
+        on_expert_counts: Callable[[ExpertCounts], None] | None = None,
         chats: bool = True,
         keeper: Keeper | None = None,
     ) -> None:
         """Start llama-server and wait until the model is loaded. launch: how to start it, at an address and with a
-        folder for its files. on_traffic: gets the use counts of each expert at the end. chats: whether to use the
+        folder for its files. on_expert_counts: gets the use counts of each expert at the end. chats: whether to use the
         model's chat template. keeper: holds llama-server, and what to release after it, e.g. its worker.
 
         Raises DeviceError if it does not start, or cannot compute the plan; ModelFileError.
@@ -88,7 +88,7 @@ class Engine:
         self.device, self.attention = stock_device(plan), plan.attention
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last answer; None without split operators."""
-        self._operators, self._on_traffic, self.has_template = operators, on_traffic, chats
+        self._operators, self._on_expert_counts, self.has_template = operators, on_expert_counts, chats
         self._keeper, self._is_closed = keeper or Keeper(), False
         try:
             self._folder = self._keeper.enter(lambda: temporary_folder(FOLDER, parent_for_server()))
@@ -111,7 +111,7 @@ class Engine:
         if report is not None:
             if not report.usable:
                 raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(report.problems)}; {SMALLER}")
-            names = split_names(self.plan, self._operators, self._on_traffic is not None)
+            names = split_names(self.plan, self._operators, self._on_expert_counts is not None)
             device_bytes += report.memory.device_weights + report.memory.device_compute
             host_bytes += report.memory.host_weights + report.memory.host_compute
             host_bytes -= sum(operator.bytes for operator in self._operators if operator.name in names)
@@ -146,8 +146,8 @@ class Engine:
         """End llama-server and any running request; may be called twice."""
         was_open, self._is_closed = not self._is_closed, True
         try:
-            if was_open and self._on_traffic is not None and (report := self._done()) is not None:
-                self._on_traffic(report.traffic(self._operators, self.model.n_expert))
+            if was_open and self._on_expert_counts is not None and (report := self._done()) is not None:
+                self._on_expert_counts(report.expert_counts(self._operators, self.model.n_expert))
         finally:
             self._keeper.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oallama.core.types import MemoryLedger
+from oallama.core.types import MemoryBreakdown
 from oallama.core.units import MIB, format_bytes
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may differ by the larger of the two
@@ -12,8 +12,8 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may dif
 
 @dataclass(frozen=True, slots=True)
 class LoadNeeds:
-    """Bytes that a dry load found, split operators counted whole on the host. device_free: of a card of its own before
-    the load; 0 where it is not known."""
+    """Bytes that a no_alloc load found, split operators counted whole on the host. device_free: of a card of its own
+    before the load; 0 where it is not known."""
 
     device_bytes: int
     host_bytes: int
@@ -30,13 +30,17 @@ class EngineMemory:
     warning: str  # "" where device_bytes is as planned
 
 
-def compare_memory(device_bytes: int, host_bytes: int, device: str, ledger: MemoryLedger) -> EngineMemory:
-    """Held bytes against the plan's ledger, on the device (on the host, mapped files count differently). The staging of
-    plans that were made before it was counted exactly is an upper bound, so there may be less of it."""
-    planned = 0 if device == "none" else ledger.weights_gpu + ledger.kv + ledger.compute + ledger.staging
+def compare_memory(device_bytes: int, host_bytes: int, device: str, memory_breakdown: MemoryBreakdown) -> EngineMemory:
+    """Held bytes against the plan's memory breakdown, on the device (on the host, mapped files count differently). The
+    staging of plans that were made before it was counted exactly is an upper bound, so there may be less of it."""
+    planned = (
+        0
+        if device == "none"
+        else memory_breakdown.weights_gpu + memory_breakdown.kv + memory_breakdown.compute + memory_breakdown.staging
+    )
     warning = ""
     tolerance = max(TOLERANCE_SHARE * planned, TOLERANCE_BYTES)
-    if not planned - ledger.staging - tolerance <= device_bytes <= planned + tolerance:
+    if not planned - memory_breakdown.staging - tolerance <= device_bytes <= planned + tolerance:
         warning = (
             f"{device} holds {format_bytes(device_bytes)}, but the plan says {format_bytes(planned)}; "
             "plan again with the options of this run"

@@ -19,7 +19,7 @@ from oallama.device.native_abort import exit_at_abort
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointer, open_now
 from oallama.model.gguf_file import check_unchanged
-from oallama.model.memory import BufferBytes, check_cache, load_refusal, memory_of, probe_memory
+from oallama.model.memory import BufferBytes, check_cache, load_refusal, memory_of, no_alloc_memory
 from oallama.plan.plan import Plan
 from oallama.run.held import compare_memory, spill_warning
 from oallama.run.setup import check_device, check_host, check_layers, device_of, release
@@ -71,13 +71,13 @@ def load_placed(
     *,
     operators: Sequence[Operator],
     tensor_names: Sequence[str],
-    probed: bool = False,
+    memory_known: bool = False,
     progress: bool = True,
     arguments: Mapping[str, Any] | None = None,
 ) -> PlacedLlama:
     """Load a model as a plan says. options: device, threads, context, KV cache and attention; the plan's where they ask
-    for nothing. probed: whether probe_memory was asked of this load; else it is asked here, since native code must not
-    see a file first in this process. progress: a bar on stderr where that is a terminal. arguments: others of
+    for nothing. memory_known: whether no_alloc_memory was asked of this load; else it is asked here, since native code
+    must not see a file first in this process. progress: a bar on stderr where that is a terminal. arguments: others of
     llama_cpp.Llama.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
@@ -103,8 +103,8 @@ def load_placed(
         n_threads=options.threads or default_threads(),
         stock=plan.stock,
     )
-    if not probed:
-        check_host(settings, probe_memory(settings), operators, host_memory_bytes())
+    if not memory_known:
+        check_host(settings, no_alloc_memory(settings), operators, host_memory_bytes())
     exit_at_abort()
     held = contextlib.ExitStack()
     try:

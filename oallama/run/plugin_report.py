@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from ggml_bridge.emulated import EmulatedStats
-from ggml_bridge.split import BlockTimes, SliceInfo, SplitMemory, SplitStats
+from ggml_bridge.split import MeasuredBlockTimes, SliceInfo, SplitMemory, SplitStats
 from oallama.core.codec import Count, Size, from_json, parse_json
 from oallama.core.history import BlockRuns
-from oallama.core.routing import Tally, Traffic
+from oallama.core.routing import ExpertCounts, LayerCounts
 from oallama.core.types import Operator
 from oallama.device.emulated_link import Punctuality
 
@@ -53,11 +53,11 @@ class PluginReport:
     memory: SplitMemory
     stats: SplitStats
     single: SplitStats
-    blocks: tuple[BlockTimes, ...]
+    blocks: tuple[MeasuredBlockTimes, ...]
     experts: tuple[ExpertUses, ...]
     emulated: EmulatedStats | None
 
-    def traffic(self, operators: Sequence[Operator], n_expert: int) -> Traffic:
+    def expert_counts(self, operators: Sequence[Operator], n_expert: int) -> ExpertCounts:
         """How often experts were used, of each layer those of its first operator of experts that is counted."""
         counted = {found.name for found in self.experts}
         first: dict[int, str] = {}
@@ -65,12 +65,12 @@ class PluginReport:
             if operator.layer is not None and operator.name in counted:
                 first.setdefault(operator.layer, operator.name)
         layers = {name: layer for layer, name in first.items()}
-        tallies: dict[str, dict[int, Tally]] = {"single": {}, "several": {}}
+        counts_by_layer: dict[str, dict[int, LayerCounts]] = {"single": {}, "several": {}}
         for found in self.experts:
             if found.name in layers and len(found.uses) == n_expert:
-                tally = Tally(found.n_tokens, found.uses, found.ranks, found.gaps)
-                tallies[found.batches][layers[found.name]] = tally
-        return Traffic(tallies["single"], tallies["several"])
+                layer_counts = LayerCounts(found.n_tokens, found.uses, found.ranks, found.gaps)
+                counts_by_layer[found.batches][layers[found.name]] = layer_counts
+        return ExpertCounts(counts_by_layer["single"], counts_by_layer["several"])
 
     def since(self, before: PluginReport) -> PluginReport:
         """The report with what was counted since `before`, of the same process; only the emulated device's counts are
@@ -88,7 +88,7 @@ class PluginReport:
         )
 
 
-def _block_since(after: BlockTimes, before: BlockTimes | None) -> BlockTimes:
+def _block_since(after: MeasuredBlockTimes, before: MeasuredBlockTimes | None) -> MeasuredBlockTimes:
     if before is None:
         return after
     counted = ("n_runs", "n_tokens", "launch_s", "host_s", "wait_s", "join_s")
@@ -146,7 +146,7 @@ def ask_report(folder: Path, pid: int, timeout_s: float) -> PluginReport | None:
     return None
 
 
-def runs_of(blocks: Iterable[BlockTimes]) -> list[BlockRuns]:
+def runs_of(blocks: Iterable[MeasuredBlockTimes]) -> list[BlockRuns]:
     """Times of split blocks, those of several processes added up."""
     found: dict[tuple[str, int], BlockRuns] = {}
     for one in blocks:

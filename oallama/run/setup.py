@@ -11,7 +11,7 @@ from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings
 from oallama.device.opening import NO_DEVICE
 from oallama.device.spec import DeviceSpec, device_for_plan, parse_device
-from oallama.model.memory import PARTS, ProbeResult
+from oallama.model.memory import PARTS, NoAllocResult
 from oallama.plan.plan import Plan
 
 
@@ -69,7 +69,7 @@ def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> Non
             )
 
 
-def check_host(settings: LoadSettings, taken: ProbeResult, operators: Sequence[Operator], host_bytes: int) -> None:
+def check_host(settings: LoadSettings, taken: NoAllocResult, operators: Sequence[Operator], host_bytes: int) -> None:
     """Raises DoesNotFit for a load of which every token reads more than the host's memory holds: pages of a mapped file
     would come from disk again for each. Of a mapped file's experts only those that a token uses count."""
     mapped = 0

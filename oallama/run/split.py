@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from oallama.core.errors import BridgeError, DeviceError, PlanError
 from oallama.core.history import BlockRuns
-from oallama.core.types import SPLIT_LAYOUT, MemoryLedger, Operator, OperatorPlacement
+from oallama.core.types import SPLIT_LAYOUT, MemoryBreakdown, Operator, OperatorPlacement
 from oallama.core.units import format_bytes
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import OpenDevice
@@ -111,7 +111,8 @@ def open_split(
 def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[SliceInfo]) -> Plan:
     """The plan with the fractions and layouts of what was loaded; the same plan where nothing differs.
 
-    Its ledger follows the slices' bytes. Where a cut moved, it predicts nothing: its times were those of another one.
+    Its memory breakdown follows the slices' bytes. Where a cut moved, it predicts nothing: its times were those of
+    another one.
     """
     by_name = {operator.name: operator for operator in operators}
     found = {s.name: s for s in slices if s.loaded}
@@ -137,14 +138,14 @@ def _loaded(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) ->
     return planned if same_cut and loaded.layout == planned.layout else loaded
 
 
-def _moved(ledger: MemoryLedger, n_bytes: int, n_cold: int) -> MemoryLedger:
-    """The ledger with so many bytes of weights on the host that were to be on the device, and n_cold fewer there of
-    experts, which the host has anyway."""
+def _moved(memory_breakdown: MemoryBreakdown, n_bytes: int, n_cold: int) -> MemoryBreakdown:
+    """The memory breakdown with so many bytes of weights on the host that were to be on the device, and n_cold fewer
+    there of experts, which the host has anyway."""
     return replace(
-        ledger,
-        weights_gpu=ledger.weights_gpu - n_bytes - n_cold,
-        weights_host=ledger.weights_host + n_bytes,
-        spare=ledger.spare + n_bytes + n_cold,
+        memory_breakdown,
+        weights_gpu=memory_breakdown.weights_gpu - n_bytes - n_cold,
+        weights_host=memory_breakdown.weights_host + n_bytes,
+        spare=memory_breakdown.spare + n_bytes + n_cold,
     )
 
 

@@ -13,10 +13,10 @@ from typing import Literal
 from oallama.core.types import Operator, StockOptions
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_types import LLAMA_MAX_LAYERS
-from oallama.place.placement import Placement, n_gpu_layers
 from oallama.plan.export import stock_flags
+from oallama.planner.placement import Placement, n_gpu_layers
 
-Place = Literal["device", "host", "split"]
+Side = Literal["device", "host", "split"]
 """Place of an operator's weight: all on the device, all in host memory, or in parts on both."""
 
 
@@ -42,12 +42,12 @@ class StockPlacement:
     n_ubatch: int = 0  # -ub, and -b where that would be less; 0: the load's
 
     @classmethod
-    def of(cls, n_layer: int, placed: Placement, n_ubatch: int = 0) -> StockPlacement:
-        """The options of a placement that place/policies/stock.py proposes: whole layers, without experts of the first
-        ones."""
-        options = placed.stock or StockOptions()
+    def of(cls, n_layer: int, placement: Placement, n_ubatch: int = 0) -> StockPlacement:
+        """The options of a placement that planner/policies/stock.py proposes: whole layers, without experts of the
+        first ones."""
+        options = placement.stock or StockOptions()
         overrides = expert_overrides(options.n_cpu_moe)
-        return cls(n_gpu_layers(n_layer, placed), overrides, options, n_ubatch=n_ubatch)
+        return cls(n_gpu_layers(n_layer, placement), overrides, options, n_ubatch=n_ubatch)
 
     @property
     def flags(self) -> str:
@@ -76,13 +76,13 @@ def expert_overrides(n_layers: int) -> tuple[tuple[str, str], ...]:
     return tuple((rf"blk\.{layer}{EXPERTS}", "CPU") for layer in range(min(n_layers, LLAMA_MAX_LAYERS)))
 
 
-def expected_places(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, Place]:
+def expected_places(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, Side]:
     """Operator -> where -ngl and -ot put it: the last layers on the device, the output being one behind the last,
     without the overrides. n_gpu_layers below 0: all. Raises re.error for a bad pattern."""
     on_host = [re.compile(pattern) for pattern, _ in placement.overrides]
     first = 0 if placement.n_gpu_layers < 0 else n_layer + 1 - placement.n_gpu_layers
 
-    def place(operator: Operator) -> Place:
+    def place(operator: Operator) -> Side:
         host = operator.layer_in(n_layer) < first or any(pattern.search(operator.name) for pattern in on_host)
         return "host" if host else "device"
 
@@ -94,7 +94,7 @@ def operator_bytes_on_device(operators: Sequence[Operator], n_layer: int, placem
     return bytes_at(operators, expected_places(operators, n_layer, placement), {})
 
 
-def bytes_at(operators: Sequence[Operator], places: Mapping[str, Place], device_share: Mapping[str, float]) -> int:
+def bytes_at(operators: Sequence[Operator], places: Mapping[str, Side], device_share: Mapping[str, float]) -> int:
     """Bytes of operators' weights on the device; of a split one, its share."""
     share = {"device": 1.0, "host": 0.0}
     return round(

@@ -47,13 +47,13 @@ class Placements:
 def serve(
     address: Address,
     placements: Placements,
-    talk: Callable[[str], None],
-    log: Callable[[bytes], None] = lambda line: None,
+    log: Callable[[str], None],
+    server_log: Callable[[bytes], None] = lambda line: None,
     placement_port: int = 0,
 ) -> None:
     """Serve until interrupted; KeyboardInterrupt is raised when all has ended.
 
-    talk: sentences for people; log: gets what llama-server writes.
+    log: sentences for people; server_log: gets what llama-server writes.
 
     Raises DeviceError if llama-server does not start, fails to restart too often, or has no folder for its files.
     """
@@ -67,8 +67,8 @@ def serve(
             None if on_cpu is None else placements.launch(on_cpu, of_cpu),
             partial(address.is_healthy, timeout_s=ANSWER_S),
             placements.device_lost,
-            talk=talk,
             log=log,
+            server_log=server_log,
         )
 
         metrics = _Paced(lambda pid: address.metrics(pid, ANSWER_S))
@@ -96,8 +96,8 @@ def serve(
 
             def ready() -> None:
                 for problem in problems(of_wanted if served() is wanted else of_cpu, supervisor.state.pid):
-                    talk(f"warning: {problem}")
-                talk(where)
+                    log(f"warning: {problem}")
+                log(where)
 
             supervisor.on_ready = ready
             try:

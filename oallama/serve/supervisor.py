@@ -14,7 +14,7 @@ from typing import Literal
 from oallama.core.errors import DeviceError
 from oallama.run.process import Launch, ServerProcess, wait_until
 
-Phase = Literal["starting", "ready", "waiting", "ended"]
+ServerPhase = Literal["starting", "ready", "waiting", "ended"]
 """starting: it loads the model; waiting: it ended and will restart."""
 
 IDLE_SHARE = 0.001  # of a core; a program that uses more computes
@@ -47,7 +47,7 @@ PATIENCE = Patience()
 class State:
     """State of the program. said: how it differs from the request, in one sentence."""
 
-    phase: Phase = "starting"
+    phase: ServerPhase = "starting"
     on_device: bool = False
     device_lost: bool = False
     said: str | None = None
@@ -61,7 +61,7 @@ class Supervisor:
     """launch: how to start the program; on_cpu: how without the device once that is lost, None if there is none.
 
     healthy: whether the process of this number answers at its port. device_lost: why the device is known to be gone,
-    None while it is not. on_ready: called once it answers, after each start. log: gets the program's lines. talk:
+    None while it is not. on_ready: called once it answers, after each start. server_log: gets the program's lines. log:
     sentences for people.
     """
 
@@ -70,8 +70,8 @@ class Supervisor:
     healthy: Callable[[int], bool]
     device_lost: Callable[[], str | None] = lambda: None
     on_ready: Callable[[], None] = lambda: None
-    talk: Callable[[str], None] = lambda sentence: None
-    log: Callable[[bytes], None] = lambda line: None
+    log: Callable[[str], None] = lambda sentence: None
+    server_log: Callable[[bytes], None] = lambda line: None
     patience: Patience = PATIENCE
     state: State = field(default_factory=State)
 
@@ -122,20 +122,20 @@ class Supervisor:
                 raise DeviceError(f"llama-server failed {n_failures} restarts; last error: {why}")
             pause_s = self.patience.backoff_s(n_failures)
             self.state.said = f"llama-server ended: {why}; restarting"
-            self.talk(f"llama-server ended: {why}; restarting in {pause_s:.1f} s")
+            self.log(f"llama-server ended: {why}; restarting in {pause_s:.1f} s")
             wait_until(lambda: self._stopped, pause_s)
 
     def _continue_on_cpu(self, on_cpu: Launch, why: str) -> None:
         self.launch = on_cpu
         self.state.on_device, self.state.device_lost = False, True
         self.state.said = f"the device was lost ({why}); running on the CPU until oallama is restarted"
-        self.talk(f"the device was lost ({why}); restarting on the CPU alone, which is slower")
+        self.log(f"the device was lost ({why}); restarting on the CPU alone, which is slower")
 
     def _start(self) -> str | None:
         """Start the program and wait until it is healthy. Returns why it is not healthy, else None."""
         self._set_phase("starting")
         try:
-            process = self._process = ServerProcess(self.launch, self.log)
+            process = self._process = ServerProcess(self.launch, self.server_log)
         except OSError as error:
             return f"it cannot be started: {error.strerror or error}"
         self.state.pid = process.pid
@@ -170,7 +170,7 @@ class Supervisor:
         assert self._process is not None
         return "it was stopped" if self._stopped else self._process.how_it_ended()
 
-    def _set_phase(self, phase: Phase) -> None:
+    def _set_phase(self, phase: ServerPhase) -> None:
         self.state.phase, self.state.ready_at = phase, time.time() if phase == "ready" else None
 
     def _end(self) -> None:

@@ -20,7 +20,7 @@ from ggml_bridge.library import LLAMA_CPP_BUILD
 from oallama.core.files import cache_folder, write_whole
 from oallama.core.temporary import temporary_folder
 from oallama.setup.console import Console, SetupError, Step, run
-from oallama.setup.gpu import Backend
+from oallama.setup.gpu import GpuBackend
 from oallama.setup.machine import Compiler, Cpu, build_jobs, is_own, platform_tag
 from oallama.setup.prebuilt import digest, fetch, unpack
 from oallama.setup.uv import find_uv, package_environment
@@ -70,7 +70,7 @@ _FLAGS = (
 class Variant:
     """One way to build: the GPU back end, and the CPU layouts (ggml buffer types) that are left in."""
 
-    backend: Backend
+    backend: GpuBackend
     amx: bool = True
     repack: bool = True
 
@@ -83,7 +83,7 @@ class Variant:
 class Build:
     """A variant for one machine, and `place`, where it is (to be) kept."""
 
-    backend: Backend
+    backend: GpuBackend
     args: tuple[str, ...]
     compiler: Compiler
     place: Path

@@ -16,7 +16,7 @@ CHOICES = ("auto", "cpu", "cuda", "hip", "vulkan")
 
 
 @dataclass(frozen=True)
-class Backend:
+class GpuBackend:
     """A back end to build. `flags` go to CMake, `env` to its environment; `why` is shown to the user."""
 
     name: str
@@ -40,15 +40,15 @@ def known_choice(wish: str) -> str:
     return wish
 
 
-def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str) -> Backend:
+def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str) -> GpuBackend:
     """The back end to build, from OALLAMA_BACKEND (`wish`) and what answers here.
 
     `cxx` is used to look for headers; `cmake_args` (the user's CMAKE_ARGS) may name the architecture of a card that
     does not answer here. Raises UsageError for an unknown choice, SetupError if it cannot be built.
     """
     if known_choice(wish) == "cpu":
-        return Backend("cpu", "CPU build, as OALLAMA_BACKEND=cpu requests")
-    finders: dict[str, Callable[[], Backend | Missing]] = {
+        return GpuBackend("cpu", "CPU build, as OALLAMA_BACKEND=cpu requests")
+    finders: dict[str, Callable[[], GpuBackend | Missing]] = {
         "cuda": lambda: _cuda(env, cmake_args, wish == "cuda"),
         "hip": lambda: _hip(env, cmake_args, wish == "hip"),
         "vulkan": lambda: _vulkan(env, cxx, wish == "vulkan"),
@@ -61,11 +61,11 @@ def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str)
     reasons = []
     for find in finders.values():
         found = find()
-        if isinstance(found, Backend):
+        if isinstance(found, GpuBackend):
             return found
         if found.card:
             reasons.append(found.why)
-    return Backend("cpu", "CPU build: " + ("; ".join(reasons) or "no GPU driver answers"))
+    return GpuBackend("cpu", "CPU build: " + ("; ".join(reasons) or "no GPU driver answers"))
 
 
 def gpu_hint(env: Mapping[str, str]) -> str:
@@ -78,7 +78,7 @@ def gpu_hint(env: Mapping[str, str]) -> str:
     return " ".join(seen + [f"{name}={env[name]}" for name in names if name in env])
 
 
-def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Missing:
+def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> GpuBackend | Missing:
     listed = capture(["nvidia-smi", "-L"], env, DRIVER_S) or ""
     cards = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", listed, re.MULTILINE)
     if not cards and not forced:
@@ -100,7 +100,7 @@ def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Mi
         flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(architectures) or 'native'}")
     target = f"sm_{', sm_'.join(architectures)}" if architectures else "its architecture"
     why = f"CUDA build for {_names(cards)} ({target} only)" if cards else "CUDA build for the given architecture"
-    return Backend("cuda", why, (*flags, *_cuda_link_flags(nvcc, env)))
+    return GpuBackend("cuda", why, (*flags, *_cuda_link_flags(nvcc, env)))
 
 
 def _cuda_architectures(env: Mapping[str, str]) -> list[str]:
@@ -127,7 +127,7 @@ def _cuda_link_flags(nvcc: str, env: Mapping[str, str]) -> list[str]:
     return flags
 
 
-def _hip(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Missing:
+def _hip(env: Mapping[str, str], cmake_args: str, forced: bool) -> GpuBackend | Missing:
     rocminfo = _find("rocminfo", env)
     listed = (capture([rocminfo], env, DRIVER_S) if rocminfo else None) or ""
     cards = sorted(set(re.findall(r"^\s*Name:\s+(gfx[0-9a-f]+)\s*$", listed, re.MULTILINE)))
@@ -149,16 +149,16 @@ def _hip(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Mis
     if path := (capture([hipconfig, "-R"], env) or "").strip():
         settings.append(("HIP_PATH", path))
     flags = ("-DGGML_HIP=ON", f"-DGPU_TARGETS={';'.join(cards)}") if cards else ("-DGGML_HIP=ON",)
-    return Backend("hip", f"ROCm build for {_names(cards) or 'the card named'} only", flags, tuple(settings))
+    return GpuBackend("hip", f"ROCm build for {_names(cards) or 'the card named'} only", flags, tuple(settings))
 
 
-def _vulkan(env: Mapping[str, str], cxx: str, forced: bool) -> Backend | Missing:
+def _vulkan(env: Mapping[str, str], cxx: str, forced: bool) -> GpuBackend | Missing:
     cards = [name for name, kind in vulkan.devices(env) if kind != "CPU"]
     if not cards and not forced:
         return Missing("no Vulkan driver answers with a GPU")
     if missing := vulkan.missing_to_build(env, cxx):
         return _lacks(cards, vulkan.advice(missing, env))
-    return Backend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",))
+    return GpuBackend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",))
 
 
 def _lacks(cards: list[str], what: str) -> Missing:

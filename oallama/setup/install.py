@@ -22,7 +22,7 @@ from ggml_bridge.library import INSTALLED, LIB_PATH_VARIABLE
 from oallama.core.files import cache_folder, write_whole
 from oallama.setup.build import SOURCE, Build, Variant, compile_build, install_bindings, make_build, pinned_version
 from oallama.setup.console import Console, SetupError, lock, run
-from oallama.setup.gpu import Backend, choose_backend, gpu_hint, known_choice
+from oallama.setup.gpu import GpuBackend, choose_backend, gpu_hint, known_choice
 from oallama.setup.machine import Compiler, check_compiler, find_compiler, this_cpu
 from oallama.setup.prebuilt import check_machine, put, take
 from oallama.setup.uv import package_environment
@@ -46,7 +46,7 @@ DIED = "self-test"  # the child died without saying in which layout
 @dataclass(frozen=True)
 class Installed:
     """The llama.cpp of an environment. asked: digest of what it was built for. folder: where it was taken from. given:
-    what --llama-cpp named; empty where it was compiled. layouts: the self-test's verdicts."""
+    what --llama-cpp named; empty where it was compiled. layouts: the self-test's results."""
 
     asked: str
     folder: str
@@ -69,7 +69,7 @@ def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: 
     first.
     """
     if variant.backend.name != "cpu" and auto and (UNUSABLE in bad or DIED in bad):
-        return replace(variant, backend=Backend("cpu", f"CPU build: the {variant.backend.name} build does not work"))
+        return replace(variant, backend=GpuBackend("cpu", f"CPU build: the {variant.backend.name} build does not work"))
     if variant.amx and has_amx and ("AMX" in bad or DIED in bad):
         return replace(variant, amx=False)
     if variant.repack and ("CPU_REPACK" in bad or DIED in bad):
@@ -218,7 +218,7 @@ class Installer:
             shutil.rmtree(old, ignore_errors=True)
 
     def _test(self) -> dict[str, str]:
-        """Multiply with every CPU layout, in a child: verdicts as check_layouts has them; {"build": …} where llama_cpp
+        """Multiply with every CPU layout, in a child: results as check_layouts has them; {"build": …} where llama_cpp
         cannot be loaded, {"self-test": …} where it died. Raises SetupError if the self-test itself does not run."""
         with self.console.step("self-test", "testing every CPU layout") as step:
             load = self._child("import ggml_bridge; ggml_bridge.load()")

@@ -1,4 +1,4 @@
-"""Classes of workloads that share a verdict. Pure."""
+"""Classes of workloads that share a result. Pure."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class WorkloadClass:
         return Workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
 
 
-def class_of(load: Workload) -> WorkloadClass:
-    length = next(name for name, (_, longest) in LENGTHS.items() if load.n_prompt <= longest)
-    return WorkloadClass(length, load.n_past > 0)
+def class_of(workload: Workload) -> WorkloadClass:
+    length = next(name for name, (_, longest) in LENGTHS.items() if workload.n_prompt <= longest)
+    return WorkloadClass(length, workload.n_past > 0)
 
 
 def classes_in(n_ctx: int) -> tuple[WorkloadClass, ...]:

@@ -1,4 +1,4 @@
-"""A cache file per key of a verdict; an unusable file is ignored."""
+"""A cache file per key of a result; an unusable file is ignored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from oallama.core.files import cache_folder, write_whole
 from oallama.core.profile import Profile
 from oallama.profile.store import profile_to_json, read_in_cache
-from oallama.tuned.verdict import MOST_PAIRS, ClassVerdict, Key, Verdict
+from oallama.tuned.result import MOST_PAIRS, ClassResult, Key, TuneResult
 
 VERSION = 4
 """Of the file. 3: stock llama.cpp b11549. 4: classes of workloads, against the fastest of stock's configurations."""
@@ -33,42 +33,44 @@ def timings_digest(profile: Profile) -> str:
     return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def verdict_path(key: Key) -> Path:
+def result_path(key: Key) -> Path:
     text = json.dumps(asdict(key), sort_keys=True, separators=(",", ":"))
     return cache_folder() / f"verdict-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def read_verdict(key: Key) -> Verdict | None:
-    """Read the verdict of a key; None if there is none that can be used."""
-    verdict = read_in_cache(Verdict, verdict_path(key))
-    return verdict if verdict is not None and verdict.key == key and _is_sound(verdict) else None
+def read_result(key: Key) -> TuneResult | None:
+    """Read the result of a key; None if there is none that can be used."""
+    result = read_in_cache(TuneResult, result_path(key))
+    return result if result is not None and result.key == key and _is_sound(result) else None
 
 
-def write_verdict(verdict: Verdict) -> None:
+def write_result(result: TuneResult) -> None:
     """Save it atomically; if the folder is not writable, the next run measures again."""
-    path = verdict_path(verdict.key)
+    path = result_path(result.key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(verdict), indent=1), private=True)
+        write_whole(path, json.dumps(asdict(result), indent=1), private=True)
 
 
-def _has_rival(found: ClassVerdict) -> bool:
+def _has_rival(found: ClassResult) -> bool:
     """Whether its rival is a measured option, or --fit."""
     if found.rival == 0:
         return True
     return 0 < found.rival < len(found.tries) and None not in (found.tries[0].speed, found.tries[found.rival].speed)
 
 
-def _is_sound(verdict: Verdict) -> bool:
+def _is_sound(result: TuneResult) -> bool:
     """Whether its seconds are times that can be compared, no more than are measured, and of plans that are there."""
-    classes = verdict.classes
-    speeds = [one.speed for each in classes for one in each.tries if one.speed is not None]
-    speeds += [speed for each in classes for race in each.races for pair in race.pairs for speed in pair]
+    classes = result.classes
+    speeds = [tried.speed for each in classes for tried in each.tries if tried.speed is not None]
+    speeds += [speed for each in classes for ab_test in each.races for pair in ab_test.pairs for speed in pair]
     named = [each.stock_plan for each in classes if each.stock_plan]
-    named += [race.plan for each in classes for race in each.races if not race.refused]
+    named += [ab_test.plan for each in classes for ab_test in each.races if not ab_test.refused]
     return (
         all(1e-9 < seconds < 1e9 for speed in speeds for seconds in (speed.prompt_s, speed.token_s))
         and all(each.n_gen > 0 and each.n_measured > 0 and _has_rival(each) for each in classes)
-        and all(len(race.pairs) < MOST_PAIRS + 2 and race.most_late != 0 for each in classes for race in each.races)
-        and all(plan in verdict.plans for plan in named)
+        and all(
+            len(ab_test.pairs) < MOST_PAIRS + 2 and ab_test.most_late != 0 for each in classes for ab_test in each.races
+        )
+        and all(plan in result.plans for plan in named)
     )

@@ -26,12 +26,12 @@ from oallama.cost.graph import Graph, build_graph
 from oallama.cost.whole import cache_bytes
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
-from oallama.place.attention import with_attention
-from oallama.place.decide import decide
-from oallama.place.placement import Placement
-from oallama.place.policies.registry import Rules
-from oallama.place.price import price
-from oallama.place.problem import LoadBytes, Problem
+from oallama.planner.attention import with_attention
+from oallama.planner.decide import decide
+from oallama.planner.placement import Placement
+from oallama.planner.policies.registry import Rules
+from oallama.planner.price import price
+from oallama.planner.problem import LoadBytes, Problem
 from oallama.profile.described import TOKENS, described
 from reproduce.figures import Figure, FigureArm, FigureCell
 
@@ -111,7 +111,7 @@ def problem(cell: FigureCell, arm: FigureArm) -> Problem:
         None if vram_gib is None else int(vram_gib * GIB),
         cell.fill,
         share,
-        host_room=sys.maxsize,
+        host_budget=sys.maxsize,
     )
 
 
@@ -128,18 +128,18 @@ class Reckoned:
     operators: Sequence[Operator]
     profile: Profile
 
-    def __call__(self, load: Workload, placed: Placement) -> LoadBytes:
+    def __call__(self, workload: Workload, placement: Placement) -> LoadBytes:
         info, operators = self.info, self.operators
-        there = sum(op.bytes for op, there_is in zip(operators, placed.on_device, strict=True) if there_is)
+        there = sum(op.bytes for op, there_is in zip(operators, placement.on_device, strict=True) if there_is)
         here = sum(op.bytes for op in operators) - there
-        if placed.first_device_layer > info.n_layer:
+        if placement.first_device_layer > info.n_layer:
             return LoadBytes(0, here, 0, 0, self.card_bytes())
         shape = next(case.shape for case in self.profile.rest if case.shape is not None)
-        layers = info.n_layer - placed.first_device_layer
-        kv = int(layers * load.n_ctx * cache_bytes(shape))
-        compute = CONTEXT_BYTES + buffer_bytes(info, load.n_ubatch)
+        layers = info.n_layer - placement.first_device_layer
+        kv = int(layers * workload.n_ctx * cache_bytes(shape))
+        compute = CONTEXT_BYTES + buffer_bytes(info, workload.n_ubatch)
         compute += max(
-            (op.bytes for op, there_is in zip(operators, placed.on_device, strict=True) if not there_is),
+            (op.bytes for op, there_is in zip(operators, placement.on_device, strict=True) if not there_is),
             default=0,
         )
         return LoadBytes(there, here, kv, compute, self.card_bytes())
@@ -202,13 +202,13 @@ def run(key: Key) -> ArmPrediction | None:
     return ArmPrediction(found.ttft_s, found.tpot_s, found.total_s, taken, n_host, made.workload.n_ubatch)
 
 
-def _device_bytes(sizes: list[int], placed: Placement) -> int:
-    whole = sum(size for size, there in zip(sizes, placed.on_device, strict=True) if there)
-    return whole + placed.gg_bytes
+def _device_bytes(sizes: list[int], placement: Placement) -> int:
+    whole = sum(size for size, there in zip(sizes, placement.on_device, strict=True) if there)
+    return whole + placement.gg_bytes
 
 
-def _n_host(operators: Sequence[Operator], placed: Placement) -> int:
-    each = zip(operators, placed.on_device, placed.gg, placed.cg, strict=True)
+def _n_host(operators: Sequence[Operator], placement: Placement) -> int:
+    each = zip(operators, placement.on_device, placement.gg, placement.cg, strict=True)
     return sum(o.layer is not None and not (there or on_device or streamed) for o, there, on_device, streamed in each)
 
 

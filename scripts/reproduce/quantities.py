@@ -14,9 +14,9 @@ from oallama.core.types import Operator
 from oallama.core.units import GIB, MIB
 from oallama.cost.whole import cache_bytes
 from oallama.device.card import FLOAT_TYPES, Card, Host
-from oallama.place.problem import costs_of
-from oallama.place.simulate import simulate
-from oallama.profile.described import rest_kernels
+from oallama.planner.problem import costs_of
+from oallama.planner.simulate import simulate
+from oallama.profile.described import non_matmul_kernels
 from reproduce.figures import Figure, FigureArm, FigureCell
 from reproduce.problems import ArmPrediction, Key, buffer_bytes, formulas, machine, model, problem, workload
 
@@ -194,7 +194,7 @@ def _operator(figure: Figure, _runs: Runs) -> Found:
         return host.kernel_seconds(flop, n_bytes, type_name)
 
     if role != "mul-mat":
-        kernels = list(rest_kernels(_rest_shape(cell), n_tokens, n_tokens, 0))
+        kernels = list(non_matmul_kernels(_non_matmul_shape(cell), n_tokens, n_tokens, 0))
         kernel = kernels[OTHER_OPERATORS[role]]
         return Found(MICRO * seconds(kernel.flop, kernel.n_bytes, None))
     _, operators, _ = model(cell.model, cell.type)
@@ -212,11 +212,11 @@ def _operator(figure: Figure, _runs: Runs) -> Found:
 
 
 OTHER_OPERATORS = {"norm": 0, "softmax": 7, "mul": -3, "add": -1}
-"""Index into rest_kernels: norms first, then rope, the KV write, attention without flash attention in four steps, the
-gated product, and the residual adds. OATO's `mul` is taken for the gated product."""
+"""Index into non_matmul_kernels: norms first, then rope, the KV write, attention without flash attention in four steps,
+the gated product, and the residual adds. OATO's `mul` is taken for the gated product."""
 
 
-def _rest_shape(cell: FigureCell) -> Any:
+def _non_matmul_shape(cell: FigureCell) -> Any:
     """Without flash attention, which has no softmax of its own."""
     profile = _profile(cell)
     return next(case.shape for case in profile.rest if case.shape is not None and not case.shape.flash_attn)
@@ -238,7 +238,7 @@ def _memory(figure: Figure, _runs: Runs) -> Found:
     linear = sum(operator.bytes for operator in operators if operator.layer is not None)
     made = {
         "weights": (sum(operator.bytes for operator in operators) + _embedding_bytes(operators)) / MIB,
-        "kv": info.n_layer * (cell.n_ctx or 0) * cache_bytes(_rest_shape(cell)) / MIB,
+        "kv": info.n_layer * (cell.n_ctx or 0) * cache_bytes(_non_matmul_shape(cell)) / MIB,
         "other": buffer_bytes(info, cell.n_ubatch) / MIB,
     }
     whole = sum(made.values())
@@ -330,8 +330,8 @@ def _busy(figure: Figure, runs: Runs) -> Found:
 
 
 def _decided(cell: FigureCell, arm: FigureArm) -> Any:
-    from oallama.place.decide import decide
-    from oallama.place.policies.registry import Rules
+    from oallama.planner.decide import decide
+    from oallama.planner.policies.registry import Rules
 
     asked, load = problem(cell, arm), workload(cell)
     made = decide(asked, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]

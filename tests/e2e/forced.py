@@ -1,5 +1,5 @@
-"""Plans that tests force on a model: how much of each operator goes to the device is said by a share. The ledger is
-that of a dry load, as the planner's is."""
+"""Plans that tests force on a model: how much of each operator goes to the device is said by a share. The memory
+breakdown is that of a no_alloc load, as the planner's is."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from oallama.core.types import Operator
 from oallama.cost.blocks import hot_weights, is_ffn, slice_weights
 from oallama.cost.slices import Cut
 from oallama.model.cut import cut_extent, cut_granularity
-from oallama.place.memory import ledger
-from oallama.place.placement import ON_DEVICE, Place, Placement, unmeasured_record
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
+from oallama.planner.memory import memory_breakdown
+from oallama.planner.placement import ON_DEVICE, Assignment, Placement, unmeasured_record
 from oallama.run.engine import Engine
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Forced:
         """With another plan."""
         return replace(self, plan=replace(self.plan, **fields))
 
-    def with_ledger(self, **bytes: int) -> Forced:
+    def with_breakdown(self, **bytes: int) -> Forced:
         return self.changed(memory=replace(self.plan.memory, **bytes))
 
 
@@ -95,29 +95,34 @@ def forced(
     **fields: Any,
 ) -> Forced:
     """A plan of `path`. whole: operators that go to the device uncut, and with them norms and KV. layout: in host
-    memory, of what has a share. hot: experts that the device has besides. probe False: its ledger is not filled.
-    fields: of a Placement."""
+    memory, of what has a share. hot: experts that the device has besides. probe False: its memory breakdown is not
+    filled. fields: of a Placement."""
     placer = Placer.load(path, device=device, threads=1, n_ctx=n_ctx, n_ubatch=N_UBATCH, flash_attn="on")
     model, operators = placer.model, placer.operators
     places = tuple(
         ON_DEVICE
         if whole is not None and whole(operator)
-        else Place(cut, None if share(operator) is None else layout, tuple(hot) if operator.op == "MUL_MAT_ID" else ())
+        else Assignment(
+            cut, None if share(operator) is None else layout, tuple(hot) if operator.op == "MUL_MAT_ID" else ()
+        )
         for operator, cut in zip(operators, cuts(operators, share), strict=True)
     )
-    placed = Placement(places, model.n_layer + 1 if whole is None else 0, **fields)
-    held, load = slice_weights(operators, placed.gg) + hot_weights(operators, placed.hot), placer.workload(8, 8)
-    memory = ledger(0, 1.0, 0, 0, 0, 0)
+    placement = Placement(places, model.n_layer + 1 if whole is None else 0, **fields)
+    held, workload = (
+        slice_weights(operators, placement.gg) + hot_weights(operators, placement.hot),
+        placer.workload(8, 8),
+    )
+    memory = memory_breakdown(0, 1.0, 0, 0, 0, 0)
     if probe:
-        taken = placer.dry_loads.taken(load, placed, placer.attention)
-        on_host = taken.weights_host - slice_weights(operators, placed.gg)
-        memory = ledger(taken.device_free, 0.9, taken.weights_gpu + held, on_host, taken.kv, taken.compute)
+        taken = placer.no_alloc_loads.taken(workload, placement, placer.attention)
+        on_host = taken.weights_host - slice_weights(operators, placement.gg)
+        memory = memory_breakdown(taken.device_free, 0.9, taken.weights_gpu + held, on_host, taken.kv, taken.compute)
     plan = replace(
-        unmeasured_record(model, operators, load, placed, memory, "split", device),
+        unmeasured_record(model, operators, workload, placement, memory, "split", device),
         attention=placer.attention,
-        streaming=placed.streaming,
-        token_assignment=placed.token_assignment,
-        residents=placed.residents,
+        streaming=placement.streaming,
+        token_assignment=placement.token_assignment,
+        residents=placement.residents,
     )
     return Forced(placer, plan, tuple(operator.name for operator in operators if share(operator) is not None))
 

@@ -17,11 +17,11 @@ from oallama.bench.records import BenchTest, Setting
 from oallama.core.types import Attention, Workload
 from oallama.cost.passes import passes
 from oallama.device.load_params import LoadSettings
-from oallama.place.attention import attention_seconds
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
+from oallama.planner.attention import attention_seconds
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 N_CTX = 1024
 FLASH_ATTENTION = {"on": 1, "off": 0}  # llama_flash_attn_type
@@ -52,8 +52,8 @@ def test_a_load_is_as_the_plan_says(way: str, other: str, plan: Plan) -> None:
     planned = replace(plan, attention=said)
     assert loaded(planned) == (FLASH_ATTENTION[way], 8 if way == "on" else 1, said)  # GGML_TYPE_Q8_0, F16
     assert loaded(planned, flash_attn=other, type_k="f16")[0] == FLASH_ATTENTION[other]
-    load = replace(plan.workload, n_prompt=16 if way == "on" else 900, n_gen=64)
-    assert loaded(replace(plan, workload=load, attention=None))[0] == FLASH_ATTENTION[way]
+    workload = replace(plan.workload, n_prompt=16 if way == "on" else 900, n_gen=64)
+    assert loaded(replace(plan, workload=workload, attention=None))[0] == FLASH_ATTENTION[way]
 
 
 def test_llama_server_runs_with_what_the_plan_and_the_options_say(plan: Plan) -> None:

@@ -48,7 +48,7 @@ LLAMA_BENCH_FIELDS = (
     "avg_ts", "stddev_ts",
 )  # fmt: skip
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 WORKER = "rpc-worker:1"
 N_LAYER = 3
@@ -386,8 +386,8 @@ def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(mode
     tests = (BenchTest(16, 4), BenchTest(16, 4, 400), PP, TG)
     arm = ArmMaker(placer, shared_setting(placer, tests), tests).make("layers")
     assert arm.plan is not None
-    load = arm.plan["workload"]
-    assert (load["n_prompt"], load["n_gen"], load["n_past"]) == (16, 4, 400)
+    workload = arm.plan["workload"]
+    assert (workload["n_prompt"], workload["n_gen"], workload["n_past"]) == (16, 4, 400)
     shallow, deep, prompt, token = (arm.predicted[test.label] for test in tests)
     assert deep["ttft_s"] > shallow["ttft_s"] > 0 and deep["tpot_s"] > shallow["tpot_s"] > 0
     assert deep == pytest.approx(arm.plan["predicted"]), "what it was made for"

@@ -119,7 +119,7 @@ def test_blocks_that_live_on_the_card(
     of the two streams that work on it."""
     path = written(models, arch, weight_type=weight_type, n_layer=4)
     case = forced(path, str(card.spec), share, hot=hot, whole=lambda operator: not is_ffn(operator))
-    with case.with_ledger(staging=16 << 20).llama() as llama:
+    with case.with_breakdown(staging=16 << 20).llama() as llama:
         for n in (1, 3, N_TOKENS):
             found = placed_logits(llama, TOKENS[:n])
             assert nmse(found, stock_logits(path, TOKENS[:n])) <= bound(arch, weight_type), f"{n} tokens"

@@ -20,7 +20,7 @@ from processes import COMMAND, ROOT, here
 
 from oallama.stores.default_model import FILE
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 MODEL = ROOT / "models" / FILE
 TESTBED = ROOT / "scripts" / "reproduce" / "testbeds" / "scheinfer-c.json"
@@ -145,8 +145,8 @@ def test_plan_is_a_summary_or_json_or_a_file(half, tmp_path):
     both = here(*arguments, "-o", tmp_path / "plan.json", "--json")
     assert json.loads(both.stdout) == plan and "oato on " in both.stderr
     assert json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")) == plan
-    load = plan["workload"]
-    assert (plan["policy"], load["n_prompt"], load["n_gen"], load["n_past"]) == ("oato", 64, 32, 512)
+    workload = plan["workload"]
+    assert (plan["policy"], workload["n_prompt"], workload["n_gen"], workload["n_past"]) == ("oato", 64, 32, 512)
     assert all((o["gg"], o["cg"], o["cc"]) in ((1, 0, 0), (0, 0, 1)) for o in plan["operators"])
     assert "cannot hold 512 earlier" in here(*arguments, "-c", 512, code=2).stderr
 

@@ -34,7 +34,7 @@ from oallama.stores.default_model import FILE
 
 Llama = ggml_bridge.load().libraries.llama_cpp.Llama
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 STORIES = ROOT / "models" / FILE  # whose text is whole characters, as a random model's is not
 ENDLESS: dict[str, Any] = {"max_tokens": -1, "grammar": 'root ::= "a" root'}  # to the end of the context
@@ -380,7 +380,7 @@ def test_a_template_that_cannot_be_used_for_some_messages_ends_a_chat(
 
 def test_memory_not_as_planned_is_said(f16: Path) -> None:
     case = forced(f16, "rpc-worker", whole=attention)
-    with case.with_ledger(weights_gpu=case.plan.memory.weights_gpu + (8 << 20)).engine() as engine:
+    with case.with_breakdown(weights_gpu=case.plan.memory.weights_gpu + (8 << 20)).engine() as engine:
         assert len(engine.warnings) == 1 and "RPC" in engine.warnings[0] and "plan" in engine.warnings[0]
 
 
@@ -407,7 +407,7 @@ def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
 
 
 def workers() -> set[int]:
-    """Those of dry loads, which stay, among them."""
+    """Those of no_alloc loads, which stay, among them."""
     return {child.pid for child in children_with("ggml_bridge.rpc_server")}
 
 

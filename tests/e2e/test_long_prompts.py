@@ -44,11 +44,11 @@ def test_the_context_follows_the_true_count_and_a_long_one_is_a_warning(
     one = placer(f16)
     n_prompt = likely_tokens(str(f16), Prompt(LONG), None, 16)
     assert n_prompt == count_tokens(str(f16), LONG)
-    load = run_workload(one, n_prompt, 16)
-    assert n_prompt + 16 <= load.n_ctx < n_prompt + 16 + 256
-    assert load.n_prompt == n_prompt
+    workload = run_workload(one, n_prompt, 16)
+    assert n_prompt + 16 <= workload.n_ctx < n_prompt + 16 + 256
+    assert workload.n_prompt == n_prompt
     said = capsys.readouterr().err
-    assert f"warning: the context of {load.n_ctx} tokens is longer than the {one.model.n_ctx_train}" in said
+    assert f"warning: the context of {workload.n_ctx} tokens is longer than the {one.model.n_ctx_train}" in said
     run_workload(one, 4, 16)
     assert capsys.readouterr().err == ""
 

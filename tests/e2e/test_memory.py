@@ -20,7 +20,7 @@ from oallama.core.errors import DeviceError, ModelFileError
 from oallama.core.types import Attention
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
-from oallama.model.memory import PARTS, Prober, ProbeResult, probe_memory
+from oallama.model.memory import PARTS, NoAllocLoader, NoAllocResult, no_alloc_memory
 from oallama.placer import Placer
 
 api = ggml_bridge.load().libraries.llama_cpp.llama_cpp
@@ -34,7 +34,7 @@ PLACES: dict[str, Where] = {
 
 
 @pytest.mark.parametrize(("arch", "where"), crossed(["llama", "qwen3moe", "gemma2", "minicpm3"], list(PLACES)))
-def test_the_probe_says_what_a_load_really_takes(arch: str, where: str, tmp_path: Path) -> None:
+def test_a_no_alloc_load_says_what_a_load_really_takes(arch: str, where: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", arch, weight_type="Q4_0")
     case = forced(path, "rpc-worker", whole=PLACES[where])
     with case.llama(logits_all=False) as llama:
@@ -68,7 +68,7 @@ def test_llama_cpp_matches_exactly_the_host_operators_and_their_biases(arch: str
     stems, placer = {name.removesuffix(".weight") for name in hosted}, case.placer
     expected = {name for name in placer.tensor_names if name.rpartition(".")[0] in stems}
     assert 0 < len(hosted) < len(case.plan.operators)
-    settings = placer.dry_loads.settings(case.plan.workload, placer.placed(case.plan), placer.attention)
+    settings = placer.no_alloc_loads.settings(case.plan.workload, placer.placed(case.plan), placer.attention)
     assert set(overridden(path, settings.host_patterns)) == expected
 
 
@@ -86,28 +86,28 @@ def test_layouts_are_honoured_where_named(tmp_path: Path) -> None:
 def test_a_file_that_kills_llama_cpp_is_a_model_file_error(tmp_path: Path) -> None:
     path = hostile(tmp_path / "model.gguf", "no blocks")  # SIGABRT in 0.3.36
     with pytest.raises(ModelFileError, match="SIGABRT") as caught:
-        probe_memory(LoadSettings(str(path), n_threads=1))
+        no_alloc_memory(LoadSettings(str(path), n_threads=1))
     assert "\n" not in str(caught.value)
 
 
 def test_with_a_device_in_play_the_same_death_is_a_device_error(tmp_path: Path) -> None:
     path = hostile(tmp_path / "model.gguf", "no blocks")
     with pytest.raises(DeviceError, match="--device none"):
-        probe_memory(LoadSettings(str(path), device="rpc-worker", n_gpu_layers=9, n_threads=1))
+        no_alloc_memory(LoadSettings(str(path), device="rpc-worker", n_gpu_layers=9, n_threads=1))
 
 
 def test_a_file_that_stalls_llama_cpp_is_a_model_file_error(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     os.mkfifo(path)
     with pytest.raises(ModelFileError, match="no answer within 3 s"):
-        probe_memory(LoadSettings(str(path), n_threads=1), timeout_s=3)
+        no_alloc_memory(LoadSettings(str(path), n_threads=1), timeout_s=3)
 
 
 def test_a_refused_file_tells_llama_cpps_reason(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelFileError, match=r"cannot load .*model\.gguf: bad GGUF version: 0"):
-        probe_memory(LoadSettings(str(path), n_threads=1))
+        no_alloc_memory(LoadSettings(str(path), n_threads=1))
 
 
 def test_loads_of_one_process_are_those_of_a_process_each(tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_loads_of_one_process_are_those_of_a_process_each(tmp_path: Path) -> Non
         for patterns in ((), ((r"^blk\.0\.ffn_up\.weight$", "CPU"),))
         for n_ctx, way in ((256, "on"), (256, "off"), (1024, "off"))
     ]
-    with Prober() as prober:
+    with NoAllocLoader() as no_alloc_loader:
         for request in requests:
-            prober.ask(request)
+            no_alloc_loader.ask(request)
         for request in reversed(requests):
-            assert prober.answer(request) == probe_memory(request), request
+            assert no_alloc_loader.answer(request) == no_alloc_memory(request), request
 
 
-def sizes(result: ProbeResult) -> dict[str, Any]:
+def sizes(result: NoAllocResult) -> dict[str, Any]:
     """Without the names of workers, each of which has its own."""
     splits = (result.n_splits_prefill, result.n_splits_decode)
     return {"device": [*map(result.on_device, PARTS)], "host": [*map(result.on_host, PARTS)], "splits": splits}
@@ -137,16 +137,16 @@ def sizes(result: ProbeResult) -> dict[str, Any]:
 def test_a_worker_serves_the_loads_of_one_process_and_ends_with_it(tmp_path: Path) -> None:
     path = str(write_gguf(tmp_path / "model.gguf", "llama"))
     request = LoadSettings(path, device="rpc-worker:1", n_ctx=256, n_threads=1, n_gpu_layers=9)
-    with Prober() as prober:
-        first = prober.answer(request)
+    with NoAllocLoader() as no_alloc_loader:
+        first = no_alloc_loader.answer(request)
         (worker,) = children_with("ggml_bridge.rpc_server")
-        assert sizes(prober.answer(replace(request, n_ctx=512))) != sizes(first)
+        assert sizes(no_alloc_loader.answer(replace(request, n_ctx=512))) != sizes(first)
         assert children_with("ggml_bridge.rpc_server") == [worker]
         worker.kill()
         must_end(worker.pid)
         with pytest.raises(DeviceError, match="the device was lost"):
-            prober.answer(request)
-        assert sizes(prober.answer(request)) == sizes(first)
+            no_alloc_loader.answer(request)
+        assert sizes(no_alloc_loader.answer(request)) == sizes(first)
         (after,) = children_with("ggml_bridge.rpc_server")
     must_end(after.pid)
 
@@ -156,9 +156,9 @@ def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:
     contexts = [256, 512, 1024, 2048]
 
     def taken(placer: Placer, n_ctx: int) -> tuple[int, int, int]:
-        load = replace(placer.workload(8, 8), n_ctx=n_ctx)
-        with placer.dry_loads.together():
-            return placer.dry_loads.on_host(load, Attention("on"))
+        workload = replace(placer.workload(8, 8), n_ctx=n_ctx)
+        with placer.no_alloc_loads.together():
+            return placer.no_alloc_loads.on_host(workload, Attention("on"))
 
     one, two = (Placer.load(path, device="none", threads=1) for _ in range(2))
     with ThreadPoolExecutor(2) as pool:
@@ -166,14 +166,14 @@ def test_threads_may_make_loads_of_one_model_at_once(tmp_path: Path) -> None:
     assert at_once == [taken(two, n_ctx) for n_ctx in contexts]
 
 
-def test_a_prober_survives_a_file_that_kills_its_process(tmp_path: Path) -> None:
+def test_no_alloc_loads_survive_a_file_that_kills_their_process(tmp_path: Path) -> None:
     good = LoadSettings(str(write_gguf(tmp_path / "good.gguf", "llama")), n_threads=1)
     bad = LoadSettings(str(hostile(tmp_path / "bad.gguf", "no blocks")), n_threads=1)
-    with Prober() as prober:
-        prober.ask(bad)
-        prober.ask(good)
+    with NoAllocLoader() as no_alloc_loader:
+        no_alloc_loader.ask(bad)
+        no_alloc_loader.ask(good)
         with pytest.raises(ModelFileError, match="SIGABRT"):
-            prober.answer(bad)
-        assert prober.answer(good) == probe_memory(good)
+            no_alloc_loader.answer(bad)
+        assert no_alloc_loader.answer(good) == no_alloc_memory(good)
         with pytest.raises(ModelFileError, match="SIGABRT"):
-            prober.answer(bad)
+            no_alloc_loader.answer(bad)

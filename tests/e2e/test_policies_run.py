@@ -1,5 +1,5 @@
-"""Plans of every policy, from a profile to logits: run as planned, in the memory that the ledger says, with stock
-llama.cpp's numbers. From Python, from the command line, and as arms of a bench.
+"""Plans of every policy, from a profile to logits: run as planned, in the memory that the memory breakdown says, with
+stock llama.cpp's numbers. From Python, from the command line, and as arms of a bench.
 
 Plans are made of a described profile, so that they do not depend on how busy this machine is.
 """
@@ -36,7 +36,7 @@ from oallama.profile.store import FOLDER_VARIABLE
 from oallama.run.plugin_report import ask_report
 from oallama.run.stock import expected_places
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 SHARE, SLACK = 0.02, 64 * KIB  # a weight's part is padded, by some hundred bytes
 SLOW_LINK = 2e7  # bytes/s, so that nothing is streamed
@@ -156,7 +156,7 @@ def test_a_plan_runs_as_planned_and_computes_what_stock_does(row: Row, models: P
 
 @pytest.mark.parametrize("row", [ROWS[0], Row("experts", "qwen3moe", link=SLOW_LINK)], ids=lambda row: row.policy)
 def test_llama_server_runs_it_as_planned(row: Row, models: Path) -> None:
-    """In the memory that the ledger says, as the card itself counts it."""
+    """In the memory that the memory breakdown says, as the card itself counts it."""
     placer = routed(row.placer(models))
     plan = placer.plan(row.policy, n_prompt=128, n_gen=16, n_ctx=256)
     memory = plan.memory

@@ -21,7 +21,7 @@ from processes import here
 from traced import traced
 
 from oallama.bench.readback import weight_of
-from oallama.core.routing import Tally, Traffic
+from oallama.core.routing import ExpertCounts, LayerCounts
 from oallama.cost.experts import expert_use
 from oallama.placer import Given, Placer
 from oallama.profile.routing import read_routing, write_routing
@@ -74,30 +74,30 @@ def test_what_is_counted_is_what_the_experts_were_given(
 ) -> None:
     """Also where experts are split, or some are hot. Of a prompt the last layer computes the last token alone, which
     counts with the tokens that are decoded."""
-    path, taken = written(models, arch, n_expert_used=n_used), list[Traffic]()
+    path, taken = written(models, arch, n_expert_used=n_used), list[ExpertCounts]()
     case = forced(path, device, nothing if hot or device == "none" else ffn(0.5), hot=hot, probe=False)
-    with case.engine(on_traffic=taken.append) as engine:
+    with case.engine(on_expert_counts=taken.append) as engine:
         answer = engine.generate(PROMPT, 9, temperature=0)
-    (traffic,) = taken
+    (expert_counts,) = taken
     seen = given_ids(path, answer.tokens[: 9 - (answer.end == "limit")])
-    assert traffic.decode.keys() == seen.keys()
+    assert expert_counts.decode.keys() == seen.keys()
     for layer, batches in seen.items():
-        for tallies, is_single in ((traffic.decode, True), (traffic.prompt, False)):
+        for counts_by_layer, is_single in ((expert_counts.decode, True), (expert_counts.prompt, False)):
             ids = [batch for batch in batches if (len(batch) == 1) == is_single]
             expected = np.bincount(np.concatenate(ids).ravel(), minlength=N_EXPERT) if ids else None
-            assert (layer in tallies) == (expected is not None), layer
+            assert (layer in counts_by_layer) == (expected is not None), layer
             if expected is not None:
-                assert tallies[layer].n_tokens == sum(map(len, ids))
-                assert tallies[layer].uses == tuple(expected)
+                assert counts_by_layer[layer].n_tokens == sum(map(len, ids))
+                assert counts_by_layer[layer].uses == tuple(expected)
 
 
 @pytest.mark.thorough
 def test_experts_on_the_device_are_not_counted(models: Path) -> None:
-    taken: list[Traffic] = []
+    taken: list[ExpertCounts] = []
     case = forced(written(models, "llama-moe", n_expert_used=2), REAL, whole=lambda operator: True)
-    with case.engine(on_traffic=taken.append) as engine:
+    with case.engine(on_expert_counts=taken.append) as engine:
         engine.generate(PROMPT, 3, temperature=0)
-    assert taken == [Traffic({}, {})]
+    assert taken == [ExpertCounts({}, {})]
 
 
 def test_run_and_chat_count_what_they_answer(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,17 +144,17 @@ def test_the_device_follows_a_file_and_begins_again_behind_its_end(models: Path,
     placer = Placer.load(written(models, "llama-moe", n_layer=N_LAYER), device=device, threads=1)
     there = [operator.name for operator in placer.operators if operator.op != "MUL_MAT_ID"]
     plan = placer.plan(Given(there, N_LAYER + 1), 64, 16, measure=False)
-    traffic: list[Traffic] = []
-    with placer.engine(plan, on_traffic=traffic.append) as engine:
+    expert_counts: list[ExpertCounts] = []
+    with placer.engine(plan, on_expert_counts=expert_counts.append) as engine:
         engine.generate(list(range(1, 17)), max_tokens=8, temperature=1.0)
     for layer, chosen in rows.items():
         n_seen = 2
-        for tallies in (traffic[0].prompt, traffic[0].decode):
-            tally = tallies.get(layer, Tally(0, (0,) * N_EXPERT))
-            uses = Counter(expert for i in range(tally.n_tokens) for expert in chosen[(n_seen + i) % 7])
-            assert tally.uses == tuple(uses[expert] for expert in range(N_EXPERT)), layer
-            n_seen += tally.n_tokens
-    assert traffic[0].prompt[0].n_tokens == 16
+        for counts_by_layer in (expert_counts[0].prompt, expert_counts[0].decode):
+            layer_counts = counts_by_layer.get(layer, LayerCounts(0, (0,) * N_EXPERT))
+            uses = Counter(expert for i in range(layer_counts.n_tokens) for expert in chosen[(n_seen + i) % 7])
+            assert layer_counts.uses == tuple(uses[expert] for expert in range(N_EXPERT)), layer
+            n_seen += layer_counts.n_tokens
+    assert expert_counts[0].prompt[0].n_tokens == 16
 
 
 def test_later_traffic_hits_as_often_as_promised(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +173,12 @@ def test_later_traffic_hits_as_often_as_promised(models: Path, tmp_path: Path, m
     pairs = list(zip(placer.operators, plan.operators, strict=True))
     hot = {o.layer: p.hot_experts for o, p in pairs if p.hot_experts and o.layer is not None}
     assert hot and all(p.gg == 1 for o, p in pairs if o.role == "ffn_gate_inp"), "only these follow the file"
-    traffic: list[Traffic] = []
-    with placer.engine(plan, on_traffic=traffic.append) as engine:
+    expert_counts: list[ExpertCounts] = []
+    with placer.engine(plan, on_expert_counts=expert_counts.append) as engine:
         n_decoded = 0
         while n_decoded < 150:  # what is drawn may end an answer
             n_decoded += engine.generate(list(range(1, 17)), max_tokens=50, temperature=1.0).n_gen
-    use, decode = expert_use(counts), traffic[0].decode
+    use, decode = expert_use(counts), expert_counts[0].decode
     assert hot.keys() <= decode.keys()
     hits = sum(decode[layer].uses[expert] for layer, experts in hot.items() for expert in experts)
     promised = sum(use[layer].decode[len(experts)] * sum(decode[layer].uses) for layer, experts in hot.items())

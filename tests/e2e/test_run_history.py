@@ -15,7 +15,7 @@ from oallama.placer import Placer
 from oallama.profile.history import read_history, timings_of
 from oallama.profile.store import FOLDER_VARIABLE
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 WORKER = "rpc-worker:1"
 N_PROMPT, N_GEN = 40, 48

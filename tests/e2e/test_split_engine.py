@@ -20,7 +20,7 @@ from oallama.core.types import SPLIT_LAYOUT
 from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 of_glibc = pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is counted on Linux only")
 
@@ -39,7 +39,7 @@ def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
     case = forced(q4_0, device, ffn(0.5))
     operators, memory = case.placer.operators, case.plan.memory
     slices = sum(round(p.gg * o.bytes) for p, o in zip(case.plan.operators, operators, strict=True))
-    weights, context, compute = case.placer.dry_loads.on_host(case.plan.workload, case.placer.attention)
+    weights, context, compute = case.placer.no_alloc_loads.on_host(case.plan.workload, case.placer.attention)
     with case.llama() as llama:
         found, held = llama.memory, load_bridge().split().memory()
         assert found.planned_device_bytes == slices > 0
@@ -63,10 +63,10 @@ def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
 def test_staging_of_the_plan_is_an_upper_bound(f16: Path) -> None:
     case = forced(f16, "cpu-pair", ffn(0.5))
     staging, weights = 64 << 20, case.plan.memory.weights_gpu
-    with case.with_ledger(staging=staging).llama() as llama:
+    with case.with_breakdown(staging=staging).llama() as llama:
         assert llama.warnings == ()
         assert llama.memory.device_bytes < llama.memory.planned_device_bytes == weights + staging
-    with case.with_ledger(staging=staging, weights_gpu=weights + (2 << 20)).llama() as llama:
+    with case.with_breakdown(staging=staging, weights_gpu=weights + (2 << 20)).llama() as llama:
         assert len(llama.warnings) == 1 and "plan again" in llama.warnings[0]
 
 

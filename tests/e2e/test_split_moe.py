@@ -20,7 +20,7 @@ from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
 from oallama.plan.split import slice_counts
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 SETS = ((0,), (1, 2, 5), (0, 1, 2, 3, 4, 6, 7), tuple(range(8)))  # of the 8 experts of tiny models
 USED = [
@@ -68,7 +68,7 @@ def attention_and_routers(operator: Operator) -> bool:
 def test_experts_that_a_card_cannot_compute_stay_on_the_host(hot: tuple[int, ...], models: Path) -> None:
     """Mistral-4 reads the input of down's experts in F32, for which CUDA, and what emulates it, has no kernel."""
     path = written(models, "mistral4")
-    case = forced(path, REAL, nothing if hot else ffn(0.5), hot=hot).with_ledger(staging=16 << 20)
+    case = forced(path, REAL, nothing if hot else ffn(0.5), hot=hot).with_breakdown(staging=16 << 20)
     with case.llama() as llama:
         assert_stock(placed_logits(llama, PROMPT), path, PROMPT)
         assert_stock(placed_logits(llama, PROMPT[:1]), path, PROMPT[:1])
@@ -81,7 +81,7 @@ def test_experts_that_a_card_cannot_compute_stay_on_the_host(hot: tuple[int, ...
 def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, models: Path) -> None:
     """Also where the router is on the device, and ids come from there."""
     path = written(models, arch, n_expert_used=2)
-    case = forced(path, REAL, nothing, hot=(0, 3, 6), whole=whole).with_ledger(staging=16 << 20)
+    case = forced(path, REAL, nothing, hot=(0, 3, 6), whole=whole).with_breakdown(staging=16 << 20)
     experts = [operator for operator in case.placer.operators if operator.op == "MUL_MAT_ID"]
     before = load_bridge().split().memory()
     with case.llama() as llama:

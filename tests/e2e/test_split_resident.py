@@ -11,9 +11,9 @@ from e2e.plugin_runs import counted
 from seeds import crossed
 
 from oallama.cost.blocks import is_ffn
-from oallama.model.memory import probe_memory
+from oallama.model.memory import no_alloc_memory
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 DEVICES = ("rpc-worker", REAL)
 DENSE = ("llama", "llama-tied", "qwen2", "qwen3", "gemma2", "phi3", "minicpm3", "gpt2")
@@ -42,7 +42,7 @@ def test_streamed_parts_and_tokens(device: str, arch: str, models: Path) -> None
     """CG, and CG' for some tokens of a prompt."""
     path = written(models, arch, weight_type="F16")
     case = beside_the_ffns(path, device, 0.25, 0.25, layout="CPU", token_assignment=((32, 0), (64, 20)))
-    with case.with_ledger(staging=16 << 20).llama() as llama:
+    with case.with_breakdown(staging=16 << 20).llama() as llama:
         assert_stock(placed_logits(llama, TOKENS), path, TOKENS)
 
 
@@ -70,12 +70,14 @@ def test_a_load_whose_device_takes_no_such_blocks_says_so(models: Path) -> None:
             assert len(said) == residents, llama.warnings
 
 
-def test_a_dry_load_makes_the_splits_of_the_real_one(models: Path) -> None:
+def test_a_no_alloc_load_makes_the_splits_of_the_real_one(models: Path) -> None:
     """Of a layer: the device's, ours, the device's; and nothing on the CPU between them."""
     path = written(models, "llama", weight_type="Q4_0")
     there, on_host = (beside_the_ffns(path, "rpc-worker", residents=residents) for residents in (True, False))
-    dry, plan = there.placer.dry_loads, there.plan
+    dry, plan = there.placer.no_alloc_loads, there.plan
     settings = dry.settings(plan.workload, there.placer.placed(plan), there.placer.attention)
     assert settings.split_text.count(" resident\n") == 3 * there.placer.model.n_layer
-    assert probe_memory(settings).n_splits_decode == 2 * there.placer.model.n_layer + 2, "and the embedding on the CPU"
+    assert no_alloc_memory(settings).n_splits_decode == 2 * there.placer.model.n_layer + 2, (
+        "and the embedding on the CPU"
+    )
     assert on_host.plan.memory.compute < plan.memory.compute, "results of the blocks are there too"

@@ -18,7 +18,7 @@ from worlds import model_info, placed, some_plan, weight
 
 from oallama.core.codec import from_json
 from oallama.core.errors import OallamaError
-from oallama.core.routing import Tally, Traffic
+from oallama.core.routing import ExpertCounts, LayerCounts
 from oallama.core.types import Attention, Predicted, StreamSettings
 from oallama.cost.experts import expert_use
 from oallama.cost.kernels import Kernels
@@ -34,8 +34,8 @@ from oallama.profile.routing import counted, read_routing, routing_path, write_r
 from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
 from oallama.report.plan import plan_sentences
 from oallama.report.profile import profile_tables
-from oallama.tuned.store import read_verdict, verdict_path
-from oallama.tuned.verdict import Key
+from oallama.tuned.result import Key
+from oallama.tuned.store import read_result, result_path
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -137,27 +137,27 @@ def check_profile(raw: bytes, folder: Path) -> None:
         kernels.on_device(operator)
 
 
-def check_verdict(raw: bytes, folder: Path) -> None:
+def check_tune_result(raw: bytes, folder: Path) -> None:
     """A file that is no use is as good as none: nothing is raised, and what is kept can be used as `run` does."""
     key = from_json(Key, stored("stored/verdict-v4.json")["key"], "the key")
     with cache_in(folder):
-        verdict_path(key).write_bytes(raw)
-        verdict = read_verdict(key)
-    if verdict is None:
+        result_path(key).write_bytes(raw)
+        result = read_result(key)
+    if result is None:
         raise OallamaError("no verdict that can be used")
-    json.dumps(verdict.document)
-    try_all(*(partial(verdict.plan, each.plan) for each in verdict.classes if each.settled))
+    json.dumps(result.document)
+    try_all(*(partial(result.plan, each.plan) for each in result.classes if each.settled))
 
 
 def check_routing(raw: bytes, folder: Path) -> None:
     """A file that is no use is as good as none; what is read is judged, counted on, and written again."""
-    traffic = Traffic({0: Tally(2, (1, 1, 1, 1))}, {})
+    expert_counts = ExpertCounts({0: LayerCounts(2, (1, 1, 1, 1))}, {})
     with cache_in(folder):
         routing_path(MODEL.fingerprint).write_bytes(raw)
         routing = read_routing(MODEL.fingerprint, 4, 2)
         if routing is None:
             raise OallamaError("no routing that can be used")
-        for known in (routing, counted(routing, traffic)):
+        for known in (routing, counted(routing, expert_counts)):
             expert_use(known)
         write_routing(routing)
         assert read_routing(MODEL.fingerprint, 4, 2) == routing, "a routing that was written is read back otherwise"
@@ -195,7 +195,7 @@ def check_machine(raw: bytes, folder: Path) -> None:
 DOCUMENTS: dict[str, tuple[list[Any], Callable[[bytes, Path], None]]] = {
     "plan": ([SPLIT.to_json(), WHOLE.to_json()], check_plan),
     "profile": (profiles(), check_profile),
-    "verdict": ([stored("stored/verdict-v4.json")], check_verdict),
+    "verdict": ([stored("stored/verdict-v4.json")], check_tune_result),
     "routing": ([stored("stored/routing-v1.json")], check_routing),
     "history": ([stored("stored/history-v1.json")], check_history),
     "machine": (json.loads(json.dumps(machines())), check_machine),

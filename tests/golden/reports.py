@@ -19,17 +19,17 @@ import placement_records
 import report_records as records
 from worlds import HOST, SMALL, World, model_info, placed, some_plan, weights_of
 
-from oallama.core.affinity import AffinityReport
+from oallama.core.affinity_report import AffinityReport
 from oallama.core.history import BlockRuns
-from oallama.core.types import MemoryLedger, StreamSettings, Workload
+from oallama.core.types import MemoryBreakdown, StreamSettings, Workload
 from oallama.core.units import MIB
 from oallama.device.cards import preset
 from oallama.device.machines import machine_of
 from oallama.placer.described import alone_and_beside
 from oallama.plan.plan import Plan
 from oallama.profile.described import host_profile
-from oallama.report.affinity import affinity_csv, affinity_markdown, report_document, report_tables
 from oallama.report.html import affinity_html
+from oallama.report.operators import affinity_csv, affinity_markdown, report_document, report_tables
 from oallama.report.placement import placement_document, placement_html
 from oallama.report.plan import plan_sentences
 from oallama.report.simulate import SimulationSetting, simulate_chart, simulate_tables
@@ -97,7 +97,7 @@ def ran(policy: str = "scheinfer", measured: bool = False) -> AffinityReport:
     return replace(report, run=replace(report.run, policy=policy))
 
 
-NOTHING = MemoryLedger(
+NOTHING = MemoryBreakdown(
     capacity=0, fill=0.9, limit=0, weights_gpu=0, weights_host=5, kv=0, compute=0, staging=0, spare=0
 )
 
@@ -183,8 +183,8 @@ def placements() -> Iterator[tuple[str, str]]:
 
 def simulations() -> Iterator[tuple[str, str]]:
     machine = machine_of(str(TESTBED))
-    load = Workload(n_prompt=64, n_gen=32, n_ctx=512)
-    world = World(model=SMALL, host=machine.host, card=machine.card, share=0.3, workload=load)
+    workload = Workload(n_prompt=64, n_gen=32, n_ctx=512)
+    world = World(model=SMALL, host=machine.host, card=machine.card, share=0.3, workload=workload)
     made = world.simulate(world.plan("flexgen"))
     setting = SimulationSetting(SMALL, "flexgen", machine.card.name, machine.description, machine.sources, ("a note",))
     yield "simulate.txt", text_of(*simulate_tables(setting, made))
@@ -192,18 +192,18 @@ def simulations() -> Iterator[tuple[str, str]]:
 
 
 def cards() -> Iterator[tuple[str, str]]:
-    load = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
-    world = World(model=replace(SMALL, name="<b>&\x1b"), workload=load)
+    workload = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
+    world = World(model=replace(SMALL, name="<b>&\x1b"), workload=workload)
     placer = world.alone(host_profile(HOST, SMALL, world.operators, (1, 32, 512)))
     chosen = [replace(preset("rtx3060"), memory_bytes=n * MIB) for n in (16, 1000)]
-    alone, beside = alone_and_beside(placer, chosen, load)
+    alone, beside = alone_and_beside(placer, chosen, workload)
     rows = list(beside)
     lines = (what_if_line(placer.model, row) for row in rows)
-    head, foot = what_if_head(placer.model, load, None), what_if_foot(placer.model, alone, rows, "auto")
+    head, foot = what_if_head(placer.model, workload, None), what_if_foot(placer.model, alone, rows, "auto")
     yield "what-if.txt", "\n".join([head, *lines, foot])
     yield "what-if-policy.txt", what_if_foot(placer.model, alone, rows, "hetegen", HOST)
-    yield "what-if.svg", what_if_chart(placer.model, load, rows)
-    document = what_if_document(placer.model, load, alone, rows, HOST)
+    yield "what-if.svg", what_if_chart(placer.model, workload, rows)
+    document = what_if_document(placer.model, workload, alone, rows, HOST)
     yield "what-if.json", json_of(rounded(document))
 
 
@@ -221,7 +221,7 @@ MADE: tuple[Callable[[], Iterator[tuple[str, str]]], ...] = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    from oallama.place.memory import RUNTIME_BYTES
+    from oallama.planner.memory import RUNTIME_BYTES
 
     RUNTIME_BYTES["CUDA"] = 0  # as in the fixture small_cards
     for old in FOLDER.iterdir():

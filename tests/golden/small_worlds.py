@@ -15,10 +15,10 @@ from worlds import CARD, HOST, World, linked, long_prompt, model_info, routed, s
 
 from oallama.core.errors import OallamaError
 from oallama.core.options import Options
-from oallama.core.profile import Sharing
+from oallama.core.profile import Contention
 from oallama.core.types import Workload
-from oallama.place.decide import larger_ubatches
-from oallama.place.policies.registry import POLICIES, Rules
+from oallama.planner.decide import larger_ubatches
+from oallama.planner.policies.registry import POLICIES, Rules
 
 FILE = Path(__file__).with_suffix(".txt")
 DENSE = tuple(name for name in POLICIES if name not in ("fiddler", "experts"))
@@ -29,9 +29,9 @@ SKEWED = (9000.0, 5.0, 5.0, 5000.0, 5.0, 5.0, 5.0, 5.0)
 DEEP = Workload(n_prompt=1, n_gen=64, n_ctx=8192, n_past=7000)
 
 
-def halved(first: str, second: str) -> Sharing:
+def halved(first: str, second: str) -> Contention:
     """Two kinds of work of which each takes half of the other's rate."""
-    return Sharing(
+    return Contention(
         first=first, second=second, n_tokens=1, first_alone_gb_per_s=20.0, second_alone_gb_per_s=10.0,
         first_with_second_gb_per_s=10.0, second_with_first_gb_per_s=5.0,
     )  # fmt: skip
@@ -78,7 +78,7 @@ def worlds() -> Iterator[tuple[str, World, tuple[str, ...]]]:
         yield f"room for {share:g}", slow_cpu(share=share), ("hetegen", "flexgen", "atsinfer", "split")
     yield "long prompt", long_prompt(), ("scheinfer", "split", "hetegen", "layers")
     for room in (0, 1 << 40):
-        world = long_prompt(repacked=1.2, host_room=room, card=linked(4e9))
+        world = long_prompt(repacked=1.2, host_budget=room, card=linked(4e9))
         yield f"long prompt, repacked, host room {room >> 30}", world, ("scheinfer", "flexgen", "fit")
     yield (
         "blocking",
@@ -166,7 +166,7 @@ def lines_of(world: World, policy: str, rules: Rules) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    from oallama.place.memory import RUNTIME_BYTES
+    from oallama.planner.memory import RUNTIME_BYTES
 
     RUNTIME_BYTES["CUDA"] = 0  # as in the fixture small_cards
     FILE.write_text("".join(text_of(*one) for one in worlds()), encoding="utf-8")

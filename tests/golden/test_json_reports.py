@@ -26,7 +26,7 @@ from model_shapes import KNOWN  # noqa: E402
 
 from oallama.profile.store import profile_to_json  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("prober")
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 DEVICE = "emulated:rtx3060-12,scale=8"
 """Given the scale, nothing is measured."""
@@ -67,7 +67,7 @@ def document(*arguments: object) -> dict[str, Any]:
     return answer
 
 
-def check_ledger(memory: dict[str, Any]) -> None:
+def check_breakdown(memory: dict[str, Any]) -> None:
     apart = {"capacity", "fill", "limit", "weights_host", "spare", "runtime"}
     assert memory.keys() >= apart - {"runtime"} | {"weights_gpu", "kv", "compute", "staging"}
     assert all(isinstance(memory[name], int) for name in memory.keys() - {"fill"})
@@ -91,7 +91,7 @@ def test_plan(large: SimpleNamespace) -> None:
         assert math.isclose(place["gg"] + place["cg"] + place["cc"], 1, abs_tol=1e-9), place
         assert min(place["gg"], place["cg"], place["cc"]) >= 0
     assert any(place["gg"] for place in plan["operators"])
-    check_ledger(plan["memory"])
+    check_breakdown(plan["memory"])
     check_times(plan["predicted"], 32)
     operators = document("inspect", large.file, "--json")["operators"]
     assert [o["name"] for o in operators] == [place["name"] for place in plan["operators"]]
@@ -116,7 +116,7 @@ def test_affinity_report(large: SimpleNamespace) -> None:
         if row["t_gpu_s"] is not None:
             saved = row["t_cpu_s"] - row["t_gpu_s"] - row["t_transfer_s"]
             assert row["benefit_s_per_byte"] == pytest.approx(saved / row["bytes"], rel=1e-6, abs=1e-18)
-    check_ledger(report["memory"])
+    check_breakdown(report["memory"])
     assert sum(row["bytes"] for row in rows if row["backend"] == "GPU") <= report["memory"]["weights_gpu"]
 
 

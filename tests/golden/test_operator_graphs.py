@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oallama.core.types import ModelInfo
-from oallama.cost.graph import build_graph, crossings
+from oallama.cost.graph import build_graph, device_copies
 from oallama.model.gguf_file import GgufFile, MetadataEntry, TensorInfo
 from oallama.model.operators import operators
 
@@ -55,7 +55,7 @@ def test_operators_are_in_the_order_of_layers_so_that_a_placement_can_be_priced(
     )  # fmt: skip
     made = build_graph(info, listed, graph["tensors"])
     assert list(made.operator_layer) == sorted(made.operator_layer)
-    nothing = crossings(made, [False] * len(listed), n_layer + 1)
-    everything = crossings(made, [True] * len(listed), 0)
+    nothing = device_copies(made, [False] * len(listed), n_layer + 1)
+    everything = device_copies(made, [True] * len(listed), 0)
     assert (nothing.device_splits, nothing.copies_in, nothing.copies_out) == (0, 0, 0)
     assert everything.device_splits == 1

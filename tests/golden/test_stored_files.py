@@ -17,8 +17,8 @@ from oallama.plan.plan import Plan
 from oallama.profile.history import history_path, read_history
 from oallama.profile.routing import read_routing, routing_path
 from oallama.profile.store import READABLE_VERSIONS, VERSION, profile_from_json, profile_to_json, read_profile, save
-from oallama.tuned.store import read_verdict, verdict_path
-from oallama.tuned.verdict import Key
+from oallama.tuned.result import Key
+from oallama.tuned.store import read_result, result_path
 
 STORED = Path(__file__).parent / "stored"
 PROFILE = Path(__file__).parent / "profile-v1.json"
@@ -46,14 +46,14 @@ def test_a_routing_of_version_1() -> None:
     assert [(layer.layer, layer.n_tokens, layer.latest) for layer in routing.decode] == [(0, 7, (4, 3, 4, 3))]
 
 
-def test_a_verdict_of_version_4() -> None:
+def test_a_tune_result_of_version_4() -> None:
     key = from_json(Key, json.loads((STORED / "verdict-v4.json").read_text())["key"], "the key")
-    kept("verdict-v4", verdict_path(key))
-    verdict = read_verdict(key)
-    assert verdict is not None
-    (question,) = verdict.classes
+    kept("verdict-v4", result_path(key))
+    result = read_result(key)
+    assert result is not None
+    (question,) = result.classes
     assert question.won is not None and question.won.policy == "split" and question.rival == 1
-    assert isinstance(verdict.plan(question.plan), Plan) and question.tries[1].placement.options.no_host
+    assert isinstance(result.plan(question.plan), Plan) and question.tries[1].placement.options.no_host
     document = json.loads(json.dumps(question.document))
     assert (document["winner"], document["settled"]) == ("split", True) and document["races"][0]["standing"] == "won"
 

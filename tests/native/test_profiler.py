@@ -19,9 +19,9 @@ from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile
 from oallama.core.types import ModelInfo, Operator
 from oallama.profile.profiler import profile_model
-from oallama.profile.timing import Policy
+from oallama.profile.timing import TimingPolicy
 
-QUICK = Policy(target=0.5, min_repeats=2, max_repeats=3, warmup_runs=0, time_cap_s=0.02)
+QUICK = TimingPolicy(target=0.5, min_repeats=2, max_repeats=3, warmup_runs=0, time_cap_s=0.02)
 TOKENS = (1, 4)
 MODEL = ModelInfo(
     path="tiny.gguf", arch="llama", name="tiny", n_layer=1, n_embd=256, n_ff=512, n_head=4, n_head_kv=2,
@@ -52,7 +52,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(device: str, policy: Policy = QUICK) -> Profile:
+def run(device: str, policy: TimingPolicy = QUICK) -> Profile:
     return profile_model(MODEL, OPERATORS, device, 1, tokens=TOKENS, progress=False, policy=policy)
 
 

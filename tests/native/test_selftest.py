@@ -17,9 +17,9 @@ HERE = Path(__file__).parent
 
 def test_every_layout_is_right(bridge: ggml_bridge.Bridge) -> None:
     """All that AMX may get wrong is several matrices at once."""
-    verdicts = selftest.check_layouts()
-    assert [name for name in verdicts if " " not in name] == bridge.cpu_layouts()
-    assert {verdict for name, verdict in verdicts.items() if name != "AMX 3-D MUL_MAT"} == {"ok"}
+    results = selftest.check_layouts()
+    assert [name for name in results if " " not in name] == bridge.cpu_layouts()
+    assert {result for name, result in results.items() if name != "AMX 3-D MUL_MAT"} == {"ok"}
 
 
 @pytest.mark.timeout(1200)  # building
@@ -29,10 +29,10 @@ def test_amx_loses_weights_of_three_dimensions_only(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", ""))))
     monkeypatch.setattr(selftest, "_MODULE", "selftest_with_layouts")
-    verdicts = selftest.check_layouts()
-    assert verdicts["AMX"] == "ok"
-    assert list(faults_of_kinds(verdicts)) == ["AMX 3-D MUL_MAT"], verdicts
-    assert verdicts["AMX 3-D MUL_MAT"].startswith("3-D MUL_MAT F16: ")
+    results = selftest.check_layouts()
+    assert results["AMX"] == "ok"
+    assert list(faults_of_kinds(results)) == ["AMX 3-D MUL_MAT"], results
+    assert results["AMX 3-D MUL_MAT"].startswith("3-D MUL_MAT F16: ")
 
 
 def test_a_wrong_product_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

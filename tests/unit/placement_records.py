@@ -7,12 +7,12 @@ from dataclasses import replace
 import report_records
 from worlds import placed, some_plan, weight
 
-from oallama.core.types import MemoryLedger, Predicted
+from oallama.core.types import MemoryBreakdown, Predicted
 from oallama.report.placement import Served, WorkTime
 
 HOSTILE = report_records.HOSTILE
 ROLES = ("attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-LEDGER = MemoryLedger(
+MEMORY = MemoryBreakdown(
     capacity=6_000_000, fill=0.9, limit=5_400_000, weights_gpu=300_000, weights_host=200_000, kv=512_000,
     compute=256_000, staging=0, spare=4_332_000,
 )  # fmt: skip
@@ -40,7 +40,7 @@ def served(n_layer: int = 3) -> Served:
     )
     cut = WorkTime(name="layer 1: FFN", kind="slice", token_s={"cpu": 30e-6, "gpu": 25e-6}, prompt_s={"gpu": 2e-3})
     record = some_plan(
-        placements, model_fingerprint="ab" * 32, device="rpc://127.0.0.1:9", n_gpu_layers=n_layer, memory=LEDGER,
+        placements, model_fingerprint="ab" * 32, device="rpc://127.0.0.1:9", n_gpu_layers=n_layer, memory=MEMORY,
         predicted=Predicted(ttft_s=0.05, tpot_s=0.0004, total_s=0.07),
     )  # fmt: skip
     model = report_records.model(n_layer=n_layer, name="Small")
@@ -55,10 +55,10 @@ def served(n_layer: int = 3) -> Served:
 
 def on_cpu(of: Served) -> Served:
     """The same model without a device and without times."""
-    ledger = MemoryLedger(
+    memory_breakdown = MemoryBreakdown(
         capacity=0, fill=0.9, limit=0, weights_gpu=0, weights_host=500_000, kv=0, compute=0, staging=0, spare=0
     )
-    record = some_plan((placed(o.name) for o in of.operators), device="none", policy="cpu", memory=ledger)
+    record = some_plan((placed(o.name) for o in of.operators), device="none", policy="cpu", memory=memory_breakdown)
     return replace(of, plan=record, reason="everything is on the CPU", times=())
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from worlds import placed
 
-from oallama.core.affinity import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
-from oallama.core.types import MemoryLedger, ModelInfo, Predicted, StreamSettings, Workload
+from oallama.core.affinity_report import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
+from oallama.core.types import MemoryBreakdown, ModelInfo, Predicted, StreamSettings, Workload
 from oallama.core.units import GIB, MIB
 
 BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "F16": 16.0, "F32": 32.0}
@@ -95,7 +95,8 @@ def with_run(of: AffinityReport, measured: bool = False, seconds: float = 0.5) -
 
 
 def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport:
-    """Rank by a benefit computed from the shape, fill nine tenths of `capacity`, and make the ledger add up."""
+    """Rank by a benefit computed from the shape, fill nine tenths of `capacity`, and make the memory breakdown add
+    up."""
     kv, compute, limit = capacity // 8, capacity // 16, capacity * 9 // 10
     rows = []
     for name, layer, role, kind, shape in specs:
@@ -120,7 +121,7 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
         affinity = (row.benefit_s_per_byte - low) / (high - low) if high > low else 1.0
         there.append(replace(row, affinity=affinity, rank=rank, backend="GPU" if fits else "CPU"))
     on_device = sum(row.bytes for row in there if row.backend == "GPU")
-    ledger = MemoryLedger(
+    memory_breakdown = MemoryBreakdown(
         capacity=capacity, fill=0.9, limit=limit, weights_gpu=on_device,
         weights_host=sum(row.bytes for row in there) - on_device, kv=kv, compute=compute, staging=0, spare=room,
     )  # fmt: skip
@@ -131,7 +132,7 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
         iterations=3,
         converged=True,
         operators=tuple(there),
-        memory=ledger,
+        memory=memory_breakdown,
         predicted=Predicted(ttft_s=0.412, tpot_s=0.0318, total_s=4.45),
         workload=Workload(n_prompt=512, n_gen=128, n_ctx=4096),
         baselines=(

@@ -141,8 +141,8 @@ class Arm:
         self.world.said.append(("kill", self.name))
 
 
-def compare(world, arms=(CPU, NGL), tests=(PP,), n_blocks=2, room=1 << 40, on_partial=lambda result: None, **options):
-    bench = Bench(arms, tests, OPERATORS, N_LAYER, n_blocks, **options)
+def compare(world, arms=(CPU, NGL), tests=(PP,), n_rounds=2, room=1 << 40, on_partial=lambda result: None, **options):
+    bench = Bench(arms, tests, OPERATORS, N_LAYER, n_rounds, **options)
     return run_bench(bench, on_partial=on_partial, start=world.start, available_memory=lambda: room)
 
 
@@ -179,7 +179,7 @@ def test_arms_that_do_not_fit_together_are_loaded_for_each_turn(why):
 
     world.load = load
     room = 1000 if "memory" in why else 1 << 40
-    result = compare(world, n_blocks=1, room=room, resident=False if why == "asked for" else None)
+    result = compare(world, n_rounds=1, room=room, resident=False if why == "asked for" else None)
     assert not result.resident
     assert [why in warning for warning in result.warnings] == ([] if why == "asked for" else [True])
     alive = set()
@@ -214,7 +214,7 @@ def test_a_deadline_leaves_the_complete_blocks_and_ends_every_process():
         return 1.0
 
     world = World(turn)
-    result = compare(world, n_blocks=9, deadline=Deadline(4.2, lambda: now[0]))
+    result = compare(world, n_rounds=9, deadline=Deadline(4.2, lambda: now[0]))
     assert (result.out_of_time, result.interrupted) == (True, False)
     assert [len(series.kept) for series in result.series] == [1]
     assert now == [4.5], "the turn under way is the last"
@@ -244,7 +244,7 @@ def test_a_drifted_block_is_discarded_and_measured_again():
     slower = (1.0,) * 4 + (1.0, 1.0, 1.5, 1.5) + (1.0,) * 4  # both arms, in the second block
     result = compare(taking(*slower))
     (made,) = result.series
-    assert [block.drift for block in made.discarded] == [pytest.approx(0.5)]
+    assert [round_.drift for round_ in made.discarded] == [pytest.approx(0.5)]
     assert [s.seconds for s in made.samples(0)] == [1.0] * 4
     assert result.warnings[0] == "pp64: 1 round was repeated because the machine's speed changed"
 
@@ -253,17 +253,17 @@ def test_on_a_machine_that_never_calms_down_the_calmest_blocks_are_taken_and_tol
     times = [v for drift in (0.5, 0.2, 0.9, 0.3) for v in (1.0, 1.0 + drift)]
     result = compare(taking(*times), (CPU,))
     (made,) = result.series
-    assert [round(block.drift, 6) for block in made.kept] == [0.2, 0.3] and len(made.discarded) == 2
+    assert [round(round_.drift, 6) for round_ in made.kept] == [0.2, 0.3] and len(made.discarded) == 2
     assert "changed by more than 10% within 2 of 2 rounds" in result.warnings[0]
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.lists(st.floats(0.5, 2.0), min_size=64, max_size=64))
-def test_there_are_always_as_many_blocks_as_asked_for(n_arms, n_blocks, times):
-    (made,) = compare(taking(*times), (CPU, NGL, THIRD)[:n_arms], n_blocks=n_blocks).series
-    assert len(made.kept) == n_blocks
-    assert len(made.kept) + len(made.discarded) <= 2 * n_blocks
-    kept_by_need = [block for block in made.kept if block.drift > MAX_DRIFT]
-    assert all(block.drift >= worst.drift for block in made.discarded for worst in kept_by_need)
+def test_there_are_always_as_many_blocks_as_asked_for(n_arms, n_rounds, times):
+    (made,) = compare(taking(*times), (CPU, NGL, THIRD)[:n_arms], n_rounds=n_rounds).series
+    assert len(made.kept) == n_rounds
+    assert len(made.kept) + len(made.discarded) <= 2 * n_rounds
+    kept_by_need = [round_ for round_ in made.kept if round_.drift > MAX_DRIFT]
+    assert all(round_.drift >= worst.drift for round_ in made.discarded for worst in kept_by_need)
 
 
 def late_in(*turns):
@@ -273,22 +273,22 @@ def late_in(*turns):
 
 
 def test_a_block_with_a_fault_is_measured_again_and_never_kept():
-    result = compare(late_in(1, 4, 6, 8, 10), (CPU,), n_blocks=3)
+    result = compare(late_in(1, 4, 6, 8, 10), (CPU,), n_rounds=3)
     (made,) = result.series
     assert len(made.kept) == 1
-    assert [block.fault for block in made.discarded] == ["the device was late"] * 5
+    assert [round_.fault for round_ in made.discarded] == ["the device was late"] * 5
     assert result.warnings == ("pp64: 5 rounds discarded: the device was late",)
     with pytest.raises(DeviceError, match="the device was late, in every block; close them"):
-        compare(late_in(*range(20)), (CPU,), n_blocks=3)
+        compare(late_in(*range(20)), (CPU,), n_rounds=3)
 
 
 def test_an_arm_with_a_fault_is_measured_again_at_the_end_of_its_block():
     world = late_in(4, 6)  # 0 1 2 2 1* 0, 1* 1, 1 1
-    result = compare(world, (CPU, NGL, THIRD), n_blocks=1)
+    result = compare(world, (CPU, NGL, THIRD), n_rounds=1)
     assert world.asked("measure") == [arm.name for arm in (CPU, NGL, THIRD, THIRD, NGL, CPU, NGL, NGL, NGL, NGL)]
     (made,) = result.series
-    (block,) = made.kept
-    assert not block.fault and not made.discarded and [len(pair) for pair in block.samples] == [2, 2, 2]
+    (round_,) = made.kept
+    assert not round_.fault and not made.discarded and [len(pair) for pair in round_.samples] == [2, 2, 2]
     assert [bool(sample.fault) for sample in made.unused(1)] == [False, True, True, False]
     assert made.unused(0) == made.unused(2) == []
     assert result.warnings == ("pp64: 1 disturbed sample was repeated",)
@@ -296,16 +296,16 @@ def test_an_arm_with_a_fault_is_measured_again_at_the_end_of_its_block():
 
 def test_how_well_an_emulated_device_kept_time_is_told():
     world = World(lambda name, turn: Sample(1.0, 0.0, late_share=0.001 * turn, n_overruns=turn))
-    (told,) = compare(world, (CPU,), n_blocks=1).warnings
+    (told,) = compare(world, (CPU,), n_rounds=1).warnings
     assert told == "pp64: emulated device: late 0.10% of the time in the worst turn; 1 overruns"
 
 
 def test_a_test_that_is_done_is_not_measured_again():
     world, tests = World(lambda name, turn: 1.0), (PP, TG)
-    done = compare(world, tests=tests, n_blocks=3, done=lambda series: series.test == PP).series
+    done = compare(world, tests=tests, n_rounds=3, done=lambda series: series.test == PP).series
     assert [len(made.kept) for made in done] == [1, 3]
     assert world.asked("measure") == [CPU.name, NGL.name, NGL.name, CPU.name] * 3
-    assert [len(made.kept) for made in compare(world, n_blocks=3, done=lambda series: True).series] == [1]
+    assert [len(made.kept) for made in compare(world, n_rounds=3, done=lambda series: True).series] == [1]
 
 
 # ---- options of stock that are tried
@@ -441,7 +441,7 @@ def test_fit_is_offered_less_until_its_weights_keep_to_the_cap(limit, n_gpu_laye
     placement, steps = shrink_until_fits(layers_that_fit, Cap(None, limit), 1 << 30, OPERATORS, N_LAYER)
     assert placement.n_gpu_layers == n_gpu_layers
     assert operator_bytes_on_device(OPERATORS, N_LAYER, placement) <= limit
-    assert steps[0].offered_bytes == 1 << 30 and len(steps) <= 8  # each is a dry load
+    assert steps[0].offered_bytes == 1 << 30 and len(steps) <= 8  # each is a no_alloc load
     _, steps = shrink_until_fits(layers_that_fit, Cap(5500), 10_000, OPERATORS, N_LAYER)
     assert [(step.offered_bytes, step.n_gpu_layers) for step in steps] == [(5500, 2)], "no cap on weights, one call"
 
@@ -451,11 +451,11 @@ def test_fit_is_offered_less_until_its_weights_keep_to_the_cap(limit, n_gpu_laye
 SLOW, FAST = [1.2, 1.21, 1.19, 1.2, 1.22, 1.18], [1.0, 1.01, 0.99, 1.0, 1.02, 0.98]
 
 
-def measured(*tests, arms=(CPU, NGL), n_blocks=3, **reports):
+def measured(*tests, arms=(CPU, NGL), n_rounds=3, **reports):
     """A comparison in which the first arm is slow and the second fast. reports: of arms that differ."""
     seconds = {arm.name: iter(times) for arm, times in zip(arms, (SLOW, FAST), strict=True)}
     read_back = {CPU.name: REPORTS[CPU.name], arms[1].name: REPORTS[NGL.name], **reports}
-    return compare(World(lambda name, turn: next(seconds[name]), read_back.__getitem__), arms, tests, n_blocks)
+    return compare(World(lambda name, turn: next(seconds[name]), read_back.__getitem__), arms, tests, n_rounds)
 
 
 def test_prompt_and_generation_of_a_pair_have_ratios_of_their_own():
@@ -474,7 +474,7 @@ def test_prompt_and_generation_of_a_pair_have_ratios_of_their_own():
         ({"arms": (CPU, stock("again", 0)), "again": report()}, "the same configuration as stock-cpu"),
         ({"stock-ngl": report()}, "stock-ngl did not run as specified: blk.0.attn_q.weight and 4 more"),
         ({"stock-cpu": report(*NAMES)}, "stock-cpu did not run as specified"),
-        ({"n_blocks": 2}, "4 samples of each arm are too few"),
+        ({"n_rounds": 2}, "4 samples of each arm are too few"),
     ],
 )
 def test_a_ratio_that_would_mislead_is_refused(changes, says):

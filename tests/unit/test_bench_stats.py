@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.bench.stats import LEAST_PAIRS, block_drift, speed_ratio, student_t
+from oallama.bench.stats import LEAST_PAIRS, round_drift, speed_ratio, student_t
 
 TIMES = st.floats(1e-6, 1e3)
 
@@ -42,12 +42,12 @@ def test_swapping_the_arms_inverts_the_ratio(pairs):
 
 
 def test_a_block_that_the_machine_changed_in_shows_it():
-    assert block_drift([(1.0, 1.0), (2.0, 2.0)]) == 0
-    assert block_drift([(1.0, 1.2), (2.0, 2.4), (5.0, 6.0)]) == pytest.approx(0.2)
-    assert block_drift([(1.2, 1.0), (2.4, 2.0), (6.0, 5.0)]) == pytest.approx(0.2)  # whichever way
-    assert block_drift([(1.0, 9.0), (2.0, 2.0), (5.0, 5.0)]) == 0  # one arm's hiccup is not the machine's
+    assert round_drift([(1.0, 1.0), (2.0, 2.0)]) == 0
+    assert round_drift([(1.0, 1.2), (2.0, 2.4), (5.0, 6.0)]) == pytest.approx(0.2)
+    assert round_drift([(1.2, 1.0), (2.4, 2.0), (6.0, 5.0)]) == pytest.approx(0.2)  # whichever way
+    assert round_drift([(1.0, 9.0), (2.0, 2.0), (5.0, 5.0)]) == 0  # one arm's hiccup is not the machine's
     with pytest.raises(ValueError, match="arm"):
-        block_drift([])
+        round_drift([])
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(5, 2.57058), (9, 2.26216), (30, 2.04227)])

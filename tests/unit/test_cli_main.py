@@ -26,8 +26,8 @@ from oallama.core.errors import (
     ProfileError,
     UsageError,
 )
-from oallama.place.decide import POLICIES
-from oallama.place.policies.stock import FIT
+from oallama.planner.decide import POLICY_NAMES
+from oallama.planner.policies.stock import FIT
 from oallama.stores.default_model import default_model
 
 
@@ -201,7 +201,7 @@ def test_the_shell_is_offered_policies_that_there_are_and_files(monkeypatch, cap
         assert cli_main.exit_code([]) == 0
         return capsys.readouterr().out.splitlines()
 
-    assert completed("plan", "--policy", "") == [f"plain,{name}" for name in (*POLICIES, FIT)]
+    assert completed("plan", "--policy", "") == [f"plain,{name}" for name in (*POLICY_NAMES, FIT)]
     for line in ("run mod", "run -f mod", "plan mod", "run --profile mod", "what-if --chart mod"):
         assert completed(*line.split()) == ["file,mod"]
 
@@ -239,11 +239,11 @@ def test_a_terminal_that_is_gone_is_no_failure_and_a_full_disk_is(monkeypatch, t
         with monkeypatch.context() as gone:
             gone.setattr(click, "echo", fails)
             if number == errno.EIO:
-                output.talk("nobody reads it")
+                output.log("nobody reads it")
             else:
                 with pytest.raises(OSError, match="no"):
-                    output.talk("a full disk")
-        output.talk("afterwards")
+                    output.log("a full disk")
+        output.log("afterwards")
     assert (tmp_path / "stderr").read_text() == written
 
 
@@ -255,7 +255,7 @@ def ran(*command):
 
 
 def test_no_name_in_a_message_steers_the_terminal(capsys):
-    output.talk("note: \x1b]0;mine\x07\x1b[2J is \u202egm.gguf\nand a line of its own")
+    output.log("note: \x1b]0;mine\x07\x1b[2J is \u202egm.gguf\nand a line of its own")
     assert capsys.readouterr().err == "note: \\x1b]0;mine\\x07\\x1b[2J is \\u202egm.gguf\nand a line of its own\n"
 
 
@@ -263,7 +263,7 @@ def test_help_loads_nothing_that_searches_or_computes():
     done = ran(sys.executable, "-c", "\n".join([
         "import sys\nfrom oallama.cli import main",
         "for name in ('run', 'chat', 'serve', 'plan'): assert main.exit_code([name, '--help']) == 0",
-        "heavy = {'numpy', 'llama_cpp', 'oallama.place.decide', 'oallama.bench.ab', 'oallama.placer'}",
+        "heavy = {'numpy', 'llama_cpp', 'oallama.planner.decide', 'oallama.bench.ab', 'oallama.placer'}",
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)",
     ]))  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -13,8 +13,8 @@ import pytest
 from processes import until
 from worlds import model_info, weights_of
 
-from oallama.cli import gate as cli_gate
-from oallama.cli.output import awaited, busy, each_awaited, talk, time_bar, turn_bar
+from oallama.cli import autotune as cli_autotune
+from oallama.cli.output import awaited, busy, each_awaited, log, time_bar, turn_bar
 from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.cli.run import command, cut_text, most_tokens
@@ -295,7 +295,7 @@ def test_what_to_type_measures_what_was_run():
         device="emulated:rtx3060,link=12", vram=300 * MIB, threads=2, n_ctx=8192, type_k="q8_0", late_first_word=True
     )
     placer = SimpleNamespace(model=SimpleNamespace(path="/my models/m.gguf"), options=asked)
-    assert cli_gate.tuning(placer, Workload(n_prompt=19, n_gen=24, n_ctx=8192, n_past=100)) == (
+    assert cli_autotune.tuning(placer, Workload(n_prompt=19, n_gen=24, n_ctx=8192, n_past=100)) == (
         "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB -t 2 -ctk q8_0 "
         "--late-first-word -c 8192`"
     )
@@ -330,7 +330,7 @@ def test_what_takes_long_is_said_on_a_terminal_until_it_is_over(monkeypatch, cap
     with busy("loading a\x1bm.gguf"):
         said = until(lambda: capsys.readouterr().err)
         assert said.startswith(shown)
-        talk("note")
+        log("note")
         assert "\r\x1b[Knote\n" in capsys.readouterr().err, "a sentence has a line of its own"
         until(lambda: shown in capsys.readouterr().err)
         monkeypatch.delitem(sys.modules, "tqdm")

@@ -21,9 +21,9 @@ from oallama.cost.blocks import LOGITS_CHUNK, SUM_BYTES, can_split, ffn_block, s
 from oallama.model.cut import cut_axis, cut_extent, cut_granularity, cut_step
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
-from oallama.place.cutting import n_g_at
-from oallama.place.memory import most_n_g
 from oallama.plan.split import check_hot_experts, device_share, hot_bytes, slice_counts
+from oallama.planner.cutting import n_g_at
+from oallama.planner.memory import most_n_g
 
 EMBD, FF = 256, 1024
 

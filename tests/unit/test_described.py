@@ -21,12 +21,12 @@ from oallama.device import cards as known
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_CARDS, USUAL_PC, preset
 from oallama.device.machines import MACHINES, Machine, machine_of
-from oallama.place.pure_plan import WhatIf
 from oallama.placer import Placer
 from oallama.placer.described import alone_and_beside, plan_for
 from oallama.plan.plan import Plan
+from oallama.planner.pure_plan import WhatIf
 from oallama.profile.described import host_profile, with_card
-from oallama.profile.merge import missing_link, missing_sharing
+from oallama.profile.merge import missing_contention, missing_link
 from oallama.profile.store import profile_from_json, profile_to_json
 from oallama.profile.wanted import wanted
 from oallama.report.what_if import CLAIM
@@ -47,7 +47,7 @@ LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
 def test_nothing_is_left_to_measure_and_it_can_be_stored() -> None:
     profile = MOE.profile
     want = wanted(MOE.model, MOE.operators, MOE.tokens, llc_bytes=0)
-    assert missing_link(profile) == [] and missing_sharing(profile, want) == []
+    assert missing_link(profile) == [] and missing_contention(profile, want) == []
     assert profile_from_json(profile_to_json(profile)) == profile
     facts = profile.fingerprint
     assert facts["described"] and facts["device_host_buffer"] and facts["device_asynchronous"]
@@ -139,8 +139,8 @@ def test_a_bad_machine_file_is_refused(tmp_path: Path, document: str, said: str)
 def world_on(machine: str, **facts: Any) -> World:
     """A small model on a machine by name or file, whose card has room for half of it."""
     on = machine_of(machine)
-    load = Workload(n_prompt=64, n_gen=8, n_ctx=256)
-    return replace(World(model=SMALL, host=on.host, card=on.card, workload=load), **facts)
+    workload = Workload(n_prompt=64, n_gen=8, n_ctx=256)
+    return replace(World(model=SMALL, host=on.host, card=on.card, workload=workload), **facts)
 
 
 def plan_on(machine: str, **changes: Any) -> Plan:
@@ -150,7 +150,7 @@ def plan_on(machine: str, **changes: Any) -> Plan:
 def test_whole_operators_run_in_graph_order_where_they_are() -> None:
     world = world_on("pc-12gb")
     plan = world.plan("layers")
-    works = sorted(world.simulate(plan).token.works, key=lambda work: work.start_s)
+    works = sorted(world.simulate(plan).token.activities, key=lambda work: work.start_s)
     ran = [(work.name, work.stream) for work in works if work.kind == "operator"]
     assert ran == [(place.name, "gpu" if place.gg else "cpu") for place in plan.operators]
     assert {stream for _, stream in ran} == {"cpu", "gpu"}
@@ -160,7 +160,7 @@ def test_whole_operators_run_in_graph_order_where_they_are() -> None:
 def test_streamed_slices_are_copied_while_the_cpu_computes_unless_the_device_blocks(blocking: bool) -> None:
     facts = (("device_asynchronous", False), ("device_backend", "RPC")) if blocking else ()
     world = world_on(str(TESTBED), share=0.3, device_facts=facts)
-    works = world.simulate(world.plan("flexgen")).token.works
+    works = world.simulate(world.plan("flexgen")).token.activities
     copies = [work for work in works if work.kind == "stream"]
     others = [work for work in works if work.stream != "in"]
     assert copies and all(work.stream == "in" for work in copies)
@@ -179,8 +179,8 @@ def test_a_plan_is_simulated_on_any_machine_without_a_load() -> None:
 
 def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for() -> None:
     def fit(**options: Any) -> Plan:
-        load = Workload(n_prompt=64, n_gen=8, n_ctx=256)
-        return plan_for(replace(WORLD, options=Options(**options)).alone(), MACHINES["pc-12gb"], load, "fit")
+        workload = Workload(n_prompt=64, n_gen=8, n_ctx=256)
+        return plan_for(replace(WORLD, options=Options(**options)).alone(), MACHINES["pc-12gb"], workload, "fit")
 
     weights = bytes_of(WORLD.operators)
     whole, part = fit(), fit(vram=weights // 2 + 2 * MIB)
@@ -277,7 +277,7 @@ def test_limits_of_the_device_that_is_here_do_not_hold_for_cards() -> None:
     assert limited.best.predicted == free.best.predicted
 
 
-def test_the_ledger_is_in_proportion_to_the_layers_there() -> None:
+def test_the_memory_breakdown_is_in_proportion_to_the_layers_there() -> None:
     whole, part = row_of(1000).stock, row_of(16).stock
     n_layers = SMALL.n_layer - part.placement.first_device_layer
     assert 0 < n_layers < SMALL.n_layer
@@ -326,11 +326,11 @@ def test_what_if_beside_the_cpu_that_was_measured(capsys, monkeypatch, tmp_path)
     """By a placer that knows the small model and its CPU, without loads; then other programs were running."""
     world, busy = World(model=SMALL, workload=LOAD), 0.0
 
-    def of_file(path: str, options: Options, profile: object, prober: Any) -> Placer:
+    def of_file(path: str, options: Options, profile: object, no_alloc_loader: Any) -> Placer:
         assert options.device == "none"
         made = host_profile(HOST, world.model, world.operators, (1, 32, 512))
         made = replace(made, fingerprint={**made.fingerprint, "others_cpu_percent": busy})
-        return Placer(world.model, world.operators, (), options, made, prober)
+        return Placer(world.model, world.operators, (), options, made, no_alloc_loader)
 
     def answer(*arguments: str, code: int = 0) -> Any:
         assert exit_code(["what-if", "m.gguf", *arguments]) == code
@@ -338,8 +338,8 @@ def test_what_if_beside_the_cpu_that_was_measured(capsys, monkeypatch, tmp_path)
 
     monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
     monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "20")
-    counted = world.alone().dry_loads
-    monkeypatch.setattr("oallama.placer.measured.DryLoads", lambda *_: counted)
+    counted = world.alone().no_alloc_loads
+    monkeypatch.setattr("oallama.placer.model_on_device.NoAllocLoads", lambda *_: counted)
     said = answer().out
     assert CLAIM in said and all(f"\n{name} " in said for name in USUAL_CARDS)
     rows = json.loads(answer("--gpu", "rtx3060,H100,rtx3060-12", "--json").out)["rows"]

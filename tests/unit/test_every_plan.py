@@ -14,18 +14,18 @@ from worlds import World, device_bytes, total_s, worlds
 
 from oallama.core.errors import UsageError
 from oallama.core.types import Operator
-from oallama.place.decide import POLICIES, larger_ubatches
-from oallama.place.policies.registry import Rules
-from oallama.place.simulate import Course
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import slice_counts
+from oallama.planner.decide import POLICY_NAMES, larger_ubatches
+from oallama.planner.policies.registry import Rules
+from oallama.planner.simulate import PhaseTimeline
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
 OURS = ("auto", "oato", "scheinfer", "split", "layers", "cpu")
-OTHERS = (*(name for name in POLICIES if name not in OURS), "fit")
+OTHERS = (*(name for name in POLICY_NAMES if name not in OURS), "fit")
 ROUNDING = 1e-9
 
 
@@ -96,7 +96,7 @@ def check_memory(world: World, plan: Plan) -> None:
         )
         assert twice == pytest.approx(hot + cache, abs=len(world.operators))
     else:
-        assert 0 < twice <= min(world.host_room, total)
+        assert 0 < twice <= min(world.host_budget, total)
     streams = any(place.cg for place in plan.operators) or any(n_g for _, n_g in plan.token_assignment)
     assert (held.staging > 0) >= streams
     assert streaming is not None or not streams
@@ -149,22 +149,24 @@ def check_run(world: World, plan: Plan) -> None:
     assert made.token.seconds == pytest.approx(step_s, rel=ROUNDING)
     whole = all(place.gg in (0, 1) and not (place.cg or place.hot_experts) for place in plan.operators)
     for course in (made.prompt, made.token):
-        check_course(course, one_after_another=whole and not plan.token_assignment)
+        check_phase(course, one_after_another=whole and not plan.token_assignment)
 
 
-def check_course(course: Course, one_after_another: bool) -> None:
+def check_phase(course: PhaseTimeline, one_after_another: bool) -> None:
     """No stream does two things at once, and never is nothing going on for longer than a launch takes."""
     tolerance = ROUNDING * course.seconds
     for stream in ("cpu", "gpu", "in", "out"):
-        works = [work for work in course.works if work.stream == stream]
+        works = [work for work in course.activities if work.stream == stream]
         assert all(a.end_s <= b.start_s + tolerance for a, b in pairwise(works)), stream
-    assert all(0 <= work.start_s < work.end_s <= course.seconds + tolerance for work in course.works)
+    assert all(0 <= work.start_s < work.end_s <= course.seconds + tolerance for work in course.activities)
     parts = [seconds for seconds, _ in course.parts().values()]
-    assert parts == sorted(parts, reverse=True) and sum(parts) == pytest.approx(sum(w.seconds for w in course.works))
+    assert parts == sorted(parts, reverse=True) and sum(parts) == pytest.approx(
+        sum(w.seconds for w in course.activities)
+    )
     if one_after_another:
         assert sum(parts) == pytest.approx(course.seconds, rel=ROUNDING)
     until = 0.0
-    for work in sorted(course.works, key=lambda work: work.start_s):
+    for work in sorted(course.activities, key=lambda work: work.start_s):
         assert work.start_s <= until + 1e-4
         until = max(until, work.end_s)
     assert until == pytest.approx(course.seconds, abs=1e-4)

@@ -16,7 +16,7 @@ from oallama.device.machines import machine_of
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
 from oallama.model.memory import load_refusal
-from oallama.place.price import seen_passes
+from oallama.planner.price import seen_passes
 from oallama.profile.history import (
     CHANGE,
     MEMORY_PASSES,

@@ -101,7 +101,7 @@ def test_a_placer_uses_what_is_fastest_unless_the_user_says_a_count(tmp_path, mo
         return SimpleNamespace(bytes_per_s={1: 50e9, 2: 40e9}[count])
 
     monkeypatch.setattr("oallama.profile.emulate.thread_counts", lambda: (1, 2))
-    monkeypatch.setattr("oallama.placer.measured.this_host", rates)
+    monkeypatch.setattr("oallama.placer.model_on_device.this_host", rates)
     model = write_gguf(tmp_path / "model.gguf", "llama")
     assert Placer.load(model, device="none", threads=7).threads == 7 and not asked
     placer = Placer.load(model, device="none")

@@ -46,9 +46,9 @@ TOUCH_NATIVE_TOO = {
     "oallama.serve.supervisor": "names signals as the bridge does",
 }
 PURE = (
-    *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
+    *("oallama.cost", "oallama.planner", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
     *(f"oallama.bench.{part}" for part in ("records", "rows", "schedule", "stats", "stock", "verify")),
-    *("oallama.tuned.classes", "oallama.tuned.verdict", "oallama.core.options", "oallama.profile.fit"),
+    *("oallama.tuned.classes", "oallama.tuned.result", "oallama.core.options", "oallama.profile.fit"),
 )
 IMPURE = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 

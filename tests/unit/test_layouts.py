@@ -108,8 +108,8 @@ def test_stock_programs_need_no_repack_where_they_would_be_wrong(monkeypatch):
 
 
 def test_faults_are_kept_beside_the_libraries(tmp_path):
-    verdicts = {"AMX": "ok", "AMX 3-D MUL_MAT": "died", "CPU_REPACK": "wrong", "CPU": "ok", "self-test": "died"}
-    assert faults_of_kinds(verdicts) == {"AMX 3-D MUL_MAT": "died"}
+    results = {"AMX": "ok", "AMX 3-D MUL_MAT": "died", "CPU_REPACK": "wrong", "CPU": "ok", "self-test": "died"}
+    assert faults_of_kinds(results) == {"AMX 3-D MUL_MAT": "died"}
     assert layout_faults(tmp_path) == {}
     file = tmp_path / FAULTS_FILE
     file.write_text('{"AMX 3-D MUL_MAT": "died"}')

@@ -1,4 +1,4 @@
-"""Plans and affinities through a Placer, whose dry loads are counted: no file is read, and nothing is loaded."""
+"""Plans and affinities through a Placer, whose no_alloc loads are counted: no file is read, and nothing is loaded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from worlds import CARD, SMALL, World, bytes_of, first_come, own_policy, total_s
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
-from oallama.place.decide import policy_named
-from oallama.place.policies.registry import POLICIES
 from oallama.placer import Given
-from oallama.placer.affinity import plan_report, search_report
+from oallama.placer.report import plan_report, search_report
+from oallama.planner.decide import policy_named
+from oallama.planner.policies.registry import POLICIES
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
@@ -50,7 +50,7 @@ def test_policies_say_what_they_do_and_the_docs_name_each() -> None:
 
 
 #
-# verified by dry loads
+# verified by no_alloc loads
 #
 
 
@@ -63,7 +63,7 @@ def test_policies_say_what_they_do_and_the_docs_name_each() -> None:
         lambda placed, weights: max(0, weights // 2 - placed) if placed > weights // 4 else 0,  # so, little by little
     ],
 )
-def test_what_a_dry_load_adds_is_taken_off_and_what_it_does_not_need_is_used(
+def test_what_a_no_alloc_load_adds_is_taken_off_and_what_it_does_not_need_is_used(
     name: str, hidden: Callable[[int, int], int]
 ) -> None:
     world = World(model=SMALL)
@@ -115,15 +115,15 @@ COUNTED = replace(
 
 
 @pytest.mark.parametrize(
-    ("placed", "role", "crossings"),
+    ("placed", "role", "device_copies"),
     [
         ((), "ffn_gate", 1),  # its result is read on the host
         ((), "attn_output", -2),  # what it reads is there, and so is what reads its result
         (("ffn_gate", "ffn_down"), "ffn_up", -2),
     ],
 )
-def test_the_transfer_time_of_an_operator_is_what_crossings_it_adds_or_spares(
-    placed: tuple[str, ...], role: str, crossings: int
+def test_the_transfer_time_of_an_operator_is_what_device_copies_it_adds_or_spares(
+    placed: tuple[str, ...], role: str, device_copies: int
 ) -> None:
     world = World(card=COUNTED, share=2.0)
     names = [f"blk.1.{one}.weight" for one in placed]
@@ -131,7 +131,7 @@ def test_the_transfer_time_of_an_operator_is_what_crossings_it_adds_or_spares(
     plan = placer.plan(Given(names, gpu_layers=2), workload=LOAD)
     rows = plan_report(placer, plan, LOAD, "decode").operators
     row = next(row for row in rows if row.name == f"blk.1.{role}.weight")
-    assert row.t_transfer_s == pytest.approx(crossings * 1e-6, rel=1e-3)
+    assert row.t_transfer_s == pytest.approx(device_copies * 1e-6, rel=1e-3)
 
 
 def test_an_operator_that_the_device_cannot_compute_has_no_affinity() -> None:

@@ -9,7 +9,7 @@ import pytest
 from worlds import weight
 
 from ggml_bridge.emulated import EmulatedStats
-from ggml_bridge.split import BlockTimes, SplitMemory, SplitStats
+from ggml_bridge.split import MeasuredBlockTimes, SplitMemory, SplitStats
 from oallama.core.history import BlockRuns
 from oallama.profile.routing import counted, unknown_routing
 from oallama.run.plugin_report import (
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_and_keys_may_come_to_it(tmp_path):
         EMPTY,
         request=3,
         problems=("not as planned: x",),
-        blocks=(BlockTimes("blk.0.ffn_gate.weight", 4, 2, 7, 0.1, 0.2, 0.3, 0.4),),
+        blocks=(MeasuredBlockTimes("blk.0.ffn_gate.weight", 4, 2, 7, 0.1, 0.2, 0.3, 0.4),),
         experts=(ExpertUses("blk.0.ffn_gate_exps.weight", "single", 5, (4, 3, 2, 1), (5, 4, 0, 0), (9, 0)),),
         emulated=EmulatedStats(late_s=0.5),
     )
@@ -66,7 +66,7 @@ def test_a_file_that_is_no_report_counts_as_none(text, tmp_path):
 
 
 def test_runs_of_several_starts_are_added_up():
-    first, again = (BlockTimes("a block", 8, n, 5 * n, 0.1, 0.2, 0.3, 0.4) for n in (1, 2))
+    first, again = (MeasuredBlockTimes("a block", 8, n, 5 * n, 0.1, 0.2, 0.3, 0.4) for n in (1, 2))
     other = replace(first, batch=1)
     assert runs_of([first, other, again]) == [
         BlockRuns("a block", 8, 3, 15, pytest.approx(0.4), pytest.approx(0.6), pytest.approx(1.0)),
@@ -77,10 +77,10 @@ def test_runs_of_several_starts_are_added_up():
 def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches():
     def told(*uses):
         experts = tuple(ExpertUses(*each, ranks=each[-1], gaps=()) for each in uses)
-        return replace(EMPTY, experts=experts).traffic(OPERATORS, N_EXPERT)
+        return replace(EMPTY, experts=experts).expert_counts(OPERATORS, N_EXPERT)
 
     found = unknown_routing("f" * 64, N_EXPERT, 2)
-    for traffic in (
+    for expert_counts in (
         told(
             ("blk.0.ffn_gate_exps.weight", "single", 5, (4, 3, 2, 1)),
             ("blk.0.ffn_up_exps.weight", "single", 5, (4, 3, 2, 1)),  # the same tokens once more
@@ -91,7 +91,7 @@ def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches()
         told(("blk.0.ffn_gate_exps.weight", "single", 2, (0, 0, 2, 2))),  # a second start
         told(("blk.0.ffn_gate_exps.weight", "single", 2, (0, 0, 2))),
     ):
-        found = counted(found, traffic)
+        found = counted(found, expert_counts)
     assert [(each.layer, each.n_tokens, each.latest) for each in found.decode] == [
         (0, 7, (4.0, 3.0, 4.0, 3.0)),
         (1, 1, (1.0, 1.0, 0.0, 0.0)),
@@ -100,14 +100,17 @@ def test_uses_of_experts_are_a_layers_of_its_first_operator_by_kind_of_batches()
 
 
 def test_counts_since_an_earlier_report_leave_out_what_has_not_changed():
-    block, told = BlockTimes("a block", 8, 1, 5, 0.1, 0.2, 0.3, 0.4), ExpertUses("a", "single", 5, (4, 1), (3, 0), (5,))
+    block, told = (
+        MeasuredBlockTimes("a block", 8, 1, 5, 0.1, 0.2, 0.3, 0.4),
+        ExpertUses("a", "single", 5, (4, 1), (3, 0), (5,)),
+    )
     before = replace(EMPTY, stats=SplitStats(n_graphs=3), blocks=(block,), experts=(told,))
     more = replace(block, n_runs=3, n_tokens=15, host_s=0.5), replace(block, batch=1)
     uses = replace(told, n_tokens=8, uses=(6, 2), ranks=(4, 2), gaps=(8,)), replace(told, batches="several")
     after = replace(before, stats=SplitStats(n_graphs=9), single=SplitStats(n_graphs=2), blocks=more, experts=uses)
     done = after.since(before)
     assert (done.stats.n_graphs, done.single.n_graphs) == (6, 2)
-    assert done.blocks == (BlockTimes("a block", 8, 2, 10, 0.0, pytest.approx(0.3), 0.0, 0.0), more[1])
+    assert done.blocks == (MeasuredBlockTimes("a block", 8, 2, 10, 0.0, pytest.approx(0.3), 0.0, 0.0), more[1])
     assert done.experts == (ExpertUses("a", "single", 3, (2, 1), (1, 2), (3,)), uses[1])
     same = after.since(after)
     assert same.stats == SplitStats() and same.blocks == same.experts == ()

@@ -33,10 +33,10 @@ from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Workload
 from oallama.core.units import MIB
 from oallama.cost.expert_cache import cached_layers, lru_hits
-from oallama.place.decide import larger_ubatches
-from oallama.place.memory import CUBLAS_BYTES, RUNTIME_BYTES, runtime_bytes
-from oallama.place.placement import placed_whole
-from oallama.place.policies.registry import Rules
+from oallama.planner.decide import larger_ubatches
+from oallama.planner.memory import CUBLAS_BYTES, RUNTIME_BYTES, runtime_bytes
+from oallama.planner.placement import placed_whole
+from oallama.planner.policies.registry import Rules
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
@@ -173,7 +173,7 @@ def test_oato_is_near_the_best_of_all_placements(world: World) -> None:
 
 @given(world=worlds())
 @settings(max_examples=examples(20))
-def test_atsinfer_finds_the_best_of_all_placements_where_crossings_cost_nothing(world: World) -> None:
+def test_atsinfer_finds_the_best_of_all_placements_where_device_copies_cost_nothing(world: World) -> None:
     """Of a model of one layer in decode: its sum has times of operators alone."""
     world = replace(
         world, model=replace(world.model, n_layer=1, n_expert=0, n_expert_used=0), uses=(),
@@ -249,7 +249,7 @@ def test_experts_are_exchanged_out_of_memory_that_the_device_can_read() -> None:
     assert slow.streaming.exchange == "idle" and not slow.streaming.kept_twice
     assert {place.layout for place in fast.operators if place.hot_experts} == {"CPU_REPACK"}
     assert fast.streaming.exchange == "idle" and fast.streaming.kept_twice
-    crowded = many_experts(repacked=3.0, host_room=0).plan("experts")
+    crowded = many_experts(repacked=3.0, host_budget=0).plan("experts")
     assert not crowded.streaming or not crowded.streaming.kept_twice
 
 
@@ -273,7 +273,9 @@ def test_misses_of_a_prompt_are_shared_too() -> None:
 #
 
 
-def test_the_ledger_counts_each_instance_of_the_back_end_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_breakdown_counts_each_instance_of_the_back_end_that_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """llama.cpp's and the split back end's; first from what is kept free."""
     world = slow_cpu(share=0.8)
     world = replace(world, workload=replace(world.workload, n_ubatch=32))  # its pool is small, as its device
@@ -333,10 +335,10 @@ def test_micro_batches_are_doubled_up_to_the_whole_prompt(
 @settings(max_examples=4)
 def test_attention_is_whichever_is_predicted_to_be_faster(depth: int) -> None:
     world = World(workload=Workload(n_prompt=1, n_gen=64, n_ctx=4096, n_past=depth), share=0.4)
-    found = {way: replace(world, options=Options(flash_attn=way)).plan("oato") for way in ("on", "off", "auto")}
+    found = {mode: replace(world, options=Options(flash_attn=mode)).plan("oato") for mode in ("on", "off", "auto")}
     assert total_s(found["auto"]) == pytest.approx(min(total_s(found["on"]), total_s(found["off"])))
-    for way, plan in found.items():
-        assert plan.attention.flash_attn == way or way == "auto"
+    for mode, plan in found.items():
+        assert plan.attention.flash_attn == mode or mode == "auto"
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

@@ -29,7 +29,7 @@ from worlds import ATTENTION, model_info, weight
 from ggml_bridge import BridgeError as NativeError
 from ggml_bridge import ChildDied, OutOfMemory, Unsupported
 from ggml_bridge.child import ChildError
-from ggml_bridge.timing import Sharing as Rates
+from ggml_bridge.timing import ConcurrentRates as Rates
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
 from oallama.core.files import FOLDER_VARIABLE, cache_folder
 from oallama.core.options import STOCK_ATTENTION
@@ -44,7 +44,7 @@ from oallama.profile.child import handle
 from oallama.profile.fit import fit_linear
 from oallama.profile.profiler import DEFAULT_TOKENS, profile_model, stored_profile
 from oallama.profile.store import measuring_lock
-from oallama.profile.timing import Policy, measure, relative_half_width
+from oallama.profile.timing import TimingPolicy, measure, relative_half_width
 
 ISSUE_S, GRAPH_S, EXCURSION = 1e-6, 1e-3, (5e-5, 1e-9)
 COPY_S = {("h2d", True): (1e-6, 1e-10), ("h2d", False): (2e-6, 3e-10), ("d2h", True): (3e-6, 2e-10),
@@ -791,7 +791,7 @@ def test_any_schedule_ends_with_the_median_of_what_it_kept(times: list[float], m
         spent.extend(taken)
         return taken
 
-    policy = Policy(min_repeats=min_repeats, max_repeats=60, time_cap_s=cap_s)
+    policy = TimingPolicy(min_repeats=min_repeats, max_repeats=60, time_cap_s=cap_s)
     timing = measure(run, lambda: sum(spent), policy)
     assert 1 <= len(timing.samples) <= 60
     assert list(timing.samples) == times[1 : 1 + len(timing.samples)], "all but the warm-up"

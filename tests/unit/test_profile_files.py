@@ -13,7 +13,7 @@ from worlds import World
 
 from oallama.cli import profile as cli
 from oallama.core.errors import ProfileError
-from oallama.core.profile import Sharing, SkippedCase
+from oallama.core.profile import Contention, SkippedCase
 from oallama.core.types import MulMat
 from oallama.placer import Placer
 from oallama.profile.export import HIDDEN, exported
@@ -85,7 +85,7 @@ def test_a_file_that_is_no_profile_is_one_sentence(tmp_path: Path, text: bytes) 
 
 def test_an_old_file_s_contention_stands_for_decode_and_is_not_written_as_measured() -> None:
     cpu_rate, link_rate, cpu_beside, link_beside = 10.0, 20.0, 8.0, 15.0
-    decode = Sharing(
+    decode = Contention(
         first="cpu", second="link", n_tokens=1, first_alone_gb_per_s=cpu_rate, second_alone_gb_per_s=link_rate,
         first_with_second_gb_per_s=cpu_beside, second_with_first_gb_per_s=link_beside,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from oallama.cli.projector import ProjectorOptions
 from oallama.core.errors import DoesNotFit, ModelFileError
 from oallama.core.units import MIB
 from oallama.model.projector import Projector, read_projector
-from oallama.place.memory import vram_beside
+from oallama.planner.memory import vram_beside
 
 VIT_L = Projector("l.gguf", "mlp", 0, 336, 24**2, 1024, 4096, 16)
 SIGLIP = Projector("s.gguf", "mlp", 0, 896, 64**2, 1152, 4304, 16)

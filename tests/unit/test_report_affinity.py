@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import report_records as records
 
-from oallama.report.affinity import (
+from oallama.report.operators import (
     AFFINITY_KEYS,
     affinity_csv,
     affinity_tables,
     compared_table,
     fold,
-    ledger_table,
+    memory_table,
     ranked_places,
     report_document,
     zero_text,
@@ -45,9 +45,9 @@ def test_folding_loses_no_operator_layer_or_byte(make):
     assert sorted(named) == [row.rank for row in report.operators], "a list of ranks, not the least and the greatest"
 
 
-def test_the_ledger_adds_up_as_shown():
+def test_the_memory_breakdown_adds_up_as_shown():
     memory = records.dense().memory
-    rows = {name: int(exact.replace(",", "")) for name, _, exact in ledger_table(records.dense()).rows}
+    rows = {name: int(exact.replace(",", "")) for name, _, exact in memory_table(records.dense()).rows}
     items = [rows[name] for name in ("weights", "KV cache", "compute buffers", "staging", "spare")]
     limit = next(value for name, value in rows.items() if name.startswith("= limit"))
     assert sum(items) == limit == memory.limit

@@ -13,7 +13,7 @@ import pytest
 import report_records as records
 
 from oallama.core.types import Predicted, Workload
-from oallama.place.simulate import Course, Simulation, Work
+from oallama.planner.simulate import Activity, PhaseTimeline, Simulation
 from oallama.report.html import affinity_html
 from oallama.report.layout import BAR_WIDTH, affinity_map, memory_segments, role_order, scale_marks, weight_segments
 from oallama.report.placement import page_policy, placement_html, work_times
@@ -130,12 +130,12 @@ def test_bars_fill_their_width_and_negative_parts_are_not_drawn():
 
 def test_works_are_added_up_by_name_kind_and_stream():
     a, again, b = (
-        Work(stream=stream, kind="operator", name=name, start_s=start_s, end_s=end_s)
+        Activity(stream=stream, kind="operator", name=name, start_s=start_s, end_s=end_s)
         for stream, name, start_s, end_s in (("cpu", "a", 0.0, 1.0), ("cpu", "a", 1.0, 5.0), ("gpu", "b", 1.0, 3.0))
     )
-    load, nothing = Workload(n_prompt=8, n_gen=8, n_ctx=256), Predicted.of(0.0, 0.0, 0)
-    course, longer = Course((a, b), 5.0), Course((a, again), 5.0)
-    times = work_times(Simulation(workload=load, predicted=nothing, prompt=longer, token=course))
+    workload, nothing = Workload(n_prompt=8, n_gen=8, n_ctx=256), Predicted.of(0.0, 0.0, 0)
+    course, longer = PhaseTimeline((a, b), 5.0), PhaseTimeline((a, again), 5.0)
+    times = work_times(Simulation(workload=workload, predicted=nothing, prompt=longer, token=course))
     assert [(t.name, t.token_s, t.prompt_s) for t in times] == [
         ("a", {"cpu": 1.0}, {"cpu": 5.0}),
         ("b", {"gpu": 2.0}, {}),

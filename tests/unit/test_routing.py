@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from seeds import examples
 from worlds import placed, some_plan, weight
 
-from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, Tally, Traffic
+from oallama.core.routing import HALF_LIFE_TOKENS, ExpertCounts, LayerCounts, LayerRouting, Routing
 from oallama.core.types import MulMat
 from oallama.cost.experts import copied, expert_use, experts_alike, miss_odds, share_used
 from oallama.cost.following import following
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.place.placement import with_used_experts
+from oallama.planner.placement import with_used_experts
 from oallama.profile.routing import (
     ENOUGH_TOKENS,
     LEAST_TOKENS,
@@ -46,21 +46,21 @@ N_EXPERT, N_USED = 8, 2
 UNKNOWN = unknown_routing(MODEL, N_EXPERT, N_USED)
 
 
-def tally(*tokens: tuple[int, ...]) -> Tally:
-    return Tally(len(tokens), tuple(sum(expert in token for token in tokens) for expert in range(N_EXPERT)))
+def layer_counts(*tokens: tuple[int, ...]) -> LayerCounts:
+    return LayerCounts(len(tokens), tuple(sum(expert in token for token in tokens) for expert in range(N_EXPERT)))
 
 
-def drawn(seed: int, n_tokens: int, weights: Any = None) -> Tally:
+def drawn(seed: int, n_tokens: int, weights: Any = None) -> LayerCounts:
     random = np.random.default_rng(seed)
     chosen = [random.choice(N_EXPERT, N_USED, replace=False, p=weights) for _ in range(n_tokens)]
-    return tally(*(tuple(map(int, token)) for token in chosen))
+    return layer_counts(*(tuple(map(int, token)) for token in chosen))
 
 
-def after(*answers: dict[int, Tally]) -> Routing:
+def after(*answers: dict[int, LayerCounts]) -> Routing:
     """Decode counted answer by answer, each the uses of some layers."""
     routing = UNKNOWN
     for answer in answers:
-        routing = counted(routing, Traffic(answer, {}))
+        routing = counted(routing, ExpertCounts(answer, {}))
     return routing
 
 
@@ -71,7 +71,7 @@ tokens_of = st.lists(st.permutations(range(N_EXPERT)).map(lambda order: tuple(or
 @given(tokens_of, tokens_of)
 def test_counts_are_those_of_a_count_by_hand(first: list[tuple[int, ...]], second: list[tuple[int, ...]]) -> None:
     """Of tokens in their order; a tally takes them to be spread evenly."""
-    routing = after({0: tally(*first)}, {0: tally(*second)})
+    routing = after({0: layer_counts(*first)}, {0: layer_counts(*second)})
     tokens = [*first, *second]
     if not tokens:
         assert routing.decode == ()
@@ -142,7 +142,7 @@ def test_a_plan_s_hot_experts_are_the_most_used_by_the_time_of_the_load_where_en
         for role in ("ffn_gate_exps", "ffn_down_exps")
     ]
     plan = some_plan((placed(operator.name, hot=(0, 1)) for operator in operators), policy="experts")
-    uses = Tally(2 * ENOUGH_TOKENS, (0, 96, 0, 1900, 0, 2100, 0, 0))
+    uses = LayerCounts(2 * ENOUGH_TOKENS, (0, 96, 0, 1900, 0, 2100, 0, 0))
     known = after({0: uses}, {0: uses, 1: uses})  # of layer 1 one recording alone
     made = with_used_experts(plan, operators, known)
     assert [p.hot_experts for p in made.operators] == [(3, 5), (3, 5), (0, 1), (0, 1)]
@@ -246,7 +246,9 @@ def test_experts_that_follow_serve_what_was_recorded_of_this_model() -> None:
     ranks = (n_tokens // 2, n_tokens // 2, *[n_tokens // (n_expert - 2)] * (n_expert - 2))
     routing = unknown_routing(MODEL, n_expert, 2)
     for _ in range(2):
-        routing = counted(routing, Traffic({0: Tally(n_tokens, even, ranks)}, {0: Tally(n_tokens, even, ranks)}))
+        routing = counted(
+            routing, ExpertCounts({0: LayerCounts(n_tokens, even, ranks)}, {0: LayerCounts(n_tokens, even, ranks)})
+        )
     follows = following(expert_use(routing)[0])
     assert follows.coverage(2, 1) == pytest.approx(0.5, abs=0.01) == follows.coverage(2, 256)
     assert follows.coverage(33, 1) == pytest.approx(0.75, abs=0.01), "and not what others use"

@@ -34,8 +34,8 @@ class Kept:
             None if device == "none" else self.launch("none"),
             self.healthy,
             lambda: self.lost[0] if self.lost else None,
-            talk=self.said.append,
-            log=self.logged.append,
+            log=self.said.append,
+            server_log=self.logged.append,
             patience=replace(QUICK, **patience),
         )
         self.state = self.supervisor.state

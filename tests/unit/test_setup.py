@@ -35,7 +35,7 @@ GCC = machine.Compiler("/usr/bin/gcc", "/usr/bin/g++", "gcc", "12.2.0", "x86_64-
 CLANG = machine.Compiler("/usr/bin/clang", "/usr/bin/clang++", "clang", "16.0.6", "x86_64-linux-gnu")
 XEON = machine.read_cpu("processor: 0\nmodel name : Xeon\nflags : avx2 amx_tile amx_int8\n\nprocessor: 1\nflags : none")
 EPYC = machine.read_cpu("processor: 0\nmodel name : EPYC\nflags : avx2 avx512f")
-CPU, CUDA = gpu.Backend("cpu", "CPU build"), gpu.Backend("cuda", "CUDA build")
+CPU, CUDA = gpu.GpuBackend("cpu", "CPU build"), gpu.GpuBackend("cuda", "CUDA build")
 
 
 class Machine:
@@ -249,7 +249,7 @@ def test_amx_fault_is_built_around_where_it_is_and_the_users_flags_win(variant, 
         (build.Variant(CUDA), "CPU_REPACK", False, True, build.Variant(CUDA, repack=False)),
         (build.Variant(CUDA), install.UNUSABLE, False, False, None),  # asked for by name
         (build.Variant(CUDA), install.UNUSABLE, False, True,
-         build.Variant(gpu.Backend("cpu", "CPU build: the cuda build does not work"))),
+         build.Variant(gpu.GpuBackend("cpu", "CPU build: the cuda build does not work"))),
     ],
 )  # fmt: skip
 def test_what_fails_is_built_out_and_nothing_else(variant, bad, has_amx, auto, following):
@@ -444,10 +444,10 @@ def test_amx_is_left_out_where_that_is_asked_for(compiling, amx):
 
 
 def test_a_layout_that_is_wrong_for_one_kind_of_mul_mat_loses_that_kind_alone(compiling):
-    verdicts = {"AMX": "ok", "AMX 3-D MUL_MAT": "died with SIGABRT", "CPU": "ok"}
-    compiling.env["SELFTEST"] = f"echo '{json.dumps(verdicts)}'"
+    results = {"AMX": "ok", "AMX 3-D MUL_MAT": "died with SIGABRT", "CPU": "ok"}
+    compiling.env["SELFTEST"] = f"echo '{json.dumps(results)}'"
     made = compiling.install(cpu=XEON)
-    assert (made.layouts, made.notes, compiling.calls("cmake --build")) == (verdicts, [], 1)
+    assert (made.layouts, made.notes, compiling.calls("cmake --build")) == (results, [], 1)
     assert layout_faults(compiling.lib) == {"AMX 3-D MUL_MAT": "died with SIGABRT"}
     compiling.stamp.unlink()
     assert compiling.install(cpu=XEON) == made and compiling.calls("multiplied") == 1, "from the cache"

@@ -23,7 +23,7 @@ from oallama.core.types import (
     CPU_DEVICE,
     Attention,
     DecodeStep,
-    MemoryLedger,
+    MemoryBreakdown,
     ModelInfo,
     Operator,
     OperatorPlacement,
@@ -31,13 +31,13 @@ from oallama.core.types import (
 )
 from oallama.cost.graph import build_graph
 from oallama.device.card import Card, Host
-from oallama.place.placement import Placement, placed_by_plan, placed_whole
-from oallama.place.policies.registry import POLICIES, Policy, Room, Rules, policy
-from oallama.place.problem import LoadBytes, Problem
-from oallama.place.pure_plan import Header, Memory, counted_load, probe_of, pure_plan, pure_problem
-from oallama.place.simulate import Simulation, simulate
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
+from oallama.planner.placement import Placement, placed_by_plan, placed_whole
+from oallama.planner.policies.registry import POLICIES, MemoryBudget, Policy, Rules, policy
+from oallama.planner.problem import LoadBytes, Problem
+from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, counted_load_of, pure_plan, pure_problem
+from oallama.planner.simulate import Simulation, simulate
 from oallama.profile.described import described
 
 CARD = Card(
@@ -105,7 +105,7 @@ def placed(
 
 
 def some_plan(operators: Iterable[OperatorPlacement], **changes: object) -> Plan:
-    """A plan as a file may have it, with a ledger that adds up and no prediction."""
+    """A plan as a file may have it, with a memory breakdown that adds up and no prediction."""
     usual = Plan(
         model_path="m.gguf",
         model_fingerprint="f" * 64,
@@ -115,7 +115,7 @@ def some_plan(operators: Iterable[OperatorPlacement], **changes: object) -> Plan
         workload=Workload(n_prompt=64, n_gen=32, n_ctx=512),
         operators=tuple(operators),
         n_gpu_layers=0,
-        memory=MemoryLedger(
+        memory=MemoryBreakdown(
             capacity=6000, fill=0.9, limit=5400, weights_gpu=3000, weights_host=2000, kv=512, compute=256, staging=0,
             spare=1632,
         ),
@@ -146,7 +146,7 @@ class World:
     tokens: tuple[int, ...] = (1, 8, 32, 128, 512)
     share: float = 0.5
     room: int | None = None
-    host_room: int = 1 << 40
+    host_budget: int = 1 << 40
     compute_per_token: int = 2048
     repacked: float = 0.0
     device_facts: tuple[tuple[str, object], ...] = ()
@@ -162,8 +162,8 @@ class World:
         return tuple(replace(o, biased=self.biased and o.op == "MUL_MAT_ID") for o in made)
 
     @cached_property
-    def header(self) -> Header:
-        return Header(self.model, self.operators, build_graph(self.model, self.operators))
+    def header(self) -> ModelHeader:
+        return ModelHeader(self.model, self.operators, build_graph(self.model, self.operators))
 
     @cached_property
     def profile(self) -> Profile:
@@ -216,7 +216,7 @@ class World:
     ) -> Plan:
         """Raises UsageError, DoesNotFit."""
         return pure_plan(
-            self.header, self.profile, self.options, Memory(self.device_bytes, self.host_room, self.taken),
+            self.header, self.profile, self.options, Memory(self.device_bytes, self.host_budget, self.taken),
             self.workload, policy, rules, self.routing, larger_ubatches,
         )  # fmt: skip
 
@@ -225,9 +225,11 @@ class World:
         beside what is counted."""
         found = Placer(self.model, self.operators, [o.name for o in self.operators], self.options, self.profile)
 
-        def taken(workload: Workload, placed: Placement, attention: Attention) -> LoadBytes:
+        def taken(workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
             on_host = self.taken(workload, attention)
-            counted = probe_of(on_host, self.operators, self.model.n_layer, self.device_bytes)(workload, placed)
+            counted = counted_load_of(on_host, self.operators, self.model.n_layer, self.device_bytes)(
+                workload, placement
+            )
             return replace(counted, compute=counted.compute + hidden(counted.weights_gpu))
 
         def on_host(workload: Workload, attention: Attention) -> tuple[int, int, int]:
@@ -241,7 +243,7 @@ class World:
             begin_on_host=lambda *_: None,
             check_host=lambda *_: None,
         )
-        found.dry_loads = loads
+        found.no_alloc_loads = loads
         found.__dict__["routing"] = self.routing
         return found
 
@@ -253,7 +255,7 @@ class World:
 
     def simulate(self, plan: Plan, workload: Workload | None = None) -> Simulation:
         """What runs when, by a plan that is read back; workload: None: the plan's."""
-        memory = Memory(self.device_bytes, self.host_room, self.taken)
+        memory = Memory(self.device_bytes, self.host_budget, self.taken)
         way = plan.attention.flash_attn
         problem = pure_problem(self.header, self.profile, self.options, memory, way, self.routing)
         return simulate(problem, workload or plan.workload, placed_by_plan(self.model.n_layer, self.operators, plan))
@@ -342,7 +344,7 @@ def worlds(draw: st.DrawFn) -> World:
         card=draw(cards()),
         host=replace(HOST, bytes_per_s=HOST.bytes_per_s * draw(FACTORS), flops_per_s=HOST.flops_per_s * draw(FACTORS)),
         share=draw(st.sampled_from([0.02, 0.2, 0.5, 0.8, 1.2])),
-        host_room=draw(st.sampled_from([0, 1 << 40])),
+        host_budget=draw(st.sampled_from([0, 1 << 40])),
         repacked=draw(st.sampled_from([0.0, 1.5])),
         device_facts=draw(st.sampled_from([(), (("device_asynchronous", False), ("device_backend", "RPC"))])),
         workload=Workload(
@@ -361,32 +363,32 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 @contextmanager
-def own_policy(name: str, found: Callable[[Problem, Room], Iterable[Placement]]) -> Iterator[Policy]:
+def own_policy(name: str, found: Callable[[Problem, MemoryBudget], Iterable[Placement]]) -> Iterator[Policy]:
     """A policy as a user would write it, registered for a while."""
     yield policy(name, "as a test has it")(found)
     del POLICIES[name]
 
 
-def first_come(problem: Problem, room: Room) -> Iterator[Placement]:
+def first_come(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
     """Operators in graph order, until the device is full."""
-    first = room.first_device_layer
-    left, places = room.operator_bytes(first), []
+    first = budget.first_device_layer
+    left, places = budget.operator_bytes(first), []
     for operator, layer in zip(problem.operators, problem.graph.operator_layer, strict=True):
         places.append(layer >= first and operator.bytes <= left)
         left -= operator.bytes if places[-1] else 0
-    yield placed_whole(room.costs, places, first)
+    yield placed_whole(budget.costs, places, first)
 
 
 def every(firsts: Sequence[int] = (0, 1)) -> AbstractContextManager[Policy]:
     """A policy that looks at all placements of whole operators of one layer that fit. firsts: the first layers with
     their norms and KV on the device."""
 
-    def found(problem: Problem, room: Room) -> Iterator[Placement]:
+    def found(problem: Problem, budget: MemoryBudget) -> Iterator[Placement]:
         for first in firsts:
             sides = [(False, True) if layer >= first else (False,) for layer in problem.graph.operator_layer]
             for choice in product(*sides):
                 used = sum(o.bytes for o, on in zip(problem.operators, choice, strict=True) if on)
-                if used <= room.operator_bytes(first):
-                    yield placed_whole(room.costs, choice, first)
+                if used <= budget.operator_bytes(first):
+                    yield placed_whole(budget.costs, choice, first)
 
     return own_policy("every", found)

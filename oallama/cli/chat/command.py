@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.gate import tuning_gain
+from oallama.cli.autotune import tuning_gain
 from oallama.cli.help import Group, ServerCommand, option, passed_options
 from oallama.cli.options import depth_option, model_argument
-from oallama.cli.output import busy, talk
+from oallama.cli.output import busy, log
 from oallama.cli.placement import (
     PlacementOptions,
     expected,
@@ -101,16 +101,16 @@ def start(
         if (found := asked.planned(model)) is not None:
             placer, plan = found
             chats = uses_template(placer.model, chat, system)
-            load, unknown = plan.workload, False
+            workload, unknown = plan.workload, False
         else:
             placer = asked.placer(model)
             chats = uses_template(placer.model, chat, system)
-            load = chat_workload(placer, n_past)
-            placer = pictures.with_room(placer, load, asked.profile)
-            plan, unknown = asked.made_plan(placer, load)
+            workload = chat_workload(placer, n_past)
+            placer = pictures.with_room(placer, workload, asked.profile)
+            plan, unknown = asked.made_plan(placer, workload)
     placed = pictures.placed(plan, asked.plan_file is None)
     if placed is not None:
-        talk(f"note: {placed.note}")
+        log(f"note: {placed.note}")
     settings = settings_of(answers.sampling, n_gen, chats, verbose)
     with contextlib.ExitStack() as stack:
         with busy(f"loading {Path(placer.model.path).name}"):
@@ -118,7 +118,7 @@ def start(
             engine = stack.enter_context(
                 placer.engine(
                     plan,
-                    on_traffic=count,
+                    on_expert_counts=count,
                     chats=chats,
                     server_options=passed_options(),
                     interactive=True,
@@ -130,9 +130,9 @@ def start(
         reader = reader_of_stdin()
         session = ChatSession(placer, engine, chats, Conversation(system or None), settings, placed is not None)
         if reader.interactive:
-            talk(welcome(session))
+            log(welcome(session))
             if unknown:
-                talk(f"oallama: {tuning_gain(placer, load, plan)}")
+                log(f"oallama: {tuning_gain(placer, workload, plan)}")
         try:
             converse(session, reader)
         finally:
@@ -143,9 +143,9 @@ def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
     """The workload that a session is placed for: short questions with history, within its context. n_past: tokens of
     that; 0: as the class has."""
     n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
-    load = WorkloadClass("question", history=True).workload(n_ctx, 1)
-    n_past = n_past or load.n_past
-    return run_workload(placer, max(1, min(load.n_prompt, n_ctx - load.n_gen - n_past)), load.n_gen, n_past)
+    workload = WorkloadClass("question", history=True).workload(n_ctx, 1)
+    n_past = n_past or workload.n_past
+    return run_workload(placer, max(1, min(workload.n_prompt, n_ctx - workload.n_gen - n_past)), workload.n_gen, n_past)
 
 
 def welcome(session: ChatSession) -> str:

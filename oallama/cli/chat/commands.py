@@ -12,7 +12,7 @@ from typing import TextIO
 
 from oallama.cli.chat.session import ChatSession
 from oallama.cli.chat.settings import MEANINGS, changed, setting_name
-from oallama.cli.output import talk, write_file
+from oallama.cli.output import log, write_file
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
 from oallama.core.text import is_text
@@ -28,7 +28,7 @@ class Leave(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class SlashCommand:
     """A slash command. usage: its argument; help: one line; words: arguments to complete; path: it takes a file."""
 
     do: Callable[[ChatSession, str], None]
@@ -69,7 +69,7 @@ def _help(_session: ChatSession, topic: str) -> None:
             "  Ctrl-C         stop an answer",
             "  Ctrl-D         leaves, as /bye",
         ]
-    talk("\n".join(lines))
+    log("\n".join(lines))
 
 
 def _leave(_session: ChatSession, _argument: str) -> None:
@@ -88,11 +88,11 @@ def _set(session: ChatSession, argument: str) -> None:
     name, value = setting_name(word), unquoted(text)
     if name == "system":
         session.begin(replace(session.conversation, system=None if value in ("", "none") else value))
-        talk("the system prompt is set" if session.conversation.system else "no system prompt now")
+        log("the system prompt is set" if session.conversation.system else "no system prompt now")
         return
     session.settings = changed(session.settings, name, value)
     shown = {row[0]: row[1] for row in session.settings.rows()}
-    talk(f"{name}: {shown[name]}" if name in shown else f"format: {shown['format']}")
+    log(f"{name}: {shown[name]}" if name in shown else f"format: {shown['format']}")
 
 
 def unquoted(text: str) -> str:
@@ -119,7 +119,7 @@ def _show(session: ChatSession, topic: str) -> None:
     if topic != "all" and topic not in TOPICS:
         raise UsageError(f"unknown topic {topic}; choose from {', '.join(TOPICS)}")
     chosen = ("model", "placement", "speeds", "settings") if topic == "all" else (topic,)
-    talk("\n".join(line for name in chosen for line in TOPICS[name](session)))
+    log("\n".join(line for name in chosen for line in TOPICS[name](session)))
 
 
 def _shown_model(session: ChatSession) -> list[str]:
@@ -186,7 +186,7 @@ def _save(session: ChatSession, path: str) -> None:
         raise UsageError("/save needs the name of a file")
     target = home(unquoted(path))
     write_file(target, session.conversation.to_json(session.placer.model.name))
-    talk(f"wrote {target}")
+    log(f"wrote {target}")
 
 
 def _load(session: ChatSession, path: str) -> None:
@@ -195,7 +195,7 @@ def _load(session: ChatSession, path: str) -> None:
     source = home(unquoted(path))
     session.begin(Conversation.from_json(text_of_file(source, "conversation")))
     n = session.conversation.n_exchanges
-    talk(f"read {source}: {n} exchange{'' if n == 1 else 's'}; the next message continues it")
+    log(f"read {source}: {n} exchange{'' if n == 1 else 's'}; the next message continues it")
 
 
 def home(path: str) -> str:
@@ -215,18 +215,18 @@ def _image(session: ChatSession, path: str) -> None:
         raise UsageError("/image needs the name of a picture file")
     source = home(unquoted(path))
     session.pictures.append(data_url(source))
-    talk(f"the next message will include {source}")
+    log(f"the next message will include {source}")
 
 
 def _clear(session: ChatSession, _argument: str) -> None:
     session.begin(session.conversation.without_messages())
-    talk("a new conversation" + (", with the same system prompt" if session.conversation.system else ""))
+    log("a new conversation" + (", with the same system prompt" if session.conversation.system else ""))
 
 
 def _undo(session: ChatSession, _argument: str) -> None:
     session.undo()
     n = session.conversation.n_exchanges
-    talk(f"removed the last question and its answer; {n} left")
+    log(f"removed the last question and its answer; {n} left")
 
 
 def _retry(session: ChatSession, _argument: str) -> None:
@@ -234,16 +234,16 @@ def _retry(session: ChatSession, _argument: str) -> None:
 
 
 COMMANDS = {
-    "/?": Command(_help, "", "show this list; /? set and /? show explain more", ("set", "show")),
-    "/set": Command(_set, "NAME VALUE", "change a setting; without NAME, show all settings", tuple(MEANINGS)),
-    "/show": Command(_show, "[TOPIC]", f"{', '.join(TOPICS)}", tuple(TOPICS)),
-    "/save": Command(_save, "FILE", "save the conversation as JSON", path=True),
-    "/load": Command(_load, "FILE", "continue a saved conversation", path=True),
-    "/image": Command(_image, "FILE", "add a picture to the next message (--mmproj)", path=True),
-    "/clear": Command(_clear, "", "forget the conversation, except the system prompt"),
-    "/undo": Command(_undo, "", "remove the last question and its answer"),
-    "/retry": Command(_retry, "", "answer the last question again"),
-    "/bye": Command(_leave, "", "leave"),
+    "/?": SlashCommand(_help, "", "show this list; /? set and /? show explain more", ("set", "show")),
+    "/set": SlashCommand(_set, "NAME VALUE", "change a setting; without NAME, show all settings", tuple(MEANINGS)),
+    "/show": SlashCommand(_show, "[TOPIC]", f"{', '.join(TOPICS)}", tuple(TOPICS)),
+    "/save": SlashCommand(_save, "FILE", "save the conversation as JSON", path=True),
+    "/load": SlashCommand(_load, "FILE", "continue a saved conversation", path=True),
+    "/image": SlashCommand(_image, "FILE", "add a picture to the next message (--mmproj)", path=True),
+    "/clear": SlashCommand(_clear, "", "forget the conversation, except the system prompt"),
+    "/undo": SlashCommand(_undo, "", "remove the last question and its answer"),
+    "/retry": SlashCommand(_retry, "", "answer the last question again"),
+    "/bye": SlashCommand(_leave, "", "leave"),
 }
 
 OTHER_NAMES = {"/help": "/?", "/": "/?", "/exit": "/bye", "/quit": "/bye", "/parameters": "/set"}

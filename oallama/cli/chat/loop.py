@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from oallama.cli.chat.commands import Leave, PipedLines, is_command, obey
 from oallama.cli.chat.session import ChatSession
-from oallama.cli.output import is_terminal, talk
+from oallama.cli.output import is_terminal, log
 from oallama.cli.signals import asked_to_end
 from oallama.core.errors import DeviceError, OallamaError
 from oallama.report.text import printable
@@ -43,7 +43,7 @@ def converse(session: ChatSession, reader: Terminal | PipedLines) -> None:
         except KeyboardInterrupt:
             if not reader.interactive or asked_to_end():
                 raise
-            talk(HOW_TO_LEAVE)
+            log(HOW_TO_LEAVE)
             continue
         if message is None:
             if asked_to_end():  # the terminal is closed
@@ -57,14 +57,14 @@ def converse(session: ChatSession, reader: Terminal | PipedLines) -> None:
         except KeyboardInterrupt:
             if not reader.interactive or asked_to_end():
                 raise
-            talk("stopped")
+            log("stopped")
         except DeviceError:
             raise
         except OallamaError as error:
-            talk(printable(" ".join(str(error).split()), 2000))
+            log(printable(" ".join(str(error).split()), 2000))
         if session.last is not None and session.n_answers > n_answers:
             if session.settings.verbose:
-                talk(session.figures(session.last))
+                log(session.figures(session.last))
             told = told or (reader.interactive and session.tell_drift(session.last))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.chat.settings import ChatSettings
-from oallama.cli.output import awaited, is_terminal, talk, told_progress, write_piece, write_thought
+from oallama.cli.output import awaited, is_terminal, log, told_progress, write_piece, write_thought
 from oallama.cli.placement import tell_drift
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted
@@ -117,12 +117,12 @@ class ChatSession:
 
     def _tell_end(self, generation: Generation) -> None:
         if generation.end == "context":
-            talk("note: the context is full, so the answer ends here; raise -c for longer ones")
+            log("note: the context is full, so the answer ends here; raise -c for longer ones")
         elif generation.end == "limit" and self.chats:
-            talk(f"note: the answer was cut at {self.settings.n} tokens; /set n changes the limit")
+            log(f"note: the answer was cut at {self.settings.n} tokens; /set n changes the limit")
         elif generation.end == "model" and not self.chats:
             self.ended = True
-            talk("note: the model ended this text; your next line begins a new one")
+            log("note: the model ended this text; your next line begins a new one")
 
     def _fitted(self, asked: Conversation) -> Conversation:
         """The conversation, its oldest exchanges dropped where it gets too long. Raises UsageError if
@@ -147,7 +147,7 @@ class ChatSession:
         if n_more:
             self._n_dropped += n_more
             system = " after the system prompt" if asked.system else ""
-            talk(
+            log(
                 f"note: the context of {n_ctx} tokens is full: the model no longer sees the oldest "
                 f"{self._n_dropped} of {asked.n_exchanges} exchanges{system}"
             )

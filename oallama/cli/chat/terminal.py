@@ -27,7 +27,7 @@ class Terminal:
 
     def __init__(self, history: Path) -> None:
         self._session: PromptSession[str] = PromptSession(
-            history=History(history),
+            history=InputHistory(history),
             completer=Commands(),
             complete_while_typing=False,
             key_bindings=_keys(),
@@ -44,7 +44,7 @@ class Terminal:
             return None
 
 
-class History(FileHistory):
+class InputHistory(FileHistory):
     """A file that only its user can read, and that may be missing or unwritable."""
 
     def load_history_strings(self) -> Iterable[str]:

@@ -1,0 +1,155 @@
+"""Candidates for classes of workloads: options of stock llama.cpp, and the fewest plans that serve all classes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.types import Predicted, Workload
+from oallama.placer.stock import promising_stock, stock_plan
+from oallama.planner.decide import larger_ubatches
+from oallama.planner.policies.stock import FIT, STOCK_MODES
+from oallama.run.setup import only_splits
+from oallama.run.stock import StockPlacement, expected_places
+from oallama.tuned.classes import WorkloadClass, classes_in
+from oallama.tuned.result import LATE, MOST_TESTS, ABTest, ClassResult, StockTry
+
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+GEN_S, LEAST_GEN, MOST_GEN = 1.0, 4, 16  # an answer is measured for as many tokens as the prediction says this takes
+UNKNOWN = Predicted(1.0, 0.25, 33.0)  # of a class without a prediction
+HOPELESS = 2.0  # predicted to take more than so many times as long as the fastest: not measured
+LIKELY_LATE = 1.5  # as many times as late a first word as under --fit, by prediction: not measured
+NEAR = 1.03  # a plan that is predicted to take so many times as long as the best serves a class as well
+
+
+class Candidates:
+    """For classes that are not measured yet. workloads: what stands for each; fit: stock llama.cpp's own placement."""
+
+    def __init__(self, placer: Placer, workloads: Mapping[WorkloadClass, Workload], fit: StockPlacement) -> None:
+        self._placer, self._workloads, self._fit = placer, workloads, fit
+        self._late_may_win = placer.options.late_first_word
+        self._fits = {kind: stock_plan(placer, workload, fit).predicted for kind, workload in workloads.items()}
+        self._plans: dict[str, Plan] = {}  # by fingerprint
+        for kind in workloads:
+            self._add_plans(kind)
+        self._ranked = {kind: self._ranks(kind) for kind in workloads}
+        self._wide = {plan: sum(self._is_near(kind, plan) for kind in workloads) for plan in self._plans}
+
+    @property
+    def plans(self) -> dict[str, Any]:
+        """All plans as JSON, by fingerprint."""
+        return {name: plan.to_json() for name, plan in self._plans.items()}
+
+    def of(self, kind: WorkloadClass) -> ClassResult:
+        """Plans to measure for a class, of those that serve it well; plans that serve most classes come first."""
+        workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
+        stock = self._stock(kind)
+        best_s = min((predicted.total_s for _, predicted in stock if predicted is not None), default=math.inf)
+        ranked = {name: seconds for name, seconds in self._ranked[kind].items() if seconds <= HOPELESS * best_s}
+        names = sorted(ranked, key=lambda name: (not self._is_near(kind, name), -self._wide[name], ranked[name]))
+        promised = {name: best_s / ranked[name] if best_s < math.inf else None for name in names}
+        n_gen = max(LEAST_GEN, min(MOST_GEN, workload.n_gen, int(GEN_S / fit.tpot_s) if fit.tpot_s else MOST_GEN))
+        return ClassResult(
+            kind,
+            workload.n_gen,
+            n_gen,
+            fit.ttft_s * (1 + workload.n_past / workload.n_prompt / 2) + n_gen * fit.tpot_s,
+            tuple(StockTry(placement) for placement, _ in stock),
+            races=tuple(ABTest(self._plans[n].policy, n, workload.n_gen, promised[n]) for n in names[:MOST_TESTS]),
+        )
+
+    def _add_plans(self, kind: WorkloadClass) -> None:
+        """The best plan for a class, and the CPU alone. Where the best is late with its first word, those for longer
+        prompts, too."""
+        best, fit = self._add_best(self._workloads[kind]), self._fits[kind]
+        self._add("cpu", self._workloads[kind])
+        if best is None or best.predicted is None or fit is None or self._late_may_win:
+            return
+        n_ctx, n_ubatch, n_prompt = (getattr(self._workloads[kind], name) for name in ("n_ctx", "n_ubatch", "n_prompt"))
+        longer = [each.workload(n_ctx, n_ubatch) for each in classes_in(n_ctx) if each.history == kind.history]
+        for workload in (workload for workload in longer if workload.n_prompt > n_prompt):
+            if best is not None and best.predicted is not None and best.predicted.ttft_s > LATE * fit.ttft_s:
+                best = self._add_best(workload)
+
+    def _add_best(self, workload: Workload) -> Plan | None:
+        """Our best plan; options of stock llama.cpp are measured separately."""
+        best = self._add("auto", workload)
+        if best is None or best.stock is None:
+            return best
+        with suppress(UsageError):  # the model has no experts that could follow
+            if self._placer.model.n_expert:
+                return self._add("experts", workload)
+        return self._add("scheinfer", workload)
+
+    def _add(self, policy: str, workload: Workload) -> Plan | None:
+        with suppress(DoesNotFit):
+            plan = self._placer.plan(policy, workload=workload)
+            if plan.stock is not None:
+                return plan
+            if not self._placer.device.is_pair or only_splits(plan):
+                digest = placement_digest(plan)
+                plan = next((known for known in self._plans.values() if placement_digest(known) == digest), plan)
+                return self._plans.setdefault(plan.fingerprint, plan)
+        return None
+
+    def _ranks(self, kind: WorkloadClass) -> dict[str, float]:
+        """Plans with the seconds that they are predicted to take, the fastest first; behind them those whose first word
+        may be late; none that is likely to be."""
+        workload, fit = self._workloads[kind], self._fits[kind]
+        found = []
+        for name, plan in self._plans.items():
+            predicted = self._placer.price(plan, _with_ubatch(workload, plan))
+            late = predicted.ttft_s / fit.ttft_s if fit is not None and not self._late_may_win else 0.0
+            if late <= LIKELY_LATE and math.isfinite(predicted.total_s):
+                found.append((late > LATE, predicted.total_s, name))
+        return {name: seconds for _, seconds, name in sorted(found)}
+
+    def _is_near(self, kind: WorkloadClass, plan: str) -> bool:
+        """Whether a plan serves a class about as well as the best one."""
+        ranked = self._ranked[kind]
+        return plan in ranked and ranked[plan] <= NEAR * next(iter(ranked.values()))
+
+    def _stock(self, kind: WorkloadClass) -> list[tuple[StockPlacement, Predicted | None]]:
+        """Options of stock llama.cpp to measure, --fit first."""
+        placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
+        if placer.device.is_pair or fit is None:
+            return [(self._fit, fit)]
+        latest_s = math.inf if self._late_may_win else LIKELY_LATE * fit.ttft_s
+        modes, n_ubatches = [mode for mode in STOCK_MODES if mode != FIT], larger_ubatches(workload, placer.options)
+        found = {self._does(self._fit): (self._fit, fit)}
+        for placement, predicted in promising_stock(placer, workload, modes, n_ubatches, latest_s):
+            found.setdefault(self._does(placement), (placement, predicted))
+        most_s = HOPELESS * min(predicted.total_s for _, predicted in found.values())
+        return [each for each in found.values() if each[0] is self._fit or each[1].total_s <= most_s]
+
+    def _does(self, placement: StockPlacement) -> Hashable:
+        """Equal for equivalent options."""
+        options, model = placement.options, self._placer.model
+        places = expected_places(self._placer.operators, model.n_layer, placement)
+        return tuple(places.items()), options.no_host, options.moe_cache_bytes, placement.n_ubatch
+
+
+def _with_ubatch(workload: Workload, plan: Plan) -> Workload:
+    return Workload(workload.n_prompt, workload.n_gen, workload.n_ctx, plan.workload.n_ubatch, workload.n_past)
+
+
+def placement_digest(plan: Plan) -> str:
+    """Digest that is the same for plans that place alike. Flash attention that is left to llama.cpp is on: it is off
+    only where it cannot be on."""
+    document = plan.to_json()
+    keys = ("device", "n_gpu_layers", "operators", "streaming", "token_assignment")
+    options = (plan.stock.no_host, plan.stock.moe_cache_bytes) if plan.stock is not None else (False, 0)
+    placement = [*(document.get(key) for key in keys), *options, plan.workload.n_ubatch, leaves_flash_off(plan)]
+    return hashlib.sha256(json.dumps(placement, sort_keys=True).encode()).hexdigest()
+
+
+def leaves_flash_off(plan: Plan) -> bool:
+    return plan.attention is not None and plan.attention.flash_attn == "off"

@@ -1,0 +1,339 @@
+"""Runs the gate: for each class of workloads it finds the fastest options of stock llama.cpp, then races plans against
+them. Each measurement is saved at once (tuned/result.py draws the conclusions)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from oallama.autotune.candidates import Candidates, placement_digest
+from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
+from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
+from oallama.bench.prepare import setting_of
+from oallama.bench.process import Deadline
+from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Sample, Series
+from oallama.bench.rows import refusal
+from oallama.bench.search import Measure, tried
+from oallama.bench.stats import LEAST_PAIRS
+from oallama.core.errors import DeviceError, OutOfTime
+from oallama.core.files import cache_folder
+from oallama.core.types import Workload
+from oallama.placer.stock import stock_plan
+from oallama.placer.tuned import Tuned, result_key, tuned_plan
+from oallama.planner.policies.stock import FIT, STOCK
+from oallama.profile.store import measuring_lock
+from oallama.run.stock import StockPlacement
+from oallama.tuned.classes import WorkloadClass, class_of
+from oallama.tuned.result import LATE, MOST_PAIRS, ClassResult, Pair, Speed, StockTry, TuneResult
+from oallama.tuned.store import read_result, write_result
+
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+START_S, LOAD_BYTES_PER_S = 4.0, 4e8  # a process, and its model's weights
+TYPICAL_TURNS = 12  # of both arms: what tells a difference of a few noises
+MARGIN = 1.5  # times as long as is predicted is given
+LEAST_BUDGET_S = 20.0
+SEARCH_SHARE = 0.5  # of the time, at most, for options of stock llama.cpp
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The plan in use for a workload. left_s: predicted seconds until all requested classes are settled."""
+
+    plan: Plan
+    result: TuneResult
+    kind: WorkloadClass
+    tuned: Tuned | None  # None: nothing near it is settled: stock llama.cpp's own placement
+    remembered: bool  # nothing was measured now
+    left_s: float = 0.0
+
+
+def tune(
+    placer: Placer,
+    workload: Workload,
+    kinds: Iterable[WorkloadClass] | None = None,
+    progress: ProgressCallback = quiet,
+    begin: Callable[[TuneResult, float], None] = lambda result, seconds: None,
+    budget_s: float | None = None,
+    most_s: float = math.inf,
+    refresh: bool = False,
+    cpus: tuple[int, ...] = (),
+    measure: Measure = run_bench,
+    clock: Callable[[], float] = time.monotonic,
+) -> Tuning:
+    """Measure what is not known of these classes, in their order; the plan for a workload then. kinds: None: the
+    workload's own.
+
+    Measures for about budget_s; None: what is predicted to settle it, or not at all where that is more than most_s.
+    begin gets what is known and the seconds. refresh: forget what is known of them. cpus: what measured processes are
+    pinned to. Raises DoesNotFit if --fit does not fit, what planning and measuring raise, and KeyboardInterrupt with
+    every complete pair kept.
+    """
+    wanted = tuple(kinds) if kinds is not None else (class_of(workload),)
+    tuner = _Tuner(placer, workload, cpus, progress, measure, clock)
+    tuner.read()
+    if refresh:
+        tuner.forget(wanted)
+    if not tuner.left(wanted):
+        return tuner.outcome(True)
+    progress("plan")
+    tuner.plan(wanted)
+    if budget_s is None and tuner.seconds(wanted) > most_s:
+        write_result(tuner.result)
+        return tuner.outcome(True, wanted)
+    with measuring_lock(cache_folder(), partial(progress, "wait for another oallama to finish measuring")):
+        if not refresh:
+            tuner.read()  # another run may have measured meanwhile
+            if not tuner.left(wanted):
+                return tuner.outcome(True)
+        given_s = tuner.seconds(wanted) if budget_s is None else budget_s
+        begin(tuner.result, given_s)
+        tuner.measure(wanted, given_s)
+    return tuner.outcome(False, wanted)
+
+
+def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] | None:
+    """What is known of a workload's class where it is not settled, with the predicted seconds of measuring that settle
+    it; None if nothing is."""
+    tuner, kind = _Tuner(placer, workload), class_of(workload)
+    tuner.read()
+    found = tuner.result.of(kind)
+    return None if found is None or found.settled else (found, tuner.seconds((kind,)))
+
+
+def stock_at_once(placer: Placer, workload: Workload) -> Plan:
+    """Stock llama.cpp's own placement, the safe choice without measurements."""
+    stock = ArmMaker(placer, setting_of(placer, workload.n_ctx, workload.n_ubatch)).make(stock_name(placer)).stock
+    assert stock is not None
+    return stock_plan(placer, workload, stock, priced=False)
+
+
+def stock_name(placer: Placer) -> str:
+    """The arm of stock llama.cpp's default."""
+    return STOCK_CPU if placer.device.is_pair else STOCK_FIT
+
+
+def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
+    """The arm `auto`: the gate's plan, with the result for the reader."""
+
+    def words(doing: str, done: int = 0, expect: int = 0) -> None:
+        """Show what the gate does, without its turns, which the comparison does not count."""
+        if doing:
+            maker.progress(f"the gate: {doing}")
+
+    found = tune(maker.placer, maker.workload, progress=words, refresh=refresh, cpus=maker.setting.cpus)
+    spec, result = maker.of_plan("auto", found.plan), found.result
+    how = f"cached, took {result.seconds:.1f} s" if found.remembered else f"in {result.seconds:.1f} s"
+    if found.tuned is None:
+        return replace(
+            spec, notes=(*spec.notes, f"gate, {how}: using llama.cpp's placement, as there is no clear result")
+        )
+    document = {**found.tuned.result.document, "remembered": found.remembered}
+    return replace(spec, notes=(*spec.notes, f"gate, {how}: {found.tuned.result.sentence}"), gate=document)
+
+
+class _Tuner:
+    """The gate of one model, device and context. result: results so far, saved to the cache with each new result."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        workload: Workload,
+        cpus: tuple[int, ...] = (),
+        progress: ProgressCallback = quiet,
+        measure: Measure = run_bench,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._placer, self._asked, self._progress = placer, workload, progress
+        self._measure, self._clock = measure, clock
+        self._setting = setting_of(placer, workload.n_ctx, workload.n_ubatch, cpus=cpus, of_text=True)
+        self._maker = ArmMaker(placer, self._setting, progress=progress)
+        self.key = result_key(placer, workload.n_ctx, self._setting.cap)
+        self.result = TuneResult(self.key)
+
+    @cached_property
+    def _fit(self) -> StockPlacement:
+        """Stock llama.cpp's default."""
+        placement = self._maker.make(stock_name(self._placer)).stock
+        assert placement is not None
+        return placement
+
+    def read(self) -> None:
+        """Add the results in the cache to new plans."""
+        found = read_result(self.key) or TuneResult(self.key)
+        planned = [each for each in self.result.classes if found.of(each.of) is None]
+        plans = {**self.result.plans, **found.plans}
+        self.result = replace(found, classes=(*found.classes, *planned), plans=plans)
+
+    def forget(self, kinds: Sequence[WorkloadClass]) -> None:
+        """Drop the results of these classes; the cache keeps them until something is measured."""
+        self.result = replace(self.result, classes=tuple(each for each in self.result.classes if each.of not in kinds))
+
+    def left(self, kinds: Sequence[WorkloadClass]) -> list[ClassResult | None]:
+        """Results of the unsettled classes among these."""
+        return [found for kind in kinds if (found := self.result.of(kind)) is None or not found.settled]
+
+    def outcome(self, remembered: bool, kinds: Sequence[WorkloadClass] = ()) -> Tuning:
+        found = tuned_plan(self._placer, self._asked, self.result)
+        plan = found.plan if found else stock_plan(self._placer, self._asked, self._fit)
+        left_s = self.seconds(kinds) if self.left(kinds) else 0.0
+        return Tuning(plan, self.result, class_of(self._asked), found, remembered, left_s)
+
+    def plan(self, kinds: Sequence[WorkloadClass]) -> None:
+        """Add the pending measurements of these classes."""
+        if new := {kind: self._workload(kind) for kind in kinds if self.result.of(kind) is None}:
+            found = Candidates(self._placer, new, self._fit)
+            for kind in new:
+                self.result = self.result.with_class(found.of(kind))
+            self.result = replace(self.result, plans={**self.result.plans, **found.plans})
+
+    def seconds(self, kinds: Sequence[WorkloadClass]) -> float:
+        """Seconds that should settle these classes, with a margin: at least twice those spent in vain."""
+        load_s = START_S + sum(operator.bytes for operator in self._placer.operators) / LOAD_BYTES_PER_S
+        left = list(filter(None, self.left(kinds)))
+        open_tries = [(one.placement, each.turn_s) for each in left for one in each.open_tries]
+        n_plans = len({ab_test.plan for each in left if (ab_test := each.open) is not None})
+        searched_s = len({placement for placement, _ in open_tries}) * load_s + 3 * sum(s for _, s in open_tries)
+        tested_s = 2 * n_plans * load_s + (TYPICAL_TURNS + 2) * sum(each.turn_s for each in left)
+        in_vain_s = 0.0 if any(ab_test.pairs for each in left for ab_test in each.races) else 2 * self.result.seconds
+        return max(LEAST_BUDGET_S, MARGIN * (searched_s + tested_s), in_vain_s)
+
+    def measure(self, kinds: Sequence[WorkloadClass], budget_s: float) -> None:
+        """Measure for about so many seconds. Raises DeviceError if --fit cannot be measured."""
+        began, spent_s = self._clock(), self.result.seconds
+        deadline = Deadline(began + 3 * budget_s, self._clock)  # the first block is worth waiting for
+
+        def is_over(share: float = 1.0) -> bool:
+            return self._clock() >= began + share * budget_s
+
+        try:
+            self._search(kinds, lambda: is_over(SEARCH_SHARE), deadline)
+            while not is_over():
+                before = self.result
+                for group in self._groups(kinds):
+                    if not is_over():
+                        self._ab_test(group, is_over, deadline)
+                if self.result == before:
+                    break  # all is settled, or not one block was fit to be compared
+        except OutOfTime:
+            pass
+        finally:
+            self.result = replace(self.result, seconds=spent_s + self._clock() - began)
+            write_result(self.result)
+
+    def _keep(self, changed: ClassResult) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.result = self.result.with_class(replace(changed, measured_at=now))
+        write_result(self.result)
+
+    #
+    # options of stock llama.cpp
+    #
+
+    def _search(self, kinds: Sequence[WorkloadClass], is_over: Callable[[], bool], deadline: Deadline) -> None:
+        """Measure the options of stock llama.cpp of classes that have several, --fit first, and choose the rivals.
+        Raises OutOfTime."""
+        tests: dict[StockPlacement, list[ClassResult]] = {}
+        for found in filter(None, self.left(kinds)):
+            for one in found.open_tries:
+                tests.setdefault(one.placement, []).append(found)
+        placer = self._placer
+        for n_done, (placement, wanted) in enumerate(tests.items()):
+            if n_done and is_over():
+                break
+            by_test = {self._test(found): found.of for found in wanted}
+            arm, operators, n_layer = self._stock_arm(placement), placer.operators, placer.model.n_layer
+            samples, fault = tried(arm, tuple(by_test), operators, n_layer, self._progress, deadline, self._measure)
+            if fault and placement == self._fit:
+                raise DeviceError(f"llama.cpp's own placement cannot be measured: {fault}")
+            for test, kind in by_test.items():
+                speed = _speed(samples[test], test) if test in samples else None
+                self._keep(self.result[kind].with_try(StockTry(placement, speed, fault)))
+        for found in filter(None, self.left(kinds)):
+            if not found.stock_plan:
+                self._choose_rival(found)
+
+    def _choose_rival(self, found: ClassResult) -> None:
+        """The fastest options: make a plan of them, and bound the first words of plans that race against it."""
+        late_may_win = self._placer.options.late_first_word
+        rival = found.fastest(late_may_win)
+        options, fit = found.tries[rival], found.tries[0]
+        name = FIT if rival == 0 else STOCK
+        plan = stock_plan(self._placer, self._workload(found.of), options.placement, name=name)
+        most_late = LATE * fit.speed.prompt_s / options.speed.prompt_s if fit.speed and options.speed else LATE
+        races = []
+        for ab_test in found.races:
+            same = placement_digest(self.result.plan(ab_test.plan)) == placement_digest(plan)
+            refused = f"{ab_test.policy}'s plan equals llama.cpp's placement" if same else ab_test.refused
+            races.append(replace(ab_test, most_late=None if late_may_win else most_late, refused=refused))
+        plans = {**self.result.plans, plan.fingerprint: plan.to_json()}
+        self.result = replace(self.result, plans=plans)
+        self._keep(replace(found, rival=rival, stock_plan=plan.fingerprint, races=tuple(races)))
+
+    #
+    # A/B tests
+    #
+
+    def _groups(self, kinds: Sequence[WorkloadClass]) -> list[list[ClassResult]]:
+        """Classes whose next A/B tests are between the same two configurations."""
+        groups: dict[tuple[StockPlacement, str], list[ClassResult]] = {}
+        for found in filter(None, self.left(kinds)):
+            if found.stock_plan and found.open is not None:
+                groups.setdefault((found.tries[found.rival].placement, found.open.plan), []).append(found)
+        return list(groups.values())
+
+    def _ab_test(self, group: Sequence[ClassResult], is_over: Callable[[], bool], deadline: Deadline) -> None:
+        """Compare a plan with a rival for these classes until each is decided. Raises OutOfTime, KeyboardInterrupt."""
+        first, ab_test = group[0], group[0].open
+        assert ab_test is not None
+        before = {self._test(found): found for found in group}
+        rival = self._stock_arm(first.tries[first.rival].placement)
+        ours = self._maker.of_plan(ab_test.policy, self.result.plan(ab_test.plan))
+
+        def on_partial(result: BenchResult) -> None:
+            for made in result.series:
+                found = before[made.test]
+                known = found.ab_test(ab_test.plan)
+                self._keep(found.with_test(replace(known, pairs=(*known.pairs, *_pairs(made)))))
+
+        def done(series: Series) -> bool:
+            return is_over() or self.result[before[series.test].of].ab_test(ab_test.plan).standing != "open"
+
+        operators, n_layer = self._placer.operators, self._placer.model.n_layer
+        bench = Bench((rival, ours), tuple(before), operators, n_layer, MOST_PAIRS, deadline=deadline, done=done)
+        result = self._measure(bench, self._progress, on_partial)
+        if why := refusal(result.arms, 1, LEAST_PAIRS):
+            for found in group:
+                known = self.result[found.of]
+                self._keep(known.with_test(replace(known.ab_test(ab_test.plan), refused=why)))
+        if result.interrupted:
+            raise KeyboardInterrupt
+
+    def _stock_arm(self, placement: StockPlacement) -> ArmSpec:
+        is_cpu = stock_name(self._placer) == STOCK_CPU
+        setting = self._setting.changed(device="none") if is_cpu else self._setting
+        return ArmSpec(STOCK_CPU if is_cpu else f"stock {placement.flags}", setting, placement)
+
+    def _workload(self, kind: WorkloadClass) -> Workload:
+        return kind.workload(self._asked.n_ctx, self._asked.n_ubatch)
+
+    def _test(self, found: ClassResult) -> BenchTest:
+        workload = self._workload(found.of)
+        return BenchTest(workload.n_prompt, found.n_measured, workload.n_past)
+
+
+def _pairs(series: Series) -> list[Pair]:
+    """All turns of a test, calm or not: omitting drifting turns would be selection."""
+    rounds = [round_ for round_ in (*series.kept, *series.discarded) if not round_.fault]
+    turns = [(rival, ours) for round_ in rounds for rival, ours in zip(*round_.samples, strict=True)]
+    return [(_speed(rival, series.test), _speed(ours, series.test)) for rival, ours in turns]
+
+
+def _speed(sample: Sample, test: BenchTest) -> Speed:
+    return Speed(sample.prompt_s, sample.gen_s / test.n_gen)

@@ -1,0 +1,151 @@
+"""Shows the gate in `oallama run`: why and how long it measures, a progress bar, then the result in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from oallama.cli.output import busy, log, time_bar
+from oallama.cli.signals import asked_to_end, ended_by_key
+from oallama.core.errors import ARGUMENTS, OallamaError
+from oallama.core.files import FOLDER_VARIABLE, cache_folder
+from oallama.core.units import MIB
+
+if TYPE_CHECKING:
+    from oallama.autotune.run import Tuning
+    from oallama.bench.ab import ProgressCallback
+    from oallama.core.types import Workload
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+    from oallama.tuned.classes import WorkloadClass
+    from oallama.tuned.result import TuneResult
+
+LONGEST_S = 600.0
+"""Most seconds of measuring after an answer. If more are predicted, the last line says what to type instead."""
+
+SECONDS_TOLD = 100.0  # longer is told in minutes
+
+
+def measured(
+    placer: Placer,
+    workload: Workload,
+    kinds: Sequence[WorkloadClass] | None = None,
+    budget_s: float | None = None,
+    most_s: float = math.inf,
+    refresh: bool = False,
+    ends: str = "--no-gate skips it",
+    begun: Callable[[], None] = lambda: None,
+) -> Tuning:
+    """Call `tune`, with a line before it measures and its result in the end. kinds: None: the workload's class. ends:
+    how to end or skip it; begun: called when it measures."""
+    from oallama.autotune.run import tune
+    from oallama.tuned.store import read_result
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(busy("planning"))  # until there is a bar
+        shown: list[ProgressCallback] = []
+
+        def begin(result: TuneResult, seconds: float) -> None:
+            begun()
+            log(
+                f"oallama: comparing plans with llama.cpp's options: about {minutes_text(seconds)}, once for this "
+                f"model, device and context ({ends})"
+            )
+            shown.append(stack.enter_context(time_bar(seconds)))
+
+        def progress(doing: str, done: int = 0, expect: int = 0) -> None:
+            for bar in shown:
+                bar(doing, done, expect)
+
+        found = tune(placer, workload, kinds, progress, begin, budget_s, most_s, refresh)
+    for kind in (found.kind,) if kinds is None else kinds:
+        if (each := found.result.of(kind)) is not None:
+            log(f"oallama: {each.sentence}")
+    if found.left_s:
+        log(f"oallama: no clear result yet; continue ({minutes_text(found.left_s)}): {tuning(placer, workload)}")
+    if read_result(found.result.key) is None:
+        log(
+            f"warning: the result cannot be saved, as {cache_folder()} is not writable; free some disk space, or set "
+            f"{FOLDER_VARIABLE} to another folder"
+        )
+    return found
+
+
+def at_once(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
+    """A plan without measuring: what was measured for this class of workloads or the nearest, else stock llama.cpp's
+    own placement; and whether there is something to measure then."""
+    from oallama.autotune.run import stock_at_once
+    from oallama.placer.tuned import tuned_plan
+
+    found = tuned_plan(placer, workload)
+    if found is None:
+        return stock_at_once(placer, workload), True
+    log(f"oallama: {found.sentence}")
+    return found.plan, found.result.of != found.asked
+
+
+def tune_after(placer: Placer, workload: Workload) -> None:
+    """Measure for the next run, until a key is typed. The answer is there, so neither that nor a failure is one of the
+    run; a signal that ends the command does."""
+    begun: list[bool] = []
+    try:
+        log("oallama: tuning for the next run; press any key to stop and keep the results so far")
+        with ended_by_key():
+            measured(placer, workload, most_s=LONGEST_S, ends="press any key to stop", begun=lambda: begun.append(True))
+            tell_doubt(placer)
+    except KeyboardInterrupt:
+        if asked_to_end():
+            raise
+        kept = "the results so far are kept" if begun else "stopped"
+        log(f"oallama: {kept}; the next run or {tuning(placer, workload)} continues from here")
+    except (OallamaError, OSError) as error:
+        log(f"warning: tuning failed, so the next run also uses llama.cpp's placement: {error}")
+
+
+def tuning_gain(placer: Placer, workload: Workload, stock: Plan) -> str:
+    """Return a line with what tuning is predicted to gain over stock llama.cpp's placement, at most where no plan is
+    known, and how to tune. Measures and plans nothing."""
+    from oallama.autotune.run import unsettled
+    from oallama.planner.explain import physical_bound
+    from oallama.report.expected import gain_text
+
+    now = best = None
+    with contextlib.suppress(OallamaError):  # no answer needs a prediction
+        if known := unsettled(placer, workload):
+            result, left_s = known
+            return f"{result.sentence}; confirm ({minutes_text(left_s)}): {tuning(placer, workload)}"
+        if placer.known_profile is not None:
+            now = placer.price(stock, workload)
+            best = physical_bound(placer.problem_for(stock), workload, stock.memory)
+    return f"using llama.cpp's placement; {gain_text(now, best)}: {tuning(placer, workload)}, or --tune before"
+
+
+def tell_doubt(placer: Placer) -> None:
+    """Warn in one line if predicted times are doubtful, and why."""
+    from oallama.profile.busy import doubt
+
+    if why := doubt(placer.profile()):
+        log(f"note: {why}")
+
+
+def tuning(placer: Placer, workload: Workload) -> str:
+    """The command that measures for workloads in this context, in backticks."""
+    options = placer.options
+    flags = {name: flag for flag, name in ARGUMENTS.items()}
+    words = ["oallama", "tune", placer.model.path]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name != "n_ctx" and value not in (None, field.default):
+            text = f"{value / MIB:g}MiB" if field.name == "vram" else f"{value}"
+            words += [flags[field.name]] if value is True else [flags[field.name], text]
+    if options.n_ctx is not None or workload.n_ctx != placer.workload(1, 0).n_ctx:
+        words += ["-c", str(workload.n_ctx)]
+    return f"`{shlex.join(words)}`"
+
+
+def minutes_text(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < SECONDS_TOLD else f"{math.ceil(seconds / 60)} min"

@@ -1,0 +1,271 @@
+"""One model on one device of this machine: the device, the measurements, and the planning problem."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from oallama.core.errors import DeviceError, PlanError, UsageError
+from oallama.core.history import BlockRuns, History
+from oallama.core.keywords import check_type
+from oallama.core.options import STOCK_UBATCH, Options
+from oallama.core.profile import Profile
+from oallama.core.routing import Routing
+from oallama.core.types import CPU_DEVICE, Attention, DecodeStep, FlashAttention, ModelInfo, Operator, Workload
+from oallama.cost.graph import Graph, build_graph
+from oallama.cost.passes import Pass
+from oallama.device.identity import KnownDevice, known_device
+from oallama.device.spec import DeviceSpec, parse_device
+from oallama.plan.plan import Plan
+from oallama.planner.attention import AttentionRule
+from oallama.planner.placement import Placement, placed_by_plan
+from oallama.planner.price import seen_passes
+from oallama.planner.problem import Problem
+from oallama.planner.pure_plan import ModelHeader, problem_of
+from oallama.profile.busy import was_busy
+from oallama.profile.emulate import resolved, this_host, usual_threads
+from oallama.profile.history import adopted, corrected, rates_text, with_seen
+from oallama.profile.progress import Progress
+from oallama.run.no_alloc_loads import NoAllocLoads
+
+if TYPE_CHECKING:
+    from oallama.model.memory import NoAllocLoader
+
+HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
+
+
+class ModelOnDevice:
+    """Measures only when needed."""
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        operators: Sequence[Operator],
+        tensor_names: Sequence[str],
+        options: Options,
+        profile: Profile | None = None,
+        no_alloc_loader: NoAllocLoader | None = None,
+    ) -> None:
+        self.model = model
+        self.operators = tuple(operators)
+        self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
+        self.device, self._threads = resolved(parse_device(options.device), options.threads)
+        self.attention = options.attention()  # with the KV cache that is measured and planned for
+        self.given_profile = self._profile = profile
+        self._measured: Profile | None = None  # before it was corrected; None of one that was given
+        self._is_doubtful = False  # the profile is of a busy machine, which may be calm now
+        self.tensor_names = tuple(tensor_names)
+        self.attention_rule = AttentionRule(model, options)
+        self.graph: Graph = build_graph(model, self.operators, tensor_names)
+        self.no_alloc_loads = NoAllocLoads(
+            model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, no_alloc_loader
+        )
+
+    @cached_property
+    def threads(self) -> int:
+        """Number of CPU threads: from the options, else one per physical core. With fast and slow cores it is the
+        number that decodes fastest, measured at the first call and cached."""
+        if self.options.threads is not None or self.device.is_emulated:
+            return self._threads
+        return usual_threads(partial(this_host, say=Progress(True).say))
+
+    @property
+    def has_device(self) -> bool:
+        """Whether there is a device to place on. Raises the same as found_device."""
+        return not self.found_device.is_none
+
+    @property
+    def found_device(self) -> DeviceSpec:
+        """The device that was asked for; of `auto`, the one that there is. Raises DeviceError and BridgeError, as
+        `auto` looks for one."""
+        return self.known_device.spec if self.device.kind == "auto" else self.device
+
+    @cached_property
+    def known_device(self) -> KnownDevice:
+        """The device, queried once. Raises DeviceError, BridgeError."""
+        return known_device(self.device)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The fingerprint of this machine with the device: what is measured here belongs to it. Raises as above."""
+        from oallama.profile.profiler import machine_with
+
+        return machine_with(self.known_device, self.threads)
+
+    @property
+    def machine_key(self) -> str:
+        """Key under which profiles and histories of this machine with the device are kept. Raises as above."""
+        from oallama.profile.machine import fingerprint_key
+
+        return fingerprint_key(self.machine)
+
+    @cached_property
+    def routing(self) -> Routing | None:
+        """Expert use counts; None if there are none."""
+        from oallama.profile.routing import read_routing
+
+        model = self.model
+        return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
+
+    def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
+        """The timings of this model's mul-mats on this machine, from the cache if possible. Timings of a busy machine
+        are measured again once it is calm.
+
+        Raises ProfileError, DeviceError.
+        """
+        if self._profile is None or self._is_doubtful or refresh:
+            from oallama.profile.profiler import profile_model
+
+            measured = profile_model(
+                self.model,
+                self.operators,
+                self.known_device,
+                self.threads,
+                tuple(tokens),
+                refresh,
+                progress,
+                kv=self.attention,
+            )
+            self._measured, self._profile = measured, corrected(measured, self._history(measured))
+            self._is_doubtful = False
+        return self._profile
+
+    @property
+    def known_profile(self) -> Profile | None:
+        """The profile that is available without measuring, even from a busy machine; None without one.
+        Raises DeviceError, BridgeError."""
+        if self._profile is None:
+            from oallama.profile.profiler import stored_profile
+
+            device, threads = self.known_device, self.threads
+            stored = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
+            self._measured = stored
+            self._profile = None if stored is None else corrected(stored, self._history(stored))
+            self._is_doubtful = stored is not None and was_busy(stored)
+        return self._profile
+
+    @property
+    def header(self) -> ModelHeader:
+        return ModelHeader(self.model, self.operators, self.graph)
+
+    def workload(
+        self,
+        n_prompt: int,
+        n_gen: int,
+        n_ctx: int | None = None,
+        n_ubatch: int | None = None,
+        n_past: int = 0,
+        n_parallel: int = 1,
+    ) -> Workload:
+        """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
+        prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
+        llama.cpp's. n_past: tokens in the KV cache before the prompt. n_parallel: requests in flight."""
+        for name, n in (("n_prompt", n_prompt), ("n_gen", n_gen), ("n_past", n_past), ("n_parallel", n_parallel)):
+            check_type(name, n, int)
+        for name, maybe in (("n_ctx", n_ctx), ("n_ubatch", n_ubatch)):
+            check_type(name, maybe, int, type(None))
+        if n_prompt < 1 or n_gen < 0 or n_past < 0 or n_parallel < 1:
+            raise UsageError(
+                "a workload needs at least one request and prompt token, and no negative count; check -p and -n"
+            )
+        n_tokens = n_past + n_prompt + n_gen
+        needed = -(-n_tokens // 256) * 256
+        trained = self.model.n_ctx_train or needed
+        context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
+        if context < n_tokens:
+            past = f"{n_past} earlier, " if n_past else ""
+            tokens = f"{past}{n_prompt} prompt and {n_gen} generated tokens"
+            raise UsageError(f"a context of {context} tokens cannot hold {tokens}; raise -c")
+        ubatch = n_ubatch or self.options.n_ubatch or STOCK_UBATCH
+        return Workload(n_prompt, n_gen, context, ubatch, n_past, DecodeStep(n_parallel))
+
+    def problem(self, flash_attn: FlashAttention) -> Problem:
+        """The planning problem for one attention mode. Raises the same as profile."""
+        budget, alone = host_free_beside(self.model.file_bytes), self.device.is_pair  # llama.cpp has no second CPU
+        taken = self.no_alloc_loads.taken
+        profile = self._profile or self.profile()
+        return problem_of(self.header, self.options, profile, flash_attn, taken, budget, self.routing, alone)
+
+    def problem_for(self, plan: Plan) -> Problem:
+        """With the attention that this plan is loaded with."""
+        return self.problem(self.attention_for(plan).flash_attn)
+
+    def placed(self, plan: Plan) -> Placement:
+        """The placement of a plan. Raises PlanError for a plan of another model."""
+        if not isinstance(plan, Plan):
+            raise UsageError(f"{plan!r:.40} is not a valid plan; make a plan with `oallama plan`")
+        plan.check(self.model, self.operators)
+        return placed_by_plan(self.model.n_layer, self.operators, plan)
+
+    def placed_on(self, plan: Plan, problem: Problem) -> Placement:
+        """The placement of a plan. Raises PlanError for a plan of another model, or for a missing device."""
+        placement = self.placed(plan)
+        if placement.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
+            raise PlanError(f"the plan needs {plan.device}, but no device is used; choose it with --device")
+        return placement
+
+    def attention_for(self, plan: Plan) -> Attention:
+        """From the options, else from the plan, else as for a new plan."""
+        planned = plan.attention
+        if planned is None:
+            mode: FlashAttention = "auto" if plan.n_gpu_layers else self.unmeasured_attention(plan.workload)
+            planned = self.attention_rule.attention(mode)
+        return self.options.attention(planned)
+
+    def unmeasured_attention(
+        self, workload: Workload, attention_passes: Sequence[Pass] | None = None
+    ) -> FlashAttention:
+        """The attention mode on the CPU alone, without measuring."""
+
+        def known() -> Profile | None:
+            with contextlib.suppress(DeviceError):  # what the CPU does alone needs no device
+                return self.known_profile
+            return None
+
+        return self.attention_rule.unmeasured_on_cpu(workload, known, attention_passes)
+
+    def keep_runs(self, plan: Plan, runs: Sequence[BlockRuns]) -> None:
+        """Add what runs of a plan's blocks took to the history of this model and machine, where one is kept, from which
+        adopt_history corrects the profile. Raises ProfileError if the cache cannot be written, and as problem."""
+        if not runs or not self.keeps_history or self._measured is None:
+            return
+        from oallama.profile.history import write_history
+
+        if seen := seen_passes(self.problem_for(plan), plan, self.placed(plan), runs):
+            write_history(with_seen(self._history(self._measured), seen), self.machine_key)
+
+    @property
+    def keeps_history(self) -> bool:
+        """False if the profile came from a file, nothing was measured, or the device is emulated."""
+        return not self.device.is_emulated and self.known_profile is not None and self._measured is not None
+
+    def adopt_history(self) -> str:
+        """Correct the profile by what runs took, from here on; returns in words by how much, "" where it stays. Raises
+        ProfileError."""
+        if not self.keeps_history or self._measured is None:
+            return ""
+        from oallama.profile.history import write_history
+
+        before = self._history(self._measured)
+        after = adopted(before)
+        if after == before:
+            return ""
+        write_history(after, self.machine_key)
+        self._profile = corrected(self._measured, after)
+        return rates_text(after)
+
+    def _history(self, measured: Profile) -> History:
+        """History of runs under this profile."""
+        from oallama.profile.history import read_history, timings_of
+
+        return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
+
+
+def host_free_beside(n_bytes: int) -> int:
+    """Bytes of host memory that may be used beside so many."""
+    from oallama.device.host_memory import host_free_bytes
+
+    return max(0, int(HOST_FILL * host_free_bytes()) - n_bytes)

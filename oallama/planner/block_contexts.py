@@ -1,0 +1,221 @@
+"""The blocks that may be sliced beside a placement of whole operators, with the prices of what surrounds them there.
+
+Layers are alike, so blocks are of few kinds, and few parts of layers have neighbours of their own: each is priced once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
+from oallama.cost.blocks import SplitBlock, family_blocks, ffn_of, is_biased_ffn, is_ffn, residents, takes_n_g
+from oallama.cost.graph import computes_outputs_only, first_within
+from oallama.cost.kernels import NO_TIME, Curve
+from oallama.cost.passes import Pass, decode_pass, mean_depth, passes
+from oallama.cost.slices import Block, BlockContext, BlockType, block_types
+from oallama.cost.whole import Costs, cpu_seconds, placement_seconds, transfer_seconds
+from oallama.model.cut import runs_alone
+from oallama.planner.placement import Placement
+from oallama.planner.problem import Problem, costs_of, costs_over
+
+Types = tuple[BlockType, ...]
+"""A block in each host layout of its CC."""
+
+Part = tuple[int | None, bool]
+"""(layer, whether it is the layer's FFN)."""
+
+
+class BlockContexts:
+    """Blocks of a problem with their contexts, at the batch sizes of a workload and of its profile."""
+
+    def __init__(self, problem: Problem, workload: Workload) -> None:
+        self._problem, self._workload = problem, workload
+        self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
+        for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
+            if can:
+                self._families[ffn_of(i, operator)].append(i)
+        n_layer = problem.graph.n_layer
+        self._parts = [2 * one.layer_in(n_layer) + (is_ffn(one) or one.is_last) for one in problem.operators]
+        self._biased = _biased_ffns(problem.operators, problem.splittable)
+        self._types: dict[Types, Types] = {}
+        self._blocks_of = cache(self._blocks_in)
+        self.costs_at, self._layouts = cache(self._costs_at), cache(self._layouts_for)
+        self._over: dict[int, tuple[Pass, ...]] = {
+            n_tokens: (Pass(n_tokens, mean_depth(workload), 1),)
+            for n_tokens in {case.n_tokens for case in problem.profile.cases}
+            if n_tokens <= workload.largest_batch
+        }
+        asked: dict[int, list[Pass]] = defaultdict(list)
+        step = decode_pass(workload, workload.n_gen or 1)
+        for one in (*passes(workload, "prefill"), step):
+            asked[one.n_tokens].append(replace(one, count=step.count) if one.n_tokens == step.n_tokens else one)
+        self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
+
+    @property
+    def biased_layers(self) -> frozenset[int]:
+        """Whose experts have biases."""
+        return frozenset(self._biased)
+
+    def blocks(
+        self, placement: Placement, together: Collection[int] = (), cuts: Sequence[Hashable] | None = None
+    ) -> list[Block]:
+        """The blocks that may be sliced. What is in none stays where `placement` has it, and lies between them.
+
+        together: layers whose experts with biases are one block each, which has no slices, where all of it is on the
+        host. cuts: of each operator; mul-mats of one FFN form one block where theirs are equal. None: as `placement`
+        cuts them."""
+        cuts = _cuts_of(placement) if cuts is None else cuts
+        on_device, first_layer = placement.on_device, placement.first_device_layer
+        whole = [self._biased[layer] for layer in together if layer in self._biased]
+        whole = [family for family in whole if not any(on_device[i] for i in family)]
+        within = {i for family in whole for i in family}
+        families = [*whole, *(family for family in self._families.values() if family[0] not in within)]
+        members = (tuple(i for i in family if not on_device[i]) for family in families)
+        found = sorted(
+            (one for some in members if some for one in self._blocks_of(some, len({cuts[i] for i in some}) == 1)),
+            key=lambda one: one[0].operators,
+        )
+        if not found:
+            return []
+        operators = self._problem.operators
+        uses = first_layer <= self._problem.graph.n_layer
+        inside = frozenset(i for block, _ in found for i in block.operators)
+        is_resident = residents(operators, on_device, first_layer, self._problem.profile.takes_residents)
+        # the slices of these are between neighbours on the device, which they cross to and from by themselves
+        at = (
+            tuple(is_device or resident for is_device, resident in zip(on_device, is_resident, strict=True)),
+            first_layer,
+        )
+        inter_block = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
+        inter_block_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
+        parts: dict[Part, list[SplitBlock]] = defaultdict(list)
+        for block, _ in found:
+            if is_resident[block.operators[0]]:
+                parts[_part(operators[block.operators[0]])].append(block)
+        copies_if_whole = self._copies_if_whole(at[0], first_layer, parts, inside)
+        shares = self._inter_block_shares([block for block, _ in found], *at, inside)
+        known: dict[Hashable, Types] = {}
+        blocks: list[Block] = []
+        for (block, types), share in zip(found, shares, strict=True):
+            resident, part = is_resident[block.operators[0]], _part(operators[block.operators[0]])
+            device_copies = copies_if_whole.get(part, NO_TIME) if resident else NO_TIME
+            key = types, resident, device_copies
+            if key not in known:
+                context = BlockContext(
+                    inter_block, inter_block_cpu, *self._whole_curves(uses, block.operators), resident, device_copies
+                )
+                known[key] = tuple(replace(one, context=context) for one in types)
+            blocks.append(Block(block.operators, known[key], share))
+        return blocks
+
+    def _whole_curves(self, uses: bool, members: Sequence[int]) -> tuple[Curve, Curve]:
+        """Seconds of a block that llama.cpp runs on the host, and of these what it copies to the device."""
+        return (
+            self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in members)),
+            self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in members)),
+        )
+
+    def _inter_block_shares(
+        self, blocks: Sequence[SplitBlock], on_device: Sequence[bool], first_layer: int, inside: frozenset[int]
+    ) -> list[float]:
+        """Share of the inter-block time before each block, in decode, against the mean of all. The gap behind the last
+        block lies before the first of the next token. Device copies are taken to be spread alike."""
+        n_layer = self._problem.graph.n_layer
+        costs = self.costs_at(min(self._over), first_layer <= n_layer)
+        between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output is behind all
+        for i, (is_device, sides) in enumerate(zip(on_device, costs.sides_s, strict=True)):
+            if i not in inside:
+                between[self._parts[i]] += sides[is_device]
+        for layer in range(self._problem.graph.n_run):
+            between[2 * layer] += costs.non_matmul_device_s if layer >= first_layer else costs.non_matmul_cpu_s
+        total, begin, before = sum(between), 0, []
+        for block in blocks:
+            end = self._parts[block.operators[0]] + 1
+            before.append(sum(between[begin:end]))
+            begin = max(begin, end)
+        before[0] += sum(between[begin:])
+        return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
+
+    def _blocks_in(self, members: tuple[int, ...], together: bool) -> list[tuple[SplitBlock, Types]]:
+        """Blocks that these operators of one family form, without what surrounds them. Equal types are one object."""
+        operators, n_run, blocks = self._problem.operators, self._problem.graph.n_run, []
+        for block in family_blocks(operators, members, together):
+            first, types = operators[block.operators[0]], block_types(self._problem.kernels, operators, block)
+            outputs_only = computes_outputs_only(first, n_run)
+            has_plain = any(cost.layout == PLAIN_LAYOUT for cost in types)  # which the device reads
+            streamable = takes_n_g(first) and not block.biases and has_plain
+            types = tuple(replace(cost, outputs_only=outputs_only, takes_n_g=streamable) for cost in types)
+            blocks.append((block, self._types.setdefault(types, types)))
+        return blocks
+
+    def _copies_if_whole(
+        self,
+        resident: Sequence[bool],
+        first_layer: int,
+        parts: Mapping[Part, Sequence[SplitBlock]],
+        inside: frozenset[int],
+    ) -> dict[Part, Curve]:
+        """Seconds of device copies for each block of a part of a layer (attention or FFN) that stays whole on the host
+        between neighbours on the device."""
+        graph = self._problem.graph
+        uses = first_layer <= graph.n_layer
+        found: dict[Part, Curve] = {}
+        known: dict[Hashable, Curve] = {}
+        for part, blocks in parts.items():
+            layer = part[0]
+            if layer is None:
+                continue
+            members = {i for block in blocks for i in block.operators}
+            window = low, high = graph.around(layer, layer + 1)
+            sides = ((resident[i], i in inside, i in members) for i in range(*graph.operators_of(window)))
+            kind = (graph.layers[low:high], first_within(first_layer, window), len(blocks), tuple(sides))
+            if kind not in known:
+                host = tuple(is_resident and i not in members for i, is_resident in enumerate(resident))
+                others, n = inside - members, len(blocks)
+
+                def seconds(costs: Costs) -> float:
+                    without = transfer_seconds(costs, host, first_layer, window, others)  # noqa: B023 - called here
+                    return (without - transfer_seconds(costs, resident, first_layer, window, inside)) / n  # noqa: B023
+
+                known[kind] = self._curve(uses, seconds)
+            found[part] = known[kind]
+        return found
+
+    def _curve(self, llama_uses_device: bool, seconds: Callable[[Costs], float]) -> Curve:
+        """Seconds of one pass by its batch size; where the workload has several of one size, their mean."""
+        return tuple(
+            (n_tokens, seconds(self.costs_at(n_tokens, llama_uses_device)) / sum(p.count for p in over))
+            for n_tokens, over in sorted(self._over.items())
+        )
+
+    def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
+        """Costs of the workload's passes over so many tokens, together."""
+        layouts = self._layouts(llama_uses_device)
+        return costs_over(self._problem, self._over[n_tokens], llama_uses_device, layouts, mapped=False)
+
+    def _layouts_for(self, llama_uses_device: bool) -> tuple[str, ...]:
+        """Layout in which the host holds each operator that is not cut."""
+        return costs_of(self._problem, self._workload, "mixed", llama_uses_device).layouts
+
+
+def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> dict[int, tuple[int, ...]]:
+    """Operators of FFNs of experts with biases, by layer."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, (operator, can) in enumerate(zip(operators, splittable, strict=True)):
+        if can and operator.layer is not None and runs_alone(operator):
+            found[operator.layer].append(i)
+    return {layer: tuple(members) for layer, members in found.items() if is_biased_ffn([operators[i] for i in members])}
+
+
+def _cuts_of(placement: Placement) -> Sequence[Hashable]:
+    """Return the cut of each operator; one value for all where nothing is cut."""
+    if not placement.is_sliced:
+        return [()] * len(placement.assignments)
+    return [(assignment.cut.gg, assignment.cut.cg, assignment.hot_experts) for assignment in placement.assignments]
+
+
+def _part(operator: Operator) -> Part:
+    return operator.layer, is_ffn(operator)

@@ -1,0 +1,223 @@
+"""Baselines of a plan: stock llama.cpp's --fit, the CPU alone, the physical bound, and tokens by depth. Pure.
+
+The bound is the least time of a pass if the CPU, the device and the link worked all the time and never waited for each
+other. Every operator may be cut anywhere into cc, cg and gg (ScheInfer, section IV-A), so the least time t is that of a
+linear program: what the CPU computes, what the device computes and what the link carries each take no longer than t;
+CPU and link together no more of the DRAM than they were measured to get; gg fits into the device's memory. Launches,
+waits, joins, device copies of activations, norms and attention take nothing. Where it is known which experts are used,
+each may be placed by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import floor, inf, log
+
+from oallama.core.affinity_report import Baseline
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE, FlashAttention, MemoryBreakdown, Operator, Predicted, Workload
+from oallama.cost.experts import ExpertUse, expert_use
+from oallama.cost.graph import computes_outputs_only
+from oallama.cost.passes import Pass, decode_pass, passes
+from oallama.cost.rates import interference_at, interference_curve
+from oallama.cost.whole import OperatorCost, operator_costs
+from oallama.plan.plan import Plan
+from oallama.planner.attention import non_matmul_total
+from oallama.planner.memory import usable
+from oallama.planner.policies.stock import priced_stock_fit, stock_memory
+from oallama.planner.price import price
+from oallama.planner.problem import Problem, capacity_of, cpu_alone, operators_limit
+from oallama.profile.wanted import KV_STEP
+
+GOLDEN = 0.6180339887498949
+ROUNDS = 40  # of a search: its interval shrinks to 4e-9 of the first one
+USE_STEP = 1.01  # by which shares of uses differ that are told apart
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWork:
+    """An operator in one pass, seconds by itself. None: the device cannot compute it."""
+
+    bytes: int
+    cpu_s: float
+    device_s: float | None
+    link_s: float  # of what of its weight the pass needs
+
+
+def physical_bound(problem: Problem, workload: Workload, memory: MemoryBreakdown) -> Predicted:
+    """Bounds of TTFT, TPOT and the whole run, with the device's memory that `memory` leaves for weights.
+
+    A cap on weights does not count the ring: what was streamed last is there still when it is wanted again, and of no
+    more blocks than there are slots nothing is copied. So the cap is raised by what is staged.
+    """
+    budget = max(0, memory.limit - memory.kv - memory.compute)
+    cap = operators_limit(problem)
+    if cap is not None:
+        budget = min(budget, cap + memory.staging)
+    ttft_s, tpot_s = (_passes_s(problem, passes(workload, phase), budget) for phase in ("prefill", "decode"))
+    return Predicted.with_drafts(ttft_s, tpot_s, workload)
+
+
+def _passes_s(problem: Problem, over: Sequence[Pass], budget: int) -> float:
+    """Passes that differ in what is in the KV cache alone are one another's equals here."""
+    counted: dict[Pass, float] = defaultdict(float)
+    for p in over:
+        counted[replace(p, n_kv=0, count=1)] += p.count
+    return sum(n * _pass_s(problem, p, budget) for p, n in counted.items())
+
+
+def _pass_s(problem: Problem, forward: Pass, budget: int) -> float:
+    costs = operator_costs(problem.kernels, problem.operators, problem.graph.n_run, (forward,))
+    line = problem.profile.link.get("h2d_pinned") or problem.profile.link.get("h2d_pageable")
+    copy_s_per_byte = line.beta_s_per_byte if line else inf
+    uses = expert_use(problem.routing) if problem.routing else {}
+    works: list[OperatorWork] = []
+    for operator, cost in zip(problem.operators, costs, strict=True):
+        n_rows = forward.n_outputs if computes_outputs_only(operator, problem.graph.n_run) else forward.n_tokens
+        use = uses.get(operator.layer) if operator.layer is not None and operator.op == "MUL_MAT_ID" else None
+        if use is not None and len(use.order) == operator.shape[2]:
+            works += _by_expert(operator, cost, use, forward.n_tokens, n_rows, copy_s_per_byte)
+        else:
+            n_bytes = operator.bytes * operator.mul_mat.share_routed(n_rows) if n_rows else 0.0
+            works.append(
+                OperatorWork(operator.bytes, cost.t_cpu_s, cost.t_gpu_s, n_bytes * copy_s_per_byte if line else inf)
+            )
+    left = interference_at(interference_curve(problem.profile), forward.n_tokens)
+    return least_seconds(works, budget, left.cpu_with_link + left.link_with_cpu)
+
+
+def _by_expert(
+    operator: Operator, cost: OperatorCost, use: ExpertUse, n_tokens: int, n_rows: int, copy_s_per_byte: float
+) -> list[OperatorWork]:
+    """A work for each expert, by its share of the uses, which is rounded down so that few differ. The device computes
+    no more of an expert than one row of each token."""
+    n_expert, n_used = operator.shape[2], operator.n_expert_used
+    n_bytes = operator.bytes // n_expert
+    works: list[OperatorWork] = []
+    for n in range(n_expert):
+        share = _rounded(use.coverage(n + 1, n_tokens) - use.coverage(n, n_tokens))
+        device_s = None if cost.t_gpu_s is None else min(share, 1 / n_used) * cost.t_gpu_s
+        needed = 1 - (1 - min(1.0, share * n_used)) ** n_rows
+        link_s = inf if copy_s_per_byte == inf else n_bytes * needed * copy_s_per_byte
+        works.append(OperatorWork(n_bytes, share * cost.t_cpu_s, device_s, link_s))
+    return works
+
+
+def _rounded(share: float) -> float:
+    """To the next power of USE_STEP below."""
+    return USE_STEP ** floor(log(share, USE_STEP)) if share > 0 else 0.0
+
+
+def least_seconds(works: Sequence[OperatorWork], budget: int, dram: float = 2.0) -> float:
+    """The least time of all works together with `budget` bytes of weights on the device.
+
+    dram: how many of CPU and link the memory feeds at once, 1 to 2. The linear program's dual: at any prices of a
+    second of the CPU, the device, the link and the DRAM that make one together, no placement takes less than what the
+    cheapest places cost; the best prices give the program's own value. What the DRAM feeds is worth the more the more
+    of the prices of CPU and link is its own, so that is all of the smaller one, and two prices are left to look for.
+    """
+    cost_at = _dual(Counter(works), budget)
+    spared = 2.0 - min(2.0, max(1.0, dram))
+
+    def at(cpu: float, link: float) -> float:
+        return cost_at(cpu, max(0.0, 1 - cpu - link), link) / (1 - spared * min(cpu, link))
+
+    return _highest(lambda cpu: _highest(lambda link: at(cpu, link), 1 - cpu), 1.0)
+
+
+def _dual(works: Counter[OperatorWork], budget: int) -> Callable[[float, float, float], float]:
+    """Cost of all works at prices of CPU, device and link. Works that save the most for each byte are resident."""
+    import numpy as np
+
+    n, size = np.array(list(works.values()), dtype=float), np.array([work.bytes for work in works], dtype=float)
+    cpu_s = np.array([work.cpu_s for work in works])
+    device_s = np.array([work.device_s or 0.0 for work in works])
+    link_s = np.array([0.0 if work.link_s == inf else work.link_s for work in works])
+    not_there = np.array([inf if work.device_s is None else 0.0 for work in works])
+    not_streamed = np.array([inf if work.link_s == inf else 0.0 for work in works])
+
+    def cost(cpu: float, device: float, link: float) -> float:
+        on_device = device * device_s + not_there
+        each = np.minimum(cpu * cpu_s, on_device + link * link_s + not_streamed)
+        saved = np.maximum(each - on_device, 0.0) / np.maximum(size, 1.0)
+        order = np.argsort(-saved)
+        n_bytes = (n * size)[order]
+        taken = np.clip(budget - (np.cumsum(n_bytes) - n_bytes), 0.0, n_bytes)
+        return float(n @ each - saved[order] @ taken)
+
+    return cost
+
+
+def _highest(f: Callable[[float], float], end: float) -> float:
+    """The maximum of a function between 0 and `end` that rises to it and falls behind it."""
+    low, high = 0.0, max(0.0, end)
+    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_a, at_b = f(a), f(b)
+    found = max(f(low), f(high), at_a, at_b)
+    for _ in range(ROUNDS):
+        if at_a < at_b:
+            low, a, at_a = a, b, at_b
+            b = low + GOLDEN * (high - low)
+            at_b = f(b)
+        else:
+            high, b, at_b = b, a, at_a
+            a = high - GOLDEN * (high - low)
+            at_a = f(a)
+        found = max(found, at_a, at_b)
+    return found
+
+
+STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
+
+
+def baselines(
+    problem: Problem, workload: Workload, used: MemoryBreakdown, alone: Predicted | None = None
+) -> tuple[Baseline, ...]:
+    """Times that a plan is held against. No stock where llama.cpp itself has no device.
+
+    problem, workload: with stock's attention mode and its micro-batch, so that all plans of a model, a device and a
+    workload are held against the same times. used: by the plan; where that leaves the device alone the bound may use
+    all of it. alone: times of the CPU; None: by this problem.
+    """
+    alone = alone or price(problem, workload, cpu_alone(problem, workload, "mixed"))
+    if problem.profile.device != CPU_DEVICE and not used.limit:
+        runtime = problem.runtime_bytes(workload)
+        used = replace(used, limit=usable(capacity_of(problem, workload), problem.vram_fill, runtime))
+    others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, workload, used)))
+    if problem.profile.device == CPU_DEVICE or problem.slices_only:
+        return others
+    memory = stock_memory(problem, workload)
+    empty = memory.budget(problem.graph.n_layer) < 0  # its buffers do not fit
+    return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, workload, memory)[1]), *others)
+
+
+SLOWER = 0.9  # share of the rate that is left where it counts as another one
+
+
+def planned_depth(workload: Workload) -> int:
+    """The depth that a plan's TPOT is predicted for, in tokens."""
+    return passes(workload, "decode")[0].n_kv
+
+
+def token_seconds(profile: Profile, flash_attn: FlashAttention, n_layer: int, record: Plan, depth: int) -> float | None:
+    """Predicted seconds of one token behind `depth` others. None if the plan predicts nothing, or the profile has
+    no attention of this way."""
+    if record.predicted is None or not profile.rest:
+        return None
+    on_device = max(0, record.n_gpu_layers - 1)  # llama.cpp counts the output as a layer
+    layers = (n_layer - on_device, on_device)
+
+    def rest_s(at: int) -> float:
+        return non_matmul_total(profile, flash_attn, layers, (replace(decode_pass(record.workload), n_kv=at),))
+
+    return max(0.0, record.predicted.tpot_s + rest_s(depth) - rest_s(planned_depth(record.workload)))
+
+
+def slower_from(seconds: Callable[[int], float], depth: int, n_ctx: int) -> int | None:
+    """The least depth, in steps of the KV cache beyond `depth`, from which on less than SLOWER of the rate at `depth`
+    is left; None if that is not so within the context."""
+    limit = seconds(depth) / SLOWER
+    first = depth // KV_STEP + 1
+    return next((n * KV_STEP for n in range(first, n_ctx // KV_STEP + 1) if seconds(n * KV_STEP) > limit), None)

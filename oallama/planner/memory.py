@@ -1,0 +1,282 @@
+"""Memory of a device: its limit, what slices need beside their weights, and the budget for operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, floor
+
+from oallama.core.errors import DoesNotFit
+from oallama.core.types import MemoryBreakdown, Operator, StreamSettings
+from oallama.core.units import MIB
+from oallama.cost.blocks import F32
+from oallama.cost.slices import BlockType, Cut
+from oallama.device.card import FLOAT_TYPES
+from oallama.planner.cutting import CutBlocks, TokenTable, linear_n_g
+
+RUNTIME_BYTES = {"CUDA": 48 * MIB, "ROCm": 48 * MIB}
+"""Bytes of its device that one instance of a back end takes beside buffers and its pool, which no load says before it
+computes. ggml-cuda: a cuBLAS workspace (4 MiB; 32 MiB from Hopper on: common.cuh, cublas_handle), and parts of results
+that matrix kernels and attention add up afterwards (mmq.cuh: 64 KiB for each multiprocessor). Of no other back end is
+it known."""
+
+CUBLAS_BYTES = 100 * MIB
+"""Bytes of cuBLAS's kernels, which a process loads once: 70 to 100 MB are usual."""
+
+INTEGER_TYPES = frozenset(
+    {"Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ2_XXS",
+     "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "IQ4_NL", "MXFP4", "NVFP4"}
+)  # fmt: skip
+"""Types that ggml-cuda multiplies by in integers in large batches (mmq.cu, ggml_cuda_should_use_mmq)."""
+
+_VOLTA = re.compile(r"V100|GV100|TITAN V\b|Xavier")
+_ROW_PADDING = 512  # elements of an activation
+_Q8_1 = 36 / 32  # bytes of one
+_F16 = 2
+
+
+def runtime_bytes(
+    backend: str, description: str, operators: Sequence[Operator], n_ubatch: int, plain_attention: bool,
+    n_instances: int,
+) -> int:  # fmt: skip
+    """Bytes of a device that instances of its back end take for themselves while they compute micro-batches; 0 where
+    this is not known of the back end. plain_attention: without flash attention, whose products are cuBLAS's.
+
+    Each instance keeps the memory of the largest mul-mat that it had (ggml 0.26.0, ggml-cuda.cu, ggml_cuda_pool), and
+    aborts where there is no room for it. Operators behind the last block see one token.
+    """
+    each = RUNTIME_BYTES.get(backend, 0)
+    if not each:
+        return 0
+    integers = backend == "CUDA" and not _VOLTA.search(description)
+    pool = max((_pool_bytes(o, 1 if o.is_last else n_ubatch, integers) for o in operators), default=0)
+    cublas = plain_attention or any(not o.is_last and not _in_integers(o, integers) for o in operators)
+    return n_instances * (each + pool) + (CUBLAS_BYTES if cublas and n_instances else 0)
+
+
+def _in_integers(operator: Operator, integers: bool) -> bool:
+    return integers and operator.type in INTEGER_TYPES
+
+
+def _pool_bytes(operator: Operator, n_tokens: int, integers: bool) -> int:
+    """Bytes that a mul-mat takes of the pool. In integers: its input as Q8_1 (mmq.cu). By cuBLAS: input and result in
+    F16, and the weight too where it is quantised (ggml-cuda.cu, ggml_cuda_mul_mat_cublas); of experts one matrix, and
+    all rows once more in the order of experts (ggml_cuda_mul_mat_id). One token needs no cuBLAS."""
+    k, n, _ = operator.shape
+    routed = operator.op == "MUL_MAT_ID"
+    rows = n_tokens * (operator.n_expert_used if routed else operator.shape[2])
+    in_q8_1 = ceil(rows * ceil(k / _ROW_PADDING) * _ROW_PADDING * _Q8_1)
+    if n_tokens == 1 or _in_integers(operator, integers):
+        return in_q8_1
+    weight = 0 if operator.type in FLOAT_TYPES else _F16 * k * n * (1 if routed else operator.shape[2])
+    return weight + _F16 * rows * (k + n) + (F32 * rows * (k + n) if routed else 0)
+
+
+def usable(capacity: int, fill: float, runtime: int) -> int:
+    """Bytes that a placement may take. What is kept free of the device holds `runtime`; less is usable where it is too
+    small for that."""
+    return max(0, min(int(fill * capacity), capacity - runtime))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes on the device with all layers' norms and KV there and every operator on the host (a no_alloc load says
+    them)."""
+
+    capacity: int  # --vram, or what is free
+    fill: float  # share of it that may be used (OATO Algorithm 1, line 16: 0.90)
+    kv: int
+    compute: int
+    other_weights: int  # norms, biases: what is on the device and no operator
+    n_layer: int
+    operators_limit: int | None = None  # --gpu-weights as bytes
+    runtime: int = 0  # of llama.cpp's instance of the device's back end
+    runtime_beside: int = 0  # of both, where the split back end's computes beside it
+
+    @property
+    def limit(self) -> int:
+        return usable(self.capacity, self.fill, self.runtime)
+
+    @property
+    def beside_split(self) -> DeviceMemory:
+        """The same where the split back end's instance computes beside llama.cpp's."""
+        return replace(self, runtime=self.runtime_beside)
+
+    def budget(self, first_device_layer: int) -> int:
+        """Bytes left when the layers from first_device_layer on are on the device; negative: does not fit.
+
+        KV and the other tensors are taken as spread evenly over the layers; the plan is verified by a no_alloc load
+        before it is used, so models that spread them otherwise (sliding windows, hybrids) cost another round, not a
+        wrong plan.
+        """
+        share = (self.n_layer - first_device_layer) / max(1, self.n_layer)
+        return self.limit - self.compute - int(share * (self.kv + self.other_weights))
+
+    def expected(self, first_device_layer: int, own_bytes: int) -> int:
+        """Bytes of a placement with the layers from first_device_layer on, and so many bytes of operators and slices,
+        on the device."""
+        return self.limit - self.budget(first_device_layer) + own_bytes
+
+    def operator_budget(self, first_device_layer: int) -> int:
+        """Bytes left for whole operators, which need their layer's norms and KV beside them."""
+        if first_device_layer > self.n_layer:
+            return 0
+        return for_weights(self.budget(first_device_layer), self.operators_limit)
+
+
+def for_weights(budget: int, limit: int | None, used: int = 0) -> int:
+    """Bytes of the budget that weights may take. limit: bytes of all weights on the device (--gpu-weights); used: bytes
+    of these that are taken already."""
+    return budget if limit is None else min(budget, limit - used)
+
+
+ENOUGH_USED = 0.99
+"""Share of the limit from which on a placement is full enough: no better one is looked for. On 5,000 drawn devices a
+search then takes 2.3 loads on average; 3.3 where it looks on until all is used, which gains 0.1 % of the limit."""
+
+SHRINK = 0.01
+"""Share of the limit that is taken off the budget, and doubled each time, where a placement that was made smaller is
+still too large. What is moved to the host may need as much on the device again, to be streamed to: without it nothing
+fits on 439 of those devices."""
+
+
+class CorrectedBudget:
+    """MemoryBudget for operators and slices, corrected by what verified placements really took. What llama.cpp computes
+    in depends on the placement: which host operators it streams to the device, and where the logits are. So a first
+    placement may leave much of the device unused, or not fit; between the two the budget is halved."""
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._first = memory
+        self._extra = 0  # bytes taken beyond what was expected, with which the next placement is proposed
+        self._fits: int | None = None  # the least of them with which a placement fitted
+        self._fails: int | None = None  # the most with which none did
+        self._in_a_row = 0  # that did not fit
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Memory to propose a placement for."""
+        return replace(self._first, compute=self._first.compute + self._extra)
+
+    def learn(self, first_device_layer: int, own_bytes: int, real: MemoryBreakdown) -> bool:
+        """Take in what a placement that was proposed with `memory` really takes. False: another look would not use the
+        device better."""
+        error = real.limit - real.spare - self._first.expected(first_device_layer, own_bytes)
+        if real.spare < 0:
+            self._fails = self._extra if self._fails is None else max(self._fails, self._extra)
+            self._in_a_row += 1
+            wanted = error + int(SHRINK * real.limit) * (2 ** (self._in_a_row - 1) - 1)
+        else:
+            self._fits = self._extra if self._fits is None else min(self._fits, self._extra)
+            self._in_a_row = 0
+            wanted = error
+            if real.limit - real.spare >= ENOUGH_USED * real.limit:
+                return False
+        if self._fits is not None:
+            if self._fails is not None and not self._fails < wanted < self._fits:
+                wanted = (self._fails + self._fits) // 2
+            if wanted >= self._fits:
+                return False
+        self._extra = wanted
+        return True
+
+
+def memory_breakdown(
+    capacity: int, fill: float, weights_gpu: int, weights_host: int, kv: int, compute: int, staging: int = 0,
+    runtime: int = 0,
+) -> MemoryBreakdown:  # fmt: skip
+    """The memory breakdown of what a load puts on the device; `spare` may be negative, which means that it does not
+    fit."""
+    limit = usable(capacity, fill, runtime)
+    spare = limit - weights_gpu - kv - compute - staging
+    return MemoryBreakdown(capacity, fill, limit, weights_gpu, weights_host, kv, compute, staging, spare, runtime)
+
+
+#
+# a vision projector beside a plan: whole on the device where there is room, else whole on the CPU
+#
+
+
+def fits_beside(memory: MemoryBreakdown, n_bytes: int, asked: bool | None) -> bool:
+    """Whether a projector goes to the device of a plan. asked: None: where it fits into what the plan leaves."""
+    return memory.spare >= n_bytes if asked is None else asked
+
+
+def vram_beside(limit: int, fill: float, n_bytes: int, device: str, what: str, remedy: str) -> int:
+    """The capacity to plan with, so that so many bytes of the limit are kept free for it. Raises DoesNotFit, with what
+    it is and what to do, where nothing is left."""
+    if n_bytes >= limit:
+        raise DoesNotFit(n_bytes, limit, device, what, remedy)
+    return floor((limit - n_bytes) / fill)
+
+
+SLOT_PADDING = 512  # bytes that one weight may take in a slot beyond its own: alignment, and what kernels read past it
+
+
+def most_n_g(table: TokenTable, n_ubatch: int) -> int:
+    """Largest n_g of any batch, before n_g_at takes off rows that are left over."""
+    return max((linear_n_g(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
+
+
+def ring_bytes(layers: CutBlocks, streaming: StreamSettings, n_g: int) -> int:
+    """Bytes of the ring for streamed weights. layers: in the order in which they run. n_g: most tokens of a batch that
+    CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
+    blocks that follow one another, of which the last is followed by the first; any other number of slots as if each
+    held the largest block."""
+    size_of = {layer: slot_bytes(*layer, n_g) for layer in set(layers)}
+    sizes = [size for layer in layers if (size := size_of[layer])]
+    if not sizes:
+        return 0
+    if streaming.n_slots != 2:
+        return streaming.n_slots * max(sizes)
+    return sizes[0] if len(sizes) == 1 else max(map(sum, pairwise([*sizes, sizes[0]])))
+
+
+def staging_bytes(layers: CutBlocks, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
+    """Bytes of the ring, and of activations for the largest part of a block that the device computes. layers, n_g: as
+    in ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the FFN behind the last
+    attention counts like the others; of the logits themselves a few tokens' are computed at once."""
+    activations = hot = beside = 0
+    for cost, cut in set(layers):
+        if cut.n_hot:
+            follows = cost.use is not None and cost.use.follows  # batches are sent the biases of all experts then
+            biases = cost.block.biases * (cost.n_expert if follows else cut.n_hot) * F32
+            hot = max(hot, biases + cost.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
+            continue
+        if cost.block.held_each and not cost.routed and (cut.gg or cut.cg):
+            beside = max(beside, cost.block.staging_bytes(cut.gg, n_ubatch, cut.cg))
+        streamed = _streamed(cost, cut, n_g)
+        if streamed or 0 < cut.gg < cost.block.extent:
+            computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
+            by_host = cost.block.returned_each * cut.cc if cost.context.resident else 0  # elements, beside it
+            here = cost.block.staging_bytes(cut.gg, n_ubatch, computed, 1 + (0 < cut.cg < streamed))
+            activations = max(activations, by_host * n_ubatch * F32 + here)
+    if hot:  # what slices of a shared expert were sent and made stays until the rows of the others are joined
+        activations = max(activations, hot + beside)
+    return ring_bytes(layers, streaming, n_g) + activations
+
+
+def _streamed(cost: BlockType, cut: Cut, n_g: int) -> int:
+    """Elements of CG, and of CG' for the largest batch. Blocks with hot experts stream nothing."""
+    if cut.n_hot:
+        return 0
+    return cut.cg + (cut.cc if n_g and cost.takes_n_g else 0)
+
+
+def slot_bytes(cost: BlockType, cut: Cut, n_g: int) -> int:
+    """Bytes of a slot of the ring for what this block streams."""
+    streamed = _streamed(cost, cut, n_g)
+    if not streamed:
+        return 0
+    return ceil(cost.block.bytes * streamed / cost.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(cost)
+
+
+def most_streamed(cost: BlockType, n_bytes: int) -> int:
+    """Elements of the block whose weights a slot of so many bytes takes."""
+    whole = max(0, n_bytes - _padding(cost)) // SLOT_PADDING * SLOT_PADDING
+    return whole * cost.block.extent // cost.block.bytes
+
+
+def _padding(cost: BlockType) -> int:
+    return len(cost.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight

@@ -1,0 +1,321 @@
+"""A placement: what lies on the device and what is sliced; from and to the record of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from oallama.core.errors import UsageError
+from oallama.core.routing import Routing
+from oallama.core.types import (
+    MemoryBreakdown,
+    ModelInfo,
+    Operator,
+    OperatorPlacement,
+    Predicted,
+    StockOptions,
+    StreamSettings,
+    Workload,
+)
+from oallama.cost.blocks import hot_weights, slice_weights
+from oallama.cost.experts import expert_use
+from oallama.cost.slices import Cut
+from oallama.cost.whole import Costs, OperatorCost, placement_seconds
+from oallama.model.cut import cut_extent
+from oallama.plan.plan import Plan
+from oallama.plan.split import slice_counts
+from oallama.planner.memory import memory_breakdown
+
+Budget = Callable[[int], int]
+"""first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
+layers are there; negative: that choice does not fit."""
+
+
+def first_that_fits(n_layer: int, budget: Budget) -> int:
+    """The first layer from which on norms and KV fit the device, with no operator there; n_layer + 1: none does."""
+    return next((first for first in range(n_layer + 1) if budget(first) >= 0), n_layer + 1)
+
+
+class Assignment(NamedTuple):
+    """Where an operator is: its cut in elements along its axis, the host layout of CC (None: llama.cpp's choice), and
+    the experts that the device has besides, whole."""
+
+    cut: Cut
+    layout: str | None = None
+    hot_experts: tuple[int, ...] = ()
+
+    @property
+    def is_device(self) -> bool:
+        """Whether llama.cpp has all of it on the device."""
+        return self.cut.cc == self.cut.cg == 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the split back end computes some of it on the device."""
+        return bool(self.cut.cg or self.hot_experts or (self.cut.cc and self.cut.gg))
+
+
+ON_HOST, ON_DEVICE = Assignment(Cut(1, 0, 0)), Assignment(Cut(0, 0, 1))
+"""A whole operator on either side: one element, of which it has all."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of each operator, from which layer on norms and KV are on the device, and what the split back end needs
+    there."""
+
+    assignments: tuple[Assignment, ...]
+    first_device_layer: int  # n_layer: only the part behind the last block; n_layer + 1: nothing
+    seconds: float = 0.0  # predicted over the passes of a phase
+    iterations: int = 0  # of Algorithm 1
+    converged: bool = True
+    gg_bytes: int = 0  # of split operators' weights on the device
+    hot_bytes: int = 0  # of experts that the device has besides
+    staging_bytes: int = 0  # of the device: ring and activations
+    twice_bytes: int = 0  # of the host: second copies of CC
+    streaming: StreamSettings | None = None  # None: nothing is streamed
+    token_assignment: tuple[tuple[int, int], ...] = ()  # n_g by batch size
+    residents: bool = True  # whether blocks live on the device where their neighbours are there
+    n_ubatch: int | None = None  # tokens of a micro-batch that it is for; None: the workload's
+    stock: StockOptions | None = None  # of stock llama.cpp's own configuration, which chooses the host's layouts
+    notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
+
+    @classmethod
+    def whole(
+        cls, on_device: Sequence[bool], first_device_layer: int, seconds: float = 0.0, iterations: int = 0,
+        converged: bool = True,
+    ) -> Placement:  # fmt: skip
+        """No operator cut."""
+        return cls(whole_assignments(on_device), first_device_layer, seconds, iterations, converged)
+
+    @cached_property
+    def on_device(self) -> tuple[bool, ...]:
+        """Which operators llama.cpp has whole on the device."""
+        return tuple(assignment.is_device for assignment in self.assignments)
+
+    @property
+    def gg(self) -> tuple[int, ...]:
+        """Elements of each split operator on the device."""
+        return tuple(0 if assignment.is_device else assignment.cut.gg for assignment in self.assignments)
+
+    @property
+    def cg(self) -> tuple[int, ...]:
+        """Elements of each operator that are streamed."""
+        return tuple(assignment.cut.cg for assignment in self.assignments)
+
+    @property
+    def hot(self) -> tuple[tuple[int, ...], ...]:
+        """Hot experts of each operator."""
+        return tuple(assignment.hot_experts for assignment in self.assignments)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights that the split back end has on the device."""
+        return self.gg_bytes + self.hot_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """These, and what slices need beside them."""
+        return self.held_bytes + self.staging_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of stock llama.cpp's expert cache on the device."""
+        return self.stock.moe_cache_bytes if self.stock is not None else 0
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.token_assignment) or any(self.cg)
+
+    @cached_property
+    def is_sliced(self) -> bool:
+        """Whether the split back end computes anything."""
+        return bool(self.token_assignment) or any(assignment.is_split for assignment in self.assignments)
+
+    def llama_uses_device(self, n_layer: int) -> bool:
+        """Whether llama.cpp has anything on the device, or is told of it as stock is, and so streams host weights to it
+        in large batches."""
+        return self.first_device_layer <= n_layer or self.stock is not None
+
+    def uses_device(self, n_layer: int) -> bool:
+        """Whether anything is on the device: llama.cpp's part of it, or slices."""
+        return self.llama_uses_device(n_layer) or self.is_sliced
+
+
+def whole_assignments(on_device: Sequence[bool]) -> tuple[Assignment, ...]:
+    return tuple(map((ON_HOST, ON_DEVICE).__getitem__, on_device))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedPlan:
+    """A verified placement, with everything a report or a plan says of it."""
+
+    policy: str
+    workload: Workload
+    placement: Placement
+    memory: MemoryBreakdown
+    predicted: Predicted
+    notes: tuple[str, ...]
+
+
+def operators_on_cpu(n_operators: int, first_device_layer: int) -> Placement:
+    """Every operator on the host, norms and KV of the last layers on the device."""
+    return Placement.whole((False,) * n_operators, first_device_layer)
+
+
+def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: int) -> Placement:
+    """Whole operators on their sides, with what that takes over the passes of `costs`."""
+    seconds = placement_seconds(costs, on_device, first_device_layer)
+    return Placement.whole(on_device, first_device_layer, seconds, 1)
+
+
+def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[bool]) -> int:
+    """Total bytes of weights on the device."""
+    return sum(weight.bytes for weight, is_device in zip(weights, on_device, strict=True) if is_device)
+
+
+def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placement:
+    """The most whole layers that fit, from the end, KV with them: `-ngl k` for the largest k (llama.cpp counts the
+    output layer as one of the k, and takes it first). Layers before `at_least` are not taken."""
+    n_layer = costs.graph.n_layer
+    layer_of = costs.graph.operator_layer
+    first, size = n_layer + 1, 0
+    for candidate in range(n_layer, at_least - 1, -1):
+        begin, end = costs.graph.layer_operators[candidate]
+        size += sum(cost.bytes for cost in costs.operators[begin:end])
+        if size > budget(candidate):
+            break
+        first = candidate
+    operators = zip(costs.operators, layer_of, strict=True)
+    return placed_whole(costs, [layer >= first and cost.t_gpu_s is not None for cost, layer in operators], first)
+
+
+def cpu(costs: Costs) -> Placement:
+    """Everything on the CPU, KV too."""
+    return placed_whole(costs, (False,) * len(costs.operators), costs.graph.n_layer + 1)
+
+
+def n_gpu_layers(n_layer: int, placement: Placement) -> int:
+    """llama.cpp's -ngl: it counts the output as one layer behind the last."""
+    return n_layer + 1 - placement.first_device_layer
+
+
+def placements(operators: Sequence[Operator], placement: Placement) -> tuple[OperatorPlacement, ...]:
+    """Where each operator lies, in elements along the axis of its cut."""
+    rows = []
+    for operator, assignment in zip(operators, placement.assignments, strict=True):
+        extent, cut = cut_extent(operator), assignment.cut
+        if not assignment.is_split:
+            cut = Cut(0, 0, extent) if assignment.is_device else Cut(extent, 0, 0)
+        rows.append(OperatorPlacement.of_cut(operator.name, cut[:3], assignment.layout, assignment.hot_experts))
+    return tuple(rows)
+
+
+def placed_as_named(
+    model: ModelInfo, operators: Sequence[Operator], on_device: Iterable[str], gpu_layers: int
+) -> Placement:
+    """The placement with these operators on the device and the last gpu_layers layers' norms and KV with them.
+
+    Raises UsageError for unknown names or an operator in a layer that is not on the device.
+    """
+    chosen = frozenset(on_device)
+    unknown = chosen - {operator.name for operator in operators}
+    if unknown:
+        raise UsageError(f"{model.path} has no operator {min(unknown)!r}; `oallama inspect` lists them")
+    first = model.n_layer + 1 - gpu_layers
+    for operator in operators:
+        if operator.name in chosen and operator.layer_in(model.n_layer) < first:
+            raise UsageError(f"{operator.name} is in a layer that -ngl {gpu_layers} leaves on the host; raise it")
+    return Placement.whole([operator.name in chosen for operator in operators], first)
+
+
+def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> Placement:
+    """The placement of a plan. Raises PlanError for an invalid cut."""
+    by_name = {row.name: row for row in plan.operators}
+    rows = [by_name[operator.name] for operator in operators]
+    cuts = [Cut(*slice_counts(operator, row)) for operator, row in zip(operators, rows, strict=True)]
+    placement = Placement(
+        tuple(Assignment(cut, row.layout, row.hot_experts) for cut, row in zip(cuts, rows, strict=True)),
+        n_layer + 1 - plan.n_gpu_layers,
+    )
+    return replace(
+        placement,
+        gg_bytes=slice_weights(operators, placement.gg),
+        hot_bytes=hot_weights(operators, placement.hot),
+        staging_bytes=plan.memory.staging,
+        streaming=plan.streaming,
+        token_assignment=plan.token_assignment,
+        residents=plan.residents,
+        stock=plan.stock,
+    )
+
+
+def unmeasured_cpu_record(
+    model: ModelInfo, operators: Sequence[Operator], workload: Workload, weights_host: int
+) -> Plan:
+    """Everything on the CPU, without a profile."""
+    nothing = operators_on_cpu(len(operators), model.n_layer + 1)
+    return unmeasured_record(
+        model, operators, workload, nothing, memory_breakdown(0, 1.0, 0, weights_host, 0, 0), "cpu", "none"
+    )
+
+
+def unmeasured_record(
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    workload: Workload,
+    placement: Placement,
+    memory: MemoryBreakdown,
+    policy: str,
+    device: str,
+) -> Plan:
+    """A placement without a profile: such a plan predicts nothing."""
+    return Plan(
+        model_path=model.path,
+        model_fingerprint=model.fingerprint,
+        machine_fingerprint="",
+        device=device,
+        policy=policy,
+        workload=workload,
+        operators=placements(operators, placement),
+        n_gpu_layers=n_gpu_layers(model.n_layer, placement),
+        memory=memory,
+        predicted=None,
+        stock=placement.stock,
+    )
+
+
+def plan_record(
+    decision: VerifiedPlan,
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    device: str,
+    machine_fingerprint: str,
+) -> Plan:
+    placement = decision.placement
+    used = device if placement.uses_device(model.n_layer) else "none"
+    return replace(
+        unmeasured_record(model, operators, decision.workload, placement, decision.memory, decision.policy, used),
+        machine_fingerprint=machine_fingerprint,
+        predicted=decision.predicted,
+        token_assignment=placement.token_assignment,
+        streaming=placement.streaming,
+        notes=decision.notes,
+        residents=placement.residents,
+    )
+
+
+def with_used_experts(plan: Plan, operators: Sequence[Operator], routing: Routing | None) -> Plan:
+    """The plan with as many hot experts, each layer's the most used in decode. A layer of which too little is known
+    keeps its own."""
+    use = {} if routing is None else expert_use(routing)
+    layers = {operator.name: operator.layer for operator in operators}
+    placements = tuple(
+        replace(p, hot_experts=tuple(sorted(use[layer].order[: len(p.hot_experts)])))
+        if p.hot_experts and (layer := layers[p.name]) in use
+        else p
+        for p in plan.operators
+    )
+    return plan if placements == plan.operators else replace(plan, operators=placements)

@@ -1,0 +1,109 @@
+"""The `atsinfer` policy, to compare with: ATSInfer's placement of single tensors (arXiv 2607.10183), by dynamic
+programming over a chain of operators with a switching cost.
+
+Operators run one after another. Each takes its time where it is; where one runs on another side than the one before,
+what it reads is copied and the sides wait for each other. The least sum under a limit of memory is a knapsack whose
+state also has the side of the last operator. Attention and norms are where their layer is, whatever lies beside them:
+the chain does not know of them. Coordination of both sides at run time and planning anew while it runs are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import gcd, inf
+
+from oallama.cost.graph import DeviceCopies
+from oallama.cost.whole import Costs
+from oallama.planner.placement import Budget, Placement, cpu, first_that_fits, placed_whole
+from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.problem import Problem
+
+MOST_UNITS = 1 << 14
+"""Number of units of memory. Bytes are rounded up to whole units, so that a budget is never exceeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One operator of the chain; seconds over the passes of a phase."""
+
+    bytes: int
+    cpu_s: float
+    gpu_s: float | None  # None: it cannot be on the device
+    enter_s: float  # before it, where it is on the device and the one before it is not
+    leave_s: float  # before it, where it is on the host and the one before it is not
+
+
+def chained(costs: Costs, budget: Budget) -> Placement:
+    """The placement with the least sum of the chain: norms and KV of all layers on the device, or of as many as fit."""
+    first = first_that_fits(costs.graph.n_layer, budget)
+    on_device, _ = least_chain(*chain(costs, first), max(0, budget(first)))
+    return placed_whole(costs, on_device, first) if any(on_device) else cpu(costs)
+
+
+@policy(
+    "atsinfer", "operators by dynamic programming over a chain",
+    published="only ATSInfer's placement: there is no planning while it runs",
+)  # fmt: skip
+def atsinfer(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+    yield chained(budget.costs, budget.operator_bytes)
+
+
+def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:
+    """The operators in graph order, and the seconds that the last one's result takes from the device to the host.
+    Those of layers whose norms and KV are on the host stay there."""
+    graph = costs.graph
+    links: list[Link] = []
+    leave_s = 0.0
+    for node in graph.nodes:
+        if node.operator is None:
+            continue
+        index = node.operator
+        read = [graph.nodes[source] for source in node.inputs]
+        per_token = sum(each.bytes_per_token for each in read if not each.outputs_only)
+        per_output = sum(each.bytes_per_token for each in read if each.outputs_only)
+        enter_s = costs.rates.over(DeviceCopies(1, 1, len(read), 0, per_token, 0, per_output, 0), costs.passes)
+        cost = costs.operators[index]
+        is_device = graph.operator_layer[index] >= first_device_layer
+        links.append(Link(cost.bytes, cost.t_cpu_s, cost.t_gpu_s if is_device else None, enter_s, leave_s))
+        by_token, by_output = (0, node.bytes_per_token) if node.outputs_only else (node.bytes_per_token, 0)
+        leave_s = costs.rates.over(DeviceCopies(1, 0, 0, 1, 0, by_token, 0, by_output), costs.passes)
+    return links, leave_s
+
+
+def least_chain(links: Sequence[Link], back_s: float, budget: int) -> tuple[tuple[bool, ...], float]:
+    """Which links are on the device, and the least seconds of the chain with no more than `budget` bytes there. The
+    chain begins and ends on the host; back_s: from a last link on the device.
+
+    Exact where the greatest common divisor of all sizes gives no more than MOST_UNITS units, else for sizes rounded up.
+    """
+    import numpy as np
+
+    most_bytes = min(budget, sum(link.bytes for link in links))
+    common = max(1, gcd(*(link.bytes for link in links)))
+    unit = common * max(1, -(-most_bytes // (common * MOST_UNITS)))
+    n_units = most_bytes // unit + 1
+    host, device = np.zeros(n_units), np.full(n_units, inf)  # least seconds by memory and the last link's side
+    stayed = []  # for each link: of (host, device), where the one before it is on the same side
+    for link in links:
+        from_host, from_device = host, device + link.leave_s
+        host_stays = from_host <= from_device
+        next_host = np.where(host_stays, from_host, from_device) + link.cpu_s
+        next_device, device_stays = np.full(n_units, inf), np.zeros(n_units, dtype=bool)
+        size = -(-link.bytes // unit)
+        if link.gpu_s is not None and size < n_units:
+            left = n_units - size
+            stay, enter = device[:left], host[:left] + link.enter_s
+            device_stays[size:] = stay <= enter
+            next_device[size:] = np.minimum(stay, enter) + link.gpu_s
+        host, device = next_host, next_device
+        stayed.append((host_stays, device_stays))
+    at, is_device = n_units - 1, bool(device[-1] + back_s < host[-1])
+    seconds = float(device[-1] + back_s if is_device else host[-1])
+    chosen: list[bool] = []
+    for link, (host_stays, device_stays) in zip(reversed(links), reversed(stayed), strict=True):
+        chosen.append(is_device)
+        stays = bool((device_stays if is_device else host_stays)[at])
+        at -= -(-link.bytes // unit) if is_device else 0
+        is_device = is_device if stays else not is_device
+    return tuple(reversed(chosen)), seconds

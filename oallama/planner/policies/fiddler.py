@@ -1,0 +1,116 @@
+"""The `fiddler` policy, to compare with: models of experts as Fiddler runs them (Kamahori et al., ICLR 2025). All that
+is no expert lies on the device; experts are in host memory but for as many as fit, and each is computed where that
+takes less: by the CPU, or by the device once its weights were copied there (Algorithm 1).
+
+Fiddler decides that for each expert by the tokens that it was routed to. A plan decides it for all at once, by the
+tokens of the batch: from some length on. Fiddler puts the most popular
+experts on the device; a plan knows no single experts, so those of whole layers are there, the last ones first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+from oallama.core.errors import UsageError
+from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
+from oallama.cost.passes import passes
+from oallama.cost.slices import Pricing
+from oallama.cost.whole import Costs
+from oallama.planner.affinity import fill
+from oallama.planner.cutting import CutBlocks, TokenTable, pass_seconds
+from oallama.planner.memory import most_n_g, staging_bytes
+from oallama.planner.placement import Placement, cpu, placed_whole, whole_bytes
+from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.problem import Problem
+from oallama.planner.slicer import Slicer
+
+
+def experts_last(costs: Costs, operators: Sequence[Operator], first: int, budget: int) -> Placement:
+    """Whatever is no expert in the layers from `first` on, then the experts of whole layers from the end, as fits."""
+    experts: dict[int, list[int]] = {}
+    others: list[int] = []
+    for i, (cost, layer) in enumerate(zip(costs.operators, costs.graph.operator_layer, strict=True)):
+        if layer >= first and cost.t_gpu_s is not None:
+            (experts.setdefault(layer, []) if operators[i].op == "MUL_MAT_ID" else others).append(i)
+    units = [*((i,) for i in others), *(tuple(experts[layer]) for layer in sorted(experts, reverse=True))]
+    sizes = [sum(operators[i].bytes for i in unit) for unit in units]
+    chosen = {i for n in fill(range(len(units)), sizes, budget) for i in units[n]}
+    return placed_whole(costs, [i in chosen for i in range(len(operators))], first) if chosen else cpu(costs)
+
+
+def copied_from(layers: CutBlocks, on: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
+    """The fewest tokens of a batch from which on, up to `most`, all of them take less on the device, with the weights
+    copied there, than on the CPU. None: no batch does. also: batch sizes to look at."""
+
+    def pays(n: int) -> bool:
+        return pass_seconds(layers, on, n, n) < pass_seconds(layers, on, n, 0)
+
+    lengths = sorted({2**i for i in range(most.bit_length())} | {most, *(n for n in also if n <= most)})
+    paying = list(takewhile(pays, reversed(lengths)))
+    if not paying:
+        return None
+    below = lengths[-len(paying) - 1] if len(paying) < len(lengths) else 0
+    between = range(below + 1, paying[-1])  # of these the larger ones pay
+    return below + 1 + bisect_left(between, True, key=pays)
+
+
+def token_table(first: int | None, most: int) -> TokenTable:
+    """n_g is all tokens from `first` on, and none before; None: none of any batch."""
+    if first is None:
+        return ((most, 0),)
+    return tuple(dict.fromkeys(((n, g) for n, g in ((first - 1, 0), (first, first), (most, most)) if n)))
+
+
+def with_split(slicer: Slicer, whole: Placement, phase: Phase, budget: int, copies: bool) -> Placement | None:
+    """`whole` with the experts in host memory held by the split back end: computed by the CPU, or copied to the device
+    for batches for which that pays. Without the back end llama.cpp would copy them for every large batch.
+
+    copies: False: the CPU computes them in any batch. None: nothing can be held, or there is no room for the ring.
+    """
+    blocks = slicer.blocks(whole)
+    if not blocks:
+        return None
+    plain = [block.in_layout(PLAIN_LAYOUT) or slicer.fastest(block.types) for block in blocks]
+    layers = [(cost.in_split if cost.takes_n_g else cost, cost.all_host) for cost in plain]
+    workload = slicer.workload
+    lengths = [p.n_tokens for p in passes(workload, "mixed")]
+    most = workload.largest_batch
+    table = token_table(copied_from(layers, slicer.on, most, lengths) if copies else None, most)
+    staging = staging_bytes(layers, slicer.on.streaming, most, most_n_g(table, most))
+    if staging > budget:
+        return None
+    return slicer.placed(whole, slicer.priced(blocks, layers, table, staging=staging), phase)
+
+
+@policy(
+    "fiddler", "everything but experts on the device, experts copied for large batches", streams=True,
+    published="Fiddler's choice by tokens is made for all experts of a batch at once, not for each expert",
+)  # fmt: skip
+def fiddler(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+    """Placements with experts computed by the CPU, with and without the split back end, and with experts copied: the
+    ring takes room from experts, so that all ways are compared."""
+    operators, costs, phase = problem.operators, budget.costs, budget.asked.phase
+    if all(operator.op != "MUL_MAT_ID" for operator in operators):
+        raise UsageError("policy fiddler needs a model with experts; use layers or oato")
+    slicer, first, (all_bytes, weights_bytes) = (
+        budget.slicer(budget.workload),
+        budget.first_device_layer,
+        budget.cut_bytes(),
+    )
+    whole = experts_last(costs, operators, first, min(all_bytes, weights_bytes))
+    yield from (
+        placement for placement in (with_split(slicer, whole, phase, all_bytes, False), whole) if placement is not None
+    )
+    left = all_bytes
+    for _ in range(2):  # what the largest block needs may depend on which experts are left
+        copying = with_split(
+            slicer, experts_last(costs, operators, first, min(left, weights_bytes)), phase, all_bytes, True
+        )
+        if copying is None:
+            break
+        left = all_bytes - copying.staging_bytes
+        if whole_bytes(operators, copying.on_device) <= left:
+            yield copying
+            break

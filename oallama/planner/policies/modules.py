@@ -1,0 +1,156 @@
+"""Modules that lie whole on the device, in an order of preference while memory lasts, and every other one cut: what
+HeteGen's scheduler (section 4.5) and FlexGen's shares of weights have in common.
+
+A module is what is moved at once: a linear operator, a whole FFN where its gate, up and down are cut at the same
+element (both sides go on with their own part), or an operator that cannot be cut. What lies outside the layers, the
+output, is no module: it is on the device before all others, or on the CPU. TwinPilots (twinpilots.py) takes the same
+modules, and chooses by itself which lie where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from oallama.core.types import Operator, Phase
+from oallama.cost.slices import BlockType, Cut
+from oallama.cost.whole import Costs, placement_seconds
+from oallama.planner.affinity import fill
+from oallama.planner.cutting import CutBlocks
+from oallama.planner.memory import staging_bytes
+from oallama.planner.placement import Placement, operators_on_cpu
+from oallama.planner.policies.registry import MemoryBudget
+from oallama.planner.problem import Problem, costs_of
+from oallama.planner.slicer import Slicer
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Operators that are placed together, and their block with its cut; None: it cannot be cut, and is on the CPU
+    where it is not on the device."""
+
+    operators: tuple[int, ...]
+    layer: int | None
+    bytes: int
+    cpu_s: float  # of one token on the CPU
+    cut: tuple[BlockType, Cut] | None
+
+
+CutOf = Callable[[BlockType], Cut]
+
+
+def modules_in(problem: Problem, budget: MemoryBudget, cut_of: CutOf) -> tuple[Slicer, Placement, tuple[Module, ...]]:
+    """(prices of cut blocks, the placement without operators on the device, the modules that may go there)."""
+    slicer, base = budget.slicer(budget.workload), operators_on_cpu(len(problem.operators), budget.first_device_layer)
+    return slicer, base, modules(slicer, costs_of(problem, budget.workload, "decode"), problem.operators, base, cut_of)
+
+
+def modules(
+    slicer: Slicer, costs: Costs, operators: Sequence[Operator], base: Placement, cut_of: CutOf
+) -> tuple[Module, ...]:
+    """List what may go to the device beside `base`, in graph order. costs: of one token; cut_of: from a linear
+    operator, as a block by itself, to its cut."""
+    cuts = {
+        block.operators[0]: cut_of(slicer.fastest(block.types))
+        for block in slicer.blocks(base, cuts=range(len(operators)))
+    }
+    found: dict[int, Module] = {}
+    for block in slicer.blocks(base, cuts=[cuts.get(i) for i in range(len(operators))]):
+        members, cost = block.operators, slicer.fastest(block.types)
+        layer = operators[members[0]].layer
+        if layer is not None:
+            cut = (cost, cuts[members[0]])
+            found[members[0]] = Module(members, layer, cost.block.bytes, cost.gemms.cpu_s(1.0, 1), cut)
+    inside = {i for module in found.values() for i in module.operators}
+    for i, (operator, whole) in enumerate(zip(operators, costs.operators, strict=True)):
+        if i not in inside and not base.on_device[i] and whole.t_gpu_s is not None:
+            found[i] = Module((i,), operator.layer, operator.bytes, whole.t_cpu_s, None)
+    return tuple(found[i] for i in sorted(found))
+
+
+def place_modules(
+    slicer: Slicer,
+    found: Sequence[Module],
+    order: Sequence[int],
+    base: Placement,
+    costs: Costs,
+    phase: Phase,
+    budget: int,
+    weights_budget: int,
+) -> Placement:
+    """The first modules of the order on the device, passing over what does not fit, and the others cut.
+
+    order: indices of modules. costs: over the phase. base: what is there beside them; only modules of layers whose
+    norms and KV are there may be whole. budget: bytes for modules and staging; weights_budget: for modules. A module
+    whose part does not fit a slot of the ring stays whole on the CPU.
+    """
+    found = _with_slots(slicer, found, budget)
+
+    def may_be_there(module: Module) -> bool:
+        return costs.graph.operator_layer[module.operators[0]] >= base.first_device_layer
+
+    ranked = [i for i in order if may_be_there(found[i])]
+    sizes = [module.bytes for module in found]
+
+    staging, needed = -1, 0
+    while needed > staging:  # what the modules that stay need of the device is taken off the budget for the others
+        staging = needed
+        chosen = fill(ranked, sizes, min(budget - staging, weights_budget))
+        needed = staging_of(slicer, [module for i, module in enumerate(found) if i not in chosen])
+        if sum(sizes[i] for i in chosen) + needed <= budget:
+            break
+    placement = placed_modules(slicer, found, chosen, base, costs, phase, needed)
+    left = [m.operators for i, m in enumerate(found) if i not in chosen and m.cut is not None and m.cut[1].is_whole]
+    n_left = sum(map(len, left))
+    if not n_left:
+        return placement
+    note = f"{n_left} operators stay whole on the CPU: splitting gains nothing, or no part fits the ring"
+    return replace(placement, notes=(*placement.notes, note))
+
+
+def placed_modules(
+    slicer: Slicer,
+    found: Sequence[Module],
+    chosen: Collection[int],
+    base: Placement,
+    costs: Costs,
+    phase: Phase,
+    staging: int,
+) -> Placement:
+    """These modules whole on the device beside `base`, and the others as they are cut; staging: bytes that takes."""
+    inside = {i for n in chosen for i in found[n].operators}
+    on_device = tuple(whole or i in inside for i, whole in enumerate(base.on_device))
+    seconds = placement_seconds(costs, on_device, base.first_device_layer)
+    whole = Placement.whole(on_device, base.first_device_layer, seconds, 1)
+    cuts = {m.operators: m.cut[1] for i, m in enumerate(found) if i not in chosen and m.cut is not None}
+    if all(cut.is_whole for cut in cuts.values()):
+        return whole
+    by_operator = {i: cut for members, cut in cuts.items() for i in members}
+    blocks = slicer.blocks(whole, cuts=[by_operator.get(i) for i in range(len(on_device))])
+    layers = [
+        (cost, cuts.get(block.operators, cost.all_host)) for block in blocks for cost in [slicer.fastest(block.types)]
+    ]
+    return slicer.placed(whole, slicer.priced(blocks, layers, staging=staging), phase)
+
+
+def _with_slots(slicer: Slicer, found: Sequence[Module], budget: int) -> Sequence[Module]:
+    """The modules, those with the largest parts left whole until the ring fits."""
+    while staging_of(slicer, found) > max(0, budget):
+        streamed = [module for module in found if module.cut is not None and not module.cut[1].is_whole]
+        alone = {id(module): staging_of(slicer, [module]) for module in streamed}
+        most = max(alone.values())
+        found = [on_cpu(module) if alone.get(id(module)) == most else module for module in found]
+    return found
+
+
+def on_cpu(module: Module) -> Module:
+    """The module, none of it streamed."""
+    assert module.cut is not None
+    cost, _ = module.cut
+    return replace(module, cut=(cost, cost.all_host))
+
+
+def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
+    """Bytes of the device that the cuts of these modules need beside weights."""
+    layers: CutBlocks = [module.cut for module in found if module.cut is not None]
+    return staging_bytes(layers, slicer.on.streaming, slicer.workload.largest_batch, 0)

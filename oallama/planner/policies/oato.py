@@ -1,0 +1,27 @@
+"""The `oato` policy: operator-aware tensor offloading (OATO, sections 3.1-3.4), and swaps after its fill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from oallama.planner.placement import Placement
+from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.problem import Problem, cpu_alone
+from oallama.planner.whole import exchange, search, use_up
+
+
+@policy(
+    "oato", "operators by GPU affinity",
+    reason="including transfers, no operator is predicted to be faster there (--fill full uses it anyway)",
+)  # fmt: skip
+def oato(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+    rules, costs, operator_bytes = budget.asked.rules, budget.costs, budget.operator_bytes
+    filled = search(costs, operator_bytes, affinity=rules.affinity, rule=rules.fill)
+    found = [filled]
+    if not budget.asked.quick and "paper" not in (rules.affinity, rules.fill):
+        found.append(exchange(costs, problem.operators, operator_bytes, filled))
+    if rules.fill == "full":
+        found = [use_up(costs, operator_bytes, placement) for placement in found]
+    elif not rules.are_oatos:
+        found.append(cpu_alone(problem, budget.workload, budget.asked.phase))
+    yield from found

@@ -1,0 +1,298 @@
+"""The `split`, `scheinfer` and `experts` policies: OATO decides what lies whole on the device, slices take what it
+leaves. They are one search with two switches: whether weights may be streamed, so that blocks are cut three ways and
+the device computes some of a prompt's tokens (`scheinfer`), and whether the device may have the most used experts of a
+layer instead of a slice through all of them (`experts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+
+from oallama.core.errors import UsageError
+from oallama.core.types import Operator, Workload
+from oallama.cost.blocks import is_ffn
+from oallama.cost.experts import expert_use
+from oallama.cost.whole import Costs
+from oallama.planner.placement import Budget, Placement, VerifiedPlan, cpu, placed_whole, whole_bytes
+from oallama.planner.policies.registry import MemoryBudget, policy
+from oallama.planner.problem import SMALLEST_UBATCH, Problem, costs_of
+from oallama.planner.slicer import N_VALUES, SlicePlan, may_follow
+from oallama.planner.transfers import Transfers
+from oallama.planner.whole import exchange, search
+
+Sides = tuple[tuple[bool, ...], int]
+"""Which operators are on the device, and from which layer on norms and KV are."""
+
+EXPERTS = "experts"
+"""Policy scheinfer with hot sets of experts, for models whose routing is known."""
+
+SHARES, QUICK_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125), (1.0, 0.5)
+"""Shares of the budget for whole operators that OATO may fill."""
+
+SHARE_STEP = 0.125
+"""From the best share of these to the ones beside it, which are looked at too: without them one plan of the corpus' 129
+is 2.1 % slower. Half a step more from there moves no plan by 1 %."""
+
+COARSE_VALUES = 4
+"""Values of r_GG while placements are compared. Those within a block's share of the best are cut finely: with these
+values alone eight of 29 plans are slower, by up to 36 %."""
+
+N_SLOTS = (2, 1)
+"""Slots of the ring. With two, a block is copied while another is computed; one leaves the memory to weights: without
+it three of 29 plans are slower, by up to 10.5 %."""
+
+MUCH_STAGING = 0.1
+"""Share of the device's memory. Where staging takes more, a smaller micro-batch may gain more room than it costs:
+without one a plan of 214 is 4.4 % slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Whole operators, and the cuts of what these leave on the host."""
+
+    workload: Workload  # its micro-batch may be lowered
+    whole: Placement
+    budget: tuple[int, int]  # bytes of the device: for cuts and their staging, and for cuts alone
+    seconds: float  # of the phase, cuts included
+    n_slots: int = N_SLOTS[0]  # of the ring that cuts are streamed through
+    plan: SlicePlan | None = None  # None: nothing is cut
+    budget_limited: bool = False  # with more of the device's memory there would be other cuts
+
+
+class SliceSearch:
+    """OATO decides what lies whole on the device; what is left on the host is sliced.
+
+    A slice needs nothing of llama.cpp on the device: no KV, no compute buffers, no layers. So OATO is asked for less
+    and less of the device's memory, and what it leaves goes to slices; around the best share it is asked whether a
+    little more or less would buy more as slices. OATO's own placement is among the trials. In the budget without
+    llama.cpp on the device all of it goes to slices.
+    """
+
+    def __init__(self, problem: Problem, budget: MemoryBudget, streams: bool, hot: bool) -> None:
+        """streams: whether weights may be streamed; hot: whether the device may have the most used experts."""
+        self._problem, self._memory_budget, self._hot, self._quick = problem, budget, hot, budget.asked.quick
+        self._fine_values = COARSE_VALUES if self._quick else N_VALUES
+        self._slicer = cache(budget.slicer(budget.asked.workload, streams=streams, hot=hot).varied)
+        ahead = streams and budget.asked.rules.prefetch == "ahead" and not problem.profile.is_blocking
+        self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
+
+    def best(self) -> Iterator[Placement]:
+        """Yield the placement with the least predicted time in the budget, if anything fits it."""
+        found = self._beside() if self._memory_budget.has_llama else list(self._alone())
+        if not found:
+            return
+        best = min(found, key=_seconds)
+        if best.seconds <= self._near(self._memory_budget.to_beat_s):
+            near_s = self._near(best.seconds)
+            near = {trial.whole: trial for trial in found if trial.seconds <= near_s}
+            best = min(best, self._finely(list(near.values())), key=_seconds)
+        plan = best.plan
+        if plan is None:
+            yield best.whole
+            return
+        slicer = self._slicer(best.workload, best.n_slots)
+        if plan.token_assignment:
+            plan = slicer.with_table(plan, best.budget[0])
+        placement, notes = slicer.placed(best.whole, plan, self._memory_budget.asked.phase), best.whole.notes
+        asked, n_ubatch = self._memory_budget.workload.n_ubatch, best.workload.n_ubatch
+        if n_ubatch != asked:
+            change = f"lowered from {asked} to {n_ubatch} tokens"
+            notes = (*notes, f"micro-batch {change} to leave room for slices")
+        yield replace(placement, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
+
+    def _alone(self) -> Iterator[Trial]:
+        """llama.cpp on the CPU alone, without slices and with them. While memory is short, smaller micro-batches are
+        tried: they leave more of it for weights."""
+        costs, asked, least_s = self._memory_budget.costs, self._memory_budget.workload, inf
+        workload = asked
+        while True:
+            trial = self._cut(self._trial(workload, cpu(costs)), COARSE_VALUES)
+            if workload == asked:
+                yield _uncut(trial)
+            if trial.plan is not None:
+                yield trial
+            hindered = trial.budget_limited and (
+                trial.plan is None or trial.plan.staging_bytes > MUCH_STAGING * trial.budget[0]
+            )
+            if not hindered or self._quick or workload.n_ubatch // 2 < SMALLEST_UBATCH:
+                return
+            if trial.plan is not None:
+                if trial.seconds > least_s:
+                    return  # to halve it again frees half as much memory, and adds twice as many passes
+                least_s = trial.seconds
+            workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
+            costs = costs_of(self._problem, workload, self._memory_budget.asked.phase, llama_uses_device=False)
+
+    def _beside(self) -> list[Trial]:
+        """OATO's placements in shares of the room, and attention whole, with slices in what they leave; and without
+        any. Once a placement for this budget was verified, only its share and the whole are looked at."""
+        budget, costs, operators = self._memory_budget, self._memory_budget.costs, self._problem.operators
+        looked: dict[Sides, Trial] = {}
+        transfers, found = Transfers(costs), dict[float, Trial]()
+
+        def look(whole: Placement) -> Trial:
+            sides = whole.on_device, whole.first_device_layer
+            if sides not in looked:
+                trial = self._cut(self._trial(budget.workload, whole), COARSE_VALUES)
+                plan = trial.plan
+                if trial.budget_limited and (
+                    plan is None or not plan.streams or plan.staging_bytes > MUCH_STAGING * trial.budget[0]
+                ):
+                    trial = min([trial, *(self._cut(trial, COARSE_VALUES, n) for n in self._n_slots[1:])], key=_seconds)
+                looked[sides] = trial
+            return looked[sides]
+
+        def filled(share: float) -> Placement:
+            """OATO's placement in a share of the room."""
+            first_layers = (0,) if self._quick else None
+            return search(costs, self._budget(share), first_layers=first_layers, transfers=transfers)
+
+        def best_share() -> float:
+            return min(found, key=lambda share: found[share].seconds)
+
+        for share in self._shares():
+            placement = filled(share)
+            if not placement.llama_uses_device(self._problem.graph.n_layer):
+                break  # norms and KV have no room there
+            found[share] = look(placement)
+        if found and not self._quick:
+            middle = best_share()
+            for share in (middle - SHARE_STEP, middle + SHARE_STEP) if budget.last is None else ():
+                if 0 < share <= 1:
+                    found[share] = look(filled(share))
+            for share in {1.0, best_share()}:  # all of the room: as `oato` has it
+                look(exchange(costs, operators, self._budget(share), found[share].whole))
+        whole = [_uncut(one) for one in looked.values()]
+        placement = attention(costs, operators)
+        if whole_bytes(operators, placement.on_device) <= budget.operator_bytes(0):
+            look(placement)
+        return [*whole, *looked.values()]
+
+    def _shares(self) -> Sequence[float]:
+        """Shares of the budget that OATO may fill, the whole first."""
+        last = self._memory_budget.last
+        if last is None:
+            return QUICK_SHARES if self._quick else SHARES
+        used = whole_bytes(self._problem.operators, last.on_device)
+        return 1.0, min(1.0, used / max(1, self._memory_budget.operator_bytes(last.first_device_layer)))
+
+    def _budget(self, share: float) -> Budget:
+        def budget(first_device_layer: int) -> int:
+            n_bytes = self._memory_budget.operator_bytes(first_device_layer)
+            return int(share * n_bytes) if n_bytes > 0 else n_bytes
+
+        return budget
+
+    def _near(self, seconds: float) -> float:
+        """Within a block's share of it a trial that was cut coarsely may be the best one."""
+        return seconds * (1 + 1 / max(1, sum(self._problem.splittable)))
+
+    def _finely(self, trials: Sequence[Trial]) -> Trial:
+        """The best of these, cut finely; with another number of slots where that is better."""
+        best = min((self._cut(trial, self._fine_values, trial.n_slots) for trial in trials), key=_seconds)
+        others = (self._cut(best, self._fine_values, n) for n in self._n_slots if n != best.n_slots)
+        return min([best, *others], key=_seconds)
+
+    def _trial(self, workload: Workload, whole: Placement) -> Trial:
+        used = whole_bytes(self._problem.operators, whole.on_device)
+        return Trial(workload, whole, self._memory_budget.cut_bytes(whole.first_device_layer, used), whole.seconds)
+
+    def _cut(self, trial: Trial, n_values: int, n_slots: int | None = None) -> Trial:
+        """Cut what the trial leaves on the host anew, in its room, with a ring of so many slots; None: of the most."""
+        n_slots = n_slots or self._n_slots[0]
+        plan = self._slicer(trial.workload, n_slots).plan(trial.whole, *trial.budget, n_values)
+        trial = replace(_uncut(trial), n_slots=n_slots, budget_limited=plan is not None and plan.budget_limited)
+        if plan is None or plan.is_empty:
+            return trial
+        return replace(trial, plan=plan, seconds=plan.predicted(trial.workload).over(self._memory_budget.asked.phase))
+
+
+def _seconds(trial: Trial) -> float:
+    return trial.seconds
+
+
+def _uncut(trial: Trial) -> Trial:
+    return replace(trial, plan=None, seconds=trial.whole.seconds)
+
+
+def attention(costs: Costs, operators: Sequence[Operator]) -> Placement:
+    """Place all but FFNs whole on the device, all norms and KV with it, whatever memory that takes. FFNs that are then
+    sliced live there too (cost/blocks.py, residents): one block a layer is left to join. Without this placement three
+    of 29 plans are slower, by up to 4.1 %; attention of the last half of the layers moves none of 78 by 1 %."""
+    pairs = zip(operators, costs.operators, strict=True)
+    return placed_whole(costs, [o.layer is not None and c.t_gpu_s is not None and not is_ffn(o) for o, c in pairs], 0)
+
+
+def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
+    """How much of the traffic the hot experts are expected to serve."""
+    hot = [(cost, cut) for cost, cut in plan.layers if cut.n_hot]
+    if not hot:
+        return ()
+    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(cost.n_expert for cost, _ in hot)
+    decode, prompt = (
+        sum(cost.use.coverage(cut.n_hot, n) for cost, cut in hot if cost.use is not None) / len(hot) for n in (1, 2)
+    )
+    if plan.exchanges:
+        return (
+            f"{n_hot} of {n_all} experts in {len(hot)} layers are on the GPU and follow the conversation; recorded "
+            f"hit rate {decode:.0%} in decode and {prompt:.0%} in prompts",
+        )
+    return (
+        f"{n_hot} of {n_all} hot experts in {len(hot)} layers are on the GPU; hit rate on later traffic "
+        f"{decode:.0%} in decode and {prompt:.0%} in prompts",
+    )
+
+
+#
+# the policies
+#
+
+
+def has_hot(decision: VerifiedPlan) -> bool:
+    return decision.placement.hot_bytes > 0
+
+
+def hot_fault(problem: Problem) -> str:
+    """Why no experts can be placed by use; "" if some can."""
+    routing = problem.routing
+    if all(operator.op != "MUL_MAT_ID" for operator in problem.operators):
+        return f"policy {EXPERTS} needs a model with experts; use scheinfer"
+    if may_follow(problem):
+        return ""
+    count = "count them with `oallama run MODEL --count-experts` over prompts like yours"
+    if routing is None:
+        return f"policy {EXPERTS} needs expert counts, which this model lacks; {count}"
+    if not expert_use(routing):
+        return (
+            f"policy {EXPERTS} needs expert counts from more than one recording, which this model lacks; "
+            f"{count}, or count again with --refresh"
+        )
+    return ""
+
+
+NOTHING = "no whole or split operator is predicted to be faster there"
+
+
+@policy("scheinfer", "also weights streamed to the device", streams=True, slices_alone=True, reason=NOTHING)
+def scheinfer(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+    yield from SliceSearch(problem, budget, streams=True, hot=False).best()
+
+
+@policy("split", "also operators split between CPU and device", slices_alone=True, reason=NOTHING)
+def split(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+    yield from SliceSearch(problem, budget, streams=False, hot=False).best()
+
+
+@policy(EXPERTS, "also the most used experts on the device", streams=True, slices_alone=True, reason=NOTHING)
+def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+    if fault := hot_fault(problem):
+        raise UsageError(fault)
+    found = list(SliceSearch(problem, budget, streams=True, hot=True).best())
+    yield from found
+    if not any(placement.hot_bytes for placement in found):
+        yield from SliceSearch(
+            problem, budget, streams=True, hot=False
+        ).best()  # the search without hot sets finds better slices

@@ -1,0 +1,287 @@
+"""The policies of stock llama.cpp: `fit`, `stock`, `layers` and `cpu`.
+
+`fit` is what --fit puts on a device of a given size, without llama.cpp and without the device (run/fit.py calls the
+real one, which needs the device). It looks at bytes only. Dense models: as many whole layers as fit, from the end.
+Models with experts: first every layer's other weights, then experts of whole layers from the end, then a part of one
+layer's more.
+
+`stock` is the best of what its other options can do, too: STOCK_MODES, each by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import ceil, inf
+from operator import itemgetter
+
+from oallama.core.errors import UsageError
+from oallama.core.types import Operator, Predicted, StockOptions, Workload
+from oallama.core.units import MIB
+from oallama.cost.expert_cache import cached_layers
+from oallama.cost.whole import Costs
+from oallama.plan.export import stock_flags
+from oallama.planner.memory import DeviceMemory
+from oallama.planner.placement import (
+    Budget,
+    Placement,
+    VerifiedPlan,
+    layers,
+    n_gpu_layers,
+    operators_on_cpu,
+    placed_whole,
+)
+from oallama.planner.policies.registry import (
+    Asked,
+    MemoryBudget,
+    Policy,
+    best_verified,
+    budgets_of,
+    policy,
+    register,
+)
+from oallama.planner.price import price, stock_layouts
+from oallama.planner.problem import (
+    Problem,
+    costs_of,
+    cpu_alone,
+    measured,
+    operators_limit,
+    operators_on_host,
+    own_bytes,
+)
+from oallama.planner.verify import on_cpu
+
+PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
+"""Parts of one more layer's experts, of which the largest that fits is taken: all but down, or up alone."""
+
+
+def priced_stock_fit(problem: Problem, workload: Workload, memory: DeviceMemory) -> tuple[Placement, Predicted]:
+    """The placement in the device's memory (before any operator), and what it is predicted to take. What stays on the
+    host is streamed to the device for large batches, also where the device has nothing else; where not even its buffers
+    fit, everything is on the CPU."""
+    if memory.budget(memory.n_layer) < 0:
+        placement = cpu_alone(problem, workload, "mixed")
+    else:
+        costs = costs_of(problem, workload, "mixed")
+        placement = replace(stock_fit(costs, problem.operators, memory.operator_budget), stock=StockOptions())
+    return placement, price(problem, workload, placement)
+
+
+def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placement:
+    """The placement, priced over the passes of `costs`."""
+    n_layer = costs.graph.n_layer
+    whole = layers(costs, budget)
+    experts = [operator.op == "MUL_MAT_ID" for operator in operators]
+    if whole.first_device_layer == 0 or not any(experts):
+        return whole
+    layer_of = costs.graph.operator_layer
+
+    def size(members: Iterable[int]) -> int:
+        return sum(operators[i].bytes for i in members)
+
+    def others(first: int) -> set[int]:
+        return {i for i, layer in enumerate(layer_of) if layer >= first and not experts[i]}
+
+    first = next((first for first in range(n_layer + 1) if size(others(first)) <= budget(first)), n_layer + 1)
+    chosen = others(first)
+    left = budget(first) - size(chosen)
+    for layer in reversed(range(first, n_layer)):
+        layer_experts = [i for i, at in enumerate(layer_of) if at == layer and experts[i]]
+        if size(layer_experts) > left:
+            parts = ([i for i in layer_experts if operators[i].role in roles] for roles in PARTS)
+            chosen.update(next((part for part in parts if size(part) <= left), ()))
+            break
+        chosen.update(layer_experts)
+        left -= size(layer_experts)
+    on_device = [i in chosen and cost.t_gpu_s is not None for i, cost in enumerate(costs.operators)]
+    return placed_whole(costs, on_device, first)
+
+
+def stock_decision(problem: Problem, workload: Workload) -> VerifiedPlan:
+    """--fit's placement on the device, with its memory breakdown."""
+    placement, predicted = priced_stock_fit(problem, workload, stock_memory(problem, workload))
+    memory = measured(problem, workload, placement, problem.capacity(problem.no_alloc_load(workload, placement)))
+    return VerifiedPlan("fit" if placement.stock else "cpu", workload, placement, memory, predicted, ())
+
+
+def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
+    """The device's memory for stock llama.cpp, which keeps its micro-batch: with norms and KV of all layers there."""
+    taken = problem.no_alloc_load(workload, operators_on_host(problem, workload))
+    return DeviceMemory(
+        problem.capacity(taken), problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, problem.graph.n_layer,
+        operators_limit(problem), problem.runtime_bytes(workload),
+    )  # fmt: skip
+
+
+def _fit(problem: Problem, asked: Asked) -> VerifiedPlan:
+    if problem.gpu_weights is not None:
+        raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
+    return stock_decision(problem, asked.workload)
+
+
+@policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device")
+def whole_layers(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
+    yield layers(budget.costs, budget.operator_bytes)
+
+
+#
+# the best that other options of stock llama.cpp can do
+#
+
+
+Variant = Callable[[Problem, MemoryBudget], Placement | None]
+"""One configuration of stock llama.cpp in a budget; None if it cannot be or does not fit."""
+
+
+def _layers(problem: Problem, budget: MemoryBudget) -> Placement:
+    return replace(layers(budget.costs, budget.operator_bytes), stock=StockOptions())
+
+
+def _nothing(problem: Problem, budget: MemoryBudget) -> Placement:
+    placement = operators_on_cpu(len(problem.operators), problem.graph.n_layer + 1)
+    return replace(placement, stock=StockOptions())
+
+
+def _fitted(problem: Problem, budget: MemoryBudget) -> Placement:
+    return replace(stock_fit(budget.costs, problem.operators, budget.operator_bytes), stock=StockOptions())
+
+
+def _fewest_experts(problem: Problem, budget: MemoryBudget) -> Placement | None:
+    """All but the experts of as few first layers as fit."""
+    for n in range(1, problem.graph.n_layer + 1):
+        placement = _without_experts(problem, n)
+        if placement is None or own_bytes(problem, placement) <= budget.operator_bytes(0):
+            return placement
+    return None
+
+
+def _without_experts(problem: Problem, n_layers: int) -> Placement | None:
+    """All on the device but the experts of the first layers; None if it has no experts or cannot compute the
+    others."""
+    operators, kernels = problem.operators, problem.kernels
+    hosted = [o.op == "MUL_MAT_ID" and o.layer is not None and o.layer < n_layers for o in operators]
+    on_device = [operator for operator, on_host in zip(operators, hosted, strict=True) if not on_host]
+    if not any(hosted) or any(kernels.on_device(operator) is None for operator in on_device):
+        return None
+    return replace(Placement.whole([not on_host for on_host in hosted], 0), stock=StockOptions(n_cpu_moe=n_layers))
+
+
+def _with_no_host(variant: Variant) -> Variant:
+    def changed(problem: Problem, budget: MemoryBudget) -> Placement | None:
+        if stock_layouts(problem, StockOptions(no_host=True)) == stock_layouts(problem, StockOptions()):
+            return None
+        placement = variant(problem, budget)
+        if placement is None or placement.stock is None:
+            return None
+        return replace(placement, stock=replace(placement.stock, no_host=True))
+
+    return changed
+
+
+def _cached(share_on_host: float) -> Variant:
+    """Experts of the first layers in host memory, all others on the device, and what it has left for a cache of them.
+    share_on_host: of the layers."""
+
+    def changed(problem: Problem, budget: MemoryBudget) -> Placement | None:
+        placement = _without_experts(problem, ceil(share_on_host * problem.graph.n_layer))
+        if placement is None or placement.stock is None or not problem.profile.link:
+            return None
+        left = budget.operator_bytes(0) - own_bytes(problem, placement)
+        n_bytes = left // MIB * MIB
+        if n_bytes <= 0 or not cached_layers(problem.operators, placement.on_device, 0, n_bytes):
+            return None
+        return replace(placement, stock=replace(placement.stock, moe_cache_bytes=n_bytes))
+
+    return changed
+
+
+STOCK_MODES: Mapping[str, tuple[Variant, ...]] = {
+    "fit": (_fitted,),
+    "ngl": (_layers, _nothing),
+    "ncmoe": (_fewest_experts,),
+    "no-host": tuple(map(_with_no_host, (_layers, _nothing, _fewest_experts))),
+    "moe-cache": tuple(map(_cached, (1.0, 0.75, 0.5))),
+}
+"""What stock llama.cpp can be told, by the names of the arms of `bench`."""
+
+MOST_PROMISING = 3
+
+
+def most_promising(
+    problem: Problem,
+    asked: Asked,
+    modes: Iterable[str] = STOCK_MODES,
+    n_ubatches: Sequence[int] = (),
+    most: int = MOST_PROMISING,
+    to_beat_s: float = inf,
+    latest_s: float = inf,
+) -> list[VerifiedPlan]:
+    """The configurations of stock llama.cpp that are predicted to take the least, the best first, each with the best of
+    these micro-batches or the workload's; verified by no_alloc loads. to_beat_s, latest_s: none of which all, or the
+    prompt, is predicted to take longer."""
+
+    def priced(variant: Variant, budget: MemoryBudget) -> Placement | None:
+        placement = variant(problem, budget)
+        if placement is None:
+            return None
+        predicted = price(problem, budget.workload, placement)
+        seconds = predicted.over(asked.phase)
+        return replace(placement, seconds=seconds) if predicted.ttft_s <= latest_s and seconds < to_beat_s else None
+
+    sizes = [replace(asked, workload=replace(asked.workload, n_ubatch=n), required=False) for n in n_ubatches]
+    roomy = [
+        (request, budgets[0])
+        for request in (replace(asked, required=False), *sizes)
+        if (budgets := budgets_of(problem, request)[0])
+    ]
+    found: list[tuple[float, Asked, str, Variant]] = []
+    for mode in modes:
+        for variant in STOCK_MODES[mode]:
+            tried = [
+                (placement.seconds, request)
+                for request, budget in roomy
+                if (placement := priced(variant, budget)) is not None
+            ]
+            found += [(*min(tried, key=itemgetter(0)), mode, variant)] if tried else []
+    verified: list[VerifiedPlan] = []
+    for _, request, mode, variant in sorted(found, key=itemgetter(0)):
+        if len(verified) == most:
+            break
+
+        def propose(problem: Problem, budget: MemoryBudget, variant: Variant = variant) -> Iterator[Placement]:
+            if (placement := priced(variant, budget)) is not None:
+                yield placement
+
+        candidate = best_verified(problem, mode, request, propose, f"stock's {mode} found no placement that fits")
+        placement = candidate.placement
+        if placement.stock is not None and all(_differ(candidate, other) for other in verified):
+            flags = stock_flags(
+                n_gpu_layers(problem.graph.n_layer, placement), placement.stock, candidate.workload.n_ubatch
+            )
+            verified.append(replace(candidate, notes=(*candidate.notes, f"stock llama.cpp with {flags}")))
+    return verified
+
+
+def _differ(first: VerifiedPlan, other: VerifiedPlan) -> bool:
+    """Whether two configurations are not the same."""
+    return (first.placement.assignments, first.placement.stock, first.workload) != (
+        other.placement.assignments, other.placement.stock, other.workload
+    )  # fmt: skip
+
+
+def strongest(problem: Problem, asked: Asked) -> VerifiedPlan:
+    """The fastest options by prediction, `policy` being their name in STOCK_MODES: --fit's where none is faster."""
+    fit = stock_decision(problem, asked.workload)
+    if all(fit.placement.on_device):
+        return fit
+    return next(iter(most_promising(problem, asked, most=1, to_beat_s=fit.predicted.over(asked.phase))), fit)
+
+
+def _strongest(problem: Problem, asked: Asked) -> VerifiedPlan:
+    return replace(strongest(problem, asked), policy=STOCK)
+
+
+register(Policy("cpu", "nothing on the device", lambda problem, asked: on_cpu(problem, asked.workload, asked.phase)))
+FIT = register(Policy("fit", "llama.cpp's own --fit", _fit)).name
+STOCK = register(Policy("stock", "the fastest options of stock llama.cpp", _strongest)).name

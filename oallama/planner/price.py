@@ -1,0 +1,145 @@
+"""The price of a placement: what a prompt and a token take; and what is predicted of passes that ran. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from oallama.core.history import BlockRuns, SeenPasses
+from oallama.core.types import PLAIN_LAYOUT, Predicted, StockOptions, Workload
+from oallama.cost.expert_cache import MOST_TOKENS, beside_cache, cached_layers, through_cache
+from oallama.cost.passes import passes
+from oallama.cost.rates import slice_rates
+from oallama.cost.slices import Pricing
+from oallama.cost.timeline import BlockTimes, cycle_seconds
+from oallama.cost.whole import Costs, placement_seconds
+from oallama.plan.plan import Plan
+from oallama.planner.cutting import CutBlocks, n_g_at
+from oallama.planner.placement import Placement
+from oallama.planner.problem import Problem, costs_of, costs_over
+from oallama.planner.slicer import slicer_of
+
+
+def price(problem: Problem, workload: Workload, placement: Placement, op_offload: bool = True) -> Predicted:
+    """TTFT, TPOT and their sum over the workload. Slices share out a prompt's tokens as their table says.
+
+    op_offload: whether llama.cpp streams plain host weights to a device that it has. Raises PlanError for slices that
+    are no blocks of ours, ProfileError if the profile has no link.
+    """
+    if placement.is_sliced:
+        slicer = slicer_of(problem, workload, placement)
+        plan = slicer.priced(*slicer.cuts_of(placement), placement.token_assignment)
+        return plan.predicted(workload)
+    llama_uses_device = op_offload and placement.llama_uses_device(problem.graph.n_layer)
+    layouts = host_layouts(problem, workload, placement)
+    mapped = not placement.cache_bytes
+
+    def seconds(phase: str) -> float:
+        total = 0.0
+        over = passes(workload, phase)
+        small = tuple(p for p in over if placement.cache_bytes and p.n_tokens <= MOST_TOKENS)
+        for some in (small, tuple(p for p in over if p not in small)):
+            if some:
+                costs = costs_over(problem, some, llama_uses_device, layouts, mapped)
+                total += _seconds(problem, placement, costs, some is small)
+        return total
+
+    return Predicted.with_drafts(seconds("prefill"), seconds("decode"), workload)
+
+
+def _seconds(problem: Problem, placement: Placement, costs: Costs, in_cache: bool) -> float:
+    """Seconds of passes of a placement of whole operators. in_cache: these go through stock llama.cpp's expert cache,
+    where it has one."""
+    on_device, first = placement.on_device, placement.first_device_layer
+    if not placement.cache_bytes:
+        return placement_seconds(costs, on_device, first)
+    cached = cached_layers(problem.operators, on_device, first, placement.cache_bytes)
+    if not in_cache:
+        return placement_seconds(beside_cache(costs, cached), on_device, first)
+    rates = slice_rates(problem.profile)  # of weights in pinned memory
+    issue_s = rates.issue.alpha_s if rates.issue else 0.0
+    costs, waits_s = through_cache(costs, problem.operators, cached, rates.weights, issue_s)
+    in_cache_now = {i for group in cached for i in group.operators}
+    return waits_s + placement_seconds(costs, [here or i in in_cache_now for i, here in enumerate(on_device)], first)
+
+
+def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> tuple[str, ...]:
+    """Layout in which the host holds each operator: the placement's, where this machine has it; else stock llama.cpp's
+    in its own configuration, and the fastest in ours. What is on the device counts as plain: attention of the host's
+    layers is offloaded where all mul-mats around are."""
+    if placement.stock is not None:
+        chosen = stock_layouts(problem, placement.stock)
+    else:
+        chosen = costs_of(problem, workload, "mixed", placement.uses_device(problem.graph.n_layer)).layouts
+    named = (PLAIN_LAYOUT if assignment.is_device else assignment.layout for assignment in placement.assignments)
+    return tuple(
+        layout if layout is not None and layout in problem.kernels.on_host(operator) else other
+        for layout, other, operator in zip(named, chosen, problem.operators, strict=True)
+    )
+
+
+def stock_layouts(problem: Problem, options: StockOptions) -> tuple[str, ...]:
+    """Layouts that stock llama.cpp keeps host weights in: plain, in the device's pinned memory, where it has some and
+    --no-host is not said; else the first of the CPU's own layouts that takes a weight, which it asks in alphabetical
+    order (ggml 0.26.0, ggml_backend_cpu_get_extra_buffer_types)."""
+    if problem.profile.has_host_buffer and not options.no_host:
+        return (PLAIN_LAYOUT,) * len(problem.operators)
+    layouts = (sorted(problem.kernels.on_host(operator)) for operator in problem.operators)
+    return tuple(next((name for name in found if name != PLAIN_LAYOUT), PLAIN_LAYOUT) for found in layouts)
+
+
+def seen_passes(
+    problem: Problem, plan: Plan, placement: Placement, runs: Sequence[BlockRuns]
+) -> tuple[SeenPasses, ...]:
+    """The passes of these runs by class of batch sizes. placement: as the plan says. Blocks that are computed for
+    outputs alone run for fewer tokens than a pass has, and are left out."""
+    if not placement.is_sliced:
+        return ()
+    slicer, table = slicer_of(problem, plan.workload, placement), plan.token_assignment
+    cut_blocks = [
+        (block, (cost, cut))
+        for block, (cost, cut) in zip(*slicer.cuts_of(placement), strict=True)
+        if not cost.outputs_only and (not cut.is_whole or (table and cost.takes_n_g))
+    ]
+    layers, names = (
+        [layer for _, layer in cut_blocks],
+        {problem.operators[i].name for block, _ in cut_blocks for i in block.operators},
+    )
+    found = []
+    for batch in sorted({run.batch for run in runs}):
+        ran = [run for run in runs if run.batch == batch and run.block in names and run.n_runs > 0]
+        if ran:
+            most = max(ran, key=lambda run: run.n_runs)
+            n_tokens = max(1, round(most.n_tokens / most.n_runs))
+            found.append(_beside(_summed(ran, most.n_runs), layers, n_tokens, n_g_at(table, n_tokens), slicer.on))
+    return tuple(found)
+
+
+def _summed(runs: Sequence[BlockRuns], n_passes: int) -> SeenPasses:
+    cpu_s, wait_s, other_s = (
+        sum(getattr(one, name) for one in runs) / n_passes for name in ("cpu_s", "wait_s", "other_s")
+    )
+    return SeenPasses(runs[0].batch, n_passes, cpu_s, wait_s, other_s, 0.0, 0.0, 0.0, False)
+
+
+def _beside(seen: SeenPasses, layers: CutBlocks, n_tokens: int, n_g: int, on: Pricing) -> SeenPasses:
+    """Add the predicted seconds of a pass."""
+    times = [on.block_times(cost, cut, n_tokens, n_g) for cost, cut in layers]
+    rounds: dict[BlockTimes, tuple[float, float]] = {}
+    for block in times:
+        if block not in rounds:
+            without_cpu_s = cycle_seconds([block._replace(cpu_s=0.0)], on.streaming)
+            rounds[block] = cycle_seconds([block], on.streaming), without_cpu_s
+    return replace(
+        seen,
+        predicted_cpu_s=sum(_beside_copies(block, rounds[block][0]) for block in times),
+        predicted_device_s=sum(rounds[block][1] for block in times),
+        predicted_between_s=sum(block.inter_block_s for block in times),
+        copies_last=sum(block.copy_s for block in times) > sum(step.gpu_s for block in times for step in block.steps),
+    )
+
+
+def _beside_copies(times: BlockTimes, round_s: float) -> float:
+    """Seconds of CC, which copies slow down for the share of a round that they take."""
+    copied = min(1.0, times.copy_s / round_s) if round_s > 0 else 0.0
+    return times.cpu_s * (1 + copied * (1 / times.interference.cpu_with_link - 1))

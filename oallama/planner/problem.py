@@ -1,0 +1,220 @@
+"""A placement problem: costs, a no_alloc load that says what a placement takes, and the memory breakdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.profile import Profile
+from oallama.core.routing import Routing
+from oallama.core.types import MemoryBreakdown, Operator, Phase, Workload
+from oallama.core.units import format_bytes
+from oallama.cost.blocks import can_split
+from oallama.cost.graph import Graph
+from oallama.cost.kernels import Kernels, index_non_matmul
+from oallama.cost.passes import Pass, passes
+from oallama.cost.rates import transfer_rates, weight_stream
+from oallama.cost.whole import Costs, host_cache, non_matmul_with_offload, offloaded, operator_costs, takes_attention
+from oallama.planner.memory import DeviceMemory, memory_breakdown, runtime_bytes
+from oallama.planner.placement import Placement, cpu, operators_on_cpu, whole_bytes
+
+SMALLEST_UBATCH = 64
+"""Tokens below which a micro-batch is not lowered. 16 and 256 change none of 26 plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBytes:
+    """Bytes that a placement takes: weights, KV and compute buffers on the device, weights on the host, and the
+    device's free memory before the load."""
+
+    weights_gpu: int
+    weights_host: int
+    kv: int
+    compute: int
+    device_free: int
+
+
+NoAllocLoad = Callable[[Workload, Placement], LoadBytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One model on one device: what a decision is made from."""
+
+    operators: tuple[Operator, ...]
+    graph: Graph
+    profile: Profile
+    no_alloc_load: NoAllocLoad
+    vram: int | None  # plan as if the device had so many bytes; None: what is free
+    vram_fill: float
+    gpu_weights: float | None  # cap on the share of operator bytes on the device
+    slices_only: bool = False  # llama.cpp itself cannot keep anything on this device
+    host_budget: int = 0  # bytes of host memory for second copies of weights
+    routing: Routing | None = None  # what is known of which experts are used
+    kernels: Kernels = field(init=False, compare=False, repr=False)
+    splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
+
+    def __post_init__(self) -> None:
+        layers = self.graph.operator_layer
+        if any(before > layer for before, layer in pairwise(layers)):
+            raise UsageError("encoder-decoder models are not supported on a device: run it with --device none")
+        kernels = Kernels(self.profile)
+        object.__setattr__(self, "kernels", kernels)
+        object.__setattr__(
+            self, "splittable", tuple(can_split(o) and kernels.on_device(o) is not None for o in self.operators)
+        )
+
+    def runtime_bytes(self, workload: Workload, n_instances: int = 1) -> int:
+        """Bytes that so many instances of the device's back end take for themselves."""
+        facts, rest = self.profile.fingerprint, self.profile.rest
+        plain = any(
+            case.device == self.profile.device and case.shape is not None and not case.shape.flash_attn for case in rest
+        )
+        described = str(facts.get("device_backend")), str(facts.get("device_description"))
+        return runtime_bytes(*described, self.operators, workload.n_ubatch, plain, n_instances)
+
+    def capacity(self, taken: LoadBytes) -> int:
+        """Bytes of the device: what was free there before this workload, or what the caller says."""
+        return taken.device_free if self.vram is None else self.vram
+
+
+def costs_of(problem: Problem, workload: Workload, phase: Phase, llama_uses_device: bool = True) -> Costs:
+    """Prices over the passes of a phase. llama_uses_device: whether llama.cpp has the device, and may stream plain host
+    weights to it."""
+    return costs_over(problem, passes(workload, phase), llama_uses_device)
+
+
+def costs_over(
+    problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None,
+    mapped: bool = True,
+) -> Costs:  # fmt: skip
+    """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them. mapped:
+    whether llama.cpp maps the file, as it does where nothing is sliced."""
+    profile, n_run = problem.profile, problem.graph.n_run
+    stream = weight_stream(profile, mapped) if llama_uses_device else None
+    operators = operator_costs(problem.kernels, problem.operators, n_run, over, stream, layouts)
+    cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
+    return Costs(
+        operators,
+        problem.graph,
+        transfer_rates(profile),
+        over,
+        *non_matmul_with_offload(index_non_matmul(profile), profile.device, over, cache),
+        offloaded(problem.operators, operators, n_run) if cache else (),
+    )
+
+
+def with_layouts(problem: Problem, workload: Workload, placement: Placement) -> Placement:
+    """`placement` with the host layouts that its plan names: always the one of a split operator's CC, as the split
+    back end repacks nothing by itself. Where llama.cpp would choose another one by itself (pinned host memory instead
+    of repacking) the others are the fastest for each operator, but in stock's own configuration."""
+    if not problem.profile.has_host_buffer or placement.stock is not None:
+        return placement
+    beside = placement.llama_uses_device(problem.graph.n_layer)
+    named = costs_of(problem, workload, "mixed", beside).layouts
+    assignments = (p._replace(layout=p.layout or other) for p, other in zip(placement.assignments, named, strict=True))
+    return replace(placement, assignments=tuple(assignments))
+
+
+def own_bytes(problem: Problem, placement: Placement) -> int:
+    """Bytes of operators and slices on the device, with what the slices need beside them, and of the expert cache."""
+    return whole_bytes(problem.operators, placement.on_device) + placement.device_bytes + placement.cache_bytes
+
+
+def measured(
+    problem: Problem, workload: Workload, placement: Placement, capacity: int | None = None
+) -> MemoryBreakdown:
+    """The memory breakdown of a placement: what a no_alloc load says llama.cpp takes, with split operators on the host,
+    and their slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None:
+    as that load found it."""
+    taken = problem.no_alloc_load(workload, placement)
+    return memory_breakdown(
+        problem.capacity(taken) if capacity is None else capacity,
+        problem.vram_fill,
+        taken.weights_gpu + placement.held_bytes + placement.cache_bytes,
+        taken.weights_host + placement.twice_bytes - placement.gg_bytes,
+        taken.kv,
+        taken.compute,
+        placement.staging_bytes,
+        problem.runtime_bytes(workload, n_computing(problem, placement)),
+    )
+
+
+def n_computing(problem: Problem, placement: Placement) -> int:
+    """Instances of the device's back end that compute: llama.cpp's and the split back end's."""
+    return int(placement.llama_uses_device(problem.graph.n_layer)) + int(placement.is_sliced)
+
+
+def capacity_of(problem: Problem, workload: Workload) -> int:
+    """Bytes of the device, before anything is loaded."""
+    return problem.capacity(problem.no_alloc_load(workload, operators_on_host(problem, workload)))
+
+
+def operators_limit(problem: Problem) -> int | None:
+    """Bytes that operators may take on the device where the caller caps their share of the weights."""
+    if problem.gpu_weights is None:
+        return None
+    return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
+
+
+def cpu_alone(problem: Problem, workload: Workload, phase: Phase) -> Placement:
+    """Everything on the CPU, priced as without a device: nothing is streamed to it."""
+    return cpu(costs_of(problem, workload, phase, llama_uses_device=False))
+
+
+def operators_on_host(problem: Problem, workload: Workload) -> Placement:
+    """Norms and KV of all layers on the device."""
+    return with_layouts(problem, workload, operators_on_cpu(len(problem.operators), 0))
+
+
+def device_memory(
+    problem: Problem, workload: Workload, required: bool
+) -> tuple[DeviceMemory | None, Workload, tuple[str, ...]]:
+    """Memory of the device before any operator is placed, from a no_alloc load with every operator on the host.
+
+    Halves the micro-batch while KV and compute buffers leave no room. If they never do, lets layers keep their KV on
+    the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit if
+    the policy needs the device.
+    """
+    asked, n_layer = workload.n_ubatch, problem.graph.n_layer
+    without_kv: tuple[DeviceMemory, Workload] | None = None
+    while True:
+        taken = problem.no_alloc_load(workload, operators_on_host(problem, workload))
+        memory = DeviceMemory(
+            capacity=problem.capacity(taken),
+            fill=problem.vram_fill,
+            kv=taken.kv,
+            compute=taken.compute,
+            other_weights=taken.weights_gpu,
+            n_layer=n_layer,
+            operators_limit=operators_limit(problem),
+            runtime=problem.runtime_bytes(workload),
+            runtime_beside=problem.runtime_bytes(workload, 2),
+        )
+        if without_kv is None and memory.operator_budget(n_layer) >= 0:
+            without_kv = memory, workload
+        if memory.operator_budget(0) >= 0 or workload.n_ubatch // 2 < SMALLEST_UBATCH:
+            break
+        workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
+    if memory.operator_budget(0) < 0 and without_kv is not None:
+        memory, workload = without_kv
+    notes = []
+    if workload.n_ubatch != asked:
+        notes.append(f"micro-batch lowered from {asked} to {workload.n_ubatch} tokens to shrink the compute buffers")
+    if memory.operator_budget(0) >= 0:
+        return memory, workload, tuple(notes)
+    if without_kv is not None:
+        notes.append(
+            f"the KV cache ({format_bytes(memory.kv)}) does not fit the device: some layers keep their part on the host"
+        )
+        return memory, workload, tuple(notes)
+    needed = memory.kv + memory.compute + memory.other_weights
+    if required:
+        raise DoesNotFit(needed, memory.limit, problem.profile.device, "KV cache and compute buffers")
+    note = (
+        f"KV cache and compute buffers need {format_bytes(needed)} even with {workload.n_ubatch}-token micro-batches; "
+        f"the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
+    )
+    return None, replace(workload, n_ubatch=asked), (note,)

@@ -1,0 +1,558 @@
+"""Slices for all blocks that a placement of whole operators leaves on the host: r_GG, r_CG and n_g (ScheInfer, section
+IV), or a hot set of experts, under one memory limit.
+
+With n_g cuts suit decode, as in the paper, and n_g the prompt; without it they suit the workload, whose total time
+decides between the two. A host layout that the device cannot read (repacked weights) rules out n_g, unless CC is kept a
+second time in the plain one; the total decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is
+copied. Where it is known which experts are used, an FFN's options are sets of its most used ones besides: more bytes,
+fewer seconds, like any larger slice.
+
+The budget is spent by the greedy of section IV-A4, Eq. 14, for a multiple-choice knapsack. Each block has options:
+bytes on the device, and the least time that it then takes (Eq. 13). The importance of a choice is the time that it
+saves over the block's present one for each byte that it adds. The most important choice of all blocks is taken, again
+and again, until it does not fit. One more choice may be taken after any beginning of that path, so that more memory is
+never worse.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+
+from oallama.core.errors import PlanError
+from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamSettings, Workload
+from oallama.cost.experts import ExpertUse, expert_use, experts_alike
+from oallama.cost.following import FEWEST_EXPERTS, following
+from oallama.cost.passes import Pass, decode_pass, passes
+from oallama.cost.rates import slice_rates
+from oallama.cost.slices import Block, BlockType, Cut, Pricing
+from oallama.cost.timeline import BlockTimes, cycle_seconds, run_seconds
+from oallama.planner.block_contexts import BlockContexts
+from oallama.planner.cutting import (
+    BlockOptions,
+    Choice,
+    Counted,
+    CutBlocks,
+    Objective,
+    TokenTable,
+    count_blocks,
+    counted_seconds,
+    least_n_g,
+    n_g_at,
+    solve_n_g,
+    token_table,
+)
+from oallama.planner.memory import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
+from oallama.planner.placement import Assignment, Placement
+from oallama.planner.problem import Problem
+
+OptionCosts = Sequence[tuple[int, float]]
+"""(bytes, seconds) of each choice of one block, bytes strictly ascending; the first is what costs no memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One choice for each block."""
+
+    chosen: tuple[int, ...]  # index into each block's options
+    bytes: int
+    seconds: float
+    budget_limited: bool = False  # with a larger budget there would be another choice
+
+
+def solve_knapsack(options: Sequence[OptionCosts], budget: int, options_of: Sequence[int] | None = None) -> Selection:
+    """The choices along the greedy's path, and one beyond it, that take the least seconds within `budget` bytes. Ties
+    go to smaller slices and earlier blocks.
+
+    options_of: the options of each block; None: each has its own.
+    """
+    members: dict[int, list[int]] = defaultdict(list)  # blocks by options
+    for block, number in enumerate(range(len(options)) if options_of is None else options_of):
+        members[number].append(block)
+    largest = max(costs[-1][0] - costs[0][0] for costs in options)
+    steps = sorted((-worth, now, number, then) for number in members for worth, now, then in _path(options[number]))
+    chosen = [0] * sum(map(len, members.values()))
+    n_bytes, seconds = 0, sum(options[number][0][1] * len(own) for number, own in members.items())
+    best = Selection(tuple(chosen), 0, seconds)
+
+    @cache
+    def changes(number: int, now: int) -> list[tuple[float, int, int]]:
+        """(seconds saved, bytes added, choice) of what a block may choose instead, what saves the most first."""
+        now_bytes, now_s = options[number][now]
+        made = [(now_s - s, n - now_bytes, then) for then, (n, s) in enumerate(options[number]) if then > now]
+        return sorted((one for one in made if one[0] > 0), key=lambda one: -one[0])
+
+    def ended() -> Selection:
+        """The best so far, or what is chosen now with the one change that saves the most of those that fit."""
+        saved, added, then, block = 0.0, 0, chosen[0], 0
+        for number, own in members.items():
+            for at in (own[0], own[-1]):  # blocks with the same options have no more than two states
+                fits = next((one for one in changes(number, chosen[at]) if one[1] <= budget - n_bytes), None)
+                if fits is not None and fits[0] > saved:
+                    (saved, added, then), block = fits, at
+        if seconds - saved >= best.seconds:
+            return best
+        return Selection((*chosen[:block], then, *chosen[block + 1 :]), n_bytes + added, seconds - saved)
+
+    for _, now, number, then in steps:
+        (now_bytes, now_s), (then_bytes, then_s) = options[number][now], options[number][then]
+        for block in members[number]:
+            # while anything would fit behind this step, it is no worse to end there than here
+            if n_bytes + then_bytes - now_bytes > budget - largest:
+                best = ended()
+            if n_bytes + then_bytes - now_bytes > budget:
+                return replace(best, budget_limited=True)
+            chosen[block] = then
+            n_bytes, seconds = n_bytes + then_bytes - now_bytes, seconds - (now_s - then_s)
+    return ended()
+
+
+def _path(costs: OptionCosts) -> Iterator[tuple[float, int, int]]:
+    """(seconds saved for each byte, rounded; from which choice; to which) of the steps that save the most for each byte
+    (Eq. 14), one after the other. A later step is never worth more, or it would be taken before those that lead to it:
+    equal ones differ by rounding."""
+    now, least = 0, inf
+    while True:
+        (n_bytes, seconds) = costs[now]
+        steps = [
+            ((seconds - s) / (b - n_bytes), i) for i, (b, s) in enumerate(costs[now + 1 :], now + 1) if s < seconds
+        ]
+        if not steps:
+            return
+        most = max(steps)[0]
+        then = next(i for worth, i in steps if worth >= most * (1 - TIE))
+        least = min(least, float(f"{most:.9g}"))
+        yield least, now, then
+        now = then
+
+
+TIE = 1e-9
+"""Relative difference of what a byte is worth below which two choices are equal, but for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """The cuts of every block, and what they take."""
+
+    blocks: tuple[Block, ...]
+    layers: tuple[tuple[BlockType, Cut], ...]  # of each block: in the layout that it gets, as it is cut
+    token_assignment: TokenTable
+    kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
+    staging_bytes: int  # the ring of slots for streamed weights, and activations
+    prefill_s: float  # blocks, and what lies between them, over the workload's prompt
+    decode_s: float  # of one token of an answer
+    budget_limited: bool = False  # more device memory would have changed it
+
+    def predicted(self, workload: Workload) -> Predicted:
+        return Predicted.with_drafts(self.prefill_s, self.decode_s, workload)
+
+    def total_s(self, workload: Workload) -> float:
+        return self.predicted(workload).total_s
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of GG and of hot experts."""
+        return sum(cost.weight_bytes(cut) for cost, cut in self.layers)
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.token_assignment) or any(cut.cg for _, cut in self.layers)
+
+    @property
+    def exchanges(self) -> bool:
+        """Hot experts follow the conversation."""
+        return any(cut.n_hot and cost.use is not None and cost.use.follows for cost, cut in self.layers)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is sliced."""
+        return not self.streams and all(cut.is_whole for _, cut in self.layers)
+
+    @property
+    def twice_bytes(self) -> int:
+        """Host memory of the second copy of CC."""
+        return self.cc_bytes if self.kept_twice else 0
+
+    @property
+    def cc_bytes(self) -> int:
+        """Bytes of CC that may be streamed for n_g, or exchanged."""
+        return sum(
+            cost.block.bytes * cut.cc // cost.block.extent
+            for cost, cut in self.layers
+            if (cost.use is not None and cost.use.follows if cut.n_hot else cost.takes_n_g)
+        )
+
+
+N_VALUES = 16
+"""n_G of the paper: how many values of r_GG above 0 are looked at. With eight, five of 29 plans of the corpus are
+slower, by up to 15.6 %."""
+
+MODEL_ROUNDS = 10  # tokens that the exact timeline of decode may take to settle
+
+
+class Slicer:
+    """Slices for a problem and a workload, whatever lies whole on the device."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        workload: Workload,
+        streaming: StreamSettings = StreamSettings(),  # noqa: B008 - frozen
+        streams: bool = True,
+        hot: bool = False,
+    ) -> None:
+        """streams: whether weights may be streamed; hot: whether the device may have the most used experts of a layer.
+        Raises ProfileError if the profile has no link."""
+        self._problem, self.workload, self._streams, self._hot = problem, workload, streams, hot
+        self._uses = {} if problem.routing is None else expert_use(problem.routing)
+        self._follows = streams and hot and may_follow(problem)
+        if self._follows:  # also of what nothing is known
+            self._uses = {
+                o.layer: self._uses.get(o.layer) or experts_alike(o.shape[2])
+                for o in problem.operators
+                if o.layer is not None and o.op == "MUL_MAT_ID"
+            }
+        self.on = Pricing(slice_rates(problem.profile), streaming)
+        self.contexts = BlockContexts(problem, workload)
+
+    def varied(self, workload: Workload, n_slots: int) -> Slicer:
+        """For another workload, and a ring of so many slots. The tasks of sliced blocks are the same."""
+        other = copy(self)
+        other.on = self.on.with_slots(n_slots)
+        if workload != self.workload:
+            other.workload, other.contexts = workload, BlockContexts(self._problem, workload)
+        return other
+
+    def blocks(
+        self, placement: Placement, together: Collection[int] | None = None, cuts: Sequence[Hashable] | None = None
+    ) -> list[Block]:
+        """The blocks that may be sliced beside `placement`; with the use of their experts where these may be hot.
+        together, cuts: as BlockContexts.blocks; together None: those layers that have hot experts in `placement`."""
+        if together is None:
+            together = _hot_layers(self._problem.operators, placement)
+        blocks = self.contexts.blocks(placement, together, cuts)
+        return [self._with_use(block) for block in blocks] if self._hot else blocks
+
+    def _with_use(self, block: Block) -> Block:
+        """FFNs of experts only: a mul-mat of experts that runs alone is sliced."""
+        layer, gemms = self._problem.operators[block.operators[0]].layer, block.types[0].gemms
+        use = None if layer is None else self._uses.get(layer)
+        if use is None or len(gemms) < 2 or not all(gemm.routed for gemm in gemms):
+            return block
+        return replace(block, types=tuple(replace(cost, use=use) for cost in block.types))
+
+    #
+    # cuts
+    #
+
+    def plan(
+        self, placement: Placement, budget: int, weights_budget: int, n_values: int = N_VALUES
+    ) -> SlicePlan | None:
+        """The slices beside `placement` that take the workload the least time; an empty plan where nothing gains. None:
+        there is nothing that could be sliced.
+
+        budget: bytes of device memory for slices and staging; weights_budget: for slices alone. No block is all GG:
+        that is for whole operators.
+        """
+        biased = self.contexts.biased_layers & self._uses.keys() if self._hot else ()
+        sets: list[Collection[int]] = [(), biased] if biased else [()]
+        plans = [
+            self.plan_blocks(self.blocks(placement, together), budget, weights_budget, n_values) for together in sets
+        ]
+        return min(
+            (slices for slices in plans if slices is not None),
+            key=lambda slices: slices.total_s(self.workload),
+            default=None,
+        )
+
+    def plan_blocks(
+        self, blocks: Sequence[Block], budget: int, weights_budget: int, n_values: int = N_VALUES
+    ) -> SlicePlan | None:
+        """Plan these blocks."""
+        if not blocks:
+            return None
+        workload = self.workload
+        numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
+        kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
+        options = BlockOptions(self.on, workload, self._streams, n_values)
+        modes = self._modes(kinds)
+        nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
+        best, best_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
+
+        def solved(mode: _Mode, most_cg: Sequence[int | None]) -> SlicePlan | None:
+            pairs = zip(mode.kinds, most_cg, strict=True)
+            choices = [options.choices(kind, mode.objective, most) for kind, most in pairs]
+            plan = self._solved(blocks, mode, choices, kind_of, budget, weights_budget)
+            return None if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_budget) else plan
+
+        for mode in modes:
+            for most in (0, None) if self._streams and not mode.with_n_g else (None,):
+                plan = solved(mode, [most] * len(kinds))
+                budget_limited = budget_limited or (plan.budget_limited if plan is not None else not mode.with_n_g)
+                if plan is not None and plan.total_s(workload) < best.total_s(workload):
+                    best, best_mode = plan, mode
+        best = self._exact(best)
+        most_cg: list[int | None] = [None] * len(kinds)
+        while (narrower := self._narrower(best, kind_of)) is not None:  # leaves the device more room for weights
+            most_cg[narrower[0]] = narrower[1]
+            plan = solved(best_mode, most_cg)
+            plan = plan and self._exact(plan)
+            if plan is None or plan.total_s(workload) >= best.total_s(workload):
+                break
+            best = plan
+        return replace(best, budget_limited=budget_limited)
+
+    def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
+        """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
+        largest). None: there is none to shrink. kind_of: the kind of each block."""
+        n_g = most_n_g(plan.token_assignment, self.workload.largest_batch)
+        slots: dict[int, int] = {}
+        for number, (kind, cut) in zip(kind_of, plan.layers, strict=True):
+            slots[number] = max(slots.get(number, 0), slot_bytes(kind, cut, n_g))
+        if len(slots) < 2:
+            return None
+        (largest, number), (following, _) = sorted(((size, number) for number, size in slots.items()), reverse=True)[:2]
+        kind, _ = plan.layers[kind_of.index(number)]
+        if largest == following or not following or (n_g and kind.takes_n_g):
+            return None
+        return number, most_streamed(kind, following)
+
+    def with_table(self, plan: SlicePlan, budget: int) -> SlicePlan:
+        """The plan with n_g for batches of any size, where there is room for what these need."""
+        workload = self.workload
+        known = {p.n_tokens for p in passes(workload, "prefill")}
+        table = token_table(plan.layers, self.on, workload.largest_batch, known)
+        staging = staging_bytes(
+            plan.layers, self.on.streaming, workload.largest_batch, most_n_g(table, workload.largest_batch)
+        )
+        if plan.weights_bytes + staging > budget:  # other batches get no more n_g than there is room for
+            return plan
+        return self.priced(plan.blocks, plan.layers, table, plan.kept_twice, staging)
+
+    def fastest(self, types: Sequence[BlockType]) -> BlockType:
+        """The one in whose layout the CPU takes the least time over the workload."""
+        over = passes(self.workload, "mixed")
+        return min(
+            types, key=lambda cost: (sum(p.count * cost.gemms.cpu_s(1.0, p.n_tokens) for p in over), cost.layout)
+        )
+
+    def _modes(self, kinds: Sequence[tuple[BlockType, ...]]) -> list[_Mode]:
+        """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
+        second copy.
+
+        With n_g every layer's block is in the split backend, and none as llama.cpp would run it whole; blocks whose CC
+        is never streamed keep their layout.
+        """
+        fastest = tuple(map(self.fastest, kinds))
+        without = _Mode(fastest, "workload", False, False)
+        if not self._streams:
+            return [without]
+        objective: Objective = "decode" if self.workload.n_gen else "workload"
+        once = tuple(cost.in_split if cost.takes_n_g else cost for cost in fastest)
+        plain = tuple(
+            next(cost.in_split for cost in types if cost.layout == PLAIN_LAYOUT)
+            if fast.takes_n_g and not fast.outputs_only
+            else fast
+            for types, fast in zip(kinds, once, strict=True)
+        )
+        twice = [_Mode(once, objective, True, True)] if plain != once else []
+        return [without, *self._following_modes(kinds, fastest), _Mode(plain, objective, True, False), *twice]
+
+    def _following_modes(self, kinds: Sequence[tuple[BlockType, ...]], fastest: Sequence[BlockType]) -> Iterator[_Mode]:
+        """Hot experts follow the conversation: their blocks in the plain layout, and the fastest with a second copy."""
+        if not self._follows or all(cost.use is None for cost in fastest):
+            return
+        followed = {cost.use: following(cost.use) for cost in fastest if cost.use is not None}
+
+        def follows(cost: BlockType) -> BlockType:
+            return cost if cost.use is None else replace(cost, use=followed[cost.use])
+
+        def plain(types: Sequence[BlockType], fast: BlockType) -> BlockType:
+            return fast if fast.use is None else next(cost for cost in types if cost.layout == PLAIN_LAYOUT)
+
+        followed_kinds = tuple(follows(plain(types, fast)) for types, fast in zip(kinds, fastest, strict=True))
+        yield _Mode(followed_kinds, "workload", False, False)
+        if any(cost.layout != fast.layout for cost, fast in zip(followed_kinds, fastest, strict=True)):
+            yield _Mode(tuple(map(follows, fastest)), "workload", False, True)
+
+    def _solved(
+        self,
+        blocks: Sequence[Block],
+        mode: _Mode,
+        choices: Sequence[Sequence[Choice]],
+        kind_of: Sequence[int],
+        budget: int,
+        weights_budget: int,
+    ) -> SlicePlan | None:
+        """r_GG, then n_g; what staging then takes is taken off the budget, and so on until both fit. None: it does not,
+        or no prompt gains by n_g.
+
+        choices: of each kind of the mode; kind_of: the kind of each block; tables: n_g of cuts that were met before.
+        """
+        options: list[OptionCosts] = [
+            tuple((kind.weight_bytes(cut), seconds) for cut, seconds in kind_choices)
+            for kind, kind_choices in zip(mode.kinds, choices, strict=True)
+        ]
+        prompt, n_batch = passes(self.workload, "prefill"), self.workload.largest_batch
+        lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
+
+        staging, needed = -1, 0
+        while needed > staging:  # once the slices need no more than was taken off the budget, they fit
+            staging = needed
+            selection = solve_knapsack(options, max(0, min(budget - staging, weights_budget)), kind_of)
+            counts = Counter(zip(kind_of, selection.chosen, strict=True))
+            one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
+            counted = [(*one_of[at], count) for at, count in counts.items()]
+            table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
+            if mode.with_n_g and not any(n_g for _, n_g in table):
+                return None
+            layers = tuple(one_of[at] for at in zip(kind_of, selection.chosen, strict=True))
+            needed = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
+            if selection.bytes + needed <= max(budget, 0):
+                seconds = self._phases(counted, table)
+                return SlicePlan(tuple(blocks), layers, table, mode.twice, needed, *seconds, selection.budget_limited)
+        return None
+
+    #
+    # prices
+    #
+
+    def with_n_g(self, placement: Placement) -> Placement:
+        """The same slices, which may have been made for another workload, with n_g solved anew where prompts have
+        any."""
+        if not placement.token_assignment:
+            return placement
+        (_, layers), lengths = self.cuts_of(placement), sorted({p.n_tokens for p in passes(self.workload, "prefill")})
+        table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
+        return replace(placement, token_assignment=table)
+
+    def cuts_of(self, placement: Placement) -> tuple[list[Block], CutBlocks]:
+        """The blocks of a placement, as its slices cut them. Raises PlanError if one is cut that cannot be cut
+        here."""
+        blocks, split = (
+            self.blocks(placement),
+            {i for i, assignment in enumerate(placement.assignments) if assignment.is_split},
+        )
+        if left := split.difference(*(block.operators for block in blocks)):
+            name = self._problem.operators[min(left)].name
+            raise PlanError(f"the plan splits {name}, which this profile's device cannot compute")
+        return blocks, [self._as_cut(block, placement) for block in blocks]
+
+    def _as_cut(self, block: Block, placement: Placement) -> tuple[BlockType, Cut]:
+        """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
+        i = block.operators[0]
+        assignment = placement.assignments[i]
+        cost = block.in_layout(assignment.layout) or self.fastest(block.types)
+        cut, n_hot = assignment.cut if assignment.is_split else cost.all_host, len(assignment.hot_experts)
+        if n_hot:
+            use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or experts_alike(cost.n_expert)
+            follows = placement.streaming is not None and placement.streaming.exchange != "off" and n_hot > 1
+            cost = replace(cost, use=following(use) if follows else use)
+        holds = placement.token_assignment and cost.takes_n_g
+        return cost.in_split if holds else cost, cut._replace(n_hot=n_hot)
+
+    def priced(
+        self, blocks: Sequence[Block], layers: CutBlocks, table: TokenTable = (), twice: bool = False, staging: int = 0
+    ) -> SlicePlan:
+        """Cuts with the times of their timeline."""
+        seconds = self._phases(count_blocks(layers), table)
+        return self._exact(SlicePlan(tuple(blocks), tuple(layers), table, twice, staging, *seconds))
+
+    def _phases(self, counted: Counted, table: TokenTable) -> tuple[float, float]:
+        """(seconds of the prompt, of a token), each block as one among others like it."""
+        prefill_s = sum(
+            p.count * counted_seconds(counted, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
+            for p in passes(self.workload, "prefill")
+        )
+        step = decode_pass(self.workload)
+        n_g = n_g_at(table, step.n_tokens)
+        return prefill_s, step.count * counted_seconds(counted, self.on, step.n_tokens, n_g, step.n_outputs)
+
+    def _exact(self, plan: SlicePlan) -> SlicePlan:
+        """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
+        if not plan.streams:
+            return plan  # nothing runs ahead, so these are exact
+        prompt = [times for p in passes(self.workload, "prefill") for times in self.pass_times(plan, p)]
+        step = decode_pass(self.workload)
+        decode_s = step.count * cycle_seconds(self.pass_times(plan, step), self.on.streaming, MODEL_ROUNDS)
+        return replace(plan, prefill_s=run_seconds(prompt, self.on.streaming), decode_s=decode_s)
+
+    def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
+        """Times of the blocks in order, each with the inter-block time before it."""
+        n_g, block_times = n_g_at(plan.token_assignment, p.n_tokens), cache(self.on.block_times)
+        return [
+            block_times(*layer, p.n_tokens, n_g, p.n_outputs, block.inter_block_share)
+            for block, layer in zip(plan.blocks, plan.layers, strict=True)
+        ]
+
+    def placed(self, placement: Placement, plan: SlicePlan, phase: Phase = "mixed") -> Placement:
+        """`placement` with the plan's slices, and what it then takes over the passes of a phase."""
+        assignments, hot_bytes = list(placement.assignments), 0
+        for block, (cost, cut) in zip(plan.blocks, plan.layers, strict=True):
+            experts = tuple(sorted(cost.use.order[: cut.n_hot])) if cost.use is not None else ()
+            split = not cut.is_whole or (plan.token_assignment and cost.takes_n_g)
+            layout = cost.layout if cut.cc and split else None
+            hot_bytes += cost.weight_bytes(cut) if cut.n_hot else 0
+            for i in block.operators:
+                assignments[i] = Assignment(cut._replace(n_hot=0), layout, experts)
+        return replace(
+            placement,
+            assignments=tuple(assignments),
+            seconds=plan.predicted(self.workload).over(phase),
+            gg_bytes=plan.weights_bytes - hot_bytes,
+            hot_bytes=hot_bytes,
+            staging_bytes=plan.staging_bytes,
+            twice_bytes=plan.twice_bytes,
+            streaming=self._stream_settings(plan) if self._streams else None,
+            token_assignment=plan.token_assignment,
+            residents=self._problem.profile.takes_residents,
+        )
+
+    def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
+        """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
+        asked, rates = self.on.streaming, self.on.rates
+        ring = ring_bytes(plan.layers, asked, most_n_g(plan.token_assignment, self.workload.largest_batch))
+        settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
+        if rates.blocking or not (plan.streams or plan.exchanges) or not rates.weights.beta_s_per_byte:
+            return settings
+        link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)
+        return replace(
+            settings,
+            piece_bytes=rates.piece_bytes,
+            link_bytes_per_s=link_bytes_per_s,
+            exchange="idle" if plan.exchanges else "off",
+        )
+
+
+def may_follow(problem: Problem) -> bool:
+    """Whether hot experts can follow the conversation: the device is sent others from pinned memory while it computes,
+    and layers have so many experts that some are used more for a while."""
+    profile = problem.profile
+    rates = profile.is_pinned and "h2d_pinned" in profile.link and not profile.is_blocking
+    return rates and any(o.op == "MUL_MAT_ID" and o.shape[2] >= FEWEST_EXPERTS for o in problem.operators)
+
+
+def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Slicer:
+    """The search as that went which found these slices, for another workload."""
+    streaming = placement.streaming
+    return Slicer(problem, workload, streaming or StreamSettings(), streaming is not None, any(placement.hot))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """Every kind of block in one layout, what its cuts suit, and whether its CC is streamed for n_g; it must be kept
+    twice where the device cannot read that layout."""
+
+    kinds: tuple[BlockType, ...]
+    objective: Objective
+    with_n_g: bool
+    twice: bool
+
+
+def _hot_layers(operators: Sequence[Operator], placement: Placement) -> frozenset[int]:
+    pairs = zip(operators, placement.hot, strict=True)
+    return frozenset(operator.layer for operator, experts in pairs if experts and operator.layer is not None)

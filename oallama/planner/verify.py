@@ -1,0 +1,77 @@
+"""A placement with the memory that it really takes, its price, and what is to be said of it. Pure but for the problem's
+probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from oallama.core.types import Phase, Workload
+from oallama.core.units import format_bytes
+from oallama.cost.blocks import residents
+from oallama.planner.memory import memory_breakdown
+from oallama.planner.placement import Placement, VerifiedPlan
+from oallama.planner.price import price
+from oallama.planner.problem import Problem, cpu_alone, measured, with_layouts
+
+
+def verify(
+    problem: Problem,
+    policy: str,
+    workload: Workload,
+    placement: Placement,
+    notes: Sequence[str] = (),
+    capacity: int | None = None,
+) -> VerifiedPlan:
+    """A placement with the memory breakdown of a no_alloc load: `spare` may be negative. notes: on what was changed
+    before it was searched for. capacity: bytes of the device; None: as that load found it.
+    """
+    placement = with_layouts(problem, workload, placement)
+    memory = measured(problem, workload, placement, capacity)
+    predicted = price(problem, workload, placement)
+    notes = (*notes, *placement.notes, *_streaming_notes(problem, placement), *_resident_notes(problem, placement))
+    return VerifiedPlan(policy, workload, placement, memory, predicted, notes)
+
+
+def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> VerifiedPlan:
+    """Everything on the CPU."""
+    placement = cpu_alone(problem, workload, phase)
+    taken = problem.no_alloc_load(workload, placement)
+    memory = memory_breakdown(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
+    predicted = price(problem, workload, placement)
+    return VerifiedPlan("cpu", workload, with_layouts(problem, workload, placement), memory, predicted, ())
+
+
+def nothing_placed(
+    problem: Problem, policy: str, workload: Workload, phase: Phase, capacity: int, reason: str
+) -> VerifiedPlan:
+    """CPU-only decision that says why the device is unused, with the device's memory breakdown."""
+    decision = on_cpu(problem, workload, phase)
+    empty = memory_breakdown(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
+    note = f"nothing is placed on {problem.profile.device}: {reason}"
+    return replace(decision, policy=policy, memory=empty, notes=(note,))
+
+
+def _streaming_notes(problem: Problem, placement: Placement) -> tuple[str, ...]:
+    """A note with the cost of streaming from pageable memory, where the device has no other."""
+    profile = problem.profile
+    if not placement.streams or profile.is_pinned:
+        return ()
+    rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
+    cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
+    return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
+
+
+def _resident_notes(problem: Problem, placement: Placement) -> tuple[str, ...]:
+    """A note where split blocks cannot live on the device beside their neighbours."""
+    profile = problem.profile
+    if not placement.is_sliced or profile.takes_residents:
+        return ()
+    resident = residents(problem.operators, placement.on_device, placement.first_device_layer)
+    n = sum(assignment.is_split and lives for assignment, lives in zip(placement.assignments, resident, strict=True))
+    if not n:
+        return ()
+    return (
+        f"{profile.device} accepts only its own buffer type: {n} split operators with neighbours on it compute "
+        "through host memory",
+    )

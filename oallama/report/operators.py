@@ -1,0 +1,439 @@
+"""The affinity report: ranked operators, the memory memory breakdown, the iteration, the prediction."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import zip_longest
+from statistics import median
+from typing import Any
+
+from oallama.core.affinity_report import Affinity, AffinityReport
+from oallama.core.codec import to_json
+from oallama.core.types import CPU_DEVICE, Backend, MemoryBreakdown, OperatorPlacement, Predicted, Shape
+from oallama.core.units import MIB, format_bytes, format_seconds
+from oallama.report.inspect import model_document
+from oallama.report.slices import ring_text, slices_table, tokens_text
+from oallama.report.table import WIDTH, Table, comma_separated, markdown, table
+from oallama.report.text import (
+    PLAIN,
+    Words,
+    model_title,
+    percent,
+    plural,
+    printable,
+    ranges_text,
+    rate_text,
+    signed,
+    three_digits,
+)
+
+AFFINITY_KEYS = tuple(f.name for f in fields(Affinity))
+"""Of one operator in the JSON, and the columns of the CSV."""
+
+FOLD_ABOVE = 40
+"""Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
+
+
+def legend(words: Words) -> str:
+    """The sentence that explains the columns of times."""
+    cpu, card, transfers = words.times
+    return (
+        f"{cpu}, {card}, {transfers}, saved: µs per operator; saved: {cpu} - {card} - {transfers}; affinity: saved "
+        "for each byte of the card's memory, scaled to 0..1."
+    )
+
+
+def times_headings(words: Words) -> str:
+    """Headings of the columns of times."""
+    return "".join(f">{name} |" for name in words.times) + ">saved |>affinity"
+
+
+def as_run(report: AffinityReport) -> AffinityReport:
+    """The report with the placement, memory and times of the plan that `oallama run` uses, and the same ranking."""
+    run = report.run
+    if run is None:
+        return report
+    places = {placement.name: placement for placement in run.operators}
+    return replace(
+        report,
+        operators=tuple(_placed(row, places[row.name]) for row in report.operators),
+        memory=run.memory,
+        predicted=run.predicted,
+        policy=run.policy,
+        notes=run.notes,
+        token_assignment=run.token_assignment,
+        streaming=run.streaming,
+    )
+
+
+def _placed(row: Affinity, assignment: OperatorPlacement) -> Affinity:
+    return replace(
+        row,
+        backend=assignment.backend,
+        gg=assignment.gg,
+        cg=assignment.cg,
+        cc=assignment.cc,
+        n_hot=len(assignment.hot_experts),
+    )
+
+
+def ranked_places(report: AffinityReport) -> dict[str, Backend] | None:
+    """The places of OATO's ranking alone, by name; None if the report has no other places."""
+    return {row.name: row.backend for row in report.operators} if report.run and not report.of_plan else None
+
+
+def run_text(report: AffinityReport) -> str:
+    """The sentence about the plan that `oallama run` uses; empty if not requested."""
+    run = report.run
+    if run is None:
+        return ""
+    if report.device == CPU_DEVICE:
+        return (
+            "`oallama run` uses only the CPU, as no device was found: --device emulated:rtx3060 emulates the timing of "
+            "one, and `oallama what-if` predicts cards."
+        )
+    if run.measured:
+        return f"`oallama run` uses policy {run.policy}: it was compared with stock llama.cpp on this machine."
+    if run.policy == "fit":
+        return "`oallama run` uses stock llama.cpp's own placement: nothing is predicted to be faster."
+    return (
+        f"`oallama run` will use policy {run.policy} once `oallama tune` has confirmed that it is faster than stock "
+        "llama.cpp."
+    )
+
+
+def order_text(report: AffinityReport) -> str:
+    """How the ranking relates to the placement in the report."""
+    if report.policy == "oato":
+        return "Operators go to the device by rank, while they gain and fit."
+    return (
+        "The ranking is OATO's: whole operators go to the device by rank, and each figure assumes OATO's placement of "
+        f"the neighbours. Policy {printable(report.policy)} also splits operators. A byte then saves a different "
+        "time, so the first operators may be on the CPU."
+    )
+
+
+def affinity_text(row: Affinity | Fold, low: str, high: str) -> str:
+    """The affinity; `-` if the device saves no time."""
+    saved = saved_s(row)
+    return "-" if saved is None or saved <= 0 else span_text(low, high)
+
+
+def saved_s(row: Affinity | Fold) -> float | None:
+    """T_c - T_g - T', seconds; None for what the device cannot compute."""
+    return None if row.t_gpu_s is None else row.t_cpu_s - row.t_gpu_s - row.t_transfer_s
+
+
+def saved_text(seconds: float | None) -> str:
+    """A saving in µs with its sign; `-` if unknown."""
+    return "-" if seconds is None else signed(seconds * 1e6)
+
+
+def zero_affinity(rows: Sequence[Affinity]) -> float | None:
+    """The affinity of an operator that would save nothing: where B is 0 on the scale, which may be outside of 0..1.
+    None if all have the same B."""
+    known = [row.benefit_s_per_byte for row in rows if row.benefit_s_per_byte is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return -low / (high - low) if high > low else None
+
+
+def zero_text(rows: Sequence[Affinity]) -> str:
+    """The sentence about the scale's zero."""
+    zero = zero_affinity(rows)
+    if zero is not None and 0 <= zero < 1:
+        return f"An operator that saves nothing would have affinity {zero:.2f}; '-' means slower on the GPU."
+    gains = any(row.benefit_s_per_byte is not None and row.benefit_s_per_byte > 0 for row in rows)
+    if gains:
+        return "Every operator saves time on the device."
+    return "No operator saves time on the device."
+
+
+def affinity_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
+    """Operators in rank order; folded by role and backend when there are many and `every_row` is false. A second table
+    says then which they are."""
+    shown, ranked = as_run(report), ranked_places(report)
+    places = ("run", "oato") if ranked else ("on",)
+    on = " |".join(places)
+    if every_row or len(report.operators) <= FOLD_ABOVE:
+        rows = [
+            (str(o.rank), printable(o.name), o.backend, *([ranked[o.name]] if ranked else []), *_times(o),
+             affinity_text(o, *2 * (f"{o.affinity:.3f}",)))
+            for o in shown.operators
+        ]  # fmt: skip
+        return (table(_title(report), f">rank |operator |{on} |{times_headings(words)}", rows, width=WIDTH),)
+    folded = fold(shown.operators, ranked)
+    names_of = [
+        (line.backend, *([line.ranked] if line.ranked else []), printable(line.role), printable(line.type))
+        for line in folded
+    ]
+    numbers = (
+        (*names, format_bytes(line.bytes), *_times(line), affinity_text(line, *(f"{a:.2f}" for a in line.affinity)))
+        for names, line in zip(names_of, folded, strict=True)
+    )
+    columns = [max(map(len, texts)) for texts in zip((*places, "operator", "type"), *names_of, strict=True)]
+    room = WIDTH - sum(columns) - len("count") - 2 * (len(columns) + 2)
+    which = [
+        cells
+        for names, line in zip(names_of, folded, strict=True)
+        for cells in _in_lines(
+            (*names, str(line.count)), ranges_text(line.layers) or "-", ranges_text(line.ranks), room
+        )
+    ]
+    footer = (_folded_text(report, folded),)
+    return (
+        table(_title(report), f"{on} |operator |type |>bytes |{times_headings(words)}", numbers, footer, WIDTH),
+        table("Which operators", f"{on} |operator |type |>count |layers |ranks", which, width=WIDTH),
+    )
+
+
+def _in_lines(names: tuple[str, ...], layers: str, ranks: str, room: int) -> Iterator[tuple[str, ...]]:
+    """Rows of one line of folded operators: lists that are longer than their column go on in the next row."""
+    first = max(12, room // 3)
+    parts = (textwrap.wrap(layers, first), textwrap.wrap(ranks, max(12, room - first)))
+    for index, (some, others) in enumerate(zip_longest(*parts, fillvalue="")):
+        yield (*(names if index == 0 else ("",) * len(names)), some, others)
+
+
+def _times(row: Affinity | Fold) -> tuple[str, ...]:
+    times = (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)
+    return (*("-" if t is None else three_digits(t * 1e6) for t in times), saved_text(saved_s(row)))
+
+
+def _folded_text(report: AffinityReport, folded: Sequence[Fold]) -> str:
+    return (
+        f"{plural(len(report.operators), 'operator')} in {plural(len(folded), 'line')}: bytes are sums, "
+        "times medians of one operator in µs; --all shows every operator."
+    )
+
+
+def _title(report: AffinityReport) -> str:
+    return f"GPU affinity of {model_title(report.model)} for {printable(report.device)}, {report.phase}"
+
+
+def span_text(low: str, high: str) -> str:
+    """`low-high`; one of them where they are the same."""
+    return low if low == high else f"{low}-{high}"
+
+
+def convergence_text(report: AffinityReport) -> str:
+    """A sentence on how the iteration of ranks and T' ended, or which plan is shown."""
+    if report.of_plan:
+        return f"The placement is that of policy {printable(report.policy)}; the affinities assume it."
+    steps = plural(report.iterations, "iteration")
+    if report.converged:
+        return f"The affinities were stable after {steps}."
+    return f"The affinities ran in a cycle ({steps}); its plan with the least predicted time was kept."
+
+
+def predicted_text(predicted: Predicted) -> str:
+    rate = f" ({rate_text(predicted.tpot_s)})" if predicted.tpot_s > 0 else ""
+    return (
+        f"Predicted: TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}{rate}, "
+        f"total {format_seconds(predicted.total_s)}."
+    )
+
+
+def measured_text(report: AffinityReport) -> str:
+    """The sentence about the machine and date of the measurement; empty where unknown."""
+    known = report.measured
+    if known is None or not known.cpu:
+        return ""
+    device = printable(report.device) + (f" ({printable(known.device)})" if known.device else "")
+    device_text = f" beside {device}" if report.memory.capacity > 0 else ""
+    return f"Measured on {printable(known.cpu)}{device_text}" + (f", {known.at[:10]}." if known.at else ".")
+
+
+def memory_items(memory: MemoryBreakdown) -> tuple[tuple[str, int], ...]:
+    """(name, bytes) of the device's memory; with the spare they add up to the limit."""
+    return (
+        ("weights", memory.weights_gpu),
+        ("KV cache", memory.kv),
+        ("compute buffers", memory.compute),
+        ("staging", memory.staging),
+        ("spare", memory.spare),
+    )
+
+
+def weights_on_device(rows: Sequence[Affinity]) -> tuple[int, int]:
+    """(bytes of operators' weights on the device, bytes of all of them). Hot experts are on the host too."""
+    on_device = sum(row.gg * row.bytes + row.bytes // row.shape[2] * row.n_hot for row in rows)
+    return round(on_device), sum(row.bytes for row in rows)
+
+
+def weights_text(on_device: int, total: int) -> str:
+    """`219 MiB of 557 MiB of weights (39%)`: the share that every page and line tells."""
+    return f"{format_bytes(on_device)} of {format_bytes(total)} of weights ({percent(on_device, total)})"
+
+
+def memory_table(report: AffinityReport) -> Table:
+    """The memory breakdown: items, their sum (the limit), what is kept back, and the capacity; then the operators'
+    weights."""
+    memory = report.memory
+    is_filled = memory.limit == int(memory.fill * memory.capacity)
+    limit = f"= limit ({memory.fill:.4g} of the capacity)" if is_filled else "= limit (all but the runtime)"
+    entries = [
+        *memory_items(memory),
+        (limit, memory.limit),
+        ("kept free", memory.capacity - memory.limit - memory.runtime),
+        *([("runtime of the back end", memory.runtime)] if memory.runtime else []),
+        ("= capacity", memory.capacity),
+    ]
+    rows = [(name, f"{n_bytes / MIB:,.2f}", f"{n_bytes:,}") for name, n_bytes in entries]
+    footer = (f"Operators: {weights_text(*weights_on_device(report.operators))} on the card.",)
+    return table(f"Memory of {printable(report.device)}", "item |>MiB |>bytes", rows, footer, WIDTH)
+
+
+def report_tables(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> tuple[Table, ...]:
+    """The whole report: ranked operators, the memory breakdown where there is a device, and whether it was worth it,
+    with the sentences below the last."""
+    shown = as_run(report)
+    sentences = (
+        legend(words),
+        zero_text(report.operators),
+        convergence_text(report),
+        *filter(None, [run_text(report)]),
+        predicted_text(shown.predicted),
+        *filter(None, [measured_text(report)]),
+        *streaming_sentences(shown, words),
+        *map(printable_sentence, shown.notes),
+    )
+    ranked = (*affinity_tables(report, every_row, words), *filter(None, [slices_table(shown.operators, words)]))
+    memory_breakdown = (memory_table(shown),) if shown.memory.capacity > 0 else ()
+    tables = (*ranked, *memory_breakdown, *([compared_table(report)] if report.baselines else []))
+    return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
+
+
+def streaming_sentences(report: AffinityReport, words: Words = PLAIN) -> tuple[str, ...]:
+    """Sentences about streamed weights, and the tokens that they are streamed for."""
+    streamed_bytes = sum(row.cg * row.bytes for row in report.operators)
+    ring = [ring_text(streamed_bytes, report.streaming, words)] if streamed_bytes or report.token_assignment else []
+    tokens = [tokens_text(report.token_assignment, report.streaming, words)] if report.token_assignment else []
+    return tuple(f"{text[0].upper()}{text[1:]}." for text in (*ring, *tokens))
+
+
+def printable_sentence(note: str) -> str:
+    """A note with control characters escaped; notes may quote names from the model file."""
+    return printable(note, 1000)
+
+
+def affinity_markdown(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> str:
+    return "\n".join(markdown(t) for t in report_tables(report, every_row, words))
+
+
+def affinity_csv(report: AffinityReport) -> str:
+    """One row per operator in rank order, the JSON's keys as headings, numbers with all their digits. A shape is
+    `KxNxE`, what is missing is empty."""
+
+    def cell(value: object) -> object:
+        return "x".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else value
+
+    rows = ([cell(getattr(row, key)) for key in AFFINITY_KEYS] for row in report.operators)
+    return comma_separated(AFFINITY_KEYS, rows)
+
+
+def report_document(report: AffinityReport) -> dict[str, Any]:
+    """`oallama affinity-report --format json`: bytes and seconds; operators in rank order."""
+    return asdict(report) | {"model": model_document(report.model), "memory": to_json(report.memory)}
+
+
+def compared(report: AffinityReport) -> list[tuple[str, ...]]:
+    """(name, TTFT, TPOT, rate, whole run, its times that of the last row): baselines, the report's own plan, and last
+    what `oallama run` uses, where that was asked for."""
+    own = f"policy {report.policy}" if report.of_plan else "OATO's ranking alone"
+    rows = [*((one.name, one.predicted) for one in report.baselines), (own, report.predicted)]
+    if report.run is not None:
+        if report.run.predicted == report.predicted:
+            rows.pop()
+        rows.append((f"what run uses: {report.run.policy}", report.run.predicted))
+    last = rows[-1][1].total_s
+    return [
+        (
+            name,
+            format_seconds(one.ttft_s),
+            format_seconds(one.tpot_s),
+            rate_text(one.tpot_s),
+            format_seconds(one.total_s),
+            f"{one.total_s / last:.2f}" if last > 0 else "-",
+        )
+        for name, one in rows
+    ]
+
+
+def compared_title(report: AffinityReport) -> str:
+    """The heading of the comparison."""
+    workload = report.workload
+    return "What it gains, predicted" + (f" for {workload.n_prompt:,} + {workload.n_gen:,} tokens" if workload else "")
+
+
+def compared_table(report: AffinityReport) -> Table:
+    """The baselines beside the plans."""
+    headings = "placement |>TTFT |>TPOT |>rate |>whole run |>times the last"
+    return table(compared_title(report), headings, compared(report), width=WIDTH)
+
+
+#
+# operators that are alike, in one line
+#
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Operators of one role, type, shape and backend. Times are medians over them; spans are (least, greatest)."""
+
+    role: str
+    type: str
+    shape: Shape
+    backend: Backend
+    layers: tuple[int, ...]  # ascending; empty for an operator outside blocks
+    count: int
+    bytes: int  # together
+    t_cpu_s: float
+    t_gpu_s: float | None  # None: the device cannot compute it
+    t_transfer_s: float
+    benefit_s_per_byte: float | None
+    affinity: tuple[float, float]
+    ranked: Backend | None  # where the ranking by itself puts them; None: where they are
+    ranks: tuple[int, ...]  # ascending
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.ranks[0], self.ranks[-1]
+
+
+def fold(rows: Sequence[Affinity], ranked: Mapping[str, Backend] | None = None) -> tuple[Fold, ...]:
+    """One Fold per (role, type, shape, backend), in the order of their best rank. ranked: where the ranking by itself
+    puts operators, by name; those that it puts elsewhere are in another line."""
+    groups: dict[tuple[object, ...], list[Affinity]] = {}
+    for row in rows:
+        other = None if ranked is None else ranked[row.name]
+        groups.setdefault((row.role, row.type, row.shape, row.backend, row.layer is None, other), []).append(row)
+    folds = (_fold(group, None if ranked is None else ranked[group[0].name]) for group in groups.values())
+    return tuple(sorted(folds, key=lambda f: (f.rank, f.role)))
+
+
+def _fold(group: Sequence[Affinity], ranked: Backend | None) -> Fold:
+    first = group[0]
+    affinities = [row.affinity for row in group]
+    return Fold(
+        role=first.role,
+        type=first.type,
+        shape=first.shape,
+        backend=first.backend,
+        layers=tuple(sorted(row.layer for row in group if row.layer is not None)),
+        count=len(group),
+        bytes=sum(row.bytes for row in group),
+        t_cpu_s=median(row.t_cpu_s for row in group),
+        t_gpu_s=_median(row.t_gpu_s for row in group),
+        t_transfer_s=median(row.t_transfer_s for row in group),
+        benefit_s_per_byte=_median(row.benefit_s_per_byte for row in group),
+        affinity=(min(affinities), max(affinities)),
+        ranked=ranked,
+        ranks=tuple(sorted(row.rank for row in group)),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,148 @@
+"""Memory of placements, by llama.cpp's no_alloc loads; each is done once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from oallama.core.types import Attention, ModelInfo, Operator, Workload
+from oallama.device.spec import DeviceSpec
+from oallama.planner.placement import Placement, n_gpu_layers, operators_on_cpu, placements
+from oallama.planner.problem import LoadBytes
+
+if TYPE_CHECKING:
+    from oallama.device.load_params import LoadSettings
+    from oallama.model.memory import NoAllocLoader, NoAllocResult
+    from oallama.plan.patterns import Pattern
+
+
+class NoAllocLoads:
+    """no_alloc loads of one model on one device."""
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        operators: Sequence[Operator],
+        tensor_names: Sequence[str],
+        device: DeviceSpec,
+        n_threads: Callable[[], int],
+        no_alloc_loader: NoAllocLoader | None = None,
+    ) -> None:
+        """n_threads: of the CPU, asked when a load is. no_alloc_loader: a process that makes the loads; None: one is
+        started for each, or for those that are made `together`."""
+        self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
+        self._device, self._n_threads = device, n_threads
+        self._no_alloc_loader = no_alloc_loader
+        self._together = threading.local()
+        self._results: dict[LoadSettings, NoAllocResult] = {}
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside the block, loads of this thread share a process."""
+        from oallama.model.memory import NoAllocLoader
+
+        with NoAllocLoader(
+            at_once=not self._results and self._no_alloc_loader is None
+        ) as self._together.no_alloc_loader:
+            try:
+                yield
+            finally:
+                self._together.no_alloc_loader = None
+
+    def settings(self, workload: Workload, placement: Placement, attention: Attention) -> LoadSettings:
+        """The engine's load settings for a placement."""
+        from oallama.device.load_params import LoadSettings
+        from oallama.run.weight_places import weight_places
+
+        uses_device = placement.uses_device(self._model.n_layer)
+        patterns: tuple[Pattern, ...] = ()
+        split = ""
+        if uses_device or self._in_doubt:
+            planned = placements(self._operators, placement)
+            places = weight_places(
+                self._operators,
+                planned,
+                self._tensor_names,
+                placement.first_device_layer,
+                bool(placement.token_assignment),
+                placement.streaming,
+                placement.residents,
+            )
+            patterns, split = places.patterns if uses_device else places.named, places.split_text
+        return LoadSettings(
+            path=self._model.path,
+            device=str(self._device) if uses_device else "none",
+            n_ctx=workload.n_ctx,
+            n_ubatch=workload.n_ubatch,
+            n_gpu_layers=n_gpu_layers(self._model.n_layer, placement),
+            host_patterns=patterns,
+            split_text=split,
+            n_threads=self._n_threads(),
+            attention=attention,
+            stock=placement.stock,
+        )
+
+    def taken(self, workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:
+        """Bytes of a placement, its split operators counted with the host. Raises what no_alloc_memory raises."""
+        result = self._loaded(workload, placement, attention)
+        return LoadBytes(
+            weights_gpu=result.on_device("model"),
+            weights_host=result.on_host("model"),
+            kv=result.on_device("context") - placement.cache_bytes,
+            compute=result.on_device("compute"),
+            device_free=result.device_free,
+        )
+
+    def sides(self, workload: Workload, placement: Placement, attention: Attention) -> tuple[int, int]:
+        """Bytes of all that a placement keeps on the host, and on the device. Raises what no_alloc_memory raises."""
+        from oallama.model.memory import PARTS
+
+        result = self._loaded(workload, placement, attention)
+        return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
+
+    def check_host(self, workload: Workload, placement: Placement, attention: Attention) -> None:
+        """Raises DoesNotFit for a requested placement that does not fit into host memory."""
+        from oallama.device.host_memory import host_memory_bytes
+        from oallama.run.setup import check_host
+
+        settings = self.settings(workload, placement, attention)
+        if settings in self._results:
+            check_host(settings, self._results[settings], self._operators, host_memory_bytes())
+
+    def begin_on_host(self, workload: Workload, attention: Attention) -> None:
+        """Start the load for on_host in the background, if there is a process for it."""
+        settings = self.settings(workload, self._nothing, attention)
+        if self._no_alloc_loader is not None and settings not in self._results:
+            self._no_alloc_loader.ask(settings)
+
+    def on_host(self, workload: Workload, attention: Attention) -> tuple[int, int, int]:
+        """Bytes of weights, KV cache and compute buffers with everything on the CPU."""
+        result = self._loaded(workload, self._nothing, attention)
+        return result.on_host("model"), result.on_host("context"), result.on_host("compute")
+
+    def has(self, workload: Workload, placement: Placement, attention: Attention) -> bool:
+        """True once this placement was loaded."""
+        return self.settings(workload, placement, attention) in self._results
+
+    def _loaded(self, workload: Workload, placement: Placement, attention: Attention) -> NoAllocResult:
+        from oallama.model.memory import no_alloc_memory
+
+        settings = self.settings(workload, placement, attention)
+        if settings not in self._results:
+            no_alloc_loader = self._no_alloc_loader or getattr(self._together, "no_alloc_loader", None)
+            self._results[settings] = no_alloc_loader.answer(settings) if no_alloc_loader else no_alloc_memory(settings)
+        return self._results[settings]
+
+    @cached_property
+    def _in_doubt(self) -> bool:
+        """Whether llama.cpp's own choice of layouts must be checked."""
+        from oallama.device.layouts import any_in_doubt
+
+        return any_in_doubt(self._operators)
+
+    @property
+    def _nothing(self) -> Placement:
+        return operators_on_cpu(len(self._operators), self._model.n_layer + 1)

@@ -1,0 +1,340 @@
+"""Measurements for the classes of workloads under one key, and the result. Pure.
+
+For each class the most promising configurations of stock llama.cpp are measured, its --fit among them; the fastest is
+the rival. Our plans race against it one after another, the best prediction first. A plan wins as soon as the whole
+interval of its pairs lies above the rival's speed, and loses as soon as the gain cannot be worth it. If no plan wins,
+the rival's plan is used. By default no plan is used whose first word comes more than LATE times as late as under --fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from oallama.core.types import Ratio
+from oallama.plan.plan import Plan
+from oallama.run.stock import StockPlacement
+from oallama.tuned.classes import WorkloadClass
+
+ERROR = 0.05
+"""Upper bound on the probability of a false win in a class, and of an interval that misses the truth."""
+
+SPREAD = 0.05
+"""Inverse variance of the effect sizes that are averaged over: a small one tells large effects from four pairs on."""
+
+MOST_TESTS = 3  # plans for one class, among which ERROR is shared out
+MOST_PAIRS = 40  # that a plan gets; an interval around 1 says then that there is no difference to speak of
+WORTH = 1.02  # as many times as fast as the rival is worth another plan
+LATE = 1.25  # as many times as late as under --fit is late for a first word
+
+Standing = Literal["won", "lost", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Conditions of a result. Other conditions need another result."""
+
+    model: str  # fingerprint of its header
+    machine: str  # of CPU, threads, libraries, device and power
+    profile: str  # digest of the profile that --profile gave; "": of this machine
+    oallama: str  # version
+    threads: int
+    memory: int  # of the device that may be used, by CAP_STEP: log of its bytes
+    gpu_weights: float | None
+    n_ctx: int
+    n_batch: int | None  # as asked for
+    n_ubatch: int | None
+    flash_attn: str
+    type_k: str
+    type_v: str
+    late_first_word: bool  # whether a late first word may win
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds of the prompt of a class and of one token after it."""
+
+    prompt_s: float
+    token_s: float
+
+    def whole_s(self, n_gen: int) -> float:
+        return self.prompt_s + n_gen * self.token_s
+
+
+@dataclass(frozen=True, slots=True)
+class StockTry:
+    """A configuration of stock llama.cpp. speed: None: it was not measured, as it has no competitor. fault: why it
+    cannot be used, else empty."""
+
+    placement: StockPlacement
+    speed: Speed | None = None
+    fault: str = ""
+
+
+Pair = tuple[Speed, Speed]
+"""The rival's turn and the plan's, measured right after each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ABTest:
+    """A plan of ours against the rival. plan: its fingerprint. promised: how many times as fast it is predicted to be.
+    most_late: times as long as the rival's that its prompts may take; None: any. refused: why it is not compared, else
+    empty."""
+
+    policy: str
+    plan: str
+    n_gen: int  # tokens of an answer that both are weighed by
+    promised: float | None = None
+    most_late: float | None = None
+    pairs: tuple[Pair, ...] = ()
+    refused: str = ""
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Speed over prompt and answer relative to the rival's, with its interval; None: too few pairs to tell."""
+        seconds = [(rival.whole_s(self.n_gen), ours.whole_s(self.n_gen)) for rival, ours in self.pairs]
+        return speed_interval(seconds, ERROR / MOST_TESTS)
+
+    @property
+    def prompts(self) -> float:
+        """How many times as fast its prompts are as the rival's."""
+        return _times((rival.prompt_s, ours.prompt_s) for rival, ours in self.pairs)
+
+    @property
+    def tokens(self) -> float:
+        """How many times as fast its tokens are as the rival's."""
+        return _times((rival.token_s, ours.token_s) for rival, ours in self.pairs)
+
+    @property
+    def is_late(self) -> bool:
+        return self.most_late is not None and len(self.pairs) > 1 and self.prompts * self.most_late < 1
+
+    @property
+    def standing(self) -> Standing:
+        ratio = self.ratio
+        if self.refused or self.is_late:
+            return "lost"
+        if ratio is not None and ratio.low > 1:
+            return "won"
+        if len(self.pairs) >= MOST_PAIRS or (ratio is not None and ratio.high < WORTH):
+            return "lost"
+        return "open"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassResult:
+    """What was measured for one class. tries: of stock llama.cpp, --fit first; rival: which of them is the fastest that
+    may be used; stock_plan: the fingerprint of its plan. races: against it."""
+
+    of: WorkloadClass
+    n_gen: int
+    n_measured: int  # tokens of the answer of a turn
+    turn_s: float = 0.0  # that a turn is predicted to take
+    tries: tuple[StockTry, ...] = ()
+    rival: int = 0
+    stock_plan: str = ""
+    races: tuple[ABTest, ...] = ()
+    measured_at: str = ""  # RFC 3339, UTC
+
+    @property
+    def won(self) -> ABTest | None:
+        return next((ab_test for ab_test in self.races if ab_test.standing == "won"), None)
+
+    @property
+    def open(self) -> ABTest | None:
+        """The race to continue; None if the class is settled."""
+        return None if self.won else next((ab_test for ab_test in self.races if ab_test.standing == "open"), None)
+
+    @property
+    def open_tries(self) -> tuple[StockTry, ...]:
+        """Options of stock llama.cpp that are to be measured: none that has no competitor, or came too late."""
+        waits = len(self.tries) > 1 and not self.stock_plan
+        return tuple(tried for tried in self.tries if waits and tried.speed is None and not tried.fault)
+
+    @property
+    def settled(self) -> bool:
+        return bool(self.stock_plan) and self.open is None
+
+    @property
+    def plan(self) -> str:
+        """The fingerprint of the plan in use; empty if nothing was measured."""
+        return self.won.plan if self.won else self.stock_plan
+
+    def ab_test(self, plan: str) -> ABTest:
+        return next(ab_test for ab_test in self.races if ab_test.plan == plan)
+
+    def with_test(self, ab_test: ABTest) -> ClassResult:
+        """Replace the A/B test of that plan."""
+        return replace(self, races=tuple(ab_test if each.plan == ab_test.plan else each for each in self.races))
+
+    def with_try(self, tried: StockTry) -> ClassResult:
+        """Replace the results of those options."""
+        tries = tuple(tried if each.placement == tried.placement else each for each in self.tries)
+        return replace(self, tries=tries)
+
+    def fastest(self, late_may_win: bool) -> int:
+        """Which options are the fastest of those whose prompt is not late."""
+        fit = self.tries[0].speed
+        if fit is None:
+            return 0
+        most_s = math.inf if late_may_win else LATE * fit.prompt_s
+        seconds = [
+            tried.speed.whole_s(self.n_gen) if tried.speed and tried.speed.prompt_s <= most_s else math.inf
+            for tried in self.tries
+        ]
+        return seconds.index(min(seconds))
+
+    @property
+    def stock(self) -> str:
+        """The rival in words."""
+        return f"llama.cpp with {self.tries[self.rival].placement.flags}" if self.rival else "llama.cpp's placement"
+
+    @property
+    def use(self) -> str:
+        """The plan in use, with its three figures: `short questions: scheinfer is 2.3× as fast as llama.cpp's placement
+        (1.6-3.3), prompts 0.97×, tokens 2.9×`."""
+        if (won := self.won) is None:
+            return f"{self.of.name}: using {self.stock}{self._gain}"
+        value, interval = _texts(won)
+        figures = f"prompts {won.prompts:.2g}×, tokens {won.tokens:.2g}×"
+        return f"{self.of.name}: {_who(won)} is {value} as fast as {self.stock} ({interval}), {figures}"
+
+    @property
+    def sentence(self) -> str:
+        """The plan in use, and why no other."""
+        return f"{self.use}; used from now on" if self.won else f"{self.use}{self._reason}"
+
+    @property
+    def _reason(self) -> str:
+        if ab_test := self.open:
+            may = f"may be {ab_test.promised:.2g}× faster" if ab_test.promised else "is not yet distinguishable from it"
+            so_far = f", {' so far ('.join(_texts(ab_test))})" if ab_test.ratio else ""
+            return f"; {_who(ab_test)} {may}{so_far}"
+        if best := max(
+            (ab_test for ab_test in self.races if ab_test.pairs and not ab_test.refused), key=_value, default=None
+        ):
+            if best.is_late and best.most_late is not None:
+                late = LATE / (best.prompts * best.most_late)
+                return f": the first word comes {late:.2g} times as late with {_who(best)} as with --fit"
+            value, interval = _texts(best)
+            if best.ratio is not None and best.ratio.high < 1:
+                return f": {_who(best)} is {value} as fast ({interval})"
+            return f": {_who(best)} is not measurably faster, {value} ({interval})"
+        why = next((ab_test.refused for ab_test in self.races if ab_test.refused), "no plan is predicted to be faster")
+        return f": {why}"
+
+    @property
+    def _gain(self) -> str:
+        """The rival's gain over --fit, if it is another configuration."""
+        if not self.rival:
+            return ""
+        fit, best = self.tries[0].speed, self.tries[self.rival].speed
+        assert fit is not None and best is not None  # or it had not become the rival
+        whole = fit.whole_s(self.n_gen) / best.whole_s(self.n_gen)
+        parts = f"prompts {fit.prompt_s / best.prompt_s:.2g}×, tokens {fit.token_s / best.token_s:.2g}×"
+        return f", {whole:.2g}× as fast as its own placement ({parts})"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        races = [
+            {
+                "policy": ab_test.policy, "plan": ab_test.plan, "promised": ab_test.promised, "standing": ab_test.standing,
+                "refused": ab_test.refused, "n_pairs": len(ab_test.pairs), "late": ab_test.is_late,
+                "ratio": asdict(ab_test.ratio) if ab_test.ratio else None,
+                "prompts": ab_test.prompts if ab_test.pairs else None, "tokens": ab_test.tokens if ab_test.pairs else None,
+            }
+            for ab_test in self.races
+        ]  # fmt: skip
+        return {
+            "class": asdict(self.of), "settled": self.settled, "winner": self.won.policy if self.won else None,
+            "plan": self.plan, "stock": self.stock, "races": races, "measured_at": self.measured_at,
+            "tries": [{**asdict(tried), "placement": tried.placement.flags} for tried in self.tries],
+            "said": self.sentence,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """All measurements under a key. plans: those of A/B tests and of rivals as JSON, by fingerprint. seconds: that it
+    took, in all runs."""
+
+    key: Key
+    classes: tuple[ClassResult, ...] = ()
+    plans: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        classes = [each.document for each in self.classes]
+        return {"key": asdict(self.key), "classes": classes, "seconds": self.seconds}
+
+    def plan(self, fingerprint: str) -> Plan:
+        """Raises PlanError if the file was changed."""
+        return Plan.from_json(dict(self.plans[fingerprint]), "a plan of the verdict")
+
+    def of(self, kind: WorkloadClass) -> ClassResult | None:
+        return next((each for each in self.classes if each.of == kind), None)
+
+    def __getitem__(self, kind: WorkloadClass) -> ClassResult:
+        """Raises KeyError for a class without results."""
+        if (found := self.of(kind)) is None:
+            raise KeyError(kind.name)
+        return found
+
+    def nearest(self, kind: WorkloadClass) -> ClassResult | None:
+        """The nearest settled class, at most a step away; None if there is none."""
+        near = [each for each in self.classes if each.settled and each.of.distance(kind) <= 1]
+        return min(near, key=lambda each: each.of.distance(kind), default=None)
+
+    def with_class(self, changed: ClassResult) -> TuneResult:
+        """Replace the result of that class, or add it."""
+        others = tuple(each for each in self.classes if each.of != changed.of)
+        return replace(self, classes=(*others, changed))
+
+
+def _times(pairs: Iterable[tuple[float, float]]) -> float:
+    """Speed of the second side relative to the first."""
+    return math.exp(fmean(math.log(first / second) for first, second in pairs))
+
+
+def _value(ab_test: ABTest) -> float:
+    return ab_test.ratio.value if ab_test.ratio else -math.inf
+
+
+def _who(ab_test: ABTest) -> str:
+    return {"cpu": "the CPU alone"}.get(ab_test.policy, ab_test.policy)
+
+
+def _texts(ab_test: ABTest) -> tuple[str, str]:
+    """(ratio, its interval), with two decimals where the interval is narrow enough to mean them."""
+    ratio = ab_test.ratio
+    assert ratio is not None
+    n = 2 if ratio.high - ratio.low < 0.5 else 1
+    return f"{ratio.value:.{n}f}×", f"{ratio.low:.{n}f}-{ratio.high:.{n}f}"
+
+
+def speed_interval(pairs: Sequence[tuple[float, float]], error: float) -> Ratio | None:
+    """How many times as fast the second side of the pairs of seconds is as the first; None: too few pairs to tell.
+
+    The logarithms of the pairs' ratios are taken for draws from one normal distribution. The interval inverts a mixture
+    of t-tests (Lai 1976; Wang and Ramdas 2024, "Anytime-valid t-tests"): the e-value of each mean m is a likelihood
+    ratio of "another mean" against "m", averaged over effect sizes and over all deviations. Its chance ever to reach
+    1/error is at most `error` where m is the truth. So the interval holds at all numbers of pairs together, in one run
+    or over several, and measuring may end as soon as it excludes 1.
+    """
+    n = len(pairs)
+    if n < 2:
+        return None
+    logs = [math.log(first / second) for first, second in pairs]
+    shrink = SPREAD / (n + SPREAD)
+    growth = (1 / (error * math.sqrt(shrink))) ** (2 / n)
+    if growth * shrink >= 1:
+        return None
+    half = stdev(logs) * math.sqrt((growth - 1) / (1 - growth * shrink) * (n - 1) / n)
+    mean = fmean(logs)
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)

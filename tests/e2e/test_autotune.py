@@ -1,0 +1,321 @@
+"""The gate: what it measures, what it keeps, and what the next run makes of that.
+
+Plans, stock's --fit and what arms read back are real; arms are loaded once each. How long a turn takes, and the time
+that passes, is what a test says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.autotune.run import LEAST_BUDGET_S, Tuning, stock_at_once, tune, unsettled
+from oallama.bench.ab import Bench, ProgressCallback, run_bench
+from oallama.bench.process import ArmProcess, Deadline
+from oallama.bench.records import ArmSpec, BenchResult, BenchTest, LoadReport, Sample
+from oallama.core.profile import Profile
+from oallama.core.types import Workload
+from oallama.placer import Placer
+from oallama.placer.tuned import in_tuned_context, result_key, tuned_plan
+from oallama.plan.plan import Plan
+from oallama.profile.store import FOLDER_VARIABLE
+from oallama.tuned.classes import WorkloadClass, class_of
+from oallama.tuned.result import ClassResult
+from oallama.tuned.store import read_result, result_path
+
+pytestmark = pytest.mark.usefixtures("no_alloc_loader")
+
+LOAD = Workload(64, 32, 1024)
+SHARE = 0.5  # of the weights may lie on the device
+SLOWER, FASTER = 1.5, 1 / 1.5  # seconds of a plan, stock's being 1
+QUESTION, PAGE = WorkloadClass("question", False), WorkloadClass("page", False)
+
+
+@pytest.fixture(scope="module")
+def placer(two_layers: Path, worker_profile: Profile) -> Placer:
+    """That makes each plan once: planning is repeatable."""
+    placer = Placer.load(two_layers, device="rpc-worker:1", profile=worker_profile, gpu_weights=SHARE, threads=1)
+    placer.plan = functools.cache(placer.plan)  # type: ignore[method-assign]
+    return placer
+
+
+@pytest.fixture(scope="module")
+def planned(placer: Placer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the verdict of a gate that has measured nothing yet."""
+    folder = tmp_path_factory.mktemp("planned")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(FOLDER_VARIABLE, str(folder))
+        found = of_question(tune(placer, LOAD, most_s=0.0))
+    assert not found.settled and found.races and [one.speed for one in found.tries] == [None] * len(found.tries)
+    return folder
+
+
+def of_question(found: Tuning) -> ClassResult:
+    """What was measured for the class of LOAD."""
+    made = found.result.of(class_of(LOAD))
+    assert made is not None
+    return made
+
+
+@pytest.fixture(autouse=True)
+def cache(planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    return Path(shutil.copytree(planned, tmp_path / "cache"))
+
+
+_loaded: dict[tuple[str, str | None], tuple[LoadReport, tuple[int, int]]] = {}
+
+
+class Arm:
+    """An arm that was loaded once in a process, and whose turns take what the race says."""
+
+    def __init__(self, race: Measured, spec: ArmSpec, deadline: Deadline | None) -> None:
+        self._race, self._spec, self._deadline = race, spec, deadline
+        self._key = spec.name, spec.plan_fingerprint
+
+    def load(self, operators: Sequence[str]) -> LoadReport:
+        if self._key not in _loaded:
+            with contextlib.closing(ArmProcess(self._spec)) as arm:
+                _loaded[self._key] = arm.load(operators), arm.warm_up([BenchTest(8, 4)])
+        return _loaded[self._key][0]
+
+    def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]:
+        return _loaded[self._key][1]
+
+    def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
+        seconds = 1.0 if self._spec.stock else self._race.seconds(len(self._race.turns))
+        late = 1.0 if self._spec.stock else self._race.late
+        self._race.turns.append(self._spec.name)
+        self._race.now += seconds * self._race.slowness
+        if self._deadline is not None:
+            self._deadline.check()
+        return {test: Sample(late * seconds, seconds * test.n_gen) for test in tests}
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        pass
+
+    kill = close
+
+
+@dataclass
+class Measured:
+    """A race whose plan takes `seconds` for its prompt and for each token, on a clock that runs `slowness` as fast."""
+
+    seconds: Callable[[int], float]
+    slowness: float = 1.0
+    now: float = 1000.0
+    turns: list[str] = field(default_factory=list)
+    given_s: list[float] = field(default_factory=list)
+    problem: str = ""  # of the plan's arm
+    late: float = 1.0  # times as long as stock's that the plan's prompts take
+
+    def __call__(
+        self, bench: Bench, progress: ProgressCallback, on_partial: Callable[[BenchResult], None]
+    ) -> BenchResult:
+        made = run_bench(bench, progress, on_partial, start=functools.partial(Arm, self))  # type: ignore[arg-type]
+        if not self.problem or len(bench.arms) == 1:
+            return made
+        return replace(made, arms=(made.arms[0], *(replace(a, problems=(self.problem,)) for a in made.arms[1:])))
+
+    def gate(self, placer: Placer, **options: Any) -> Tuning:
+        def begin(_: object, seconds: float) -> None:
+            self.given_s.append(seconds)
+
+        return tune(placer, LOAD, measure=self, clock=lambda: self.now, begin=begin, **options)
+
+
+def racing(seconds: float, **options: Any) -> Measured:
+    return Measured(lambda turn: seconds, **options)
+
+
+def test_the_best_prediction_is_tested_and_used_where_it_wins(placer: Placer) -> None:
+    race = racing(FASTER)
+    found = race.gate(placer)
+    made, first = of_question(found), of_question(found).races[0]
+    assert made.won == first and found.plan.policy == first.policy and not found.remembered
+    assert {name for name in race.turns if not name.startswith("stock ")} == {first.policy}
+    assert len(first.pairs) == 4, "two blocks tell 1.5 from 1"
+    assert first.ratio is not None and first.ratio.value == pytest.approx(1.5)
+    assert (first.prompts, first.tokens) == (pytest.approx(1.5), pytest.approx(1.5))
+    assert found.plan.predicted is not None and found.plan.fingerprint == first.plan
+
+
+def test_where_no_plan_is_faster_stocks_placement_is_used(placer: Placer) -> None:
+    found, stock = racing(SLOWER).gate(placer), stock_at_once(placer, LOAD)
+    made = of_question(found)
+    assert made.settled and made.won is None and made.tries[0].placement.fit_target_mib >= 0
+    assert found.plan.operators == stock.operators and stock.predicted is None and found.plan.stock == stock.stock
+    assert "using llama.cpp's placement" in made.sentence
+    assert all(len(race.pairs) == 2 or race.refused for race in made.races), "one block tells a late first word"
+
+
+def test_a_plan_that_is_late_with_its_first_word_is_not_used_unless_it_may(
+    placer: Placer, two_layers: Path, worker_profile: Profile
+) -> None:
+    late = racing(0.1, late=15.0)
+    made = of_question(late.gate(placer))
+    assert made.won is None and made.races[0].is_late and len(made.races[0].pairs) == 2, "one block tells"
+    asked = {"device": "rpc-worker:1", "gpu_weights": SHARE, "threads": 1, "late_first_word": True}
+    other = late.gate(Placer.load(two_layers, profile=worker_profile, **asked))
+    assert of_question(other).won is not None, "over prompt and answer it is faster"
+
+
+def test_a_plan_that_does_not_do_what_it_says_is_refused(placer: Placer) -> None:
+    made = of_question(racing(FASTER, problem="it ran elsewhere").gate(placer))
+    assert "it ran elsewhere" in made.races[0].refused and made.won is None
+
+
+def test_a_result_is_remembered_until_it_is_asked_for_anew(placer: Placer) -> None:
+    assert tuned_plan(placer, LOAD) is None
+    first, later = racing(FASTER).gate(placer), racing(SLOWER)
+    again = later.gate(placer)
+    assert (again.remembered, again.plan, again.result) == (True, first.plan, first.result) and not later.turns
+    known = tuned_plan(placer, LOAD)
+    assert known is not None and known.plan == first.plan and known.result == of_question(first)
+    assert of_question(later.gate(placer, refresh=True)).won is None and later.turns
+    assert of_question(racing(FASTER).gate(placer)).won is None, "the newer one counts"
+
+
+def test_the_plan_that_won_is_what_later_prompts_of_its_class_load_to_the_byte(
+    placer: Placer, two_layers: Path, worker_profile: Profile
+) -> None:
+    won = racing(FASTER).gate(placer).plan
+    fresh = Placer.load(two_layers, device="rpc-worker:1", profile=worker_profile, gpu_weights=SHARE, threads=1)
+    for n_prompt, n_gen in ((1, 1), (128, 300), (77, 0)):
+        found = tuned_plan(fresh, Workload(n_prompt, n_gen, LOAD.n_ctx))
+        assert found is not None and found.plan.to_json() == won.to_json()
+
+
+def test_the_nearest_class_serves_those_that_nothing_was_measured_for(placer: Placer) -> None:
+    won = racing(FASTER).gate(placer)
+    page = tuned_plan(placer, replace(LOAD, n_prompt=500))
+    assert page is not None and page.plan == won.plan and (page.asked, page.result.of) == (PAGE, QUESTION)
+    assert page.sentence.endswith("(nothing was measured for pages)")
+    assert tuned_plan(placer, replace(LOAD, n_prompt=500, n_past=1)) is None, "two steps away"
+
+
+def test_several_classes_are_measured_at_once_with_few_plans(placer: Placer) -> None:
+    race = racing(FASTER)
+    found = race.gate(placer, kinds=(QUESTION, PAGE))
+    made = [found.result.of(kind) for kind in (QUESTION, PAGE)]
+    assert all(each is not None and each.won for each in made)
+    plans = {each.plan for each in made if each is not None}
+    assert all(Plan.from_json(dict(found.result.plans[name])).fingerprint == name for name in plans)
+    assert found.plan.fingerprint in plans
+
+
+def test_pairs_add_up_from_run_to_run_and_each_run_gets_further(placer: Placer) -> None:
+    race = racing(FASTER, slowness=20.0)
+    found = race.gate(placer, budget_s=100.0)
+    made = of_question(found)
+    assert (made.settled, made.won) == (False, None) and found.tuned is None
+    assert found.plan.operators == stock_at_once(placer, LOAD).operators
+    assert tuned_plan(placer, LOAD) is None and unsettled(placer, LOAD) == (made, found.left_s)
+    last = race.gate(placer, budget_s=1000.0)
+    assert len(made.races[0].pairs) == 2, "one block, whatever the budget"
+    assert len(of_question(last).races[0].pairs) == 4 and of_question(last).won
+    assert last.result.seconds == pytest.approx(race.now - 1000.0), "of both runs"
+    assert found.left_s >= LEAST_BUDGET_S and unsettled(placer, LOAD) is None
+
+
+def test_what_was_in_vain_is_given_twice_the_time(placer: Placer) -> None:
+    race = racing(FASTER, slowness=500.0)
+    found = [of_question(race.gate(placer)) for _ in range(5)]
+    n_pairs = [len(each.races[0].pairs) for each in found]
+    assert n_pairs[0] == 0 and n_pairs == sorted(n_pairs) and n_pairs[-1] == 4 and found[-1].settled
+    assert race.given_s[0] < race.given_s[1]
+
+
+def test_what_would_take_too_long_is_not_measured_but_told(placer: Placer) -> None:
+    race = racing(FASTER)
+    found = race.gate(placer, most_s=1.0)
+    assert race.turns == [] and of_question(found).open and found.left_s >= LEAST_BUDGET_S
+    assert of_question(race.gate(placer, most_s=found.left_s)).won
+
+
+def test_ctrl_c_keeps_the_pairs_that_are_complete(placer: Placer) -> None:
+    own: list[int] = []
+
+    def seconds(turn: int) -> float:
+        own.append(turn)
+        if len(own) > 2:  # in the second block
+            raise KeyboardInterrupt
+        return FASTER
+
+    with pytest.raises(KeyboardInterrupt):
+        Measured(seconds).gate(placer)
+    kept = unsettled(placer, LOAD)
+    assert kept is not None and len(kept[0].races[0].pairs) == 2
+
+
+def test_two_runs_at_once_give_one_result(placer: Placer) -> None:
+    race, other = racing(FASTER), []
+
+    def waits(doing: str, **_: Any) -> None:
+        if doing == "plan" and not other:  # meanwhile another run measures
+            other.append(racing(FASTER).gate(placer))
+
+    found = race.gate(placer, progress=waits)
+    assert (found.remembered, found.result, race.turns) == (True, other[0].result, [])
+
+
+def test_a_file_that_cannot_be_used_is_as_good_as_none(placer: Placer, cache: Path) -> None:
+    key = racing(FASTER).gate(placer).result.key
+    path = result_path(key)
+    sound = json.loads(path.read_text())
+    assert read_result(key) is not None
+    (made,) = sound["classes"]
+    race = made["races"][0]
+    pair = [{"prompt_s": 1.0, "token_s": 1.0}] * 2
+    for change in (
+        {"key": {**sound["key"], "threads": 9}}, {"classes": [{**made, "races": [{**race, "pairs": [pair] * 100}]}]},
+        {"classes": [{**made, "races": [{**race, "pairs": [[{**pair[0], "prompt_s": 0.0}, pair[1]]]}]}]},
+        {"plans": {}}, {"classes": 5}, {"classes": [{**made, "rival": 99}]}, {"classes": [{**made, "n_gen": 0}]},
+    ):  # fmt: skip
+        path.write_text(json.dumps({**sound, **change}))
+        assert read_result(key) is None, change
+    path.write_text("{")
+    assert read_result(key) is None
+    changed = {name: {**plan, "version": 99} for name, plan in sound["plans"].items()}
+    path.write_text(json.dumps({**sound, "plans": changed}))
+    assert tuned_plan(placer, LOAD) is None
+
+
+def test_another_setting_is_another_result(two_layers: Path, worker_profile: Profile) -> None:
+    def path(profile: Profile = worker_profile, n_ctx: int = 1024, **changes: Any) -> Path:
+        asked = {"device": "rpc-worker:1", "gpu_weights": SHARE, "threads": 1, **changes}
+        return result_path(result_key(Placer.load(two_layers, profile=profile, **asked), n_ctx))
+
+    paths = [
+        path(), path(threads=2), path(gpu_weights=0.4), path(flash_attn="on"), path(type_k="q8_0"), path(n_ctx=2048),
+        path(n_ubatch=512), path(n_batch=1024), path(replace(worker_profile, launch_s=1e-3)), path(device="none"),
+        path(late_first_word=True),
+    ]  # fmt: skip
+    assert len(set(paths)) == len(paths) and path() == paths[0]
+
+
+def test_long_prompts_share_a_context(placer: Placer, two_layers: Path) -> None:
+    sizes = [in_tuned_context(placer, placer.workload(n, 100)).n_ctx for n in (1, 900, 5000, 9000)]
+    assert sizes == [1024, 1024, 8192, 16384] or sizes[:2] == [placer.workload(1, 0).n_ctx] * 2
+    asked = Placer.load(two_layers, device="none", n_ctx=600)
+    assert in_tuned_context(asked, asked.workload(5, 5)).n_ctx == 600
+
+
+def test_the_file_says_what_it_holds_for(placer: Placer) -> None:
+    found = racing(FASTER).gate(placer)
+    document = json.loads(json.dumps(found.result.document))
+    assert document["key"] == asdict(found.result.key)
+    (made,) = document["classes"]
+    assert made["winner"] == found.plan.policy and made["plan"] == found.plan.fingerprint and made["settled"]
+    assert made["class"] == {"length": "question", "history": False} and made["races"][0]["standing"] == "won"
