@@ -32,7 +32,7 @@ def opening(path: Path) -> str:
 def sentence(path: Path) -> str:
     """Return the first sentence of a file's opening."""
     first = " ".join(opening(path).split("\n\n")[0].split())
-    return re.split(r"(?<=[.?!])\s", first)[0]
+    return re.split(r"(?<=[.?!])(?<!Eq\.)\s", first)[0]
 
 
 def files() -> Iterator[Path]:

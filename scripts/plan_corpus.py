@@ -92,8 +92,9 @@ class Cell:
             taken = counted_load(model, workload, Attention("on"))
             device_bytes = int(float(value) * taken.weights_host) + taken.kv + taken.compute
         return pure_plan(
-            model, profile_of(self.machine, self.model), options, Memory(device_bytes, HOST_BUDGET), workload, self.policy,
-            Rules(**dict(self.rules)), routing_of(self.model) if self.routed else None, larger_ubatches(workload, options),
+            model, profile_of(self.machine, self.model), options, Memory(device_bytes, HOST_BUDGET), workload,
+            self.policy, Rules(**dict(self.rules)), routing_of(self.model) if self.routed else None,
+            larger_ubatches(workload, options),
         )  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""The gate: a plan is used only if it was measured to be faster than stock llama.cpp."""
+"""Autotuning: a plan is used only if it was measured to be faster than stock llama.cpp."""

@@ -120,10 +120,10 @@ def stock_name(placer: Placer) -> str:
 
 
 def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
-    """The arm `auto`: the gate's plan, with the result for the reader."""
+    """The arm `auto`: the plan that tuning found, with its result for the reader."""
 
     def words(doing: str, done: int = 0, expect: int = 0) -> None:
-        """Show what the gate does, without its turns, which the comparison does not count."""
+        """Show what tuning does, without its turns, which the comparison does not count."""
         if doing:
             maker.progress(f"the gate: {doing}")
 
@@ -139,7 +139,7 @@ def tuned_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
 
 
 class _Tuner:
-    """The gate of one model, device and context. result: results so far, saved to the cache with each new result."""
+    """Tunes one model, device and context. result: results so far, saved to the cache with each new result."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Tuner:
     def measure(self, kinds: Sequence[WorkloadClass], budget_s: float) -> None:
         """Measure for about so many seconds. Raises DeviceError if --fit cannot be measured."""
         began, spent_s = self._clock(), self.result.seconds
-        deadline = Deadline(began + 3 * budget_s, self._clock)  # the first block is worth waiting for
+        deadline = Deadline(began + 3 * budget_s, self._clock)  # the first round is worth waiting for
 
         def is_over(share: float = 1.0) -> bool:
             return self._clock() >= began + share * budget_s
@@ -220,7 +220,7 @@ class _Tuner:
                     if not is_over():
                         self._ab_test(group, is_over, deadline)
                 if self.result == before:
-                    break  # all is settled, or not one block was fit to be compared
+                    break  # all is settled, or not one round was fit to be compared
         except OutOfTime:
             pass
         finally:
@@ -260,7 +260,7 @@ class _Tuner:
                 self._choose_rival(found)
 
     def _choose_rival(self, found: ClassResult) -> None:
-        """The fastest options: make a plan of them, and bound the first words of plans that race against it."""
+        """The fastest options: make a plan of them, and bound the first words of plans that are compared with it."""
         late_may_win = self._placer.options.late_first_word
         rival = found.fastest(late_may_win)
         options, fit = found.tries[rival], found.tries[0]

@@ -48,7 +48,7 @@ _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
 class ArmMaker:
     """Makes arms for one model, device and set of tests.
 
-    rules: of the arm oato. auto: makes the arm of that name where there is a device (the gate); None: the plan that is
+    rules: of the arm oato. auto: makes the arm of that name where there is a device (autotune/); None: the plan that is
     predicted to be the fastest. step: of decode. drafter: makes the drafts of arms `NAME+draftN`, of which so many are
     accepted by position.
     """
@@ -139,11 +139,8 @@ class ArmMaker:
         may predict another run, and no profile is measured for it."""
         n_prompt, workload = max(1, test.n_prompt), plan.workload
         found = self.placer.expected(plan, n_prompt, test.n_gen, test.n_depth)
-        if found is None and (workload.n_prompt, workload.n_gen, workload.n_past) == (
-            n_prompt,
-            test.n_gen,
-            test.n_depth,
-        ):
+        planned = (workload.n_prompt, workload.n_gen, workload.n_past)
+        if found is None and planned == (n_prompt, test.n_gen, test.n_depth):
             found = plan.predicted
         if found is None:
             return None

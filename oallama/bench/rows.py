@@ -52,7 +52,7 @@ def ratio_of(series: Series, index: int, value: Value) -> Ratio | None:
 def _row(result: BenchResult, series: Series, index: int) -> Row:
     arm, test = result.arms[index], series.test
     samples = series.samples(index)
-    row = _setting_fields(result, arm) | {
+    row = _setting_fields(arm) | {
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
@@ -125,7 +125,7 @@ def _ratio_fields(prefix: str, series: Series, index: int, value: Value, refused
     }
 
 
-def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
+def _setting_fields(arm: ArmResult) -> Row:
     """llama-bench's fields that do not depend on the test; options that arms cannot change have the default."""
     spec, report = arm.spec, arm.report
     stock = spec.stock

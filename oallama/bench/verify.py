@@ -60,8 +60,8 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
         label = measured.test.label
         if bad := unsteady(measured):
             found.append(
-                f"{label}: the machine's speed changed by more than {MAX_DRIFT:.0%} within {bad} of {len(measured.kept)} "
-                "rounds; run again when it is quiet, or raise -r"
+                f"{label}: the machine's speed changed by more than {MAX_DRIFT:.0%} within {bad} of "
+                f"{len(measured.kept)} rounds; run again when it is quiet, or raise -r"
             )
         elif changed := sum(not round_.fault for round_ in measured.discarded):
             found.append(f"{label}: {_repeated(changed, 'round')} because the machine's speed changed")

@@ -1,4 +1,4 @@
-"""Shows the gate in `oallama run`: why and how long it measures, a progress bar, then the result in one line."""
+"""Shows autotuning in `oallama run`: why and how long it measures, a progress bar, then the result in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement of a run or a chat: from a plan file, a requested policy, or the gate."""
+"""Placement of a run or a chat: from a plan file, a requested policy, or what tuning found."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class PlacementOptions:
         return placer
 
     def made_plan(self, placer: Placer, workload: Workload) -> tuple[Plan, bool]:
-        """(plan of the policy, where `auto` passes the gate; True if that is stock llama.cpp's own placement, as
+        """(plan of the policy, where `auto` was tuned; True if that is stock llama.cpp's own placement, as
         nothing was measured yet)."""
         workload = self.step.workload(workload)
         if self.step.drafts:
@@ -146,8 +146,8 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> 
     workload, trained = placer.workload(n_prompt, n_gen, n_past=n_past), placer.model.n_ctx_train
     if 0 < trained < workload.n_ctx:
         log(
-            f"warning: the context of {workload.n_ctx} tokens is longer than the {trained} that this model was trained on; "
-            "text beyond that may make no sense"
+            f"warning: the context of {workload.n_ctx} tokens is longer than the {trained} that this model was trained "
+            "on; text beyond that may make no sense"
         )
     return workload
 

@@ -138,7 +138,6 @@ class Contention:
     second_alone_gb_per_s: Positive
     first_with_second_gb_per_s: NotNegative
     second_with_first_gb_per_s: NotNegative
-    assumed: Annotated[bool, Mark.OMIT_DEFAULT] = False  # made from the `contention` of an old file (profile/store.py)
 
     @property
     def key(self) -> tuple[Worker, Worker, int]:

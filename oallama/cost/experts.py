@@ -31,9 +31,7 @@ class ExpertUse:
     # recorded of single tokens and of prompts; empty: their order was not recorded
     recent_decode: tuple[float, ...] = ()
     recent_prompt: tuple[float, ...] = ()
-    inter_block_times: tuple[
-        float, ...
-    ] = ()  # uses by tokens since the use before, as split/uses.h counts; empty: not recorded
+    gaps: tuple[float, ...] = ()  # uses by tokens since the use before, as split/uses.h counts; empty: not recorded
 
     @property
     def follows(self) -> bool:
@@ -61,7 +59,7 @@ def expert_use(routing: Routing) -> dict[int, ExpertUse]:
             _coverage(most_used(layer.before), _later(prompts.get(layer.layer), routing.n_expert)),
             recent_decode=_of_ranks(layer),
             recent_prompt=_of_ranks(prompts.get(layer.layer)),
-            inter_block_times=_gaps(layer, prompts.get(layer.layer)),
+            gaps=_gaps(layer, prompts.get(layer.layer)),
         )
         for layer in routing.decode
         if sum(layer.before) > 0 and sum(layer.latest) > 0
@@ -105,28 +103,28 @@ class Copied(NamedTuple):
 ALL_AHEAD = Copied(1.0, 0.0)
 
 
-def share_used(mul_mat: MulMat, n_tokens: int, inter_block_times: Sequence[float] = ()) -> float:
+def share_used(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> float:
     """Share of the experts that a batch uses. gaps: uses by tokens since the same expert was used before, 1, 2 or 3, 4
     to 7, …, the last longer ago or never. A token of the batch uses an expert for the first time there where that was
     before the batch (Denning's working set); within a class gaps are taken as spread evenly."""
-    if mul_mat.op != "MUL_MAT_ID" or not sum(inter_block_times):
+    if mul_mat.op != "MUL_MAT_ID" or not sum(gaps):
         return mul_mat.share_routed(n_tokens)
-    *classes, longer = inter_block_times
+    *classes, longer = gaps
     new = longer * n_tokens
     for power, uses in enumerate(classes):
         least = 2**power  # of the batch, so many tokens' gaps reach before it; then fewer and fewer, those of `more`
         more = min(max(0, n_tokens - least), least - 1)
         new += uses * (min(n_tokens, least) + more - more * (more + 1) / (2 * least))
-    return min(1.0, mul_mat.n_expert_used * new / sum(inter_block_times) / mul_mat.shape[2])
+    return min(1.0, mul_mat.n_expert_used * new / sum(gaps) / mul_mat.shape[2])
 
 
-def copied(mul_mat: MulMat, n_tokens: int, inter_block_times: Sequence[float] = ()) -> Copied:
+def copied(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> Copied:
     """What a batch has copied of a weight: ahead the experts that it is as likely to use as not, which the split back
     end knows by its counts (split/expert_odds.h), later what it uses besides. The number of its uses of an expert is
     Poisson with a mean that follows the gamma distribution of MulMat.share_routed, of which so many are 0 as the
     experts that it does not use (gaps: as share_used takes them), so likely ones have ln 2 or more. What a single token
     uses is as good as never likely."""
-    used = share_used(mul_mat, n_tokens, inter_block_times)
+    used = share_used(mul_mat, n_tokens, gaps)
     if n_tokens <= 1:
         return Copied(0.0, used) if mul_mat.op == "MUL_MAT_ID" else ALL_AHEAD
     if used >= 1.0:
@@ -160,9 +158,9 @@ def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:
 
 def _gaps(decode: LayerRouting, prompt: LayerRouting | None) -> tuple[float, ...]:
     """Of both phases, as few prompts are recorded."""
-    if prompt is None or not prompt.inter_block_times or not decode.inter_block_times:
-        return decode.inter_block_times
-    return tuple(a + b for a, b in zip(decode.inter_block_times, prompt.inter_block_times, strict=True))
+    if prompt is None or not prompt.gaps or not decode.gaps:
+        return decode.gaps
+    return tuple(a + b for a, b in zip(decode.gaps, prompt.gaps, strict=True))
 
 
 def _of_ranks(layer: LayerRouting | None) -> tuple[float, ...]:

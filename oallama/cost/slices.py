@@ -118,14 +118,14 @@ class Gemms(tuple[Gemm, ...]):
             )  # fmt: skip
         return self._known[n_tokens]
 
-    def streamed(self, share: float, n_tokens: int, inter_block_times: tuple[float, ...] = ()) -> Streamed:
+    def streamed(self, share: float, n_tokens: int, gaps: tuple[float, ...] = ()) -> Streamed:
         """What n_tokens tokens have copied where a share is streamed. gaps: of the experts, as cost/experts.py takes
         them."""
         if share <= 0 or n_tokens <= 0:
             return NOT_STREAMED
-        key = n_tokens, inter_block_times
+        key = n_tokens, gaps
         if key not in self._copied:
-            shares = [copied(gemm.mul_mat, n_tokens, inter_block_times) for gemm in self]
+            shares = [copied(gemm.mul_mat, n_tokens, gaps) for gemm in self]
             self._copied[key] = Streamed(
                 sum(gemm.bytes * sum(part) for gemm, part in zip(self, shares, strict=True)),
                 sum(gemm.bytes * part.late for gemm, part in zip(self, shares, strict=True)),
@@ -409,8 +409,8 @@ def slice_times(
     block, link = cost.block, rates.transfer
 
     # of CC too what all tokens use, not only the last n_g
-    inter_block_times = () if cost.use is None else cost.use.inter_block_times
-    parts = [cost.gemms.streamed(share, rows, inter_block_times) for share in (cg, cc if prime else 0.0)]
+    gaps = () if cost.use is None else cost.use.gaps
+    parts = [cost.gemms.streamed(share, rows, gaps) for share in (cg, cc if prime else 0.0)]
     streamed, late_bytes = sum(part.bytes for part in parts), sum(part.late_bytes for part in parts)
     copy_s = rates.weights.seconds(streamed)
     late_s = copy_s * late_bytes / streamed if streamed else 0.0

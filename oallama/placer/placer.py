@@ -155,10 +155,8 @@ class Placer(ModelOnDevice):
             return unmeasured_plan(self, policy, workload, attention_passes)
         if policy == FIT:
             return fit_plan(self, workload)
-        rules, larger = (
-            Rules(affinity, fill, prefetch),
-            larger_ubatches(workload, self.options) if n_ubatch is None else (),
-        )
+        rules = Rules(affinity, fill, prefetch)
+        larger = larger_ubatches(workload, self.options) if n_ubatch is None else ()
         return measured_plan(self, policy, workload, rules, attention_passes, larger)
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:

@@ -64,8 +64,8 @@ def search_report(
 
 
 def plan_report(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
-    """Report where a plan puts each operator, with the affinities of a phase under this placement. load: the requested
-    workload."""
+    """Report where a plan puts each operator, with the affinities of a phase under this placement. workload: the
+    requested one."""
     problem = on.problem_for(plan)
     placement = placed_by_plan(on.model.n_layer, on.operators, plan)
     return AffinityReport(

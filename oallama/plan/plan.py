@@ -6,7 +6,7 @@ History of the file (`"version"`), of which all versions are read:
      `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
      where there are none, `bound` where it is not known, `residents` where the device takes them, `stock` where it is
      not stock llama.cpp's own configuration, `draft` where no drafts are made, and `step` of the workload where a
-     decode step computes one token. Operators of older plans may have `alone`, which is ignored.
+     decode step computes one token.
   2  an operator has its cut in elements too, [cpu, streamed, device]. Where the fractions beside it are others, as in a
      file that was edited, they count.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
@@ -50,7 +50,6 @@ MAX_SLOTS = 64  # of the ring that the split back end takes
 _UNPREDICTED = dict.fromkeys(field.name for field in fields(Predicted))
 """Written for a plan made without a profile."""
 
-_ALONE = "older plan: its `alone` (operators joined separately) is ignored"
 _REMEDY = "make it again with `oallama plan`"
 
 
@@ -189,13 +188,12 @@ class Plan:
             plan = from_json(cls, known, "plan")
         except CodecError as error:
             raise PlanError(f"{source}: {error}; {_REMEDY}") from None
-        edited = [one.name for one in plan.operators if one.cut is not None and not _agrees(one)]
-        gone = [_ALONE] if any(row.get("alone") for row in document["operators"]) else []
-        gone += [f"the cut of {_some(edited)} differs from its fractions; using the fractions"] if edited else []
-        if not gone:
+        edited = [row.name for row in plan.operators if row.cut is not None and not _agrees(row)]
+        if not edited:
             return plan
-        operators = tuple(replace(one, cut=None) if one.name in edited else one for one in plan.operators)
-        return replace(plan, operators=operators, notes=tuple(dict.fromkeys((*plan.notes, *gone))))
+        operators = tuple(replace(row, cut=None) if row.name in edited else row for row in plan.operators)
+        note = f"the cut of {_some(edited)} differs from its fractions; using the fractions"
+        return replace(plan, operators=operators, notes=tuple(dict.fromkeys((*plan.notes, note))))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, atomically. Raises PlanError if the file cannot be written."""

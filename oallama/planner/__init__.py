@@ -1,1 +1,1 @@
-"""Placement policies: from costs and a memory budget to a placement of each operator. Pure."""
+"""Planning: from costs and a memory budget to a verified placement of each operator. Pure."""

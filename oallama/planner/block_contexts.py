@@ -121,8 +121,8 @@ class BlockContexts:
     def _inter_block_shares(
         self, blocks: Sequence[SplitBlock], on_device: Sequence[bool], first_layer: int, inside: frozenset[int]
     ) -> list[float]:
-        """Share of the inter-block time before each block, in decode, against the mean of all. The gap behind the last
-        block lies before the first of the next token. Device copies are taken to be spread alike."""
+        """Share of the inter-block time before each block, in decode, against the mean of all. What lies behind the
+        last block lies before the first of the next token. Device copies are taken to be spread alike."""
         n_layer = self._problem.graph.n_layer
         costs = self.costs_at(min(self._over), first_layer <= n_layer)
         between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output is behind all

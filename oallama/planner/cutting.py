@@ -153,7 +153,7 @@ def token_table(layers: CutBlocks, on: Pricing, most: int, also: Collection[int]
 
 def n_g_at(table: TokenTable, n_tokens: int) -> int:
     """n_g of a pass: what the table says, or linear_n_g less what would leave rows over on the CPU (in_groups). As
-    n_g_at of split_plan.cpp computes it."""
+    n_g_at of split/plan.cpp computes it."""
     n_g = linear_n_g(table, n_tokens)
     return n_g if n_tokens in dict(table) else n_tokens - max(in_groups(n_tokens - n_g, n_tokens))
 

@@ -6,22 +6,15 @@ decides between the two. A host layout that the device cannot read (repacked wei
 second time in the plain one; the total decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is
 copied. Where it is known which experts are used, an FFN's options are sets of its most used ones besides: more bytes,
 fewer seconds, like any larger slice.
-
-The budget is spent by the greedy of section IV-A4, Eq. 14, for a multiple-choice knapsack. Each block has options:
-bytes on the device, and the least time that it then takes (Eq. 13). The importance of a choice is the time that it
-saves over the block's present one for each byte that it adds. The most important choice of all blocks is taken, again
-and again, until it does not fit. One more choice may be taken after any beginning of that path, so that more memory is
-never worse.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from math import inf
 
 from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamSettings, Workload
@@ -46,92 +39,10 @@ from oallama.planner.cutting import (
     solve_n_g,
     token_table,
 )
+from oallama.planner.knapsack import OptionCosts, solve_knapsack
 from oallama.planner.memory import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
 from oallama.planner.placement import Assignment, Placement
 from oallama.planner.problem import Problem
-
-OptionCosts = Sequence[tuple[int, float]]
-"""(bytes, seconds) of each choice of one block, bytes strictly ascending; the first is what costs no memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """One choice for each block."""
-
-    chosen: tuple[int, ...]  # index into each block's options
-    bytes: int
-    seconds: float
-    budget_limited: bool = False  # with a larger budget there would be another choice
-
-
-def solve_knapsack(options: Sequence[OptionCosts], budget: int, options_of: Sequence[int] | None = None) -> Selection:
-    """The choices along the greedy's path, and one beyond it, that take the least seconds within `budget` bytes. Ties
-    go to smaller slices and earlier blocks.
-
-    options_of: the options of each block; None: each has its own.
-    """
-    members: dict[int, list[int]] = defaultdict(list)  # blocks by options
-    for block, number in enumerate(range(len(options)) if options_of is None else options_of):
-        members[number].append(block)
-    largest = max(costs[-1][0] - costs[0][0] for costs in options)
-    steps = sorted((-worth, now, number, then) for number in members for worth, now, then in _path(options[number]))
-    chosen = [0] * sum(map(len, members.values()))
-    n_bytes, seconds = 0, sum(options[number][0][1] * len(own) for number, own in members.items())
-    best = Selection(tuple(chosen), 0, seconds)
-
-    @cache
-    def changes(number: int, now: int) -> list[tuple[float, int, int]]:
-        """(seconds saved, bytes added, choice) of what a block may choose instead, what saves the most first."""
-        now_bytes, now_s = options[number][now]
-        made = [(now_s - s, n - now_bytes, then) for then, (n, s) in enumerate(options[number]) if then > now]
-        return sorted((one for one in made if one[0] > 0), key=lambda one: -one[0])
-
-    def ended() -> Selection:
-        """The best so far, or what is chosen now with the one change that saves the most of those that fit."""
-        saved, added, then, block = 0.0, 0, chosen[0], 0
-        for number, own in members.items():
-            for at in (own[0], own[-1]):  # blocks with the same options have no more than two states
-                fits = next((one for one in changes(number, chosen[at]) if one[1] <= budget - n_bytes), None)
-                if fits is not None and fits[0] > saved:
-                    (saved, added, then), block = fits, at
-        if seconds - saved >= best.seconds:
-            return best
-        return Selection((*chosen[:block], then, *chosen[block + 1 :]), n_bytes + added, seconds - saved)
-
-    for _, now, number, then in steps:
-        (now_bytes, now_s), (then_bytes, then_s) = options[number][now], options[number][then]
-        for block in members[number]:
-            # while anything would fit behind this step, it is no worse to end there than here
-            if n_bytes + then_bytes - now_bytes > budget - largest:
-                best = ended()
-            if n_bytes + then_bytes - now_bytes > budget:
-                return replace(best, budget_limited=True)
-            chosen[block] = then
-            n_bytes, seconds = n_bytes + then_bytes - now_bytes, seconds - (now_s - then_s)
-    return ended()
-
-
-def _path(costs: OptionCosts) -> Iterator[tuple[float, int, int]]:
-    """(seconds saved for each byte, rounded; from which choice; to which) of the steps that save the most for each byte
-    (Eq. 14), one after the other. A later step is never worth more, or it would be taken before those that lead to it:
-    equal ones differ by rounding."""
-    now, least = 0, inf
-    while True:
-        (n_bytes, seconds) = costs[now]
-        steps = [
-            ((seconds - s) / (b - n_bytes), i) for i, (b, s) in enumerate(costs[now + 1 :], now + 1) if s < seconds
-        ]
-        if not steps:
-            return
-        most = max(steps)[0]
-        then = next(i for worth, i in steps if worth >= most * (1 - TIE))
-        least = min(least, float(f"{most:.9g}"))
-        yield least, now, then
-        now = then
-
-
-TIE = 1e-9
-"""Relative difference of what a byte is worth below which two choices are equal, but for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +302,7 @@ class Slicer:
         """r_GG, then n_g; what staging then takes is taken off the budget, and so on until both fit. None: it does not,
         or no prompt gains by n_g.
 
-        choices: of each kind of the mode; kind_of: the kind of each block; tables: n_g of cuts that were met before.
+        choices: of each kind of the mode; kind_of: the kind of each block.
         """
         options: list[OptionCosts] = [
             tuple((kind.weight_bytes(cut), seconds) for cut, seconds in kind_choices)

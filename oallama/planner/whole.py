@@ -200,8 +200,8 @@ class _Moves:
         costs, (begin, _) = self._costs, self._spans[layer]
         now_s, flipped = transfer_seconds(costs, sides, self._first, window), list(sides)
         singles = {
-            frozenset(i for i in group if sides[begin + i] != is_device and costs.operators[begin + i].t_gpu_s is not None)
-            for group in self._groups[layer] for is_device in (True, False)
+            frozenset(i for i in group if sides[begin + i] != side and costs.operators[begin + i].t_gpu_s is not None)
+            for group in self._groups[layer] for side in (True, False)
         }  # fmt: skip
         flips = {tuple(sorted(a ^ b)) for a in singles for b in singles} | {tuple(sorted(a)) for a in singles}
         for flip in sorted(flips - {()}):

@@ -99,14 +99,6 @@ def missing_non_matmul(profile: Profile, want: Wanted, device: str) -> list[tupl
     ]
 
 
-def still_valid(profile: Profile) -> Profile:
-    """A stored profile without what would be measured in another way today. Before there was a d2h_pinned, the boundary
-    was measured in pageable memory, and work at the same time with a thread for each kind."""
-    if not profile.link or "d2h_pinned" in profile.link:
-        return profile
-    return replace(profile, boundary=None, sharing=())
-
-
 def missing_link(profile: Profile) -> list[str]:
     """Parts of the link to the device that are still to be measured: names of `link`, PARTS and `launch_s`. The two
     halves of a pair of CPU backends share their memory: no boundary between them, and nothing of PARTS."""
@@ -122,7 +114,7 @@ def missing_contention(profile: Profile, want: Wanted) -> list[tuple[Worker, Wor
     """(first, second, n_tokens) of PAIRS that are still to be measured together."""
     if not has_device(profile) or profile.device == CPU_PAIR:
         return []
-    known = {sharing.key for sharing in profile.sharing if not sharing.assumed}
+    known = {contention.key for contention in profile.sharing}
     return [
         (*pair, n_tokens) for n_tokens in contention_tokens(want) for pair in PAIRS if (*pair, n_tokens) not in known
     ]

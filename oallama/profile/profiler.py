@@ -18,7 +18,7 @@ from oallama.profile import store
 from oallama.profile.busy import busy_percent, others_percent, was_busy
 from oallama.profile.child import MODULE, Request
 from oallama.profile.machine import fingerprint, power_changes
-from oallama.profile.merge import empty, is_complete, merged, select, still_valid
+from oallama.profile.merge import empty, is_complete, merged, select
 from oallama.profile.progress import Progress
 from oallama.profile.timing import TimingPolicy
 from oallama.profile.wanted import Wanted, cases_at, kernel_kind, wanted
@@ -154,11 +154,11 @@ def _restarts(fragments: Sequence[Message]) -> bool:
 
 
 def _resumed(path: Path, journal: store.Journal, machine: Message, shown: Progress) -> Profile:
-    """What is known when measuring begins: the stored profile as far as it counts, and what an interrupted measurement
+    """What is known when measuring begins: the stored profile, and what an interrupted measurement
     had finished."""
     fragments = journal.read()
     stored = None if _restarts(fragments) else _disturbed(path, shown.say) or store.load(path, lambda _: None)
-    base = still_valid(stored) if stored else empty(machine)
+    base = stored or empty(machine)
     try:
         return merged(base, [fragment for fragment in fragments if _RESTART not in fragment])
     except ProfileError as error:

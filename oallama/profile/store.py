@@ -6,7 +6,7 @@ History of the format
      0.1 (2026-11-21) rest has the same batch and depth with and without flash attention, and type_k and type_v, which
      are left out where they are f16; link also has issue_pinned and issue_pageable; sharing, copy_wait and
      launch_issue_s are left out where nothing of them was measured. `contention` repeats the ("cpu", "link") row of
-     `sharing` at the smallest batch size; older files have it alone.
+     `sharing` at the smallest batch size, and is not read.
 
 A reader knows the versions it names and refuses the others: measuring again costs a minute, a wrong number costs more.
 
@@ -20,8 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,17 +28,13 @@ from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError, UsageError
 from oallama.core.files import FOLDER_VARIABLE, cache_folder, lock_file, open_lock, owner_only, read_text, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
-from oallama.core.profile import Contention, Profile
+from oallama.core.profile import Profile
 from oallama.profile.machine import fingerprint_key
 
 T = TypeVar("T")
 
 VERSION = 1
 READABLE_VERSIONS = (1,)
-
-UNHINDERED_TOKENS = 32
-"""Batch from which on a CPU kernel reads too few bytes for the DRAM to limit it: assumed of a file that has
-`contention` alone, which was measured in decode."""
 
 _REMEDY = "measure it again with `oallama profile MODEL --refresh`"
 
@@ -49,7 +44,7 @@ _CONTENTION_KEYS = {
     "cpu_with_link_gb_per_s": "first_with_second_gb_per_s",
     "link_with_cpu_gb_per_s": "second_with_first_gb_per_s",
 }
-"""Keys of `contention` -> the fields of Sharing that they are."""
+"""Keys of `contention` -> the fields of Contention that they are."""
 
 
 #
@@ -61,9 +56,8 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
     """The profile as a JSON object (tuples as lists; bytes and seconds unchanged)."""
     row = profile.contention
     contention = None if row is None else {key: getattr(row, field) for key, field in _CONTENTION_KEYS.items()}
-    measured = replace(profile, sharing=tuple(one for one in profile.sharing if not one.assumed))
     document = {}
-    for key, value in to_json(measured).items():
+    for key, value in to_json(profile).items():
         document[key] = value
         if key == "boundary":
             document["contention"] = contention
@@ -88,27 +82,9 @@ def profile_from_json(document: Any) -> Profile:
                 raise CodecError(f"profile.cases[{i}]: op {case.mul_mat.op!r} is neither MUL_MAT nor MUL_MAT_ID")
             if not max(case.gb_per_s, case.gflops) < math.inf:
                 raise CodecError(f"profile.cases[{i}]: {case.seconds:g} s is too short for this work")
-        if profile.contention is None and document.get("contention") is not None:
-            profile = replace(profile, sharing=profile.sharing + _assumed_contention(document["contention"]))
     except CodecError as error:
         raise ProfileError(f"{error}; {_REMEDY}") from None
     return profile
-
-
-def _assumed_contention(contention: Any) -> tuple[Contention, ...]:
-    """The rows of a file that has `contention` alone: as measured in decode, and unhindered in large batches."""
-    if not isinstance(contention, Mapping):
-        raise CodecError("profile.contention must be an object")
-    rates = {field: contention[key] for key, field in _CONTENTION_KEYS.items() if key in contention}
-    pair = {"first": "cpu", "second": "link", "n_tokens": 1, "assumed": True}
-    decode = from_json(Contention, {**pair, **rates}, "profile.contention")
-    unhindered = replace(
-        decode,
-        n_tokens=UNHINDERED_TOKENS,
-        first_with_second_gb_per_s=decode.first_alone_gb_per_s,
-        second_with_first_gb_per_s=decode.second_alone_gb_per_s,
-    )
-    return decode, unhindered
 
 
 def read_profile(path: str | Path) -> Profile:

@@ -37,8 +37,7 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
             ("link", three_digits(c.second_alone_gb_per_s), three_digits(c.second_with_first_gb_per_s)),
         ]
         tables.append(table("Contention for memory, GB/s", "who |>alone |>both at once", rows))
-    measured = [sharing for sharing in profile.sharing if not sharing.assumed]
-    if measured:
+    if profile.sharing:
         rates = [
             (
                 f"{s.first} and {s.second}",
@@ -46,7 +45,7 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
                 f"{three_digits(s.first_alone_gb_per_s)}, {three_digits(s.second_alone_gb_per_s)}",
                 f"{three_digits(s.first_with_second_gb_per_s)}, {three_digits(s.second_with_first_gb_per_s)}",
             )
-            for s in measured
+            for s in profile.sharing
         ]
         tables.append(table("At the same time, GB/s", "who |>tokens |>each alone |>both at once", rates))
     if profile.skipped:

@@ -1,7 +1,7 @@
 """Measurements for the classes of workloads under one key, and the result. Pure.
 
 For each class the most promising configurations of stock llama.cpp are measured, its --fit among them; the fastest is
-the rival. Our plans race against it one after another, the best prediction first. A plan wins as soon as the whole
+the rival. Our plans are compared with it one after another, the best prediction first. A plan wins as soon as the whole
 interval of its pairs lies above the rival's speed, and loses as soon as the gain cannot be worth it. If no plan wins,
 the rival's plan is used. By default no plan is used whose first word comes more than LATE times as late as under --fit.
 """
@@ -242,10 +242,11 @@ class ClassResult:
         """For --json."""
         races = [
             {
-                "policy": ab_test.policy, "plan": ab_test.plan, "promised": ab_test.promised, "standing": ab_test.standing,
-                "refused": ab_test.refused, "n_pairs": len(ab_test.pairs), "late": ab_test.is_late,
-                "ratio": asdict(ab_test.ratio) if ab_test.ratio else None,
-                "prompts": ab_test.prompts if ab_test.pairs else None, "tokens": ab_test.tokens if ab_test.pairs else None,
+                "policy": ab_test.policy, "plan": ab_test.plan, "promised": ab_test.promised,
+                "standing": ab_test.standing, "refused": ab_test.refused, "n_pairs": len(ab_test.pairs),
+                "late": ab_test.is_late, "ratio": asdict(ab_test.ratio) if ab_test.ratio else None,
+                "prompts": ab_test.prompts if ab_test.pairs else None,
+                "tokens": ab_test.tokens if ab_test.pairs else None,
             }
             for ab_test in self.races
         ]  # fmt: skip

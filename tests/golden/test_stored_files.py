@@ -77,7 +77,7 @@ def test_a_profile_of_version_1_measured_over_a_local_worker() -> None:
     assert set(profile.link) == {"h2d_pinned", "h2d_pageable", "d2h"}
     assert all([size for size, _ in fit.points] == [4096 * 4**i for i in range(7)] for fit in profile.link.values())
     assert profile.boundary is not None and len(profile.boundary.points) == 4
-    assert all(one.assumed for one in profile.sharing) and profile.copy_wait is None, "it has `contention` alone"
+    assert profile.contention in profile.sharing and profile.copy_wait is None
 
 
 def test_a_profile_of_version_1_is_written_back_byte_for_byte_and_later_versions_are_refused(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ COUNTED = replace(
     CARD, kernel_s=0.0, launch_s=0.0, launch_node_s=0.0, synchronize_s=0.0, copy_issue_s=0.0, copy_s=1e-6,
     pinned_bytes_per_s=1e18, pageable_bytes_per_s=1e18,
 )  # fmt: skip
-"""Each crossing takes a microsecond, and nothing else does. Norms, attention and sums of layer 1 are on the device."""
+"""Each device copy takes a microsecond, nothing else any time. Norms, attention and sums of layer 1 are on the
+device."""
 
 
 @pytest.mark.parametrize(

@@ -68,15 +68,6 @@ def test_the_stored_plan_of_version_1_stays_readable() -> None:
     assert list(read.to_json()) == list(written)
 
 
-def test_what_an_older_plan_says_of_joining_is_ignored_with_a_note() -> None:
-    document = plan().to_json()
-    document["operators"][0]["alone"] = True
-    read = Plan.from_json(document)
-    assert read.operators == plan().operators
-    assert read.notes[:-1] == plan().notes and "`alone`" in read.notes[-1]
-    assert Plan.from_json(document | {"notes": list(read.notes)}).notes == read.notes, "once"
-
-
 def test_the_cut_in_elements_counts_unless_the_fractions_beside_it_were_edited() -> None:
     third = [OperatorPlacement.of_cut(name, (0, 0, 1)) for name in NAMES]
     third[2] = OperatorPlacement.of_cut(NAMES[2], (1024, 0, 512), "CPU_REPACK")

@@ -536,10 +536,7 @@ LACKING: dict[str, tuple[Callable[[dict[str, Any]], object], set[str]]] = {
     ),
     "a mul-mat": (lambda stored: stored["cases"].pop(), {"mul_mat"}),
     "a pair": (lambda stored: stored["sharing"].pop(), {"share_link"}),
-    "what an old file says of pairs": (lambda stored: stored.pop("sharing"), SHARES),
-    "what an old file has pageable": (
-        lambda stored: stored["link"].pop("d2h_pinned"), {"transfer", "boundary", *SHARES},
-    ),
+    "all pairs": (lambda stored: stored.pop("sharing"), SHARES),
 }  # fmt: skip
 """A part of a stored profile: how it comes to lack that, and what is asked of the bridge then."""
 

@@ -13,7 +13,7 @@ from worlds import World
 
 from oallama.cli import profile as cli
 from oallama.core.errors import ProfileError
-from oallama.core.profile import Contention, SkippedCase
+from oallama.core.profile import SkippedCase
 from oallama.core.types import MulMat
 from oallama.placer import Placer
 from oallama.profile.export import HIDDEN, exported
@@ -81,21 +81,6 @@ def test_a_file_that_is_no_profile_is_one_sentence(tmp_path: Path, text: bytes) 
     assert str(path) in str(error.value) and "--refresh" in str(error.value)
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
-
-
-def test_an_old_file_s_contention_stands_for_decode_and_is_not_written_as_measured() -> None:
-    cpu_rate, link_rate, cpu_beside, link_beside = 10.0, 20.0, 8.0, 15.0
-    decode = Contention(
-        first="cpu", second="link", n_tokens=1, first_alone_gb_per_s=cpu_rate, second_alone_gb_per_s=link_rate,
-        first_with_second_gb_per_s=cpu_beside, second_with_first_gb_per_s=link_beside,
-    )  # fmt: skip
-    old = profile_to_json(replace(PROFILE, sharing=(decode,)))
-    del old["sharing"]
-    profile = profile_from_json(old)
-    assumed = replace(decode, assumed=True)
-    unhindered = {"first_with_second_gb_per_s": cpu_rate, "second_with_first_gb_per_s": link_rate}
-    assert profile.sharing == (assumed, replace(assumed, n_tokens=32, **unhindered))
-    assert profile_to_json(profile) == old
 
 
 #

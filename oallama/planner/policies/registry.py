@@ -163,9 +163,8 @@ def best_verified(
         for i in open_budgets:
             to_beat_s = min((proposal.seconds for proposal in proposed.values()), default=inf)
             budget = replace(budgets[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
-            possible = (
-                proposal for proposal in propose(problem, budget) if proposal.seconds < inf
-            )  # the device computes all of it
+            # inf: the device cannot compute all of it
+            possible = (proposal for proposal in propose(problem, budget) if proposal.seconds < inf)
             if (placement := min(possible, key=lambda proposal: proposal.seconds, default=None)) is not None:
                 proposed[i], budgets[i] = placement, replace(budgets[i], last=placement)
         i = min(proposed, key=lambda i: proposed[i].seconds, default=-1)
