@@ -40,9 +40,9 @@ class StepOptions:
     def _model(self) -> str | None:
         return None if self.spec == "none" else self.draft_model
 
-    def workload(self, load: Workload) -> Workload:
+    def workload(self, workload: Workload) -> Workload:
         """The workload with the requests in flight that are expected."""
-        return load if self.expected is None else replace(load, step=DecodeStep(self.expected))
+        return workload if self.expected is None else replace(workload, step=DecodeStep(self.expected))
 
     def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
         """The plan with the drafts that are asked for. Raises as planned_with_drafts."""
@@ -59,13 +59,13 @@ step_options = as_record(
     StepOptions,
     option(
         "--spec", type=click.Choice(["none", "ngram", "auto"]), metavar="none|ngram|auto", group=Group.PLACEMENT,
-        show_default="auto with a draft model, else none",
+        advanced=True, show_default="auto with a draft model, else none",
         help="Speculative decoding.\f auto: by the draft model, with the number of drafts that is predicted to be the "
         "fastest, which may be 0; ngram: by text that repeats.",
     ),
     option(
         "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.MODEL,
-        help="Draft model for speculative decoding: a smaller model of the same family.",
+        help="Draft model: a smaller one of its family.\f For speculative decoding.",
     ),
     option(
         "--expect-parallel", "expected", type=count(1, 256), metavar="N", group=Group.WORKLOAD, advanced=True,

@@ -160,7 +160,7 @@ def run_block(
     copy_s: of the block's own weights; asked: whether those that could be were asked for before it. link_s: the link's
     work when it begins, at `now`, of which later_s are for blocks behind it.
     """
-    send_s, missing_s = block.send_s, block.late_s if asked else copy_s
+    send_s, missing_s = block.send_s, min(block.late_s, copy_s) if asked else copy_s
     if missing_s > 0:
         later_s = min(later_s, link_s)  # some of it may have been copied
         link_s, send_s = link_s + missing_s, send_s + block.issue_s * missing_s / copy_s

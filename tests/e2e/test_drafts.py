@@ -63,24 +63,25 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         StepOptions("ngram", str(other))
 
 
-@pytest.mark.parametrize("rate", [0.1, 1.0])
-def test_the_number_of_drafts_is_about_as_good_as_any(rate: float) -> None:
-    """Each number is planned for by itself. The room that a draft model needs is kept."""
+def test_the_number_of_drafts_is_about_as_good_as_any() -> None:
+    """Each number is planned for by itself. The memory that a draft model needs is kept free."""
     placer = Placer.load(ROOT / "models" / "oallama-stories-f16.gguf", device="emulated:rtx3060-12", vram="40MiB")
-    load, drafter, accepted = placer.workload(64, 64), Drafter(placer, str(STORIES)), (rate, rate**2, rate**3)
+    workload, drafter = placer.workload(64, 64), Drafter(placer, str(STORIES))
 
     def planned(on: Placer, workload: Workload) -> Plan:
         return on.plan("layers", workload=workload)
 
-    found = planned_with_drafts(placer, drafter, load, planned, accepted)
-    beside = placer_beside(placer, drafter.needs(load, placer.attention)[1], planned(placer, load).memory.limit)
-    steps = [drafter.step(load, placer.attention, accepted[:n]) for n in (1, 2, 3)]
-    totals = [planned(placer, load).predicted.total_s]
-    totals += [planned(beside, replace(load, step=step)).predicted.total_s for step in steps]
-    assert found.predicted.total_s <= 1.03 * min(totals)
-    n_draft = 0 if found.draft is None else found.draft.n_draft
-    assert totals[n_draft] == pytest.approx(found.predicted.total_s, rel=0.01)
-    if found.draft is not None:
-        held = found.memory
-        used = held.weights_gpu + held.kv + held.compute + held.staging + found.draft.device_bytes
-        assert used <= planned(placer, load).memory.limit
+    plain = planned(placer, workload)
+    beside = placer_beside(placer, drafter.needs(workload, placer.attention)[1], plain.memory.limit)
+    for accepted in ((0.1, 0.01), (1.0, 1.0)):
+        found = planned_with_drafts(placer, drafter, workload, planned, accepted)
+        steps = [drafter.step(workload, placer.attention, accepted[:n]) for n in (1, 2)]
+        plans = [plain, *(planned(beside, replace(workload, step=step)) for step in steps)]
+        totals = [plan.predicted.total_s for plan in plans]
+        assert found.predicted.total_s <= 1.03 * min(totals)
+        n_draft = 0 if found.draft is None else found.draft.n_draft
+        assert totals[n_draft] == pytest.approx(found.predicted.total_s, rel=0.01)
+        if found.draft is not None:
+            held = found.memory
+            used = held.weights_gpu + held.kv + held.compute + held.staging + found.draft.device_bytes
+            assert used <= plain.memory.limit

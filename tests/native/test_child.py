@@ -74,7 +74,7 @@ def test_progress_arrives_in_order(run_here: RunHere) -> None:
     ("case", "number", "words"),
     [
         ("abort", signal.SIGABRT, "died by SIGABRT (an assertion in native code failed): GGML_ASSERT(false) failed"),
-        ("segv", signal.SIGSEGV, "died by SIGSEGV (native code touched memory that is not its own)"),
+        ("segv", signal.SIGSEGV, "died by SIGSEGV (native code accessed memory that it does not own)"),
         ("chatter", signal.SIGKILL, "died by SIGKILL (killed from outside, perhaps for using too much memory)"),
     ],
 )

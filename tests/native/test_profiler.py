@@ -20,9 +20,11 @@ from oallama.core.profile import Profile
 from oallama.core.types import ModelInfo, Operator
 from oallama.profile.profiler import profile_model
 from oallama.profile.timing import TimingPolicy
+from oallama.profile.wanted import STEP_TOKENS
 
 QUICK = TimingPolicy(target=0.5, min_repeats=2, max_repeats=3, warmup_runs=0, time_cap_s=0.02)
 TOKENS = (1, 4)
+SIZES = {*TOKENS, *(n for n in STEP_TOKENS if TOKENS[0] < n < TOKENS[-1])}
 MODEL = ModelInfo(
     path="tiny.gguf", arch="llama", name="tiny", n_layer=1, n_embd=256, n_ff=512, n_head=4, n_head_kv=2,
     n_embd_head_k=64, n_embd_head_v=64, n_expert=4, n_expert_used=2, n_vocab=1000, n_ctx_train=512,
@@ -59,7 +61,7 @@ def run(device: str, policy: TimingPolicy = QUICK) -> Profile:
 def test_the_cpu_is_measured_in_each_layout_that_it_has() -> None:
     profile = run("none")
     plain = {(case.mul_mat, case.n_tokens) for case in profile.cases if case.layout == "CPU"}
-    assert plain == {(operator.mul_mat, n) for operator in OPERATORS for n in TOKENS}
+    assert plain == {(operator.mul_mat, n) for operator in OPERATORS for n in SIZES}
     assert {case.device for case in profile.cases} == {"CPU"} == {profile.device}
     assert {case.layout for case in profile.cases} <= set(profile.fingerprint["cpu_layouts"])
     ways = {(rest.n_tokens, rest.shape.flash_attn) for rest in profile.rest}
@@ -74,7 +76,7 @@ def test_a_worker_is_measured_with_its_link() -> None:
     profile = run("rpc-worker:1")
     assert profile.device == "RPC0" and profile.fingerprint["device_backend"] == "RPC"
     on_device = {(case.mul_mat, case.n_tokens) for case in profile.cases if case.layout == "device"}
-    assert on_device == {(operator.mul_mat, n) for operator in OPERATORS for n in TOKENS}
+    assert on_device == {(operator.mul_mat, n) for operator in OPERATORS for n in SIZES}
     assert {rest.device for rest in profile.rest} == {"CPU", "RPC0"}
     for fit in profile.link.values():
         assert fit.seconds(1 << 24) > fit.seconds(4096) >= 0 and len(fit.points) >= 3
@@ -108,7 +110,7 @@ def test_a_profile_that_ctrl_c_ends_goes_on_where_it_was(cache: Path) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "import test_profiler as t\n"
-        "try: t.run('none', t.Policy(min_repeats=5, warmup_runs=0, time_cap_s=0.3, target=0.0))\n"
+        "try: t.run('none', t.TimingPolicy(min_repeats=5, warmup_runs=0, time_cap_s=0.3, target=0.0))\n"
         "except KeyboardInterrupt: raise SystemExit(130)\n"
     )
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]

@@ -47,7 +47,7 @@ def test_a_wrong_product_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_layout_that_crashes_is_named(monkeypatch: pytest.MonkeyPatch, run_here: object) -> None:
     """The module run per kind is one that dies, as a broken AMX build does, and two kinds of others."""
     monkeypatch.setattr(selftest, "_MODULE", "crashing_layout")
-    died = "the child process crashing_layout died by SIGSEGV (native code touched memory that is not its own):"
+    died = "the child process crashing_layout died by SIGSEGV (native code accessed memory that it does not own):"
     assert selftest.check_layouts() == {
         "AMX": f"{died} tile configuration lost",
         "HALF": "ok",
