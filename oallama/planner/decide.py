@@ -142,7 +142,7 @@ def decide(
         return found[FIT]
     if is_auto and not (quick or problem.slices_only):
         best_s = min(decision.placement.seconds for decision in found.values())
-        for strongest in most_promising(problem, asked, most=1, to_beat_s=best_s):
+        for strongest in most_promising(problem, asked, n_ubatches=larger_ubatches, most=1, to_beat_s=best_s):
             found[STOCK] = replace(strongest, policy=STOCK)
             policies.append(POLICIES[STOCK])
     best = with_larger_ubatch(problem, asked, found, policies, larger_ubatches)

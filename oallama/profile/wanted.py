@@ -36,7 +36,8 @@ NON_MATMUL = "REST"  # in place of an operation's name, for a non-matmul cases t
 class Wanted:
     """Cases that a model needs of a profile."""
 
-    mul_mats: tuple[tuple[MulMat, int, int], ...]  # (mul-mat, n_tokens, bytes of the working set)
+    tokens: tuple[int, ...]  # batch sizes that were asked for, ascending
+    mul_mats: tuple[tuple[MulMat, int, int], ...]  # (mul-mat, n_tokens, bytes of the working set), at STEP_TOKENS too
     rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
     non_matmul_shape: NonMatmulShape  # with flash attention; measured as non_matmul_shapes says
     n_layer: int
@@ -73,6 +74,7 @@ def wanted(
         (n, n_kv) for n in batches for n_kv in (max(n, FRESH_NON_MATMUL_KV), shallow, NON_MATMUL_KV_RATIO * shallow)
     ]
     return Wanted(
+        tokens=tuple(asked),
         mul_mats=tuple(
             (mul_mat, n, working_set(mul_mat, n, total, llc_bytes))
             for mul_mat in ordered
@@ -133,7 +135,8 @@ def working_set(mul_mat: MulMat, n_tokens: int, model_bytes: int, llc_bytes: int
 def contention_tokens(want: Wanted) -> list[int]:
     """Batch sizes at which work at the same time is measured: the smallest, which memory limits, and the largest that
     is quick, which the cores limit."""
-    sizes = sorted({n for mul_mat, n, _ in want.mul_mats if mul_mat.shape[2] == 1 and n not in STEP_TOKENS})
+    measured = {n for mul_mat, n, _ in want.mul_mats if mul_mat.shape[2] == 1}
+    sizes = [n for n in want.tokens if n in measured]
     quick = [n for n in sizes if n < COMPUTE_BOUND_TOKENS]
     return sorted({sizes[0], *quick[-1:]}) if sizes else []
 
