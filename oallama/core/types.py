@@ -335,7 +335,7 @@ class Draft:
     device_bytes, host_bytes: what a draft model takes. accepted: the share of the steps in which the first, the
     second, … draft is expected to be kept."""
 
-    kind: Annotated[Line, Mark.REQUIRED]  # --spec-type
+    kind: Annotated[Literal["draft-simple", "ngram-simple"], Mark.REQUIRED]  # --spec-type; the first has a model
     n_draft: Annotated[Size32, Mark.REQUIRED]
     model_path: Annotated[str, Mark.OMIT_DEFAULT] = ""  # of a draft model; "": there is none
     on_device: Annotated[bool, Mark.OMIT_DEFAULT] = False  # whole

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from oallama.placer.placer import Placer
     from oallama.plan.plan import Plan
 
-DRAFT_SIMPLE = "draft-simple"  # of --spec-type: a model of its own
-
 MOST_VOCABULARY_DIFFERENCE = 128  # tokens (llama.cpp b11549, common/speculative.cpp)
 FIRST_COMPARED_TOKEN = 5  # those before may be called otherwise
 
@@ -65,7 +63,7 @@ class Drafter:
         """As many drafts as there are acceptance rates. Raises as needs."""
         on_host, on_device = self.needs(workload, attention)
         path = self.placer.model.path
-        return Draft(DRAFT_SIMPLE, len(accepted), path, self._on_device, on_device, on_host, tuple(accepted))
+        return Draft("draft-simple", len(accepted), path, self._on_device, on_device, on_host, tuple(accepted))
 
     def step(self, workload: Workload, attention: Attention, accepted: Sequence[float]) -> DecodeStep:
         """The decode step that drafts of these acceptance rates make. For each step llama-server has the draft model

@@ -29,6 +29,7 @@ from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
 from oallama.core.types import (
     Attention,
+    DecodeStep,
     Draft,
     MemoryBreakdown,
     ModelInfo,
@@ -273,6 +274,9 @@ def _check(record: Plan) -> None:
             raise PlanError(f"unknown attention.{key} {cache!r} in the plan; choose from {', '.join(CACHE_TYPES)}")
     if record.streaming is not None and not 1 <= record.streaming.n_slots <= MAX_SLOTS:
         raise PlanError(f"the plan has a ring of {record.streaming.n_slots} slots; it must have 1 to {MAX_SLOTS}")
+    _check_step(record.workload.step)
+    if record.draft is not None and bool(record.draft.model_path) is not (record.draft.kind == "draft-simple"):
+        raise PlanError("the plan's draft must name a model if its kind is draft-simple, and only then")
     seen: set[str] = set()
     for placement in record.operators:
         if placement.name in seen:
@@ -286,6 +290,13 @@ def _check(record: Plan) -> None:
                 f"operator {placement.name}: gg + cg + cc must be 1, not {math.fsum(fractions):.9g} "
                 f"(gg, cg, cc = {fractions})"
             )
+
+
+def _check_step(step: DecodeStep) -> None:
+    """A step accepts no more drafts than it has, and takes no negative time."""
+    sound = 0 <= step.accepted <= step.n_draft and all(0 <= s < math.inf for s in (step.draft_s, step.draft_prompt_s))
+    if not sound:
+        raise PlanError(f"the plan's decode step is not valid: {step}")
 
 
 def _check_tokens(table: Sequence[tuple[int, int]]) -> None:

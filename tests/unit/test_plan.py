@@ -111,6 +111,7 @@ def broken(path: str, value: Any) -> dict[str, Any]:
     return document
 
 
+STEP = {"n_parallel": 1, "n_draft": 2, "accepted": 1.0, "draft_s": 0.0, "draft_prompt_s": 0.0}
 STREAM = {"n_slots": 2, "prefetch": "ahead", "kept_twice": False}
 F16 = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
 
@@ -158,6 +159,12 @@ F16 = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
         ("memory/kv", 1 << 63, "it.json: plan.memory: kv must be a whole number of 64 bits, not 9223372036854775808"),
         ("predicted/ttft_s", float("inf"), "it.json: plan.predicted: ttft_s must be a number, not inf"),
         ("predicted/ttft_s", None, "it.json: plan.predicted: ttft_s must be a number, not None"),
+        ("workload/step", STEP | {"accepted": -1.0}, "the plan's decode step is not valid"),
+        ("workload/step", STEP | {"accepted": 2.5}, "the plan's decode step is not valid"),
+        ("workload/step", STEP | {"draft_s": -1e-3}, "the plan's decode step is not valid"),
+        ("workload/step", STEP | {"n_parallel": 0}, "it.json: plan.workload.step: n_parallel must be above 0, not 0"),
+        ("draft", {"kind": "x", "n_draft": 1}, "it.json: plan.draft: kind must be one of draft-simple, ngram-simple"),
+        ("draft", {"kind": "draft-simple", "n_draft": 1}, "the plan's draft must name a model"),
     ],
 )
 def test_a_broken_plan_is_refused_in_one_sentence_that_names_what(path: str, value: Any, said: str) -> None:
