@@ -71,7 +71,7 @@ def test_options_hold_until_the_session_sets_them_anew(chatty):
     lines = "a\n/set n 3\na\n/clear\n/set format json\n/set n 40\na\n/show system\n"
     done = piped(lines, chatty, "-n", "2", "--system", "be brief", "--verbose", "--temp", "1.5", "-c", "512")
     assert [written for *_, written in turns(done)][:2] == [2, 3]
-    assert done.stdout.splitlines()[2].lstrip().startswith("{")
+    assert any(line.lstrip().startswith("{") for line in done.stdout.splitlines()[2:]), "a random answer has line ends"
     assert "be brief" in done.stderr
 
 

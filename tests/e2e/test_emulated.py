@@ -90,7 +90,7 @@ def test_drawn_values_are_finite_and_experts_distinct(models: Path) -> None:
     [
         ("emulated:rtx2060", "rtx3060-12"),
         ("emulated:vram=900TiB,scale=1,values=real", "do not fit"),
-        ("emulated:scale=1,cpus=4000", "no core 4000"),
+        ("emulated:scale=1,cpus=4000", "unknown core 4000"),
         ("emulated:no-such.json,scale=1", "no-such.json"),
         ("emulated:no-such.txt,scale=1,values=real", "no-such.txt"),
     ],
