@@ -3,9 +3,9 @@
 
     .venv/bin/python scripts/serve_ratio.py MODEL --device emulated:rtx3060-12 --vram 3GiB --policies oato,scheinfer
 
-The process of ours is an arm of `bench`: it decodes and samples nothing. llama-server is started as `serve` starts it,
-and its own timings are read; what it takes to choose the likeliest token counts as its time. Samples in which an
-emulated card was late are taken again.
+Both are arms of `bench`. The process of ours decodes and samples nothing; of llama-server its own timings are read, and
+what it takes to choose the likeliest token counts as its time. Samples in which an emulated card was late are taken
+again.
 """
 
 from __future__ import annotations
@@ -13,14 +13,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import random
 import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,19 +27,11 @@ from oallama.bench.arms import ArmMaker  # noqa: E402
 from oallama.bench.prepare import shared_setting  # noqa: E402
 from oallama.bench.process import ArmProcess  # noqa: E402
 from oallama.bench.records import BenchTest  # noqa: E402
+from oallama.bench.server_arm import IDLE_S, ServerArm, ServerArms  # noqa: E402
 from oallama.bench.stats import speed_ratio  # noqa: E402
-from oallama.core.errors import DeviceError, OallamaError  # noqa: E402
+from oallama.core.errors import OallamaError  # noqa: E402
 from oallama.device.emulated_link import TRIES  # noqa: E402
 from oallama.placer import Placer  # noqa: E402
-from oallama.plan.plan import Plan  # noqa: E402
-from oallama.run.address import free_address  # noqa: E402
-from oallama.run.plugin_report import ask_report, punctuality  # noqa: E402
-from oallama.run.process import ServerProcess, wait_until  # noqa: E402
-from oallama.run.program import ServerSettings, find_program, launch  # noqa: E402
-from oallama.run.weight_places import usable_plan  # noqa: E402
-
-START_S, ANSWER_S, END_S = 1800.0, 3600.0, 5.0
-IDLE_S = 0.3  # until an emulated card that has nothing to do leaves its core to another
 
 
 @dataclass(frozen=True)
@@ -56,78 +43,27 @@ class Times:
     fault: str = ""
 
 
-class Server:
-    """A llama-server under a plan."""
-
-    def __init__(self, pid: int, url: str, folder: Path) -> None:
-        self._pid, self._url, self._folder = pid, url, folder
-
-    def times(self, tokens: Sequence[int], n_gen: int) -> Times:
-        """One answer to a prompt. Raises DeviceError."""
-        before, start_s = ask_report(self._folder, self._pid, 10.0), time.perf_counter()
-        body = {"prompt": list(tokens), "n_predict": n_gen, "cache_prompt": False, "ignore_eos": True,
-                "temperature": 0, "samplers": ["temperature"]}  # fmt: skip
-        request = urllib.request.Request(f"{self._url}/completion", json.dumps(body).encode())
-        try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-                timings: dict[str, Any] = json.load(answer)["timings"]
-        except (OSError, ValueError, KeyError) as error:
-            raise DeviceError(f"llama-server does not answer: {error}") from None
-        elapsed_s, after = time.perf_counter() - start_s, ask_report(self._folder, self._pid, 10.0)
-        kept = punctuality(before, after, elapsed_s) if before and after else None
-        decoded = timings["predicted_n"] - 1  # the first token comes of the prompt
-        fault = kept.fault if kept is not None else ""
-        return Times(1e-3 * timings["prompt_ms"], 1e-3 * timings["predicted_ms"] / decoded, fault)
-
-
-@contextlib.contextmanager
-def server(placer: Placer, plan: Plan, folder: Path) -> Iterator[Server]:
-    """Start llama-server as `serve` does, for one request at a time, and end it. Raises DeviceError."""
-    address = free_address("127.0.0.1", 0, None)
-    settings = ServerSettings(address, 1, placer.threads, None, Path(placer.model.path).name, None, cache_mib=0)
-    usable, _ = usable_plan(plan, placer.operators)
-    started = launch(
-        find_program(None), usable, placer.operators, placer.model.n_layer, placer.tensor_names, settings, folder,
-        os.environ,
-    )  # fmt: skip
-    process = ServerProcess(started)
-    try:
-        wait_until(lambda: process.has_ended or address.is_healthy(process.pid, 2.0), START_S)
-        if process.has_ended or not address.is_healthy(process.pid, 2.0):
-            why = process.how_it_ended() if process.has_ended else f"it does not answer after {START_S:.0f} s"
-            raise DeviceError(f"llama-server does not start: {why}")
-        yield Server(process.pid, address.url, folder)
-    finally:
-        process.end(END_S)
-
-
-def here(arm: ArmProcess, tests: Sequence[BenchTest]) -> Times:
-    prompt, tokens = (arm.measure([test])[test] for test in tests)
-    return Times(prompt.prompt_s, tokens.gen_s / tests[1].n_gen, prompt.fault or tokens.fault)
+def timed(arm: ArmProcess | ServerArm, test: BenchTest) -> Times:
+    sample = arm.measure([test])[test]
+    return Times(sample.prompt_s, sample.gen_s / test.n_gen, sample.fault)
 
 
 def compare(placer: Placer, policy: str, n_prompt: int, n_gen: int, rounds: int) -> dict[str, Any]:
     """Measure a policy's plan in both ways, A B B A, and return the ratios. Raises what planning and loading raise."""
-    tests = BenchTest(n_prompt, 0), BenchTest(0, n_gen, n_prompt)
-    setting = shared_setting(placer, tests)
-    maker = ArmMaker(placer, setting, tests)
-    arm = maker.make(policy)
-    plan = replace(Plan.from_json(dict(arm.plan or {}), "the plan"), device=setting.load.device)
-    rng = random.Random(0)
-    prompt = [rng.randrange(3, placer.model.n_vocab) for _ in range(n_prompt)]
+    test = BenchTest(n_prompt, n_gen)
+    spec = ArmMaker(placer, shared_setting(placer, [test]), (test,)).make(policy)
     found: dict[str, list[Times]] = {"here": [], "server": []}
-    with tempfile.TemporaryDirectory(prefix="oallama-serve-ratio-") as name, contextlib.ExitStack() as stack:
-        process = ArmProcess(arm)
-        stack.callback(process.close)
-        process.load([operator.name for operator in placer.operators])
-        process.warm_up(tests)
-        served = stack.enter_context(server(placer, plan, Path(name)))
-        served.times(prompt, 4)  # warms up
+    with contextlib.ExitStack() as stack:
+        arms = {"here": ArmProcess(spec), "server": ServerArms(placer).start(spec)}
+        for arm in arms.values():
+            stack.callback(arm.close)
+            arm.load([operator.name for operator in placer.operators])
+            arm.warm_up([test])
 
         def measured(way: str) -> Times:
             for tries_left in reversed(range(TRIES)):
                 time.sleep(IDLE_S)
-                times = here(process, tests) if way == "here" else served.times(prompt, n_gen)
+                times = timed(arms[way], test)
                 if not times.fault or not tries_left:
                     break
             return times

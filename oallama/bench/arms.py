@@ -107,6 +107,7 @@ class ArmMaker:
             predicted={test.label: found for test in self.tests if (found := self._predicted(plan, test)) is not None},
             bound=None if plan.bound is None else asdict(plan.bound),
             notes=(*plan.notes, *self._other_cache(plan)),
+            draft=plan.draft,
         )
 
     @property
@@ -191,13 +192,9 @@ class ArmMaker:
                 raise UsageError(f"arm {name}: acceptance rates of {len(self.accepted)} drafts are known")
             accepted, attention, workload = self.accepted[:n_draft], self.placer.attention, self.workload
             draft = self.drafter.draft(workload, attention, accepted)
-            limit = self.setting.cap.device_bytes
-            placer = placer_beside(self.placer, draft.device_bytes, limit or 0)
-            cap = (
-                self.setting.cap
-                if limit is None
-                else replace(self.setting.cap, device_bytes=limit - draft.device_bytes)
-            )
+            limit = self.setting.cap.device_bytes or 0  # 0 without a device, where the draft model takes none
+            placer = placer_beside(self.placer, draft.device_bytes, limit)
+            cap = replace(self.setting.cap, device_bytes=limit - draft.device_bytes) if limit else self.setting.cap
             step = self.drafter.step(workload, attention, accepted)
             setting = replace(self.setting, cap=cap)
             made = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)

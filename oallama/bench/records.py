@@ -93,7 +93,7 @@ class ArmSpec:
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None
-    draft: Draft | None = None  # of a stock arm; a plan has its own
+    draft: Draft | None = None  # how drafts are made; of a plan, its own
 
     @property
     def load(self) -> LoadSettings:

@@ -20,13 +20,12 @@ from typing import Any
 
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
-from oallama.core.errors import DeviceError, UsageError
+from oallama.core.errors import DeviceError
 from oallama.core.types import Draft
-from oallama.device.emulated_link import TRIES
 from oallama.placer import Placer
 from oallama.placer.stock import stock_plan
 from oallama.plan.plan import Plan
-from oallama.run.address import Address, free_address
+from oallama.run.address import free_address
 from oallama.run.client import Client, Gone, Refused
 from oallama.run.plugin_report import ask_report, punctuality
 from oallama.run.process import ServerProcess, wait_until
@@ -51,7 +50,7 @@ class ServerArms:
         return ServerArm(spec, self, deadline)
 
     def plan(self, spec: ArmSpec) -> Plan:
-        """What llama-server is started with: the plan of the arm, or its options of stock llama.cpp as one."""
+        """Return the plan to start llama-server with: the arm's own, or its options of stock llama.cpp as a plan."""
         placer, load = self.placer, spec.setting.load
         if spec.plan is not None:
             plan = replace(Plan.from_json(dict(spec.plan), "the plan"), device=spec.setting.load.device)
@@ -59,8 +58,7 @@ class ServerArms:
             assert spec.stock is not None
             workload = placer.workload(1, 1, load.n_ctx, load.n_ubatch)
             plan = stock_plan(placer, workload, spec.stock, priced=False)
-        draft = plan.draft if spec.draft is None else spec.draft
-        usable, _ = usable_plan(replace(plan, draft=draft), placer.operators)
+        usable, _ = usable_plan(replace(plan, draft=spec.draft), placer.operators)
         return usable
 
 
@@ -80,7 +78,8 @@ class ServerArm:
         return self._process.pid
 
     def load(self, operators: Sequence[str]) -> LoadReport:
-        """Load the model; what a process of ours read back that loaded it before. Raises as ArmProcess.load."""
+        """Load the model in a process of ours, then in llama-server, and return what the first read back. Raises as
+        ArmProcess.load."""
         before = ArmProcess(self.spec, self._deadline)
         try:
             report = before.load(operators)
@@ -101,8 +100,10 @@ class ServerArm:
             self._folder, os.environ,
         )  # fmt: skip
         self._process = process = ServerProcess(started)
-        wait_until(lambda: process.has_ended or _answers(self._address, process), self._left_s(START_S))
-        if process.has_ended or not _answers(self._address, process):
+        in_time = wait_until(
+            lambda: process.has_ended or self._address.is_healthy(process.pid, HEALTH_S), self._left_s(START_S)
+        )
+        if process.has_ended or not in_time:
             why = process.how_it_ended() if process.has_ended else "it did not answer in time"
             raise DeviceError(f"llama-server of arm {self.spec.name} does not start: {why}")
         if (draft := plan.draft) is not None:  # what tells it from the arm without drafts
@@ -116,7 +117,7 @@ class ServerArm:
         """Run every test once; bytes held on the device, as told for it, and in host memory."""
         assert self._report is not None and self._process is not None
         for test in tests:
-            self._answers(test, 0)
+            self._ask(test, 0)
         return self._report.device_bytes, self._process.rss_bytes
 
     def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
@@ -135,25 +136,20 @@ class ServerArm:
     kill = close
 
     def _sample(self, test: BenchTest) -> Sample:
-        for tries_left in reversed(range(TRIES)):
-            time.sleep(IDLE_S)
-            before, start_s = ask_report(self._folder, self.pid, REPORT_S), time.perf_counter()
-            sample = self._answers(test, self._n_samples)
-            elapsed_s, after = time.perf_counter() - start_s, ask_report(self._folder, self.pid, REPORT_S)
-            kept = punctuality(before, after, elapsed_s) if before and after else None
-            if kept is not None:
-                sample = replace(
-                    sample, late_share=kept.late_share, n_overruns=int(kept.stats["n_overruns"]), fault=kept.fault
-                )
-            if not sample.fault or not tries_left:
-                break
-        return sample
+        """Time a test once. An emulated card that was late is a fault, which the schedule measures again."""
+        time.sleep(IDLE_S)
+        before, start_s = ask_report(self._folder, self.pid, REPORT_S), time.perf_counter()
+        sample = self._ask(test, self._n_samples)
+        elapsed_s, after = time.perf_counter() - start_s, ask_report(self._folder, self.pid, REPORT_S)
+        kept = punctuality(before, after, elapsed_s) if before and after else None
+        if kept is None:
+            return sample
+        n_overruns = int(kept.stats["n_overruns"])
+        return replace(sample, late_share=kept.late_share, n_overruns=n_overruns, fault=kept.fault)
 
-    def _answers(self, test: BenchTest, seed: int) -> Sample:
-        """Answers to n_parallel prompts at once: means of the requests. The first token of an answer comes with its
-        prompt. Raises DeviceError, and UsageError for a test at a depth."""
-        if test.n_depth:
-            raise UsageError("llama-server is measured without a depth; leave -d out")
+    def _ask(self, test: BenchTest, seed: int) -> Sample:
+        """Send n_parallel prompts at once, and return the mean times of the requests. The first token of an answer
+        comes with its prompt. Raises DeviceError."""
         bodies = [
             {"prompt": prompt, "n_predict": test.n_gen + 1, "cache_prompt": False, "ignore_eos": True,
              "temperature": 0, "samplers": ["temperature"], "seed": seed}
@@ -179,10 +175,6 @@ class ServerArm:
 
     def _left_s(self, most_s: float) -> float:
         return most_s if self._deadline is None else min(most_s, self._deadline.left_s)
-
-
-def _answers(address: Address, process: ServerProcess) -> bool:
-    return address.is_healthy(process.pid, HEALTH_S)
 
 
 def _drawn(draft: Draft | None, accepted: tuple[float, ...]) -> tuple[str, ...]:

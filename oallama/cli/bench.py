@@ -256,6 +256,8 @@ def command(
         )
         start: Start = ArmProcess
         if n_parallel > 1 or any(arm.draft is not None for arm in bench.arms):
+            if any(test.n_depth for test in tests):
+                raise UsageError("llama-server is measured without a depth; leave -d out")
             start = ServerArms(placer, n_parallel, accepted or ()).start
         result = run_bench(bench, shown, results.save, start)
         results.save(result)

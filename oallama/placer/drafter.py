@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import UsageError
@@ -37,6 +37,7 @@ class Drafter:
         self.placer = type(placer).of_file(path, options)
         check_same_vocabulary(placer.model.path, path)
         self._on_device, self._fingerprint = placer.has_device, placer.model.fingerprint
+        self._problem = cache(self.placer.problem)
 
     @cached_property
     def acceptance(self) -> Acceptance:
@@ -50,13 +51,13 @@ class Drafter:
         return placed_as_named(model, operators, names, model.n_layer + 1 if self._on_device else 0)
 
     def needs(self, workload: Workload, attention: Attention) -> tuple[int, int]:
-        """Bytes of the host and of the device that it takes beside the model's context. load, attention: of that.
-        Raises what a no_alloc load raises."""
+        """Bytes of the host and of the device that it takes beside the model's context. workload, attention: of
+        the model. Raises what a no_alloc load raises."""
         context = Workload(1, 1, workload.n_ctx, workload.n_ubatch)
         attention = Attention(attention.flash_attn)  # llama-server keeps the draft model's KV cache in F16
         on_host, on_device = self.placer.no_alloc_loads.sides(context, self._placed, attention)
         if self._on_device:
-            on_device += self.placer.problem(attention.flash_attn).runtime_bytes(context)
+            on_device += self._problem(attention.flash_attn).runtime_bytes(context)
         return on_host, on_device
 
     def draft(self, workload: Workload, attention: Attention, accepted: Sequence[float]) -> Draft:
@@ -76,8 +77,7 @@ class Drafter:
         )
 
     def _price(self, workload: Workload, attention: Attention, step: DecodeStep) -> Predicted:
-        problem = self.placer.problem(attention.flash_attn)
-        return price(problem, replace(workload, step=step), self._placed)
+        return price(self._problem(attention.flash_attn), replace(workload, step=step), self._placed)
 
 
 def planned_with_drafts(
@@ -98,6 +98,7 @@ def planned_with_drafts(
     attention = placer.attention_for(plain)
     beside = placer_beside(placer, drafter.needs(workload, attention)[1], plain.memory.limit)
 
+    @cache
     def with_step(n_draft: int) -> Workload:
         return replace(workload, step=drafter.step(workload, attention, accepted[:n_draft]))
 
