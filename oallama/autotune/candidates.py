@@ -31,7 +31,8 @@ NEAR = 1.03  # a plan that is predicted to take so many times as long as the bes
 
 
 class Candidates:
-    """For classes that are not measured yet. workloads: what stands for each; fit: stock llama.cpp's own placement."""
+    """Candidates for classes that are not measured yet. workloads: the workload of each class; fit: stock llama.cpp's
+    own placement."""
 
     def __init__(self, placer: Placer, workloads: Mapping[WorkloadClass, Workload], fit: StockPlacement) -> None:
         self._placer, self._workloads, self._fit = placer, workloads, fit

@@ -43,7 +43,7 @@ class ExpertUse:
 
 
 def experts_alike(n_expert: int) -> ExpertUse:
-    """For layers without counts."""
+    """Return the use of a layer without counts: all experts alike."""
     even = tuple(n / n_expert for n in range(n_expert + 1))
     return ExpertUse(tuple(range(n_expert)), even, even)
 
@@ -119,11 +119,11 @@ def share_used(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> fl
 
 
 def copied(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> Copied:
-    """What a batch has copied of a weight: ahead the experts that it is as likely to use as not, which the split back
-    end knows by its counts (split/expert_odds.h), later what it uses besides. The number of its uses of an expert is
-    Poisson with a mean that follows the gamma distribution of MulMat.share_routed, of which so many are 0 as the
-    experts that it does not use (gaps: as share_used takes them), so likely ones have ln 2 or more. What a single token
-    uses is as good as never likely."""
+    """Return the shares of a weight that a batch copies: ahead, the experts that it is as likely to use as not, which
+    the split back end knows by its counts (split/expert_odds.h); later, the others that it uses. The number of its uses
+    of an expert is Poisson with a mean that follows the gamma distribution of MulMat.share_routed, of which so many are
+    0 as the experts that it does not use (gaps: as share_used takes them), so likely experts have ln 2 or more. A
+    single token is hardly ever likely to use an expert."""
     used = share_used(mul_mat, n_tokens, gaps)
     if n_tokens <= 1:
         return Copied(0.0, used) if mul_mat.op == "MUL_MAT_ID" else ALL_AHEAD
@@ -157,7 +157,7 @@ def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:
 
 
 def _gaps(decode: LayerRouting, prompt: LayerRouting | None) -> tuple[float, ...]:
-    """Of both phases, as few prompts are recorded."""
+    """Add the reuse distances of decode and prompts, as few prompts are recorded."""
     if prompt is None or not prompt.gaps or not decode.gaps:
         return decode.gaps
     return tuple(a + b for a, b in zip(decode.gaps, prompt.gaps, strict=True))

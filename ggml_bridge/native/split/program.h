@@ -46,8 +46,8 @@ struct Binding {
     Origin        origin;
 };
 
-// What the host gets out of device memory when a phase begins: of a tensor of llama.cpp's the first bytes, as far as
-// the host reads them.
+// A tensor of llama.cpp's in device memory. When a phase begins, its first `bytes` are copied to the host, which reads
+// no more.
 struct Input {
     ggml_tensor * tensor;
     Origin        origin;
@@ -66,7 +66,7 @@ struct Lift {
     ggml_tensor * to;
 };
 
-// What the host has of a sum over a token's experts, where the device adds it to its own.
+// The host's part of a sum over a token's experts, which the device adds to its own part.
 struct HostSum {
     const ggml_tensor * rows; // the host's, packed
     const ggml_tensor * to;
