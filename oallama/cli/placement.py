@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.adapters import check_adapters, placer_beside_adapters
 from oallama.cli.autotune import at_once, measured
 from oallama.cli.help import Group, option
 from oallama.cli.options import (
@@ -88,7 +89,9 @@ class PlacementOptions:
             streaming = replace(plan.streaming or StreamSettings(), prefetch=self.policy.prefetch)
             plan = replace(plan, streaming=streaming)
         options = replace(self.options, device=device_for_plan(self.options.device, plan.device))
-        return Placer.of_file(model or plan.model_path, options, self.profile), plan
+        placer = Placer.of_file(model or plan.model_path, options, self.profile)
+        check_adapters(placer, plan)
+        return placer, plan
 
     def placer(self, model: str | None) -> Placer:
         """Open the model, or announce the built-in one."""
@@ -99,7 +102,7 @@ class PlacementOptions:
             log(NOTE)
         placer = Placer.of_file(model, self.options, self.profile)
         note_unused(placer, self.policy)
-        return placer
+        return placer_beside_adapters(placer, self.profile)
 
     def made_plan(self, placer: Placer, workload: Workload) -> tuple[Plan, bool]:
         """(plan of the policy, where `auto` was tuned; True if that is stock llama.cpp's own placement, as

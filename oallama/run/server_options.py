@@ -4,6 +4,7 @@ that a plan has counted, nor who may reach the server. Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from oallama.core.errors import UsageError
 
@@ -18,6 +19,7 @@ _REASONING = (
     "--reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message "
     "--chat-template-kwargs"
 )
+_ADAPTERS = ("--lora", "--lora-scaled")
 _SLOTS = "-sps --slot-prompt-similarity --cache-reuse -ctxcp --ctx-checkpoints --swa-checkpoints --spec-type"
 
 
@@ -25,10 +27,10 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-VALUED = _words(f"{_SAMPLING} {_REASONING} {_SLOTS}")
+VALUED = _words(f"{_SAMPLING} {_REASONING} {_SLOTS}") | set(_ADAPTERS)
 FLAGS = _words(
     "--ignore-eos --reasoning-preserve --no-reasoning-preserve --slots --no-slots --cache-prompt --no-cache-prompt "
-    "--cache-idle-slots --no-cache-idle-slots --context-shift --no-context-shift"
+    "--cache-idle-slots --no-cache-idle-slots --context-shift --no-context-shift --lora-init-without-apply"
 )
 VARIABLES = _words(
     "LLAMA_ARG_TEMPERATURE LLAMA_ARG_TOP_K LLAMA_ARG_TOP_P LLAMA_ARG_MIN_P LLAMA_ARG_REPEAT_PENALTY "
@@ -46,8 +48,6 @@ REASONS = {
     "--model-draft": "give it before --",
     SYNTHETIC_RATES: "it is for `oallama bench` alone",
     "--spec-synth-len": "it is for `oallama bench` alone",
-    "--lora": "its memory is not planned yet",
-    "--lora-scaled": "its memory is not planned yet",
     "-ngl": "oallama places the weights",
     "-ot": "oallama places the weights",
     "-m": "oallama opens the model",
@@ -79,6 +79,17 @@ def checked_options(arguments: Sequence[str]) -> tuple[str, ...]:
             )
         checked += [name, value]
     return tuple(checked)
+
+
+def adapter_paths(options: Sequence[str]) -> tuple[str, ...]:
+    """The files of the LoRA adapters among checked options. llama-server takes several behind commas, and of
+    --lora-scaled each with its scale behind a colon."""
+    return tuple(
+        path.rpartition(":")[0] if name == "--lora-scaled" else path
+        for name, value in pairwise(options)
+        if name in _ADAPTERS
+        for path in value.split(",")
+    )
 
 
 def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 from ggml_bridge.library import library_folder
 from oallama.core.errors import UsageError
 from oallama.run.program import clean_environment
-from oallama.run.server_options import FLAGS, VALUED, VARIABLES, checked_options
+from oallama.run.server_options import FLAGS, VALUED, VARIABLES, adapter_paths, checked_options
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,11 @@ from oallama.run.server_options import FLAGS, VALUED, VARIABLES, checked_options
 )
 def test_what_changes_no_placement_is_passed_on(asked, passed):
     assert checked_options(asked) == passed
+
+
+def test_files_of_adapters():
+    asked = ["--temp", "1", "--lora", "a.gguf,b.gguf", "--ignore-eos", "--lora-scaled", "C:c.gguf:0.5"]
+    assert adapter_paths(checked_options(asked)) == ("a.gguf", "b.gguf", "C:c.gguf")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""LoRA adapters behind `--`: checked against the model, and counted in a plan's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oallama.cli.help import passed_options
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.options import STOCK_UBATCH
+from oallama.planner.memory import vram_beside
+from oallama.run.server_options import adapter_paths
+
+if TYPE_CHECKING:
+    from oallama.model.adapter import Adapter
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+WHAT = "LoRA"
+
+
+def adapters_for(placer: Placer) -> list[Adapter]:
+    """The adapters that are asked for. Raises ModelFileError, UsageError for one of another model."""
+    paths = adapter_paths(passed_options())
+    if not paths:
+        return []
+    from oallama.model.adapter import read_adapter
+
+    adapters, known = [read_adapter(path) for path in paths], set(placer.tensor_names)
+    for adapter in adapters:
+        if unknown := next((name for name in adapter.n_bytes if name not in known), None):
+            raise UsageError(f"{adapter.path}: the model has no weight {unknown}; use an adapter of this model")
+    return adapters
+
+
+def placer_beside_adapters(placer: Placer, profile: str | None) -> Placer:
+    """A placer that keeps room on the device for the adapters, as if all their weights were there. profile: as given.
+    Raises DoesNotFit, and what adapters_for and a no_alloc load raise."""
+    from oallama.placer.stock import memory_cap, stock_load
+
+    adapters, options = adapters_for(placer), placer.options
+    n_bytes = sum(sum(adapter.n_bytes.values()) for adapter in adapters)
+    if not n_bytes or not placer.has_device:
+        return placer
+    limit = memory_cap(placer, stock_load(placer, STOCK_UBATCH, STOCK_UBATCH, STOCK_UBATCH)).device_bytes or 0
+    vram = vram_beside(limit, options.vram_fill, n_bytes, str(placer.device), WHAT, "use fewer, or more --vram")
+    return type(placer).of_file(placer.model.path, replace(options, vram=vram), profile)
+
+
+def check_adapters(placer: Placer, plan: Plan) -> None:
+    """Raises DoesNotFit where a plan that was given leaves too little room for the adapters, and as adapters_for."""
+    on_device = [row.name for row in plan.operators if row.backend == "GPU"]
+    n_bytes = sum(adapter.device_bytes(on_device) for adapter in adapters_for(placer))
+    if n_bytes > max(0, plan.memory.spare):
+        raise DoesNotFit(n_bytes, max(0, plan.memory.spare), plan.device, WHAT, "plan anew with less --vram")

@@ -1,0 +1,43 @@
+"""A LoRA adapter, the GGUF that llama.cpp takes with --lora: which weights it changes, and its bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from oallama.core.errors import ModelFileError
+from oallama.model.gguf_header import read_header
+
+_SUFFIXES = (".lora_a", ".lora_b")
+_PADDING = 512  # bytes that a tensor may take beyond its own in a device's buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """n_bytes: of both matrices, by the weight that they change. llama.cpp stores them where it stores that weight."""
+
+    path: str
+    n_bytes: dict[str, int]
+
+    def device_bytes(self, on_device: Iterable[str]) -> int:
+        """Bytes on the device, where these weights are there whole. Of a weight that is cut they are on the host."""
+        return sum(self.n_bytes.get(name, 0) for name in on_device)
+
+
+def read_adapter(path: str | os.PathLike[str]) -> Adapter:
+    """Read the header of a LoRA adapter. Raises ModelFileError for any other file."""
+    header = read_header(os.fspath(path))
+    kinds = [header.entries.get(key) for key in ("general.type", "adapter.type")]
+    if [kind and kind.value for kind in kinds] != ["adapter", "lora"]:
+        raise ModelFileError(
+            f"{header.file.path}: not a LoRA adapter; convert it with llama.cpp's convert_lora_to_gguf.py"
+        )
+    n_bytes: dict[str, int] = {}
+    for tensor in header.tensors:
+        weight = next((tensor.name.removesuffix(end) for end in _SUFFIXES if tensor.name.endswith(end)), None)
+        if weight is not None:
+            n_bytes[weight] = n_bytes.get(weight, 0) + tensor.n_bytes + _PADDING
+    if not n_bytes:
+        raise ModelFileError(f"{header.file.path}: the LoRA adapter changes no weight")
+    return Adapter(header.file.path, n_bytes)
