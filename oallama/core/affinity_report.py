@@ -30,7 +30,8 @@ class Affinity:
     t_cpu_s: float  # T_c
     t_gpu_s: float | None  # T_g; None: the device cannot compute this operator, so it has no benefit and affinity 0
     t_transfer_s: float  # T': marginal transfer cost given the other operators' final places; may be negative
-    benefit_s_per_byte: float | None  # B = (T_c - T_g - T') / M
+    saved_s: float | None  # T_c - T_g - T'; None as T_g
+    benefit_s_per_byte: float | None  # B = saved_s / M
     affinity: float  # G: B min-max normalised to 0..1
     rank: int  # 1 is placed first
     backend: Backend  # split: it lies on both, or is streamed

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
-from oallama.core.affinity_report import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
+from oallama.core.affinity_report import AffinityReport, Baseline, MeasuredOn, RunPlan
 from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
-from oallama.core.types import MemoryBreakdown, Operator, Phase, Workload
-from oallama.cost.whole import Costs
+from oallama.core.types import MemoryBreakdown, Phase, Workload
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.placer.plans import decided, with_doubt
 from oallama.placer.stock import stock_attention
 from oallama.plan.plan import Plan
-from oallama.planner.affinity import AffinityRule, FillRule, benefit, normalise, rank
+from oallama.planner.affinity import AffinityRule, FillRule, affinities
 from oallama.planner.decide import larger_ubatches
 from oallama.planner.explain import STOCK, baselines
-from oallama.planner.placement import Placement, placed_by_plan, placements, plan_record
+from oallama.planner.placement import placed_by_plan, plan_record
 from oallama.planner.policies.registry import Rules
 from oallama.planner.policies.stock import stock_decision
 from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
-from oallama.planner.transfers import Transfers
 from oallama.planner.verify import on_cpu
 
 
@@ -128,44 +125,3 @@ def measured_on(profile: Profile) -> MeasuredOn:
     """On what the profile was measured, and when."""
     machine = profile.fingerprint
     return MeasuredOn(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at")))
-
-
-def affinities(
-    costs: Costs, operators: Sequence[Operator], placement: Placement, affinity: AffinityRule = "default"
-) -> tuple[Affinity, ...]:
-    """The report's rows, best rank first: every operator's T' and B given where all the others finally are."""
-    transfers = Transfers(costs, affinity == "paper")
-    t_transfer = []
-    benefits = []
-    for index in range(len(operators)):
-        cost = costs.operators[index]
-        t_transfer.append(transfers.of(placement.on_device, placement.first_device_layer, index))
-        benefits.append(benefit(cost.t_cpu_s, cost.t_gpu_s, t_transfer[-1], cost.bytes))
-    possible = [i for i, cost in enumerate(costs.operators) if cost.t_gpu_s is not None]
-    normal = dict(zip(possible, normalise([benefits[i] for i in possible]), strict=True))
-    assignments = placements(operators, placement)
-    rows = []
-    for position, index in enumerate(rank(benefits), start=1):
-        operator, cost = operators[index], costs.operators[index]
-        rows.append(
-            Affinity(
-                operator.name,
-                operator.layer,
-                operator.role,
-                operator.type,
-                operator.shape,
-                operator.bytes,
-                cost.t_cpu_s,
-                cost.t_gpu_s,
-                t_transfer[index],
-                benefits[index] if index in normal else None,
-                normal.get(index, 0.0),
-                position,
-                assignments[index].backend,
-                assignments[index].gg,
-                assignments[index].cg,
-                assignments[index].cc,
-                len(assignments[index].hot_experts),
-            )
-        )
-    return tuple(rows)

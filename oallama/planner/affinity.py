@@ -10,11 +10,14 @@ placement.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
+from oallama.core.affinity_report import Affinity
+from oallama.core.types import Operator
 from oallama.cost.whole import Costs, placement_seconds
-from oallama.planner.placement import Placement
+from oallama.planner.placement import Placement, placements
 from oallama.planner.transfers import Transfers
 
 AffinityRule = Literal["default", "paper"]
@@ -30,9 +33,14 @@ MOST_ROUNDS = 50
 same plans."""
 
 
+def saved(t_cpu_s: float, t_gpu_s: float | None, t_transfer_s: float) -> float:
+    """T_c - T_g - T': seconds saved on the device. Minus infinity if it cannot compute the operator (T_g None)."""
+    return -inf if t_gpu_s is None else t_cpu_s - t_gpu_s - t_transfer_s
+
+
 def benefit(t_cpu_s: float, t_gpu_s: float | None, t_transfer_s: float, n_bytes: int) -> float:
-    """B, lines 3 and 9: seconds saved per byte. Minus infinity if the device cannot compute it (T_g None)."""
-    return -inf if t_gpu_s is None else (t_cpu_s - t_gpu_s - t_transfer_s) / max(1, n_bytes)
+    """B, lines 3 and 9: seconds saved per byte."""
+    return saved(t_cpu_s, t_gpu_s, t_transfer_s) / max(1, n_bytes)
 
 
 def normalise(benefits: Sequence[float]) -> tuple[float, ...]:
@@ -103,3 +111,25 @@ def algorithm_1(
         met[following] = placement_seconds(costs, following, first_device_layer)
         placement = following
     return ended(placement, MOST_ROUNDS, False)
+
+
+def affinities(
+    costs: Costs, operators: Sequence[Operator], placement: Placement, rule: AffinityRule = "default"
+) -> tuple[Affinity, ...]:
+    """The report's rows, best rank first: every operator's T' and B given where all the others finally are."""
+    transfers, rows = Transfers(costs, rule == "paper"), list[Affinity]()
+    placed = placements(operators, placement)
+    for i, (o, cost, place) in enumerate(zip(operators, costs.operators, placed, strict=True)):
+        times = cost.t_cpu_s, cost.t_gpu_s, transfers.of(placement.on_device, placement.first_device_layer, i)
+        possible = cost.t_gpu_s is not None
+        rows.append(
+            Affinity(
+                o.name, o.layer, o.role, o.type, o.shape, o.bytes, *times, saved(*times) if possible else None,
+                benefit(*times, cost.bytes) if possible else None, 0.0, 0, place.backend, place.gg, place.cg, place.cc,
+                len(place.hot_experts),
+            )
+        )  # fmt: skip
+    benefits = [-inf if row.benefit_s_per_byte is None else row.benefit_s_per_byte for row in rows]
+    normal = iter(normalise([b for b in benefits if b > -inf]))
+    scaled = [replace(row, affinity=next(normal)) if b > -inf else row for row, b in zip(rows, benefits, strict=True)]
+    return tuple(replace(scaled[i], rank=position) for position, i in enumerate(rank(benefits), start=1))

@@ -17,7 +17,6 @@ from oallama.report.operators import (
     printable_sentence,
     ranked_places,
     run_text,
-    saved_s,
     saved_text,
     streaming_sentences,
     weights_on_device,
@@ -32,7 +31,7 @@ def affinity_html(report: AffinityReport) -> str:
     asked, report = report, as_run(report)
     filters = {
         "ranges": lambda layers: (ranges_text(layers) or "-").split(", "),
-        "saved": lambda line: saved_text(saved_s(line)),
+        "saved": lambda line: saved_text(line.saved_s),
         "affinity": lambda line: affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
     }
     memory = report.memory

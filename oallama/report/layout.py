@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from oallama.core.affinity_report import Affinity, AffinityReport
 from oallama.core.types import MemoryBreakdown
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.operators import affinity_text, memory_items, saved_s, saved_text, weights_on_device, zero_affinity
+from oallama.report.operators import affinity_text, memory_items, saved_text, weights_on_device, zero_affinity
 from oallama.report.slices import cut_text
 from oallama.report.text import PLAIN, percent, plural, policy_on, printable, rate_text, shape_text, three_digits
 
@@ -95,8 +95,7 @@ def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
         where = f"on the {row.backend}"
         if row.backend == "split":
             where = f"{'' if row.n_hot else f'{PLAIN.cut} '}{cut_text(row)}"
-        saved = saved_s(row)
-        gain = "saves no time there" if saved is None or saved <= 0 else f"affinity {row.affinity:.3f}"
+        gain = "saves no time there" if row.saved_s is None or row.saved_s <= 0 else f"affinity {row.affinity:.3f}"
         label = f"{printable(row.name)}: {where}, {gain}, rank {row.rank}"
         return MapMark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
 
@@ -129,7 +128,7 @@ def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
     """Every operator in rank order, cells as in OPERATOR_HEADINGS."""
     shown_rows = []
     for row in rows:
-        saved, benefit = saved_s(row), row.benefit_s_per_byte
+        saved, benefit = row.saved_s, row.benefit_s_per_byte
         cells = (
             *(row.backend, str(row.rank), printable(row.name), printable(row.type)),
             *(shape_text(row.shape), format_bytes(row.bytes)),

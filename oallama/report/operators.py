@@ -117,13 +117,7 @@ def order_text(report: AffinityReport) -> str:
 
 def affinity_text(row: Affinity | Fold, low: str, high: str) -> str:
     """The affinity; `-` if the device saves no time."""
-    saved = saved_s(row)
-    return "-" if saved is None or saved <= 0 else span_text(low, high)
-
-
-def saved_s(row: Affinity | Fold) -> float | None:
-    """T_c - T_g - T', seconds; None for what the device cannot compute."""
-    return None if row.t_gpu_s is None else row.t_cpu_s - row.t_gpu_s - row.t_transfer_s
+    return "-" if row.saved_s is None or row.saved_s <= 0 else span_text(low, high)
 
 
 def saved_text(seconds: float | None) -> str:
@@ -198,7 +192,7 @@ def _in_lines(names: tuple[str, ...], layers: str, ranks: str, room: int) -> Ite
 
 def _times(row: Affinity | Fold) -> tuple[str, ...]:
     times = (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)
-    return (*("-" if t is None else three_digits(t * 1e6) for t in times), saved_text(saved_s(row)))
+    return (*("-" if t is None else three_digits(t * 1e6) for t in times), saved_text(row.saved_s))
 
 
 def _folded_text(report: AffinityReport, folded: Sequence[Fold]) -> str:
@@ -392,7 +386,7 @@ class Fold:
     t_cpu_s: float
     t_gpu_s: float | None  # None: the device cannot compute it
     t_transfer_s: float
-    benefit_s_per_byte: float | None
+    saved_s: float | None
     affinity: tuple[float, float]
     ranked: Backend | None  # where the ranking by itself puts them; None: where they are
     ranks: tuple[int, ...]  # ascending
@@ -427,7 +421,7 @@ def _fold(group: Sequence[Affinity], ranked: Backend | None) -> Fold:
         t_cpu_s=median(row.t_cpu_s for row in group),
         t_gpu_s=_median(row.t_gpu_s for row in group),
         t_transfer_s=median(row.t_transfer_s for row in group),
-        benefit_s_per_byte=_median(row.benefit_s_per_byte for row in group),
+        saved_s=_median(row.saved_s for row in group),
         affinity=(min(affinities), max(affinities)),
         ranked=ranked,
         ranks=tuple(sorted(row.rank for row in group)),

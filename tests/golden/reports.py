@@ -82,7 +82,7 @@ def mixed() -> AffinityReport:
     """Report with every kind of row: the plan's own cuts, hot experts, an operator that the device cannot compute."""
     of = records.moe(n_layer=2)
     rows = list(of.operators)
-    rows[0] = replace(rows[0], t_gpu_s=None, benefit_s_per_byte=None, affinity=0.0, backend="CPU")
+    rows[0] = replace(rows[0], t_gpu_s=None, saved_s=None, benefit_s_per_byte=None, affinity=0.0, backend="CPU")
     rows[1] = replace(rows[1], backend="split", gg=0.25, cg=0.25, cc=0.5)
     expert = next(i for i, row in enumerate(rows) if row.role == "ffn_up_exps")
     rows[expert] = replace(rows[expert], backend="split", cc=1.0, n_hot=3)

@@ -115,6 +115,7 @@ def test_affinity_report(large: SimpleNamespace) -> None:
     for row in rows:
         if row["t_gpu_s"] is not None:
             saved = row["t_cpu_s"] - row["t_gpu_s"] - row["t_transfer_s"]
+            assert row["saved_s"] == saved
             assert row["benefit_s_per_byte"] == pytest.approx(saved / row["bytes"], rel=1e-6, abs=1e-18)
     check_breakdown(report["memory"])
     assert sum(row["bytes"] for row in rows if row["backend"] == "GPU") <= report["memory"]["weights_gpu"]

@@ -106,10 +106,11 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
         t_cpu = n_bytes * active / 28e9 + 4e-6
         t_gpu = n_bytes * active / 700e9 + 6e-6
         t_transfer = 8e-6 - (layer or 0) * 3e-7 - (12e-6 if role.startswith("ffn") else 0)
-        benefit = (t_cpu - t_gpu - t_transfer) / n_bytes
+        saved = t_cpu - t_gpu - t_transfer
         row = Affinity(
             name=name, layer=layer, role=role, type=kind, shape=shape, bytes=n_bytes, t_cpu_s=t_cpu, t_gpu_s=t_gpu,
-            t_transfer_s=t_transfer, benefit_s_per_byte=benefit, affinity=0.0, rank=0, backend="CPU",
+            t_transfer_s=t_transfer, saved_s=saved, benefit_s_per_byte=saved / n_bytes, affinity=0.0, rank=0,
+            backend="CPU",
         )  # fmt: skip
         rows.append(row)
     rows.sort(key=lambda row: -row.benefit_s_per_byte)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import report_records as records
 
+from oallama.report.layout import operator_rows
 from oallama.report.operators import (
     AFFINITY_KEYS,
     affinity_csv,
@@ -85,9 +86,19 @@ def test_a_plan_that_is_the_one_of_run_has_one_row():
     assert ranked_places(report) is None
 
 
+def test_what_an_operator_saves_is_shown_as_the_ranking_has_it():
+    """Not computed a second time: another formula of it shows."""
+    report = records.dense()
+    report = replace(report, operators=tuple(replace(row, saved_s=42e-6) for row in report.operators))
+    for table in (affinity_tables(report, every_row=True)[0], affinity_tables(report)[0]):
+        assert {row[-2] for row in table.rows} == {"+42.0"}
+    assert {row.cells[9] for row in operator_rows(report.operators)} == {"+42.0"}
+    assert {row["saved_s"] for row in report_document(report)["operators"]} == {42e-6}
+
+
 def test_an_operator_that_loses_time_has_no_affinity_in_words():
     report = records.dense(n_layer=1)
-    slow = replace(report.operators[0], t_gpu_s=1.0)
+    slow = replace(report.operators[0], saved_s=-1.0)
     report = replace(report, operators=(slow, *report.operators[1:]))
     row = next(row for row in affinity_tables(report)[0].rows if row[1] == slow.name)
     assert row[-1] == "-" and row[6].startswith("-")
