@@ -220,6 +220,12 @@ class Ratio:
     n_pairs: int
 
 
+def is_split(cc: float, cg: float, gg: float, n_hot: int) -> bool:
+    """Whether a weight is streamed, or both sides compute some of it: what the split back end does, and llama.cpp does
+    not. n_hot: experts that the device has besides."""
+    return bool(cg or n_hot or (cc and gg))
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorPlacement:
     """Fractions of one operator's weight; gg + cg + cc == 1."""
@@ -245,10 +251,10 @@ class OperatorPlacement:
 
     @property
     def backend(self) -> Backend:
-        """The side that computes it; split: both do, or it is streamed."""
-        if self.gg == 1:
-            return "GPU"
-        return "split" if self.gg or self.cg or self.hot_experts else "CPU"
+        """The side that computes it."""
+        if is_split(self.cc, self.cg, self.gg, len(self.hot_experts)):
+            return "split"
+        return "GPU" if self.gg else "CPU"
 
 
 @dataclass(frozen=True, slots=True)

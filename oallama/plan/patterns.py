@@ -31,9 +31,9 @@ def host_patterns(
     streams_tokens: bool = False,
     counts: bool = False,
 ) -> tuple[Pattern, ...]:
-    """Patterns for the weights that stay in host memory (gg = 0) or are split (is_split; SPLIT_LAYOUT), with their
+    """Patterns for the weights that stay in host memory (gg = 0) or need the split back end (SPLIT_LAYOUT), with their
     biases and scales. No tensor matches two. streams_tokens: whether the plan has a token assignment; counts: as in
-    is_split.
+    needs_split.
 
     A bias that stayed on the device would pull the addition there and cost one more device copy; the result of a split
     mul-mat comes out on the host too. Biases and tied embeddings never get a named layout: only a mul-mat can read
@@ -47,7 +47,7 @@ def host_patterns(
         placement = by_name.get(operator.name)
         if placement is None:
             raise PlanError(f"the plan does not place operator {operator.name}; make a new plan for this model")
-        split = is_split(operator, placement, streams_tokens, counts)
+        split = needs_split(operator, placement, streams_tokens, counts)
         if not split and placement.gg > 0:
             continue
         hosted[operator.name] = _layout(placement, split)
@@ -61,11 +61,11 @@ def host_patterns(
     return patterns
 
 
-def is_split(operator: Operator, placement: OperatorPlacement, streams_tokens: bool, counts: bool = False) -> bool:
-    """Whether only the plugin can run it: it lies partly on the device and partly on the host, or is streamed. With a
-    token assignment every layer's weight in host memory is, for the tokens that the device computes (CG'). counts: the
-    plugin counts how often experts are used, so that experts in host memory are its as well."""
-    if 0 < placement.gg < 1 or placement.cg > 0 or placement.hot_experts:
+def needs_split(operator: Operator, placement: OperatorPlacement, streams_tokens: bool, counts: bool = False) -> bool:
+    """Whether the split back end must run it: it is split, or with a token assignment every layer's weight in host
+    memory, for the tokens that the device computes (CG'). counts: the back end counts how often experts are used, so
+    that experts in host memory are its as well."""
+    if placement.backend == "split":
         return True
     if counts and operator.op == "MUL_MAT_ID" and placement.gg == 0:
         return True
@@ -73,11 +73,11 @@ def is_split(operator: Operator, placement: OperatorPlacement, streams_tokens: b
 
 
 def split_names(record: Plan, operators: Sequence[Operator], counts: bool = False) -> frozenset[str]:
-    """The operators that only the plugin can run. counts: as in is_split."""
+    """The operators that the split back end must run. counts: as in needs_split."""
     by_name = {operator.name: operator for operator in operators}
     streams = bool(record.token_assignment)
     placed = ((by_name[p.name], p) for p in record.operators if p.name in by_name)
-    return frozenset(p.name for operator, p in placed if is_split(operator, p, streams, counts))
+    return frozenset(p.name for operator, p in placed if needs_split(operator, p, streams, counts))
 
 
 def _layout(placement: OperatorPlacement, split: bool) -> str | None:

@@ -10,7 +10,7 @@ from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, StreamSettings
 from oallama.cost.blocks import SUM_BYTES, chunk_of, residents, takes_n_g
 from oallama.model.cut import cut_axis
-from oallama.plan.patterns import is_split, split_names
+from oallama.plan.patterns import needs_split, split_names
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 
@@ -75,7 +75,7 @@ def split_text(
     lines = [
         _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), resident)
         for operator, resident in zip(operators, lives, strict=True)
-        if is_split(operator, by_name[operator.name], streams_tokens)
+        if needs_split(operator, by_name[operator.name], streams_tokens)
     ]
     return "\n".join([FORMAT, _SUM, *lines]) + "\n" if lines else ""
 

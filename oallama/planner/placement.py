@@ -18,6 +18,7 @@ from oallama.core.types import (
     StockOptions,
     StreamSettings,
     Workload,
+    is_split,
 )
 from oallama.cost.blocks import hot_weights, slice_weights
 from oallama.cost.experts import expert_use
@@ -54,7 +55,7 @@ class Assignment(NamedTuple):
     @property
     def is_split(self) -> bool:
         """Whether the split back end computes some of it on the device."""
-        return bool(self.cut.cg or self.hot_experts or (self.cut.cc and self.cut.gg))
+        return is_split(*self.cut[:3], len(self.hot_experts))
 
 
 ON_HOST, ON_DEVICE = Assignment(Cut(1, 0, 0)), Assignment(Cut(0, 0, 1))

@@ -11,7 +11,7 @@ from oallama.cost.blocks import takes_n_g
 from oallama.device.layouts import any_in_doubt, best_layout, in_doubt, stock_layout, supports
 from oallama.device.load_params import load_bridge
 from oallama.model.cut import cut_axis
-from oallama.plan.patterns import Pattern, host_patterns, is_split, split_names
+from oallama.plan.patterns import Pattern, host_patterns, needs_split, split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import split_text
 from oallama.plan.split import slice_counts
@@ -57,7 +57,7 @@ def weight_places(
 
 def usable_plan(plan: Plan, operators: Sequence[Operator], counts: bool = False) -> tuple[Plan, tuple[str, ...]]:
     """The plan with layouts that this CPU has, for a program of its own (plan/export.py), and a sentence for each one
-    that was asked for and that it has not. counts: as in is_split. Raises BridgeError."""
+    that was asked for and that it has not. counts: as in needs_split. Raises BridgeError."""
     named = any(placement.layout for placement in plan.operators)
     if not (named or split_names(plan, operators, counts) or any_in_doubt(operators)):
         return plan, ()  # llama.cpp chooses
@@ -75,7 +75,7 @@ def usable_layouts(
     counts: bool = False,
 ) -> tuple[tuple[OperatorPlacement, ...], tuple[str, ...]]:
     """A plan's placements with layouts that this CPU has and can multiply with, and a warning for each layout dropped.
-    streams_tokens: whether CC is streamed for n_g, kept_twice: from a second copy. counts: as in is_split.
+    streams_tokens: whether CC is streamed for n_g, kept_twice: from a second copy. counts: as in needs_split.
 
     Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
     then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
@@ -84,7 +84,7 @@ def usable_layouts(
     """
     by_name = {operator.name: operator for operator in operators}
     layouts = bridge.cpu_layouts()
-    split = {p.name for p in placements if is_split(by_name[p.name], p, streams_tokens, counts)}
+    split = {p.name for p in placements if needs_split(by_name[p.name], p, streams_tokens, counts)}
     plain_wanted = any(placement.layout == PLAIN_LAYOUT and placement.name not in split for placement in placements)
     read_by_device = streams_tokens and not kept_twice
     checked: list[OperatorPlacement] = []
