@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         DeviceError as DeviceError,
         DoesNotFit as DoesNotFit,
         DownloadError as DownloadError,
+        DraftDoesNotFit as DraftDoesNotFit,
         ModelFileError as ModelFileError,
         OallamaError as OallamaError,
         OutOfTime as OutOfTime,
@@ -52,8 +53,8 @@ _OF = {
 """The modules of public names other than errors."""
 
 ERRORS = (
-    "BridgeError", "DeviceError", "DoesNotFit", "DownloadError", "ModelFileError", "OallamaError", "OutOfTime",
-    "PlanError", "ProfileError", "UnknownDevice", "UsageError",
+    "BridgeError", "DeviceError", "DoesNotFit", "DownloadError", "DraftDoesNotFit", "ModelFileError", "OallamaError",
+    "OutOfTime", "PlanError", "ProfileError", "UnknownDevice", "UsageError",
 )  # fmt: skip
 """Also public, but not at the start of help(oallama)."""
 

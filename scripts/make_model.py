@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from model_shapes import KNOWN
 
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
+from oallama.model.roles import tensor_role
 from oallama.model.shape_file import ROUTER, begin, tensors, write_empty
 from oallama.model.shapes import ModelShape, Ne, llama
 
@@ -119,11 +120,12 @@ def write_shape(
             blocks = np.resize(blocks, (n_blocks, block.block_bytes))
         return blocks.reshape(*reversed(ne[1:]), ne[0] // block.block_size * block.block_bytes)
 
-    drawn = {role: matrix(ne) for role, ne in (shape.matrices | shape.dense).items() if role != ROUTER}
+    matrices = shape.matrices | shape.dense | {role: ne for role, ne in shape.mtp.items() if len(ne) > 1}
+    drawn = {role: matrix(ne) for role, ne in matrices.items() if role != ROUTER}
     embedding = matrix((shape.n_embd, shape.n_vocab))
 
     def data(name: str, ne: Ne) -> npt.NDArray[Any]:
-        role, suffix = name.split(".")[-2:]
+        role, suffix = tensor_role(name).role, name.rpartition(".")[2]
         if suffix == "bias":
             return np.zeros(ne[::-1], np.float32)
         if role in ("token_embd", "output"):

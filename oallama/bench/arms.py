@@ -3,8 +3,8 @@
 Stock arms use options that a user of llama.cpp could find: `stock-fit` llama.cpp's own --fit, `stock-no-host` the
 same with --no-host, `stock-ngl` the best -ngl, `stock-ncmoe` the best -ncmoe, `stock-moe-cache` the best expert cache,
 `stock-best` the fastest of these and other options (planner/policies/stock.py). All keep to the same memory cap. The
-suffix `-ubN` sets a micro-batch of N tokens; `+draftN` plans and runs with N drafts a step by a draft model, `+ngram`
-runs with drafts of repeated text.
+suffix `-ubN` sets a micro-batch of N tokens; `+draftN` plans and runs with N drafts a step by a draft model, `+mtpN`
+by the model's own last block, `+ngram` with drafts of repeated text.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from oallama.bench.ab import ProgressCallback, quiet
 from oallama.bench.records import ArmSpec, BenchTest, Setting
 from oallama.bench.search import tried
 from oallama.core.errors import DeviceError, DoesNotFit, UsageError
-from oallama.core.types import NGRAM, DecodeStep, Predicted, StockOptions, Workload
+from oallama.core.types import NGRAM, DecodeStep, Draft, Predicted, StockOptions, Workload
 from oallama.cost.passes import Pass, passes_at
 from oallama.placer import Placer
-from oallama.placer.drafter import Drafter, placer_beside
-from oallama.placer.stock import fit_sentence, promising_stock
+from oallama.placer.drafter import Beside, Drafter, MtpBlock, placer_beside
+from oallama.placer.stock import fit_sentence, promising_stock, stock_plan
 from oallama.plan.plan import Plan
 from oallama.planner.decide import POLICY_NAMES, larger_ubatches
 from oallama.planner.policies.registry import Rules
@@ -40,7 +40,7 @@ NO_REPACK = (
     "runs with --no-repack: a layout that llama.cpp would choose on this CPU multiplies some of the weights wrong"
 )
 
-_DRAFTS = re.compile(r"(.+)\+(?:draft([1-9][0-9]?)|ngram)")
+_DRAFTS = re.compile(r"(.+)\+(?:(draft|mtp)([1-9][0-9]?)|ngram)")
 _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
 
 
@@ -72,7 +72,7 @@ class ArmMaker:
         if name in STOCK_ARMS:
             return self._stock(name)
         if (drafts := _DRAFTS.fullmatch(name)) is not None:
-            return self._with_drafts(name, drafts[1], int(drafts[2] or 0))
+            return self._with_drafts(name, drafts[1], drafts[2], int(drafts[3] or 0))
         larger = _UBATCH.fullmatch(name)
         if larger and larger[1] in STOCK_ARMS:
             return self._with_ubatch(larger[1], int(larger[2]))
@@ -180,32 +180,45 @@ class ArmMaker:
         made = replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))._stock(name)
         return replace(made, name=f"{name}-ub{n_ubatch}")
 
-    def _with_drafts(self, name: str, base: str, n_draft: int) -> ArmSpec:
-        """The arm `base` as it is with n_draft drafts a step, or with drafts of text that repeats (0). Raises
-        UsageError, and DoesNotFit where the draft model leaves no room."""
-        if not n_draft:
-            made, draft = replace(self, auto=None).make(base), NGRAM
+    def _with_drafts(self, name: str, base: str, kind: str | None, n_draft: int) -> ArmSpec:
+        """The arm `base` as it is with n_draft drafts a step by a draft model (draft) or the model's own last block
+        (mtp), or with drafts of text that repeats (None). Raises UsageError, and DoesNotFit where the draft model
+        leaves no room."""
+        if kind is None:
+            made = replace(self, auto=None).make(base)
+            return replace(self._drafting(made, NGRAM), name=name)
+        drafter = MtpBlock(self.placer) if kind == "mtp" else self.drafter
+        if drafter is None:
+            raise UsageError(f"arm {name} needs a draft model; name it with -md")
+        most = min(len(self.accepted), drafter.most_drafts)
+        if n_draft > most:
+            raise UsageError(f"arm {name}: acceptance rates of {most} drafts are known")
+        accepted, attention, workload = self.accepted[:n_draft], self.placer.attention, self.workload
+        n_bytes = drafter.reserves(workload, attention)
+        limit = self.setting.cap.device_bytes or 0  # 0 without a device, where the draft model takes none
+        placer = placer_beside(self.placer, n_bytes, limit)
+        cap = replace(self.setting.cap, device_bytes=limit - n_bytes) if limit else self.setting.cap
+        step = drafter.step(workload, accepted, Beside(attention, placer.has_device, placer.has_device))
+        setting = replace(self.setting, cap=cap)
+        made = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)
+        if made.plan is not None:
+            plan = Plan.from_json(dict(made.plan))
         else:
-            if self.drafter is None:
-                raise UsageError(f"arm {name} needs a draft model; name it with -md")
-            if n_draft > len(self.accepted):
-                raise UsageError(f"arm {name}: acceptance rates of {len(self.accepted)} drafts are known")
-            accepted, attention, workload = self.accepted[:n_draft], self.placer.attention, self.workload
-            draft = self.drafter.draft(workload, attention, accepted)
-            limit = self.setting.cap.device_bytes or 0  # 0 without a device, where the draft model takes none
-            placer = placer_beside(self.placer, draft.device_bytes, limit)
-            cap = replace(self.setting.cap, device_bytes=limit - draft.device_bytes) if limit else self.setting.cap
-            step = self.drafter.step(workload, attention, accepted)
-            setting = replace(self.setting, cap=cap)
-            made = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)
+            assert made.stock is not None
+            plan = stock_plan(placer, replace(workload, step=step), made.stock, priced=False)
+        made = self._drafting(made, drafter.draft(plan, accepted))
+        return replace(made, name=name, setting=replace(made.setting, cap=self.setting.cap))
+
+    def _drafting(self, made: ArmSpec, draft: Draft) -> ArmSpec:
         if made.plan is not None:
             plan = replace(Plan.from_json(dict(made.plan)), draft=draft)
             made = replace(made, plan=plan.to_json(), plan_fingerprint=plan.fingerprint)
-        return replace(made, name=name, draft=draft, setting=replace(made.setting, cap=self.setting.cap))
+        return replace(made, draft=draft)
 
     def _fit(self, name: str, options: StockOptions = StockOptions()) -> ArmSpec:  # noqa: B008 - frozen
         self.progress(f"ask llama.cpp's --fit for {name}")
-        load = replace(self.setting.load, stock=options)
+        n_drafts = self.step.n_draft if self.step.mtp else 0
+        load = replace(self.setting.load, stock=options, n_slots=self.step.n_slots, n_drafts=n_drafts)
         placement, steps = fit_under(self.setting.cap, self.placer.operators, load)
         shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
         return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))

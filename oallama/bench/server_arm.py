@@ -21,7 +21,7 @@ from typing import Any
 from oallama.bench.process import ArmProcess, Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
 from oallama.core.errors import DeviceError
-from oallama.core.types import Draft
+from oallama.core.types import DecodeStep, Draft
 from oallama.placer import Placer
 from oallama.placer.stock import stock_plan
 from oallama.plan.plan import Plan
@@ -57,6 +57,9 @@ class ServerArms:
         else:
             assert spec.stock is not None
             workload = placer.workload(1, 1, load.n_ctx, load.n_ubatch)
+            if (draft := spec.draft) is not None and draft.kind == "draft-mtp":
+                step = DecodeStep(self.n_parallel, draft.n_draft, n_slots=self.n_parallel, mtp=True)
+                workload = replace(workload, step=step)
             plan = stock_plan(placer, workload, spec.stock, priced=False)
         usable, _ = usable_plan(replace(plan, draft=spec.draft), placer.operators)
         return usable

@@ -230,7 +230,7 @@ def command(
     from oallama.bench.process import ArmProcess
     from oallama.bench.server_arm import ServerArms
     from oallama.placer import Placer
-    from oallama.placer.drafter import Drafter
+    from oallama.placer.drafter import DraftModel
     from oallama.profile.acceptance import PUBLISHED
 
     if refresh_gate and not gate:
@@ -244,8 +244,8 @@ def command(
     setting = shared_setting(placer, tests, cpus or (), seed)
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
-        drafter = None if draft_model is None else Drafter(placer, model_file(draft_model))
-        step = DecodeStep(n_parallel)
+        drafter = None if draft_model is None else DraftModel(placer, model_file(draft_model))
+        step = DecodeStep(n_parallel, n_slots=n_parallel)
         rates = accepted or PUBLISHED
         maker = ArmMaker(placer, setting, tests, policy.rules, shown, auto, step, drafter, rates)
         bench = prepare(

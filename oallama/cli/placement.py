@@ -62,13 +62,15 @@ class PlacementOptions:
         if self.plan_file is not None and (self.policy.given or self.policy.tells_oato):
             raise UsageError("--plan cannot be combined with --policy, -ngl, --affinity or --fill")
 
-    def expecting(self, n_parallel: int) -> PlacementOptions:
-        """The same for so many requests in flight, unless another number was asked for. A plan that is given, or was
+    def expecting(self, slots: int) -> PlacementOptions:
+        """The same for half of so many slots in use, unless another number was asked for. A plan that is given, or was
         measured, stays as it is."""
-        if self.step.expected is not None or self.plan_file is not None or (self.gate and self.policy.is_auto):
+        if self.plan_file is not None or (self.gate and self.policy.is_auto and not self.step.drafts):
             return self
-        log(f"note: planned for {n_parallel} requests in flight (--expect-parallel)")
-        return replace(self, step=replace(self.step, expected=n_parallel))
+        expected = self.step.expected or max(1, slots // 2)
+        if self.step.expected is None:
+            log(f"note: planned for {expected} requests in flight (--expect-parallel)")
+        return replace(self, step=replace(self.step, expected=expected, slots=slots))
 
     def check_depth(self, n_depth: int | None) -> None:
         """Raises UsageError for -d together with --plan."""

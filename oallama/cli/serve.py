@@ -119,7 +119,7 @@ def command(
     page instead. The placement page has its own port, which is printed; GET /placement there returns JSON.
     """
     asked.check_depth(n_depth)
-    asked = asked.expecting(max(1, server.n_parallel // 2))
+    asked = asked.expecting(server.n_parallel)
     from oallama.cli.served import PlacementRequest, served_model
     from oallama.report.placement import request_tokens
     from oallama.run.address import free_address

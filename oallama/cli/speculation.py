@@ -22,19 +22,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class StepOptions:
     """spec: how drafts are made; None: by the draft model, where there is one. expected: requests in flight to plan
-    for; None: the command's own default. Raises UsageError for options that exclude each other."""
+    for; None: the command's own default. slots: requests that the server has room for. Raises UsageError for options
+    that exclude each other."""
 
     spec: str | None = None
     draft_model: str | None = None
     expected: int | None = None
+    slots: int = 1
 
     def __post_init__(self) -> None:
-        if self.draft_model is not None and self.spec == "ngram":
-            raise UsageError("--spec ngram needs no draft model; leave --model-draft out, or --spec")
+        if self.draft_model is not None and self.spec in ("ngram", "mtp"):
+            raise UsageError(f"--spec {self.spec} needs no draft model; leave --model-draft out, or --spec")
 
     @property
     def drafts(self) -> bool:
-        return self._model is not None or self.spec == "ngram"
+        return self._model is not None or self.spec in ("ngram", "mtp")
 
     @property
     def _model(self) -> str | None:
@@ -42,14 +44,18 @@ class StepOptions:
 
     def workload(self, workload: Workload) -> Workload:
         """The workload with the requests in flight that are expected."""
-        return workload if self.expected is None else replace(workload, step=DecodeStep(self.expected))
+        if self.expected is None:
+            return workload
+        return replace(workload, step=DecodeStep(self.expected, n_slots=max(self.slots, self.expected)))
 
     def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
         """The plan with the drafts that are asked for. Raises as planned_with_drafts."""
-        from oallama.placer.drafter import Drafter, planned_with_drafts
+        from oallama.placer.drafter import DraftModel, MtpBlock, planned_with_drafts
 
         if self._model is not None:
-            return planned_with_drafts(placer, Drafter(placer, model_file(self._model)), workload, plan)
+            return planned_with_drafts(placer, DraftModel(placer, model_file(self._model)), workload, plan)
+        if self.spec == "mtp":
+            return planned_with_drafts(placer, MtpBlock(placer), workload, plan)
         made = plan(placer, workload)
         return replace(made, draft=NGRAM) if self.spec == "ngram" else made
 
@@ -58,10 +64,10 @@ step_options = as_record(
     "step",
     StepOptions,
     option(
-        "--spec", type=click.Choice(["none", "ngram", "auto"]), metavar="none|ngram|auto", group=Group.PLACEMENT,
-        advanced=True, show_default="auto with a draft model, else none",
+        "--spec", type=click.Choice(["none", "mtp", "ngram", "auto"]), metavar="none|mtp|ngram|auto",
+        group=Group.PLACEMENT, advanced=True, show_default="auto with a draft model, else none",
         help="Speculative decoding.\f auto: by the draft model, with the number of drafts that is predicted to be the "
-        "fastest, which may be 0; ngram: by text that repeats.",
+        "fastest, which may be 0; mtp: the same by the model's own last block; ngram: by text that repeats.",
     ),
     option(
         "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.MODEL,

@@ -113,6 +113,12 @@ class DoesNotFit(OallamaError):
         super().__init__(message)
 
 
+class DraftDoesNotFit(DoesNotFit):
+    """A draft model leaves a device no room for the model."""
+
+    exit_code = 2
+
+
 def spoken(message: str) -> str:
     """A message as this process shows it: with Python arguments instead of options if it speaks Python."""
     return in_python(message) if OallamaError.speaks_python else message

@@ -277,13 +277,17 @@ class MemoryBreakdown:
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
     """Tokens that the model computes together in one step of decode: of each request in flight its last token and
-    n_draft drafts, of which `accepted` are expected to be kept."""
+    n_draft drafts, of which `accepted` are expected to be kept. n_slots: requests that the server has room for, each
+    with its own recurrent state. mtp: drafts are made by the model's own last block, beside which each slot keeps a
+    snapshot of that state for each draft."""
 
     n_parallel: Annotated[Size32, Mark.REQUIRED] = 1  # requests in flight
     n_draft: Annotated[Count32, Mark.REQUIRED] = 0  # for each request
     accepted: Annotated[float, Mark.REQUIRED] = 0.0
     draft_s: Annotated[float, Mark.REQUIRED] = 0.0  # of the draft model, for each step
     draft_prompt_s: Annotated[float, Mark.REQUIRED] = 0.0  # in which the draft model reads the prompt
+    n_slots: Annotated[Size32, Mark.OMIT_DEFAULT] = 1
+    mtp: Annotated[bool, Mark.OMIT_DEFAULT] = False
 
     @property
     def n_tokens(self) -> int:
@@ -338,10 +342,11 @@ class StockOptions:
 @dataclass(frozen=True, slots=True)
 class Draft:
     """How llama-server makes drafts, which the model checks in its next decode step: at most n_draft for each request.
-    device_bytes, host_bytes: what a draft model takes. accepted: the share of the steps in which the first, the
-    second, … draft is expected to be kept."""
+    device_bytes, host_bytes: what a draft model takes; of draft-mtp they are part of the plan's memory. accepted: the
+    share of the steps in which the first, the second, … draft is expected to be kept."""
 
-    kind: Annotated[Literal["draft-simple", "ngram-simple"], Mark.REQUIRED]  # --spec-type; the first has a model
+    # --spec-type; the first has a model, the second the model's own last block
+    kind: Annotated[Literal["draft-simple", "draft-mtp", "ngram-simple"], Mark.REQUIRED]
     n_draft: Annotated[Size32, Mark.REQUIRED]
     model_path: Annotated[str, Mark.OMIT_DEFAULT] = ""  # of a draft model; "": there is none
     on_device: Annotated[bool, Mark.OMIT_DEFAULT] = False  # whole

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import BridgeError
@@ -27,8 +27,9 @@ class LoadSettings:
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
     those of the split backend (plan/patterns.py). split_text: those weights, for a load without their plan
     (plan/plugin_text.py). n_threads 0: one per physical core. no_repack: weights that no pattern is for stay plain, as
-    --no-repack has it. stock: of stock llama.cpp's own configuration, which is told of the device even where no layer
-    goes there, as its programs do: large batches are computed there.
+    --no-repack has it. n_slots: requests at once. n_drafts: that the model's own last block (MTP) makes for each, in a
+    second context; 0: that block is not loaded. stock: of stock llama.cpp's own configuration, which is told of the
+    device even where no layer goes there, as its programs do: large batches are computed there.
     """
 
     path: str
@@ -43,6 +44,8 @@ class LoadSettings:
     n_threads: int = 0
     no_repack: bool = False
     stock: StockOptions | None = None
+    n_slots: int = 1
+    n_drafts: int = 0
 
 
 class ModelParams:
@@ -63,6 +66,7 @@ class ModelParams:
         self._devices = (ctypes.c_void_p * 2)(device if self._is_told else None, None)
         self._overrides = _overrides(settings.host_patterns, bridge, split_buft)
         self._load_mode = load_mode(settings, bridge)
+        self._load_mtp = settings.n_drafts > 0
         self.use_extra_bufts = chooses_layouts(settings.host_patterns) and not settings.no_repack
 
     def devices(self, name: str) -> tuple[str, ...]:
@@ -77,6 +81,7 @@ class ModelParams:
         params.use_extra_bufts = self.use_extra_bufts
         params.no_host = self._no_host
         params.load_mode = self._load_mode
+        params.load_mtp = self._load_mtp
 
 
 def chooses_layouts(host_patterns: Sequence[tuple[str, str | None]]) -> bool:
@@ -130,6 +135,8 @@ def apply_context(settings: LoadSettings, params: Any) -> None:
     params.n_batch = min(settings.n_batch, settings.n_ctx) if settings.n_ctx else settings.n_batch
     params.n_ubatch = min(settings.n_ubatch, params.n_batch)
     params.n_threads = params.n_threads_batch = settings.n_threads or default_threads()
+    params.n_seq_max, params.kv_unified = settings.n_slots, settings.n_slots > 1
+    params.n_rs_seq = settings.n_drafts  # snapshots of recurrent state, to go back to where a draft is refused
     attention = settings.attention
     params.flash_attn_type = FLASH_ATTENTION[attention.flash_attn]
     params.type_k, params.type_v = cache_type(attention.type_k), cache_type(attention.type_v)
@@ -137,6 +144,17 @@ def apply_context(settings: LoadSettings, params: Any) -> None:
         if not hasattr(type(params), "moe_cache_size"):
             raise BridgeError("this llama.cpp has no expert cache (--moe-cache-mib); run `oallama setup`")
         params.moe_cache_size = settings.stock.moe_cache_bytes
+
+
+def apply_draft_context(settings: LoadSettings, params: Any, context: int | None) -> None:
+    """Fill the llama_context_params of the context in which the last block drafts. context: the address of the one that
+    it drafts for; None: there is none yet."""
+    api = load_bridge().libraries.llama_cpp.llama_cpp
+    apply_context(replace(settings, attention=Attention(settings.attention.flash_attn)), params)
+    params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, context
+    params.n_rs_seq, params.n_outputs_max = 0, settings.n_slots
+    if settings.stock is not None and settings.stock.moe_cache_bytes:
+        params.moe_cache_size = 0
 
 
 def load_bridge() -> Bridge:

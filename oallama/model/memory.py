@@ -24,6 +24,7 @@ from oallama.device.load_params import (
     LoadSettings,
     ModelParams,
     apply_context,
+    apply_draft_context,
     load_bridge,
 )
 from oallama.device.native_abort import SOURCE_FOLDER
@@ -245,10 +246,18 @@ class _Loader:
                 raise load_refusal(settings.path, device, log.reason())
             check_cache(settings, log.texts())
             prefill, decode = graph_splits(log.texts())
+            told = placement.devices(device.name)
+            buffers = memory_of(bridge, context, told)
+            if settings.n_drafts:
+                draft_params = api.llama_context_default_params()
+                apply_draft_context(settings, draft_params, context)
+                drafting = api.llama_init_from_model(model, draft_params)
+                if not drafting:
+                    raise load_refusal(settings.path, device, log.reason())
+                buffers += tuple(replace(row, model=0) for row in memory_of(bridge, drafting, told))  # the same weights
+                api.llama_free(drafting)
             result = {
-                "buffers": [
-                    asdict(_as_host(row)) for row in memory_of(bridge, context, placement.devices(device.name))
-                ],
+                "buffers": [asdict(_as_host(row)) for row in buffers],
                 "n_splits_prefill": prefill,
                 "n_splits_decode": decode,
                 "device_total": device.info.memory_total if device.info else 0,
@@ -292,6 +301,7 @@ class _Loader:
             host_patterns=settings.host_patterns,
             no_repack=settings.no_repack,
             stock=settings.stock,
+            n_drafts=min(settings.n_drafts, 1),
         )
         if self._kept is None or self._kept[0] != of_model:
             self._free()

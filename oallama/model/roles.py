@@ -42,7 +42,8 @@ def tensor_role(name: str) -> TensorRole:
 
 
 LAYER_ROLES = (
-    # what stands before attention in the models that have it
+    # what stands before attention in the models that have it; first of all in a block that predicts further tokens
+    "nextn.eh_proj",
     "ple_value", "ple_key", "hc_attn_down", "hc_attn_up", "hc_attn_fn",
     "altup_router", "altup_predict_coef", "laurel_l", "laurel_r",
     # RWKV time mixing

@@ -69,6 +69,8 @@ def tensors(shape: ModelShape, type: str) -> Iterator[Tensor]:
     for i in range(shape.n_layer):
         for name, ne, kind in dense if i < shape.n_dense else layer:
             yield f"blk.{i}.{name}", ne, kind
+    for role, ne in shape.mtp.items():
+        yield f"blk.{shape.n_layer - 1}.{role}.weight", ne, type if len(ne) > 1 else "F32"
     yield "output_norm.weight", (shape.n_embd,), "F32"
     if not shape.tied:
         yield "output.weight", embedding, type
@@ -95,7 +97,7 @@ def _of_the_ffn(name: str) -> bool:
 
 ADD = {
     float: gguf.GGUFWriter.add_float32, int: gguf.GGUFWriter.add_uint32, str: gguf.GGUFWriter.add_string,
-    bool: gguf.GGUFWriter.add_bool,
+    bool: gguf.GGUFWriter.add_bool, list: gguf.GGUFWriter.add_array,
 }  # fmt: skip
 """How a value of metadata is stored."""
 

@@ -16,7 +16,8 @@ Ne = tuple[int, ...]  # ne[0] first, as ggml counts
 class ModelShape:
     """What a model with random weights is made from. Per layer: matrices by role, vectors of ones, biases of zeros.
 
-    dense: the FFN of the first n_dense layers, where only later ones have experts. Outside layers: `factors` of ones,
+    dense: the FFN of the first n_dense layers, where only later ones have experts. mtp: what the last block has
+    besides, one that predicts further tokens: matrices, and vectors of ones. Outside layers: `factors` of ones,
     `last_biases` of zeros behind the last one; tied: the embedding is the output too. metadata: keys without the
     architecture's prefix, beside the sizes that every model has.
     """
@@ -37,6 +38,7 @@ class ModelShape:
     last_biases: dict[str, int] = field(default_factory=dict)
     dense: dict[str, Ne] = field(default_factory=dict)
     n_dense: int = 0
+    mtp: dict[str, Ne] = field(default_factory=dict)
     tied: bool = False
 
     def with_layers(self, n_layer: int | None) -> ModelShape:

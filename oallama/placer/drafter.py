@@ -1,21 +1,26 @@
-"""A draft model beside a model: what it takes of the device and in time, and how many drafts pay."""
+"""What makes drafts for a model: what it takes of the device and in time, and how many drafts pay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from oallama.core.errors import UsageError
+from oallama.core.errors import DraftDoesNotFit, UsageError
 from oallama.core.options import Options
-from oallama.core.types import Attention, DecodeStep, Draft, Predicted, Workload
+from oallama.core.types import Attention, DecodeStep, Draft, ModelInfo, Workload
 from oallama.core.units import format_bytes
 from oallama.model.gguf_file import GgufArray
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.model.mtp import mtp_model, n_mtp_blocks
+from oallama.model.operators import operators
 from oallama.planner.memory import vram_beside
 from oallama.planner.placement import Placement, placed_as_named
 from oallama.planner.price import price
-from oallama.profile.acceptance import ENOUGH_STEPS, Acceptance, read_acceptance
+from oallama.planner.problem import Problem, costs_of
+from oallama.profile.acceptance import ENOUGH_STEPS, PUBLISHED, Acceptance, read_acceptance
 
 if TYPE_CHECKING:
     from oallama.placer.placer import Placer
@@ -25,8 +30,48 @@ MOST_VOCABULARY_DIFFERENCE = 128  # tokens (llama.cpp b11549, common/speculative
 FIRST_COMPARED_TOKEN = 5  # those before may be called otherwise
 
 
-class Drafter:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a drafter meets. block, output: whether these of the model are on the device."""
+
+    attention: Attention
+    block: bool
+    output: bool
+
+    @classmethod
+    def of(cls, placer: Placer, plan: Plan) -> Beside:
+        """llama.cpp counts the output as a layer behind the last block."""
+        output = bool(plan.operators) and plan.operators[-1].gg == 1
+        return cls(placer.attention_for(plan), plan.n_gpu_layers >= 2, output)
+
+
+class Drafter(Protocol):
+    """What makes drafts for a model."""
+
+    most_drafts: int
+
+    @property
+    def name(self) -> str:
+        """As notes call it."""
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What is known of its drafts."""
+
+    def reserves(self, workload: Workload, attention: Attention) -> int:
+        """Bytes of the device that plans beside it must leave free."""
+
+    def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
+        """The decode step that drafts of these acceptance rates make."""
+
+    def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
+        """As many drafts as there are acceptance rates, as a plan has them. Raises what a no_alloc load raises."""
+
+
+class DraftModel:
     """A draft model on the device of a placer, whole; on the CPU where there is no device."""
+
+    most_drafts = len(PUBLISHED)
 
     def __init__(self, placer: Placer, path: str) -> None:
         """Raises ModelFileError, and UsageError for a model of another vocabulary."""
@@ -36,19 +81,20 @@ class Drafter:
         )  # fmt: skip
         self.placer = type(placer).of_file(path, options)
         check_same_vocabulary(placer.model.path, path)
-        self._on_device, self._fingerprint = placer.has_device, placer.model.fingerprint
+        self._on_device, self._of = placer.has_device, placer
         self._problem = cache(self.placer.problem)
+
+    @property
+    def name(self) -> str:
+        return self.placer.model.name or "the draft model"
 
     @cached_property
     def acceptance(self) -> Acceptance:
-        """What is known of its drafts."""
-        return read_acceptance(self._fingerprint, self.placer.model.fingerprint)
+        return read_acceptance(self._of.model.fingerprint, self.placer.model.fingerprint)
 
     @cached_property
     def _placed(self) -> Placement:
-        model, operators = self.placer.model, self.placer.operators
-        names = [operator.name for operator in operators] if self._on_device else []
-        return placed_as_named(model, operators, names, model.n_layer + 1 if self._on_device else 0)
+        return _whole(self.placer, self._on_device)
 
     def needs(self, workload: Workload, attention: Attention) -> tuple[int, int]:
         """Bytes of the host and of the device that it takes beside the model's context. workload, attention: of
@@ -60,24 +106,95 @@ class Drafter:
             on_device += self._problem(attention.flash_attn).runtime_bytes(context)
         return on_host, on_device
 
-    def draft(self, workload: Workload, attention: Attention, accepted: Sequence[float]) -> Draft:
-        """As many drafts as there are acceptance rates. Raises as needs."""
-        on_host, on_device = self.needs(workload, attention)
+    def reserves(self, workload: Workload, attention: Attention) -> int:
+        return self.needs(workload, attention)[1]
+
+    def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
+        on_host, on_device = self.needs(plan.workload, self._of.attention_for(plan))
         path = self.placer.model.path
         return Draft("draft-simple", len(accepted), path, self._on_device, on_device, on_host, tuple(accepted))
 
-    def step(self, workload: Workload, attention: Attention, accepted: Sequence[float]) -> DecodeStep:
-        """The decode step that drafts of these acceptance rates make. For each step llama-server has the draft model
-        make one draft after another, and then read the tokens that the model has checked; it reads prompts as well
-        (b11549, common/speculative.cpp)."""
-        n_draft, n_parallel = len(accepted), workload.step.n_parallel
-        one_by_one, checked = (self._price(workload, attention, DecodeStep(n_parallel, n)) for n in (0, n_draft))
-        return DecodeStep(
-            n_parallel, n_draft, sum(accepted), n_draft * one_by_one.tpot_s + checked.tpot_s, one_by_one.ttft_s
+    def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
+        """For each step llama-server has the draft model make one draft after another, and then read the tokens that
+        the model has checked; it reads prompts as well (b11549, common/speculative.cpp)."""
+        n_draft, problem = len(accepted), self._problem(beside.attention.flash_attn)
+        step = replace(workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0)
+        one_by_one, checked = (
+            price(problem, replace(workload, step=replace(step, n_draft=n)), self._placed) for n in (0, n_draft)
         )
+        return replace(
+            step, n_draft=n_draft, accepted=sum(accepted), draft_s=n_draft * one_by_one.tpot_s + checked.tpot_s,
+            draft_prompt_s=one_by_one.ttft_s,
+        )  # fmt: skip
 
-    def _price(self, workload: Workload, attention: Attention, step: DecodeStep) -> Predicted:
-        return price(self._problem(attention.flash_attn), replace(workload, step=step), self._placed)
+
+class MtpBlock:
+    """A model's own last block (MTP), whole: on the device where the plan has a layer there, and with the output where
+    that is. Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
+
+    name = "the model's last block (MTP)"
+
+    def __init__(self, placer: Placer) -> None:
+        """Raises ModelFileError, and UsageError for a model without such a block."""
+        gguf = read_gguf(placer.model.path)
+        block, n_blocks = mtp_model(gguf), n_mtp_blocks(gguf)
+        model = replace(model_info(block), file_bytes=sum(tensor.n_bytes for tensor in block.tensors))
+        options = Options(device=str(placer.device), threads=placer.threads, n_ctx=placer.options.n_ctx)
+        names = [tensor.name for tensor in block.tensors]
+        self.placer = type(placer)(model, operators(block), names, options)
+        self.most_drafts = len(PUBLISHED) if n_blocks == 1 else min(n_blocks, len(PUBLISHED))
+        self._of, self._n_blocks = placer, n_blocks
+        self._problem = cache(self.placer.problem)
+
+    @cached_property
+    def acceptance(self) -> Acceptance:
+        return read_acceptance(self._of.model.fingerprint, self.placer.model.fingerprint)
+
+    def reserves(self, workload: Workload, attention: Attention) -> int:
+        return 0
+
+    def draft(self, plan: Plan, accepted: Sequence[float]) -> Draft:
+        loads, attention, placement = self._of.no_alloc_loads, self._of.attention_for(plan), self._of.placed(plan)
+        without = replace(plan.workload, step=replace(plan.workload.step, n_draft=0, mtp=False))
+        with_it, beside = (loads.sides(workload, placement, attention) for workload in (plan.workload, without))
+        on_host, on_device = (max(0, a - b) for a, b in zip(with_it, beside, strict=True))
+        is_there = Beside.of(self._of, plan).block
+        return Draft("draft-mtp", len(accepted), "", is_there, on_device, on_host, tuple(accepted))
+
+    def step(self, workload: Workload, accepted: Sequence[float], beside: Beside) -> DecodeStep:
+        """For each step llama-server has the block make one draft after another, and then read the tokens that the
+        model has checked, for which it makes no logits; it reads prompts as well (b11549, common/speculative.cpp)."""
+        n_draft = len(accepted)
+        step = replace(workload.step, n_draft=0, accepted=0.0, draft_s=0.0, draft_prompt_s=0.0, mtp=False)
+        problem = self._problem(beside.attention.flash_attn)
+
+        def seconds(n_tokens: int, logits: bool) -> float:
+            """Of a pass over so many tokens of each request."""
+            at = replace(workload, step=replace(step, n_draft=n_tokens - 1))
+            placed = _whole(self.placer, beside.block, beside.output)
+            whole_s = price(problem, at, placed).tpot_s
+            return whole_s if logits else whole_s - self._output_s(problem, at, placed)
+
+        batch = min(workload.n_prompt, workload.largest_batch)
+        prompt_s = seconds(max(1, batch // step.n_parallel), False) * workload.n_prompt / batch
+        checked_s = self._n_blocks * seconds(n_draft + 1, False)
+        return replace(
+            step, n_draft=n_draft, accepted=sum(accepted), draft_s=n_draft * seconds(1, True) + checked_s,
+            draft_prompt_s=self._n_blocks * prompt_s, mtp=True,
+        )  # fmt: skip
+
+    def _output_s(self, problem: Problem, workload: Workload, placed: Placement) -> float:
+        """Seconds of the output in a decode step."""
+        costs = costs_of(problem, workload, "decode", placed.llama_uses_device(problem.graph.n_layer))
+        last = costs.operators[-1]
+        on_device = placed.on_device[-1] and last.t_gpu_s is not None
+        return last.t_gpu_s if on_device and last.t_gpu_s is not None else last.t_cpu_s
+
+
+def _whole(placer: Placer, on_device: bool, output: bool = True) -> Placement:
+    """All of a model on the device; or on the CPU, or its output alone."""
+    names = [o.name for o in placer.operators if on_device and (output or not o.is_last)]
+    return placed_as_named(placer.model, placer.operators, names, placer.model.n_layer + 1 if on_device else 0)
 
 
 def planned_with_drafts(
@@ -91,34 +208,32 @@ def planned_with_drafts(
     makes a plan with a placer. accepted: acceptance rates by position; (): as measured, else as published.
 
     The number is chosen for a plan, which is then made for it, until it stays: the number hardly depends on the plan.
-    Raises DoesNotFit where the draft model leaves the device no room.
+    Raises DraftDoesNotFit where the draft model leaves the device no room.
     """
-    accepted = accepted or drafter.acceptance.rates
+    accepted = (accepted or drafter.acceptance.rates)[: drafter.most_drafts]
     plain = plan(placer, workload)
-    attention = placer.attention_for(plain)
-    beside = placer_beside(placer, drafter.needs(workload, attention)[1], plain.memory.limit)
+    beside = placer_beside(placer, drafter.reserves(workload, placer.attention_for(plain)), plain.memory.limit)
 
-    @cache
-    def with_step(n_draft: int) -> Workload:
-        return replace(workload, step=drafter.step(workload, attention, accepted[:n_draft]))
+    def with_step(n_draft: int, on: Plan) -> Workload:
+        step = drafter.step(workload, accepted[:n_draft], Beside.of(placer, on))
+        return replace(workload, step=step, n_ubatch=on.workload.n_ubatch)
 
     made: dict[int, Plan] = {}
-    n_draft = min(2, len(accepted))
+    now, n_draft = plain, min(2, len(accepted))
     while n_draft not in made:
-        made[n_draft] = now = plan(beside, with_step(n_draft))
-        seconds = {
-            n: beside.price(now, replace(with_step(n), n_ubatch=now.workload.n_ubatch)).total_s
-            for n in range(1, len(accepted) + 1)
-        }
+        now = plan(beside, replace(with_step(n_draft, now), n_ubatch=workload.n_ubatch))
+        known = with_step(n_draft, now)  # the drafter may be elsewhere than beside the plan before
+        made[n_draft] = now = replace(now, workload=known, predicted=beside.price(now, known))
+        seconds = {n: beside.price(now, with_step(n, now)).total_s for n in range(1, len(accepted) + 1)}
         n_draft = min(seconds, key=lambda n: seconds[n])
     best = min(made, key=lambda n: _total_s(made[n]))
     if _total_s(made[best]) >= _total_s(plain):
         return replace(plain, notes=(*plain.notes, "no drafts: they are predicted to cost more than they save"))
-    draft = drafter.draft(workload, attention, accepted[:best])
+    draft = drafter.draft(made[best], accepted[:best])
     side, n_steps = "on the device" if draft.on_device else "on the CPU", drafter.acceptance.n_steps
     source = f"measured in {n_steps} steps" if n_steps >= ENOUGH_STEPS else "published rates; none measured here yet"
     note = (
-        f"drafts: {best} a step by {drafter.placer.model.name or 'the draft model'}, "
+        f"drafts: {best} a step by {drafter.name}, "
         f"{format_bytes(draft.device_bytes or draft.host_bytes)} {side}; {sum(draft.accepted):.2f} expected to be "
         f"accepted ({source})"
     )
@@ -133,19 +248,26 @@ def _total_s(plan: Plan) -> float:
 
 def placer_beside(placer: Placer, n_bytes: int, limit: int) -> Placer:
     """A placer that keeps so many bytes of the device free for a draft model. limit: bytes that a plan may take. Raises
-    DoesNotFit."""
+    DraftDoesNotFit."""
     if not n_bytes:
         return placer
-    said = "the draft model", "use a smaller one, or a shorter context (-c)"
-    vram = vram_beside(limit, placer.options.vram_fill, n_bytes, str(placer.device), *said)
+    if n_bytes >= limit:
+        said = "the draft model", "use a smaller one, or a shorter context (-c)"
+        raise DraftDoesNotFit(n_bytes, limit, str(placer.device), *said)
+    vram = vram_beside(limit, placer.options.vram_fill, n_bytes, str(placer.device), "", "")
     options = replace(placer.options, vram=vram)
     return type(placer)(placer.model, placer.operators, placer.tensor_names, options, placer.profile())
 
 
+def draft_fingerprint(model: ModelInfo, draft: Draft | None) -> str | None:
+    """Of the model that makes the drafts; None for drafts without one. Raises ModelFileError, UsageError."""
+    if draft is None or draft.kind == "ngram-simple":
+        return None
+    return read_gguf(draft.model_path).fingerprint if draft.model_path else mtp_model(read_gguf(model.path)).fingerprint
+
+
 def check_same_vocabulary(path: str, draft_path: str) -> None:
     """Raises UsageError where llama.cpp would not let one model draft for the other, ModelFileError."""
-    from oallama.model.gguf_reader import read_gguf
-
     kinds, tokens = [], []
     for metadata in (read_gguf(each).metadata for each in (path, draft_path)):
         kinds.append(metadata.get("tokenizer.ggml.model"))

@@ -127,6 +127,7 @@ class Placer(ModelOnDevice):
         workload: Workload | None = None,
         measure: bool = True,
         draft_model: str | None = None,
+        mtp: bool = False,
         n_parallel: int = 1,
     ) -> Plan:
         """Place the model for n_prompt prompt and n_gen generated tokens, and verify by a no_alloc load that the plan
@@ -136,13 +137,13 @@ class Placer(ModelOnDevice):
         n_ubatch: micro-batch; None: from the options, else 512 or a larger size that is predicted to be faster
         (planner/decide.py). attention_passes: forward passes to choose attention for; None: those of the workload.
         prefetch: how far copies of streamed weights run ahead. n_past: tokens in the KV cache before the prompt.
-        workload: a record of these counts. measure False: use no profile and predict nothing; only for policy cpu or a
-        placement.
+        workload: a record of these counts. draft_model: the path of a model that makes drafts; mtp: the model's own
+        last block does. measure False: use no profile and predict nothing; only for policy cpu or a placement.
         Raises UsageError for an unknown policy, DoesNotFit, ProfileError, DeviceError.
         """
         workload = workload or self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past, n_parallel)
-        if draft_model is not None:
-            from oallama.placer.drafter import Drafter, planned_with_drafts
+        if draft_model is not None or mtp:
+            from oallama.placer.drafter import DraftModel, MtpBlock, planned_with_drafts
 
             def planned(placer: Placer, workload: Workload) -> Plan:
                 return placer.plan(
@@ -150,7 +151,8 @@ class Placer(ModelOnDevice):
                     workload=workload,
                 )  # fmt: skip
 
-            return planned_with_drafts(self, Drafter(self, draft_model), workload, planned)
+            drafter = MtpBlock(self) if draft_model is None else DraftModel(self, draft_model)
+            return planned_with_drafts(self, drafter, workload, planned)
         if not measure:
             return unmeasured_plan(self, policy, workload, attention_passes)
         if policy == FIT:
@@ -229,14 +231,13 @@ class Placer(ModelOnDevice):
         return open_engine(placer, plan, started, on_expert_counts)
 
     def keep_drafts(self, plan: Plan, seen: Acceptance | None) -> None:
-        """Keep which drafts of a plan's draft model were accepted; later plans count on it. Raises ProfileError where
-        the cache cannot be written, ModelFileError."""
-        if seen is None or plan.draft is None or not plan.draft.model_path:
-            return
-        from oallama.model.gguf_reader import read_gguf
+        """Keep which drafts of a plan's draft model, or of its own last block, were accepted; later plans count on
+        it. Raises ProfileError where the cache cannot be written, ModelFileError."""
+        from oallama.placer.drafter import draft_fingerprint
         from oallama.profile.acceptance import keep_acceptance
 
-        keep_acceptance(self.model.fingerprint, read_gguf(plan.draft.model_path).fingerprint, seen)
+        if seen is not None and (drafting := draft_fingerprint(self.model, plan.draft)) is not None:
+            keep_acceptance(self.model.fingerprint, drafting, seen)
 
     def as_asked(self, plan: Plan) -> Plan:
         """The plan as it is loaded: with the context, micro-batch, KV cache and attention of the options, where given.

@@ -171,6 +171,8 @@ def draft_arguments(draft: Draft, device: str, target: Target = "llama-server") 
     if target == "llama-bench":
         raise PlanError("llama-bench makes no drafts; use `oallama bench`")
     arguments = ["--spec-type", draft.kind]
+    if draft.kind == "draft-mtp":
+        return [*arguments, "--spec-draft-n-max", str(draft.n_draft)]
     if not draft.model_path:
         return [*arguments, f"--spec-{draft.kind}-size-m", str(draft.n_draft)]
     where = ["-devd", device, "-ngld", "all"] if draft.on_device else ["-devd", "none", "-ngld", "0"]

@@ -136,6 +136,18 @@ class Plan:
         """SHA-256 of the plan's JSON, which identifies the plan in results."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
+    @property
+    def without_own_drafts(self) -> Plan:
+        """As it is loaded by what does not load the block that drafts for its own model."""
+        if self.draft is None or self.draft.kind != "draft-mtp":
+            return self
+        memory, left = replace(self.memory, spare=self.memory.spare + self.draft.device_bytes), self.draft.device_bytes
+        for name in ("weights_gpu", "compute", "kv"):  # the draft says their sum alone
+            less = min(left, getattr(memory, name))
+            memory, left = replace(memory, **{name: getattr(memory, name) - less}), left - less
+        step = replace(self.workload.step, n_draft=0, accepted=0.0, mtp=False)
+        return replace(self, memory=memory, workload=replace(self.workload, step=step), draft=None)
+
     def pairs(self, operators: Sequence[Operator]) -> list[tuple[Operator, OperatorPlacement]]:
         """Operators of the plan's model with their placements, in the given order. Raises PlanError for another
         model's operators."""
@@ -277,6 +289,8 @@ def _check(record: Plan) -> None:
     _check_step(record.workload.step)
     if record.draft is not None and bool(record.draft.model_path) is not (record.draft.kind == "draft-simple"):
         raise PlanError("the plan's draft must name a model if its kind is draft-simple, and only then")
+    if record.draft is not None and record.draft.kind == "draft-mtp" and not record.workload.step.mtp:
+        raise PlanError("the plan's draft is of kind draft-mtp, but its decode step is not; plan again")
     seen: set[str] = set()
     for placement in record.operators:
         if placement.name in seen:

@@ -26,11 +26,20 @@ def verify(
     """A placement with the memory breakdown of a no_alloc load: `spare` may be negative. notes: on what was changed
     before it was searched for. capacity: bytes of the device; None: as that load found it.
     """
-    placement = with_layouts(problem, workload, placement)
+    placement = with_layouts(problem, workload, with_draft_block(problem, workload, placement))
     memory = measured(problem, workload, placement, capacity)
     predicted = price(problem, workload, placement)
     notes = (*notes, *placement.notes, *_streaming_notes(problem, placement), *_resident_notes(problem, placement))
     return VerifiedPlan(policy, workload, placement, memory, predicted, notes)
+
+
+def with_draft_block(problem: Problem, workload: Workload, placement: Placement) -> Placement:
+    """The placement with the model's last block on the device, where that drafts: it runs most often, and takes no cut.
+    The output's layer lies behind it."""
+    last = problem.graph.n_layer - 1
+    if not workload.step.mtp or placement.first_device_layer <= last or not placement.uses_device(last + 1):
+        return placement
+    return replace(placement, first_device_layer=last)
 
 
 def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> VerifiedPlan:

@@ -118,7 +118,7 @@ class Engine:
             self.plan = corrected_plan(self.plan, self._operators, report.slices)
             self.warnings = (*self.warnings, *map(spoken, report.problems))
         memory = compare_memory(device_bytes, host_bytes, self.device, self.plan.memory)
-        if (draft := self.plan.draft) is not None:
+        if (draft := self.plan.draft) is not None and draft.model_path:
             device_bytes += draft.device_bytes
             memory = replace(
                 memory,

@@ -18,7 +18,14 @@ from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageE
 from oallama.core.types import Operator, StockOptions
 from oallama.core.units import MIB
 from oallama.device.child import ask_child
-from oallama.device.load_params import BuftOverride, LoadSettings, ModelParams, apply_context, load_bridge
+from oallama.device.load_params import (
+    BuftOverride,
+    LoadSettings,
+    ModelParams,
+    apply_context,
+    apply_draft_context,
+    load_bridge,
+)
 from oallama.device.opening import device_pointer
 from oallama.run.stock import Cap, StockPlacement, operator_bytes_on_device
 
@@ -150,6 +157,17 @@ def context_params(settings: LoadSettings) -> Any:
     return params
 
 
+class ExtraModel(ctypes.Structure):
+    """struct common_fit_extra_model: what takes memory beside the model, whose weights it may share."""
+
+    _fields_ = [
+        ("path_model", ctypes.c_char_p),
+        ("mparams", ctypes.c_void_p),
+        ("cparams", ctypes.c_void_p),
+        ("shares_model", ctypes.c_bool),
+    ]
+
+
 def open_common() -> ctypes.CDLL | None:
     """The library, or None if this build of llama.cpp has none.
 
@@ -187,6 +205,10 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
         raise BridgeError("this llama.cpp has another parameter layout; run `oallama setup`")
+    drafting = api.llama_context_default_params()  # of the model's own last block, as llama-server tells --fit of it
+    apply_draft_context(settings, drafting, None)
+    addresses = (ctypes.addressof(params) for params in (model_params, drafting))
+    extra = ExtraModel(settings.path.encode(), *addresses, True)
     n_overrides = api.llama_max_tensor_buft_overrides()
     overrides = (BuftOverride * (n_overrides + 1))()
     split = (ctypes.c_float * api.llama_max_devices())()
@@ -199,7 +221,7 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     ]  # fmt: skip
     status = function(
         settings.path.encode(), ctypes.byref(model_params), ctypes.byref(context), split, overrides, margins,
-        MIN_CTX, None, log_error,
+        MIN_CTX, ctypes.byref(extra) if settings.n_drafts else None, log_error,
     )  # fmt: skip
     if status == 2:  # COMMON_PARAMS_FIT_STATUS_ERROR
         raise ModelFileError(f"llama.cpp's --fit cannot load {settings.path}: {log.reason() or 'no reason given'}")

@@ -83,6 +83,7 @@ def load_placed(
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
     """
+    plan = plan.without_own_drafts
     plan.check(model, operators)
     check_layers(plan, model.n_layer, operators)
     spec, attention = device_of(plan, options.device), options.attention(plan.attention or STOCK_ATTENTION)

@@ -83,6 +83,8 @@ class NoAllocLoads:
             n_threads=self._n_threads(),
             attention=attention,
             stock=placement.stock,
+            n_slots=workload.step.n_slots,
+            n_drafts=workload.step.n_draft if workload.step.mtp else 0,
         )
 
     def taken(self, workload: Workload, placement: Placement, attention: Attention) -> LoadBytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf_factory import write_gguf
 
-from oallama.core.types import Operator
+from oallama.core.types import DecodeStep, Operator
 from oallama.cost.blocks import hot_weights, is_ffn, slice_weights
 from oallama.cost.slices import Cut
 from oallama.model.cut import cut_extent, cut_granularity
@@ -92,11 +92,12 @@ def forced(
     hot: Sequence[int] = (),
     n_ctx: int = N_CTX,
     probe: bool = True,
+    step: DecodeStep = DecodeStep(),  # noqa: B008 - frozen
     **fields: Any,
 ) -> Forced:
     """A plan of `path`. whole: operators that go to the device uncut, and with them norms and KV. layout: in host
     memory, of what has a share. hot: experts that the device has besides. probe False: its memory breakdown is not
-    filled. fields: of a Placement."""
+    filled. step: of decode. fields: of a Placement."""
     placer = Placer.load(path, device=device, threads=1, n_ctx=n_ctx, n_ubatch=N_UBATCH, flash_attn="on")
     model, operators = placer.model, placer.operators
     places = tuple(
@@ -110,7 +111,7 @@ def forced(
     placement = Placement(places, model.n_layer + 1 if whole is None else 0, **fields)
     held, workload = (
         slice_weights(operators, placement.gg) + hot_weights(operators, placement.hot),
-        placer.workload(8, 8),
+        replace(placer.workload(8, 8), step=step),
     )
     memory = memory_breakdown(0, 1.0, 0, 0, 0, 0)
     if probe:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from e2e.forced import forced, movable
+from e2e.forced import ffn, forced, movable
 from gguf_factory import write_gguf
 from processes import ROOT
 
 from oallama.cli.speculation import StepOptions
-from oallama.core.errors import UsageError
-from oallama.core.types import NGRAM, Draft, Workload
+from oallama.core.errors import DraftDoesNotFit, UsageError
+from oallama.core.types import NGRAM, DecodeStep, Draft, Operator, Workload
 from oallama.placer import Placer
-from oallama.placer.drafter import Drafter, placer_beside, planned_with_drafts
+from oallama.placer.drafter import Beside, DraftModel, MtpBlock, placer_beside, planned_with_drafts
 from oallama.plan.plan import Plan
+from oallama.planner.verify import with_draft_block
 from oallama.profile.acceptance import read_acceptance
+from oallama.run.plugin_report import ask_report
 from oallama.stores.default_model import FILE
 
 STORIES = ROOT / "models" / FILE
 GREEDY = {"temperature": 0.0, "max_tokens": 24}
+
+
+def beside_ffn(operator: Operator) -> bool:
+    return operator.role.startswith(("attn", "ssm", "output"))
 
 
 @pytest.mark.parametrize("device", ["none", "emulated:rtx3060-12"])
@@ -42,6 +50,54 @@ def test_answers_with_drafts_are_those_without(device: str, tmp_path: Path, monk
     placer.keep_drafts(replace(case.plan, draft=draft), seen)
     kept = read_acceptance(placer.model.fingerprint, placer.model.fingerprint)
     assert (kept.n_steps, kept.accepted) == (2 * seen.n_steps, tuple(2 * n for n in seen.accepted))
+
+
+@pytest.mark.parametrize("device", ["none", "emulated:rtx3060-12"])
+def test_a_models_own_drafts_change_no_answer_and_take_what_is_planned(device: str, tmp_path: Path) -> None:
+    """Beside blocks that are split on the device, where llama.cpp makes a second instance of the split back end."""
+    path = write_gguf(tmp_path / "mtp.gguf", "qwen35", n_layer=3, n_vocab=512, n_ctx=512, residual=0.02)
+    step, asked = DecodeStep(1, 2, 1.0, mtp=True), {} if device == "none" else {"share": ffn(0.5), "whole": beside_ffn}
+    with forced(path, device, **asked).engine() as engine:
+        expected = engine.generate([5, 6, 7, 8], **GREEDY)
+    case = forced(path, device, step=step, **asked)
+    with case.placer.engine(replace(case.plan, draft=Draft("draft-mtp", 2))) as engine:
+        found, seen = engine.generate([5, 6, 7, 8], **GREEDY), engine.drafts()
+        report = ask_report(engine._folder, engine.pid, 10.0)
+        if report is not None:
+            assert report.emulated is not None
+            assert report.emulated.device_bytes == engine.memory.device_bytes, "as the no_alloc load said"
+    assert found.tokens == expected.tokens
+    assert seen is not None and seen.n_steps > 4 and seen.accepted[0] > 0
+
+
+def test_a_models_own_block_is_on_the_device_first(tmp_path: Path) -> None:
+    """Its weights, its context and snapshots of recurrent state are part of the plan's memory."""
+    path = write_gguf(tmp_path / "mtp.gguf", "qwen35", n_layer=3, n_vocab=512, n_ctx=512)
+    case = forced(path, "emulated:rtx3060-12", ffn(0.5))
+    placer, plain = case.placer, case.plan.workload
+    drafter, accepted = MtpBlock(placer), (0.9, 0.8)
+    on_device, on_cpu = (drafter.step(plain, accepted, Beside(placer.attention, x, x)) for x in (True, False))
+    assert on_device.mtp and on_device.n_tokens == 3 and on_device.accepted == pytest.approx(1.7)
+    assert 0 < on_cpu.draft_s != on_device.draft_s > 0
+    workload = replace(plain, step=on_device)
+    problem: Any = SimpleNamespace(graph=placer.graph)  # all that it looks at
+    before = placer.placed(case.plan)
+    placement = with_draft_block(problem, workload, before)
+    assert before.first_device_layer == 4 and placement.first_device_layer == 2, "slices alone; and the block"
+    assert with_draft_block(problem, plain, before) == before
+    plan = replace(case.plan, workload=workload, n_gpu_layers=2)
+    draft = drafter.draft(plan, accepted)
+    assert draft.on_device and draft.device_bytes > 1_500_000, "its weights alone are more"
+    of_four = replace(workload, step=replace(on_device, n_slots=4))
+    one, four = (placer.no_alloc_loads.sides(each, placement, placer.attention) for each in (workload, of_four))
+    assert four[0] - one[0] > 3 * 3 * 65536, "each slot has a state of its own, and two snapshots of it"
+
+
+def test_a_model_without_such_a_block_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no block that predicts further tokens \(MTP\)"):
+        Placer.load(STORIES, device="none").plan("cpu", mtp=True)
+    with pytest.raises(UsageError, match="--spec mtp needs no draft model"):
+        StepOptions("mtp", str(STORIES))
 
 
 def test_text_that_repeats_is_drafted_without_a_model() -> None:
@@ -66,7 +122,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 def test_the_number_of_drafts_is_about_as_good_as_any() -> None:
     """Each number is planned for by itself. The memory that a draft model needs is kept free."""
     placer = Placer.load(ROOT / "models" / "oallama-stories-f16.gguf", device="emulated:rtx3060-12", vram="40MiB")
-    workload, drafter = placer.workload(64, 64), Drafter(placer, str(STORIES))
+    workload, drafter = placer.workload(64, 64), DraftModel(placer, str(STORIES))
 
     def planned(on: Placer, workload: Workload) -> Plan:
         return on.plan("layers", workload=workload)
@@ -75,7 +131,7 @@ def test_the_number_of_drafts_is_about_as_good_as_any() -> None:
     beside = placer_beside(placer, drafter.needs(workload, placer.attention)[1], plain.memory.limit)
     for accepted in ((0.1, 0.01), (1.0, 1.0)):
         found = planned_with_drafts(placer, drafter, workload, planned, accepted)
-        steps = [drafter.step(workload, placer.attention, accepted[:n]) for n in (1, 2)]
+        steps = [drafter.step(workload, accepted[:n], Beside(placer.attention, True, True)) for n in (1, 2)]
         plans = [plain, *(planned(beside, replace(workload, step=step)) for step in steps)]
         totals = [plan.predicted.total_s for plan in plans]
         assert found.predicted.total_s <= 1.03 * min(totals)
@@ -85,3 +141,12 @@ def test_the_number_of_drafts_is_about_as_good_as_any() -> None:
             held = found.memory
             used = held.weights_gpu + held.kv + held.compute + held.staging + found.draft.device_bytes
             assert used <= plain.memory.limit
+
+
+def test_a_draft_model_that_does_not_fit_is_wrong_usage() -> None:
+    placer = Placer.load(STORIES, device="none")
+    with pytest.raises(
+        DraftDoesNotFit, match=r"the draft model needs 2 GiB on none but only 1 GiB may be used; use a sm"
+    ):
+        placer_beside(placer, 2 << 30, 1 << 30)
+    assert DraftDoesNotFit.exit_code == 2

@@ -61,6 +61,8 @@ RANK, NOPE, ROPE, VALUE = 256, 64, 32, 64
 INNER, STATE, STEPS = 512, 64, 8
 """Mamba 2: width of its inner part, of its state, and number of time steps."""
 CONVOLVED = INNER + 2 * STATE
+HEAD_STATE, KEY_HEADS, VALUE_HEADS = 64, 2, 4
+"""Gated delta net: width of a head's keys and values, number of either."""
 
 
 def shapes_of(z: Sizes, n_ff_expert: int, n_ff_shared: int) -> dict[str, Shape]:
@@ -120,6 +122,7 @@ GEMMA = f"ffn_norm {FFN} post_attention_norm post_ffw_norm"
 GPT2 = "attn_norm+ attn_qkv+ attn_output+ ffn_norm+ ffn_up+ ffn_down+"
 STATES = {"shortconv.conv", "ssm_conv1d", "ssm_a", "ssm_d", "attn_rel_b"}  # recurrent parameters, which stay F32
 VECTORS = {"attn_sinks", "ffn_gate_inp_shexp"}  # made like norms
+ADDED = {"attn_output", "ssm_out", "ffn_down"}  # last of a block, whose result is added
 BARE = {"ssm_a", "ssm_d", "ssm_dt.bias"}  # names without .weight
 
 
@@ -171,6 +174,31 @@ def lfm2(i: int) -> str:
     """Short convolutions in even layers, attention in odd ones."""
     first = f"{ATTENTION} {HEAD_NORMS}" if i % 2 else "shortconv.conv shortconv.in_proj shortconv.out_proj"
     return f"attn_norm {first} ffn_norm {FFN}"
+
+
+def qwen35(i: int) -> str:
+    """Gated delta nets in even layers, gated attention in odd ones, and a last block (MTP) that drafts."""
+    recurrent = "attn_qkv attn_gate ssm_conv1d ssm_dt.bias ssm_a ssm_beta ssm_alpha ssm_norm ssm_out"
+    first = f"{ATTENTION} {HEAD_NORMS}" if i % 2 or i == 2 else recurrent
+    last = " nextn.eh_proj nextn.enorm nextn.hnorm nextn.shared_head_norm" if i == 2 else ""
+    return f"attn_norm {first} post_attention_norm {FFN}{last}"
+
+
+def delta_net(z: Sizes) -> dict[str, Shape]:
+    values, convolved = VALUE_HEADS * HEAD_STATE, (2 * KEY_HEADS + VALUE_HEADS) * HEAD_STATE
+    return {
+        "attn_q": (z.n_embd, 2 * z.n_embd),
+        "attn_qkv": (z.n_embd, convolved),
+        "attn_gate": (z.n_embd, values),
+        "ssm_conv1d": (4, convolved),
+        "ssm_dt.bias": (VALUE_HEADS,),
+        "ssm_a": (VALUE_HEADS,),
+        "ssm_beta": (z.n_embd, VALUE_HEADS),
+        "ssm_alpha": (z.n_embd, VALUE_HEADS),
+        "ssm_norm": (HEAD_STATE,),
+        "ssm_out": (values, z.n_embd),
+        "nextn.eh_proj": (2 * z.n_embd, z.n_embd),
+    }
 
 
 def t5(z: Sizes) -> str:
@@ -279,6 +307,22 @@ ARCHITECTURES: dict[str, Architecture] = {
             "ssm.group_count": 1,
         },
     ),
+    "qwen35": Architecture(  # of three blocks, of which the last one drafts
+        qwen35,
+        shapes=delta_net,
+        metadata=lambda z: {
+            **head_width(z),
+            "nextn_predict_layers": 1,
+            "full_attention_interval": 2,
+            "rope.dimension_count": z.n_head_dim // 4,
+            "rope.dimension_sections": [3, 3, 2, 0],
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": VALUE_HEADS * HEAD_STATE,
+            "ssm.state_size": HEAD_STATE,
+            "ssm.time_step_rank": VALUE_HEADS,
+            "ssm.group_count": KEY_HEADS,
+        },
+    ),
     "t5": Architecture(
         "",
         t5,
@@ -319,13 +363,15 @@ def write_gguf(
     tokenizer: Callable[[gguf.GGUFWriter, int], None] = add_byte_bpe,
     split_max_tensors: int = 0,
     seed: int = 0,
+    residual: float = 1.0,
     **sizes: int,
 ) -> Path:
     """Write a tiny random model of ARCHITECTURES[arch] to `path` and return the file to load.
 
     weight_type: ggml type of the matrices (F16 where rows do not fit its blocks). metadata: keys to add, replace, or
     (None) leave out. tokenizer: stores a vocabulary of so many tokens. split_max_tensors: tensors per part of a split
-    file, 0 for one file. sizes: fields of Sizes.
+    file, 0 for one file. residual: how much blocks add, of F16 and F32; little: the last token decides the next, and a
+    block that drafts is often right. sizes: fields of Sizes.
     """
     made, z = ARCHITECTURES[arch], replace(Sizes(), **sizes)
     if made.all_kv:
@@ -358,6 +404,8 @@ def write_gguf(
     rng = np.random.default_rng(seed)
     for full, role, shape in tensors:
         data, raw = random_tensor(role, shape, weight_type, rng)
+        if role in ADDED and raw is None:
+            data = (data * residual).astype(data.dtype)
         writer.add_tensor(full, data, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -381,6 +429,8 @@ def random_tensor(
         return 0.01 * rng.standard_normal(rows, np.float32), None
     if role.endswith("norm") or role in VECTORS:
         return np.ones(rows, np.float32) + 0.1 * rng.standard_normal(rows, np.float32), None
+    if role == "nextn.eh_proj":  # of embedding and hidden state the embedding
+        return np.eye(*rows, dtype=np.float16), None
     wanted = gguf.GGMLQuantizationType[weight_type]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[wanted]
     if shape[0] % block_size or weight_type in ("F32", "F16"):

@@ -163,7 +163,12 @@ F16 = {"flash_attn": "on", "type_k": "f16", "type_v": "f16"}
         ("workload/step", STEP | {"accepted": 2.5}, "the plan's decode step is not valid"),
         ("workload/step", STEP | {"draft_s": -1e-3}, "the plan's decode step is not valid"),
         ("workload/step", STEP | {"n_parallel": 0}, "it.json: plan.workload.step: n_parallel must be above 0, not 0"),
-        ("draft", {"kind": "x", "n_draft": 1}, "it.json: plan.draft: kind must be one of draft-simple, ngram-simple"),
+        ("draft", {"kind": "x", "n_draft": 1}, "it.json: plan.draft: kind must be one of draft-simple, draft-mtp"),
+        (
+            "draft",
+            {"kind": "draft-mtp", "n_draft": 1},
+            "the plan's draft is of kind draft-mtp, but its decode step is not",
+        ),
         ("draft", {"kind": "draft-simple", "n_draft": 1}, "the plan's draft must name a model"),
     ],
 )

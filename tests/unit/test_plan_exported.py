@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from worlds import placed, some_plan, weight
 
 from oallama.core.errors import PlanError
-from oallama.core.types import NGRAM, SPLIT_LAYOUT, Draft, Operator, OperatorPlacement, StockOptions, StreamSettings
+from oallama.core.types import (
+    NGRAM,
+    SPLIT_LAYOUT,
+    DecodeStep,
+    Draft,
+    Operator,
+    OperatorPlacement,
+    StockOptions,
+    StreamSettings,
+)
 from oallama.plan.export import Backend, Plugin, Target, export_command, needs_plugin, splits, stock_device
 from oallama.plan.patterns import escape, host_patterns
 from oallama.plan.plan import Plan
@@ -324,6 +333,9 @@ def test_drafts_go_with_the_plan() -> None:
     ]  # fmt: skip
     assert after("-devd", words_of(laid(draft=replace(draft, on_device=False)))) == ["none"]
     assert after("--spec-ngram-simple-size-m", words_of(laid(draft=NGRAM))) == ["48"]
+    workload = replace(laid().workload, step=DecodeStep(1, 2, 1.0, mtp=True))
+    own = words_of(laid(workload=workload, draft=Draft("draft-mtp", 2)))
+    assert (after("--spec-type", own), after("--spec-draft-n-max", own)) == (["draft-mtp"], ["2"]) and "-md" not in own
     with pytest.raises(PlanError, match="llama-bench makes no drafts"):
         words_of(laid(draft=draft), "llama-bench")
     assert Plan.from_json(laid(draft=draft).to_json()).draft == draft

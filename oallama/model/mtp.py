@@ -1,0 +1,63 @@
+"""The block of a model that predicts further tokens (MTP), as a model of one layer.
+
+llama.cpp runs it as a draft model in a second context over the same weights (`--spec-type draft-mtp`). So it is priced
+as one: its embedding and output are the model's own unless it has others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from oallama.core.errors import UsageError
+from oallama.model.gguf_file import GgufArray, GgufFile, MetadataEntry, TensorInfo
+from oallama.model.hyperparameters import number
+
+ARCHITECTURES = frozenset(
+    {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "glm5-next", "hy_v3",
+     "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "step35"}
+)  # fmt: skip
+"""Those whose MTP block llama.cpp has a graph for (b11549, src/models); it loads that of others and runs nothing."""
+
+_OWN = {"nextn.shared_head_head": "output", "nextn.shared_head_norm": "output_norm"}
+
+
+def n_mtp_blocks(gguf: GgufFile) -> int:
+    """How many of its blocks llama.cpp can draft with."""
+    blocks = number(gguf, "nextn_predict_layers")
+    first = number(gguf, "block_count") - blocks
+    needed = (f"blk.{first}.nextn.eh_proj.weight", "token_embd.weight", "output_norm.weight")
+    there = gguf.arch in ARCHITECTURES and all(name in gguf.tensor_by_name for name in needed)
+    return blocks if there else 0
+
+
+def mtp_model(gguf: GgufFile) -> GgufFile:
+    """The first such block as a model. Raises UsageError for a model without one."""
+    if not n_mtp_blocks(gguf):
+        raise UsageError(
+            f"{gguf.path} has no block that predicts further tokens (MTP); leave --spec mtp out, or use a draft model "
+            "(-md)"
+        )
+    n_layer = number(gguf, "block_count")
+    layer = n_layer - number(gguf, "nextn_predict_layers")
+    block = f"blk.{layer}."
+    named: dict[str, TensorInfo] = {}
+    for tensor in gguf.tensors:
+        role, _, suffix = tensor.name.removeprefix(block).rpartition(".")
+        if not tensor.name.startswith("blk."):
+            named.setdefault(tensor.name, tensor)
+        elif tensor.name.startswith(block):
+            own = f"{_OWN[role]}.{suffix}" if role in _OWN else f"blk.0.{tensor.name.removeprefix(block)}"
+            named[own] = replace(tensor, name=own)
+    alone = {f"{gguf.arch}.block_count": 1, f"{gguf.arch}.nextn_predict_layers": 0}
+    entries = {key: _of_layer(entry, alone.get(key), layer, n_layer) for key, entry in gguf.entries.items()}
+    fingerprint = hashlib.sha256(f"mtp {gguf.fingerprint}".encode()).hexdigest()
+    return replace(gguf, entries=entries, tensors=tuple(named.values()), fingerprint=fingerprint)
+
+
+def _of_layer(entry: MetadataEntry, value: int | None, layer: int, n_layer: int) -> MetadataEntry:
+    """The entry of one layer, of one that has a value for each. value: another; None: as it is."""
+    if value is not None:
+        return replace(entry, value=value)
+    is_each = isinstance(entry.value, GgufArray) and entry.value.length == n_layer and entry.value.type != "string"
+    return replace(entry, value=entry.value[layer], type=entry.value.type) if is_each else entry
