@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import Predicted, Workload
-from oallama.placer.stock import promising_stock, stock_plan
+from oallama.core.types import DecodeStep, Predicted, Workload
+from oallama.placer.drafter import Beside, Drafter, placer_beside, planned_with_drafts
+from oallama.placer.stock import memory_cap, promising_stock, stock_load, stock_plan
 from oallama.planner.decide import larger_ubatches
 from oallama.planner.policies.stock import FIT, STOCK_MODES
 from oallama.run.setup import only_splits
@@ -27,6 +29,7 @@ GEN_S, LEAST_GEN, MOST_GEN = 1.0, 4, 16  # an answer is measured for as many tok
 UNKNOWN = Predicted(1.0, 0.25, 33.0)  # of a class without a prediction
 HOPELESS = 2.0  # predicted to take more than so many times as long as the fastest: not measured
 LIKELY_LATE = 1.5  # as many times as late a first word as under --fit, by prediction: not measured
+STOCK_DRAFTS = (1, 2, 4)  # that stock llama.cpp is offered where the user asks for drafts
 NEAR = 1.03  # a plan that is predicted to take so many times as long as the best serves a class as well
 
 
@@ -36,7 +39,7 @@ class Candidates:
 
     def __init__(self, placer: Placer, workloads: Mapping[WorkloadClass, Workload], fit: StockPlacement) -> None:
         self._placer, self._workloads, self._fit = placer, workloads, fit
-        self._late_may_win = placer.options.late_first_word
+        self._late_may_win, self._drafter = placer.options.late_first_word, placer.drafter
         self._fits = {kind: stock_plan(placer, workload, fit).predicted for kind, workload in workloads.items()}
         self._plans: dict[str, Plan] = {}  # by fingerprint
         for kind in workloads:
@@ -53,7 +56,7 @@ class Candidates:
         """Plans to measure for a class, of those that serve it well; plans that serve most classes come first."""
         workload, fit = self._workloads[kind], self._fits[kind] or UNKNOWN
         stock = self._stock(kind)
-        best_s = min((predicted.total_s for _, predicted in stock if predicted is not None), default=math.inf)
+        best_s = min((predicted.total_s for _, predicted, _ in stock if predicted is not None), default=math.inf)
         ranked = {name: seconds for name, seconds in self._ranked[kind].items() if seconds <= HOPELESS * best_s}
         names = sorted(ranked, key=lambda name: (not self._is_near(kind, name), -self._wide[name], ranked[name]))
         promised = {name: best_s / ranked[name] if best_s < math.inf else None for name in names}
@@ -63,13 +66,18 @@ class Candidates:
             workload.n_gen,
             n_gen,
             fit.ttft_s * (1 + workload.n_past / workload.n_prompt / 2) + n_gen * fit.tpot_s,
-            tuple(StockTry(placement) for placement, _ in stock),
+            tuple(StockTry(placement, n_draft=n_draft) for placement, _, n_draft in stock),
             races=tuple(ABTest(self._plans[n].policy, n, workload.n_gen, promised[n]) for n in names[:MOST_TESTS]),
         )
 
     def _add_plans(self, kind: WorkloadClass) -> None:
-        """The best plan for a class, and the CPU alone. Where the best is late with its first word, those for longer
-        prompts, too."""
+        """The best plan for a class, with drafts and without, and the CPU alone. Where the best is late with its first
+        word, those for longer prompts, too."""
+        if self._drafter is not None:
+            with suppress(DoesNotFit):
+                plan = planned_with_drafts(self._placer, self._drafter, self._workloads[kind], planned_by_auto)
+                if plan.draft is not None and plan.stock is None:
+                    self._keep(plan)
         best, fit = self._add_best(self._workloads[kind]), self._fits[kind]
         self._add("cpu", self._workloads[kind])
         if best is None or best.predicted is None or fit is None or self._late_may_win:
@@ -96,10 +104,13 @@ class Candidates:
             if plan.stock is not None:
                 return plan
             if not self._placer.device.is_pair or only_splits(plan):
-                digest = placement_digest(plan)
-                plan = next((known for known in self._plans.values() if placement_digest(known) == digest), plan)
-                return self._plans.setdefault(plan.fingerprint, plan)
+                return self._keep(plan)
         return None
+
+    def _keep(self, plan: Plan) -> Plan:
+        digest = placement_digest(plan)
+        plan = next((known for known in self._plans.values() if placement_digest(known) == digest), plan)
+        return self._plans.setdefault(plan.fingerprint, plan)
 
     def _ranks(self, kind: WorkloadClass) -> dict[str, float]:
         """Plans with the seconds that they are predicted to take, the fastest first; behind them those whose first word
@@ -118,18 +129,33 @@ class Candidates:
         ranked = self._ranked[kind]
         return plan in ranked and ranked[plan] <= NEAR * next(iter(ranked.values()))
 
-    def _stock(self, kind: WorkloadClass) -> list[tuple[StockPlacement, Predicted | None]]:
-        """Options of stock llama.cpp to measure, --fit first."""
+    def _stock(self, kind: WorkloadClass) -> list[tuple[StockPlacement, Predicted | None, int]]:
+        """Options of stock llama.cpp to measure, --fit first, with the number of their drafts."""
         placer, workload, fit = self._placer, self._workloads[kind], self._fits[kind]
         if placer.device.is_pair or fit is None:
-            return [(self._fit, fit)]
+            return [(self._fit, fit, 0)]
         latest_s = math.inf if self._late_may_win else LIKELY_LATE * fit.ttft_s
         modes, n_ubatches = [mode for mode in STOCK_MODES if mode != FIT], larger_ubatches(workload, placer.options)
-        found = {self._does(self._fit): (self._fit, fit)}
+        found = {self._does(self._fit): (self._fit, fit, 0)}
         for placement, predicted in promising_stock(placer, workload, modes, n_ubatches, latest_s):
-            found.setdefault(self._does(placement), (placement, predicted))
-        most_s = HOPELESS * min(predicted.total_s for _, predicted in found.values())
-        return [each for each in found.values() if each[0] is self._fit or each[1].total_s <= most_s]
+            found.setdefault(self._does(placement), (placement, predicted, 0))
+        offered = [*found.values(), *self._stock_with_drafts(workload, n_ubatches, latest_s)]
+        most_s = HOPELESS * min(predicted.total_s for _, predicted, _ in offered)
+        return [each for each in offered if each[0] is self._fit or each[1].total_s <= most_s]
+
+    def _stock_with_drafts(
+        self, workload: Workload, n_ubatches: Sequence[int], latest_s: float
+    ) -> Iterator[tuple[StockPlacement, Predicted, int]]:
+        """For each number of drafts the most promising options."""
+        if self._drafter is None:
+            return
+        for n_draft in (n for n in STOCK_DRAFTS if n <= self._drafter.most_drafts):
+            with suppress(DoesNotFit):
+                placer, step = beside_drafts(self._placer, self._drafter, workload, n_draft)
+                asked = replace(workload, step=step)
+                found = promising_stock(placer, asked, n_ubatches=n_ubatches, latest_s=latest_s)
+                if found:
+                    yield (*min(found, key=lambda each: each[1].total_s), n_draft)
 
     def _does(self, placement: StockPlacement) -> Hashable:
         """Equal for equivalent options."""
@@ -139,7 +165,19 @@ class Candidates:
 
 
 def _with_ubatch(workload: Workload, plan: Plan) -> Workload:
-    return Workload(workload.n_prompt, workload.n_gen, workload.n_ctx, plan.workload.n_ubatch, workload.n_past)
+    return replace(workload, n_ubatch=plan.workload.n_ubatch, step=plan.workload.step)
+
+
+def planned_by_auto(placer: Placer, workload: Workload) -> Plan:
+    return placer.plan("auto", workload=workload)
+
+
+def beside_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_draft: int) -> tuple[Placer, DecodeStep]:
+    """A placer that keeps free what a drafter takes, and the step of so many drafts. Raises DraftDoesNotFit."""
+    attention, cap = placer.attention, memory_cap(placer, stock_load(placer, workload.n_ctx, workload.n_ubatch))
+    beside = placer_beside(placer, drafter.reserves(workload, attention), cap.device_bytes or 0)
+    on_device = placer.has_device
+    return beside, drafter.step(workload, drafter.acceptance.rates[:n_draft], Beside(attention, on_device, on_device))
 
 
 def placement_digest(plan: Plan) -> str:
@@ -148,7 +186,8 @@ def placement_digest(plan: Plan) -> str:
     document = plan.to_json()
     keys = ("device", "n_gpu_layers", "operators", "streaming", "token_assignment")
     options = (plan.stock.no_host, plan.stock.moe_cache_bytes) if plan.stock is not None else (False, 0)
-    placement = [*(document.get(key) for key in keys), *options, plan.workload.n_ubatch, leaves_flash_off(plan)]
+    drafts = None if plan.draft is None else (plan.draft.kind, plan.draft.n_draft)
+    placement = [*(document.get(key) for key in keys), *options, plan.workload.n_ubatch, leaves_flash_off(plan), drafts]
     return hashlib.sha256(json.dumps(placement, sort_keys=True).encode()).hexdigest()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from oallama.autotune.candidates import Candidates, placement_digest
+from oallama.autotune.candidates import Candidates, beside_drafts, placement_digest
 from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.prepare import setting_of
@@ -18,6 +18,7 @@ from oallama.bench.process import Deadline
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Sample, Series
 from oallama.bench.rows import refusal
 from oallama.bench.search import Measure, tried
+from oallama.bench.server_arm import ServerArms
 from oallama.bench.stats import LEAST_PAIRS
 from oallama.core.errors import DeviceError, OutOfTime
 from oallama.core.files import cache_folder
@@ -76,6 +77,8 @@ def tune(
     every complete pair kept.
     """
     wanted = tuple(kinds) if kinds is not None else (class_of(workload),)
+    if placer.drafter is not None:  # llama-server, which alone has drafts, is measured without a history
+        wanted = tuple(dict.fromkeys(replace(kind, history=False) for kind in wanted))
     tuner = _Tuner(placer, workload, cpus, progress, measure, clock)
     tuner.read()
     if refresh:
@@ -101,7 +104,8 @@ def tune(
 def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] | None:
     """What is known of a workload's class where it is not settled, with the predicted seconds of measuring that settle
     it; None if nothing is."""
-    tuner, kind = _Tuner(placer, workload), class_of(workload)
+    tuner, kind = _Tuner(placer, workload), replace(class_of(workload), history=False)
+    kind = class_of(workload) if placer.drafter is None else kind
     tuner.read()
     found = tuner.result.of(kind)
     return None if found is None or found.settled else (found, tuner.seconds((kind,)))
@@ -152,6 +156,9 @@ class _Tuner:
     ) -> None:
         self._placer, self._asked, self._progress = placer, workload, progress
         self._measure, self._clock = measure, clock
+        if placer.drafter is not None and measure is run_bench:
+            start = ServerArms(placer, accepted=placer.drafter.acceptance.rates).start
+            self._measure = partial(run_bench, start=start)
         self._setting = setting_of(placer, workload.n_ctx, workload.n_ubatch, cpus=cpus, of_text=True)
         self._maker = ArmMaker(placer, self._setting, progress=progress)
         self.key = result_key(placer, workload.n_ctx, self._setting.cap)
@@ -197,9 +204,9 @@ class _Tuner:
         """Seconds that should settle these classes, with a margin: at least twice those spent in vain."""
         load_s = START_S + sum(operator.bytes for operator in self._placer.operators) / LOAD_BYTES_PER_S
         left = list(filter(None, self.left(kinds)))
-        open_tries = [(one.placement, each.turn_s) for each in left for one in each.open_tries]
+        open_tries = [(one.options, each.turn_s) for each in left for one in each.open_tries]
         n_plans = len({ab_test.plan for each in left if (ab_test := each.open) is not None})
-        searched_s = len({placement for placement, _ in open_tries}) * load_s + 3 * sum(s for _, s in open_tries)
+        searched_s = len({options for options, _ in open_tries}) * load_s + 3 * sum(s for _, s in open_tries)
         tested_s = 2 * n_plans * load_s + (TYPICAL_TURNS + 2) * sum(each.turn_s for each in left)
         in_vain_s = 0.0 if any(ab_test.pairs for each in left for ab_test in each.races) else 2 * self.result.seconds
         return max(LEAST_BUDGET_S, MARGIN * (searched_s + tested_s), in_vain_s)
@@ -239,22 +246,22 @@ class _Tuner:
     def _search(self, kinds: Sequence[WorkloadClass], is_over: Callable[[], bool], deadline: Deadline) -> None:
         """Measure the options of stock llama.cpp of classes that have several, --fit first, and choose the rivals.
         Raises OutOfTime."""
-        tests: dict[StockPlacement, list[ClassResult]] = {}
+        tests: dict[tuple[StockPlacement, int], list[ClassResult]] = {}
         for found in filter(None, self.left(kinds)):
             for one in found.open_tries:
-                tests.setdefault(one.placement, []).append(found)
+                tests.setdefault(one.options, []).append(found)
         placer = self._placer
-        for n_done, (placement, wanted) in enumerate(tests.items()):
+        for n_done, ((placement, n_draft), wanted) in enumerate(tests.items()):
             if n_done and is_over():
                 break
             by_test = {self._test(found): found.of for found in wanted}
-            arm, operators, n_layer = self._stock_arm(placement), placer.operators, placer.model.n_layer
+            arm, operators, n_layer = self._stock_arm(placement, n_draft), placer.operators, placer.model.n_layer
             samples, fault = tried(arm, tuple(by_test), operators, n_layer, self._progress, deadline, self._measure)
-            if fault and placement == self._fit:
+            if fault and placement == self._fit and not n_draft:
                 raise DeviceError(f"llama.cpp's own placement cannot be measured: {fault}")
             for test, kind in by_test.items():
                 speed = _speed(samples[test], test) if test in samples else None
-                self._keep(self.result[kind].with_try(StockTry(placement, speed, fault)))
+                self._keep(self.result[kind].with_try(StockTry(placement, speed, fault, n_draft)))
         for found in filter(None, self.left(kinds)):
             if not found.stock_plan:
                 self._choose_rival(found)
@@ -265,7 +272,7 @@ class _Tuner:
         rival = found.fastest(late_may_win)
         options, fit = found.tries[rival], found.tries[0]
         name = FIT if rival == 0 else STOCK
-        plan = stock_plan(self._placer, self._workload(found.of), options.placement, name=name)
+        plan = self._stock_plan(self._workload(found.of), *options.options, name)
         most_late = LATE * fit.speed.prompt_s / options.speed.prompt_s if fit.speed and options.speed else LATE
         races = []
         for ab_test in found.races:
@@ -282,10 +289,10 @@ class _Tuner:
 
     def _groups(self, kinds: Sequence[WorkloadClass]) -> list[list[ClassResult]]:
         """Classes whose next A/B tests are between the same two configurations."""
-        groups: dict[tuple[StockPlacement, str], list[ClassResult]] = {}
+        groups: dict[tuple[StockPlacement, int, str], list[ClassResult]] = {}
         for found in filter(None, self.left(kinds)):
             if found.stock_plan and found.open is not None:
-                groups.setdefault((found.tries[found.rival].placement, found.open.plan), []).append(found)
+                groups.setdefault((*found.tries[found.rival].options, found.open.plan), []).append(found)
         return list(groups.values())
 
     def _ab_test(self, group: Sequence[ClassResult], is_over: Callable[[], bool], deadline: Deadline) -> None:
@@ -293,7 +300,7 @@ class _Tuner:
         first, ab_test = group[0], group[0].open
         assert ab_test is not None
         before = {self._test(found): found for found in group}
-        rival = self._stock_arm(first.tries[first.rival].placement)
+        rival = self._stock_arm(*first.tries[first.rival].options)
         ours = self._maker.of_plan(ab_test.policy, self.result.plan(ab_test.plan))
 
         def on_partial(result: BenchResult) -> None:
@@ -315,10 +322,21 @@ class _Tuner:
         if result.interrupted:
             raise KeyboardInterrupt
 
-    def _stock_arm(self, placement: StockPlacement) -> ArmSpec:
+    def _stock_arm(self, placement: StockPlacement, n_draft: int) -> ArmSpec:
         is_cpu = stock_name(self._placer) == STOCK_CPU
         setting = self._setting.changed(device="none") if is_cpu else self._setting
-        return ArmSpec(STOCK_CPU if is_cpu else f"stock {placement.flags}", setting, placement)
+        name = STOCK_CPU if is_cpu else f"stock {StockTry(placement, n_draft=n_draft).flags}"
+        draft = self._stock_plan(self._asked, placement, n_draft, FIT).draft if n_draft else None
+        return ArmSpec(name, setting, placement, draft=draft)
+
+    def _stock_plan(self, workload: Workload, placement: StockPlacement, n_draft: int, name: str) -> Plan:
+        """Options of stock llama.cpp as a plan, with so many drafts."""
+        placer, drafter = self._placer, self._placer.drafter
+        if not n_draft or drafter is None:
+            return stock_plan(placer, workload, placement, name=name)
+        beside, step = beside_drafts(placer, drafter, workload, n_draft)
+        plan = stock_plan(beside, replace(workload, step=step), placement, name=name)
+        return replace(plan, draft=drafter.draft(plan, drafter.acceptance.rates[:n_draft]))
 
     def _workload(self, kind: WorkloadClass) -> Workload:
         return kind.workload(self._asked.n_ctx, self._asked.n_ubatch)

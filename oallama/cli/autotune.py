@@ -142,6 +142,8 @@ def tuning(placer: Placer, workload: Workload) -> str:
         if field.name != "n_ctx" and value not in (None, field.default):
             text = f"{value / MIB:g}MiB" if field.name == "vram" else f"{value}"
             words += [flags[field.name]] if value is True else [flags[field.name], text]
+    if placer.drafter is not None:
+        words += placer.drafter.flags
     if options.n_ctx is not None or workload.n_ctx != placer.workload(1, 0).n_ctx:
         words += ["-c", str(workload.n_ctx)]
     return f"`{shlex.join(words)}`"

@@ -110,14 +110,16 @@ class PlacementOptions:
         """(plan of the policy, where `auto` was tuned; True if that is stock llama.cpp's own placement, as
         nothing was measured yet)."""
         workload = self.step.workload(workload)
-        if self.step.drafts:
+        placer.drafter = self.step.drafter(placer)
+        tuned = self.gate and self.policy.is_auto and (not self.step.drafts or self.step.is_tuned(placer))
+        if self.step.drafts and not tuned:
             return self._noted(self.step.plan(placer, workload, self.policy.plan)), False
         if self.policy.keeps_to_cpu(placer):
             return placer.plan("cpu", workload=workload, measure=False), False
         from oallama.placer.tuned import in_tuned_context
         from oallama.planner.placement import with_used_experts
 
-        if self.gate and self.policy.is_auto:
+        if tuned:
             workload = in_tuned_context(placer, workload)
             return (measured(placer, workload).plan, False) if self.tune == "before" else at_once(placer, workload)
         plan = self._noted(self.policy.plan(placer, workload))

@@ -16,6 +16,7 @@ from oallama.core.types import NGRAM, DecodeStep, Workload
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
+    from oallama.placer.drafter import Drafter
     from oallama.plan.plan import Plan
 
 
@@ -48,21 +49,30 @@ class StepOptions:
             return workload
         return replace(workload, step=DecodeStep(self.expected, n_slots=max(self.slots, self.expected)))
 
-    def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
-        """The plan with the drafts that are asked for. Raises as planned_with_drafts."""
-        from oallama.placer.drafter import DraftModel, MtpBlock, planned_with_drafts
+    def drafter(self, placer: Placer) -> Drafter | None:
+        """What makes the drafts that are asked for; None: nothing, or text that repeats. Raises ModelFileError,
+        UsageError."""
+        from oallama.placer.drafter import DraftModel, MtpBlock
 
         if self._model is not None:
-            return planned_with_drafts(placer, DraftModel(placer, model_file(self._model)), workload, plan)
-        if self.spec == "mtp":
-            return planned_with_drafts(placer, MtpBlock(placer), workload, plan)
+            return DraftModel(placer, model_file(self._model))
+        return MtpBlock(placer) if self.spec == "mtp" else None
+
+    def is_tuned(self, placer: Placer) -> bool:
+        """Whether tuning measures plans with these drafts: by a model, for one request."""
+        return placer.drafter is not None and placer.has_device and (self.expected or 1) == self.slots == 1
+
+    def plan(self, placer: Placer, workload: Workload, plan: Callable[[Placer, Workload], Plan]) -> Plan:
+        """The plan with the drafts that are asked for. Raises as planned_with_drafts."""
+        from oallama.placer.drafter import planned_with_drafts
+
+        if (drafter := placer.drafter or self.drafter(placer)) is not None:
+            return planned_with_drafts(placer, drafter, workload, plan)
         made = plan(placer, workload)
         return replace(made, draft=NGRAM) if self.spec == "ngram" else made
 
 
-step_options = as_record(
-    "step",
-    StepOptions,
+DRAFTS = (
     option(
         "--spec", type=click.Choice(["none", "mtp", "ngram", "auto"]), metavar="none|mtp|ngram|auto",
         group=Group.PLACEMENT, advanced=True, show_default="auto with a draft model, else none",
@@ -73,6 +83,12 @@ step_options = as_record(
         "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.MODEL,
         help="Draft model: a smaller one of its family.\f For speculative decoding.",
     ),
+)  # fmt: skip
+draft_options = as_record("step", StepOptions, *DRAFTS)
+step_options = as_record(
+    "step",
+    StepOptions,
+    *DRAFTS,
     option(
         "--expect-parallel", "expected", type=count(1, 256), metavar="N", group=Group.WORKLOAD, advanced=True,
         show_default="1; serve: half of --parallel",

@@ -19,6 +19,7 @@ from oallama.cli.options import (
     refresh_gate_option,
 )
 from oallama.cli.output import busy, emit_json, log
+from oallama.cli.speculation import StepOptions, draft_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
@@ -31,6 +32,7 @@ from oallama.core.options import Options
     help="Tune only for prompts of this length.\f With -d: after a history.",
 )  # fmt: skip
 @depth_option
+@draft_options
 @profile_option
 @option(
     "--time", "seconds", type=count(1, 86_400), metavar="SECONDS", show_default="until a result is clear",
@@ -44,6 +46,7 @@ def command(
     options: Options,
     n_prompt: int | None,
     n_depth: int | None,
+    step: StepOptions,
     profile: str | None,
     seconds: int | None,
     refresh_gate: bool,
@@ -71,6 +74,9 @@ def command(
                 "no GPU found, so there is nothing to tune: `oallama profile` times the CPU; give --device NAME, "
                 "e.g. emulated:rtx3060"
             )
+        if step.spec == "ngram":
+            raise UsageError("--spec ngram is not tuned: how often text repeats depends on the text; leave it out")
+        placer.drafter = step.drafter(placer)
         corrected = placer.adopt_history()
     if corrected:
         log(f"oallama: planning again with the times of earlier runs: {corrected}")

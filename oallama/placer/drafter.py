@@ -49,6 +49,11 @@ class Drafter(Protocol):
     """What makes drafts for a model."""
 
     most_drafts: int
+    flags: tuple[str, ...]  # that ask for it
+
+    @property
+    def identity(self) -> str:
+        """The same for drafters that draft alike."""
 
     @property
     def name(self) -> str:
@@ -81,8 +86,13 @@ class DraftModel:
         )  # fmt: skip
         self.placer = type(placer).of_file(path, options)
         check_same_vocabulary(placer.model.path, path)
+        self.flags: tuple[str, ...] = ("-md", path)
         self._on_device, self._of = placer.has_device, placer
-        self._problem = cache(self.placer.problem)
+        self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
+
+    @property
+    def identity(self) -> str:
+        return f"draft-simple {self.placer.model.fingerprint}"
 
     @property
     def name(self) -> str:
@@ -132,7 +142,8 @@ class MtpBlock:
     """A model's own last block (MTP), whole: on the device where the plan has a layer there, and with the output where
     that is. Its memory is part of every load of the model for such a step (run/no_alloc_loads.py)."""
 
-    name = "the model's last block (MTP)"
+    name, identity = "the model's last block (MTP)", "draft-mtp"
+    flags: tuple[str, ...] = ("--spec", "mtp")
 
     def __init__(self, placer: Placer) -> None:
         """Raises ModelFileError, and UsageError for a model without such a block."""
@@ -144,7 +155,7 @@ class MtpBlock:
         self.placer = type(placer)(model, operators(block), names, options)
         self.most_drafts = len(PUBLISHED) if n_blocks == 1 else min(n_blocks, len(PUBLISHED))
         self._of, self._n_blocks = placer, n_blocks
-        self._problem = cache(self.placer.problem)
+        self._problem = cache(lambda flash_attn: self.placer.problem(flash_attn))
 
     @cached_property
     def acceptance(self) -> Acceptance:

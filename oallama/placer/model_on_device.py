@@ -33,6 +33,7 @@ from oallama.run.no_alloc_loads import NoAllocLoads
 
 if TYPE_CHECKING:
     from oallama.model.memory import NoAllocLoader
+    from oallama.placer.drafter import Drafter
 
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
@@ -57,6 +58,7 @@ class ModelOnDevice:
         self.given_profile = self._profile = profile
         self._measured: Profile | None = None  # before it was corrected; None of one that was given
         self._is_doubtful = False  # the profile is of a busy machine, which may be calm now
+        self.drafter: Drafter | None = None  # that the user asks for; what is tuned is tuned with it
         self.tensor_names = tuple(tensor_names)
         self.attention_rule = AttentionRule(model, options)
         self.graph: Graph = build_graph(model, self.operators, tensor_names)

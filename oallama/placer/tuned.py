@@ -55,6 +55,7 @@ def result_key(on: ModelOnDevice, n_ctx: int, cap: Cap | None = None) -> Key:
         type_k=attention.type_k,
         type_v=attention.type_v,
         late_first_word=options.late_first_word,
+        draft="" if on.drafter is None else on.drafter.identity,
     )
 
 

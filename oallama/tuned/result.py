@@ -51,6 +51,7 @@ class Key:
     type_k: str
     type_v: str
     late_first_word: bool  # whether a late first word may win
+    draft: str = ""  # what makes drafts, where the user asks for some
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,22 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class StockTry:
-    """A configuration of stock llama.cpp. speed: None: it was not measured, as it has no competitor. fault: why it
-    cannot be used, else empty."""
+    """A configuration of stock llama.cpp, with so many drafts a step. speed: None: it was not measured, as it has no
+    competitor. fault: why it cannot be used, else empty."""
 
     placement: StockPlacement
     speed: Speed | None = None
     fault: str = ""
+    n_draft: int = 0
+
+    @property
+    def options(self) -> tuple[StockPlacement, int]:
+        return self.placement, self.n_draft
+
+    @property
+    def flags(self) -> str:
+        drafts = ("--spec-draft-n-max", str(self.n_draft)) if self.n_draft else ()
+        return " ".join((self.placement.flags, *drafts))
 
 
 Pair = tuple[Speed, Speed]
@@ -172,7 +183,7 @@ class ClassResult:
 
     def with_try(self, tried: StockTry) -> ClassResult:
         """Replace the results of those options."""
-        tries = tuple(tried if each.placement == tried.placement else each for each in self.tries)
+        tries = tuple(tried if each.options == tried.options else each for each in self.tries)
         return replace(self, tries=tries)
 
     def fastest(self, late_may_win: bool) -> int:
@@ -190,7 +201,7 @@ class ClassResult:
     @property
     def stock(self) -> str:
         """The rival in words."""
-        return f"llama.cpp with {self.tries[self.rival].placement.flags}" if self.rival else "llama.cpp's placement"
+        return f"llama.cpp with {self.tries[self.rival].flags}" if self.rival else "llama.cpp's placement"
 
     @property
     def use(self) -> str:
@@ -253,7 +264,7 @@ class ClassResult:
         return {
             "class": asdict(self.of), "settled": self.settled, "winner": self.won.policy if self.won else None,
             "plan": self.plan, "stock": self.stock, "races": races, "measured_at": self.measured_at,
-            "tries": [{**asdict(tried), "placement": tried.placement.flags} for tried in self.tries],
+            "tries": [{**asdict(tried), "placement": tried.flags} for tried in self.tries],
             "said": self.sentence,
         }  # fmt: skip
 

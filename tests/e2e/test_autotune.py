@@ -24,6 +24,7 @@ from oallama.bench.records import ArmSpec, BenchResult, BenchTest, LoadReport, S
 from oallama.core.profile import Profile
 from oallama.core.types import Workload
 from oallama.placer import Placer
+from oallama.placer.drafter import DraftModel
 from oallama.placer.tuned import in_tuned_context, result_key, tuned_plan
 from oallama.plan.plan import Plan
 from oallama.profile.store import FOLDER_VARIABLE
@@ -91,7 +92,8 @@ class Arm:
         return _loaded[self._key][1]
 
     def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
-        seconds = 1.0 if self._spec.stock else self._race.seconds(len(self._race.turns))
+        n_draft = self._spec.draft.n_draft if self._spec.draft is not None else 0
+        seconds = 0.8**n_draft if self._spec.stock else self._race.seconds(len(self._race.turns))
         late = 1.0 if self._spec.stock else self._race.late
         self._race.turns.append(self._spec.name)
         self._race.now += seconds * self._race.slowness
@@ -235,6 +237,31 @@ def test_what_was_in_vain_is_given_twice_the_time(placer: Placer) -> None:
     n_pairs = [len(each.races[0].pairs) for each in found]
     assert n_pairs[0] == 0 and n_pairs == sorted(n_pairs) and n_pairs[-1] == 4 and found[-1].settled
     assert race.given_s[0] < race.given_s[1]
+
+
+def test_stock_is_offered_as_many_drafts_and_what_wins_is_of_that_drafter(
+    two_layers: Path, worker_profile: Profile
+) -> None:
+    """The model drafts for itself. Stock's fastest has four drafts; a plan with drafts of ours is faster still."""
+    options: dict[str, Any] = {"device": "rpc-worker:1", "profile": worker_profile, "threads": 1}
+    placer = Placer.load(two_layers, gpu_weights=SHARE, late_first_word=True, **options)
+    plain = result_key(placer, LOAD.n_ctx)
+    drafter = DraftModel(placer, str(two_layers))
+    drafter.placer = Placer.load(two_layers, **options)  # measured already
+    placer.drafter = drafter
+    found = of_question(racing(0.8**4 / 1.5).gate(placer))
+    assert result_key(placer, LOAD.n_ctx) != plain
+    assert {one.n_draft for one in found.tries} >= {0, 4} and found.tries[0].n_draft == 0
+    assert found.tries[found.rival].n_draft == 4 and "--spec-draft-n-max 4" in found.stock
+    rival = read_result(result_key(placer, LOAD.n_ctx))
+    assert rival is not None
+    draft = rival.plan(found.stock_plan).draft
+    assert draft is not None and (draft.n_draft, draft.model_path) == (4, str(two_layers))
+    assert found.won is not None
+    tuned = tuned_plan(placer, LOAD)
+    assert tuned is not None and tuned.plan.fingerprint == found.won.plan
+    placer.drafter = None
+    assert tuned_plan(placer, LOAD) is None, "nothing was measured without drafts"
 
 
 def test_what_would_take_too_long_is_not_measured_but_told(placer: Placer) -> None:

@@ -294,10 +294,12 @@ def test_what_to_type_measures_what_was_run():
     asked = Options(
         device="emulated:rtx3060,link=12", vram=300 * MIB, threads=2, n_ctx=8192, type_k="q8_0", late_first_word=True
     )
-    placer = SimpleNamespace(model=SimpleNamespace(path="/my models/m.gguf"), options=asked)
+    placer = SimpleNamespace(
+        model=SimpleNamespace(path="/my models/m.gguf"), options=asked, drafter=SimpleNamespace(flags=("--spec", "mtp"))
+    )
     assert cli_autotune.tuning(placer, Workload(n_prompt=19, n_gen=24, n_ctx=8192, n_past=100)) == (
         "`oallama tune '/my models/m.gguf' --device emulated:rtx3060,link=12 --vram 300MiB -t 2 -ctk q8_0 "
-        "--late-first-word -c 8192`"
+        "--late-first-word --spec mtp -c 8192`"
     )
 
 
