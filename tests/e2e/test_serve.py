@@ -244,7 +244,7 @@ def test_a_picture_is_taken_where_a_projector_is_given(
     path = write_projector(tmp_path / "mmproj.gguf")
     options = ("--device", device, "--mmproj", path, *asked)
     with serving(tmp_path, program("llama-server"), *options) as server:
-        assert f"to encode a picture of 56 x 56 in, {side}" in server.said
+        assert f"to encode a picture of 56 x 56, {side}" in server.said
         assert side in server.placement["plan"]["notes"][-1]
         content = [{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": "What is it?"}]
         answer = server.client().chat.completions.create(

@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import threading
 import zipfile
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 from processes import ROOT
 
+from ggml_bridge.library import library_folder
 from oallama.stores.default_model import FILE
 
 LIBRARIES = {f"ggml_bridge/lib{name}.so" for name in ("ggml_bridge", "ggml-oallama", "ggml-emulated")}
@@ -83,7 +83,7 @@ def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(
     """In a new environment, whose PATH has no compiler, with the llama.cpp of this one as an archive on loopback."""
     new, programs, archive = tmp_path / "new", tmp_path / "programs", tmp_path / "llama.tar.gz"
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
-        tar.add(Path(sysconfig.get_path("purelib"), "llama_cpp", "lib"), "build/bin")
+        tar.add(library_folder(), "build/bin")
     programs.mkdir()
     for name in ("sh", "env", "uname"):
         (programs / name).symlink_to(str(shutil.which(name)))
