@@ -48,7 +48,8 @@ struct State {
     std::mutex mutex; // of all of this
     Options    options;
     Counters   counters;
-    uint64_t   n_random = 0;
+    uint64_t   n_random   = 0;
+    int64_t    n_computed = 0; // graphs
 
     std::map<const char *, size_t> pinned; // where pinned memory is
 };
@@ -425,8 +426,7 @@ void * graph_memory(const ggml_tensor * tensor) {
 
 struct Backend {
     oallama::Cpu cpu;
-    bool         fetches = false; // its last command
-    Stream       stream;          // ends before the CPU that it computes with
+    Stream       stream; // ends before the CPU that it computes with
 
     std::map<const ggml_tensor *, std::vector<const void *>> places; // of a graph's tensors the last time, by its first
 };
@@ -465,10 +465,8 @@ void check_inputs(const ggml_cgraph * graph) {
 }
 
 // To queue a command in.
-Stream & stream_of(ggml_backend_t backend, bool fetches = false) {
-    auto * own   = static_cast<Backend *>(backend->context);
-    own->fetches = fetches;
-    return own->stream;
+Stream & stream_of(ggml_backend_t backend) {
+    return static_cast<Backend *>(backend->context)->stream;
 }
 
 const char * backend_name(ggml_backend_t) {
@@ -493,18 +491,40 @@ void set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void *
     });
 }
 
+int64_t n_computed() {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    return state().n_computed;
+}
+
+// Holds up a stream until more than so many graphs have been computed, which is no use where one of its own would be
+// the next.
+void wait_for_graph(int64_t n_before) {
+    for (int tries = 0; tries < 10000; tries++) {
+        if (n_computed() > n_before) {
+            count(&Counters::n_beside);
+            return;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
 void get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     const char * const from = memory_of(tensor, offset, size);
     count(&Counters::n_copies_out);
-    Stream & stream = stream_of(backend, /*fetches=*/true);
-    stream.submit([from, data, size] { std::memcpy(data, from, size); });
-    if (!is_pinned(data, size)) {
+    Stream &   stream = stream_of(backend);
+    const bool pinned = is_pinned(data, size);
+    stream.submit([from, data, size, waits = pinned && options().waits_for_graph, n_before = n_computed()] {
+        if (waits) {
+            wait_for_graph(n_before);
+        }
+        std::memcpy(data, from, size);
+    });
+    if (!pinned) {
         stream.drain();
     }
 }
 
 void synchronize(ggml_backend_t backend) {
-    count(&Counters::n_idle_waits, static_cast<Backend *>(backend->context)->fetches ? 1 : 0);
     stream_of(backend).drain();
     delay();
 }
@@ -530,7 +550,11 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     count(&Counters::n_moved, moves(*static_cast<Backend *>(backend->context), graph) ? 1 : 0);
     const auto           launch = std::make_shared<emulated::Launch>(graph, graph_memory);
     const ggml_backend_t cpu    = static_cast<Backend *>(backend->context)->cpu.get();
-    stream_of(backend).submit([launch, cpu] { compute(*launch, cpu); });
+    stream_of(backend).submit([launch, cpu] {
+        compute(*launch, cpu);
+        std::lock_guard<std::mutex> lock(state().mutex);
+        state().n_computed++;
+    });
     return GGML_STATUS_SUCCESS;
 }
 

@@ -37,6 +37,7 @@ struct Options {
     bool     no_vmm            = false;    // it tells of itself what ggml-cuda without virtual memory does
     int32_t  refused_type      = -1;       // supports_op answers false for operations on tensors of this ggml_type
     int64_t  graphs_until_lost = -1;       // so many graphs are computed, then graph_compute fails; -1: never
+    bool     waits_for_graph   = false;    // copies to pinned memory wait for a later graph of another stream
 };
 
 struct Counters {
@@ -52,7 +53,7 @@ struct Counters {
     int64_t n_copies_out = 0; // get_tensor_async
     int64_t n_blocking   = 0; // copies that the caller waits for
     int64_t n_moved      = 0; // graphs whose tensors lie elsewhere than the last time: CUDA captures none of these
-    int64_t n_idle_waits = 0; // times that a stream was waited for whose last command was to fetch
+    int64_t n_beside     = 0; // copies to pinned memory, made since the start, that waited for such a graph
 };
 
 // The registry that TEST0 is in, not yet registered with ggml.

@@ -41,6 +41,7 @@ class Partner {
     // slot: of the ring, for the first block that it streams.
     bool allocate(Program & program, size_t slot) {
         place_streamed(program, slot);
+        open_fetching(program);
         const bool   reserved = ggml_gallocr_reserve(compute_.get(), program.device_graph);
         const size_t bytes    = ggml_gallocr_get_buffer_size(compute_.get(), 0);
         const bool   moved    = bytes != compute_bytes_; // to a larger buffer, or, when there was no room, to none
@@ -53,10 +54,19 @@ class Partner {
         return moved;
     }
 
-    // Marks what is queued now, to be waited for. False: the device has no events.
+    // The stream on which a program's inputs come to the host.
+    ggml_backend_t fetching() const { return fetching_ ? fetching_.get() : backend_.get(); }
+
+    // Waits for what was queued on either stream.
+    void finish() const {
+        synchronize();
+        ggml_backend_synchronize(fetching());
+    }
+
+    // Marks the inputs that are queued now, to be waited for. False: the device has no events.
     bool mark() {
         if (mark_ != nullptr) {
-            ggml_backend_event_record(mark_.get(), backend_.get());
+            ggml_backend_event_record(mark_.get(), fetching());
         }
         return mark_ != nullptr;
     }
@@ -98,8 +108,19 @@ class Partner {
         }
     }
 
+    // Inputs come to the host on a stream of their own, beside what the device computes: a phase begins with all of
+    // its inputs there, and writes over none before the host has it. A device without events is waited for anyway.
+    void open_fetching(const Program & program) {
+        const bool fetches = std::any_of(program.phases.begin(), program.phases.end(),
+                                         [](const Phase & phase) { return !phase.inputs.empty(); });
+        if (fetches && mark_ != nullptr && !fetching_) {
+            fetching_.reset(ggml_backend_dev_init(device_, nullptr));
+        }
+    }
+
     ggml_backend_dev_t      device_;
     BackendPtr              backend_;
+    BackendPtr              fetching_; // NULL: inputs come on the stream of what is computed
     GallocrPtr              compute_;
     size_t                  compute_bytes_ = 0;
     EventPtr                mark_;   // NULL: the device has no events
@@ -350,7 +371,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             try {
                 launch(program, phase, graph);
             } catch (...) {
-                partner_->synchronize(); // what was queued reads memory that may go now
+                partner_->finish(); // what was queued reads memory that may go now
                 if (exchange_) {
                     exchange_->cancel();
                 }
@@ -428,7 +449,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     const int64_t fetched = fetch_inputs(phase, graph);
     const bool goes_on = fetched > 0 && phase.routings.empty() && host_.is_pinned(program.device) && partner_->mark();
     if (fetched > 0 && !goes_on) {
-        partner_->synchronize();
+        ggml_backend_synchronize(partner_->fetching());
     }
     last_ = nullptr;
     if (n_tokens_ > 1 && phase.row_s == 0.0) {
@@ -610,7 +631,7 @@ void SplitBackend::lift(Program & program, Phase & phase) {
 int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
     for (const Input & input : phase.inputs) {
-        ggml_backend_tensor_get_async(partner_->backend(), input.origin.of(graph), input.tensor->data, 0, input.bytes);
+        ggml_backend_tensor_get_async(partner_->fetching(), input.origin.of(graph), input.tensor->data, 0, input.bytes);
         fetched += static_cast<int64_t>(input.bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
