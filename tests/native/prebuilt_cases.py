@@ -49,7 +49,7 @@ class Batch(ctypes.Structure):
 
 
 def logits(request: dict[str, Any]) -> dict[str, Any]:
-    """Logits of the last token of each batch.
+    """Logits of the last token of each batch, and the threads that there are behind it.
 
     folder: of the libraries; model; batches: tokens; plan: the file that the plug-in reads, None: no plug-in.
     """
@@ -94,15 +94,17 @@ def logits(request: dict[str, Any]) -> dict[str, Any]:
     context_params = llama.llama_context_default_params()
     context_params.n_ctx = 256
     context = llama.llama_init_from_model(model, context_params)
-    found = []
+    found: list[list[float]] = []
+    threads: list[list[str]] = []
     for tokens in request["batches"]:
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         if llama.llama_decode(context, llama.llama_batch_get_one(array, len(tokens))) != 0:
             raise RuntimeError("llama_decode failed")
         found.append(list((ctypes.c_float * n_vocab).from_address(llama.llama_get_logits(context))))
+        threads.append(sorted(task.name for task in Path("/proc/self/task").iterdir()))
     stats = taken(request)
     n_graphs = ctypes.c_int64.from_buffer(stats).value if stats else 0
-    return {"version": base.ggml_version().decode(), "logits": found, "n_graphs": n_graphs}
+    return {"version": base.ggml_version().decode(), "logits": found, "n_graphs": n_graphs, "threads": threads}
 
 
 def taken(request: dict[str, Any]) -> ctypes.Array[ctypes.c_char] | None:

@@ -18,6 +18,7 @@ from oallama.model.operators import operators
 from oallama.stores.default_model import default_model
 
 PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"  # llama.cpp v0.5.0, ggml 0.25.1, API 2, back ends as libraries
+N_THREADS = 4  # llama.cpp's default
 BATCHES = [[1], [1 + i for i in range(5)], [3 + 7 * i for i in range(40)], [2]]
 
 pytestmark = [
@@ -56,7 +57,9 @@ def half_of_each_ffn(model: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_a_forced_split_gives_the_librarys_own_logits(prebuilt: Path, run_here: RunHere, tmp_path: Path) -> None:
+def test_a_forced_split_gives_the_librarys_own_logits_with_threads_that_stay(
+    prebuilt: Path, run_here: RunHere, tmp_path: Path
+) -> None:
     model = Path(default_model())
     plan = tmp_path / "half.oallama"
     plan.write_text(half_of_each_ffn(model))
@@ -65,5 +68,8 @@ def test_a_forced_split_gives_the_librarys_own_logits(prebuilt: Path, run_here: 
     split = run_here("prebuilt_cases", {**case, "plan": str(plan)})
     assert own["version"] == split["version"] == "0.25.1"
     assert split["n_graphs"] >= len(BATCHES) and own["n_graphs"] == 0
+    # this ggml has no OpenMP: its own threads go with each graph, those of the split back end stay
+    [kept] = {tuple(ids) for ids in split["threads"]}
+    assert len(kept) == len(own["threads"][-1]) + N_THREADS - 1
     for expected, found in zip(np.array(own["logits"]), np.array(split["logits"]), strict=True):
         assert np.sum((found - expected) ** 2) <= 5e-4 * np.sum(expected**2)

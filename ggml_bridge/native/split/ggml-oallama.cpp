@@ -646,13 +646,8 @@ void find_layouts() {
 // is no more, and graphs that were captured go on using it (ggml-cuda.cu, ggml_cuda_pool_leg). Then none is captured.
 // It asks for the variable when it computes its first graph.
 void turn_graphs_off(ggml_backend_dev_t device) {
-    ggml_backend_reg_t reg      = ggml_backend_dev_backend_reg(device);
-    const auto         features = proc_address<ggml_backend_get_features_t>(reg, "ggml_backend_get_features");
-    const auto *       feature  = features == nullptr ? nullptr : features(reg);
-    for (; feature != nullptr && feature->name != nullptr; feature++) {
-        if (std::strcmp(feature->name, "NO_VMM") == 0) {
-            ::setenv("GGML_CUDA_DISABLE_GRAPHS", "1", /*overwrite=*/1);
-        }
+    if (has_feature(ggml_backend_dev_backend_reg(device), "NO_VMM")) {
+        ::setenv("GGML_CUDA_DISABLE_GRAPHS", "1", /*overwrite=*/1);
     }
 }
 

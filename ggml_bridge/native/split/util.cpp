@@ -1,5 +1,6 @@
 #include "util.h"
 
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -102,6 +103,17 @@ bool multiplies_right(ggml_backend_buffer_type_t layout, const ggml_tensor * mul
     return one_matrix || ggml_backend_buft_is_host(layout);
 }
 
+bool has_feature(ggml_backend_reg_t reg, const char * name) {
+    const auto   features = proc_address<ggml_backend_get_features_t>(reg, "ggml_backend_get_features");
+    const auto * feature  = features == nullptr ? nullptr : features(reg);
+    for (; feature != nullptr && feature->name != nullptr; feature++) {
+        if (std::strcmp(feature->name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 Cpu::Cpu() : backend_(ggml_backend_dev_init(cpu_device(), nullptr)) {
     if (!backend_) {
         throw Error(OALLAMA_FAILED, "ggml's CPU back end could not be initialised");
@@ -111,6 +123,31 @@ Cpu::Cpu() : backend_(ggml_backend_dev_init(cpu_device(), nullptr)) {
 void Cpu::set_n_threads(int n_threads) {
     proc_address<ggml_backend_set_n_threads_t>(ggml_backend_dev_backend_reg(cpu_device()),
                                                "ggml_backend_set_n_threads")(backend_.get(), n_threads);
+    keep_threads(n_threads);
+}
+
+// ggml without OpenMP makes threads for each graph that it computes, and joins them behind it, unless it is given some
+// that stay. These sleep at once: while they spun they would take cores from llama.cpp's own.
+void Cpu::keep_threads(int n_threads) {
+    if (n_threads <= n_threads_kept_) {
+        return;
+    }
+    n_threads_kept_        = n_threads;
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(cpu_device());
+    if (has_feature(reg, "OPENMP")) {
+        return;
+    }
+    const auto make = proc_address<decltype(&ggml_threadpool_new)>(reg, "ggml_threadpool_new");
+    const auto end  = proc_address<decltype(&ggml_threadpool_free)>(reg, "ggml_threadpool_free");
+    const auto use  = proc_address<decltype(&ggml_backend_cpu_set_threadpool)>(reg, "ggml_backend_cpu_set_threadpool");
+    if (make == nullptr || end == nullptr || use == nullptr) {
+        return;
+    }
+    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    params.poll                   = 0;
+    Threadpool more(make(&params), end);
+    use(backend_.get(), more.get());
+    threads_ = std::move(more);
 }
 
 void Cpu::set_abort_callback(ggml_abort_callback callback, void * data) {

@@ -113,6 +113,9 @@ std::vector<ggml_backend_buffer_type_t> cpu_layouts();
 // weights.
 bool multiplies_right(ggml_backend_buffer_type_t layout, const ggml_tensor * mul_mat);
 
+// Whether a back end says of itself that it was built with, or found, something.
+bool has_feature(ggml_backend_reg_t reg, const char * name);
+
 // ggml's CPU back end.
 class Cpu {
   public:
@@ -124,6 +127,12 @@ class Cpu {
     void set_abort_callback(ggml_abort_callback callback, void * data);
 
   private:
+    using Threadpool = std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool *)>;
+
+    void keep_threads(int n_threads);
+
+    Threadpool threads_        = {nullptr, nullptr}; // NULL: OpenMP's, or none beside the caller's
+    int        n_threads_kept_ = 1;                  // as many as were ever asked for
     BackendPtr backend_;
 };
 
