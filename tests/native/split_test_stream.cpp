@@ -143,24 +143,24 @@ void check_odds() {
 }
 
 // When the next small copy is due is what passed the last time between the same two.
-void check_turns() {
+void check_small_copies() {
     using namespace oallama;
-    Pace  first, second;
-    Turns turns;
-    check(turns.due() == Time::min(), "before the first small copy the next one is due at any moment");
-    turns.made(&first.sent);
-    check(turns.due() == Time::max(), "nothing is known of what comes after it");
+    CopyPacing  first, second;
+    SmallCopies copies;
+    check(copies.due() == Time::min(), "before the first small copy the next one is due at any moment");
+    copies.copied(&first.sent);
+    check(copies.due() == Time::max(), "nothing is known of what comes after it");
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    turns.made(&second.lifted);
-    check(turns.due() == Time::max() && turns.is_last(second.lifted), "nor of what comes after the second");
+    copies.copied(&second.lifted);
+    check(copies.due() == Time::max() && copies.is_last(second.lifted), "nor of what comes after the second");
     const Time begun = Clock::now();
-    turns.made(&first.sent);
-    check(turns.due() >= begun + std::chrono::milliseconds(2), "it is due when as much time has passed again");
-    turns.made(nullptr);
-    check(turns.due() == Time::min(), "a copy that is about to be made may come at any moment");
-    turns.made(&second.lifted);
-    turns.forget();
-    check(turns.due() == Time::min(), "what is forgotten says nothing");
+    copies.copied(&first.sent);
+    check(copies.due() >= begun + std::chrono::milliseconds(2), "it is due when as much time has passed again");
+    copies.copied(nullptr);
+    check(copies.due() == Time::min(), "a copy that is about to be made may come at any moment");
+    copies.copied(&second.lifted);
+    copies.forget();
+    check(copies.due() == Time::min(), "what is forgotten says nothing");
 }
 
 // An interval that lasted for these times, one after another, is taken to last for so long the next time.
@@ -260,7 +260,7 @@ void test_stream() {
     if (late || streamed != Streamed::none) {
         return; // plans of its own
     }
-    check_turns();
+    check_small_copies();
     check_interval({0.008, 0.0}, 0.006, "one short time does not undo a long one");
     check_interval({0.01, 0.01, 0.02}, 0.0125, "the last time weighs a quarter");
     check_interval({0.01, 60.0}, 0.01, "a pause of a minute changes nothing");

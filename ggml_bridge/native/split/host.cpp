@@ -23,8 +23,8 @@ Host::Host() : ctx_(new_context(1, 1, 1)) {
 }
 
 Host::~Host() {
-    if (made_) {
-        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(made_.get()));
+    if (scratch_) {
+        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(scratch_.get()));
     }
 }
 
@@ -51,7 +51,7 @@ void Host::spread(char * data, int64_t n, size_t bytes_each, const std::function
 }
 
 void Host::reserve(const Program & program) {
-    const size_t held  = made_ ? ggml_backend_buffer_get_size(made_.get()) : 0;
+    const size_t held  = scratch_ ? ggml_backend_buffer_get_size(scratch_.get()) : 0;
     const size_t bytes = std::max(program.host_bytes, held);
     const bool   moves = program.device != nullptr && pinned_for_ != program.device;
     if (program.host_bytes == 0 || (program.host_bytes <= held && !moves)) {
@@ -65,23 +65,23 @@ void Host::reserve(const Program & program) {
     if (!larger) {
         throw std::bad_alloc();
     }
-    made_ = std::move(larger);
+    scratch_ = std::move(larger);
     counters().host_compute +=
-        static_cast<int64_t>(ggml_backend_buffer_get_size(made_.get())) - static_cast<int64_t>(held);
+        static_cast<int64_t>(ggml_backend_buffer_get_size(scratch_.get())) - static_cast<int64_t>(held);
 }
 
-char * Host::made() const {
-    return static_cast<char *>(ggml_backend_buffer_get_base(made_.get()));
+char * Host::scratch() const {
+    return static_cast<char *>(ggml_backend_buffer_get_base(scratch_.get()));
 }
 
 bool Host::is_pinned(ggml_backend_dev_t device) const {
-    return oallama::is_pinned(made_.get(), device);
+    return oallama::is_pinned(scratch_.get(), device);
 }
 
 void Host::place(const Program & program) const {
     for (const Staged & staged : program.staged) {
-        staged.tensor->data   = made() + staged.at;
-        staged.tensor->buffer = made_.get();
+        staged.tensor->data   = scratch() + staged.at;
+        staged.tensor->buffer = scratch_.get();
     }
 }
 

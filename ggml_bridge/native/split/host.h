@@ -40,7 +40,7 @@ class Host {
     // time. Pinned where the program has a device with such memory.
     void reserve(const Program & program);
 
-    char * made() const; // that memory, where a program has some
+    char * scratch() const; // that memory, where a program has some
 
     // Whether that memory is the device's pinned one.
     bool is_pinned(ggml_backend_dev_t device) const;
@@ -51,7 +51,7 @@ class Host {
   private:
     Cpu                cpu_;
     int                n_threads_ = 0;
-    BufferPtr          made_;                 // NULL: no program needed it yet
+    BufferPtr          scratch_;              // NULL: no program needed it yet
     ggml_backend_dev_t pinned_for_ = nullptr; // the device whose pinned memory it was asked to be in, if there is some
     ContextPtr         ctx_;                  // of graph_
     ggml_cgraph *      graph_   = nullptr;    // one node, which calls work_

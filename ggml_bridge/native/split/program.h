@@ -200,7 +200,7 @@ struct Phase {
     Source                ids;             // which experts are used, where routed
     bool                  routed = false;  // only the experts that are used are streamed
     int64_t               n_used = 0;      // of each token, where routed
-    Pace                  pace;
+    CopyPacing            pacing;
     double                row_s    = 0.0; // seconds of a routed row on the host, of late; 0: not known
     double                device_s = 0.0; // of its routed rows on the device, once it has what it reads
     int device_begin               = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums

@@ -4,128 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "device_side.h"
+
 namespace oallama {
-
-//
-// the device side: a stream of its own, and memory for activations
-//
-
-class Partner {
-  public:
-    explicit Partner(ggml_backend_dev_t device) // throws OALLAMA_FAILED
-        : device_(device), backend_(ggml_backend_dev_init(device, nullptr)),
-          compute_(ggml_gallocr_new(ggml_backend_dev_buffer_type(device))) {
-        if (!backend_ || !compute_) {
-            throw Error(OALLAMA_FAILED, std::string("device ") + name() + " cannot be started");
-        }
-        ggml_backend_dev_props props = {};
-        ggml_backend_dev_get_props(device, &props);
-        mark_.reset(props.caps.events ? ggml_backend_event_new(device) : nullptr);
-    }
-
-    ~Partner() { counters().device_compute -= static_cast<int64_t>(compute_bytes_); }
-
-    Partner(const Partner &)             = delete;
-    Partner & operator=(const Partner &) = delete;
-
-    ggml_backend_dev_t device() const { return device_; }
-
-    const char * name() const { return ggml_backend_dev_name(device_); }
-
-    ggml_backend_t backend() const { return backend_.get(); }
-
-    void synchronize() const { ggml_backend_synchronize(backend_.get()); }
-
-    // Gives a program's device tensors their memory, which all programs share since one runs at a time. True where that
-    // memory moved: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY, and then they are as well.
-    // slot: of the ring, for the first block that it streams.
-    bool allocate(Program & program, size_t slot) {
-        place_streamed(program, slot);
-        open_fetching(program);
-        const bool   reserved = ggml_gallocr_reserve(compute_.get(), program.device_graph);
-        const size_t bytes    = ggml_gallocr_get_buffer_size(compute_.get(), 0);
-        const bool   moved    = bytes != compute_bytes_; // to a larger buffer, or, when there was no room, to none
-        counters().device_compute += static_cast<int64_t>(bytes) - static_cast<int64_t>(compute_bytes_);
-        compute_bytes_ = bytes;
-        if (!reserved || !ggml_gallocr_alloc_graph(compute_.get(), program.device_graph)) {
-            throw Error(OALLAMA_NO_MEMORY, std::string("device ") + name() +
-                                               " has no memory left for activations; use a smaller micro-batch (-ub)");
-        }
-        return moved;
-    }
-
-    // The stream on which a program's inputs come to the host.
-    ggml_backend_t fetching() const { return fetching_ ? fetching_.get() : backend_.get(); }
-
-    // Waits for what was queued on either stream.
-    void finish() const {
-        synchronize();
-        ggml_backend_synchronize(fetching());
-    }
-
-    // Marks the inputs that are queued now, to be waited for. False: the device has no events.
-    bool mark() {
-        if (mark_ != nullptr) {
-            ggml_backend_event_record(mark_.get(), fetching());
-        }
-        return mark_ != nullptr;
-    }
-
-    void await_mark() const { ggml_backend_event_synchronize(mark_.get()); }
-
-    bool has_events() const { return mark_ != nullptr; }
-
-    bool streams() const { return stream_ != nullptr; }
-
-    Stream & stream() const { return *stream_; } // where something is streamed
-
-    Stream & stream(const StreamSpec & spec) { // made by whoever needs it first
-        if (!stream_) {
-            stream_ = std::make_unique<Stream>(device_, spec);
-        }
-        return *stream_;
-    }
-
-  private:
-    // A place in the ring for what every phase streams; its tensors are in a slot before activations get the rest of
-    // the memory.
-    void place_streamed(Program & program, size_t slot) {
-        for (Phase & phase : program.phases) {
-            if (phase.streamed.empty()) {
-                continue;
-            }
-            std::vector<StreamedPart> parts;
-            for (const Streamed & streamed : phase.streamed) {
-                parts.push_back(streamed.part);
-            }
-            phase.block = stream(program.stream).block(parts);
-        }
-        for (const Phase & phase : program.phases) { // the ring may have moved while it grew
-            for (size_t i = 0; i < phase.streamed.size(); i++) {
-                stream_->bind(phase.streamed[i].tensor, *phase.block, slot, phase.block->offsets[i]);
-            }
-            slot = phase.block != nullptr ? stream_->slot_after(slot) : slot;
-        }
-    }
-
-    // Inputs come to the host on a stream of their own, beside what the device computes: a phase begins with all of
-    // its inputs there, and writes over none before the host has it. A device without events is waited for anyway.
-    void open_fetching(const Program & program) {
-        const bool fetches = std::any_of(program.phases.begin(), program.phases.end(),
-                                         [](const Phase & phase) { return !phase.inputs.empty(); });
-        if (fetches && mark_ != nullptr && !fetching_) {
-            fetching_.reset(ggml_backend_dev_init(device_, nullptr));
-        }
-    }
-
-    ggml_backend_dev_t      device_;
-    BackendPtr              backend_;
-    BackendPtr              fetching_; // NULL: inputs come on the stream of what is computed
-    GallocrPtr              compute_;
-    size_t                  compute_bytes_ = 0;
-    EventPtr                mark_;   // NULL: the device has no events
-    std::unique_ptr<Stream> stream_; // NULL: nothing was streamed yet
-};
 
 SplitBackend::SplitBackend() = default;
 
@@ -145,17 +26,17 @@ constexpr size_t max_programs = 3000;
 // A sub-graph has a program for each slot that its first streamed block comes to lie in, such as both of two where an
 // odd number of blocks takes turns: so no device graph's tensors move, and CUDA can capture it.
 Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot) {
-    make_signature(graph, memory, scratch_);
+    make_signature(graph, memory, signature_);
     if (may_stream(graph)) {
-        scratch_.push_back(slot);
+        signature_.push_back(slot);
     }
-    const auto known = programs_.find(scratch_);
+    const auto known = programs_.find(signature_);
     return known != programs_.end() ? *known->second : build(graph, memory, slot);
 }
 
 // The slot of the ring that the next streamed block takes.
 size_t SplitBackend::next_slot() const {
-    return partner_ && partner_->streams() ? partner_->stream().next_slot() : 0;
+    return device_side_ && device_side_->streams() ? device_side_->stream().next_slot() : 0;
 }
 
 Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot) {
@@ -163,14 +44,14 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
     stats().n_built++;
     host_.reserve(*program);
     if (program->device != nullptr) {
-        if (!partner_) {
-            partner_ = std::make_unique<Partner>(program->device);
-        } else if (partner_->device() != program->device) {
+        if (!device_side_) {
+            device_side_ = std::make_unique<DeviceSide>(program->device);
+        } else if (device_side_->device() != program->device) {
             throw Error(OALLAMA_UNSUPPORTED, "one context has weights on two devices");
         }
         bool moved = true;
         try {
-            moved = partner_->allocate(*program, slot);
+            moved = device_side_->allocate(*program, slot);
         } catch (...) {
             forget();
             throw;
@@ -179,18 +60,18 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
             forget();
         }
         if (program->exchange != ExchangeMode::off && !exchange_) {
-            exchange_ =
-                std::make_unique<Exchange>(partner_->stream(program->stream), program->exchange == ExchangeMode::eager);
+            exchange_ = std::make_unique<Exchange>(device_side_->stream(program->stream),
+                                                   program->exchange == ExchangeMode::eager);
         }
     }
     if (programs_.size() >= max_programs) {
         forget();
     }
-    return *(programs_[scratch_] = std::move(program));
+    return *(programs_[signature_] = std::move(program));
 }
 
 void SplitBackend::forget() {
-    forget_turns();
+    forget_copies();
     programs_.clear();
 }
 
@@ -268,7 +149,7 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
     Program & program = find(graph, memory, foreseen_);
     program.prepared  = true;
     for (const Phase & phase : program.phases) {
-        foreseen_ = phase.block == nullptr ? foreseen_ : partner_->stream().slot_after(foreseen_);
+        foreseen_ = phase.block == nullptr ? foreseen_ : device_side_->stream().slot_after(foreseen_);
     }
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
         return;
@@ -290,31 +171,32 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
 // small copies, between which copies of weights may be asked for
 //
 
-void SplitBackend::forget_turns() {
-    turns_.forget();
-    last_ = nullptr;
+void SplitBackend::forget_copies() {
+    small_copies_.forget();
+    last_phase_ = nullptr;
 }
 
 // Asks for streamed weights until the next small copy is due, unless the batch has another size than the one that
 // streamed last: decode may stream nothing, and needs no weights of a prompt. Then for experts that take other's
 // places.
 void SplitBackend::ask_ahead() {
-    if (partner_->streams() && n_tokens_ == streamed_) {
-        partner_->stream().prefetch(slot_, n_tokens_, turns_.due());
+    if (device_side_->streams() && n_tokens_ == streamed_) {
+        device_side_->stream().prefetch(slot_, n_tokens_, small_copies_.due());
     }
     if (exchange_) {
-        exchange_->go_on(turns_.due());
+        exchange_->go_on(small_copies_.due());
     }
 }
 
 // The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
 void SplitBackend::device_computes() {
-    if (last_ == nullptr || last_->pace.feeds_device || turns_.is_last(last_->pace.lifted)) {
+    if (last_phase_ == nullptr || last_phase_->pacing.feeds_device ||
+        small_copies_.is_last(last_phase_->pacing.lifted)) {
         return; // or computes with what was there already
     }
-    turns_.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result
-    last_->pace.feeds_device = true;
-    turns_.made(&last_->pace.fed);
+    small_copies_.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result
+    last_phase_->pacing.feeds_device = true;
+    small_copies_.copied(&last_phase_->pacing.fed);
     ask_ahead();
 }
 
@@ -371,7 +253,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             try {
                 launch(program, phase, graph);
             } catch (...) {
-                partner_->finish(); // what was queued reads memory that may go now
+                device_side_->finish(); // what was queued reads memory that may go now
                 if (exchange_) {
                     exchange_->cancel();
                 }
@@ -395,7 +277,7 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
         if (program.resident && status == GGML_STATUS_SUCCESS) {
             // rows that come together on the host before they are sent up; or the device's time is to be known
             if (!phase.downloads.empty() || (exchange_ && !phase.sums.empty())) {
-                partner_->synchronize();
+                device_side_->synchronize();
                 const int64_t ns = watch.lap(stats().wait_ns);
                 took[2] += ns;
                 note_device(phase, ns);
@@ -408,23 +290,23 @@ ggml_status SplitBackend::run(Program & program, const ggml_cgraph * graph) {
             took[3] += watch.lap(stats().join_ns);
         }
         if (on_device) {
-            partner_->synchronize(); // whatever became of the host side: the device must be idle
+            device_side_->synchronize(); // whatever became of the host side: the device must be idle
             const int64_t ns = watch.lap(stats().wait_ns);
             took[2] += ns;
             if (!program.resident) {
                 note_device(phase, ns);
             }
-            if (std::exchange(phase.pace.feeds_device, false)) {
-                turns_.made(nullptr);
+            if (std::exchange(phase.pacing.feeds_device, false)) {
+                small_copies_.copied(nullptr);
             }
-            last_ = &phase;
-            slot_ = no_slot; // what was computed with is free now
+            last_phase_ = &phase;
+            slot_       = no_slot; // what was computed with is free now
             for (const Routed & routed : phase.routings) {
                 if (exchange_) {
                     exchange_->computed(routed.weights.front()->table());
                 }
             }
-            if (partner_->streams()) {
+            if (device_side_->streams()) {
                 ask_ahead();
                 took[0] += watch.lap(stats().launch_ns);
             }
@@ -447,25 +329,26 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     // the device goes on while what the host reads is on its way to pinned memory (Vulkan writes to any other only when
     // the stream is waited for), unless which experts are used decides what it computes
     const int64_t fetched = fetch_inputs(phase, graph);
-    const bool goes_on = fetched > 0 && phase.routings.empty() && host_.is_pinned(program.device) && partner_->mark();
+    const bool    goes_on =
+        fetched > 0 && phase.routings.empty() && host_.is_pinned(program.device) && device_side_->mark();
     if (fetched > 0 && !goes_on) {
-        ggml_backend_synchronize(partner_->fetching());
+        ggml_backend_synchronize(device_side_->fetching());
     }
-    last_ = nullptr;
+    last_phase_ = nullptr;
     if (n_tokens_ > 1 && phase.row_s == 0.0) {
         phase.row_s = row_seconds(phase);
     }
     // a slot serves several experts where their copies can wait for what is computed
-    route(phase, graph, batches_, exchange_.get(), partner_->has_events());
+    route(phase, graph, batches_, exchange_.get(), device_side_->has_events());
     const int64_t sent = send(program, phase, graph); // before weights are asked for, which it would wait for
     // also where there is nothing to send: else it would never be known until when the link is free
     if (sent > 0 || (program.resident && phase.lifts.empty())) {
-        turns_.made(&phase.pace.sent);
+        small_copies_.copied(&phase.pacing.sent);
     }
     if (exchange_) {
         const bool packs = std::any_of(phase.routings.begin(), phase.routings.end(),
                                        [](const Routed & routed) { return routed.n_most > 0; });
-        exchange_->fetch(partner_->backend(), packs ? 0 : exchange_->n_chosen());
+        exchange_->fetch(device_side_->backend(), packs ? 0 : exchange_->n_chosen());
     }
     start(program, phase.device_begin, phase.launches_begin);
     start_packed(program, phase);
@@ -473,15 +356,15 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     if (phase.block != nullptr) {
         if (phase.routed) {
             if (goes_on) {
-                partner_->await_mark();
+                device_side_->await_mark();
             }
             read_all(phase.ids.of(graph), experts_);
         }
-        slot_     = partner_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr, phase.n_used);
+        slot_     = device_side_->stream().acquire(*phase.block, phase.routed ? &experts_ : nullptr, phase.n_used);
         streamed_ = n_tokens_;
-        partner_->stream().ready(partner_->backend(), slot_);
+        device_side_->stream().ready(device_side_->backend(), slot_);
         for (size_t i = 0; i < phase.streamed.size(); i++) {
-            partner_->stream().bind(phase.streamed[i].tensor, *phase.block, slot_, phase.block->offsets[i]);
+            device_side_->stream().bind(phase.streamed[i].tensor, *phase.block, slot_, phase.block->offsets[i]);
         }
     }
     start(program, phase.stream_begin, phase.lift_begin);
@@ -490,7 +373,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     }
     ask_ahead();
     if (goes_on) {
-        partner_->await_mark();
+        device_side_->await_mark();
     }
 }
 
@@ -506,13 +389,13 @@ void SplitBackend::start_packed(Program & program, const Phase & phase) {
         }
         for (const RoutedLaunch & launch : batches_[i].launches) {
             if (launch.n_copies > 0) {
-                exchange_->fetch(partner_->backend(), launch.n_copies, launch.after);
+                exchange_->fetch(device_side_->backend(), launch.n_copies, launch.after);
             }
             shape(routed, launch);
             start(program, routed.device_begin, routed.device_end);
             fetch_packed(phase, i, launch);
             if (exchange_) {
-                exchange_->mark(partner_->backend());
+                exchange_->mark(device_side_->backend());
             }
         }
     }
@@ -594,10 +477,10 @@ void SplitBackend::start(Program & program, int begin, int end) {
         return;
     }
     ggml_cgraph       range  = graph_range(program.device_graph, begin, end);
-    const ggml_status status = ggml_backend_graph_compute_async(partner_->backend(), &range);
+    const ggml_status status = ggml_backend_graph_compute_async(device_side_->backend(), &range);
     if (status != GGML_STATUS_SUCCESS) {
-        partner_->synchronize();
-        throw Error(OALLAMA_FAILED, std::string("device ") + partner_->name() +
+        device_side_->synchronize();
+        throw Error(OALLAMA_FAILED, std::string("device ") + device_side_->name() +
                                         " could not compute its side (ggml status " + std::to_string(status) + ")");
     }
 }
@@ -608,17 +491,17 @@ void SplitBackend::lift(Program & program, Phase & phase) {
         int64_t sent = 0;
         for (const Lift & one : phase.lifts) {
             const size_t bytes = ggml_nbytes(one.to);
-            ggml_backend_tensor_set_async(partner_->backend(), one.to, one.from->data, 0, bytes);
+            ggml_backend_tensor_set_async(device_side_->backend(), one.to, one.from->data, 0, bytes);
             sent += static_cast<int64_t>(bytes);
         }
         stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
         if (sent > 0) {
-            turns_.made(&phase.pace.lifted);
+            small_copies_.copied(&phase.pacing.lifted);
         }
         start(program, phase.lift_begin, phase.device_end);
         ask_ahead();
     } catch (...) {
-        partner_->synchronize();
+        device_side_->synchronize();
         throw;
     }
 }
@@ -631,7 +514,8 @@ void SplitBackend::lift(Program & program, Phase & phase) {
 int64_t SplitBackend::fetch_inputs(const Phase & phase, const ggml_cgraph * graph) {
     int64_t fetched = 0;
     for (const Input & input : phase.inputs) {
-        ggml_backend_tensor_get_async(partner_->fetching(), input.origin.of(graph), input.tensor->data, 0, input.bytes);
+        ggml_backend_tensor_get_async(device_side_->fetching(), input.origin.of(graph), input.tensor->data, 0,
+                                      input.bytes);
         fetched += static_cast<int64_t>(input.bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
@@ -648,10 +532,10 @@ int64_t SplitBackend::send(const Program & program, const Phase & phase, const g
             send_value(upload, graph, program.prepared);
             continue;
         }
-        char *     staged = host_.made() + upload.staging;
+        char *     staged = host_.scratch() + upload.staging;
         const auto number = static_cast<size_t>(upload.routed);
         pack(host_, phase.routings[number], batches_[number], upload, graph, staged);
-        ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, staged, 0, bytes);
+        ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, staged, 0, bytes);
     }
     stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
     return sent;
@@ -663,10 +547,10 @@ void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph, 
     const ggml_tensor * source = upload.source.of(graph);
     if (upload.packed && prepared && reaches(source)) {
         const char * data = host_data(source) + static_cast<size_t>(upload.first_row) * source->nb[1];
-        ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, ggml_nbytes(upload.tensor));
+        ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, data, 0, ggml_nbytes(upload.tensor));
         return;
     }
-    char *        staged   = host_.made() + upload.staging;
+    char *        staged   = host_.scratch() + upload.staging;
     const size_t  row      = upload.tensor->nb[1];
     const int64_t all_rows = n_rows(upload.tensor);
     const int64_t at_once  = std::max<int64_t>(1, piece / static_cast<int64_t>(row));
@@ -677,20 +561,21 @@ void SplitBackend::send_value(const Upload & upload, const ggml_cgraph * graph, 
             gather(source, upload.begin, upload.count, {upload.first_row + first + from, to - from},
                    staged + begin + static_cast<size_t>(from) * row);
         });
-        ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, staged + begin, begin,
+        ggml_backend_tensor_set_async(device_side_->backend(), upload.tensor, staged + begin, begin,
                                       static_cast<size_t>(count) * row);
     }
 }
 
 // Whether a call that fetches a result returns only when it is there: so it is from CUDA to memory that is not pinned.
 bool SplitBackend::fetch_blocks() const {
-    return !host_.is_pinned(partner_->device()) && ggml_backend_dev_host_buffer_type(partner_->device()) != nullptr;
+    return !host_.is_pinned(device_side_->device()) &&
+           ggml_backend_dev_host_buffer_type(device_side_->device()) != nullptr;
 }
 
 // Whether a copy between the device and a host tensor of llama.cpp's need not go through memory of our own.
 bool SplitBackend::reaches(const ggml_tensor * tensor) const {
     const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
-    return !host_.is_pinned(partner_->device()) || is_pinned(whole->buffer, partner_->device());
+    return !host_.is_pinned(device_side_->device()) || is_pinned(whole->buffer, device_side_->device());
 }
 
 // Whether a result is fetched to where it belongs. A call that fetches it to memory that is not pinned may wait for it.
@@ -759,8 +644,8 @@ void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
         }
         const ggml_tensor * node  = graph->nodes[download.node];
         const size_t        bytes = download_bytes(download);
-        char *              to    = lands(download, node) ? place_of(download, node) : host_.made() + download.staging;
-        ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
+        char *              to = lands(download, node) ? place_of(download, node) : host_.scratch() + download.staging;
+        ggml_backend_tensor_get_async(device_side_->backend(), download.tensor, to, 0, bytes);
         fetched += static_cast<int64_t>(bytes);
     }
     stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
@@ -777,8 +662,8 @@ void SplitBackend::fetch_packed(const Phase & phase, size_t number, const Routed
         const size_t bytes = static_cast<size_t>(launch.end - launch.begin) * row;
         char * to = download.join == Download::Join::sum ? static_cast<char *>(download.host_rows->data) +
                                                                static_cast<size_t>(batches_[number].n_misses()) * row
-                                                         : host_.made() + download.staging;
-        ggml_backend_tensor_get_async(partner_->backend(), download.tensor,
+                                                         : host_.scratch() + download.staging;
+        ggml_backend_tensor_get_async(device_side_->backend(), download.tensor,
                                       to + static_cast<size_t>(launch.begin) * row, 0, bytes);
         fetched += static_cast<int64_t>(bytes);
     }
@@ -788,7 +673,7 @@ void SplitBackend::fetch_packed(const Phase & phase, size_t number, const Routed
 void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
     for (const Download & download : phase.downloads) {
         const ggml_tensor * node = graph->nodes[download.node];
-        const char *        from = host_.made() + download.staging;
+        const char *        from = host_.scratch() + download.staging;
         if (lands(download, node)) {
             continue;
         }

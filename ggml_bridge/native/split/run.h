@@ -2,8 +2,8 @@
 //
 // A llama_context has one SplitBackend, which all of its backends share (ggml-oallama.cpp). ggml calls `prepare` for
 // each sub-graph before it allocates a graph, and `compute` for each in turn, all in one thread. The SplitBackend owns
-// both sides, the CPU (host.h) and the device (Partner), and the programs, whose tensors share the sides' memory: one
-// program runs at a time, and each phase ends with an idle device.
+// both sides, the CPU (host.h) and the device (device_side.h), and the programs, whose tensors share the sides' memory:
+// one program runs at a time, and each phase ends with an idle device.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace oallama {
 
-class Partner;
+class DeviceSide;
 
 class SplitBackend {
   public:
@@ -40,7 +40,7 @@ class SplitBackend {
     Program & build(const ggml_cgraph * graph, ggml_backend_dev_t memory, size_t slot);
     size_t    next_slot() const;
     void      forget();
-    void      forget_turns();
+    void      forget_copies();
 
     // a run
     ggml_status run(Program & program, const ggml_cgraph * graph);
@@ -66,20 +66,20 @@ class SplitBackend {
     void    fetch(const Phase & phase, const ggml_cgraph * graph);
     void    join(const Phase & phase, const ggml_cgraph * graph);
 
-    Host                      host_;
-    std::unique_ptr<Partner>  partner_;           // NULL: no program needed one yet
-    std::unique_ptr<Exchange> exchange_;          // NULL: no program has experts that may move
-    bool                      preparing_ = false; // since the last one was computed
-    size_t                    foreseen_  = 0;     // the next streamed block's slot, of a graph that is prepared
-    Signature                 scratch_;
-    Turns                     turns_;              // of small copies to the device
-    Phase *                   last_     = nullptr; // that ended, until the next one is launched
-    size_t                    slot_     = no_slot; // that the device computes with
-    int64_t                   n_tokens_ = 0;       // of the program that runs, or ran last
-    int64_t                   streamed_ = 0;       // of the last one that streamed
-    std::vector<int32_t>      experts_;
-    std::vector<RoutedBatch>  batches_; // of the phase at hand
-    std::map<int64_t, double> row_s_;   // seconds of a routed row on the host, by tokens of a batch (power of two)
+    Host                        host_;
+    std::unique_ptr<DeviceSide> device_side_;       // NULL: no program needed one yet
+    std::unique_ptr<Exchange>   exchange_;          // NULL: no program has experts that may move
+    bool                        preparing_ = false; // since the last one was computed
+    size_t                      foreseen_  = 0;     // the next streamed block's slot, of a graph that is prepared
+    Signature                   signature_;
+    SmallCopies                 small_copies_;         // of small copies to the device
+    Phase *                     last_phase_ = nullptr; // that ended, until the next one is launched
+    size_t                      slot_       = no_slot; // that the device computes with
+    int64_t                     n_tokens_   = 0;       // of the program that runs, or ran last
+    int64_t                     streamed_   = 0;       // of the last one that streamed
+    std::vector<int32_t>        experts_;
+    std::vector<RoutedBatch>    batches_; // of the phase at hand
+    std::map<int64_t, double>   row_s_;   // seconds of a routed row on the host, by tokens of a batch (power of two)
 
     // Programs that were prepared, to be used again. A server computes batches of ever new sizes, and each needs a
     // program for each block: all are dropped where one more would be too much.

@@ -70,7 +70,7 @@ class Interval {
 };
 
 // After each small copy of a phase, until the next one.
-struct Pace {
+struct CopyPacing {
     Interval sent;                 // its activations
     Interval lifted;               // what the host computed, where the result is made whole on the device
     Interval fed;                  // its result, by llama.cpp, which has told the device since to compute with it
@@ -78,10 +78,10 @@ struct Pace {
 };
 
 // Which small copy was the last one.
-class Turns {
+class SmallCopies {
   public:
     // It has been made; NULL: the next one is about to be.
-    void made(Interval * after) {
+    void copied(Interval * after) {
         if (after_ != nullptr) {
             after_->end();
         }

@@ -1,0 +1,65 @@
+// The device side of a context: its streams, and memory for activations.
+//
+// A context has one DeviceSide (run.h), whose functions are called by the thread that computes its graphs. One stream
+// computes. Inputs come to the host on another, beside it: when a phase begins, all that it reads of llama.cpp's is
+// there, and it writes over none before the host has it. Weights come on a third (stream.h). Memory for activations
+// belongs to all programs of the context, of which one runs at a time.
+
+#pragma once
+
+#include "program.h"
+
+namespace oallama {
+
+class DeviceSide {
+  public:
+    explicit DeviceSide(ggml_backend_dev_t device); // throws OALLAMA_FAILED
+    ~DeviceSide();
+
+    DeviceSide(const DeviceSide &)             = delete;
+    DeviceSide & operator=(const DeviceSide &) = delete;
+
+    ggml_backend_dev_t device() const { return device_; }
+
+    const char * name() const { return ggml_backend_dev_name(device_); }
+
+    // Gives a program's device tensors their memory, which all programs share since one runs at a time. True where that
+    // memory moved: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY, and then they are as well.
+    // slot: of the ring, for the first block that it streams.
+    bool allocate(Program & program, size_t slot);
+
+    ggml_backend_t backend() const { return compute_.get(); }
+
+    void synchronize() const { ggml_backend_synchronize(compute_.get()); }
+
+    // The stream of inputs: that of what is computed where the device has no events, as it is waited for anyway.
+    ggml_backend_t fetching() const { return fetching_ ? fetching_.get() : compute_.get(); }
+
+    // Waits for what was queued on either stream.
+    void finish() const;
+
+    // Marks the inputs that are queued now, to be waited for. False: the device has no events.
+    bool mark();
+    void await_mark() const { ggml_backend_event_synchronize(mark_.get()); }
+
+    bool has_events() const { return mark_ != nullptr; }
+
+    // The stream of weights, where something is streamed.
+    bool     streams() const { return stream_ != nullptr; }
+    Stream & stream() const { return *stream_; }
+    Stream & stream(const StreamSpec & spec); // made by whoever needs it first
+
+  private:
+    void place_streamed(Program & program, size_t slot);
+    void open_fetching(const Program & program);
+
+    ggml_backend_dev_t      device_;
+    BackendPtr              compute_;
+    BackendPtr              fetching_; // NULL: no program needed it yet, or the device has no second one
+    EventPtr                mark_;     // NULL: the device has no events
+    GallocrPtr              activations_;
+    size_t                  n_activation_bytes_ = 0;
+    std::unique_ptr<Stream> stream_; // NULL: nothing was streamed yet
+};
+
+} // namespace oallama
