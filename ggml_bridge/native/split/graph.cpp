@@ -109,24 +109,24 @@ bool is_bias_of_hot(const ggml_tensor * op) {
            ggml_is_contiguous(bias) && bias->ne[0] == op->ne[0] && bias->ne[1] == slice->e && is_on_host(bias);
 }
 
-// The state of an operation's result: that of its first source where the operation keeps it, else full. of: the state
-// of a source, by its number; reads: whether source 1 is there in full when the operation is computed.
+// The state of an operation's result: that of its first source where the operation keeps it, else mirrored. of: the
+// state of a source, by its number; reads: whether source 1 is mirrored when the operation is computed.
 template <typename Of, typename Reads> State kept(const ggml_tensor * op, const Of & of, const Reads & reads) {
     const bool elementwise = op->op == GGML_OP_GLU || is_unary(op->op) || is_binary(op->op);
     if (!elementwise && op->op != GGML_OP_VIEW && op->op != GGML_OP_ADD_ID) {
-        return State::full;
+        return State::mirrored;
     }
     const State first = of(0);
     bool        keeps = false;
     if (first == State::partial) {
         keeps = is_rank_view(op, op->src[0]) || (is_weighting(op) && reads()) ||
                 (op->op == GGML_OP_ADD && of(1) == State::partial);
-    } else if (first == State::shard || first == State::routed) {
+    } else if (first == State::axis_0 || first == State::routed) {
         keeps = elementwise ? op->src[1] == nullptr || of(1) == first ||
                                   (is_binary(op->op) && is_parameter(op->src[1], op->ne[0]) && reads())
                             : is_half_view(op, op->src[0]) || is_bias_of_hot(op);
     }
-    return keeps ? first : State::full;
+    return keeps ? first : State::mirrored;
 }
 
 //
@@ -141,15 +141,15 @@ bool is_planned_in(const ggml_tensor * mul_mat, ggml_backend_dev_t memory) {
     return slice != nullptr && plan_of(mul_mat->src[0])->memory_of(*slice) == memory;
 }
 
-// shard for a value that a mul-mat of ours, cut by rows, in this memory leads to by operations that keep the cut; hot
-// experts' rows are treated alike. Else full.
+// axis_0 for a value that a mul-mat of ours, cut by rows, in this memory leads to by operations that keep the cut; hot
+// experts' rows are treated alike. Else mirrored.
 State planned_state(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth = 0) {
     if (depth > max_depth) {
-        return State::full;
+        return State::mirrored;
     }
     if (is_mul_mat(tensor->op)) {
-        const bool shard = is_planned_in(tensor, memory) && planned(tensor->src[0])->axis != Axis::cols;
-        return shard ? State::shard : State::full;
+        const bool cut = is_planned_in(tensor, memory) && planned(tensor->src[0])->axis != Axis::cols;
+        return cut ? State::axis_0 : State::mirrored;
     }
     const auto of        = [&](int s) { return planned_state(tensor->src[s], memory, depth + 1); };
     const auto is_weight = [&] {
@@ -193,7 +193,7 @@ bool claims(const ggml_tensor * op, ggml_backend_dev_t memory) {
     if (is_bias_of_hot(op)) {
         return is_planned_in(op->src[0], memory);
     }
-    return planned_state(op, memory) == State::shard || adds_experts(op, memory);
+    return planned_state(op, memory) == State::axis_0 || adds_experts(op, memory);
 }
 
 //
@@ -229,7 +229,7 @@ int32_t n_uses(const ggml_cgraph * graph, const ggml_tensor * node) {
     return INT32_MAX;
 }
 
-// llama.cpp reads node i after this sub-graph, so it has to be there in full.
+// llama.cpp reads node i after this sub-graph, so it has to be mirrored.
 bool read_outside(const ggml_cgraph * graph, int i) {
     const ggml_tensor * node = graph->nodes[i];
     if ((node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || i == graph->n_nodes - 1) {
@@ -297,9 +297,9 @@ class Finder {
             v.phase   = phase_; // never an earlier one, so that memory ggml reuses is free by then
             classify(i, v);
         }
-        // a view is in full only if what it is a view of is
+        // a view is mirrored only if what it is a view of is
         for (int i = graph_->n_nodes - 1; i >= 0; i--) {
-            if (is_view(graph_->nodes[i]->op) && value(i).state != State::full && value(i).wanted) {
+            if (is_view(graph_->nodes[i]->op) && value(i).state != State::mirrored && value(i).wanted) {
                 value(inside(i, 0)).wanted = true;
             }
         }
@@ -320,13 +320,13 @@ class Finder {
     // The state of source s as the node may take it: only in the same phase, since its end may move it apart.
     State state_of(int i, int s, const Value & v) const {
         const int from = inside(i, s);
-        return from >= 0 && value(from).phase == v.phase ? value(from).state : State::full;
+        return from >= 0 && value(from).phase == v.phase ? value(from).state : State::mirrored;
     }
 
-    // Whether source 1 is there in full, on both sides, in the node's phase.
+    // Whether source 1 is mirrored, on both sides, in the node's phase.
     bool is_sent(int i, const Value & v) const {
         const int from = inside(i, 1);
-        return from < 0 || (value(from).state == State::full && value(from).sent_ready <= v.phase);
+        return from < 0 || (value(from).state == State::mirrored && value(from).sent_ready <= v.phase);
     }
 
     void classify(int i, Value & v) {
@@ -338,7 +338,7 @@ class Finder {
                 v.host_ready       = value(from).host_ready;
                 v.sent_ready       = value(from).sent_ready;
                 const bool keeps   = keeps_state(i, v);
-                value(from).wanted = value(from).wanted || (!keeps && value(from).state != State::full);
+                value(from).wanted = value(from).wanted || (!keeps && value(from).state != State::mirrored);
             }
             return;
         }
@@ -348,10 +348,10 @@ class Finder {
             classify_mul_mat(i, v);
         } else if (!keeps_state(i, v) && !is_summed(i, v)) {
             for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
-                want_full(i, s, v, false);
+                want_mirrored(i, s, v, false);
             }
         }
-        v.host_ready = v.state == State::full ? v.phase : v.phase + 1;
+        v.host_ready = v.state == State::mirrored ? v.phase : v.phase + 1;
         v.sent_ready = v.phase + 1;
         phase_       = v.phase;
     }
@@ -360,8 +360,8 @@ class Finder {
     bool keeps_state(int i, Value & v) {
         const ggml_tensor * node  = graph_->nodes[i];
         const auto          of    = [&](int s) { return state_of(i, s, v); };
-        const State         state = fuse_ ? kept(node, of, [&] { return is_sent(i, v); }) : State::full;
-        if (state == State::full) {
+        const State         state = fuse_ ? kept(node, of, [&] { return is_sent(i, v); }) : State::mirrored;
+        if (state == State::mirrored) {
             return false;
         }
         const Value & a = value(inside(i, 0));
@@ -381,9 +381,9 @@ class Finder {
         const ggml_tensor * node   = graph_->nodes[i];
         const ggml_tensor * x      = node->src[0];
         const bool          equal  = b == nullptr || std::equal(std::begin(x->ne), std::end(x->ne), node->src[1]->ne);
-        const bool          halves = state == State::shard && 2 * a.extent == x->ne[0]; // of a fused gate_up
+        const bool          halves = state == State::axis_0 && 2 * a.extent == x->ne[0]; // of a fused gate_up
         switch (state) {
-            case State::shard:
+            case State::axis_0:
                 return b != nullptr              ? b->cut_like(a) && x->ne[0] == node->src[1]->ne[0]
                        : node->src[1] != nullptr ? !halves
                                                  : halves || is_unary(node->op);
@@ -407,22 +407,22 @@ class Finder {
         const bool sent = slice.gg > 0 || slice.cg > 0 || v.n_g > 0;
         set_device(node->src[0], sent);
         if (node->op == GGML_OP_MUL_MAT_ID) {
-            want_full(i, 2, v, sent);
+            want_mirrored(i, 2, v, sent);
         }
         v.cc     = slice.cc;
         v.cg     = slice.cg;
         v.extent = slice.extent();
         if (slice.axis != Axis::cols) {
-            want_full(i, 1, v, sent);
-            v.state = State::shard;
+            want_mirrored(i, 1, v, sent);
+            v.state = State::axis_0;
             return;
         }
         v.state = State::partial;
-        if (state_of(i, 1, v) == State::shard && value(inside(i, 1)).cut_like(v)) {
-            v.sharded_x = true;
+        if (state_of(i, 1, v) == State::axis_0 && value(inside(i, 1)).cut_like(v)) {
+            v.x_is_cut = true;
             return;
         }
-        want_full(i, 1, v, sent);
+        want_mirrored(i, 1, v, sent);
     }
 
     void classify_hot(int i, Value & v) {
@@ -431,14 +431,14 @@ class Finder {
             throw Error(OALLAMA_UNSUPPORTED, weight_of(node->src[0])->slice().name + " has hot experts but no routing");
         }
         set_device(node->src[0], true);
-        want_full(i, 2, v, true);
+        want_mirrored(i, 2, v, true);
         v.state     = State::routed;
         v.routed_by = i;
         if (fuse_ && state_of(i, 1, v) == State::routed && routed_alike(value(inside(i, 1)).routed_by, i)) {
             take_routing(v, value(inside(i, 1)));
             return;
         }
-        want_full(i, 1, v, true);
+        want_mirrored(i, 1, v, true);
     }
 
     // Routing weights times routed rows of which nothing but the sum over all ranks is read.
@@ -480,9 +480,9 @@ class Finder {
                weight_of(left->src[0])->slice().hot == weight_of(right->src[0])->slice().hot;
     }
 
-    // A shard that is cut as another is.
+    // A value that is cut as another is.
     static void take_cut(Value & v, const Value & source) {
-        v.state     = State::shard;
+        v.state     = State::axis_0;
         v.cc        = source.cc;
         v.cg        = source.cg;
         v.extent    = source.extent;
@@ -502,14 +502,14 @@ class Finder {
         }
     }
 
-    // Source s of node i is read in full: on the host, or on the device too, which gets it when a phase begins.
-    void want_full(int i, int s, Value & v, bool sent) {
+    // Source s of node i is read mirrored: on the host, or on the device too, which gets it when a phase begins.
+    void want_mirrored(int i, int s, Value & v, bool sent) {
         const int from = inside(i, s);
         if (from < 0) {
             return;
         }
         Value & source = value(from);
-        source.wanted  = source.wanted || source.state != State::full;
+        source.wanted  = source.wanted || source.state != State::mirrored;
         v.phase        = std::max(v.phase, sent ? source.sent_ready : source.host_ready);
     }
 

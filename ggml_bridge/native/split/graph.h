@@ -1,26 +1,28 @@
 // Sub-graphs: what ggml's scheduler gives the back end, which operations it takes, and in which state each value is.
 //
-// As in tensor parallelism (Megatron-LM), a value is
+// States are named as ggml-backend-meta names those of its tensors. A value is
 //
-//     full     whole, in host memory
-//     shard    cut along ne[0]: the first CC elements of each row on the host, the others on the device. A mul-mat by a
-//              weight cut by rows makes one; element-wise operations keep it (gate, up, GLU)
-//     partial  whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of a shard (down), and
-//              what is linear keeps it: experts' results times the routing weights, and their sum
-//     routed   rows of tokens' experts, [n, n_used, n_tokens], each on the side that computes its expert: a mul-mat by
-//              a weight with hot experts makes one, and what works row by row keeps it (gate, up, GLU, down)
-//     term     routing weights times routed rows, one rank of them, or a part of their sum: nothing is computed
-//     sum      of all terms: both sides' rows are weighted and added up when the phase ends
+//     mirrored  whole: on the host, and on the device once it is sent there
+//     axis_0    cut along ne[0]: the first CC elements of each row on the host, the others on the device. A mul-mat by
+//     a
+//               weight cut by rows makes one; element-wise operations keep it (gate, up, GLU)
+//     partial   whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of one cut along
+//     ne[0]
+//               (down), and what is linear keeps it: experts' results times the routing weights, and their sum
+//     routed    rows of tokens' experts, [n, n_used, n_tokens], each on the side that computes its expert: a mul-mat by
+//               a weight with hot experts makes one, and what works row by row keeps it (gate, up, GLU, down)
+//     term      routing weights times routed rows, one rank of them, or a part of their sum: nothing is computed
+//     sum       of all terms: both sides' rows are weighted and added up when the phase ends
 //
 // `kept` (graph.cpp) says once which operation keeps which state. ggml asks for it operation by operation before
 // there is a graph (`claims`, by what the plan says); find_values, which a program is built from, asks for each node of
 // a sub-graph, by where weights have come to lie.
 //
-// The device computes all of a shard's or partial's last n_g tokens: in CG' it has the elements that the host has of
-// the other tokens.
+// The device computes all of the last n_g tokens of an axis_0 or partial value: in CG' it has the elements that the
+// host has of the other tokens.
 //
-// The host side of a shard lies in the memory that llama.cpp gave the original, packed at its front. Where the whole is
-// wanted, its rows move to their places when the phase ends.
+// The host side of an axis_0 value lies in the memory that llama.cpp gave the original, packed at its front. Where the
+// whole is wanted, its rows move to their places when the phase ends.
 //
 // Nothing here is kept between calls; sub-graphs and their tensors are llama.cpp's.
 
@@ -60,15 +62,15 @@ bool is_empty(const ggml_tensor * tensor); // has no elements
 // values
 //
 
-enum class State { full, shard, partial, routed, term, sum };
+enum class State { mirrored, axis_0, partial, routed, term, sum };
 
 struct Value {
-    State   state      = State::full;
+    State   state      = State::mirrored;
     int     phase      = 0;     // in which it is computed; a view: in which its source is
-    int     host_ready = 0;     // first phase that can read it in full on the host
-    int     sent_ready = 0;     // first phase that can send it in full to the device
-    bool    wanted     = false; // in full, by llama.cpp or by an operation here
-    bool    sharded_x  = false; // a mul-mat along K whose input is a shard with the same cut
+    int     host_ready = 0;     // first phase in which the host can read it mirrored
+    int     sent_ready = 0;     // first phase that can send it whole to the device
+    bool    wanted     = false; // mirrored, by llama.cpp or by an operation here
+    bool    x_is_cut   = false; // a mul-mat along K whose input is cut alike along ne[0]
     int64_t cc         = 0;     // elements on the host
     int64_t cg         = 0;     // elements behind them that the device computes from streamed weights
     int64_t extent     = 0;     // elements that are cut together: ne[0], or half of it

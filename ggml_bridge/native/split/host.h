@@ -59,7 +59,7 @@ class Host {
     const Share *      work_    = nullptr;
 };
 
-// Address of a full value's bytes on the host.
+// Address of a mirrored value's bytes on the host.
 const char * host_data(const ggml_tensor * tensor);
 
 // Byte offset of a row, counted over all dimensions.

@@ -80,7 +80,7 @@ class Builder {
 
     // Source s of node i, as the host reads it before a phase is launched.
     Source source_of(int i, int s) {
-        return {origin_of(i, s), on_device(graph_->nodes[i]->src[s]) ? full_on_host(i, s) : nullptr};
+        return {origin_of(i, s), on_device(graph_->nodes[i]->src[s]) ? mirrored_on_host(i, s) : nullptr};
     }
 
     //
@@ -93,8 +93,8 @@ class Builder {
         if (v.state == State::term || is_empty(node)) { // what reads an empty one is empty too
             return;
         }
-        if (is_view(node->op)) { // of a full value: its memory is its source's, and llama.cpp has set its address
-            if (v.state != State::full) {
+        if (is_view(node->op)) { // of a mirrored value: its memory is its source's, and llama.cpp has set its address
+            if (v.state != State::mirrored) {
                 emit_view(i);
             }
             return;
@@ -107,7 +107,7 @@ class Builder {
             count_experts(i);
         }
         switch (v.state) {
-            case State::full: emit_full(i); break;
+            case State::mirrored: emit_on_host(i); break;
             case State::routed: emit_rows(i); break;
             case State::sum: emit_sum(i); break;
             default: emit_sides(i);
@@ -124,7 +124,7 @@ class Builder {
         }
     }
 
-    // A half of a fused gate_up's shard or rows, or one rank of experts' partial results.
+    // A half of a fused gate_up's elements or rows, or one rank of experts' partial results.
     void emit_view(int i) {
         const ggml_tensor * node = graph_->nodes[i];
         const Value &       v    = value(i);
@@ -181,12 +181,12 @@ class Builder {
         }
     }
 
-    // A node that only the host computes, from full values.
-    void emit_full(int i) {
+    // A node that only the host computes, from mirrored values.
+    void emit_on_host(int i) {
         const ggml_tensor * node = graph_->nodes[i];
         ggml_tensor *       out  = copy_header(node, node->ne);
         for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
-            out->src[s] = full_on_host(i, s);
+            out->src[s] = mirrored_on_host(i, s);
         }
         if (program_.resident) {
             phase_.lifts.push_back({stage(out), whole_on_device(node, {i, -1})});
@@ -210,31 +210,31 @@ class Builder {
         const bool    streamed = side == side_stream || side == side_prime;
         ggml_tensor * w        = streamed ? slot_of(i, weight, side) : part.tensor;
         const int64_t n        = slice.axis == Axis::cols ? node->ne[0] : w->ne[1];
-        ggml_tensor * x        = value(i).sharded_x         ? side_of(inside(i, 1), side)
-                                 : slice.axis != Axis::cols ? full_on(side, i, 1, tokens)
-                                                            : full_on(side, i, 1, tokens, part.begin, part.count);
+        ggml_tensor * x        = value(i).x_is_cut          ? side_of(inside(i, 1), side)
+                                 : slice.axis != Axis::cols ? mirrored_on(side, i, 1, tokens)
+                                                            : mirrored_on(side, i, 1, tokens, part.begin, part.count);
         ggml_tensor * out      = copy_header(node, tokens.shape(node, n).data());
         out->src[0]            = w;
-        out->src[1]            = side == side_host ? for_kernel_of(slice, x, value(i).sharded_x) : x;
+        out->src[1]            = side == side_host ? for_kernel_of(slice, x, value(i).x_is_cut) : x;
         if (node->op == GGML_OP_MUL_MAT_ID) {
-            out->src[2] = full_on(side, i, 2, tokens.along(1));
+            out->src[2] = mirrored_on(side, i, 2, tokens.along(1));
         }
         return out;
     }
 
     // x as the host's kernel takes it. Kernels of repacked layouts take columns without gaps between rows, and F32
     // only; the others take F32 or the weight's own type.
-    ggml_tensor * for_kernel_of(const SliceSpec & slice, ggml_tensor * x, bool sharded) {
+    ggml_tensor * for_kernel_of(const SliceSpec & slice, ggml_tensor * x, bool x_is_cut) {
         const bool plain = slice.layout == plain_layout;
-        if (slice.axis == Axis::cols && !sharded && !plain && !ggml_is_contiguous(x)) {
+        if (slice.axis == Axis::cols && !x_is_cut && !plain && !ggml_is_contiguous(x)) {
             x = stage(ggml_cont(ctx(), x));
         }
         return x->type == GGML_TYPE_F32 || (plain && x->type == slice.type) ? x
                                                                             : stage(ggml_cast(ctx(), x, GGML_TYPE_F32));
     }
 
-    // An element-wise operation on a shard, or experts' partial results times the routing weights, or two of them
-    // added.
+    // An element-wise operation on an axis_0 value, or experts' partial results times the routing weights, or two of
+    // them added.
     ggml_tensor * elementwise(int i, Side side) {
         const ggml_tensor * node    = graph_->nodes[i];
         const Value &       v       = value(i);
@@ -246,9 +246,9 @@ class Builder {
         for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
             const int from = inside(i, s);
             out->src[s]    = from >= 0 && value(from).state == v.state ? side_of(from, side)
-                             : partial                                 ? full_on(side, i, s, tokens)
-                             : node->src[s]->ne[0] == 1                ? full_on(side, i, s, {})
-                                                                       : full_on(side, i, s, {}, begin_of(v, side), n);
+                             : partial                                 ? mirrored_on(side, i, s, tokens)
+                             : node->src[s]->ne[0] == 1 ? mirrored_on(side, i, s, {})
+                                                        : mirrored_on(side, i, s, {}, begin_of(v, side), n);
         }
         return out;
     }
@@ -338,15 +338,15 @@ class Builder {
                 out->src[2] = ids;
             } else if (node->op == GGML_OP_ADD_ID) {
                 out->src[0] = side_of(inside(i, 0), side);
-                out->src[1] = side == side_host ? full_on_host(i, 1)
-                              : packed          ? read_again(full_on_device(i, 1, {}, 0, node->src[1]->ne[0]))
+                out->src[1] = side == side_host ? mirrored_on_host(i, 1)
+                              : packed          ? read_again(mirrored_on_device(i, 1, {}, 0, node->src[1]->ne[0]))
                                                 : device_biases(routed, i);
                 out->src[2] = side == side_device && packed ? numbers(routed, Upload::What::experts, 1) : ids;
             } else {
                 for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
                     const int  from = inside(i, s);
                     const bool rows = from >= 0 && value(from).state == State::routed;
-                    out->src[s]     = rows ? side_of(from, side) : full_on(side, i, s, {});
+                    out->src[s]     = rows ? side_of(from, side) : mirrored_on(side, i, s, {});
                     if (!rows && side == side_device && packed) {
                         read_again(out->src[s]);
                     }
@@ -385,19 +385,19 @@ class Builder {
             return side_of(inside(i, 1), side);
         }
         if (side == side_host) {
-            return rows_for_misses(routed, full_on_host(i, 1));
+            return rows_for_misses(routed, mirrored_on_host(i, 1));
         }
         if (routed.n_most > 0) {
-            return rows_for_launches(routed, full_on_device(i, 1, {}, 0, x->ne[0]));
+            return rows_for_launches(routed, mirrored_on_device(i, 1, {}, 0, x->ne[0]));
         }
         if (x->ne[1] == 1) {
-            return full_on_device(i, 1, {}, 0, x->ne[0]);
+            return mirrored_on_device(i, 1, {}, 0, x->ne[0]);
         }
         return send(Upload::What::rows, ggml_new_tensor_3d(ctx(), x->type, x->ne[0], routed.n_device, x->ne[2]), routed,
                     source_of(i, 1));
     }
 
-    // Rows of a full input for a launch. x: on the device, [k, 1 or n_used, n_tokens].
+    // Rows of a mirrored input for a launch. x: on the device, [k, 1 or n_used, n_tokens].
     ggml_tensor * rows_for_launches(Routed & routed, ggml_tensor * x) {
         ggml_tensor *& known = packed_[{&routed - phase_.routings.data(), x}];
         if (known == nullptr) {
@@ -496,7 +496,7 @@ class Builder {
 
     int number_of(const Routed & routed) const { return static_cast<int>(&routed - phase_.routings.data()); }
 
-    // Rows of a full input for the misses. x: on the host, [k, 1 or n_used, n_tokens].
+    // Rows of a mirrored input for the misses. x: on the host, [k, 1 or n_used, n_tokens].
     ggml_tensor * rows_for_misses(Routed & routed, ggml_tensor * x) {
         for (const GatheredRows & known : routed.gathered) {
             if (known.x == x) {
@@ -586,25 +586,25 @@ class Builder {
     }
 
     //
-    // full values on either side: bound to llama.cpp's memory, sent when the phase begins, or fetched
+    // mirrored values on either side: bound to llama.cpp's memory, sent when the phase begins, or fetched
     //
 
     // Source s of node i: elements [begin, begin + count) of each row of some tokens; count < 0: all.
-    ggml_tensor * full_on(Side side, int i, int s, Tokens tokens, int64_t begin = 0, int64_t count = -1) {
+    ggml_tensor * mirrored_on(Side side, int i, int s, Tokens tokens, int64_t begin = 0, int64_t count = -1) {
         const int64_t n = count < 0 ? graph_->nodes[i]->src[s]->ne[0] : count;
-        return side == side_host ? view(full_on_host(i, s, tokens), begin, n, tokens, side)
-                                 : full_on_device(i, s, tokens, begin, n);
+        return side == side_host ? view(mirrored_on_host(i, s, tokens), begin, n, tokens, side)
+                                 : mirrored_on_device(i, s, tokens, begin, n);
     }
 
     // tokens: of which it is read.
-    ggml_tensor * full_on_host(int i, int s, Tokens tokens = {}) {
+    ggml_tensor * mirrored_on_host(int i, int s, Tokens tokens = {}) {
         const ggml_tensor * src    = graph_->nodes[i]->src[s];
         const SplitWeight * weight = weight_of(src);
         if (weight != nullptr) { // a bias that lies among the cut weights
             return weight->whole_on_host().tensor;
         }
         const int from = inside(i, s);
-        if (from >= 0 && value(from).state == State::full && side_of(from, side_host) != nullptr) {
+        if (from >= 0 && value(from).state == State::mirrored && side_of(from, side_host) != nullptr) {
             return side_of(from, side_host);
         }
         if (on_device(src)) {
@@ -620,10 +620,10 @@ class Builder {
         return out;
     }
 
-    // A full value that is in device memory: fetched when the phase begins, or a view of what the host computes.
+    // A mirrored value that is in device memory: fetched when the phase begins, or a view of what the host computes.
     ggml_tensor * input(const ggml_tensor * src, Origin origin, Tokens tokens) {
         const int root = src->view_src == nullptr ? -1 : find_node(graph_, src->view_src, graph_->n_nodes);
-        if (root >= 0 && value(root).state == State::full && side_of(root, side_host) != nullptr) {
+        if (root >= 0 && value(root).state == State::mirrored && side_of(root, side_host) != nullptr) {
             return keep_view(ggml_view_4d(ctx(), side_of(root, side_host), src->ne[0], src->ne[1], src->ne[2],
                                           src->ne[3], src->nb[1], src->nb[2], src->nb[3], src->view_offs),
                              side_host);
@@ -652,8 +652,8 @@ class Builder {
         }
     }
 
-    // A full value on the device, sent when the phase begins unless it is there.
-    ggml_tensor * full_on_device(int i, int s, Tokens tokens, int64_t begin, int64_t count) {
+    // A mirrored value on the device, sent when the phase begins unless it is there.
+    ggml_tensor * mirrored_on_device(int i, int s, Tokens tokens, int64_t begin, int64_t count) {
         const ggml_tensor * src = graph_->nodes[i]->src[s];
         if (weight_of(src) != nullptr) {
             weight_of(src)->whole_on_host(); // is sent from there
@@ -704,7 +704,7 @@ class Builder {
     // of the first tokens too, unless there is no CC.
     void join(int i) {
         const Value & v = value(i);
-        if (v.state == State::shard) {
+        if (v.state == State::axis_0) {
             for (const Side side : all_sides) {
                 if (side_of(i, side) != nullptr && program_.resident) {
                     put(i, v, side);
@@ -757,7 +757,7 @@ class Builder {
         const ggml_tensor * node     = graph_->nodes[i];
         const Value &       v        = value(i);
         const bool          one_row  = node->ne[1] * node->ne[2] * node->ne[3] == 1;
-        const bool          moves    = v.state == State::shard && has(v, side_host) && v.cc < v.extent;
+        const bool          moves    = v.state == State::axis_0 && has(v, side_host) && v.cc < v.extent;
         const bool          first    = phase_.downloads.empty() || phase_.downloads.back().node != i;
         const auto          ne       = tokens.shape(node, 1);
         const auto          host_ne  = tokens_of(v, side_host).shape(node, 1);
@@ -767,7 +767,7 @@ class Builder {
         download.join                = how;
         download.begin               = begin;
         download.count               = count;
-        download.extent              = v.state == State::shard ? v.extent : node->ne[0];
+        download.extent              = v.state == State::axis_0 ? v.extent : node->ne[0];
         download.first_row           = tokens.first_row(node);
         download.n_rows              = ne[1] * ne[2] * ne[3];
         download.spread              = moves && first ? v.cc : 0;
@@ -919,15 +919,15 @@ class Builder {
     }
 
     // Elements [begin, begin + n) of each row of some tokens.
-    ggml_tensor * view(ggml_tensor * full, int64_t begin, int64_t n, Tokens tokens, Side side) {
-        if (n == full->ne[0] && tokens.count_of(full) == full->ne[tokens.dim]) {
-            return full;
+    ggml_tensor * view(ggml_tensor * whole, int64_t begin, int64_t n, Tokens tokens, Side side) {
+        if (n == whole->ne[0] && tokens.count_of(whole) == whole->ne[tokens.dim]) {
+            return whole;
         }
-        const auto   ne = tokens.shape(full, n);
+        const auto   ne = tokens.shape(whole, n);
         const size_t at =
-            static_cast<size_t>(begin) * full->nb[0] + static_cast<size_t>(tokens.first) * full->nb[tokens.dim];
+            static_cast<size_t>(begin) * whole->nb[0] + static_cast<size_t>(tokens.first) * whole->nb[tokens.dim];
         return keep_view(
-            ggml_view_4d(ctx(), full, ne[0], ne[1], ne[2], ne[3], full->nb[1], full->nb[2], full->nb[3], at), side);
+            ggml_view_4d(ctx(), whole, ne[0], ne[1], ne[2], ne[3], whole->nb[1], whole->nb[2], whole->nb[3], at), side);
     }
 
     const ggml_cgraph * graph_;

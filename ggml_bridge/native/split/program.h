@@ -1,7 +1,7 @@
 // Programs: a sub-graph of llama.cpp's graph, prepared for two processors.
 //
-// Work is done in phases. A phase sends the full values that its device side needs, starts the device, computes the
-// host side meanwhile, and joins what the next phase or llama.cpp needs in full. A feed-forward block is one phase.
+// Work is done in phases. A phase sends the mirrored values that its device side needs, starts the device, computes the
+// host side meanwhile, and joins what the next phase or llama.cpp needs whole. A feed-forward block is one phase.
 // Only addresses change from call to call; all else is prepared once for a shape and reused.
 //
 // Ownership. Tensor headers and both graphs are the program's (`ctx`). Tensors of ours on the host have the memory
@@ -9,7 +9,7 @@
 // (`streamed`), of llama.cpp's tensors there (`bindings`), or the allocator's, which all programs of a context share.
 // Uploads and downloads pass the Host's memory too (`staging`).
 //
-// Shapes, of a node [n, ne1, ne2, ne3] on a side: a shard [elements of the side, tokens of the side, ...], a partial
+// Shapes, of a node [n, ne1, ne2, ne3] on a side: axis_0 [elements of the side, tokens of the side, ...], partial
 // [n, tokens of the side, ...], all contiguous; routed rows [n, n_device, n_tokens] on the device. The host's routed
 // rows are those of a batch without hits, [n, 1, n_used * n_tokens], and before each run they shrink to the misses, [n,
 // 1, n_misses]. Where the device's are packed too (experts.h) they are [n, 1, n_most], and shrink to those of a launch.
@@ -32,7 +32,7 @@ struct Origin {
     }
 };
 
-// A full value on the host: llama.cpp's own tensor, or, where that is in device memory, what the host has of it.
+// A mirrored value on the host: llama.cpp's own tensor, or, where that is in device memory, what the host has of it.
 struct Source {
     Origin              origin;
     const ggml_tensor * copy = nullptr;
@@ -138,7 +138,7 @@ struct Placed {
     ggml_tensor * whole;
 };
 
-// Rows of a full input for the misses.
+// Rows of a mirrored input for the misses.
 struct GatheredRows {
     const ggml_tensor * x;
     ggml_tensor *       index;
