@@ -1,0 +1,113 @@
+// A build: a program in the making, and where its nodes find their sources.
+//
+// build_program (program.cpp) hands each node of a sub-graph to the builder of its state (build_cut.h, build_routed.h),
+// phase by phase. All of them add tensors to one Build: the program, the phase at hand, and each value's tensor on each
+// side. They live while a program is built.
+
+#pragma once
+
+#include <map>
+
+#include "program.h"
+
+namespace oallama {
+
+constexpr std::array<Side, n_sides> all_sides    = {side_host, side_stream, side_device, side_prime};
+constexpr std::array<Side, 3>       device_sides = {side_stream, side_device, side_prime};
+
+// Marks a tensor that the device is sent before it computes a graph. Its memory stays its own until the graph ends:
+// ggml's allocator frees a leaf behind its last reader, and CUDA's fused kernels read one for longer than that.
+void keep_sent(ggml_tensor * tensor);
+
+struct Build {
+    // A value's tensor on each side; NULL: nothing of it there.
+    using Sides = std::array<ggml_tensor *, n_sides>;
+
+    Build(const ggml_cgraph * sub_graph, const Values & found, Program & made)
+        : graph(sub_graph), values(found), program(made), sides_(found.nodes.size()) {}
+
+    const ggml_cgraph * graph;
+    const Values &      values;
+    Program &           program;
+    Phase               phase; // at hand
+
+    // Nodes of the device's graph in the phase at hand: results in GG, in CG and in CG', and sums with them.
+    std::array<std::vector<ggml_tensor *>, n_sides> device_nodes;
+    std::vector<ggml_tensor *>                      lift_nodes; // what makes results whole in device memory
+
+    // Of the weights that the phase streams: the ids of the experts, NULL: all are copied; and how many experts each
+    // has.
+    const ggml_tensor * chosen_by = nullptr;
+    int64_t             n_expert  = 0;
+
+    ggml_context * ctx() { return program.ctx.get(); }
+
+    const Value & value(int node) const { return values.nodes[static_cast<size_t>(node)]; }
+
+    Sides &       sides(int node) { return sides_[static_cast<size_t>(node)]; }
+    ggml_tensor * side_of(int node, Side side) { return sides(node)[side]; }
+
+    // Whether a tensor of llama.cpp's is in device memory.
+    bool on_device(const ggml_tensor * tensor) const { return program.resident && !is_on_host(tensor); }
+
+    // The node that src is the result of; -1: a tensor from outside.
+    int inside(int node, int src) const;
+
+    Origin origin_of(int node, int src) const;
+
+    // Source s of node i, as the host reads it before a phase is launched.
+    Source source_of(int i, int s);
+
+    // Source s of node i: elements [begin, begin + count) of each row of some tokens; count < 0: all.
+    ggml_tensor * mirrored_on(Side side, int i, int s, Tokens tokens, int64_t begin = 0, int64_t count = -1);
+
+    // tokens: of which it is read.
+    ggml_tensor * mirrored_on_host(int i, int s, Tokens tokens = {});
+
+    // A mirrored value on the device, sent when the phase begins unless it is there.
+    ggml_tensor * mirrored_on_device(int i, int s, Tokens tokens, int64_t begin, int64_t count);
+
+    // A tensor of llama.cpp's as the device's graph sees it. Not the allocator's: it has an address, if not yet the
+    // right one.
+    ggml_tensor * whole_on_device(const ggml_tensor * tensor, Origin origin);
+
+    ggml_tensor * view_on_device(ggml_tensor * of, const std::array<int64_t, GGML_MAX_DIMS> & ne, const size_t * nb,
+                                 size_t at);
+
+    // Whether kernels can read a tensor of the device's from here on: to some, such as Vulkan's mul-mats, memory may
+    // not be given from just anywhere. A few experts' numbers are soon misaligned.
+    bool is_aligned(size_t at) const;
+
+    ggml_tensor * copy_header(const ggml_tensor * node, const int64_t * ne);
+
+    // Gives it the memory of a tensor of llama.cpp's. strides: whose it takes; NULL: contiguous.
+    void bind(ggml_tensor * tensor, Origin origin, const ggml_tensor * strides);
+
+    ggml_tensor * stage(ggml_tensor * tensor);
+
+    // Bytes into the host's memory, for what is packed or comes back.
+    size_t take_staging(const ggml_tensor * tensor);
+
+    // Views on the host follow what they are views of; those on the device are the allocator's.
+    ggml_tensor * keep_view(ggml_tensor * view, Side side);
+
+    // Elements [begin, begin + n) of each row of some tokens.
+    ggml_tensor * view(ggml_tensor * whole, int64_t begin, int64_t n, Tokens tokens, Side side);
+
+  private:
+    // A tensor of the same type, shape and strides.
+    ggml_tensor * like(const ggml_tensor * tensor);
+
+    // A mirrored value that is in device memory: fetched when the phase begins, or a view of what the host computes.
+    ggml_tensor * input(const ggml_tensor * src, Origin origin, Tokens tokens);
+
+    // Elements [begin, begin + count) of each row of some tokens of a tensor of llama.cpp's, as kernels can read them:
+    // where they lie, or what makes them contiguous.
+    ggml_tensor * part_on_device(const ggml_tensor * tensor, Origin origin, int64_t begin, int64_t count,
+                                 Tokens tokens);
+
+    std::vector<Sides>                           sides_;
+    std::map<const ggml_tensor *, ggml_tensor *> inputs_; // what the host has of llama.cpp's tensors on the device
+};
+
+} // namespace oallama
