@@ -157,6 +157,7 @@ std::vector<ExpertTable::Move> Exchange::share(const std::shared_ptr<ExpertTable
 
 void Exchange::fetch(ggml_backend_t compute, size_t n, size_t after) {
     ready_ = Clock::now();
+    GGML_ASSERT(n <= chosen_.size() && after <= marks_.size());
     if (after > 0 && marks_[after - 1]) {
         stream_.await(marks_[after - 1].get());
     }

@@ -69,17 +69,21 @@ StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
     }
     auto found = blocks_.find(key);
     if (found == blocks_.end()) {
-        auto       block = std::make_unique<StreamBlock>();
-        ContextPtr ctx   = new_context(static_cast<int64_t>(parts.size()));
-        block->parts     = parts;
-        block->n_expert  = experts_of(parts);
-        block->odds      = ExpertOdds(static_cast<int64_t>(block->n_expert));
+        auto block      = std::make_unique<StreamBlock>();
+        block->ctx      = new_context(2 * static_cast<int64_t>(parts.size()));
+        block->parts    = parts;
+        block->n_expert = experts_of(parts);
+        block->odds     = ExpertOdds(static_cast<int64_t>(block->n_expert));
         for (const auto & [weight, side] : parts) {
-            const ggml_tensor * like = weight->new_tensor(ctx.get(), side);
-            const size_t        size = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like);
+            ggml_tensor * part = weight->new_tensor(block->ctx.get(), side);
+            const size_t  size = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), part);
+            const size_t  used = std::min(size, ggml_nbytes(part));
+            const auto    rest = static_cast<int64_t>(size - used);
             block->offsets.push_back(block->bytes);
-            const size_t used = std::min(size, ggml_nbytes(like));
             block->tails.emplace_back(block->bytes + used, size - used);
+            block->part_tensors.push_back(part);
+            block->tail_tensors.push_back(rest > 0 ? ggml_new_tensor_1d(block->ctx.get(), GGML_TYPE_I8, rest)
+                                                   : nullptr);
             block->bytes += padded(size);
         }
         found = blocks_.emplace(std::move(key), std::move(block)).first;
@@ -130,6 +134,7 @@ void Stream::free_ring() {
 
 // Bytes into the ring.
 size_t Stream::begin_of(const StreamBlock & block, size_t slot) const {
+    GGML_ASSERT(slot < slots_.size() && block.bytes <= ring_bytes_);
     const size_t last  = ring_bytes_ - block.bytes;
     const size_t begin = slot * (ring_bytes_ / slots_.size() / alignment * alignment);
     return slot > 0 && slot + 1 == slots_.size() ? last : std::min(begin, last);
@@ -180,6 +185,7 @@ void Stream::take(StreamBlock & block, size_t slot) {
 //
 
 size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts, int64_t n_used) {
+    GGML_ASSERT(experts == nullptr || block.n_expert > 1);
     if (experts != nullptr) {
         check_experts(*experts, block.parts[0].first->slice());
         block.odds.count(*experts, n_used);
@@ -255,12 +261,12 @@ void Stream::clear_tails(size_t slot) {
     if (to.zeros == block.tails) {
         return;
     }
-    const ContextPtr ctx = new_context(static_cast<int64_t>(block.tails.size()));
-    for (const auto & [first, count] : block.tails) {
-        if (count == 0) {
+    for (size_t part = 0; part < block.parts.size(); part++) {
+        const auto [first, count] = block.tails[part];
+        ggml_tensor * there       = block.tail_tensors[part];
+        if (there == nullptr) {
             continue;
         }
-        ggml_tensor * there = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, static_cast<int64_t>(count));
         bind(there, block, slot, first);
         for (size_t at = 0; at < count; at += zeros.size()) {
             ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
@@ -276,14 +282,12 @@ bool Stream::copy(size_t slot, Time until) {
     Slot &              to       = slots_[slot];
     const StreamBlock & block    = *to.holds;
     const size_t        n_expert = block.n_expert;
-    const ContextPtr    ctx      = new_context(static_cast<int64_t>(block.parts.size()));
     int64_t             bytes    = 0;
     bool                goes_on  = true;
     for (size_t part = 0; part < block.parts.size() && goes_on; part++) {
-        const size_t  all   = part_bytes(block, part);
-        const size_t  each  = all / n_expert;
-        size_t *      known = &to.asked[part * n_expert];
-        ggml_tensor * there = nullptr;
+        const size_t all   = part_bytes(block, part);
+        const size_t each  = all / n_expert;
+        size_t *     known = &to.asked[part * n_expert];
         for (size_t first = 0, end = 0; first < n_expert && goes_on; first = end) {
             end = first + 1;
             if (!to.wanted[first] || known[first] == each) {
@@ -292,7 +296,6 @@ bool Stream::copy(size_t slot, Time until) {
             while (end < n_expert && to.wanted[end] && known[end] == 0) {
                 end++;
             }
-            there     = there == nullptr ? place_of(ctx.get(), slot, part) : there;
             size_t at = first * each + known[first];
             while (at < end * each && goes_on) {
                 const size_t left = end * each - at;
@@ -301,7 +304,7 @@ bool Stream::copy(size_t slot, Time until) {
                 const size_t more = next == left ? std::min(block.tails[part].second, all - end * each) : 0;
                 goes_on           = next > 0;
                 if (goes_on) {
-                    ask(slot, part, there, at, next + more);
+                    ask(slot, part, at, next + more);
                     bytes += static_cast<int64_t>(next);
                     at += next;
                 }
@@ -317,18 +320,13 @@ bool Stream::copy(size_t slot, Time until) {
     return goes_on;
 }
 
-ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) {
-    const auto & [weight, side] = slots_[slot].holds->parts[part];
-    ggml_tensor * there         = weight->new_tensor(ctx, side);
-    bind(there, *slots_[slot].holds, slot, slots_[slot].holds->offsets[part]);
-    return there;
-}
-
 // Queues one copy: bytes [offset, offset + bytes) of a part.
-void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes) {
-    const auto & [weight, side] = slots_[slot].holds->parts[part];
+void Stream::ask(size_t slot, size_t part, size_t offset, size_t bytes) {
+    const StreamBlock & block   = *slots_[slot].holds;
+    const auto & [weight, side] = block.parts[part];
     const auto * data           = static_cast<const char *>(weight->part(side).tensor->data);
-    copy_to(there, data + offset, offset, bytes);
+    bind(block.part_tensors[part], block, slot, block.offsets[part]);
+    copy_to(block.part_tensors[part], data + offset, offset, bytes);
 }
 
 void Stream::copy_to(ggml_tensor * to, const char * data, size_t offset, size_t bytes) {

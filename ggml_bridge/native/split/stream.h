@@ -116,13 +116,16 @@ constexpr size_t alignment = 256; // of a weight in a slot, more than any device
 
 // The streamed parts of the weights of one phase, which are copied together.
 struct StreamBlock {
-    std::vector<StreamedPart> parts;
-    std::vector<size_t>       offsets; // bytes into the slot
-    std::vector<Bytes>        tails;   // what the device may read behind each part, and must not find NaN in
-    size_t                    bytes    = 0;
-    size_t                    n_expert = 1;       // of every part; 1: they are copied whole
-    StreamBlock *             next     = nullptr; // asked for after it the last time
-    ExpertOdds                odds     = ExpertOdds(1);
+    std::vector<StreamedPart>  parts;
+    std::vector<size_t>        offsets; // bytes into the slot
+    std::vector<Bytes>         tails;   // what the device may read behind each part, and must not find NaN in
+    ContextPtr                 ctx;     // of the headers that copies are made to, each bound to a slot before
+    std::vector<ggml_tensor *> part_tensors;
+    std::vector<ggml_tensor *> tail_tensors; // NULL: there is none
+    size_t                     bytes    = 0;
+    size_t                     n_expert = 1;       // of every part; 1: they are copied whole
+    StreamBlock *              next     = nullptr; // asked for after it the last time
+    ExpertOdds                 odds     = ExpertOdds(1);
 
     // The experts that a batch of so many tokens is likely to need.
     std::vector<bool> likely(int64_t n_tokens) const {
@@ -219,10 +222,8 @@ class Stream {
     // copies
     void clear_tails(size_t slot);
     bool copy(size_t slot, Time until);
-    void ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes);
+    void ask(size_t slot, size_t part, size_t offset, size_t bytes);
     void asked(size_t slot, int64_t bytes);
-
-    ggml_tensor * place_of(ggml_context * ctx, size_t slot, size_t part);
 
     ggml_backend_dev_t    device_;
     BackendPtr            backend_;
