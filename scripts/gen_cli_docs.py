@@ -44,6 +44,7 @@ Completion: add `eval "$(_OALLAMA_COMPLETE=bash_source oallama)"` to `~/.bashrc`
 | `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how CPU threads wait; default: spin 0.1 to 0.2 ms, then sleep |
 | `OALLAMA_API_KEY` | `serve`: the key, as `--api-key` |
 | `OALLAMA_DEBUG` | `1`: show tracebacks |
+| `OALLAMA_SPLIT_DEBUG` | `1`: the split back end logs the programs that it prepares; `2`: and their values |
 | `GGML_BACKEND_PATH` | a ggml back end to load, as `--backend` |
 | `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | as huggingface_hub reads them |
 | `LLAMA_CACHE`, `OLLAMA_MODELS` | folders of llama.cpp's and ollama's models, which are found by name |

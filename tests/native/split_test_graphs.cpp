@@ -113,6 +113,36 @@ void check_chunks() {
     check(resident || device_compute(200) == device_compute(64), "200 tokens take no more memory than a chunk of 64");
 }
 
+// What the split back end logs of a block's program.
+std::string dump_of(const Block & block, const char * level) {
+    constexpr const char * variable = "OALLAMA_SPLIT_DEBUG";
+    std::string            logged;
+    ggml_log_callback      quiet  = nullptr;
+    void *                 unused = nullptr;
+    ggml_log_get(&quiet, &unused);
+    ggml_log_set([](ggml_log_level at, const char * line,
+                    void * to) { *static_cast<std::string *>(to) += at == GGML_LOG_LEVEL_DEBUG ? line : ""; },
+                 &logged);
+    ::setenv(variable, level, /*overwrite=*/1);
+    const PlanPtr plan = plan_of(block, Cut::half);
+    const Model   model(block, plan.get());
+    Session().compute(model, 3);
+    ::unsetenv(variable);
+    ggml_log_set(quiet, unused);
+    return logged;
+}
+
+void check_dump() {
+    const Block block = ffn_block(q4_0, q4_0);
+    const auto  has = [](const std::string & dump, const char * what) { return dump.find(what) != std::string::npos; };
+    const auto  phase = dump_of(block, "1");
+    const auto  nodes = dump_of(block, "2");
+    check(dump_of(block, "0").empty(), "programs are logged where this is asked for alone");
+    check(has(phase, "## PROGRAM") && has(phase, "phase 0: ") && !has(phase, "node #"), "a line a phase: " + phase);
+    check(has(nodes, "phase 0: ") && has(nodes, "MUL_MAT") && has(nodes, "AXIS_0") && has(nodes, "PARTIAL"),
+          "and a line a node: " + nodes);
+}
+
 } // namespace
 
 void test_graphs() {
@@ -120,6 +150,7 @@ void test_graphs() {
     check_f16_input();
     check_sums();
     check_chunks();
+    check_dump();
 }
 
 } // namespace split_test

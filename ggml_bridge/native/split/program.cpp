@@ -4,6 +4,7 @@
 
 #include "build_cut.h"
 #include "build_routed.h"
+#include "dump.h"
 
 namespace oallama {
 
@@ -196,7 +197,9 @@ std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_d
         auto                program = new_program(graph, values, memory, largest_of(graph));
         const ggml_tensor * refused = refused_by_device(*program);
         if (refused == nullptr) {
-            return new_program(graph, values, memory, taken_by(*program)); // many are kept: no larger
+            program = new_program(graph, values, memory, taken_by(*program)); // many are kept: no larger
+            dump_program(graph, values, *program);
+            return program;
         }
         if (!fuse) {
             throw Error(OALLAMA_UNSUPPORTED, std::string(ggml_backend_dev_name(program->device)) + " cannot compute " +

@@ -38,7 +38,7 @@ const char * last_error() noexcept {
     return last_message.c_str();
 }
 
-void log_error(const char * message) noexcept {
+void log(ggml_log_level level, const char * text) noexcept {
     ggml_log_callback callback  = nullptr;
     void *            user_data = nullptr;
     ggml_log_get(&callback, &user_data);
@@ -46,9 +46,17 @@ void log_error(const char * message) noexcept {
         return;
     }
     try {
-        callback(GGML_LOG_LEVEL_ERROR, ("oallama: " + std::string(message) + "\n").c_str(), user_data);
+        callback(level, text, user_data);
     } catch (...) {
         return; // a log line is not worth the process
+    }
+}
+
+void log_error(const char * message) noexcept {
+    try {
+        log(GGML_LOG_LEVEL_ERROR, ("oallama: " + std::string(message) + "\n").c_str());
+    } catch (const std::bad_alloc &) {
+        log(GGML_LOG_LEVEL_ERROR, "oallama: out of host memory\n");
     }
 }
 

@@ -54,8 +54,10 @@ template <typename F> int guarded(F && f) noexcept {
     }
 }
 
-// One line at error level through whatever callback ggml logs with.
-void log_error(const char * message) noexcept;
+// Text with its line ends, through whatever callback ggml logs with.
+void log(ggml_log_level level, const char * text) noexcept;
+
+void log_error(const char * message) noexcept; // one line
 
 template <typename F> int logged(F && f) noexcept {
     const int status = guarded(f);

@@ -1,0 +1,82 @@
+#include "dump.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace oallama {
+
+namespace {
+
+const char * name_of(State state) {
+    switch (state) {
+        case State::mirrored: return "MIRRORED";
+        case State::axis_0: return "AXIS_0";
+        case State::partial: return "PARTIAL";
+        case State::routed: return "ROUTED";
+        case State::term: return "TERM";
+        case State::sum: return "SUM";
+    }
+    GGML_ABORT("a state without a name");
+}
+
+template <typename... Arguments> std::string format(const char * text, Arguments... arguments) {
+    char line[512];
+    std::snprintf(line, sizeof line, text, arguments...);
+    return line;
+}
+
+template <typename Copies, typename BytesOf> std::string copies(const Copies & of, const BytesOf & bytes_of) {
+    int64_t bytes = 0;
+    for (const auto & one : of) {
+        bytes += static_cast<int64_t>(bytes_of(one));
+    }
+    return format("%zu (%lld bytes)", of.size(), static_cast<long long>(bytes));
+}
+
+std::string dump_phase(size_t number, const Phase & phase) {
+    const auto n_lifted = phase.device_end - phase.lift_begin;
+    return format("phase %zu: ", number) + "inputs " +
+           copies(phase.inputs, [](const Input & one) { return one.bytes; }) + ", uploads " +
+           copies(phase.uploads, [](const Upload & one) { return ggml_nbytes(one.tensor); }) + ", streamed " +
+           copies(phase.streamed, [](const Streamed & one) { return ggml_nbytes(one.tensor); }) +
+           format(", host nodes %d, device nodes %d + %d routed + %d streamed + %d lifted, ",
+                  phase.host_end - phase.host_begin, phase.launches_begin - phase.device_begin,
+                  phase.stream_begin - phase.launches_begin, phase.lift_begin - phase.stream_begin, n_lifted) +
+           "downloads " + copies(phase.downloads, [](const Download & one) { return ggml_nbytes(one.tensor); }) +
+           ", lifts " + copies(phase.lifts, [](const Lift & one) { return ggml_nbytes(one.to); }) + "\n";
+}
+
+std::string dump_node(int number, const ggml_tensor * node, const Value & v) {
+    const bool cut = v.state == State::axis_0 || v.state == State::partial;
+    return format("node #%3d (%10.10s): %20.20s [%8s] phase %d%s", number, ggml_op_desc(node), node->name,
+                  name_of(v.state), v.phase, v.wanted ? " wanted" : "") +
+           (cut ? format(" cc %lld cg %lld of %lld, n_g %lld", static_cast<long long>(v.cc),
+                         static_cast<long long>(v.cg), static_cast<long long>(v.extent), static_cast<long long>(v.n_g))
+                : "") +
+           "\n";
+}
+
+} // namespace
+
+void dump_program(const ggml_cgraph * graph, const Values & values, const Program & program) {
+    const char * set   = std::getenv("OALLAMA_SPLIT_DEBUG");
+    const int    level = set == nullptr ? 0 : std::atoi(set);
+    if (level < 1) {
+        return;
+    }
+    std::string text = format("## PROGRAM of %d nodes, %lld tokens, device %s%s\n", graph->n_nodes,
+                              static_cast<long long>(program.n_tokens),
+                              program.device == nullptr ? "none" : ggml_backend_dev_name(program.device),
+                              program.resident ? ", resident" : "");
+    for (size_t i = 0; i < program.phases.size(); i++) {
+        text += dump_phase(i, program.phases[i]);
+    }
+    for (int i = 0; level > 1 && i < graph->n_nodes; i++) {
+        if (!is_view(graph->nodes[i]->op)) {
+            text += dump_node(i, graph->nodes[i], values.nodes[static_cast<size_t>(i)]);
+        }
+    }
+    log(GGML_LOG_LEVEL_DEBUG, text.c_str());
+}
+
+} // namespace oallama
