@@ -21,11 +21,11 @@ from oallama.cli.output import busy, deliver, emit, json_text, show
 from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
 
 if TYPE_CHECKING:
-    from oallama.core.affinity_report import AffinityReport
     from oallama.core.options import Options
     from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.report.operators import AffinityReport
     from oallama.report.text import Words
 
 FORMATS = ("table", "json", "csv", "md", "html")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from oallama.core.affinity_report import AffinityReport, Baseline, MeasuredOn, RunPlan
+from oallama.core.affinity_report import Baseline, MeasuredOn
 from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
 from oallama.core.types import MemoryBreakdown, Phase, Workload
@@ -16,12 +16,13 @@ from oallama.plan.plan import Plan
 from oallama.planner.affinity import AffinityRule, FillRule, affinities
 from oallama.planner.decide import larger_ubatches
 from oallama.planner.explain import STOCK, baselines
-from oallama.planner.placement import placed_by_plan, plan_record
+from oallama.planner.placement import Placement, placed_by_plan, plan_record
 from oallama.planner.policies.registry import Rules
 from oallama.planner.policies.stock import stock_decision
 from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
 from oallama.planner.verify import on_cpu
+from oallama.report.operators import AffinityReport, RunPlan, predicted_by
 
 
 def search_report(
@@ -43,72 +44,60 @@ def search_report(
     workload = on.workload(n_prompt, n_gen, n_ctx)
     larger = larger_ubatches(workload, on.options)
     decision, mode = decided(on, "oato", workload, phase, Rules(affinity, fill), larger_ubatches=larger)
-    placement = decision.placement
-    return AffinityReport(
-        on.model,
-        on.profile().device,
-        phase,
-        placement.iterations,
-        placement.converged,
-        affinities(costs_of(on.problem(mode), decision.workload, phase), on.operators, placement, affinity),
-        decision.memory,
-        decision.predicted,
-        with_doubt(on, decision.notes),
-        decision.workload,
-        _baselines(on, workload, decision.memory),
-        measured_on(on.profile()),
-    )
+    plan = replace(plan_record(decision, on.model, on.operators, str(on.device), ""), policy="oato")
+    return _report(
+        on, phase, replace(plan, notes=with_doubt(on, plan.notes)), on.problem(mode), decision.placement, workload,
+        affinity,
+    )  # fmt: skip
 
 
 def plan_report(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
     """Report where a plan puts each operator, with the affinities of a phase under this placement. workload: the
     requested one."""
-    problem = on.problem_for(plan)
-    placement = placed_by_plan(on.model.n_layer, on.operators, plan)
+    problem, placement = on.problem_for(plan), placed_by_plan(on.model.n_layer, on.operators, plan)
+    return replace(_report(on, phase, priced(on, problem, plan), problem, placement, workload), of_plan=True)
+
+
+def _report(
+    on: ModelOnDevice,
+    phase: Phase,
+    plan: Plan,
+    problem: Problem,
+    placement: Placement,
+    workload: Workload,
+    affinity: AffinityRule = "default",
+) -> AffinityReport:
     return AffinityReport(
         on.model,
         problem.profile.device,
         phase,
+        plan,
+        affinities(costs_of(problem, plan.workload, phase), on.operators, placement, affinity),
         placement.iterations,
         placement.converged,
-        affinities(costs_of(problem, plan.workload, phase), on.operators, placement),
-        plan.memory,
-        plan.predicted or price(problem, plan.workload, placement),
-        plan.notes,
-        plan.workload,
         _baselines(on, workload, plan.memory),
         measured_on(problem.profile),
-        policy=plan.policy,
-        of_plan=True,
-        token_assignment=plan.token_assignment,
-        streaming=plan.streaming,
     )
+
+
+def priced(on: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:
+    """The plan with its predicted times, which one without a profile has not."""
+    if plan.predicted is not None:
+        return plan
+    placement = placed_by_plan(on.model.n_layer, on.operators, plan)
+    return replace(plan, predicted=price(problem, plan.workload, placement))
 
 
 def with_run(on: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bool) -> AffinityReport:
     """The report beside the plan that `oallama run` uses. measured: that plan won against stock llama.cpp here.
     Stock's own placement, where that is predicted to be faster than a plan that was not measured."""
-    run = _run_plan(on, on.problem_for(plan), plan, measured)
+    plan = priced(on, on.problem_for(plan), plan)
     stock = next((one.predicted for one in report.baselines if one.name == STOCK), None)
-    if stock is not None and not measured and stock.total_s < run.predicted.total_s:
+    if stock is not None and not measured and stock.total_s < predicted_by(plan).total_s:
         workload = on.workload(plan.workload.n_prompt, plan.workload.n_gen, plan.workload.n_ctx)
-        problem = on.problem(stock_attention(on))
-        stocks = plan_record(stock_decision(problem, workload), on.model, on.operators, str(on.device), "")
-        run = _run_plan(on, problem, stocks, False)
-    return replace(report, run=run)
-
-
-def _run_plan(on: ModelOnDevice, problem: Problem, plan: Plan, measured: bool) -> RunPlan:
-    return RunPlan(
-        plan.policy,
-        measured,
-        plan.predicted or price(problem, plan.workload, placed_by_plan(on.model.n_layer, on.operators, plan)),
-        plan.memory,
-        plan.operators,
-        plan.token_assignment,
-        plan.streaming,
-        plan.notes,
-    )
+        decision = stock_decision(on.problem(stock_attention(on)), workload)
+        plan = plan_record(decision, on.model, on.operators, str(on.device), "")
+    return replace(report, run=RunPlan(plan, measured))
 
 
 def _baselines(on: ModelOnDevice, workload: Workload, held: MemoryBreakdown) -> tuple[Baseline, ...]:

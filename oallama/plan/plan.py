@@ -29,6 +29,7 @@ from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
 from oallama.core.types import (
     Attention,
+    Backend,
     DecodeStep,
     Draft,
     MemoryBreakdown,
@@ -116,11 +117,14 @@ class Plan:
         weights = f"{format_bytes(held.weights_gpu)} of weights there, {format_bytes(held.weights_host)} on the host"
         return f"<Plan {self.policy} for {model} on {self.device}: {weights}{times}>"
 
+    def n_on(self, backend: Backend) -> int:
+        """How many operators that side computes."""
+        return sum(placement.backend == backend for placement in self.operators)
+
     def summary(self) -> str:
         """The workload, the placement of the weights, the predicted times and the planner's notes, as lines of text."""
         workload, held = self.workload, self.memory
-        whole = sum(one.backend == "GPU" for one in self.operators)
-        divided = sum(one.backend == "split" for one in self.operators)
+        whole, divided = self.n_on("GPU"), self.n_on("split")
         lines = [
             f"{Path(self.model_path).name} on {self.device}, policy {self.policy}",
             f"for {workload.n_prompt} prompt and {workload.n_gen} generated tokens in a context of {workload.n_ctx}",

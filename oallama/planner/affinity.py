@@ -125,8 +125,7 @@ def affinities(
         rows.append(
             Affinity(
                 o.name, o.layer, o.role, o.type, o.shape, o.bytes, *times, saved(*times) if possible else None,
-                benefit(*times, cost.bytes) if possible else None, 0.0, 0, place.backend, place.gg, place.cg, place.cc,
-                len(place.hot_experts),
+                benefit(*times, cost.bytes) if possible else None, 0.0, 0, place,
             )
         )  # fmt: skip
     benefits = [-inf if row.benefit_s_per_byte is None else row.benefit_s_per_byte for row in rows]

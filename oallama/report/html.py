@@ -3,9 +3,9 @@ metadata unescaped. The content security policy allows exactly our stylesheet an
 
 from __future__ import annotations
 
-from oallama.core.affinity_report import AffinityReport
 from oallama.report import layout, page
 from oallama.report.operators import (
+    AffinityReport,
     affinity_text,
     as_run,
     compared,
@@ -34,9 +34,9 @@ def affinity_html(report: AffinityReport) -> str:
         "saved": lambda line: saved_text(line.saved_s),
         "affinity": lambda line: affinity_text(line, *(f"{value:.2f}" for value in line.affinity)),
     }
-    memory = report.memory
+    memory = report.plan.memory
     headings = layout.OPERATOR_HEADINGS
-    slices = any(row.backend == "split" for row in report.operators)
+    slices = report.plan.n_on("split") > 0
     return page.rendered(
         "affinity.html.j2",
         ["affinity.js"],
@@ -47,12 +47,12 @@ def affinity_html(report: AffinityReport) -> str:
         device=printable(report.device),
         fingerprint=f"model {printable(report.model.fingerprint, 16)}",
         tiles=[(*tile, "") for tile in layout.tiles(report)],
-        notes=[printable_sentence(note) for note in report.notes],
+        notes=[printable_sentence(note) for note in report.plan.notes],
         map=layout.affinity_map(report.operators),
         scale_marks=layout.scale_marks(report.operators),
         zero=zero_text(report.operators),
         compared=compared(asked) if report.baselines else (),
-        compared_title=compared_title(report),
+        compared_title=compared_title(asked),
         bar_width=layout.BAR_WIDTH,
         memory=memory,
         memory_segments=layout.memory_segments(memory),

@@ -6,10 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oallama.core.affinity_report import Affinity, AffinityReport
+from oallama.core.affinity_report import Affinity
 from oallama.core.types import MemoryBreakdown
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.operators import affinity_text, memory_items, saved_text, weights_on_device, zero_affinity
+from oallama.report.operators import (
+    AffinityReport,
+    affinity_text,
+    memory_items,
+    predicted_by,
+    saved_text,
+    weights_on_device,
+    zero_affinity,
+)
 from oallama.report.slices import cut_text
 from oallama.report.text import PLAIN, percent, plural, policy_on, printable, rate_text, shape_text, three_digits
 
@@ -94,7 +102,7 @@ def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
     def mark(row: Affinity) -> MapMark:
         where = f"on the {row.backend}"
         if row.backend == "split":
-            where = f"{'' if row.n_hot else f'{PLAIN.cut} '}{cut_text(row)}"
+            where = f"{'' if row.placement.hot_experts else f'{PLAIN.cut} '}{cut_text(row)}"
         gain = "saves no time there" if row.saved_s is None or row.saved_s <= 0 else f"affinity {row.affinity:.3f}"
         label = f"{printable(row.name)}: {where}, {gain}, rank {row.rank}"
         return MapMark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
@@ -175,14 +183,13 @@ def _segments(parts: Sequence[tuple[str, str, int]]) -> tuple[Segment, ...]:
 
 def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
     """The figures on top: (what, value, remark)."""
-    predicted = report.predicted
-    n_on_device = sum(row.backend == "GPU" for row in report.operators)
-    n_divided = sum(row.backend == "split" for row in report.operators)
+    plan, predicted = report.plan, predicted_by(report.plan)
+    n_divided = plan.n_on("split")
     others = f", {n_divided} divided" if n_divided else ""
     on_device, total = weights_on_device(report.operators)
     rate = rate_text(predicted.tpot_s) if predicted.tpot_s > 0 else ""
     ended = "affinities stable" if report.converged else "cycle: least time kept"
-    search = ("Policy", printable(report.policy, 40), "of the plan")
+    search = ("Policy", printable(plan.policy, 40), "of the plan")
     if not report.of_plan and report.run is None:
         search = ("Iterations", str(report.iterations), ended)
     return (
@@ -190,7 +197,7 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
         ("Time per token", format_seconds(predicted.tpot_s), f"predicted, {rate}" if rate else "predicted"),
         ("Whole run", format_seconds(predicted.total_s), "predicted"),
         ("Weights on the device", percent(on_device, total), f"{format_bytes(on_device)} of {format_bytes(total)}"),
-        ("Operators on the device", str(n_on_device), f"of {len(report.operators)}{others}"),
+        ("Operators on the device", str(plan.n_on("GPU")), f"of {len(report.operators)}{others}"),
         search,
     )
 

@@ -9,10 +9,11 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from oallama.core.affinity_report import Affinity, AffinityReport
+from oallama.core.affinity_report import Affinity, Baseline, MeasuredOn
 from oallama.core.codec import to_json
-from oallama.core.types import CPU_DEVICE, Backend, MemoryBreakdown, OperatorPlacement, Predicted, Shape
+from oallama.core.types import CPU_DEVICE, Backend, MemoryBreakdown, ModelInfo, Phase, Predicted, Shape
 from oallama.core.units import MIB, format_bytes, format_seconds
+from oallama.plan.plan import Plan
 from oallama.report.inspect import model_document
 from oallama.report.slices import ring_text, slices_table, tokens_text
 from oallama.report.table import WIDTH, Table, comma_separated, markdown, table
@@ -29,7 +30,33 @@ from oallama.report.text import (
     three_digits,
 )
 
-AFFINITY_KEYS = tuple(f.name for f in fields(Affinity))
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The plan that `oallama run` uses. measured: it won against stock llama.cpp here; else it was predicted to."""
+
+    plan: Plan
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityReport:
+    """`oallama affinity-report`: each operator's affinity, and a plan, which predicts its times."""
+
+    model: ModelInfo
+    device: str
+    phase: Phase
+    plan: Plan  # of OATO's search for the phase, or as was asked for
+    operators: tuple[Affinity, ...]  # in rank order
+    iterations: int
+    converged: bool  # False: a cycle was detected and the best plan of it was kept
+    baselines: tuple[Baseline, ...] = ()
+    measured: MeasuredOn | None = None
+    of_plan: bool = False  # the plan was asked for; else it is that of OATO's search for the phase
+    run: RunPlan | None = None  # None: not asked for
+
+
+AFFINITY_KEYS = (*(f.name for f in fields(Affinity) if f.name != "placement"), "backend", "gg", "cg", "cc", "n_hot")
 """Of one operator in the JSON, and the columns of the CSV."""
 
 FOLD_ABOVE = 40
@@ -51,32 +78,13 @@ def times_headings(words: Words) -> str:
 
 
 def as_run(report: AffinityReport) -> AffinityReport:
-    """The report with the placement, memory and times of the plan that `oallama run` uses, and the same ranking."""
+    """The report with the plan that `oallama run` uses, and the same ranking."""
     run = report.run
     if run is None:
         return report
-    places = {placement.name: placement for placement in run.operators}
-    return replace(
-        report,
-        operators=tuple(_placed(row, places[row.name]) for row in report.operators),
-        memory=run.memory,
-        predicted=run.predicted,
-        policy=run.policy,
-        notes=run.notes,
-        token_assignment=run.token_assignment,
-        streaming=run.streaming,
-    )
-
-
-def _placed(row: Affinity, assignment: OperatorPlacement) -> Affinity:
-    return replace(
-        row,
-        backend=assignment.backend,
-        gg=assignment.gg,
-        cg=assignment.cg,
-        cc=assignment.cc,
-        n_hot=len(assignment.hot_experts),
-    )
+    places = {placement.name: placement for placement in run.plan.operators}
+    rows = tuple(replace(row, placement=places[row.name]) for row in report.operators)
+    return replace(report, plan=run.plan, operators=rows)
 
 
 def ranked_places(report: AffinityReport) -> dict[str, Backend] | None:
@@ -95,22 +103,22 @@ def run_text(report: AffinityReport) -> str:
             "one, and `oallama what-if` predicts cards."
         )
     if run.measured:
-        return f"`oallama run` uses policy {run.policy}: it was compared with stock llama.cpp on this machine."
-    if run.policy == "fit":
+        return f"`oallama run` uses policy {run.plan.policy}: it was compared with stock llama.cpp on this machine."
+    if run.plan.policy == "fit":
         return "`oallama run` uses stock llama.cpp's own placement: nothing is predicted to be faster."
     return (
-        f"`oallama run` will use policy {run.policy} once `oallama tune` has confirmed that it is faster than stock "
-        "llama.cpp."
+        f"`oallama run` will use policy {run.plan.policy} once `oallama tune` has confirmed that it is faster than "
+        "stock llama.cpp."
     )
 
 
 def order_text(report: AffinityReport) -> str:
     """How the ranking relates to the placement in the report."""
-    if report.policy == "oato":
+    if report.plan.policy == "oato":
         return "Operators go to the device by rank, while they gain and fit."
     return (
         "The ranking is OATO's: whole operators go to the device by rank, and each figure assumes OATO's placement of "
-        f"the neighbours. Policy {printable(report.policy)} also splits operators. A byte then saves a different "
+        f"the neighbours. Policy {printable(report.plan.policy)} also splits operators. A byte then saves a different "
         "time, so the first operators may be on the CPU."
     )
 
@@ -214,11 +222,17 @@ def span_text(low: str, high: str) -> str:
 def convergence_text(report: AffinityReport) -> str:
     """A sentence on how the iteration of ranks and T' ended, or which plan is shown."""
     if report.of_plan:
-        return f"The placement is that of policy {printable(report.policy)}; the affinities assume it."
+        return f"The placement is that of policy {printable(report.plan.policy)}; the affinities assume it."
     steps = plural(report.iterations, "iteration")
     if report.converged:
         return f"The affinities were stable after {steps}."
     return f"The affinities ran in a cycle ({steps}); its plan with the least predicted time was kept."
+
+
+def predicted_by(plan: Plan) -> Predicted:
+    """Of a plan in a report, which is priced (placer/report.py)."""
+    assert plan.predicted is not None
+    return plan.predicted
 
 
 def predicted_text(predicted: Predicted) -> str:
@@ -235,7 +249,7 @@ def measured_text(report: AffinityReport) -> str:
     if known is None or not known.cpu:
         return ""
     device = printable(report.device) + (f" ({printable(known.device)})" if known.device else "")
-    device_text = f" beside {device}" if report.memory.capacity > 0 else ""
+    device_text = f" beside {device}" if report.plan.memory.capacity > 0 else ""
     return f"Measured on {printable(known.cpu)}{device_text}" + (f", {known.at[:10]}." if known.at else ".")
 
 
@@ -252,7 +266,9 @@ def memory_items(memory: MemoryBreakdown) -> tuple[tuple[str, int], ...]:
 
 def weights_on_device(rows: Sequence[Affinity]) -> tuple[int, int]:
     """(bytes of operators' weights on the device, bytes of all of them). Hot experts are on the host too."""
-    on_device = sum(row.gg * row.bytes + row.bytes // row.shape[2] * row.n_hot for row in rows)
+    on_device = sum(
+        row.placement.gg * row.bytes + row.bytes // row.shape[2] * len(row.placement.hot_experts) for row in rows
+    )
     return round(on_device), sum(row.bytes for row in rows)
 
 
@@ -264,7 +280,7 @@ def weights_text(on_device: int, total: int) -> str:
 def memory_table(report: AffinityReport) -> Table:
     """The memory breakdown: items, their sum (the limit), what is kept back, and the capacity; then the operators'
     weights."""
-    memory = report.memory
+    memory = report.plan.memory
     is_filled = memory.limit == int(memory.fill * memory.capacity)
     limit = f"= limit ({memory.fill:.4g} of the capacity)" if is_filled else "= limit (all but the runtime)"
     entries = [
@@ -288,22 +304,22 @@ def report_tables(report: AffinityReport, every_row: bool = False, words: Words 
         zero_text(report.operators),
         convergence_text(report),
         *filter(None, [run_text(report)]),
-        predicted_text(shown.predicted),
+        predicted_text(predicted_by(shown.plan)),
         *filter(None, [measured_text(report)]),
         *streaming_sentences(shown, words),
-        *map(printable_sentence, shown.notes),
+        *map(printable_sentence, shown.plan.notes),
     )
     ranked = (*affinity_tables(report, every_row, words), *filter(None, [slices_table(shown.operators, words)]))
-    memory_breakdown = (memory_table(shown),) if shown.memory.capacity > 0 else ()
+    memory_breakdown = (memory_table(shown),) if shown.plan.memory.capacity > 0 else ()
     tables = (*ranked, *memory_breakdown, *([compared_table(report)] if report.baselines else []))
     return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
 
 
 def streaming_sentences(report: AffinityReport, words: Words = PLAIN) -> tuple[str, ...]:
     """Sentences about streamed weights, and the tokens that they are streamed for."""
-    streamed_bytes = sum(row.cg * row.bytes for row in report.operators)
-    ring = [ring_text(streamed_bytes, report.streaming, words)] if streamed_bytes or report.token_assignment else []
-    tokens = [tokens_text(report.token_assignment, report.streaming, words)] if report.token_assignment else []
+    streamed_bytes, plan = sum(row.placement.cg * row.bytes for row in report.operators), report.plan
+    ring = [ring_text(streamed_bytes, plan.streaming, words)] if streamed_bytes or plan.token_assignment else []
+    tokens = [tokens_text(plan.token_assignment, plan.streaming, words)] if plan.token_assignment else []
     return tuple(f"{text[0].upper()}{text[1:]}." for text in (*ring, *tokens))
 
 
@@ -323,24 +339,50 @@ def affinity_csv(report: AffinityReport) -> str:
     def cell(value: object) -> object:
         return "x".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else value
 
-    rows = ([cell(getattr(row, key)) for key in AFFINITY_KEYS] for row in report.operators)
-    return comma_separated(AFFINITY_KEYS, rows)
+    return comma_separated(AFFINITY_KEYS, ([*map(cell, _values(row))] for row in report.operators))
+
+
+def _values(row: Affinity) -> tuple[object, ...]:
+    """By AFFINITY_KEYS."""
+    *own, place = (getattr(row, field.name) for field in fields(row))
+    return (*own, place.backend, place.gg, place.cg, place.cc, len(place.hot_experts))
 
 
 def report_document(report: AffinityReport) -> dict[str, Any]:
     """`oallama affinity-report --format json`: bytes and seconds; operators in rank order."""
-    return asdict(report) | {"model": model_document(report.model), "memory": to_json(report.memory)}
+    plan, run = asdict(report.plan), report.run
+    return {
+        "model": model_document(report.model),
+        "device": report.device,
+        "phase": report.phase,
+        "iterations": report.iterations,
+        "converged": report.converged,
+        "operators": [dict(zip(AFFINITY_KEYS, _values(row), strict=True)) for row in report.operators],
+        "memory": to_json(report.plan.memory),
+        **{key: plan[key] for key in ("predicted", "notes", "workload")},
+        "baselines": [asdict(baseline) for baseline in report.baselines],
+        "measured": report.measured and asdict(report.measured),
+        "policy": plan["policy"],
+        "of_plan": report.of_plan,
+        **{key: plan[key] for key in ("token_assignment", "streaming")},
+        "run": run and {"measured": run.measured, **{key: asdict(run.plan)[key] for key in RUN_KEYS}},
+    }
+
+
+RUN_KEYS = ("policy", "predicted", "memory", "operators", "token_assignment", "streaming", "notes")
 
 
 def compared(report: AffinityReport) -> list[tuple[str, ...]]:
     """(name, TTFT, TPOT, rate, whole run, its times that of the last row): baselines, the report's own plan, and last
     what `oallama run` uses, where that was asked for."""
-    own = f"policy {report.policy}" if report.of_plan else "OATO's ranking alone"
-    rows = [*((one.name, one.predicted) for one in report.baselines), (own, report.predicted)]
+    own = f"policy {report.plan.policy}" if report.of_plan else "OATO's ranking alone"
+    predicted = predicted_by(report.plan)
+    rows = [*((one.name, one.predicted) for one in report.baselines), (own, predicted)]
     if report.run is not None:
-        if report.run.predicted == report.predicted:
+        of_run = predicted_by(report.run.plan)
+        if of_run == predicted:
             rows.pop()
-        rows.append((f"what run uses: {report.run.policy}", report.run.predicted))
+        rows.append((f"what run uses: {report.run.plan.policy}", of_run))
     last = rows[-1][1].total_s
     return [
         (
@@ -357,8 +399,8 @@ def compared(report: AffinityReport) -> list[tuple[str, ...]]:
 
 def compared_title(report: AffinityReport) -> str:
     """The heading of the comparison."""
-    workload = report.workload
-    return "What it gains, predicted" + (f" for {workload.n_prompt:,} + {workload.n_gen:,} tokens" if workload else "")
+    workload = report.plan.workload
+    return f"What it gains, predicted for {workload.n_prompt:,} + {workload.n_gen:,} tokens"
 
 
 def compared_table(report: AffinityReport) -> Table:

@@ -35,8 +35,7 @@ def where_text(record: Plan, operators: Sequence[Operator]) -> str:
 def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = PLAIN) -> tuple[str, ...]:
     """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
-    whole = sum(placement.backend == "GPU" for placement in record.operators)
-    split = sum(placement.backend == "split" for placement in record.operators)
+    whole, split = record.n_on("GPU"), record.n_on("split")
     shared = f", {split} split between it and the CPU" if split else ""
     place = (
         f"{policy_on(record.policy, record.device)}: {weights_text(on_device, total)} and {whole} of "

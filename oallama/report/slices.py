@@ -51,7 +51,10 @@ def percent_text(cut: Shares) -> str:
 
 def cut_text(row: Affinity) -> str:
     """`50/30/20 %`, or `32 of 128 experts` that are hot."""
-    return f"{row.n_hot} of {row.shape[2]} experts" if row.n_hot else percent_text((row.cc, row.cg, row.gg))
+    place = row.placement
+    if n_hot := len(place.hot_experts):
+        return f"{n_hot} of {row.shape[2]} experts"
+    return percent_text((place.cc, place.cg, place.gg))
 
 
 def slices_table(rows: Sequence[Affinity], words: Words) -> Table | None:
@@ -70,6 +73,6 @@ def slices_table(rows: Sequence[Affinity], words: Words) -> Table | None:
         for (role, kind, cut), group in groups.items()
     )  # fmt: skip
     footer = [words.means]
-    if any(row.n_hot for row in rows):
+    if any(row.placement.hot_experts for row in rows):
         footer.append("Experts: the number of whole experts on the card, the most used; the CPU computes the others.")
     return table("Split operators", f"operator |type |>count |>bytes |>{words.cut} |layers", cells, footer, WIDTH)

@@ -19,7 +19,6 @@ import placement_records
 import report_records as records
 from worlds import HOST, SMALL, World, model_info, placed, some_plan, weights_of
 
-from oallama.core.affinity_report import AffinityReport
 from oallama.core.history import BlockRuns
 from oallama.core.types import MemoryBreakdown, StreamSettings, Workload
 from oallama.core.units import MIB
@@ -29,7 +28,7 @@ from oallama.placer.described import alone_and_beside
 from oallama.plan.plan import Plan
 from oallama.profile.described import host_profile
 from oallama.report.html import affinity_html
-from oallama.report.operators import affinity_csv, affinity_markdown, report_document, report_tables
+from oallama.report.operators import AffinityReport, affinity_csv, affinity_markdown, report_document, report_tables
 from oallama.report.placement import placement_document, placement_html
 from oallama.report.plan import plan_sentences
 from oallama.report.simulate import SimulationSetting, simulate_chart, simulate_tables
@@ -82,19 +81,22 @@ def mixed() -> AffinityReport:
     """Report with every kind of row: the plan's own cuts, hot experts, an operator that the device cannot compute."""
     of = records.moe(n_layer=2)
     rows = list(of.operators)
-    rows[0] = replace(rows[0], t_gpu_s=None, saved_s=None, benefit_s_per_byte=None, affinity=0.0, backend="CPU")
-    rows[1] = replace(rows[1], backend="split", gg=0.25, cg=0.25, cc=0.5)
+    rows[0] = replace(
+        rows[0], t_gpu_s=None, saved_s=None, benefit_s_per_byte=None, affinity=0.0, placement=placed(rows[0].name)
+    )
+    rows[1] = replace(rows[1], placement=placed(rows[1].name, gg=0.25, cg=0.25))
     expert = next(i for i, row in enumerate(rows) if row.role == "ffn_up_exps")
-    rows[expert] = replace(rows[expert], backend="split", cc=1.0, n_hot=3)
-    return replace(
-        of, operators=tuple(rows), of_plan=True, policy="scheinfer", token_assignment=((31, 0), (512, 400)),
+    rows[expert] = replace(rows[expert], placement=placed(rows[expert].name, hot=(0, 1, 2)))
+    return records.with_plan(
+        replace(of, operators=tuple(rows), of_plan=True), operators=tuple(row.placement for row in rows),
+        policy="scheinfer", token_assignment=((31, 0), (512, 400)),
         streaming=StreamSettings(n_slots=2, prefetch="layer"),
     )  # fmt: skip
 
 
 def ran(policy: str = "scheinfer", measured: bool = False) -> AffinityReport:
     report = records.with_run(records.dense(n_layer=4), measured)
-    return replace(report, run=replace(report.run, policy=policy))
+    return replace(report, run=replace(report.run, plan=replace(report.run.plan, policy=policy)))
 
 
 NOTHING = MemoryBreakdown(
@@ -109,7 +111,7 @@ def affinities() -> Iterator[tuple[str, str]]:
     yield "affinity-run.txt", (run := text_of(*report_tables(ran())))
     yield "affinity-run-measured.diff", changes(run, text_of(*report_tables(ran(measured=True))))
     yield "affinity-run-stock.diff", changes(run, text_of(*report_tables(ran("fit"))))
-    on_cpu = replace(ran(), memory=NOTHING, device="CPU", baselines=())
+    on_cpu = records.with_plan(replace(ran(), device="CPU", baselines=()), memory=NOTHING)
     yield "affinity-cpu.diff", changes(run, text_of(*report_tables(on_cpu)))
     yield "affinity-hostile.txt", text_of(*report_tables(records.hostile(), every_row=True))
     yield "affinity.md", affinity_markdown(mixed())
@@ -119,7 +121,7 @@ def affinities() -> Iterator[tuple[str, str]]:
     alone, beside = (body_of(affinity_html(report)) for report in (replace(ran(), run=None), ran()))
     yield "affinity-run-html.diff", changes(alone, beside)
     nothing = records.report(records.model(n_layer=0), [("output", None, "output", "F16", (8, 8, 1))], capacity=0)
-    yield "affinity-empty.html", body_of(affinity_html(replace(nothing, operators=())))
+    yield "affinity-empty.html", body_of(affinity_html(records.with_plan(replace(nothing, operators=()), operators=())))
 
 
 #

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from worlds import placed
+from worlds import placed, some_plan
 
-from oallama.core.affinity_report import Affinity, AffinityReport, Baseline, MeasuredOn, RunPlan
+from oallama.core.affinity_report import Affinity, Baseline, MeasuredOn
 from oallama.core.types import MemoryBreakdown, ModelInfo, Predicted, StreamSettings, Workload
 from oallama.core.units import GIB, MIB
+from oallama.report.operators import AffinityReport, RunPlan
 
 BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "F16": 16.0, "F32": 32.0}
 
@@ -61,7 +62,7 @@ def moe(n_layer: int = 48) -> AffinityReport:
         n_expert_used=8, file_bytes=18_556_686_912,
     )  # fmt: skip
     notes = ("The KV cache was lowered to 4096 tokens so that it fits.", "ffn_gate_inp stays with its block.")
-    return replace(report(info, specs, capacity=6 * GIB), notes=notes, converged=False, iterations=7)
+    return with_plan(replace(report(info, specs, capacity=6 * GIB), converged=False, iterations=7), notes=notes)
 
 
 HOSTILE = "<img src=x onerror=alerted=1><script>alert('x')</script>\"'&{{7*7}}\u202egpj.exe\x1b[31m\x00</style><!--"
@@ -75,7 +76,11 @@ def hostile() -> AffinityReport:
         (HOSTILE, None, HOSTILE, "F16", (256, 256, 1)),
     ]
     info = model(name=HOSTILE, arch=HOSTILE, path=HOSTILE, n_layer=1)
-    return replace(report(info, specs, capacity=64 * MIB), device=HOSTILE, notes=(HOSTILE,))
+    return with_plan(replace(report(info, specs, capacity=64 * MIB), device=HOSTILE), notes=(HOSTILE,))
+
+
+def with_plan(of: AffinityReport, **changes: object) -> AffinityReport:
+    return replace(of, plan=replace(of.plan, **changes))  # type: ignore[arg-type]
 
 
 def with_run(of: AffinityReport, measured: bool = False, seconds: float = 0.5) -> AffinityReport:
@@ -87,11 +92,11 @@ def with_run(of: AffinityReport, measured: bool = False, seconds: float = 0.5) -
         for row in of.operators
     )
     predicted = Predicted(ttft_s=0.2, tpot_s=seconds / 100, total_s=seconds)
-    run = RunPlan(
-        policy="scheinfer", measured=measured, predicted=predicted, memory=of.memory, operators=places,
-        token_assignment=((512, 400),), streaming=StreamSettings(2, "ahead"), notes=("told",),
+    plan = some_plan(
+        places, policy="scheinfer", predicted=predicted, memory=of.plan.memory, token_assignment=((512, 400),),
+        streaming=StreamSettings(2, "ahead"), notes=("told",),
     )  # fmt: skip
-    return replace(of, run=run)
+    return replace(of, run=RunPlan(plan, measured))
 
 
 def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport:
@@ -110,7 +115,7 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
         row = Affinity(
             name=name, layer=layer, role=role, type=kind, shape=shape, bytes=n_bytes, t_cpu_s=t_cpu, t_gpu_s=t_gpu,
             t_transfer_s=t_transfer, saved_s=saved, benefit_s_per_byte=saved / n_bytes, affinity=0.0, rank=0,
-            backend="CPU",
+            placement=placed(name),
         )  # fmt: skip
         rows.append(row)
     rows.sort(key=lambda row: -row.benefit_s_per_byte)
@@ -120,7 +125,7 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
         fits = row.bytes <= room
         room -= row.bytes if fits else 0
         affinity = (row.benefit_s_per_byte - low) / (high - low) if high > low else 1.0
-        there.append(replace(row, affinity=affinity, rank=rank, backend="GPU" if fits else "CPU"))
+        there.append(replace(row, affinity=affinity, rank=rank, placement=placed(row.name, gg=float(fits))))
     on_device = sum(row.bytes for row in there if row.backend == "GPU")
     memory_breakdown = MemoryBreakdown(
         capacity=capacity, fill=0.9, limit=limit, weights_gpu=on_device,
@@ -133,9 +138,13 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
         iterations=3,
         converged=True,
         operators=tuple(there),
-        memory=memory_breakdown,
-        predicted=Predicted(ttft_s=0.412, tpot_s=0.0318, total_s=4.45),
-        workload=Workload(n_prompt=512, n_gen=128, n_ctx=4096),
+        plan=some_plan(
+            [row.placement for row in there],
+            policy="oato",
+            memory=memory_breakdown,
+            predicted=Predicted(ttft_s=0.412, tpot_s=0.0318, total_s=4.45),
+            workload=Workload(n_prompt=512, n_gen=128, n_ctx=4096),
+        ),
         baselines=(
             Baseline("stock --fit", Predicted(ttft_s=0.5, tpot_s=0.04, total_s=5.34)),
             Baseline("all CPU", Predicted(ttft_s=9.1, tpot_s=0.000826, total_s=8.9)),

@@ -102,10 +102,10 @@ def test_the_published_rules_are_algorithm_1_once_its_affinities_are_stable(worl
     high, low = by_hand[0], by_hand[-1]
     assert [row.affinity for row in rows] == pytest.approx([(b - low) / (high - low) for b in by_hand])
     assert all(row.t_transfer_s >= 0 for row in rows)
-    if report.converged and report.memory.kv:
+    if report.converged and report.plan.memory.kv:
         n_there = sum(row.backend == "GPU" for row in rows)
         assert all(row.backend == "GPU" for row in rows[:n_there])
-        assert n_there == len(rows) or report.memory.spare < rows[n_there].bytes
+        assert n_there == len(rows) or report.plan.memory.spare < rows[n_there].bytes
 
 
 COUNTED = replace(
@@ -166,11 +166,11 @@ def test_a_plan_is_held_against_stock_the_cpu_and_the_bound(share: float) -> Non
     report = search_report(placer, n_prompt=64, n_gen=32, n_ctx=512)
     stock, alone, bound = report.baselines
     assert (stock.name, alone.name, bound.name) == ("stock --fit", "all CPU", "physical bound")
-    assert bound.predicted.total_s <= report.predicted.total_s
-    assert stock.predicted.total_s == pytest.approx(total_s(replace(world, workload=report.workload).plan("fit")))
-    assert alone.predicted.total_s == pytest.approx(total_s(placer.plan("cpu", workload=report.workload)))
+    assert bound.predicted.total_s <= report.plan.predicted.total_s
+    assert stock.predicted.total_s == pytest.approx(total_s(replace(world, workload=report.plan.workload).plan("fit")))
+    assert alone.predicted.total_s == pytest.approx(total_s(placer.plan("cpu", workload=report.plan.workload)))
     assert stock.predicted.total_s < alone.predicted.total_s
-    of_cpu = plan_report(placer, placer.plan("cpu", workload=report.workload), report.workload)
+    of_cpu = plan_report(placer, placer.plan("cpu", workload=report.plan.workload), report.plan.workload)
     assert of_cpu.baselines[:2] == report.baselines[:2]
     assert of_cpu.baselines[2].predicted.total_s <= stock.predicted.total_s, "which may use the device"
 

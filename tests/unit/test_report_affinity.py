@@ -47,7 +47,7 @@ def test_folding_loses_no_operator_layer_or_byte(make):
 
 
 def test_the_memory_breakdown_adds_up_as_shown():
-    memory = records.dense().memory
+    memory = records.dense().plan.memory
     rows = {name: int(exact.replace(",", "")) for name, _, exact in memory_table(records.dense()).rows}
     items = [rows[name] for name in ("weights", "KV cache", "compute buffers", "staging", "spare")]
     limit = next(value for name, value in rows.items() if name.startswith("= limit"))
@@ -80,8 +80,8 @@ def test_csv_has_every_operator_with_all_digits():
 
 
 def test_a_plan_that_is_the_one_of_run_has_one_row():
-    report = replace(records.with_run(records.dense(n_layer=8)), of_plan=True, policy="scheinfer")
-    report = replace(report, run=replace(report.run, predicted=report.predicted))
+    report = records.with_plan(replace(records.with_run(records.dense(n_layer=8)), of_plan=True), policy="scheinfer")
+    report = replace(report, run=replace(report.run, plan=report.plan))
     assert [row[0] for row in compared_table(report).rows] == ["stock --fit", "all CPU", "what run uses: scheinfer"]
     assert ranked_places(report) is None
 

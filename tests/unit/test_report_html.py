@@ -118,7 +118,7 @@ def test_the_map_has_a_cell_for_every_layer_and_role():
 
 
 def test_bars_fill_their_width_and_negative_parts_are_not_drawn():
-    memory = records.dense().memory
+    memory = records.dense().plan.memory
     segments = memory_segments(memory)
     assert sum(s.width for s in segments) == pytest.approx(BAR_WIDTH, abs=0.1)
     assert sum(s.n_bytes for s in segments) == memory.capacity
