@@ -96,7 +96,7 @@ class ServerArm:
         drawn = _drawn(plan.draft, self._arms.accepted)
         settings = ServerSettings(
             self._address, n_parallel, placer.threads, self.spec.setting.load.n_batch, Path(placer.model.path).name,
-            None, cache_mib=0, chats=False, shown=False, more=drawn,
+            None, cache_mib=0, chats=False, shown=False, goes_back=False, more=drawn,
         )  # fmt: skip
         started = launch(
             find_program(None), plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings,

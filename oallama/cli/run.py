@@ -120,7 +120,9 @@ def command(
         with busy(f"loading {Path(placer.model.path).name}"):
             count = stack.enter_context(counting(placer, answers.count_experts))
             loaded = stack.enter_context(
-                placer.engine(plan, on_expert_counts=count, chats=given.chats, server_options=more, interactive=True)
+                placer.engine(
+                    plan, on_expert_counts=count, chats=given.chats, server_options=more, interactive=True, once=True
+                )
             )
         say_warnings(loaded, placer, asked.plan_file is not None)
         most, drawn = most_tokens(n_gen, given), {"stop": answers.sampling.stop, **asdict(sampling)}

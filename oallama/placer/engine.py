@@ -36,13 +36,14 @@ class EngineOptions:
     """How an engine's llama-server is started. chats: the model's chat template may be used, where it has one.
     server_options: further options of llama-server. mmproj: a vision projector, for messages with pictures;
     mmproj_offload: on the device, whose memory for it no plan has counted. interactive: a person may stop an answer,
-    and asks for no embeddings."""
+    and asks for no embeddings. once: one prompt is answered, so none will begin like an earlier one."""
 
     chats: bool = True
     server_options: Sequence[str] = ()
     mmproj: str | None = None
     mmproj_offload: bool = False
     interactive: bool = False
+    once: bool = False
 
 
 def open_engine(
@@ -78,7 +79,7 @@ def open_engine(
                 n_batch = min(n_batch, PATIENT_BATCH)
             settings = ServerSettings(
                 address, 1, placer.threads, n_batch, Path(model.path).name, None if options.interactive else POOLING,
-                cache_mib=0, chats=chats, shown=False, more=more, projector=options.mmproj,
+                cache_mib=0, chats=chats, shown=False, goes_back=not options.once, more=more, projector=options.mmproj,
                 projector_on_device=options.mmproj_offload,
             )  # fmt: skip
             names = placer.tensor_names

@@ -213,7 +213,8 @@ class Placer(ModelOnDevice):
         on_expert_counts: called at the end with the use counts of each expert. options: chats (False: do not use the
         model's chat template), server_options (more options of llama-server, listed in docs/serve.md), mmproj (a vision
         projector, for messages with pictures), mmproj_offload (projector on the device; no plan counts its memory
-        there), interactive (a person may stop an answer; no embeddings), and options of the placer.
+        there), interactive (a person may stop an answer; no embeddings), once (one prompt is answered), and options of
+        the placer.
         Raises UsageError, PlanError (a plan of another model), DeviceError, ModelFileError.
         """
         from oallama.placer.engine import EngineOptions, open_engine
@@ -307,7 +308,7 @@ class Placer(ModelOnDevice):
         else:
             found = tuned_plan(self, in_tuned_context(self, workload))
             plan = self.plan(workload=workload) if found is None else found.plan
-        with self.engine(plan, chats=asked.chats) as engine:
+        with self.engine(plan, chats=asked.chats, once=True) as engine:
             return asked.generate(engine, max_tokens, **sampling)
 
 

@@ -57,7 +57,8 @@ class ServerSettings:
     answers. pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses
     now; -1: without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the
     CPU. chats: whether the model's chat template, a program from a stranger, is looked at. shown: whether people open
-    it in a browser. more: what checked_options let through."""
+    it in a browser. goes_back: whether a later prompt may begin like an earlier one. more: what checked_options let
+    through."""
 
     address: Address
     n_parallel: int
@@ -70,6 +71,7 @@ class ServerSettings:
     projector_on_device: bool = False
     chats: bool = True
     shown: bool = True
+    goes_back: bool = True
     more: tuple[str, ...] = ()
 
 
@@ -192,6 +194,10 @@ def _arguments(settings: ServerSettings, n_ubatch: int) -> list[str]:
         arguments += ["--chat-template", "chatml"]
     if not settings.shown:
         arguments += ["--no-warmup", "--no-ui"]
+    if (
+        not settings.goes_back
+    ):  # else the last tokens of a prompt are computed apart, where attention slides or a state recurs
+        arguments += ["--ctx-checkpoints", "0"]
     if settings.cache_mib is not None:
         arguments += ["--cache-ram", str(settings.cache_mib)]
     if settings.projector is not None:
