@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @gathered(*PLACEMENT, context_option)
 @profile_option
 @json_option
-@output_option("every span as JSON")
+@output_option("a trace as JSON, which ui.perfetto.dev opens")
 @chart_option
 def command(
     files: tuple[str, ...],
@@ -79,7 +79,7 @@ def command(
 
     \b
       oallama simulate model.gguf --machine pc-12gb --chart streams.svg
-      oallama simulate plan.json -o spans.json
+      oallama simulate plan.json -o trace.json
 
     \f
     Shows the predicted time of a prompt and of a token, how busy the four streams are, and which parts take the time.

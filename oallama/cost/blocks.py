@@ -143,7 +143,7 @@ def residents(
     """For each operator, whether what a mul-mat by it reads and gives is on the device where it is split: the norms and
     the KV of its layer are there, and what routes tokens to its experts. The output's logits are read on the host.
 
-    on_device and first_device_layer: as graph.node_sides takes them. taken: whether the device takes such blocks at
+    on_device and first_device_layer: as graph.device_copies takes them. taken: whether the device takes such blocks at
     all (Profile.takes_residents).
     """
     if not taken:

@@ -259,15 +259,6 @@ class _Builder:
         return self.add((stream, *blocks), self.embd)
 
 
-def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int) -> list[bool]:
-    """For every node: True if the scheduler runs it on the device.
-
-    on_device: one entry per operator. Layers >= first_device_layer have their norms and KV on the device (llama.cpp
-    gives the last n_gpu_layers to it; the part after the last block counts as layer n_layer).
-    """
-    return _expanded([_side(node, on_device, (node.follows_layer or 0) >= first_device_layer) for node in graph.nodes])
-
-
 def _side(node: Node, on_device: Sequence[int], here: bool) -> bool | None:
     """Pass 1 of the scheduler. here: whether the norms and the KV of the node's layer are on the device; None: it is
     not assigned."""
@@ -294,7 +285,11 @@ def _expanded(sides: list[bool | None]) -> list[bool]:
 def device_copies(
     graph: Graph, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
 ) -> DeviceCopies:
-    """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only."""
+    """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only.
+
+    on_device: one entry per operator. Layers >= first_device_layer have their norms and KV on the device (llama.cpp
+    gives the last n_gpu_layers to it; the part after the last block counts as layer n_layer).
+    """
     low, high = window or (0, graph.n_layer + 1)
     sides = bytes(on_device[graph.layer_operators[low][0] : graph.layer_operators[high - 1][1]])
     return _device_copies(graph.layers[low:high], sides, first_within(first_device_layer, (low, high)))

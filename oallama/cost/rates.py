@@ -194,8 +194,6 @@ class DeviceCopy(NamedTuple):
     launch_s: float = 0.0  # of the device's graph
     staged_in_s: float = 0.0  # copies that go on while the thread does
     staged_out_s: float = 0.0
-    in_s: float = 0.0  # of send_s: copies that the thread waits for
-    out_s: float = 0.0  # of join_s
 
 
 NO_DEVICE_COPY = DeviceCopy()
@@ -234,14 +232,15 @@ class SliceRates:
         return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
 
     def device_copy(self, n_up: int, n_down: int, joined: float, n_steps: int) -> DeviceCopy:
-        """Seconds of a device copy with so many bytes up and down, joined elements and launches."""
+        """Seconds of a device copy with so many bytes up and down (0: nothing is copied back), joined elements and
+        launches."""
         link = self.transfer
         send_s = self.staging_s(n_up) + n_steps * link.launch_issue_s
         join_s = joined * JOIN_BYTES * self.join_s_per_byte
-        in_s, out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down)
+        in_s, out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down) if n_down else 0.0
         if self.staged:
             return DeviceCopy(send_s, join_s, link.launch_s, in_s, out_s)
-        return DeviceCopy(send_s + in_s, join_s + out_s, link.launch_s, in_s=in_s, out_s=out_s)
+        return DeviceCopy(send_s + in_s, join_s + out_s, link.launch_s)
 
     def staging_s(self, n_bytes: float) -> float:
         """Seconds of the thread until activations are on their way from pinned memory: it moves them there and asks for

@@ -269,23 +269,11 @@ def both_sides(
     late_s: float = 0.0,
 ) -> BlockTimes:
     """Both sides of a block. If device calls are synchronous, the CPU waits for the device before it begins."""
-    send_s, waited = device_copy.send_s, ()
+    beside, send_s, join_s = rates.beside(rows), device_copy.send_s, device_copy.join_s
     if rates.blocking:
-        send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
-        steps, waited = (), steps
-    return BlockTimes(
-        inter_block_s=0.0,
-        send_s=send_s,
-        cpu_s=cpu_s,
-        steps=steps,
-        join_s=device_copy.join_s,
-        late_s=late_s,
-        issue_s=issue_s,
-        interference=rates.beside(rows),
-        in_s=device_copy.in_s,
-        waited=waited,
-        out_s=device_copy.out_s,
-    )
+        wait_s = sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
+        return BlockTimes(0.0, send_s, cpu_s, (), join_s, late_s, issue_s, 0.0, beside, wait_s)
+    return BlockTimes(0.0, send_s, cpu_s, steps, join_s, late_s, issue_s, 0.0, beside)
 
 
 def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
@@ -319,10 +307,6 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
         if not packed:
             n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
         device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1)
-        if not n_down:
-            device_copy = device_copy._replace(
-                join_s=device_copy.join_s - device_copy.out_s, staged_out_s=0.0, out_s=0.0
-            )
         join_s = device_copy.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
         device_copy = device_copy._replace(send_s=device_copy.send_s + link.copy_out.seconds(fetched), join_s=join_s)
     else:
@@ -330,7 +314,7 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     behind_s = device_copy.staged_out_s
     n_read = max(1.0, min(n_rows, (1.0 - miss) * n_used)) if rows == 1 else n_rows  # spare rows read a hit's once more
     gpu_s = cost.gemms.gpu_s(n_read / n_used, rows) + behind_s
-    step = DeviceStep(0.0, gpu_s, device_copy.launch_s + device_copy.staged_in_s, device_copy.staged_in_s, behind_s)
+    step = DeviceStep(0.0, gpu_s, device_copy.launch_s + device_copy.staged_in_s)
     linear = cost.gemms.at(rows)
 
     def times_of(cpu_s: float, more_s: float = 0.0) -> BlockTimes:
@@ -439,14 +423,10 @@ def slice_times(
     steps: tuple[DeviceStep, ...] = ()
     if streams:
         gpu_s = cost.gemms.gpu_s(cg, rows) + cost.gemms.gpu_s(cc, n_g) + behind_s
-        launched = (0.0, 0.0) if gg > 0 else (launch_s, device_copy.staged_in_s)
-        steps = (DeviceStep(copy_s, gpu_s, *launched, behind_s),)
+        steps = (DeviceStep(copy_s, gpu_s, 0.0 if gg > 0 else launch_s),)
     if gg > 0:
-        last_s = 0.0 if streams else behind_s
-        steps = (
-            DeviceStep(0.0, cost.gemms.gpu_s(gg, rows) + last_s, launch_s, device_copy.staged_in_s, last_s),
-            *steps,
-        )
+        gpu_s = cost.gemms.gpu_s(gg, rows) + (0.0 if streams else behind_s)
+        steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
     return both_sides(rates, device_copy, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s, late_s)
 
 

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from math import inf
 from operator import getitem, or_
-from typing import Literal
 
 from oallama.core.ggml_types import bytes_per_element
 from oallama.core.profile import LinearFit, NonMatmulShape, Profile
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, MulMat, Operator
-from oallama.cost.graph import AFTER_ATTENTION, Graph, computes_outputs_only, device_copies, node_sides
+from oallama.cost.graph import Graph, computes_outputs_only, device_copies
 from oallama.cost.kernels import Kernel, Kernels, NonMatmulIndex, interpolate, non_matmul_of, non_matmul_seconds
 from oallama.cost.passes import Pass
 from oallama.cost.rates import TransferRates, transfer_rates, weight_stream
@@ -113,13 +112,9 @@ class HostCache:
     download: LinearFit
     bytes_per_position: float
 
-    def upload_seconds(self, n_kv: int) -> float:
-        """Seconds to copy one layer's cache to the device."""
-        return KEYS_AND_VALUES * self.upload.alpha_s + n_kv * self.bytes_per_position * self.upload.beta_s_per_byte
-
     def seconds(self, n_tokens: int, n_kv: int) -> float:
         """Seconds of copies of one layer in one pass: the cache to the device, new positions back."""
-        to_device = self.upload_seconds(n_kv)
+        to_device = KEYS_AND_VALUES * self.upload.alpha_s + n_kv * self.bytes_per_position * self.upload.beta_s_per_byte
         back = KEYS_AND_VALUES * self.download.alpha_s
         return to_device + back + n_tokens * self.bytes_per_position * self.download.beta_s_per_byte
 
@@ -208,7 +203,7 @@ def placement_seconds(
 ) -> float:
     """Predicted total seconds of all passes under a placement.
 
-    on_device: one entry per operator, in the order of costs.operators. first_device_layer as in graph.node_sides.
+    on_device: one entry per operator, in the order of costs.operators. first_device_layer as in graph.device_copies.
     sliced: operators that take no time here, as their blocks are priced elsewhere.
     """
     seconds: Iterable[float] = map(getitem, costs.sides_s, on_device)
@@ -254,101 +249,3 @@ def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int
         if not is_device and i not in sliced
     )
     return sum(seconds) + n_layers * costs.non_matmul_cpu_s
-
-
-Resource = Literal["cpu", "gpu", "in", "out"]
-"""One of the four streams: CPU, GPU, copies to the device, copies back."""
-
-TaskKind = Literal["operator", "rest", "crossing", "launch", "weights", "cache"]
-
-
-@dataclass(frozen=True, slots=True)
-class WholeTask:
-    """One span on one stream, with the other streams idle, in a pass."""
-
-    stream: Resource
-    kind: TaskKind
-    name: str
-    seconds: float
-    of_host: bool  # counted with what the host has, even where llama.cpp lets the device compute it
-
-
-def whole_tasks(
-    costs: Costs,
-    operators: Sequence[Operator],
-    on_device: Sequence[bool],
-    first_device_layer: int,
-    cache: HostCache | None = None,
-    sliced: Collection[int] = (),
-) -> tuple[WholeTask, ...]:
-    """The tasks of one pass, or of passes over the same number of tokens, each as long as theirs together; their sum is
-    placement_seconds. on_device, first_device_layer, sliced: as there. cache: of a layer that the host keeps.
-    """
-    graph = costs.graph
-    large = bool(costs.offloaded) and all(p.n_tokens >= OFFLOAD_MIN_TOKENS for p in costs.passes)
-    with_offload, from_layer = list(on_device), first_device_layer
-    if large and any(off and i not in sliced for i, off in enumerate(costs.offloaded)):
-        with_offload = [
-            on or (off and i not in sliced)
-            for i, (on, off) in enumerate(zip(with_offload, costs.offloaded, strict=True))
-        ]
-        from_layer = 0
-    sides = node_sides(graph, with_offload, from_layer)
-    rates, tasks = costs.rates, list[WholeTask]()
-
-    def rest(layer: int) -> None:
-        """Norms, attention and other non-matmul work."""
-        name = f"layer {layer}: attention, norms and other work"
-        if layer >= first_device_layer:
-            tasks.append(WholeTask("gpu", "rest", name, costs.non_matmul_device_s, False))
-        elif large and cache is not None:
-            up_s = sum(p.count * cache.upload_seconds(p.n_kv) for p in costs.passes)
-            copies_s = costs.non_matmul_cpu_s - costs.non_matmul_device_s
-            up_s = min(up_s, copies_s)
-            tasks.append(WholeTask("in", "cache", f"layer {layer}: KV cache", up_s, True))
-            tasks.append(WholeTask("gpu", "rest", name, costs.non_matmul_device_s, True))
-            tasks.append(WholeTask("out", "cache", f"layer {layer}: new keys and values", copies_s - up_s, True))
-        else:
-            tasks.append(WholeTask("cpu", "rest", name, costs.non_matmul_cpu_s, True))
-
-    def compute(index: int) -> None:
-        cost, name = costs.operators[index], operators[index].name
-        if on_device[index]:
-            tasks.append(WholeTask("gpu", "operator", name, cost.t_gpu_s or 0.0, False))
-        elif cost.streamed_s > 0:
-            tasks.append(WholeTask("in", "weights", name, cost.streamed_s, True))
-            tasks.append(WholeTask("gpu", "operator", name, cost.t_cpu_s - cost.streamed_s, True))
-        else:
-            tasks.append(WholeTask("cpu", "operator", name, cost.t_cpu_s, True))
-
-    def copy_across(source: int, to_device: bool) -> None:
-        node, line = graph.nodes[source], rates.copy_in if to_device else rates.copy_out
-        seconds = sum(
-            p.count * line.seconds((p.n_outputs if node.outputs_only else p.n_tokens) * node.bytes_per_token)
-            for p in costs.passes
-        )
-        tasks.append(WholeTask("in" if to_device else "out", "crossing", "activations", seconds, False))
-
-    launch_s = sum(p.count for p in costs.passes) * rates.split_s
-    before = False  # the side of the node before
-    for layer, (first, last) in enumerate(graph.layer_nodes):
-        copied: set[tuple[int, bool]] = set()
-        rested = layer >= graph.n_run
-        for i in range(first, last):
-            node, side = graph.nodes[i], sides[i]
-            for source in node.inputs:
-                if sides[source] != side and (source, side) not in copied:
-                    copied.add((source, side))
-                    copy_across(source, side)
-            if side and not before:
-                tasks.append(WholeTask("cpu", "launch", "launch", launch_s, False))
-            before = side
-            if node.operator is not None:
-                if not rested and operators[node.operator].role in AFTER_ATTENTION:
-                    rest(layer)
-                    rested = True
-                if node.operator not in sliced:
-                    compute(node.operator)
-        if not rested:
-            rest(layer)
-    return tuple(task for task in tasks if task.seconds > 0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from oallama.core.history import BlockRuns, SeenPasses
 from oallama.core.types import PLAIN_LAYOUT, Predicted, StockOptions, Workload
 from oallama.cost.expert_cache import MOST_TOKENS, beside_cache, cached_layers, through_cache
-from oallama.cost.passes import passes
+from oallama.cost.passes import Pass, passes
 from oallama.cost.rates import slice_rates
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import BlockTimes, cycle_seconds
@@ -30,37 +30,45 @@ def price(problem: Problem, workload: Workload, placement: Placement, op_offload
         slicer = slicer_of(problem, workload, placement)
         plan = slicer.priced(*slicer.cuts_of(placement), placement.token_assignment)
         return plan.predicted(workload)
-    llama_uses_device = op_offload and placement.llama_uses_device(problem.graph.n_layer)
-    layouts = host_layouts(problem, workload, placement)
-    mapped = not placement.cache_bytes
+    costs_in = WholeCosts(problem, workload, placement, op_offload)
 
     def seconds(phase: str) -> float:
-        total = 0.0
-        over = passes(workload, phase)
+        total, over = 0.0, passes(workload, phase)
         small = tuple(p for p in over if placement.cache_bytes and p.n_tokens <= MOST_TOKENS)
         for some in (small, tuple(p for p in over if p not in small)):
             if some:
-                costs = costs_over(problem, some, llama_uses_device, layouts, mapped)
-                total += _seconds(problem, placement, costs, some is small)
+                costs, on_device, waits_s = costs_in(some)
+                total += waits_s + placement_seconds(costs, on_device, placement.first_device_layer)
         return total
 
     return Predicted.with_drafts(seconds("prefill"), seconds("decode"), workload)
 
 
-def _seconds(problem: Problem, placement: Placement, costs: Costs, in_cache: bool) -> float:
-    """Seconds of passes of a placement of whole operators. in_cache: these go through stock llama.cpp's expert cache,
-    where it has one."""
-    on_device, first = placement.on_device, placement.first_device_layer
-    if not placement.cache_bytes:
-        return placement_seconds(costs, on_device, first)
-    cached = cached_layers(problem.operators, on_device, first, placement.cache_bytes)
-    if not in_cache:
-        return placement_seconds(beside_cache(costs, cached), on_device, first)
-    rates = slice_rates(problem.profile)  # of weights in pinned memory
-    issue_s = rates.issue.alpha_s if rates.issue else 0.0
-    costs, waits_s = through_cache(costs, problem.operators, cached, rates.weights, issue_s)
-    in_cache_now = {i for group in cached for i in group.operators}
-    return waits_s + placement_seconds(costs, [here or i in in_cache_now for i, here in enumerate(on_device)], first)
+class WholeCosts:
+    """Costs of passes under a placement of whole operators."""
+
+    def __init__(self, problem: Problem, workload: Workload, placement: Placement, op_offload: bool = True) -> None:
+        """op_offload: as in `price`."""
+        self._problem, self._placement = problem, placement
+        self._llama_uses_device = op_offload and placement.llama_uses_device(problem.graph.n_layer)
+        self._layouts = host_layouts(problem, workload, placement)
+
+    def __call__(self, over: tuple[Pass, ...]) -> tuple[Costs, Sequence[bool], float]:
+        """(costs, what the device computes, seconds of waits for stock llama.cpp's expert cache) of these passes: large
+        ones, or small ones, which go through that cache where there is one."""
+        problem, placement = self._problem, self._placement
+        on_device, cache_bytes = placement.on_device, placement.cache_bytes
+        costs = costs_over(problem, over, self._llama_uses_device, self._layouts, mapped=not cache_bytes)
+        if not cache_bytes:
+            return costs, on_device, 0.0
+        cached = cached_layers(problem.operators, on_device, placement.first_device_layer, cache_bytes)
+        if over[0].n_tokens > MOST_TOKENS:
+            return beside_cache(costs, cached), on_device, 0.0
+        rates = slice_rates(problem.profile)  # of weights in pinned memory
+        issue_s = rates.issue.alpha_s if rates.issue else 0.0
+        costs, waits_s = through_cache(costs, problem.operators, cached, rates.weights, issue_s)
+        in_cache = {i for group in cached for i in group.operators}
+        return costs, [here or i in in_cache for i, here in enumerate(on_device)], waits_s
 
 
 def host_layouts(problem: Problem, workload: Workload, placement: Placement) -> tuple[str, ...]:

@@ -1,38 +1,43 @@
 """Draws the four streams of a machine (CPU, GPU, copies in and out) while a placement runs, as the cost model has it.
 
-Whole operators follow one another in graph order (cost/whole.py). Sliced blocks run as cost/timeline.py says; what lies
-between them, which it knows as so many seconds before each block, is drawn as whole operators in graph order again, as
-much of it before one block as before another, the device's part first. Pure.
+Sliced blocks run as cost/timeline.py says. Whole operators follow one another in graph order, each as long as it is
+priced; between sliced blocks too, whose inter-block time they share out as it is priced, as much before one block as
+before another. Device copies of activations, which are priced all together, are shared out evenly. Pure.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Literal
 
 from oallama.core.types import Operator, Predicted, Workload
+from oallama.cost.graph import AFTER_ATTENTION
 from oallama.cost.passes import Pass, decode_pass, passes
-from oallama.cost.slices import Block
 from oallama.cost.timeline import BlockTimes, Span, cycle_timeline, timeline
-from oallama.cost.whole import HostCache, Resource, WholeTask, host_cache, whole_tasks
+from oallama.cost.whole import Costs, transfer_seconds
 from oallama.planner.placement import Placement
-from oallama.planner.price import host_layouts, price
-from oallama.planner.problem import Problem, costs_over
-from oallama.planner.slicer import MODEL_ROUNDS, Slicer, slicer_of
+from oallama.planner.price import WholeCosts, price
+from oallama.planner.problem import Problem
+from oallama.planner.slicer import MODEL_ROUNDS, slicer_of
+
+Resource = Literal["cpu", "gpu", "in", "out"]
+"""One of the four streams: CPU, GPU, copies to the device, copies back."""
 
 RESOURCES: tuple[Resource, ...] = ("cpu", "gpu", "in", "out")
 
-KINDS = ("operator", "slice", "rest", "stream", "weights", "cache", "activations", "launch", "ask", "join")
+KINDS = ("operator", "slice", "rest", "stream", "weights", "activations", "send", "join")
 """operator: whole; slice: a block's CC, or its GG and CG; rest: what a layer computes beside operators; stream: CG and
-CG' are copied; weights, cache: llama.cpp's own copies for a large batch; launch: of graphs on the device; ask: the
-thread sends inputs and asks for copies; join: it adds partial sums."""
+CG' are copied; weights: llama.cpp's own copies for a large batch, and to its expert cache; activations: device copies;
+send: of a block's inputs, by the thread that computes CC; join: it adds partial sums, and asks for copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Work of one stream for a while."""
+    """One span on one stream."""
 
     stream: Resource
     kind: str
@@ -47,7 +52,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimeline:
-    """A phase from 0 s on, and its price. Works are sorted by stream and start; no two of one stream overlap."""
+    """A phase from 0 s on, and its price. Activities are sorted by stream and start; no two of one stream overlap."""
 
     activities: tuple[Activity, ...]
     seconds: float
@@ -55,13 +60,12 @@ class PhaseTimeline:
     def busy_s(self, stream: Resource) -> float:
         return sum(activity.seconds for activity in self.activities if activity.stream == stream)
 
-    def parts(self) -> dict[tuple[Resource, str], tuple[float, int]]:
-        """(seconds, works) by stream and kind, the longest first."""
-        found: dict[tuple[Resource, str], tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    def parts(self) -> dict[tuple[Resource, str], float]:
+        """Seconds by stream and kind, the longest first."""
+        found: dict[tuple[Resource, str], float] = defaultdict(float)
         for activity in self.activities:
-            seconds, n = found[activity.stream, activity.kind]
-            found[activity.stream, activity.kind] = (seconds + activity.seconds, n + 1)
-        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+            found[activity.stream, activity.kind] += activity.seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Simulation:
     """A prompt, and one decode step at the mean depth of the generation."""
 
     workload: Workload
-    predicted: Predicted  # as planner/price.py prices it, which the courses draw
+    predicted: Predicted  # as planner/price.py prices it
     prompt: PhaseTimeline
     token: PhaseTimeline
 
@@ -79,43 +83,92 @@ def simulate(problem: Problem, workload: Workload, placement: Placement) -> Simu
 
     Raises PlanError for slices that are no blocks of ours, ProfileError if the profile has no link.
     """
-    predicted = price(problem, workload, placement)
-    if placement.is_sliced:
-        return _sliced(problem, workload, placement, predicted)
-    llama_uses_device = placement.llama_uses_device(problem.graph.n_layer)
-    layouts = host_layouts(problem, workload, placement)
-    cache = host_cache(problem.profile)
-
-    def timeline_of(over: Sequence[Pass], seconds: float) -> PhaseTimeline:
-        tasks: list[WholeTask] = []
-        for p in over:
-            costs = costs_over(problem, (p,), llama_uses_device, layouts)
-            tasks += whole_tasks(costs, problem.operators, placement.on_device, placement.first_device_layer, cache)
-        ends = list(accumulate(task.seconds for task in tasks))
-        starts = [0.0, *ends]
-        activities = (_activity(task, start, end) for task, start, end in zip(tasks, starts, ends, strict=False))
-        return PhaseTimeline(_in_order(activities), seconds)
-
-    prompt_s, step_s = _without_drafts(workload, predicted)
-    prompt = timeline_of(passes(workload, "prefill"), prompt_s)
-    token = timeline_of((replace(decode_pass(workload), count=1),), step_s)
-    return Simulation(workload, predicted, prompt, token)
+    predicted, step = price(problem, workload, placement), workload.step
+    draw = _sliced if placement.is_sliced else _whole
+    prompt, token = draw(problem, workload, placement)
+    prompt_s = predicted.ttft_s - step.draft_prompt_s
+    token_s = predicted.tpot_s * step.n_yielded - step.draft_s
+    return Simulation(
+        workload, predicted, PhaseTimeline(_in_order(prompt), prompt_s), PhaseTimeline(_in_order(token), token_s)
+    )
 
 
-def _without_drafts(workload: Workload, predicted: Predicted) -> tuple[float, float]:
-    """Seconds of the prompt and of one decode step without those of a draft model."""
-    step = workload.step
-    return predicted.ttft_s - step.draft_prompt_s, predicted.tpot_s * step.n_yielded - step.draft_s
-
-
-def _activity(task: WholeTask, start_s: float, end_s: float) -> Activity:
-    return Activity(task.stream, "activations" if task.kind == "crossing" else task.kind, task.name, start_s, end_s)
-
-
-def _in_order(activities: Iterator[Activity]) -> tuple[Activity, ...]:
+def _in_order(activities: Iterable[Activity]) -> tuple[Activity, ...]:
     return tuple(
         sorted((w for w in activities if w.end_s > w.start_s), key=lambda w: (RESOURCES.index(w.stream), w.start_s))
     )
+
+
+def _in_sequence(tasks: Iterable[Activity], now: float = 0.0) -> Iterator[Activity]:
+    for task in tasks:
+        yield replace(task, start_s=now, end_s=now + task.seconds)
+        now += task.seconds
+
+
+#
+# whole operators
+#
+
+
+def _whole(problem: Problem, workload: Workload, placement: Placement) -> tuple[Iterator[Activity], Iterator[Activity]]:
+    costs_in = WholeCosts(problem, workload, placement)
+
+    def tasks(p: Pass) -> Iterator[Activity]:
+        costs, on_device, waits_s = costs_in((p,))
+        yield Activity("in", "weights", "expert cache", 0.0, waits_s)
+        yield from _pass(problem, costs, on_device, placement.first_device_layer)
+
+    prompt = (task for p in passes(workload, "prefill") for task in tasks(p))
+    return _in_sequence(prompt), _in_sequence(tasks(replace(decode_pass(workload), count=1)))
+
+
+def _pass(
+    problem: Problem, costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()
+) -> Iterator[Activity]:
+    """What placement_seconds (cost/whole.py) adds up, each from 0 s, in graph order."""
+    graph, tasks, offloads = costs.graph, list[Activity](), bool(costs.offloaded) and not costs.small
+
+    def add(stream: Resource, kind: str, name: str, seconds: float) -> None:
+        if seconds > 0:
+            tasks.append(Activity(stream, kind, name, 0.0, seconds))
+
+    def rest(layer: int) -> None:
+        name, seconds = f"layer {layer}: attention, norms and other work", costs.non_matmul_cpu_s
+        if layer >= first_device_layer:
+            add("gpu", "rest", name, costs.non_matmul_device_s)
+        elif offloads:  # by the device, which the host's KV cache is copied to
+            add("in", "activations", f"layer {layer}: KV cache", seconds - costs.non_matmul_device_s)
+            add("gpu", "rest", name, min(seconds, costs.non_matmul_device_s))
+        else:
+            add("cpu", "rest", name, seconds)
+
+    for layer, (first, last) in enumerate(graph.layer_operators):
+        rests = layer < graph.n_run
+        for i in range(first, last):
+            operator, seconds = problem.operators[i], costs.sides_s[i][on_device[i]]
+            if rests and operator.role in AFTER_ATTENTION:
+                rest(layer)
+                rests = False
+            copied_s = 0.0 if on_device[i] else costs.operators[i].streamed_s
+            if i not in sliced:
+                add("in", "weights", operator.name, copied_s)
+                add("gpu" if on_device[i] or copied_s else "cpu", "operator", operator.name, seconds - copied_s)
+        if rests:
+            rest(layer)
+    return _with_device_copies(tasks, transfer_seconds(costs, on_device, first_device_layer, sliced=sliced))
+
+
+def _with_device_copies(tasks: Sequence[Activity], seconds: float) -> Iterator[Activity]:
+    """Tasks of one pass with its device copies, an equal part of their seconds wherever the side changes. A pass begins
+    and ends on the host."""
+    sides = [(i, task.stream) for i, task in enumerate(tasks) if task.stream in ("cpu", "gpu")]
+    ends = [(0, "cpu"), *sides, (len(tasks), "cpu")]
+    changes = {i: side for (_, before), (i, side) in pairwise(ends) if side != before} or {len(tasks): "cpu"}
+    for i in range(len(tasks) + 1):
+        if i in changes:
+            stream: Resource = "in" if changes[i] == "gpu" else "out"
+            yield Activity(stream, "activations", "activations", 0.0, seconds / len(changes))
+        yield from tasks[i : i + 1]
 
 
 #
@@ -123,28 +176,46 @@ def _in_order(activities: Iterator[Activity]) -> tuple[Activity, ...]:
 #
 
 
-def _sliced(problem: Problem, workload: Workload, placement: Placement, predicted: Predicted) -> Simulation:
+def _sliced(
+    problem: Problem, workload: Workload, placement: Placement
+) -> tuple[Iterator[Activity], Iterator[Activity]]:
     slicer = slicer_of(problem, workload, placement)
-    streaming = slicer.on.streaming
     plan = slicer.priced(*slicer.cuts_of(placement), placement.token_assignment)
     names = [_block_name([problem.operators[i] for i in block.operators]) for block in plan.blocks]
-    inter_block_times = _InterBlockTimes(problem, slicer, placement, plan.blocks, host_cache(problem.profile))
+    inside = frozenset(i for block in plan.blocks for i in block.operators)
+    until = [0.0, *accumulate(block.inter_block_share / len(names) for block in plan.blocks)]
 
-    def timeline_of(
-        over: Sequence[Pass], spans: Sequence[Span], times: Sequence[BlockTimes], seconds: float
-    ) -> PhaseTimeline:
-        drawn = (activity for span in spans for activity in _activities(span, over, times, names, inter_block_times))
-        return PhaseTimeline(_in_order(_apart(drawn)), seconds)
+    @cache
+    def between(n_tokens: int) -> list[Activity]:
+        """All that lies between blocks in a pass, one after another."""
+        costs = slicer.contexts.costs_at(n_tokens, placement.llama_uses_device(problem.graph.n_layer))
+        tasks = _pass(problem, costs, placement.on_device, placement.first_device_layer, inside)
+        return list(_in_sequence(tasks))
 
-    prompt = passes(workload, "prefill")
-    of_prompt = [times for p in prompt for times in slicer.pass_times(plan, p)]
-    token, (prompt_s, step_s) = decode_pass(workload), _without_drafts(workload, predicted)
-    of_token = slicer.pass_times(plan, token)
-    return Simulation(
-        workload,
-        predicted,
-        timeline_of(prompt, timeline(of_prompt, streaming), of_prompt, prompt_s),
-        timeline_of((token,), cycle_timeline(of_token, streaming, MODEL_ROUNDS), of_token, step_s),
+    def activities(over: Sequence[Pass], times: Sequence[BlockTimes], spans: Sequence[Span]) -> Iterator[Activity]:
+        for kind, number, start, end, _ in spans:
+            number %= len(times)  # copies may be for blocks of the next token
+            i, block = number % len(names), times[number]
+            name = names[i]
+            if kind == "inter-block":
+                yield from _scaled(between(over[number // len(names)].n_tokens), until[i], until[i + 1], start, end)
+            elif kind == "cpu":
+                yield Activity("cpu", "slice" if block.steps or block.join_s else "operator", name, start, end)
+            elif kind == "gpu":
+                yield Activity("gpu", "operator" if block.offloaded else "slice", name, start, end)
+            elif kind == "copy":
+                yield Activity("in", "weights" if block.offloaded else "stream", name, start, end)
+            else:
+                yield Activity("cpu", kind, name, start, end)
+
+    prompt, token, streaming = passes(workload, "prefill"), decode_pass(workload), slicer.on.streaming
+    of_prompt, of_token = (
+        [times for p in prompt for times in slicer.pass_times(plan, p)],
+        slicer.pass_times(plan, token),
+    )
+    return (
+        _apart(activities(prompt, of_prompt, timeline(of_prompt, streaming))),
+        _apart(activities((token,), of_token, cycle_timeline(of_token, streaming, MODEL_ROUNDS))),
     )
 
 
@@ -152,120 +223,32 @@ def _block_name(members: Sequence[Operator]) -> str:
     return members[0].name if len(members) == 1 else f"layer {members[0].layer}: FFN"
 
 
-class _InterBlockTimes:
-    """Inter-block times, by the tokens of a pass: (tasks of the others, tasks of the host), and which share of
-    them lies before each block."""
-
-    def __init__(
-        self, problem: Problem, slicer: Slicer, placement: Placement, blocks: Sequence[Block], cache: HostCache | None
-    ) -> None:
-        self._problem, self._slicer, self._placed, self._cache = problem, slicer, placement, cache
-        self._inside = frozenset(i for block in blocks for i in block.operators)
-        self._known: dict[int, tuple[list[WholeTask], list[WholeTask]]] = {}
-        self._until = [0.0, *accumulate(block.inter_block_share / len(blocks) for block in blocks)]
-
-    def _tasks(self, n_tokens: int) -> tuple[list[WholeTask], list[WholeTask]]:
-        if n_tokens not in self._known:
-            placement, graph = self._placed, self._problem.graph
-            costs = self._slicer.contexts.costs_at(n_tokens, placement.llama_uses_device(graph.n_layer))
-            at = (placement.on_device, placement.first_device_layer)
-            tasks = whole_tasks(costs, self._problem.operators, *at, self._cache, self._inside)
-            self._known[n_tokens] = ([t for t in tasks if not t.of_host], [t for t in tasks if t.of_host])
-        return self._known[n_tokens]
-
-    def activities(self, n_tokens: int, of_host: bool, number: int, start_s: float, end_s: float) -> Iterator[Activity]:
-        """The part before block `number`, laid out from start_s to end_s. Where nothing lies before it, its
-        inputs cross: it stays whole on the host between neighbours on the device."""
-        tasks = self._tasks(n_tokens)[of_host]
-        ends = list(accumulate((task.seconds for task in tasks), initial=0.0))
-        low, high = (ends[-1] * until for until in self._until[number : number + 2])
-        if high <= low:
-            yield Activity("out", "activations", "activations", start_s, end_s)
-            return
-        scale = (end_s - start_s) / (high - low)
-        for task, end in zip(tasks, ends[1:], strict=True):
-            first, last = max(low, end - task.seconds), min(high, end)
-            if last > first:
-                yield _activity(task, start_s + (first - low) * scale, start_s + (last - low) * scale)
+def _scaled(tasks: Sequence[Activity], first: float, last: float, start_s: float, end_s: float) -> Iterator[Activity]:
+    """These shares of all tasks, laid out from start_s to end_s. Where there is nothing, the inputs cross of a block
+    that stays whole on the host between neighbours on the device."""
+    total_s = tasks[-1].end_s if tasks else 0.0
+    low, high = first * total_s, last * total_s
+    if high <= low:
+        yield Activity("out", "activations", "activations", start_s, end_s)
+        return
+    scale = (end_s - start_s) / (high - low)
+    for task in tasks:
+        begin, end = max(low, task.start_s), min(high, task.end_s)
+        if end > begin:
+            yield replace(task, start_s=start_s + (begin - low) * scale, end_s=start_s + (end - low) * scale)
 
 
-def _activities(
-    span: Span,
-    over: Sequence[Pass],
-    times: Sequence[BlockTimes],
-    names: Sequence[str],
-    inter_block_times: _InterBlockTimes,
-) -> Iterator[Activity]:
-    """A span of the timeline on the streams it takes; activations lie over the send, join or gpu span that holds
-    them."""
-    number = span.block % len(times)
-    n_tokens, block = over[number // len(names)].n_tokens, times[number]
-    number %= len(names)
-    name, start, end = names[number], span.start_s, span.end_s
-    match span.kind:
-        case "inter-block" | "inter-block cpu":
-            yield from inter_block_times.activities(n_tokens, span.kind == "inter-block cpu", number, start, end)
-        case "cpu":
-            alone = not block.steps and not block.waited and not block.join_s
-            yield Activity("cpu", "operator" if alone else "slice", name, start, end)
-        case "gpu":
-            yield Activity("gpu", "operator" if block.offloaded else "slice", name, start, end)
-        case "copy":
-            yield Activity("in", "weights" if block.offloaded else "stream", name, start, end)
-        case "in" | "out":
-            yield Activity(span.kind, "activations", name, start, end)
-        case "ask":
-            yield Activity("cpu", "ask", name, start, end)
-        case "join":
-            back = min(end, start + block.out_s)
-            yield Activity("out", "activations", name, start, back)
-            yield Activity("cpu", "join", name, back, end)
-        case "send":
-            yield from _sent(block, name, start, end)
-
-
-def _sent(block: BlockTimes, name: str, start_s: float, end_s: float) -> Iterator[Activity]:
-    """A send: the thread's own work, the inputs' copy, and what it waits for."""
-    parts: list[tuple[Resource, str, float]] = [("in", "activations", block.in_s)]
-    for step in block.waited:
-        parts += [
-            ("in", "stream", step.copy_s),
-            ("cpu", "launch", step.launch_s),
-            ("gpu", "slice", step.gpu_s),
-        ]
-    at = max(start_s, end_s - sum(seconds for *_, seconds in parts))
-    yield Activity("cpu", "ask", name, start_s, at)
-    for stream, kind, seconds in parts:
-        until = min(end_s, at + seconds)
-        yield Activity(stream, kind, name, at, until)
-        at = until
-
-
-def _apart(drawn: Iterator[Activity]) -> Iterator[Activity]:
-    """A stream does one thing at a time, but the timeline lets other copies pass those of streamed weights, and counts
-    results with the slice on the device that makes them: weights and slices are drawn around these."""
+def _apart(drawn: Iterable[Activity]) -> Iterator[Activity]:
+    """A stream does one thing at a time, but the timeline lets other copies pass those of streamed weights, which are
+    drawn around these."""
     activities = sorted(drawn, key=lambda w: w.start_s)
     passing = [w for w in activities if w.stream == "in" and w.kind != "stream"]
-    returned = [w for w in activities if w.stream == "out"]
     for activity in activities:
-        if activity.stream == "in" and activity.kind == "stream":
-            yield from _around(activity, passing)
-        elif activity.stream == "gpu":
-            yield from _around(activity, returned)
-        else:
-            yield activity
-
-
-def _around(activity: Activity, others: Sequence[Activity]) -> Iterator[Activity]:
-    """Parts of the work outside of the others, which are sorted and do not overlap."""
-    start_s = activity.start_s
-    for other in others:
-        if other.end_s <= start_s:
-            continue
-        if other.start_s >= activity.end_s:
-            break
-        if other.start_s > start_s:
-            yield Activity(activity.stream, activity.kind, activity.name, start_s, other.start_s)
-        start_s = max(start_s, other.end_s)
-    if start_s < activity.end_s:
-        yield Activity(activity.stream, activity.kind, activity.name, start_s, activity.end_s)
+        start_s = activity.start_s
+        for other in passing if activity.kind == "stream" else ():
+            if other.start_s >= activity.end_s:
+                break
+            if other.end_s > start_s:
+                yield replace(activity, start_s=start_s, end_s=max(start_s, other.start_s))
+                start_s = other.end_s
+        yield replace(activity, start_s=start_s, end_s=max(start_s, activity.end_s))

@@ -1,4 +1,4 @@
-"""The report of `oallama simulate`: JSON document, tables and picture of the four streams. Everything in it is
+"""The report of `oallama simulate`: a trace for Perfetto, tables and a picture of the four streams. Everything in it is
 predicted."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from oallama.report.table import WIDTH as LINE_WIDTH
 from oallama.report.table import Table, table
 from oallama.report.text import model_title
 
+MICRO = 1e6
 STREAMS = {"cpu": "CPU", "gpu": "GPU", "in": "copy in", "out": "copy out"}
 LOOKS = {
     "operator": ("operators, whole", "#0b5cad"),
@@ -23,10 +24,8 @@ LOOKS = {
     "rest": ("non-matmul work", "#9aa7b4"),
     "stream": ("copied when needed", "#e07a1f"),
     "weights": ("weights for a batch", "#b3541e"),
-    "cache": ("KV cache for a batch", "#7b5ea7"),
     "activations": ("activations", "#d4a017"),
-    "launch": ("launches", "#b23a48"),
-    "ask": ("sends", "#5b6875"),
+    "send": ("sends", "#5b6875"),
     "join": ("joins", "#3f7d20"),
 }
 """Of a kind of work: (its meaning, its colour)."""
@@ -46,7 +45,8 @@ class SimulationSetting:
 
 
 def simulate_document(setting: SimulationSetting, simulation: Simulation) -> dict[str, Any]:
-    """Seconds, each phase from 0."""
+    """A trace in Chrome's JSON format (Perfetto opens it): the prompt and the token as processes, streams as threads,
+    µs. The keys beside it are in seconds."""
     model, workload, predicted = setting.model, simulation.workload, simulation.predicted
     return {
         "simulated": True,
@@ -60,7 +60,22 @@ def simulate_document(setting: SimulationSetting, simulation: Simulation) -> dic
         "prompt": _phase(simulation.prompt),
         "token": _phase(simulation.token),
         "notes": list(setting.notes),
+        "displayTimeUnit": "ms",
+        "traceEvents": [*_events(1, "prompt", simulation.prompt), *_events(2, "token", simulation.token)],
     }
+
+
+def _events(process: int, name: str, phase: PhaseTimeline) -> Iterator[dict[str, Any]]:
+    """Complete events ("X") of a phase, behind the names of its process and threads ("M")."""
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+    for thread, stream in enumerate(RESOURCES, start=1):
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": STREAMS[stream]}}
+    for activity in phase.activities:
+        yield {
+            "ph": "X", "name": activity.name, "cat": activity.kind,
+            "pid": process, "tid": 1 + RESOURCES.index(activity.stream),
+            "ts": activity.start_s * MICRO, "dur": activity.seconds * MICRO,
+        }  # fmt: skip
 
 
 def _phase(phase: PhaseTimeline) -> dict[str, Any]:
@@ -68,12 +83,7 @@ def _phase(phase: PhaseTimeline) -> dict[str, Any]:
         "seconds": phase.seconds,
         "busy": {stream: _share(phase.busy_s(stream), phase) for stream in RESOURCES},
         "parts": [
-            {"stream": stream, "kind": kind, "seconds": seconds, "spans": n}
-            for (stream, kind), (seconds, n) in phase.parts().items()
-        ],
-        "spans": [
-            {"stream": w.stream, "kind": w.kind, "name": w.name, "start_s": w.start_s, "end_s": w.end_s}
-            for w in phase.activities
+            {"stream": stream, "kind": kind, "seconds": seconds} for (stream, kind), seconds in phase.parts().items()
         ],
     }
 
@@ -102,7 +112,7 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
         (
             STREAMS[key[0]],
             LOOKS[key[1]][0],
-            *(format_seconds(times[key][0]) if key in times else "" for times in (of_prompt, of_token)),
+            *(format_seconds(times[key]) if key in times else "" for times in (of_prompt, of_token)),
         )
         for key in sorted({*of_prompt, *of_token}, key=lambda key: (RESOURCES.index(key[0]), KINDS.index(key[1])))
     ]

@@ -315,12 +315,14 @@ def _busy(figure: Figure, runs: Runs) -> Found:
     made = _decided(cell, figure.ours)
     layer = model(cell.model, cell.type)[0].n_layer // 2
     name = f"layer {layer}: FFN"
-    works = [work for work in made.token.works if work.name == name]
+    works = [work for work in made.token.activities if work.name == name]
     cpu = [work for work in works if work.stream == "cpu"]
     start, end = min(work.start_s for work in cpu), max(work.end_s for work in cpu)
     stream = {"cpu": "cpu", "io": "in", "gpu": "gpu"}[figure.of["stream"]]
     busy = sum(
-        max(0.0, min(work.end_s, end) - max(work.start_s, start)) for work in made.token.works if work.stream == stream
+        max(0.0, min(work.end_s, end) - max(work.start_s, start))
+        for work in made.token.activities
+        if work.stream == stream
     )
     bound = None
     if stream == "gpu":  # it reads what the link brings

@@ -185,15 +185,15 @@ def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
 
 
 def test_simulate_shows_a_plan_on_machines_that_are_not_here(half, tmp_path):
-    plan, chart, spans = tmp_path / "plan.json", tmp_path / "streams.svg", tmp_path / "spans.json"
+    plan, chart, trace = tmp_path / "plan.json", tmp_path / "streams.svg", tmp_path / "trace.json"
     on = ("--machine", TESTBED, "-p", 64, "-n", 16)
     made = document("simulate", MODEL, *on, "--policy", "hetegen", "--vram", "136MiB", "--json", "--chart", chart)
     assert made["simulated"] is True and made["policy"] == "hetegen" and made["machine"]["name"]
     assert chart.read_text(encoding="utf-8").endswith("</svg>\n")
     here("plan", MODEL, *half, "-o", plan)
     again = document("simulate", plan, *on, "--json")
-    assert "nothing was run" in here("simulate", plan, *on, "-o", spans).stdout
-    assert json.loads(spans.read_text(encoding="utf-8")) == again
+    assert "nothing was run" in here("simulate", plan, *on, "-o", trace).stdout
+    assert json.loads(trace.read_text(encoding="utf-8")) == again
     longer = document("simulate", plan, "--machine", TESTBED, "-p", 512, "-n", 16, "--json")
     deep = document("simulate", plan, *on, "-d", 512, "--json")
     assert 0 < again["ttft_s"] < min(longer["ttft_s"], deep["ttft_s"]) and again["tpot_s"] < deep["tpot_s"]

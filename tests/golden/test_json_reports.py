@@ -148,16 +148,15 @@ def test_simulate(large: SimpleNamespace) -> None:
     assert (made["prompt"]["seconds"], made["token"]["seconds"]) == (made["ttft_s"], made["tpot_s"])
     for answer in (made, document(*on, "--machine", "pc-24gb")):
         check_times(answer, 32)
-        for phase in (answer["prompt"], answer["token"]):
-            check_spans(phase)
+        check_trace(answer)
 
 
-def check_spans(phase: dict[str, Any]) -> None:
-    assert phase["spans"] and {span["stream"] for span in phase["spans"]} <= {"cpu", "gpu", "in", "out"}
-    for _, of_stream in groupby(sorted(phase["spans"], key=lambda span: span["stream"]), lambda span: span["stream"]):
-        spans = list(of_stream)
-        assert all(0 <= span["start_s"] < span["end_s"] <= phase["seconds"] * (1 + 1e-9) for span in spans)
-        for before, behind in pairwise(spans):  # in order, none over another
-            assert behind["start_s"] >= before["end_s"] - 1e-12
-    assert all(0 <= share <= 1 for share in phase["busy"].values())
-    assert sum(part["spans"] for part in phase["parts"]) == len(phase["spans"])
+def check_trace(answer: dict[str, Any]) -> None:
+    """Of each process and thread, spans in order, none over another."""
+    for process, phase in ((1, answer["prompt"]), (2, answer["token"])):
+        events = [event for event in answer["traceEvents"] if event["ph"] == "X" and event["pid"] == process]
+        assert events and {event["tid"] for event in events} <= {1, 2, 3, 4}
+        for _, of_stream in groupby(events, lambda event: event["tid"]):
+            spans = [(event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in of_stream]
+            assert all(0 <= start < end <= phase["seconds"] * (1 + 1e-9) for start, end in spans)
+            assert all(after[0] >= before[1] - 1e-12 for before, after in pairwise(spans))
