@@ -8,14 +8,14 @@ little, and then experts count as used alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import comb, exp, gamma, log
 from operator import mul
 from typing import NamedTuple
 
 from oallama.core.routing import LayerRouting, Routing, Uses
-from oallama.core.types import MulMat
+from oallama.core.types import DecodeStep, MulMat
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,20 @@ class ExpertUse:
     recent_decode: tuple[float, ...] = ()
     recent_prompt: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()  # uses by tokens since the use before, as split/uses.h counts; empty: not recorded
+    # tokens of a decode step, and how many different experts they use for each that as many drawn alike would
+    step: tuple[int, float] = (1, 1.0)
 
     @property
     def follows(self) -> bool:
         return self.spread is not None
 
     def coverage(self, n_hot: int, n_tokens: int) -> float:
-        """Use in a pass over n_tokens; one token is decode."""
-        return (self.decode if n_tokens == 1 else self.prompt)[n_hot]
+        """Use in a pass over n_tokens, which is decode up to a step's."""
+        return (self.decode if n_tokens <= self.step[0] else self.prompt)[n_hot]
+
+    def n_missed(self, n_cold: int, n_misses: float, n_tokens: int) -> float:
+        """Different experts among the misses of n_tokens tokens, n_misses each."""
+        return cold_experts_read(n_cold, n_misses, n_tokens) * (self.step[1] if n_tokens == self.step[0] else 1.0)
 
 
 def experts_alike(n_expert: int) -> ExpertUse:
@@ -118,6 +124,36 @@ def share_used(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> fl
     return min(1.0, mul_mat.n_expert_used * new / sum(gaps) / mul_mat.shape[2])
 
 
+ALIKE = ((1, 1.0), (2, 0.83), (4, 0.70), (8, 0.60))
+"""Different experts that so many consecutive tokens use, for each that as many tokens drawn alike would: of
+gpt-oss-20b 6.2, 9.3 and 12.8 of 32 in 2, 4 and 8 tokens; of Qwen3-30B-A3B 9.7, 15.6 and 23.6, of Gemma 4 26B-A4B 9.9,
+15.7 and 23.9 of 128, at six a token (traces: cost/following.py)."""
+
+
+def share_of_step(mul_mat: MulMat, step: DecodeStep, gaps: Sequence[float] = ()) -> float:
+    """Share of the experts that a decode step uses: the tokens of one request follow one another, and those of several
+    are taken as drawn alike. gaps: as share_used takes them; without, by ALIKE."""
+    n = step.n_draft + 1
+    of_one = share_used(mul_mat, n, gaps) if sum(gaps) else mul_mat.share_read(n) * _alike(n)
+    return 1.0 - (1.0 - of_one) ** step.n_parallel
+
+
+def of_step(use: ExpertUse, mul_mat: MulMat, step: DecodeStep) -> ExpertUse:
+    """The use, with what is known of a step."""
+    if step.n_tokens == 1:
+        return use
+    share = share_of_step(mul_mat, step, use.gaps)
+    return replace(use, step=(step.n_tokens, share / mul_mat.share_read(step.n_tokens)))
+
+
+def _alike(n_tokens: int) -> float:
+    """Linear in the logarithm of n_tokens between the points of ALIKE."""
+    for (n0, low), (n1, high) in pairwise(ALIKE):
+        if n_tokens <= n1:
+            return low + (high - low) * log(n_tokens / n0) / log(n1 / n0)
+    return ALIKE[-1][1]
+
+
 def copied(mul_mat: MulMat, n_tokens: int, gaps: Sequence[float] = ()) -> Copied:
     """Return the shares of a weight that a batch copies: ahead, the experts that it is as likely to use as not, which
     the split back end knows by its counts (split/expert_odds.h); later, the others that it uses. The number of its uses
@@ -154,6 +190,12 @@ def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:
     total = sum(uses) + len(uses)
     served = (0.0, *accumulate((uses[expert] + 1.0) / total for expert in order))
     return (*(min(1.0, share) for share in served[:-1]), 1.0)
+
+
+def mean_gaps(routing: Routing) -> tuple[float, ...]:
+    """Reuse distances in decode, of all layers together; empty where they were not recorded."""
+    known = [layer.gaps for layer in routing.decode if any(layer.gaps)]
+    return tuple(map(sum, zip(*known, strict=True)))
 
 
 def _gaps(decode: LayerRouting, prompt: LayerRouting | None) -> tuple[float, ...]:

@@ -14,7 +14,8 @@ from itertools import pairwise
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, MulMat, Operator
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, DecodeStep, MulMat, Operator
+from oallama.cost.experts import share_of_step
 from oallama.cost.passes import Pass
 from oallama.profile.fit import fit_linear
 from oallama.profile.wanted import in_steps
@@ -26,6 +27,7 @@ Curve = tuple[tuple[int, float], ...]
 """((n_tokens, seconds), ...) with ascending n_tokens."""
 
 NO_TIME: Curve = ((1, 0.0),)
+ONE_TOKEN = DecodeStep()
 
 
 def interpolate(curve: Curve, n_tokens: int) -> float:
@@ -56,14 +58,16 @@ class Kernel:
 
 
 class Kernels:
-    """Every mul-mat of a profile. Of two cases that differ in working set only, the colder one counts."""
+    """Every mul-mat of a profile. Of two cases that differ in working set only, the colder one counts. step: whose
+    tokens use fewer different experts than those that were timed, which are drawn alike; gaps: as share_of_step takes
+    them."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, step: DecodeStep = ONE_TOKEN, gaps: Sequence[float] = ()) -> None:
         self.device = profile.device
         points: dict[tuple[str, str, MulMat], dict[int, float]] = {}
         for case in sorted(profile.cases, key=lambda case: case.working_set_bytes):
             points.setdefault((case.device, case.layout, case.mul_mat), {})[case.n_tokens] = case.seconds
-        curves = {key: tuple(sorted(known.items())) for key, known in points.items()}
+        curves = {key: _of_step(tuple(sorted(known.items())), key[-1], step, gaps) for key, known in points.items()}
         alphas = _alphas(curves)
         self._on_host: dict[MulMat, dict[str, Kernel]] = {}
         self._on_device: dict[MulMat, Kernel] = {}
@@ -88,6 +92,20 @@ class Kernels:
     def on_device(self, operator: Operator) -> Kernel | None:
         """None: the device cannot compute it, or there is no device."""
         return self._on_device.get(operator.mul_mat)
+
+
+def _of_step(curve: Curve, mul_mat: MulMat, step: DecodeStep, gaps: Sequence[float]) -> Curve:
+    """The curve with the seconds of a decode step's tokens. Of those that were timed the first row of an expert took as
+    long as a single token's, and each further one as much as the rest says."""
+    n = step.n_tokens
+    if n == 1 or mul_mat.op != "MUL_MAT_ID" or curve[0][0] > 1:
+        return curve
+    seconds, n_expert, rows = interpolate(curve, n), mul_mat.shape[2], n * mul_mat.n_expert_used
+    drawn, used = n_expert * mul_mat.share_read(n), n_expert * share_of_step(mul_mat, step, gaps)
+    first_s = min(curve[0][1] / mul_mat.n_expert_used, seconds / drawn)
+    more_s = max(0.0, (seconds - first_s * drawn) / (rows - drawn)) if rows > drawn else 0.0
+    known = dict(curve) | {n: used * first_s + (rows - used) * min(first_s, more_s)}
+    return tuple(sorted(known.items()))
 
 
 def _alphas(curves: Mapping[tuple[str, str, MulMat], Curve]) -> dict[tuple[str, str, str, str], Curve]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat, Operator, StreamSettings
 from oallama.cost.blocks import F32, SplitBlock
-from oallama.cost.experts import ExpertUse, cold_experts_read, copied, experts_alike, miss_odds
+from oallama.cost.experts import ExpertUse, copied, experts_alike, miss_odds
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
 from oallama.cost.rates import NO_DEVICE_COPY, DeviceCopy, SliceRates
 from oallama.cost.timeline import BlockTimes, DeviceStep, alone_seconds, cycle_seconds, own_cycle_seconds, runs_ahead
@@ -324,7 +324,7 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
     if rows > 1:
         expert_s = cost.gemms.at(1).cpu_linear_s / n_used
-        n_missed = cold_experts_read(n_expert - n_hot, miss * n_used, rows)
+        n_missed = use.n_missed(n_expert - n_hot, miss * n_used, rows)
 
         def by_cpu(left: float) -> float:
             """Seconds that the CPU takes for this share of the missed experts."""

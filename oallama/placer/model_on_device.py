@@ -192,8 +192,8 @@ class ModelOnDevice:
         return problem_of(self.header, self.options, profile, flash_attn, taken, budget, self.routing, alone)
 
     def problem_for(self, plan: Plan) -> Problem:
-        """With the attention that this plan is loaded with."""
-        return self.problem(self.attention_for(plan).flash_attn)
+        """With the attention that this plan is loaded with, and the tokens of its decode step."""
+        return self.problem(self.attention_for(plan).flash_attn).of_step(plan.workload.step)
 
     def placed(self, plan: Plan) -> Placement:
         """The placement of a plan. Raises PlanError for a plan of another model."""

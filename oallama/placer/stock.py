@@ -74,7 +74,9 @@ def promising_stock(
     latest_s: none whose prompt is predicted to take longer. Raises as planning does."""
     with on.no_alloc_loads.together():
         asked = Asked(workload, "mixed")
-        found = most_promising(on.problem(stock_attention(on)), asked, modes, n_ubatches, latest_s=latest_s)
+        found = most_promising(
+            on.problem(stock_attention(on)).of_step(workload.step), asked, modes, n_ubatches, latest_s=latest_s
+        )
     sizes = [0 if decision.workload.n_ubatch == workload.n_ubatch else decision.workload.n_ubatch for decision in found]
     options = (
         StockPlacement.of(on.model.n_layer, decision.placement, n) for decision, n in zip(found, sizes, strict=True)

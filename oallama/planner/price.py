@@ -26,6 +26,7 @@ def price(problem: Problem, workload: Workload, placement: Placement, op_offload
     op_offload: whether llama.cpp streams plain host weights to a device that it has. Raises PlanError for slices that
     are no blocks of ours, ProfileError if the profile has no link.
     """
+    problem = problem.of_step(workload.step)
     if placement.is_sliced:
         slicer = slicer_of(problem, workload, placement)
         plan = slicer.priced(*slicer.cuts_of(placement), placement.token_assignment)

@@ -9,9 +9,10 @@ from itertools import pairwise
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import MemoryBreakdown, Operator, Phase, Workload
+from oallama.core.types import DecodeStep, MemoryBreakdown, Operator, Phase, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
+from oallama.cost.experts import mean_gaps
 from oallama.cost.graph import Graph
 from oallama.cost.kernels import Kernels, index_non_matmul
 from oallama.cost.passes import Pass, passes
@@ -53,6 +54,7 @@ class Problem:
     slices_only: bool = False  # llama.cpp itself cannot keep anything on this device
     host_budget: int = 0  # bytes of host memory for second copies of weights
     routing: Routing | None = None  # what is known of which experts are used
+    step: DecodeStep = DecodeStep()  # of decode, by whose tokens experts are used  # noqa: RUF009 - frozen
     kernels: Kernels = field(init=False, compare=False, repr=False)
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 
@@ -60,11 +62,18 @@ class Problem:
         layers = self.graph.operator_layer
         if any(before > layer for before, layer in pairwise(layers)):
             raise UsageError("encoder-decoder models are not supported on a device: run it with --device none")
-        kernels = Kernels(self.profile)
+        kernels = Kernels(self.profile, self.step, () if self.routing is None else mean_gaps(self.routing))
         object.__setattr__(self, "kernels", kernels)
         object.__setattr__(
             self, "splittable", tuple(can_split(o) and kernels.on_device(o) is not None for o in self.operators)
         )
+
+    def of_step(self, step: DecodeStep) -> Problem:
+        """The problem for that step of decode; the same where no experts are."""
+        step = DecodeStep(step.n_parallel, step.n_draft)
+        if step == self.step or all(operator.op != "MUL_MAT_ID" for operator in self.operators):
+            return self
+        return replace(self, step=step)
 
     def runtime_bytes(self, workload: Workload, n_instances: int = 1) -> int:
         """Bytes that so many instances of the device's back end take for themselves."""

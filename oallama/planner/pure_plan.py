@@ -160,7 +160,7 @@ def decide_with_attention(
 
     def decided(flash_attn: FlashAttention) -> VerifiedPlan:
         sizes = [n for n in larger_ubatches if rule.allows(flash_attn, replace(workload, n_ubatch=n))]
-        return decide(problem(flash_attn), policy, workload, phase, rules, larger_ubatches=sizes)
+        return decide(problem(flash_attn).of_step(workload.step), policy, workload, phase, rules, larger_ubatches=sizes)
 
     return rule.decide(decided, profile, workload, attention_passes)
 

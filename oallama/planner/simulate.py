@@ -83,6 +83,7 @@ def simulate(problem: Problem, workload: Workload, placement: Placement) -> Simu
 
     Raises PlanError for slices that are no blocks of ours, ProfileError if the profile has no link.
     """
+    problem = problem.of_step(workload.step)
     predicted, step = price(problem, workload, placement), workload.step
     draw = _sliced if placement.is_sliced else _whole
     prompt, token = draw(problem, workload, placement)

@@ -18,7 +18,7 @@ from functools import cache
 
 from oallama.core.errors import PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, Predicted, StreamSettings, Workload
-from oallama.cost.experts import ExpertUse, expert_use, experts_alike
+from oallama.cost.experts import ExpertUse, expert_use, experts_alike, of_step
 from oallama.cost.following import FEWEST_EXPERTS, following
 from oallama.cost.passes import Pass, decode_pass, passes
 from oallama.cost.rates import slice_rates
@@ -127,6 +127,8 @@ class Slicer:
                 for o in problem.operators
                 if o.layer is not None and o.op == "MUL_MAT_ID"
             }
+        routed = {o.layer: o.mul_mat for o in problem.operators if o.layer is not None and o.op == "MUL_MAT_ID"}
+        self._uses = {at: of_step(use, routed[at], problem.step) for at, use in self._uses.items() if at in routed}
         self.on = Pricing(slice_rates(problem.profile), streaming)
         self.contexts = BlockContexts(problem, workload)
 
@@ -360,7 +362,8 @@ class Slicer:
         cost = block.in_layout(assignment.layout) or self.fastest(block.types)
         cut, n_hot = assignment.cut if assignment.is_split else cost.all_host, len(assignment.hot_experts)
         if n_hot:
-            use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or experts_alike(cost.n_expert)
+            alike = of_step(experts_alike(cost.n_expert), cost.gemms[0].mul_mat, self._problem.step)
+            use: ExpertUse = self._uses.get(self._problem.operators[i].layer or 0) or alike
             follows = placement.streaming is not None and placement.streaming.exchange != "off" and n_hot > 1
             cost = replace(cost, use=following(use) if follows else use)
         holds = placement.token_assignment and cost.takes_n_g

@@ -233,7 +233,8 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
         return ()
     n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(cost.n_expert for cost, _ in hot)
     decode, prompt = (
-        sum(cost.use.coverage(cut.n_hot, n) for cost, cut in hot if cost.use is not None) / len(hot) for n in (1, 2)
+        sum(getattr(cost.use, of)[cut.n_hot] for cost, cut in hot if cost.use is not None) / len(hot)
+        for of in ("decode", "prompt")
     )
     if plan.exchanges:
         return (
