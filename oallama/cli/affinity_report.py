@@ -19,6 +19,7 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import busy, deliver, emit, json_text, show
 from oallama.cli.policy import PolicyName, PolicyOptions, note_unused, rules_options
+from oallama.cli.speculation import StepOptions, step_options
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
@@ -52,6 +53,7 @@ FORMATS = ("table", "json", "csv", "md", "html")
     "streams; auto: before any measurement against stock llama.cpp. Default: OATO's search for the phase.",
 )
 @rules_options
+@step_options
 @profile_option
 @option(
     "--format",
@@ -71,6 +73,7 @@ def command(
     n_gen: int,
     phase: Any,
     policy: PolicyOptions,
+    step: StepOptions,
     profile: str | None,
     form: str | None,
     as_json: bool,
@@ -92,7 +95,7 @@ def command(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json cannot be combined with --format {form}", click.get_current_context())
     from oallama.placer import Placer
-    from oallama.placer.report import plan_report, search_report, with_run
+    from oallama.placer.report import plan_report, search_report, with_more_requests, with_run
     from oallama.report.text import PAPERS, PLAIN
 
     chosen = form or format_of(output)
@@ -100,13 +103,21 @@ def command(
         chosen = "json"
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
-    workload = placer.workload(n_prompt, n_gen)
+    workload = step.workload(placer.workload(n_prompt, n_gen))
+    placer.drafter, made = step.drafter(placer), None
+
+    def planned(workload: Workload) -> Plan:
+        return step.plan(placer, workload, policy.plan)
+
     with busy("planning"):
-        if policy.policy is None:
+        if policy.policy is None and step == StepOptions():
             report = search_report(placer, phase, n_prompt, n_gen, policy.affinity, policy.fill)
         else:
-            report = plan_report(placer, policy.plan(placer, workload), workload, phase)
-        report = with_run(placer, report, *plan_of_run(placer, workload))
+            made = planned(workload)
+            report = plan_report(placer, made, workload, phase)
+            if step.expected is not None:
+                report = with_more_requests(placer, report, workload, planned)
+        report = with_run(placer, report, *plan_of_run(placer, workload, made if step != StepOptions() else None))
     words = PAPERS if verbose else PLAIN
     if as_json and output is not None:
         emit(render(report, "json", every_row, words))
@@ -118,15 +129,16 @@ def command(
     deliver(render(report, chosen, every_row, words), output)
 
 
-def plan_of_run(placer: Placer, workload: Workload) -> tuple[Plan, bool]:
+def plan_of_run(placer: Placer, workload: Workload, made: Plan | None = None) -> tuple[Plan, bool]:
     """The plan that `oallama run` uses for such a prompt, and whether it was measured; else the plan of policy auto,
-    which would be measured."""
+    which would be measured. made: a plan with drafts, or for several requests, which is used where none was
+    measured."""
     from oallama.placer.tuned import in_tuned_context, tuned_plan
 
     if not placer.has_device:
         return placer.plan("cpu", workload=workload), False
-    found = tuned_plan(placer, in_tuned_context(placer, workload))
-    return (placer.plan(workload=workload), False) if found is None else (found.plan, True)
+    found = tuned_plan(placer, in_tuned_context(placer, workload)) if workload.step.n_parallel == 1 else None
+    return (made or placer.plan(workload=workload), False) if found is None else (found.plan, True)
 
 
 def format_of(output: str | None) -> str:

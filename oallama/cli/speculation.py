@@ -84,15 +84,11 @@ DRAFTS = (
         help="Draft model: a smaller one of its family.\f For speculative decoding.",
     ),
 )  # fmt: skip
-draft_options = as_record("step", StepOptions, *DRAFTS)
-step_options = as_record(
-    "step",
-    StepOptions,
-    *DRAFTS,
-    option(
-        "--expect-parallel", "expected", type=count(1, 256), metavar="N", group=Group.WORKLOAD, advanced=True,
-        show_default="1; serve: half of --parallel",
-        help="Requests in flight to plan for.\f A plan that `oallama tune` measured is for one.",
-    ),
+parallel_option = option(
+    "--expect-parallel", "expected", type=count(1, 256), metavar="N", group=Group.WORKLOAD, advanced=True,
+    show_default="1; serve: half of --parallel",
+    help="Requests in flight to plan for.\f A plan that `oallama tune` measured is for one.",
 )  # fmt: skip
+draft_options = as_record("step", StepOptions, *DRAFTS)
+step_options = as_record("step", StepOptions, *DRAFTS, parallel_option)
 """The command gets `step`, a StepOptions."""

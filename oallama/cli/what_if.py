@@ -31,6 +31,7 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import busy, each_awaited, emit, emit_json, write_chart
 from oallama.cli.policy import PolicyName
+from oallama.cli.speculation import parallel_option
 from oallama.core.errors import UsageError
 from oallama.device.cards import CARDS, USUAL_CARDS, pc, preset
 from oallama.model.shapes import POPULAR, popular
@@ -105,7 +106,7 @@ def file_or_shape(word: str) -> str:
     "--policy", type=PolicyName(), metavar="POLICY", group=Group.PLACEMENT, advanced=True, show_default="auto",
     help="Policy to compare with stock llama.cpp.",
 )  # fmt: skip
-@gathered(*WORKLOAD, vram_fill_option, threads_option)
+@gathered(*WORKLOAD, parallel_option, vram_fill_option, threads_option)
 @profile_option
 @json_option
 @chart_option
@@ -119,6 +120,7 @@ def command(
     options: Options,
     n_prompt: int,
     n_gen: int,
+    expected: int | None,
     profile: str | None,
     as_json: bool,
     chart: str | None,
@@ -155,7 +157,7 @@ def command(
         if host is not None:
             described = host_profile(host, placer.model, placer.operators, TOKENS)
             placer = Placer(placer.model, placer.operators, placer.tensor_names, options, described, no_alloc_loader)
-        workload = placer.workload(n_prompt, n_gen)
+        workload = placer.workload(n_prompt, n_gen, n_parallel=expected or 1)
         if not as_json:
             emit(what_if_head(placer.model, workload, host))
         with busy("predicting"):
@@ -170,7 +172,7 @@ def command(
     if as_json:
         emit_json(what_if_document(placer.model, workload, alone, rows, host))
     else:
-        emit(what_if_foot(placer.model, alone, rows, policy or "auto", host))
+        emit(what_if_foot(workload, alone, rows, policy or "auto", host))
     if chart is not None:
         write_chart(chart, what_if_chart(placer.model, workload, rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -23,6 +24,9 @@ from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
 from oallama.planner.verify import on_cpu
 from oallama.report.operators import AffinityReport, RunPlan, predicted_by
+
+MORE_REQUESTS, BETTER = (2, 4, 8, 16), 1.03
+"""Requests in flight that other plans are looked for, and as many times as fast as one must be to be worth telling."""
 
 
 def search_report(
@@ -86,6 +90,26 @@ def priced(on: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:
         return plan
     placement = placed_by_plan(on.model.n_layer, on.operators, plan)
     return replace(plan, predicted=price(problem, plan.workload, placement))
+
+
+def with_more_requests(
+    on: ModelOnDevice, report: AffinityReport, workload: Workload, make: Callable[[Workload], Plan]
+) -> AffinityReport:
+    """The report, and from how many requests in flight on another plan would be better. workload: the requested one;
+    make: plans for another."""
+    plan = report.plan
+    problem = on.problem_for(plan)
+    placement = placed_by_plan(on.model.n_layer, on.operators, plan)
+    for n_parallel in (n for n in MORE_REQUESTS if n > workload.step.n_parallel):
+        asked = replace(workload, step=replace(workload.step, n_parallel=n_parallel, n_slots=n_parallel))
+        other = make(asked)
+        same = price(problem, replace(asked, n_ubatch=plan.workload.n_ubatch), placement)
+        if other.predicted is not None and same.total_s > BETTER * other.predicted.total_s:
+            gain = same.total_s / other.predicted.total_s
+            note = f"with {n_parallel} requests at once another plan ({other.policy}) would be {gain:.2f}× as fast"
+            noted = replace(report.plan, notes=(*report.plan.notes, f"{note}; plan for them with --expect-parallel"))
+            return replace(report, plan=noted)
+    return report
 
 
 def with_run(on: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bool) -> AffinityReport:

@@ -95,6 +95,8 @@ def export_command(
 ) -> str:
     """The shell-quoted command line of stock_command. Raises PlanError as that does."""
     settings, arguments = stock_command(plan, operators, all_tensor_names, target, plugin, backend)
+    if (step := plan.workload.step).mtp and target == "llama-server":  # each slot has snapshots, which take memory
+        arguments += ["--parallel", str(step.n_slots), "--kv-unified"]
     # A quoted NAME=value would be the name of a program; only the value may be quoted.
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(arguments)])
 

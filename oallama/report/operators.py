@@ -11,7 +11,17 @@ from typing import Any
 
 from oallama.core.affinity_report import Affinity, Baseline, MeasuredOn
 from oallama.core.codec import to_json
-from oallama.core.types import CPU_DEVICE, Backend, MemoryBreakdown, ModelInfo, Phase, Predicted, Shape
+from oallama.core.types import (
+    CPU_DEVICE,
+    Backend,
+    DecodeStep,
+    Draft,
+    MemoryBreakdown,
+    ModelInfo,
+    Phase,
+    Predicted,
+    Shape,
+)
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.plan.plan import Plan
 from oallama.report.inspect import model_document
@@ -243,6 +253,18 @@ def predicted_text(predicted: Predicted) -> str:
     )
 
 
+def step_text(step: DecodeStep, draft: Draft | None) -> str:
+    """The tokens of a decode step, what they yield, and what drafts take; empty for a step of one token."""
+    if step.n_tokens == 1:
+        return ""
+    requests = f" of {step.n_parallel} requests" if step.n_parallel > 1 else ""
+    yields = f", and is expected to add {three_digits(step.n_yielded)} to each answer" if step.n_draft else ""
+    taken = 0 if draft is None else draft.device_bytes or draft.host_bytes
+    side = "device" if draft is not None and draft.device_bytes else "host"
+    takes = f"; what drafts takes {format_bytes(taken)} of the {side}'s memory" if taken else ""
+    return f"A decode step computes {step.n_tokens} tokens{requests}{yields}{takes}."
+
+
 def measured_text(report: AffinityReport) -> str:
     """The sentence about the machine and date of the measurement; empty where unknown."""
     known = report.measured
@@ -316,11 +338,12 @@ def report_tables(report: AffinityReport, every_row: bool = False, words: Words 
 
 
 def streaming_sentences(report: AffinityReport, words: Words = PLAIN) -> tuple[str, ...]:
-    """Sentences about streamed weights, and the tokens that they are streamed for."""
+    """Sentences about the decode step, streamed weights, and the tokens that they are streamed for."""
     streamed_bytes, plan = sum(row.placement.cg * row.bytes for row in report.operators), report.plan
     ring = [ring_text(streamed_bytes, plan.streaming, words)] if streamed_bytes or plan.token_assignment else []
     tokens = [tokens_text(plan.token_assignment, plan.streaming, words)] if plan.token_assignment else []
-    return tuple(f"{text[0].upper()}{text[1:]}." for text in (*ring, *tokens))
+    step = step_text(plan.workload.step, plan.draft)
+    return (*filter(None, [step]), *(f"{text[0].upper()}{text[1:]}." for text in (*ring, *tokens)))
 
 
 def printable_sentence(note: str) -> str:
@@ -364,7 +387,7 @@ def report_document(report: AffinityReport) -> dict[str, Any]:
         "measured": report.measured and asdict(report.measured),
         "policy": plan["policy"],
         "of_plan": report.of_plan,
-        **{key: plan[key] for key in ("token_assignment", "streaming")},
+        **{key: plan[key] for key in ("token_assignment", "streaming", "draft")},
         "run": run and {"measured": run.measured, **{key: asdict(run.plan)[key] for key in RUN_KEYS}},
     }
 

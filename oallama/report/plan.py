@@ -10,7 +10,7 @@ from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
 from oallama.plan.plan import Plan
 from oallama.plan.split import hot_bytes
-from oallama.report.operators import predicted_text, printable_sentence, weights_text
+from oallama.report.operators import predicted_text, printable_sentence, step_text, weights_text
 from oallama.report.slices import percent_text, ring_text, tokens_text
 from oallama.report.text import PLAIN, Words, plural, policy_on, printable
 
@@ -45,7 +45,8 @@ def plan_sentences(record: Plan, operators: Sequence[Operator], words: Words = P
         place = f"{policy_on(record.policy, record.device)}: all {format_bytes(total)} of weights on the CPU"
     times = (predicted_text(record.predicted),) if record.predicted else ()
     notes = (printable_sentence(note) for note in record.notes)
-    return (place, *times, *slice_sentences(record, operators, words), *notes)
+    step = filter(None, [step_text(record.workload.step, record.draft)])
+    return (place, *times, *step, *slice_sentences(record, operators, words), *notes)
 
 
 def slice_sentences(record: Plan, operators: Sequence[Operator], words: Words) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from oallama.device.card import Host
 from oallama.planner.placement import VerifiedPlan, n_gpu_layers
 from oallama.planner.pure_plan import WhatIf
 from oallama.report.chart import OURS, STOCK, BarGroup, ChartLine, TimeBar, times_chart
+from oallama.report.operators import step_text
 from oallama.report.table import WIDTH
 from oallama.report.text import model_title, rate_text, three_digits
 
@@ -29,7 +30,12 @@ def what_if_document(
         "emulated": True,
         "source": CLAIM,
         "model": {"path": model.path, "arch": model.arch, "n_layer": model.n_layer, "file_bytes": model.file_bytes},
-        "workload": {"n_prompt": workload.n_prompt, "n_gen": workload.n_gen, "n_ctx": workload.n_ctx},
+        "workload": {
+            "n_prompt": workload.n_prompt,
+            "n_gen": workload.n_gen,
+            "n_ctx": workload.n_ctx,
+            "n_parallel": workload.step.n_parallel,
+        },
         "cpu": {
             "ttft_s": alone.predicted.ttft_s,
             "tpot_s": alone.predicted.tpot_s,
@@ -82,7 +88,7 @@ def what_if_line(model: ModelInfo, row: WhatIf) -> str:
 
 
 def what_if_foot(
-    model: ModelInfo, alone: VerifiedPlan, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
+    workload: Workload, alone: VerifiedPlan, rows: Sequence[WhatIf], policy: str = "auto", host: Host | None = None
 ) -> str:
     """Explain the columns, and say how long the CPU takes alone."""
     ours = "the best plan of a quick search, or llama.cpp's options if no plan is predicted to be faster"
@@ -96,6 +102,8 @@ def what_if_foot(
         f"used. Alone, {who} takes {format_seconds(alone.predicted.ttft_s)} for the prompt and generates "
         f"{rate_text(alone.predicted.tpot_s)}."
     )
+    if step := step_text(workload.step, None):
+        text += f" {step} Times are of each request."
     return "\n".join(["", *textwrap.wrap(text, WIDTH)]) + "\n"
 
 

@@ -13,8 +13,10 @@ from oallama.cost.experts import ExpertUse, of_step, share_of_step
 from oallama.cost.kernels import Kernels
 from oallama.placer import Placer
 from oallama.placer.drafter import Beside, planned_with_drafts
+from oallama.placer.report import plan_report, with_more_requests
 from oallama.plan.plan import Plan
 from oallama.profile.acceptance import NOTHING, Acceptance
+from oallama.report.operators import step_text
 
 ACCEPTED = (0.5, 0.25)
 TOKENS = (1, 2, 3, 4, 5, 8, 32, 512)
@@ -85,6 +87,39 @@ def test_a_step_is_timed_for_the_experts_that_its_tokens_use() -> None:
     assert consecutive.at(1) == one_s and consecutive.at(8) == drawn.at(8)
     assert sum(one_s) < sum(consecutive.at(4)) < 0.8 * four_s
     assert sum(apart.at(4)) == pytest.approx(four_s), "tokens of several requests are as those that were timed"
+
+
+@pytest.mark.parametrize(
+    ("step", "draft", "said"),
+    [
+        (DecodeStep(), None, ""),
+        (DecodeStep(4), None, "A decode step computes 4 tokens of 4 requests."),
+        (
+            DecodeStep(1, 2, 1.375),
+            Draft("draft-simple", 2, "small.gguf", True, 3 << 20),
+            "A decode step computes 3 tokens, and is expected to add 2.38 to each answer; what drafts takes 3 MiB of "
+            "the device's memory.",
+        ),
+    ],
+)
+def test_a_report_says_what_a_step_computes_yields_and_takes(step, draft, said) -> None:
+    assert step_text(step, draft) == said
+
+
+def test_a_report_says_from_how_many_requests_on_another_plan_is_better() -> None:
+    world = World(workload=Workload(64, 32, 512))
+    placer = world.placer()
+    plan = placer.plan("cpu", workload=world.workload)
+
+    def make(asked: Workload) -> Plan:
+        same = placer.price(plan, asked)
+        gain = 1.5 if asked.step.n_parallel >= 4 else 1.01
+        return replace(plan, policy="other", predicted=replace(same, total_s=same.total_s / gain))
+
+    report = with_more_requests(placer, plan_report(placer, plan, world.workload), world.workload, make)
+    assert report.plan.notes[-1] == (
+        "with 4 requests at once another plan (other) would be 1.50× as fast; plan for them with --expect-parallel"
+    )
 
 
 def test_a_step_of_hot_experts_is_decode() -> None:

@@ -336,6 +336,7 @@ def test_drafts_go_with_the_plan() -> None:
     workload = replace(laid().workload, step=DecodeStep(1, 2, 1.0, mtp=True))
     own = words_of(laid(workload=workload, draft=Draft("draft-mtp", 2)))
     assert (after("--spec-type", own), after("--spec-draft-n-max", own)) == (["draft-mtp"], ["2"]) and "-md" not in own
+    assert after("--parallel", own) == ["1"], "as many slots as have memory for snapshots"
     with pytest.raises(PlanError, match="llama-bench makes no drafts"):
         words_of(laid(draft=draft), "llama-bench")
     assert Plan.from_json(laid(draft=draft).to_json()).draft == draft
