@@ -18,9 +18,9 @@ sys.path.insert(0, str(ROOT / "tests" / "unit"))
 import placement_records  # noqa: E402
 import report_records  # noqa: E402
 
-from oallama.core.affinity_report import AffinityReport  # noqa: E402
 from oallama.core.history import BlockRuns  # noqa: E402
 from oallama.report.html import affinity_html  # noqa: E402
+from oallama.report.operators import AffinityReport  # noqa: E402
 from oallama.report.placement import page_policy, placement_document, placement_html  # noqa: E402
 from oallama.serve.placement import placement_server  # noqa: E402
 
