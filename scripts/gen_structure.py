@@ -17,7 +17,7 @@ from generated_page import ROOT, write_or_check
 TARGET = ROOT / "docs" / "structure.md"
 HEADING = "## Files\n"
 NOTE = "<!-- made by scripts/gen_structure.py from the files themselves; change those and run it again -->\n"
-SOURCES = {"oallama": (".py",), "ggml_bridge": (".py", ".h", ".cpp")}
+SOURCES = {"oallama": (".py",), "contrib/oallama_contrib": (".py",), "ggml_bridge": (".py", ".h", ".cpp")}
 
 
 def opening(path: Path) -> str:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.bench.rows import FORMATS
-from oallama.cli.bench_matrix import matrix_option
 from oallama.cli.help import Command, Group, option
 from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
+    Function,
     as_record,
     count,
     gate_option,
@@ -30,6 +30,7 @@ from oallama.cli.output import check_result, emit, log, turn_bar, write_file
 from oallama.cli.policy import PolicyOptions, note_unused, rules_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
+from oallama.core.plugins import contributed
 from oallama.core.types import DecodeStep
 from oallama.device.spec import parse_cpus
 
@@ -131,8 +132,15 @@ def text_of(result: BenchResult, form: str) -> str:
     return formatted(rows(result), form)
 
 
+def contributed_options(function: Function) -> Function:
+    """Options that other packages add, as oallama_contrib does --matrix."""
+    for add in contributed("oallama.bench"):
+        function = add(function)
+    return function
+
+
 @click.command("bench", cls=Command)
-@matrix_option
+@contributed_options
 @model_argument
 @option(
     "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",

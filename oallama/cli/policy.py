@@ -178,8 +178,7 @@ policy_option = option(
     help="auto (default), oato, scheinfer, layers, cpu.\f auto: fastest by prediction; oato: whole operators, by GPU "
     "affinity; split: also operators split between CPU and device; scheinfer: also weights streamed to the device; "
     "experts: also the most used experts on the device; layers: whole layers, as llama.cpp's -ngl; cpu: only the CPU. "
-    "For comparison: fit, llama.cpp's own --fit; hetegen, twinpilots, flexgen, fiddler and atsinfer, as other systems "
-    "place weights. See docs/policies.md.",
+    "For comparison: fit, llama.cpp's own --fit; other systems' (docs/policies.md).",
 )  # fmt: skip
 
 prefetch_option = option(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from setup_env import digest_files, native_sources
 
-from cuda_build.pack import install_native, read_manifest, run_environment, unpack
+from cuda_build.pack import install_entry_points, install_native, read_manifest, run_environment, unpack
 from cuda_build.toolkit import site_folders
 from oallama.setup.console import SetupError
 
@@ -42,6 +42,7 @@ def chosen(root: Path, device: str, pack: Path | None, env: Mapping[str, str]) -
             print("gpu_run: the pack's libggml-oallama is not built from this checkout: run scripts/build_cuda again",
                   file=sys.stderr)  # fmt: skip
         install_native(tree, root)
+        install_entry_points(tree, root)
         python, made = Path(sys.executable), run_environment(tree, root, env, cuda_folders())
     elif venv.is_file():
         python, made = venv, dict(env)

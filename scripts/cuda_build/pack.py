@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from oallama.core.files import read_toml
 from oallama.setup.console import SetupError, capture
 
 from .files import extract, once, stamp_of
@@ -147,13 +149,29 @@ def install_native(tree: Path, root: Path) -> None:
             shutil.copy2(library, place / library.name)
 
 
+def install_entry_points(tree: Path, root: Path) -> None:
+    """What an installation says of the checkout's packages: their entry points. Without them, as before Python 3.11,
+    which reads no TOML, there is no `bench --matrix` and no policy of contrib/."""
+    if sys.version_info < (3, 11):
+        return
+    project = read_toml(root / "pyproject.toml")["project"]
+    to = tree / "site" / f"oallama-{project['version']}.dist-info"
+    to.mkdir(parents=True, exist_ok=True)
+    (to / "METADATA").write_text(f"Metadata-Version: 2.1\nName: oallama\nVersion: {project['version']}\n")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (to / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
 def run_environment(tree: Path, root: Path, env: Mapping[str, str], library_folders: Iterable[Path]) -> dict[str, str]:
     """The environment in which Python runs oallama out of the pack's folder and this checkout. library_folders: where
     cuBLAS and the CUDA run-time are."""
     libraries = [str(folder) for folder in library_folders]
+    packages = (str(tree / "site"), str(root), str(root / "contrib"))
     return {
         **env,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(tree / "site"), str(root), env.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (*packages, env.get("PYTHONPATH")))),
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (*libraries, env.get("LD_LIBRARY_PATH")))),
         "LLAMA_CPP_LIB_PATH": str(tree / "lib"),
     }

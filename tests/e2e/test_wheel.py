@@ -43,7 +43,8 @@ def test_the_wheel_needs_nothing_but_glibc_and_has_the_default_model(made: tuple
     _, wheel = made
     assert wheel.name.startswith("oallama-") and "py3-none-" in wheel.name and "manylinux_2_28_x86_64" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
-        assert LIBRARIES | {f"oallama/models/{FILE}", "oallama/setup/locked.txt"} <= set(archive.namelist())
+        files = {f"oallama/models/{FILE}", "oallama/setup/locked.txt", "oallama_contrib/policies/hetegen.py"}
+        assert LIBRARIES | files <= set(archive.namelist())
         metadata = next(name for name in archive.namelist() if name.endswith("/METADATA"))
         assert "Requires-Dist: llama" not in archive.read(metadata).decode()
         licences = [name for name in archive.namelist() if name.endswith("third_party/ggml/LICENSE")]
@@ -99,6 +100,10 @@ def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(
     subprocess.run([python, "-m", "venv", new], check=True, timeout=300)
     run("pip", "install", "--quiet", str(made[1]))
     assert "oallama setup" in run("oallama", "run", "Once", "-n", "4", code=1).stderr
+    assert "--matrix" in run("oallama", "bench", "--help").stdout
+    simulated = ("oallama", "simulate", str(ROOT / "models" / FILE), "--machine", "pc-12gb", "--policy")
+    assert "policy hetegen" in run(*simulated, "hetegen", "--vram", "300MiB").stdout
+    assert "pip install 'oallama[twinpilots]'" in run(*simulated, "twinpilots", "--vram", "300MiB", code=2).stderr
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -10,11 +10,11 @@ import psutil
 import pytest
 from processes import PATIENCE_S, must_end, until
 
-from oallama.bench.matrix import Cell, Outcome, against_stock, read_matrix
-from oallama.cli import bench_matrix
 from oallama.cli.bench import command
-from oallama.cli.bench_matrix import flags_of
 from oallama.cli.main import exit_code
+from oallama_contrib.matrix import command as bench_matrix
+from oallama_contrib.matrix.cells import Cell, Outcome, against_stock, read_matrix
+from oallama_contrib.matrix.command import flags_of
 
 TEXT = """
 about = "two models"
@@ -175,7 +175,8 @@ def test_a_comparison_that_fails_says_why(matrix):
 def test_ctrl_c_ends_the_comparison_too(matrix):
     """The comparison is replaced by a sleeping process that ends when it is interrupted."""
     program = (
-        "import subprocess, sys; from oallama.cli import bench_matrix, main\n"
+        "import subprocess, sys; from oallama.cli import main\n"
+        "from oallama_contrib.matrix import command as bench_matrix\n"
         "real = subprocess.Popen\n"
         "sleeps = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
         "bench_matrix.subprocess.Popen = lambda words, **options: real(sleeps, **options)\n"

@@ -67,14 +67,15 @@ def imports(path):
     return found
 
 
-def sources(package):
+def sources(package, root=ROOT):
     """What each module imports, by its name."""
-    paths = sorted((ROOT / package).rglob("*.py"))
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    paths = sorted((root / package).rglob("*.py"))
+    names = [".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for path in paths]
     return {name: imports(path) for name, path in zip(names, paths, strict=True)}
 
 
 OALLAMA = sources("oallama")
+CONTRIB = sources("oallama_contrib", ROOT / "contrib")
 BRIDGE = sources("ggml_bridge")
 
 
@@ -103,7 +104,7 @@ def test_imports_between_rooms_go_right():
     ] == []
 
 
-@pytest.mark.parametrize("modules", [OALLAMA, BRIDGE], ids=["oallama", "ggml_bridge"])
+@pytest.mark.parametrize("modules", [OALLAMA, CONTRIB, BRIDGE], ids=["oallama", "oallama_contrib", "ggml_bridge"])
 def test_no_modules_import_each_other(modules):
     TopologicalSorter({module: modules.keys() & imported for module, imported in modules.items()}).prepare()
 
@@ -117,6 +118,7 @@ def test_only_rooms_that_touch_native_code_import_the_bridge_and_llama_cpp():
     assert {m for m in users("ggml_bridge") if not inside(m, TOUCH_NATIVE)} <= TOUCH_NATIVE_TOO.keys()
     assert {m for m in users("llama_cpp") if not inside(m, TOUCH_NATIVE)} == set()
     assert users("oallama", BRIDGE) == set(), "the bridge knows nothing of oallama"
+    assert users("oallama_contrib", OALLAMA | BRIDGE) == set(), "it is found by entry points"
 
 
 def test_planning_cost_and_reports_are_pure():

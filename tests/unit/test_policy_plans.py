@@ -3,6 +3,7 @@ many small worlds as golden/small_worlds.txt has them. What holds for every plan
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -212,6 +213,12 @@ def test_hetegen_cuts_each_linear_by_equation_8() -> None:
     for operator, place in zip(world.operators, world.plan("hetegen").operators, strict=True):
         if operator.layer is not None:
             assert place.gg == 0 and place.cg == pytest.approx(alpha, abs=0.07), operator.name
+
+
+def test_twinpilots_without_its_solver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    with pytest.raises(UsageError, match=r"pip install 'oallama\[twinpilots\]'"):
+        World().plan("twinpilots")
 
 
 def test_scheinfer_balances_cpu_and_link() -> None:

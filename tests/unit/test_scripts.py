@@ -4,7 +4,9 @@ models; scripts/real_card finds a machine again, and says what is wrong with a t
 import csv
 import json
 import math
+import sys
 from dataclasses import replace
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import gguf_factory  # noqa: F401 - puts scripts on the path
@@ -12,8 +14,10 @@ import make_model
 import pytest
 from card_fit import main
 from card_model import START, Predictor, PublishedRun, read_models, with_rates
+from cuda_build.pack import install_entry_points
 from gpu_card import MIB, PAUSE_EVERY, REQUESTS, grown
 from model_shapes import KNOWN
+from processes import ROOT
 
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
@@ -28,6 +32,15 @@ def test_make_model_writes_the_shape_asked_for(tmp_path):
     assert (info.n_layer, info.n_embd, info.n_ff, info.n_head, info.n_head_kv) == (3, 512, 768, 8, 2)
     assert (info.n_vocab, info.n_ctx_train) == (300, 128)
     assert {operator.type for operator in operators(read_gguf(path))} == {"Q4_0"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs tomllib")
+def test_a_pack_finds_what_an_installation_finds(tmp_path):
+    install_entry_points(tmp_path, ROOT)
+    (found,) = distributions(name="oallama", path=[str(tmp_path / "site")])
+    installed = {(entry.group, entry.name, entry.value) for entry in distribution("oallama").entry_points}
+    in_pack = {(entry.group, entry.name, entry.value) for entry in found.entry_points}
+    assert in_pack and in_pack == {entry for entry in installed if entry[0] != "console_scripts"}
 
 
 @pytest.mark.parametrize(("lost_each", "is_told"), [(0, False), (MIB // 8, False), (MIB, True)])

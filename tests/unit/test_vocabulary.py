@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [path for folder in ("oallama", "ggml_bridge") for path in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES = [path for folder in ("oallama", "contrib", "ggml_bridge") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 GONE = {
     **dict.fromkeys(("ledger", "ledgers"), "memory breakdown"),
@@ -43,7 +43,7 @@ def identifiers(path: Path) -> set[str]:
     return {token.string for token in tokens if token.type == tokenize.NAME}
 
 
-@pytest.mark.parametrize("package", ["oallama", "ggml_bridge"])
+@pytest.mark.parametrize("package", ["oallama", "contrib", "ggml_bridge"])
 def test_words_that_are_gone_stay_away(package: str) -> None:
     found = {name for path in SOURCES if path.is_relative_to(ROOT / package) for name in identifiers(path)}
     assert {name: GONE[word] for name in found for word in words_of(name) if word in GONE} == {}

@@ -15,7 +15,7 @@ from oallama.bench.stats import speed_ratio
 from oallama.core.codec import CodecError, finite, from_json, parse_json
 from oallama.core.errors import UsageError
 from oallama.core.files import read_toml, unwritten, write_whole
-from oallama.report.matrix import MeasuredTest
+from oallama_contrib.matrix.report import MeasuredTest
 
 VERSION = 1
 JOINED = ("arms",)

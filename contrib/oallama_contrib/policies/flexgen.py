@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from oallama.cost.slices import BlockType, Cut
 from oallama.planner.placement import Placement
-from oallama.planner.policies.modules import Module, modules_in, place_modules
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem
+from oallama_contrib.policies.modules import Module, modules_in, place_modules
 
 
 def streamed(cost: BlockType) -> Cut:

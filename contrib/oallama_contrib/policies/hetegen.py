@@ -19,9 +19,9 @@ from math import ceil
 from oallama.cost.rates import SliceRates, interference_at
 from oallama.cost.slices import BlockType, Cut, Gemms, Pricing
 from oallama.planner.placement import Placement
-from oallama.planner.policies.modules import Module, modules_in, place_modules
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem
+from oallama_contrib.policies.modules import Module, modules_in, place_modules
 
 GAMMA, STEP = 0.1, 0.02
 """γ and λ of section 4.4, which gives no values: how far α is varied, and in what steps."""

@@ -17,12 +17,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from oallama.bench.matrix import Cell, Outcome, ResultFile, measured_tests, read_matrix
 from oallama.cli.help import Group, option
 from oallama.cli.options import Function
 from oallama.cli.output import check_result, emit_json, is_terminal, log, show, write_chart
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
+from oallama_contrib.matrix.cells import Cell, Outcome, ResultFile, measured_tests, read_matrix
 
 BESIDE = ("matrix", "output", "as_json", "progress")
 """Parameters of `oallama bench` allowed with --matrix."""
@@ -163,7 +163,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _tell(result: ResultFile, cells: Sequence[Cell], as_json: bool) -> None:
     """Print the table, or the result as JSON, and write the picture."""
-    from oallama.report.matrix import matrix_chart, matrix_table
+    from oallama_contrib.matrix.report import matrix_chart, matrix_table
 
     found = result.outcomes
     if as_json:

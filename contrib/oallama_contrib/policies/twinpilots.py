@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from math import gcd, inf
 from typing import Any
 
+from oallama.core.errors import UsageError
 from oallama.core.units import format_seconds
 from oallama.cost.whole import Costs
 from oallama.planner.placement import Placement, cpu
-from oallama.planner.policies.flexgen import streamed
-from oallama.planner.policies.modules import Module, modules_in, on_cpu, placed_modules, staging_of
 from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import Slicer
+from oallama_contrib.policies.flexgen import streamed
+from oallama_contrib.policies.modules import Module, modules_in, on_cpu, placed_modules, staging_of
 
 MOST_NODES = 20_000
 """Most nodes of the solver's tree. Where they are not enough, the best placement found comes with a bound."""
@@ -110,9 +111,12 @@ def least_makespan(operations: Sequence[Operation], budget: int, most_nodes: int
 def _least_counts(
     kinds: Sequence[Operation], counts: Sequence[int], budget: int, most_nodes: int
 ) -> tuple[list[Counts], float]:
-    """(counts of each kind by side, what no makespan is less than; infinite where these are the least)."""
-    import highspy
-
+    """(counts of each kind by side, what no makespan is less than; infinite where these are the least). Raises
+    UsageError without HiGHS."""
+    try:
+        import highspy
+    except ImportError:
+        raise UsageError("policy twinpilots needs HiGHS; install it: pip install 'oallama[twinpilots]'") from None
     total_s = sum(kind.cpu_s * count for kind, count in zip(kinds, counts, strict=True))
     if total_s < LEAST_S:
         return [(count, 0, 0) for count in counts], inf

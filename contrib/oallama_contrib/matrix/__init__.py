@@ -1,0 +1,1 @@
+"""`oallama bench --matrix`: an entry point of the group oallama.bench."""
