@@ -32,8 +32,10 @@ from oallama.device.spec import device_for_plan
 if TYPE_CHECKING:
     from oallama.core.options import Options
     from oallama.core.types import PrefetchMode, Workload
+    from oallama.device.machines import Machine
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.report.simulate import SimulationSetting
 
 
 @click.command("simulate", cls=Command)
@@ -87,15 +89,8 @@ def command(
     that the planner uses, with this machine's measured times or the described rates of another machine.
     """
     from oallama.placer import Placer
-    from oallama.placer.described import plan_for
     from oallama.plan.plan import Plan
-    from oallama.report.simulate import (
-        SimulationSetting,
-        memory_note,
-        simulate_chart,
-        simulate_document,
-        simulate_tables,
-    )
+    from oallama.report.simulate import simulate_chart, simulate_document, simulate_tables
 
     model, plan_path = _model_and_plan(files, model_option)
     if plan_path is not None and (policy is not None or prefetch is not None):
@@ -114,26 +109,9 @@ def command(
         workload = _workload(placer, plan, n_prompt, n_gen, n_depth, options.n_ctx)
     else:
         workload = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
-        chosen = PolicyOptions(policy, None, prefetch=prefetch)
-        with busy("planning"):
-            plan = (
-                chosen.plan(placer, workload) if found is None else plan_for(placer, found, workload, policy, prefetch)
-            )
+        plan = _plan_of_policy(placer, workload, policy, prefetch, found)
         workload = plan.workload
-    simulation = placer.simulate(plan, workload, found)
-    notes = plan.notes
-    device = placer.profile().device if found is None else found.card.name
-    used = plan.memory.limit - plan.memory.spare
-    if found is not None and used > found.card.memory_bytes:
-        notes = (*notes, memory_note(used, found.card.memory_bytes, device))
-    setting = SimulationSetting(
-        placer.model,
-        plan.policy,
-        device,
-        f"this machine with {device}" if found is None else found.description,
-        () if found is None else found.sources,
-        notes,
-    )
+    setting, simulation = _setting(placer, plan, found), placer.simulate(plan, workload, found)
     document = json_text(simulate_document(setting, simulation)) if as_json or output is not None else ""
     if output is not None:
         write_file(output, document)
@@ -153,6 +131,31 @@ def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None
     if len(plans) > 1 or len(models) > 1 or not plans + models:
         raise UsageError("give a model, a plan (.json from `oallama plan`), or a model and its plan")
     return models[0] if models else None, plans[0] if plans else None
+
+
+def _plan_of_policy(
+    placer: Placer, workload: Workload, policy: str | None, prefetch: PrefetchMode | None, machine: Machine | None
+) -> Plan:
+    from oallama.placer.described import plan_for
+
+    chosen = PolicyOptions(policy, None, prefetch=prefetch)
+    with busy("planning"):
+        if machine is None:
+            return chosen.plan(placer, workload)
+        return plan_for(placer, machine, workload, policy, prefetch)
+
+
+def _setting(placer: Placer, plan: Plan, machine: Machine | None) -> SimulationSetting:
+    from oallama.report.simulate import SimulationSetting, memory_note
+
+    model, policy, notes = placer.model, plan.policy, plan.notes
+    if machine is None:
+        device = placer.profile().device
+        return SimulationSetting(model, policy, device, f"this machine with {device}", notes=notes)
+    card, used = machine.card, plan.memory.limit - plan.memory.spare
+    if used > card.memory_bytes:
+        notes = (*notes, memory_note(used, card.memory_bytes, card.name))
+    return SimulationSetting(model, policy, card.name, machine.description, machine.sources, notes)
 
 
 def _workload(

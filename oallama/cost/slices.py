@@ -289,28 +289,10 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     rows = n_outputs if cost.outputs_only else n_tokens
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
-    use, link, n_expert = cost.use or experts_alike(cost.n_expert), rates.transfer, cost.n_expert
-    block, hot_block = cost.block, cost.hot(n_hot)
-    n_used = cost.gemms[0].mul_mat.n_expert_used
+    use, n_expert, n_used = cost.use or experts_alike(cost.n_expert), cost.n_expert, cost.gemms[0].mul_mat.n_expert_used
     n_rows, miss = min(n_used, n_hot - use.follows), 1.0 - use.coverage(n_hot, n_tokens)
-    returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     packed = use.follows and rows > 1
-    n_up, n_down = hot_block.upload_bytes(hot_block.extent, rows), hot_block.download_bytes(hot_block.extent, rows)
-    joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
-    n_numbers = n_rows * rows * (2 if hot_block.n_summed(rows) > 1 else 1)
-    if packed:
-        n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * n_expert * F32
-        n_numbers = n_used * rows * (3 if block.biases else 2)
-    if cost.context.resident:
-        # input, experts and routing weights come down with one wait; what the host has goes up, is launched and added
-        n_up, fetched = n_numbers * F32, (block.sent + n_used) * rows * F32
-        if not packed:
-            n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
-        device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1)
-        join_s = device_copy.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
-        device_copy = device_copy._replace(send_s=device_copy.send_s + link.copy_out.seconds(fetched), join_s=join_s)
-    else:
-        device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1)
+    device_copy = _hot_copies(cost, rates, n_hot, rows, miss, packed, n_rows)
     behind_s = device_copy.staged_out_s
     n_read = max(1.0, min(n_rows, (1.0 - miss) * n_used)) if rows == 1 else n_rows  # spare rows read a hit's once more
     gpu_s = cost.gemms.gpu_s(n_read / n_used, rows) + behind_s
@@ -323,24 +305,10 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
 
     each_s = rates.weights.seconds(sum(gemm.bytes for gemm in cost.gemms) / n_expert)
     if rows > 1:
-        expert_s = cost.gemms.at(1).cpu_linear_s / n_used
-        n_missed = use.n_missed(n_expert - n_hot, miss * n_used, rows)
-
-        def by_cpu(left: float) -> float:
-            """Seconds that the CPU takes for this share of the missed experts."""
-            return linear.cpu_alpha_s + left * max(miss * linear.cpu_linear_s, n_missed * expert_s) if left > 0 else 0.0
-
-        if not packed:
-            return times_of(by_cpu(1.0 if miss > 0 else 0.0))
-
-        def by_device(left: float) -> float:
-            return cost.gemms.gpu_s(1.0 - left * miss, rows) + behind_s
-
-        lefts = (max(0.0, 1.0 - x / n_missed) if n_missed > 0 else 0.0 for x in range(ceil(n_missed) + 1))
-        both = ((max(by_cpu(share), n_missed * (1.0 - share) * each_s), share) for share in lefts)
-        _, shared_s, left = min((max(shared_s, by_device(share)), shared_s, share) for shared_s, share in both)
-        step = step._replace(gpu_s=by_device(left))
-        return times_of(shared_s)
+        cpu_s, left = _misses_of_batch(cost, n_hot, rows, miss, packed, each_s, behind_s)
+        if packed:
+            step = step._replace(gpu_s=cost.gemms.gpu_s(1.0 - left * miss, rows) + behind_s)
+        return times_of(cpu_s)
     seconds = [0.0, *(linear.cpu_alpha_s + n / n_used * linear.cpu_linear_s for n in range(1, n_used + 1))]
     if use.follows:
         one_s = cost.gemms.gpu_s(1 / n_used, 1) + behind_s
@@ -352,6 +320,53 @@ def hot_times(cost: BlockType, rates: SliceRates, n_hot: int, n_tokens: int, n_o
     average = times_of(sum(p * s for p, s in zip(odds, seconds, strict=True)))
     expected_s = sum(p * alone_seconds(times_of(s)) for p, s in zip(odds, seconds, strict=True))
     return times_of(average.cpu_s, max(0.0, expected_s - alone_seconds(average)))
+
+
+def _hot_copies(
+    cost: BlockType, rates: SliceRates, n_hot: int, rows: int, miss: float, packed: bool, n_rows: int
+) -> DeviceCopy:
+    """Device copies of such a block. miss: share of its experts' uses; packed: the device computes no row in vain;
+    n_rows: else of each token, what it computes."""
+    block, hot_block, link, n_used = cost.block, cost.hot(n_hot), rates.transfer, cost.gemms[0].mul_mat.n_expert_used
+    returned = block.returned + block.returned_each * block.extent  # of all experts of a token
+    n_up, n_down = hot_block.upload_bytes(hot_block.extent, rows), hot_block.download_bytes(hot_block.extent, rows)
+    joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
+    n_numbers = n_rows * rows * (2 if hot_block.n_summed(rows) > 1 else 1)
+    if packed:
+        n_down, joined, n_biases = returned * rows * F32 // 2, returned * rows, block.biases * cost.n_expert * F32
+        n_numbers = n_used * rows * (3 if block.biases else 2)
+    if cost.context.resident:
+        n_up = n_numbers * F32
+        if not packed:
+            n_up, n_down, joined = 2 * n_rows * rows * F32, 0, miss * returned * rows
+    device_copy = rates.device_copy(n_up + n_biases, n_down, joined, 1)
+    if not cost.context.resident:
+        return device_copy
+    # input, experts and routing weights come down with one wait; what the host has goes up, is launched and added
+    send_s = device_copy.send_s + link.copy_out.seconds((block.sent + n_used) * rows * F32)
+    join_s = device_copy.join_s + link.copy_in.seconds(returned // block.summed * rows * F32) + 2 * link.split_s
+    return device_copy._replace(send_s=send_s, join_s=join_s)
+
+
+def _misses_of_batch(
+    cost: BlockType, n_hot: int, rows: int, miss: float, fetches: bool, each_s: float, behind_s: float
+) -> tuple[float, float]:
+    """(seconds of the missed experts of several tokens, share of them that the CPU computes). fetches: the link brings
+    the others, each in each_s; the device computes them, and copies their results for behind_s."""
+    use, n_used = cost.use or experts_alike(cost.n_expert), cost.gemms[0].mul_mat.n_expert_used
+    linear, expert_s = cost.gemms.at(rows), cost.gemms.at(1).cpu_linear_s / n_used
+    n_missed = use.n_missed(cost.n_expert - n_hot, miss * n_used, rows)
+
+    def by_cpu(left: float) -> float:
+        return linear.cpu_alpha_s + left * max(miss * linear.cpu_linear_s, n_missed * expert_s) if left > 0 else 0.0
+
+    if not fetches:
+        return by_cpu(1.0 if miss > 0 else 0.0), 1.0
+    lefts = (max(0.0, 1.0 - x / n_missed) if n_missed > 0 else 0.0 for x in range(ceil(n_missed) + 1))
+    shared = ((max(by_cpu(left), n_missed * (1.0 - left) * each_s), left) for left in lefts)
+    by_device = ((cost.gemms.gpu_s(1.0 - left * miss, rows) + behind_s, shared_s, left) for shared_s, left in shared)
+    _, shared_s, left = min((max(shared_s, gpu_s), shared_s, left) for gpu_s, shared_s, left in by_device)
+    return shared_s, left
 
 
 def inter_block_times(cost: BlockType, n_tokens: int) -> tuple[float, float]:
@@ -377,15 +392,7 @@ def slice_times(
         n_g = 0
     prime = cut.cc > 0 and n_g > 0
     if cut.is_whole and not prime:
-        whole_s = (
-            cost.gemms.cpu_s(1.0, rows) if cost.context.whole is None else interpolate(cost.context.whole, n_tokens)
-        )
-        away_s = interpolate(cost.context.copies_if_whole, n_tokens) if cost.context.resident else 0.0
-        copy_s = min(whole_s, interpolate(cost.context.offload, n_tokens)) if cost.context.whole is not None else 0.0
-        if copy_s > 0:
-            offload = (DeviceStep(copy_s, whole_s - copy_s),)
-            return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.beside(n_tokens), offloaded=True)
-        return BlockTimes(away_s, 0.0, whole_s, (), 0.0, interference=rates.beside(n_tokens))
+        return _whole_times(cost, rates, n_tokens, rows)
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
     extent = cut.extent
@@ -428,6 +435,17 @@ def slice_times(
         gpu_s = cost.gemms.gpu_s(gg, rows) + (0.0 if streams else behind_s)
         steps = (DeviceStep(0.0, gpu_s, launch_s), *steps)
     return both_sides(rates, device_copy, steps, cost.gemms.cpu_s(cc, rows - n_g), rows, issue_s, late_s)
+
+
+def _whole_times(cost: BlockType, rates: SliceRates, n_tokens: int, rows: int) -> BlockTimes:
+    """The tasks of a block of which nothing is on the device."""
+    whole_s = cost.gemms.cpu_s(1.0, rows) if cost.context.whole is None else interpolate(cost.context.whole, n_tokens)
+    away_s = interpolate(cost.context.copies_if_whole, n_tokens) if cost.context.resident else 0.0
+    copy_s = min(whole_s, interpolate(cost.context.offload, n_tokens)) if cost.context.whole is not None else 0.0
+    if copy_s > 0:
+        offload = (DeviceStep(copy_s, whole_s - copy_s),)
+        return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.beside(n_tokens), offloaded=True)
+    return BlockTimes(away_s, 0.0, whole_s, (), 0.0, interference=rates.beside(n_tokens))
 
 
 class Pricing:
