@@ -35,9 +35,9 @@ from oallama.device.cards import CARDS, USUAL_PC, preset
 from oallama.model.cut import cut_extent, cut_step
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
-from oallama.planner.decide import larger_ubatches
-from oallama.planner.policies.registry import Rules
-from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, pure_plan
+from oallama.planner.decide import larger_ubatches, plan, policy_named
+from oallama.planner.policies.registry import Request, Rules
+from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, pure_problems
 from oallama.profile.described import TOKENS, described, with_card
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 
@@ -91,11 +91,10 @@ class Cell:
         if kind == "vram_share":
             taken = counted_load(model, workload, Attention("on"))
             device_bytes = int(float(value) * taken.weights_host) + taken.kv + taken.compute
-        return pure_plan(
-            model, profile_of(self.machine, self.model), options, Memory(device_bytes, HOST_BUDGET), workload,
-            self.policy, Rules(**dict(self.rules)), routing_of(self.model) if self.routed else None,
-            larger_ubatches(workload, options),
-        )  # fmt: skip
+        routing, rules = routing_of(self.model) if self.routed else None, Rules(**dict(self.rules))
+        memory, larger = Memory(device_bytes, HOST_BUDGET), larger_ubatches(workload, options)
+        problems = pure_problems(model, profile_of(self.machine, self.model), options, memory, routing)
+        return plan(problems, Request(workload, policy_named(self.policy, rules), rules=rules, n_ubatches=larger))
 
 
 def cells() -> Iterator[Cell]:

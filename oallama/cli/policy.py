@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-    from oallama.planner.policies.registry import Rules
+    from oallama.planner.policies.registry import Policy, Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,21 @@ class PolicyOptions:
     def __post_init__(self) -> None:
         """Raises UsageError for options that cannot be combined."""
         if self.n_gpu_layers is not None:
-            if self.policy not in (None, "layers"):
+            if self.policy is not None and not (self.chosen and self.chosen.takes_ngl):
                 raise UsageError(f"-ngl places whole layers, so it cannot be combined with --policy {self.policy}")
             if self.has_rules:
                 raise UsageError("-ngl places whole layers and cannot be combined with --affinity, --fill, --prefetch")
-        elif self.tells_oato and self.policy not in (None, "oato"):
+        elif self.tells_oato and self.policy is not None and not (self.chosen and self.chosen.has_rules):
             raise UsageError(f"--affinity and --fill apply only to policy oato, not to --policy {self.policy}")
-        elif self.prefetch is not None and not self._streams:
+        elif self.prefetch is not None and self.chosen is not None and not self.chosen.streams:
             raise UsageError(f"--prefetch applies only to streamed weights; --policy {self.policy} streams none")
 
     @property
-    def _streams(self) -> bool:
-        """True for a policy that may stream weights."""
+    def chosen(self) -> Policy | None:
+        """The policy; None: the fastest by prediction."""
         from oallama.planner.policies.registry import POLICIES
 
-        return self.policy in (None, "auto") or POLICIES[self.policy].streams
+        return POLICIES.get(self.policy or "")
 
     @property
     def given(self) -> bool:
@@ -72,13 +72,17 @@ class PolicyOptions:
         return self.tells_oato or self.prefetch is not None
 
     @property
+    def uses_device(self) -> bool:
+        return self.chosen is None or self.chosen.uses_device
+
+    @property
     def is_auto(self) -> bool:
         """True if any policy may be used."""
-        return self.policy in (None, "auto") and self.n_gpu_layers is None and not self.has_rules
+        return self.chosen is None and self.n_gpu_layers is None and not self.has_rules
 
     def keeps_to_cpu(self, placer: Placer) -> bool:
         """True if nothing can go to a device, so nothing needs measuring or planning."""
-        return self.policy == "cpu" or not placer.has_device
+        return not (self.uses_device and placer.has_device)
 
     def plan(self, placer: Placer, workload: Workload) -> Plan:
         """The requested placement, by default `auto`; without a device -ngl is ignored, as in llama.cpp. Raises
@@ -101,7 +105,7 @@ def note_unused(placer: Placer, policy: PolicyOptions | None = None) -> None:
     unused = _limits(placer.options)
     if policy is not None and policy.n_gpu_layers:
         unused.append("-ngl")
-    if policy is not None and policy.policy not in (None, "auto", "cpu"):
+    if policy is not None and policy.chosen is not None and policy.uses_device:
         unused.append(f"--policy {policy.policy}")
     if unused and not placer.has_device:
         log(f"note: {_have(unused)} no effect without a device; choose one with --device")

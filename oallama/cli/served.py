@@ -180,7 +180,7 @@ def _check_device(placer: Placer) -> None:
 def _reason(placer: Placer, asked: PlacementOptions, plan: Plan) -> str:
     """Print the placement in use, and why."""
     if asked.policy.keeps_to_cpu(placer):
-        found_none = asked.policy.policy != "cpu" and placer.options.device in (None, "auto")
+        found_none = asked.policy.uses_device and placer.options.device in (None, "auto")
         return "no GPU found: running on the CPU" if found_none else "running on the CPU, as requested"
     if asked.gate and asked.policy.is_auto:
         return f"using {policy_on(plan.policy, plan.device)}, the fastest measured here"

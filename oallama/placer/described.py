@@ -8,37 +8,35 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
 from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
+from oallama.placer.model_on_device import ModelOnDevice
 from oallama.plan.plan import Plan
 from oallama.planner.attention import with_attention
+from oallama.planner.decide import AUTO, decide, plan, policy_named
 from oallama.planner.placement import VerifiedPlan
-from oallama.planner.policies.registry import Rules
+from oallama.planner.policies.registry import Request, Rules
+from oallama.planner.policies.stock import cpu
 from oallama.planner.problem import LoadBytes, Problem
-from oallama.planner.pure_plan import Memory, WhatIf, counted_load_of, pure_plan, pure_problem, what_if
-from oallama.planner.verify import on_cpu
+from oallama.planner.pure_plan import Memory, WhatIf, counted_load_of, pure_problem, pure_problems, what_if
 from oallama.profile.described import TOKENS, described, with_card
 
-if TYPE_CHECKING:
-    from oallama.placer.placer import Placer
 
-
-def problem_on(placer: Placer, machine: Machine) -> Problem:
+def problem_on(placer: ModelOnDevice, machine: Machine) -> Problem:
     """Host memory is assumed to be sufficient."""
     profile = described_profile(placer, machine)
     return pure_problem(placer.header, profile, placer.options, memory_on(placer, machine), "on", placer.routing)
 
 
-def described_profile(placer: Placer, machine: Machine) -> Profile:
+def described_profile(placer: ModelOnDevice, machine: Machine) -> Profile:
     return described(machine.host, machine.card, placer.model, placer.operators, TOKENS)
 
 
-def memory_on(placer: Placer, machine: Machine) -> Memory:
+def memory_on(placer: ModelOnDevice, machine: Machine) -> Memory:
     vram = placer.options.vram
     return Memory(
         machine.card.memory_bytes if vram is None else vram,
@@ -48,28 +46,22 @@ def memory_on(placer: Placer, machine: Machine) -> Memory:
 
 
 def plan_for(
-    placer: Placer,
+    placer: ModelOnDevice,
     machine: Machine,
     workload: Workload,
     policy: str | None = None,
     prefetch: PrefetchMode | None = None,
 ) -> Plan:
-    """Plan for a described machine; see Placer.plan. policy None: auto; FIT: as predicted by what_if. Raises
+    """Plan for a described machine; see Placer.plan. policy None: auto; fit: as predicted by what_if. Raises
     UsageError, DoesNotFit."""
-    return pure_plan(
-        placer.header,
-        described_profile(placer, machine),
-        replace(placer.options, flash_attn="on"),
-        memory_on(placer, machine),
-        workload,
-        policy or "auto",
-        Rules(prefetch=prefetch or "ahead"),
-        placer.routing,
-    )
+    options, rules = replace(placer.options, flash_attn="on"), Rules(prefetch=prefetch or "ahead")
+    profile, memory = described_profile(placer, machine), memory_on(placer, machine)
+    problems = pure_problems(placer.header, profile, options, memory, placer.routing)
+    return plan(problems, Request(workload, policy_named(policy or AUTO, rules), rules=rules))
 
 
 def alone_and_beside(
-    placer: Placer, cards: Sequence[Card], workload: Workload, policy: str = "auto"
+    placer: ModelOnDevice, cards: Sequence[Card], workload: Workload, policy: str = AUTO
 ) -> tuple[VerifiedPlan, Iterator[WhatIf]]:
     """Predict this machine by itself, and with each of these cards, one after the other. policy:
     whose plans are compared with stock llama.cpp's. The placer must be one without a device.
@@ -82,12 +74,13 @@ def alone_and_beside(
     placer.no_alloc_loads.begin_on_host(workload, rule.attention("on"))
     for mode in rule.modes(placer.profile(), workload):
         placer.no_alloc_loads.begin_on_host(workload, rule.attention(mode))
-    alone, _ = rule.decide(lambda mode: on_cpu(placer.problem(mode), workload, "mixed"), placer.profile(), workload)
+    request = Request(workload, cpu)
+    alone = decide(placer.problems.worth_planning(request), request)
     return alone, beside_each(placer, placer.problem("on"), cards, workload, policy)
 
 
 def beside_each(
-    placer: Placer, of_cpu: Problem, cards: Sequence[Card], workload: Workload, policy: str
+    placer: ModelOnDevice, of_cpu: Problem, cards: Sequence[Card], workload: Workload, policy: str
 ) -> Iterator[WhatIf]:
     """Each card with all its memory beside this machine's CPU, whose problem that is."""
     model, operators = placer.model, placer.operators
@@ -100,8 +93,8 @@ def beside_each(
             of_cpu, profile=with_attention(own, "on"), no_alloc_load=no_alloc_load, vram=None, gpu_weights=None
         )
 
-    return (what_if(problem_with(card), card, workload, policy) for card in cards)
+    return (what_if(problem_with(card), card, workload, policy_named(policy)) for card in cards)
 
 
-def _on_host(placer: Placer, workload: Workload) -> LoadBytes:
+def _on_host(placer: ModelOnDevice, workload: Workload) -> LoadBytes:
     return LoadBytes(0, *placer.no_alloc_loads.on_host(workload, placer.attention_rule.attention("on")), 0)

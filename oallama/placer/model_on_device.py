@@ -20,7 +20,7 @@ from oallama.cost.passes import Pass
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.plan.plan import Plan
-from oallama.planner.attention import AttentionRule
+from oallama.planner.attention import AttentionRule, Problems
 from oallama.planner.placement import Placement, placed_by_plan
 from oallama.planner.price import seen_passes
 from oallama.planner.problem import Problem
@@ -190,6 +190,11 @@ class ModelOnDevice:
         taken = self.no_alloc_loads.taken
         profile = self._profile or self.profile()
         return problem_of(self.header, self.options, profile, flash_attn, taken, budget, self.routing, alone)
+
+    @property
+    def problems(self) -> Problems:
+        """The planning problems by attention mode. Raises the same as profile."""
+        return Problems(self.attention_rule, self._profile or self.profile(), self.problem)
 
     def problem_for(self, plan: Plan) -> Problem:
         """With the attention that this plan is loaded with, and the tokens of its decode step."""

@@ -18,17 +18,17 @@ from oallama.core.types import Phase, Predicted, PrefetchMode, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.passes import Pass
 from oallama.device.spec import DeviceSpec
+from oallama.placer.described import problem_on
 from oallama.placer.model_on_device import ModelOnDevice
-from oallama.placer.plans import Given, measured_plan, unmeasured_plan
+from oallama.placer.plans import Given, checked, unmeasured_plan
 from oallama.placer.report import search_report
 from oallama.placer.stock import fit_plan
 from oallama.placer.tuned import in_tuned_context, tuned_plan
 from oallama.plan.plan import Plan
 from oallama.planner.affinity import AffinityRule, FillRule
-from oallama.planner.decide import larger_ubatches
+from oallama.planner.decide import larger_ubatches, plan, policy_named
 from oallama.planner.explain import token_seconds
-from oallama.planner.policies.registry import Policy, Rules
-from oallama.planner.policies.stock import FIT
+from oallama.planner.policies.registry import Policy, Request, Rules
 from oallama.planner.price import price
 from oallama.planner.simulate import Simulation, simulate
 
@@ -155,11 +155,16 @@ class Placer(ModelOnDevice):
             return planned_with_drafts(self, drafter, workload, planned)
         if not measure:
             return unmeasured_plan(self, policy, workload, attention_passes)
-        if policy == FIT:
-            return fit_plan(self, workload)
         rules = Rules(affinity, fill, prefetch)
+        chosen = policy.policy(self) if isinstance(policy, Given) else policy_named(policy, rules)
+        if chosen is not None and chosen.by_llama_cpp:
+            return fit_plan(self, workload)
         larger = larger_ubatches(workload, self.options) if n_ubatch is None else ()
-        return measured_plan(self, policy, workload, rules, attention_passes, larger)
+        request = Request(workload, chosen, rules=rules, passes=attention_passes, n_ubatches=larger)
+        problems = self.problems  # measured before a process of loads is there
+        with self.no_alloc_loads.together():
+            found = plan(problems, request)
+        return checked(self, found)
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
         """The affinity of each operator, best rank first: the rows of search_report (placer/report.py), with the same
@@ -182,12 +187,7 @@ class Placer(ModelOnDevice):
         Raises PlanError for a plan of another model or device, ProfileError.
         """
         plan.check(self.model, self.operators)  # before anything is measured
-        if machine is None:
-            problem = self.problem_for(plan)
-        else:
-            from oallama.placer.described import problem_on
-
-            problem = problem_on(self, machine)
+        problem = self.problem_for(plan) if machine is None else problem_on(self, machine)
         return simulate(problem, workload or plan.workload, self.placed_on(plan, problem))
 
     def expected(self, plan: Plan, n_prompt: int, n_gen: int, n_past: int = 0) -> Predicted | None:

@@ -6,23 +6,23 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import UsageError
-from oallama.core.types import FlashAttention, Phase, StockOptions, Workload
+from oallama.core.types import FlashAttention, StockOptions, Workload
 from oallama.cost.passes import Pass
 from oallama.placer.model_on_device import ModelOnDevice
 from oallama.plan.plan import Plan
-from oallama.planner.decide import decide_as_given, policy_named
-from oallama.planner.explain import physical_bound
+from oallama.planner.decide import policy_named
 from oallama.planner.memory import memory_breakdown
 from oallama.planner.placement import (
     Placement,
     VerifiedPlan,
     placed_as_named,
-    plan_record,
+    placed_by_plan,
     unmeasured_cpu_record,
     unmeasured_record,
 )
-from oallama.planner.policies.registry import Policy, Rules
-from oallama.planner.pure_plan import decide_with_attention
+from oallama.planner.policies.registry import Policy, Request
+from oallama.planner.problem import Problem
+from oallama.planner.verify import verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,15 @@ class Given:
         """Raises UsageError for invalid values."""
         return replace(placed_as_named(on.model, on.operators, self.on_device, self.gpu_layers), stock=self.stock)
 
+    def policy(self, on: ModelOnDevice) -> Policy:
+        """Raises UsageError for invalid values."""
+        placement = self.placement(on)
 
-def measured_plan(
-    on: ModelOnDevice,
-    policy: str | Policy | Given,
-    workload: Workload,
-    rules: Rules,
-    attention_passes: Sequence[Pass] | None = None,
-    larger_ubatches: Sequence[int] = (),
-) -> Plan:
-    """Make a plan with a profile; see Placer.plan."""
-    if not isinstance(policy, Given):
-        return plan_of(on, *decided(on, policy, workload, "mixed", rules, attention_passes, larger_ubatches))
-    placement, name = policy.placement(on), policy.name
+        def place(problem: Problem, asked: Request) -> VerifiedPlan:
+            return verify(problem, self.name, asked.workload, placement)
 
-    def given(flash_attn: FlashAttention) -> VerifiedPlan:
-        return decide_as_given(on.problem(flash_attn), placement, workload, name)
-
-    if policy.stock is not None:
-        return plan_of(on, given(on.options.flash_attn), on.options.flash_attn)
-    return plan_of(on, *on.attention_rule.decide(given, on.profile(), workload, attention_passes))
+        attention: FlashAttention | None = None if self.stock is None else "auto"  # as stock llama.cpp has it
+        return Policy(self.name, "a placement of the caller's own", place, is_given=True, attention=attention)
 
 
 def unmeasured_plan(
@@ -73,7 +62,8 @@ def unmeasured_plan(
     """Make a plan without a profile, which predicts nothing; see Placer.plan. stock_attention: llama.cpp decides where
     the user asked for nothing. Raises UsageError for a policy that needs times."""
     given = policy if isinstance(policy, Given) else None
-    if given is None and policy != "cpu":
+    asked = None if isinstance(policy, Given) else policy_named(policy)
+    if given is None and (asked is None or asked.uses_device):
         raise UsageError("without measuring, only policy cpu and given placements can be planned")
     placement = (given or Given((), 0)).placement(on)
     is_stock = stock_attention or placement.stock is not None
@@ -91,36 +81,16 @@ def unmeasured_plan(
     return replace(plan, attention=attention)
 
 
-def decided(
-    on: ModelOnDevice,
-    policy: str | Policy,
-    workload: Workload,
-    phase: Phase,
-    rules: Rules,
-    attention_passes: Sequence[Pass] | None = None,
-    larger_ubatches: Sequence[int] = (),
-) -> tuple[VerifiedPlan, FlashAttention]:
-    """The decision of a policy and its attention mode. larger_ubatches: micro-batches above the workload's that may
-    be taken instead."""
-    if policy != "auto":
-        policy_named(policy)  # before anything is measured
-    rule, profile = on.attention_rule, on.profile()
-    with on.no_alloc_loads.together():
-        return decide_with_attention(
-            on.problem, rule, profile, policy, workload, phase, rules, attention_passes, larger_ubatches
-        )
-
-
-def plan_of(on: ModelOnDevice, decision: VerifiedPlan, flash_attn: FlashAttention) -> Plan:
-    """The plan of a decision, with its bound. Raises DoesNotFit if the host's memory does not hold it."""
+def checked(on: ModelOnDevice, plan: Plan) -> Plan:
+    """A plan of the planner, for this machine. Raises DoesNotFit if the host's memory does not hold it."""
     from oallama.profile.machine import fingerprint_key
 
-    machine = fingerprint_key(on.profile().fingerprint)
-    plan = plan_record(decision, on.model, on.operators, str(on.device), machine)
-    bound = physical_bound(on.problem(flash_attn), plan.workload, plan.memory)
-    attention = on.attention_rule.attention(flash_attn)
-    on.no_alloc_loads.check_host(plan.workload, decision.placement, attention)
-    return replace(plan, attention=attention, bound=bound, notes=with_doubt(on, plan.notes))
+    placement = placed_by_plan(on.model.n_layer, on.operators, plan)
+    on.no_alloc_loads.check_host(plan.workload, placement, on.attention_for(plan))
+    return replace(
+        plan, machine_fingerprint=fingerprint_key(on.profile().fingerprint), notes=with_doubt(on, plan.notes),
+        device=str(on.device) if placement.uses_device(on.model.n_layer) else "none",
+    )  # fmt: skip
 
 
 def with_doubt(on: ModelOnDevice, notes: tuple[str, ...]) -> tuple[str, ...]:

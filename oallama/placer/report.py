@@ -11,18 +11,18 @@ from oallama.core.errors import UsageError
 from oallama.core.profile import Profile
 from oallama.core.types import MemoryBreakdown, Phase, Workload
 from oallama.placer.model_on_device import ModelOnDevice
-from oallama.placer.plans import decided, with_doubt
+from oallama.placer.plans import with_doubt
 from oallama.placer.stock import stock_attention
 from oallama.plan.plan import Plan
 from oallama.planner.affinity import AffinityRule, FillRule, affinities
-from oallama.planner.decide import larger_ubatches
+from oallama.planner.decide import decide, larger_ubatches
 from oallama.planner.explain import STOCK, baselines
 from oallama.planner.placement import Placement, placed_by_plan, plan_record
-from oallama.planner.policies.registry import Rules
-from oallama.planner.policies.stock import stock_decision
+from oallama.planner.policies.oato import oato
+from oallama.planner.policies.registry import Request, Rules
+from oallama.planner.policies.stock import cpu, stock_decision
 from oallama.planner.price import price
 from oallama.planner.problem import Problem, costs_of
-from oallama.planner.verify import on_cpu
 from oallama.report.operators import AffinityReport, RunPlan, predicted_by
 
 MORE_REQUESTS, BETTER = (2, 4, 8, 16), 1.03
@@ -47,12 +47,13 @@ def search_report(
         raise UsageError(f"unknown phase {phase!r}; choose from {', '.join(get_args(Phase))}")
     workload = on.workload(n_prompt, n_gen, n_ctx)
     larger = larger_ubatches(workload, on.options)
-    decision, mode = decided(on, "oato", workload, phase, Rules(affinity, fill), larger_ubatches=larger)
-    plan = replace(plan_record(decision, on.model, on.operators, str(on.device), ""), policy="oato")
-    return _report(
-        on, phase, replace(plan, notes=with_doubt(on, plan.notes)), on.problem(mode), decision.placement, workload,
-        affinity,
-    )  # fmt: skip
+    request = Request(workload, oato, phase, Rules(affinity, fill), n_ubatches=larger)
+    problems = on.problems
+    with on.no_alloc_loads.together():
+        decision = decide(problems.worth_planning(request), request)
+    plan = plan_record(replace(decision, policy=oato.name), on.model, on.operators, str(on.device), "")
+    plan, problem = replace(plan, notes=with_doubt(on, plan.notes)), on.problem(decision.flash_attn)
+    return _report(on, phase, plan, problem, decision.placement, workload, affinity)
 
 
 def plan_report(on: ModelOnDevice, plan: Plan, workload: Workload, phase: Phase = "decode") -> AffinityReport:
@@ -71,17 +72,10 @@ def _report(
     workload: Workload,
     affinity: AffinityRule = "default",
 ) -> AffinityReport:
-    return AffinityReport(
-        on.model,
-        problem.profile.device,
-        phase,
-        plan,
-        affinities(costs_of(problem, plan.workload, phase), on.operators, placement, affinity),
-        placement.iterations,
-        placement.converged,
-        _baselines(on, workload, plan.memory),
-        measured_on(problem.profile),
-    )
+    rows = affinities(costs_of(problem, plan.workload, phase), on.operators, placement, affinity)
+    ended, held_against = (placement.iterations, placement.converged), _baselines(on, workload, plan.memory)
+    device, measured = problem.profile.device, measured_on(problem.profile)
+    return AffinityReport(on.model, device, phase, plan, rows, *ended, held_against, measured)
 
 
 def priced(on: ModelOnDevice, problem: Problem, plan: Plan) -> Plan:
@@ -127,9 +121,8 @@ def with_run(on: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bo
 def _baselines(on: ModelOnDevice, workload: Workload, held: MemoryBreakdown) -> tuple[Baseline, ...]:
     """Baselines that every plan for a workload is compared with. held: memory of the plan; the bound has the KV cache
     and compute buffers on the host, as some plans do."""
-    alone, _ = on.attention_rule.decide(
-        lambda mode: on_cpu(on.problem(mode), workload, "mixed"), on.profile(), workload
-    )
+    request = Request(workload, cpu)
+    alone = decide(on.problems.worth_planning(request), request)
     held = replace(held, kv=0, compute=0)
     return baselines(on.problem(stock_attention(on)), workload, held, alone.predicted)
 

@@ -13,9 +13,10 @@ from oallama.device.layouts import needs_no_repack
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import no_alloc_memory
 from oallama.placer.model_on_device import ModelOnDevice
-from oallama.placer.plans import Given, measured_plan, unmeasured_plan
+from oallama.placer.plans import Given, checked, unmeasured_plan
 from oallama.plan.plan import Plan
-from oallama.planner.policies.registry import Asked, Rules
+from oallama.planner.decide import plan
+from oallama.planner.policies.registry import Request
 from oallama.planner.policies.stock import FIT, STOCK_MODES, most_promising
 from oallama.run.fit import FitStep, fit_under
 from oallama.run.stock import Cap, StockPlacement, expected_places
@@ -32,8 +33,8 @@ def fit_plan(on: ModelOnDevice, workload: Workload) -> Plan:
         return stock_cpu_plan(on, workload)
     settings = stock_load(on, workload.n_ctx, workload.n_ubatch)
     placement, steps = fit_under(memory_cap(on, settings), on.operators, settings)
-    plan = stock_plan(on, workload, placement)
-    return replace(plan, notes=(*plan.notes, fit_sentence(placement, steps)))
+    found = stock_plan(on, workload, placement)
+    return replace(found, notes=(*found.notes, fit_sentence(placement, steps)))
 
 
 def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
@@ -59,8 +60,9 @@ def stock_plan(
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
     given = Given(on_device, gpu_layers, name, placement.options)
     workload = replace(workload, n_ubatch=placement.n_ubatch or workload.n_ubatch)
-    plan = measured_plan(on, given, workload, Rules()) if priced else unmeasured_plan(on, given, workload)
-    return replace(plan, device=str(on.device))
+    asked = Request(workload, given.policy(on))
+    found = checked(on, plan(on.problems, asked)) if priced else unmeasured_plan(on, given, workload)
+    return replace(found, device=str(on.device))
 
 
 def promising_stock(
@@ -73,7 +75,7 @@ def promising_stock(
     """The most promising options of stock llama.cpp and what they are predicted to take (planner/policies/stock.py).
     latest_s: none whose prompt is predicted to take longer. Raises as planning does."""
     with on.no_alloc_loads.together():
-        asked = Asked(workload, "mixed")
+        asked = Request(workload)
         found = most_promising(
             on.problem(stock_attention(on)).of_step(workload.step), asked, modes, n_ubatches, latest_s=latest_s
         )

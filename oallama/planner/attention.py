@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.errors import DoesNotFit
 from oallama.core.options import PLAIN_V_TYPES, Options
 from oallama.core.profile import NonMatmulCase, Profile
 from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Workload
@@ -18,6 +17,8 @@ from oallama.cost.kernels import index_non_matmul, non_matmul_of, non_matmul_sec
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes
 from oallama.planner.placement import VerifiedPlan
+from oallama.planner.policies.registry import Request
+from oallama.planner.problem import Problem
 from oallama.profile.wanted import in_steps
 
 SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB
@@ -126,29 +127,6 @@ class AttentionRule:
         """Attention with the KV cache that was asked for, F16 where none was."""
         return self.asked.attention(Attention(flash_attn))
 
-    def decide(
-        self,
-        decided: Callable[[FlashAttention], VerifiedPlan],
-        profile: Profile,
-        workload: Workload,
-        passes: Sequence[Pass] | None = None,
-    ) -> tuple[VerifiedPlan, FlashAttention]:
-        """The decision with the least predicted time of the workload, and its attention mode; of equal ones the
-        first. decided: decides for one way. Raises DoesNotFit if it is raised for every way."""
-        modes = self.modes(profile, workload, passes)
-        if len(modes) == 1:
-            return decided(modes[0]), modes[0]
-        decisions: list[tuple[VerifiedPlan, FlashAttention]] = []
-        refused: list[DoesNotFit] = []
-        for mode in modes:
-            try:
-                decisions.append((decided(mode), mode))
-            except DoesNotFit as error:
-                refused.append(error)
-        if not decisions:
-            raise refused[0]
-        return min(decisions, key=lambda chosen: self._seconds(chosen[0], chosen[1], profile, passes))
-
     def unmeasured_on_cpu(
         self, workload: Workload, known: Callable[[], Profile | None], passes: Sequence[Pass] | None = None
     ) -> FlashAttention:
@@ -164,7 +142,7 @@ class AttentionRule:
     def modes(
         self, profile: Profile, workload: Workload, passes: Sequence[Pass] | None = None
     ) -> tuple[FlashAttention, ...]:
-        """Settings of flash attention that `decide` compares."""
+        """Settings of flash attention that are compared."""
         if self.asked.flash_attn != "auto":
             return (self.asked.flash_attn,)
         return attention_choices(profile, _passes(workload, passes), self._plain_allowed(workload)) or ("auto",)
@@ -177,19 +155,37 @@ class AttentionRule:
     def _plain_allowed(self, workload: Workload) -> bool:
         return self.attention("auto").type_v in PLAIN_V_TYPES and scores_fit(self.model, workload)
 
-    def _seconds(
-        self, decision: VerifiedPlan, mode: FlashAttention, profile: Profile, passes: Sequence[Pass] | None
-    ) -> float:
-        """Predicted seconds of the workload, with attention over `passes` in place of the workload's own."""
-        total = decision.predicted.total_s
-        if passes is None:
-            return total
-        n_layer = self.model.n_layer
-        on_device = max(0, n_layer - decision.placement.first_device_layer)
-        layers, planned = (n_layer - on_device, on_device), workload_passes(decision.workload, "mixed")
-        return (
-            total + non_matmul_total(profile, mode, layers, passes) - non_matmul_total(profile, mode, layers, planned)
-        )
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """The planning problems of a model on a device, by attention mode. profile: of all modes."""
+
+    rule: AttentionRule
+    profile: Profile
+    of: Callable[[FlashAttention], Problem]
+
+    def worth_planning(self, request: Request) -> list[Problem]:
+        """One for each attention mode that may be the fastest for a request."""
+        asked, own = self.rule.asked.flash_attn, request.policy.attention if request.policy else None
+        modes = self.rule.modes(self.profile, request.workload, request.passes)
+        if own is not None:
+            modes = (own if asked == "auto" else asked,)
+        return [self.of(mode).of_step(request.workload.step) for mode in modes]
+
+
+def seconds_over(problem: Problem, decision: VerifiedPlan, passes: Sequence[Pass] | None) -> float:
+    """Predicted seconds of the workload, with attention over `passes` in place of the workload's own."""
+    total = decision.predicted.total_s
+    if passes is None:
+        return total
+    n_layer, mode = problem.graph.n_layer, problem.flash_attn
+    on_device = max(0, n_layer - decision.placement.first_device_layer)
+    layers, planned = (n_layer - on_device, on_device), workload_passes(decision.workload, "mixed")
+    return (
+        total
+        + non_matmul_total(problem.profile, mode, layers, passes)
+        - non_matmul_total(problem.profile, mode, layers, planned)
+    )
 
 
 def _passes(workload: Workload, passes: Sequence[Pass] | None) -> Sequence[Pass]:

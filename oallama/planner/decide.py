@@ -1,33 +1,170 @@
-"""From a policy's name to a verified placement: the policies of `auto`, and the micro-batch.
+"""From a request to a plan: every attention mode, the policies of `auto`, and larger micro-batches.
 
 A weight that is streamed, by the split back end or by llama.cpp itself, is read once a micro-batch, whatever its size
 (ScheInfer computes a prompt of 1024 tokens in one pass). A larger one costs device memory: compute buffers and
 activations grow with it. So a placement is searched for anew with it, but only where the one that was found would
 already gain by such passes.
 
-Pure but for the problem's probe, which answers what a placement puts on the device (a no_alloc load).
+Pure but for the problem's no_alloc load, which answers what a placement puts on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import STOCK_BATCH, Options
 from oallama.core.types import CPU_DEVICE, Phase, Workload
-from oallama.planner.placement import Placement, VerifiedPlan
-from oallama.planner.policies.registry import POLICIES as POLICIES
-from oallama.planner.policies.registry import Asked, Policy, Rules
-from oallama.planner.policies.sliced import EXPERTS, has_hot, hot_fault
-from oallama.planner.policies.stock import FIT, STOCK, most_promising
+from oallama.plan.plan import Plan
+from oallama.planner.attention import Problems, seconds_over
+from oallama.planner.explain import physical_bound
+from oallama.planner.placement import VerifiedPlan, plan_record
+from oallama.planner.policies.oato import oato
+from oallama.planner.policies.registry import POLICIES, Policy, Request, Rules
+from oallama.planner.policies.sliced import experts, hot_fault, scheinfer
+from oallama.planner.policies.stock import FIT, cpu, most_promising, stock, whole_layers
 from oallama.planner.price import price
 from oallama.planner.problem import Problem
 from oallama.planner.slicer import slicer_of
-from oallama.planner.verify import on_cpu, verify
+
+AUTO = "auto"
+"""The name of the choice among policies."""
+
+POLICY_NAMES = (AUTO, *(policy.name for policy in POLICIES.values() if not policy.by_llama_cpp))
 
 PROMPT_STEP = 256
 """Tokens that a prompt is rounded up to: those of `oallama run` are estimated from its bytes."""
+
+
+def plan(problems: Problems, request: Request) -> Plan:
+    """The plan of a request. Raises as decide."""
+    decision = decide(problems.worth_planning(request), request)
+    problem, rule = problems.of(decision.flash_attn), problems.rule
+    record = plan_record(decision, rule.model, problem.operators, problem.profile.device, "")
+    bound = physical_bound(problem, record.workload, record.memory)
+    return replace(record, attention=rule.attention(decision.flash_attn), bound=bound)
+
+
+def decide(problems: Sequence[Problem], request: Request) -> VerifiedPlan:
+    """The placement of the policy that was asked for, or of the fastest by prediction. problems: one for each attention
+    mode, of which the one with the least predicted time is taken; of equal ones the first.
+
+    Raises UsageError if the policy cannot place the model, DoesNotFit if it needs the device and not even KV and
+    compute buffers of one layer fit, in any mode.
+    """
+    best: VerifiedPlan | None = None
+    least_s, refused = inf, None
+    for problem in problems:
+        search = _Search(problem, request)
+        try:
+            for policy, asked in search.tries():
+                search.found.append((policy, policy.place(problem, asked)))
+        except DoesNotFit as error:
+            refused = refused or error
+            continue
+        decision = search.best()
+        seconds = seconds_over(problem, decision, request.passes)
+        if best is None or seconds < least_s:
+            best, least_s = decision, seconds
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+class _Search:
+    """What is placed for one problem: the policy, or those of `auto`; then larger micro-batches."""
+
+    def __init__(self, problem: Problem, request: Request) -> None:
+        self._problem, self._request, self._n_first = problem, request, 1
+        self.found: list[tuple[Policy, VerifiedPlan]] = []
+
+    def tries(self) -> Iterator[tuple[Policy, Request]]:
+        """What is placed next, given what was found so far."""
+        problem, request, policy = self._problem, self._request, self._request.policy
+        if problem.profile.device == CPU_DEVICE and (policy is None or not policy.is_given):
+            yield cpu, request
+            return
+        if policy is not None and policy.published and problem.slices_only:
+            raise UsageError(
+                f"policy {policy.name} puts whole operators on the device, which llama.cpp cannot do with "
+                f"{problem.profile.device}; use split or scheinfer"
+            )
+        asked = replace(
+            request, required=policy is not None,
+            n_ubatches=[n for n in request.n_ubatches if problem.allows(replace(request.workload, n_ubatch=n))],
+        )  # fmt: skip
+        for each in policies_of_auto(problem) if policy is None else (policy,):
+            yield each, asked
+        if policy is None and not (request.quick or problem.slices_only):
+            to_beat_s = min(map(_seconds, self.found))
+            for strongest in most_promising(problem, asked, n_ubatches=asked.n_ubatches, most=1, to_beat_s=to_beat_s):
+                self.found.append((stock, replace(strongest, policy=stock.name)))
+        self._n_first = len(self.found)
+        yield from self._larger(replace(asked, required=False))
+
+    def _larger(self, asked: Request) -> Iterator[tuple[Policy, Request]]:
+        """The policies again with larger micro-batches, in the order of what they promise, and only where that would
+        win. Another system's policy keeps its micro-batch; so does a placement whose memory was short already, and one
+        with nothing on the device, where nothing is streamed."""
+        problem, n_layer = self._problem, self._problem.graph.n_layer
+        grow = [
+            (policy, decision) for policy, decision in self.found
+            if not policy.keeps_ubatch and decision.workload == asked.workload
+            and decision.placement.uses_device(n_layer)
+        ]  # fmt: skip
+        promises = [
+            (seconds_in(problem, decision, n, asked.phase), n, i)
+            for n in asked.n_ubatches for i, (_, decision) in enumerate(grow)
+        ]  # fmt: skip
+        for promised_s, n_ubatch, i in sorted(promises):
+            if promised_s >= min(map(_seconds, self.found)):
+                return
+            larger = replace(asked, workload=replace(asked.workload, n_ubatch=n_ubatch))
+            yield grow[i][0], larger
+            _, decision = self.found[-1]
+            if decision.workload != larger.workload or not decision.placement.uses_device(n_layer):
+                self.found.pop()
+
+    def best(self) -> VerifiedPlan:
+        """The decision with the least seconds, with what is to be said of it."""
+        policy, best = min(self.found, key=_seconds)
+        _, first = min(self.found[: self._n_first], key=_seconds)
+        if best is not first:
+            gain = 1 - best.placement.seconds / first.placement.seconds
+            change = f"raised from {first.workload.n_ubatch} to {best.workload.n_ubatch} tokens"
+            note = f"micro-batch {change}: predicted to take {gain:.0%} less time"
+            best = replace(best, notes=(note, *best.notes))
+        if policy.published:
+            best = replace(best, notes=(*best.notes, policy.published))
+        return policy.finish(best, self._request.policy is None)
+
+
+def _seconds(found: tuple[Policy, VerifiedPlan]) -> float:
+    return found[1].placement.seconds
+
+
+def policies_of_auto(problem: Problem) -> tuple[Policy, ...]:
+    """Those of which `auto` takes the fastest: whole operators, whole layers, the CPU, and what has the most choices
+    beside them."""
+    most = scheinfer if hot_fault(problem) else experts
+    return (cpu, most) if problem.slices_only else (oato, whole_layers, cpu, most)
+
+
+def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:  # noqa: B008 - frozen
+    """The policy; None for "auto", which with an affinity or a fill of the caller's choice is OATO, which they are for.
+
+    Raises UsageError for an unknown policy, and for affinity or fill with one that has none."""
+    if isinstance(policy, str) and policy not in (AUTO, *POLICIES):
+        raise UsageError(f"unknown policy {policy!r}; choose from {', '.join((*POLICY_NAMES, FIT))}")
+    chosen = POLICIES.get(policy) if isinstance(policy, str) else policy
+    if not rules.are_oatos:
+        return chosen
+    if chosen is not None and not chosen.has_rules:
+        raise UsageError(f"affinity and fill apply only to policy {oato.name}, not to {chosen.name}")
+    return chosen or oato
 
 
 def larger_ubatches(workload: Workload, asked: Options) -> tuple[int, ...]:
@@ -52,109 +189,3 @@ def seconds_in(problem: Problem, decision: VerifiedPlan, n_ubatch: int, phase: P
     if placement.token_assignment:
         placement = slicer_of(problem, workload, placement).with_n_g(placement)
     return price(problem, workload, placement).over(phase)
-
-
-def with_larger_ubatch(
-    problem: Problem,
-    asked: Asked,
-    found: Mapping[str, VerifiedPlan],
-    policies: Sequence[Policy],
-    n_ubatches: Sequence[int],
-) -> VerifiedPlan:
-    """The decision with the least seconds: the best of those found, or a faster one with a larger micro-batch.
-
-    found: by policy. Another system's policy keeps its micro-batch; so does a placement whose memory was short already,
-    and one with nothing on the device, where nothing is streamed. The others are searched for anew in the order of what
-    they promise, and only where that would win.
-    """
-    best = first = min(found.values(), key=lambda decision: decision.placement.seconds)
-    to_beat, n_layer = first.placement.seconds, problem.graph.n_layer
-    grow = [
-        policy for policy in policies
-        if not policy.published and (proposal := found[policy.name]).workload == asked.workload
-        and proposal.placement.uses_device(n_layer)
-    ]  # fmt: skip
-    promises = [
-        (seconds_in(problem, found[one.name], n, asked.phase), n, i) for n in n_ubatches for i, one in enumerate(grow)
-    ]
-    for promised_s, n_ubatch, i in sorted(promises):
-        if promised_s >= to_beat:
-            break
-        larger = replace(asked, workload=replace(asked.workload, n_ubatch=n_ubatch))
-        try:
-            proposal = grow[i].decide(problem, larger)
-        except DoesNotFit:
-            continue
-        fits = proposal.workload == larger.workload and proposal.placement.uses_device(n_layer)
-        if fits and proposal.placement.seconds < to_beat:
-            best, to_beat = proposal, proposal.placement.seconds
-    if best is first:
-        return first
-    gain = 1 - best.placement.seconds / first.placement.seconds
-    change = f"raised from {first.workload.n_ubatch} to {best.workload.n_ubatch} tokens"
-    return replace(best, notes=(f"micro-batch {change}: predicted to take {gain:.0%} less time", *best.notes))
-
-
-POLICY_NAMES = ("auto", *(name for name in POLICIES if name != FIT))
-
-
-def policy_named(policy: str | Policy) -> Policy:
-    """Raises UsageError for an unknown policy."""
-    if isinstance(policy, Policy):
-        return policy
-    if policy not in POLICIES:
-        raise UsageError(f"unknown policy {policy!r}; choose from {', '.join((*POLICY_NAMES, FIT))}")
-    return POLICIES[policy]
-
-
-def decide(
-    problem: Problem,
-    policy: str | Policy,
-    workload: Workload,
-    phase: Phase,
-    rules: Rules = Rules(),  # noqa: B008 - frozen
-    quick: bool = False,
-    larger_ubatches: Sequence[int] = (),
-) -> VerifiedPlan:
-    """The placement of a policy for a workload; "auto" takes the one with the least predicted time. quick: look at
-    less. larger_ubatches: micro-batches above the workload's that may be taken instead.
-
-    "auto" with an affinity or a fill of the caller's choice is OATO, which they are for.
-
-    Raises UsageError for an unknown policy, for affinity or fill with another policy than oato, or if the policy needs
-    expert counts that are missing; DoesNotFit if the policy needs the device and not even KV and compute buffers of one
-    layer fit.
-    """
-    is_auto = policy == "auto" and not rules.are_oatos
-    chosen = policy_named("oato" if policy == "auto" else policy)
-    if rules.are_oatos and chosen.name != "oato":
-        raise UsageError(f"affinity and fill apply only to policy oato, not to {chosen.name}")
-    asked = Asked(workload, phase, rules, quick, required=not is_auto)
-    if problem.profile.device == CPU_DEVICE:
-        return on_cpu(problem, workload, phase)
-    policies = [chosen]
-    if is_auto:
-        most = "scheinfer" if hot_fault(problem) else EXPERTS  # that has the most choices
-        names = ("cpu", most) if problem.slices_only else ("oato", "layers", "cpu", most)
-        policies = [POLICIES[name] for name in names]
-    found = {each.name: each.decide(problem, asked) for each in policies}
-    if chosen.name == FIT:
-        return found[FIT]
-    if is_auto and not (quick or problem.slices_only):
-        best_s = min(decision.placement.seconds for decision in found.values())
-        for strongest in most_promising(problem, asked, n_ubatches=larger_ubatches, most=1, to_beat_s=best_s):
-            found[STOCK] = replace(strongest, policy=STOCK)
-            policies.append(POLICIES[STOCK])
-    best = with_larger_ubatch(problem, asked, found, policies, larger_ubatches)
-    if best.policy == EXPERTS and not has_hot(best):
-        if not is_auto:
-            return replace(best, notes=(*best.notes, "placing experts by use gains nothing in any layer"))
-        best = replace(best, policy="scheinfer")
-    if is_auto and best.policy == "scheinfer" and best.placement.is_sliced and not best.placement.streams:
-        return replace(best, policy="split")
-    return best
-
-
-def decide_as_given(problem: Problem, placement: Placement, workload: Workload, policy: str) -> VerifiedPlan:
-    """A given placement, priced for the workload and verified but not changed: `spare` may be negative."""
-    return verify(problem, policy, workload, placement)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from oallama.core.errors import UsageError
 from oallama.core.routing import Routing
 from oallama.core.types import (
+    FlashAttention,
     MemoryBreakdown,
     ModelInfo,
     Operator,
@@ -159,6 +160,7 @@ class VerifiedPlan:
     memory: MemoryBreakdown
     predicted: Predicted
     notes: tuple[str, ...]
+    flash_attn: FlashAttention = "auto"  # that it was decided for
 
 
 def operators_on_cpu(n_operators: int, first_device_layer: int) -> Placement:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import DecodeStep, MemoryBreakdown, Operator, Phase, Workload
+from oallama.core.types import DecodeStep, FlashAttention, MemoryBreakdown, Operator, Phase, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.cost.experts import mean_gaps
@@ -55,6 +55,8 @@ class Problem:
     host_budget: int = 0  # bytes of host memory for second copies of weights
     routing: Routing | None = None  # what is known of which experts are used
     step: DecodeStep = DecodeStep()  # of decode, by whose tokens experts are used  # noqa: RUF009 - frozen
+    flash_attn: FlashAttention = "auto"  # the mode of the profile's attention; "auto": all of them
+    allows: Callable[[Workload], bool] = lambda workload: True  # whether attention may have this micro-batch
     kernels: Kernels = field(init=False, compare=False, repr=False)
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 

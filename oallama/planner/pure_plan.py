@@ -1,4 +1,4 @@
-"""Plans without the machine: from a model's header, a profile, options and memory alone. Pure.
+"""Planning problems without the machine: from a model's header, a profile, options and memory alone. Pure.
 
 No device, no load and no file is touched. What `oallama simulate` and `what-if` plan for a described machine, and what
 the corpus of plans (tests/golden/corpus) is made by. `what_if` compares stock llama.cpp's fastest options with our best
@@ -9,7 +9,7 @@ load on the CPU; the card's compute buffers are taken to be as large, its KV cac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -18,18 +18,15 @@ from oallama.core.ggml_types import bytes_per_element
 from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
-from oallama.core.types import Attention, FlashAttention, ModelInfo, Operator, Phase, Workload
+from oallama.core.types import Attention, FlashAttention, ModelInfo, Operator, Workload
 from oallama.core.units import KIB
 from oallama.cost.graph import Graph
-from oallama.cost.passes import Pass
 from oallama.device.card import Card
-from oallama.plan.plan import Plan
-from oallama.planner.attention import AttentionRule, with_attention
+from oallama.planner.attention import AttentionRule, Problems, with_attention
 from oallama.planner.decide import decide
-from oallama.planner.explain import physical_bound
-from oallama.planner.placement import Placement, VerifiedPlan, plan_record, whole_bytes
-from oallama.planner.policies.registry import Asked, Policy, Rules
-from oallama.planner.policies.stock import FIT, strongest
+from oallama.planner.placement import Placement, VerifiedPlan, whole_bytes
+from oallama.planner.policies.registry import Policy, Request
+from oallama.planner.policies.stock import strongest
 from oallama.planner.problem import LoadBytes, NoAllocLoad, Problem
 from oallama.planner.verify import on_cpu
 
@@ -69,18 +66,19 @@ def counted_load_of(host: LoadBytes, operators: Sequence[Operator], n_layer: int
     return no_alloc_load
 
 
-def what_if(problem: Problem, card: Card, workload: Workload, policy: str = "auto") -> WhatIf:
+def what_if(problem: Problem, card: Card, workload: Workload, policy: Policy | None = None) -> WhatIf:
     """Both plans for a card. problem: with the card's described profile, and counted_load_of. policy: whose plan is
-    compared with stock's fastest options; one that does not fit leaves everything on the CPU."""
-    stock = strongest(problem, Asked(workload, "mixed", quick=True, required=False))
-    if policy != "auto":
+    compared with stock's fastest options, or leaves everything on the CPU where it does not fit; None: the faster."""
+    stock = strongest(problem, Request(workload, quick=True, required=False))
+    asked = Request(workload, policy, quick=True)
+    if policy is not None:
         try:
-            return WhatIf(card, stock, decide(problem, policy, workload, "mixed", quick=True))
+            return WhatIf(card, stock, decide([problem], asked))
         except DoesNotFit:
             return WhatIf(card, stock, on_cpu(problem, workload, "mixed"))
     if all(stock.placement.on_device):
         return WhatIf(card, stock, stock)
-    ours = decide(problem, "auto", workload, "mixed", quick=True)
+    ours = decide([problem], asked)
     return WhatIf(card, stock, min(stock, ours, key=lambda decision: decision.predicted.total_s))
 
 
@@ -113,56 +111,12 @@ class Memory:
     on_host: Callable[[Workload, Attention], LoadBytes] | None = None
 
 
-def pure_plan(
-    header: ModelHeader,
-    profile: Profile,
-    options: Options,
-    memory: Memory,
-    workload: Workload,
-    policy: str | Policy = "auto",
-    rules: Rules = Rules(),  # noqa: B008 - frozen
-    routing: Routing | None = None,
-    larger_ubatches: Sequence[int] = (),
-) -> Plan:
-    """The plan of a policy. FIT: as what-if predicts llama.cpp's --fit, with flash attention unless that is off.
-    larger_ubatches: micro-batches above the workload's that may be taken instead.
-
-    Raises UsageError, DoesNotFit.
-    """
-
-    def problem(flash_attn: FlashAttention) -> Problem:
-        return pure_problem(header, profile, options, memory, flash_attn, routing)
-
-    if policy == FIT and options.flash_attn != "off":
-        options = replace(options, flash_attn="on")
-    rule = AttentionRule(header.model, options)
-    decision, mode = decide_with_attention(
-        problem, rule, profile, policy, workload, "mixed", rules, larger_ubatches=larger_ubatches
-    )
-    record = plan_record(decision, header.model, header.operators, profile.device, "")
-    bound = physical_bound(problem(mode), record.workload, record.memory)
-    return replace(record, attention=rule.attention(mode), bound=bound)
-
-
-def decide_with_attention(
-    problem: Callable[[FlashAttention], Problem],
-    rule: AttentionRule,
-    profile: Profile,
-    policy: str | Policy,
-    workload: Workload,
-    phase: Phase,
-    rules: Rules,
-    attention_passes: Sequence[Pass] | None = None,
-    larger_ubatches: Sequence[int] = (),
-) -> tuple[VerifiedPlan, FlashAttention]:
-    """The decision of a policy (planner/decide.py) and its attention mode, chosen together. attention_passes: forward
-    passes that attention is chosen for; None: those of the workload. Raises UsageError, DoesNotFit."""
-
-    def decided(flash_attn: FlashAttention) -> VerifiedPlan:
-        sizes = [n for n in larger_ubatches if rule.allows(flash_attn, replace(workload, n_ubatch=n))]
-        return decide(problem(flash_attn).of_step(workload.step), policy, workload, phase, rules, larger_ubatches=sizes)
-
-    return rule.decide(decided, profile, workload, attention_passes)
+def pure_problems(
+    header: ModelHeader, profile: Profile, options: Options, memory: Memory, routing: Routing | None = None
+) -> Problems:
+    """The problems for all attention modes, their no_alloc loads counted."""
+    of = partial(pure_problem, header, profile, options, memory, routing=routing)
+    return Problems(AttentionRule(header.model, options), profile, of)
 
 
 def problem_of(
@@ -176,17 +130,20 @@ def problem_of(
     slices_only: bool = False,
 ) -> Problem:
     """The problem for one attention mode. taken: what a placement takes with an attention."""
+    rule = AttentionRule(header.model, options)
     return Problem(
         header.operators,
         header.graph,
         with_attention(profile, flash_attn),
-        partial(taken, attention=AttentionRule(header.model, options).attention(flash_attn)),
+        partial(taken, attention=rule.attention(flash_attn)),
         options.vram,
         options.vram_fill,
         options.gpu_weights,
         slices_only,
         host_budget,
         routing,
+        flash_attn=flash_attn,
+        allows=partial(rule.allows, flash_attn),
     )
 
 

@@ -173,21 +173,21 @@ class Slicer:
         """
         biased = self.contexts.biased_layers & self._uses.keys() if self._hot else ()
         sets: list[Collection[int]] = [(), biased] if biased else [()]
-        plans = [
-            self.plan_blocks(self.blocks(placement, together), budget, weights_budget, n_values) for together in sets
-        ]
-        return min(
-            (slices for slices in plans if slices is not None),
-            key=lambda slices: slices.total_s(self.workload),
-            default=None,
-        )
+        best: SlicePlan | None = None
+        for together in sets:
+            blocks, found = self.blocks(placement, together), list[SlicePlan | None]()
+            for each in self._tries(blocks, n_values, found) if blocks else ():
+                found.append(self._solved(blocks, *each, budget, weights_budget))
+            last = found[-1] if found else None
+            if last is not None and (best is None or last.total_s(self.workload) < best.total_s(self.workload)):
+                best = last
+        return best
 
-    def plan_blocks(
-        self, blocks: Sequence[Block], budget: int, weights_budget: int, n_values: int = N_VALUES
-    ) -> SlicePlan | None:
-        """Plan these blocks."""
-        if not blocks:
-            return None
+    def _tries(
+        self, blocks: Sequence[Block], n_values: int, found: list[SlicePlan | None]
+    ) -> Iterator[tuple[_Mode, Sequence[Sequence[Choice]], Sequence[int]]]:
+        """What is solved next: a mode, choices of each kind of its blocks, and the kind of each block. found: what each
+        gave; in the end the best of them is its last."""
         workload = self.workload
         numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
         kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
@@ -196,15 +196,14 @@ class Slicer:
         nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
         best, best_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
 
-        def solved(mode: _Mode, most_cg: Sequence[int | None]) -> SlicePlan | None:
+        def choices(mode: _Mode, most_cg: Sequence[int | None]) -> Sequence[Sequence[Choice]]:
             pairs = zip(mode.kinds, most_cg, strict=True)
-            choices = [options.choices(kind, mode.objective, most) for kind, most in pairs]
-            plan = self._solved(blocks, mode, choices, kind_of, budget, weights_budget)
-            return None if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_budget) else plan
+            return [options.choices(kind, mode.objective, most) for kind, most in pairs]
 
         for mode in modes:
             for most in (0, None) if self._streams and not mode.with_n_g else (None,):
-                plan = solved(mode, [most] * len(kinds))
+                yield mode, choices(mode, [most] * len(kinds)), kind_of
+                plan = found[-1]
                 budget_limited = budget_limited or (plan.budget_limited if plan is not None else not mode.with_n_g)
                 if plan is not None and plan.total_s(workload) < best.total_s(workload):
                     best, best_mode = plan, mode
@@ -212,12 +211,13 @@ class Slicer:
         most_cg: list[int | None] = [None] * len(kinds)
         while (narrower := self._narrower(best, kind_of)) is not None:  # leaves the device more room for weights
             most_cg[narrower[0]] = narrower[1]
-            plan = solved(best_mode, most_cg)
+            yield best_mode, choices(best_mode, most_cg), kind_of
+            plan = found[-1]
             plan = plan and self._exact(plan)
             if plan is None or plan.total_s(workload) >= best.total_s(workload):
                 break
             best = plan
-        return replace(best, budget_limited=budget_limited)
+        found.append(replace(best, budget_limited=budget_limited))
 
     def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
@@ -302,7 +302,7 @@ class Slicer:
         weights_budget: int,
     ) -> SlicePlan | None:
         """r_GG, then n_g; what staging then takes is taken off the budget, and so on until both fit. None: it does not,
-        or no prompt gains by n_g.
+        or no prompt gains by n_g, or the host has no room for a second copy.
 
         choices: of each kind of the mode; kind_of: the kind of each block.
         """
@@ -327,7 +327,8 @@ class Slicer:
             needed = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
             if selection.bytes + needed <= max(budget, 0):
                 seconds = self._phases(counted, table)
-                return SlicePlan(tuple(blocks), layers, table, mode.twice, needed, *seconds, selection.budget_limited)
+                plan = SlicePlan(tuple(blocks), layers, table, mode.twice, needed, *seconds, selection.budget_limited)
+                return plan if plan.twice_bytes <= self._problem.host_budget else None
         return None
 
     #

@@ -30,7 +30,7 @@ def verify(
     memory = measured(problem, workload, placement, capacity)
     predicted = price(problem, workload, placement)
     notes = (*notes, *placement.notes, *_streaming_notes(problem, placement), *_resident_notes(problem, placement))
-    return VerifiedPlan(policy, workload, placement, memory, predicted, notes)
+    return VerifiedPlan(policy, workload, placement, memory, predicted, notes, problem.flash_attn)
 
 
 def with_draft_block(problem: Problem, workload: Workload, placement: Placement) -> Placement:
@@ -48,7 +48,9 @@ def on_cpu(problem: Problem, workload: Workload, phase: Phase) -> VerifiedPlan:
     taken = problem.no_alloc_load(workload, placement)
     memory = memory_breakdown(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
     predicted = price(problem, workload, placement)
-    return VerifiedPlan("cpu", workload, with_layouts(problem, workload, placement), memory, predicted, ())
+    return VerifiedPlan(
+        "cpu", workload, with_layouts(problem, workload, placement), memory, predicted, (), problem.flash_attn
+    )
 
 
 def nothing_placed(

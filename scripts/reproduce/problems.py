@@ -27,9 +27,9 @@ from oallama.cost.whole import cache_bytes
 from oallama.device.card import Card, Host
 from oallama.device.machines import machine_of
 from oallama.planner.attention import with_attention
-from oallama.planner.decide import decide
+from oallama.planner.decide import decide, policy_named
 from oallama.planner.placement import Placement
-from oallama.planner.policies.registry import Rules
+from oallama.planner.policies.registry import Request, Rules
 from oallama.planner.price import price
 from oallama.planner.problem import LoadBytes, Problem
 from oallama.profile.described import TOKENS, described
@@ -193,7 +193,7 @@ def run(key: Key) -> ArmPrediction | None:
     asked, load = problem(cell, arm), workload(cell)
     rules, quick = Rules(arm.affinity, arm.fill, arm.prefetch), arm.policy in SLICED  # type: ignore[arg-type]
     try:
-        made = decide(asked, arm.policy, load, "mixed", rules, quick)
+        made = decide([asked], Request(load, policy_named(arm.policy, rules), rules=rules, quick=quick))
     except DoesNotFit:
         return None
     found = price(asked, made.workload, made.placement, arm.offload)

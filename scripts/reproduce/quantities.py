@@ -312,7 +312,7 @@ def _busy(figure: Figure, runs: Runs) -> Found:
     the block's streams to its join's end. Everything is cut, as in the paper's breakdown."""
     assert figure.ours is not None
     cell = figure.cells[0]
-    made = _decided(cell, figure.ours)
+    made = _simulated(cell, figure.ours)
     layer = model(cell.model, cell.type)[0].n_layer // 2
     name = f"layer {layer}: FFN"
     works = [work for work in made.token.activities if work.name == name]
@@ -331,12 +331,12 @@ def _busy(figure: Figure, runs: Runs) -> Found:
     return Found(100 * busy / (end - start), bound, lower=True)
 
 
-def _decided(cell: FigureCell, arm: FigureArm) -> Any:
-    from oallama.planner.decide import decide
-    from oallama.planner.policies.registry import Rules
+def _simulated(cell: FigureCell, arm: FigureArm) -> Any:
+    from oallama.planner.decide import decide, policy_named
+    from oallama.planner.policies.registry import Request, Rules
 
-    asked, load = problem(cell, arm), workload(cell)
-    made = decide(asked, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]
+    asked, rules = problem(cell, arm), Rules(prefetch=arm.prefetch)  # type: ignore[arg-type]
+    made = decide([asked], Request(workload(cell), policy_named(arm.policy), rules=rules))
     return simulate(asked, made.workload, made.placement)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from seeds import examples
-from worlds import CARD, SMALL, World, bytes_of, first_come, own_policy, total_s, worlds
+from worlds import CARD, SMALL, World, bytes_of, first_come, own_policy, routed, total_s, worlds
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
-from oallama.placer import Given
+from oallama.placer import Given, Placer
 from oallama.placer.report import plan_report, search_report
 from oallama.planner.decide import policy_named
+from oallama.planner.knapsack import Selection, solve_knapsack
 from oallama.planner.policies.registry import POLICIES
 
 pytestmark = pytest.mark.usefixtures("small_cards")
@@ -47,6 +49,24 @@ def test_policies_say_what_they_do_and_the_docs_name_each() -> None:
         UsageError, match="choose from auto, oato, scheinfer, split, experts, layers, cpu, stock, hetegen"
     ):
         policy_named("magic")
+
+
+def test_auto_is_a_short_way_from_the_knapsack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is read by following calls: at most eight of them, whatever the trial."""
+    depths = set()
+
+    def counted(*given: object) -> Selection:
+        frame, n_frames = sys._getframe(1), 1
+        while frame.f_code is not Placer.plan.__code__:
+            frame, n_frames = frame.f_back, n_frames + 1
+        depths.add(n_frames)
+        return solve_knapsack(*given)
+
+    monkeypatch.setattr("oallama.planner.slicer.solve_knapsack", counted)
+    world = World(model=SMALL, workload=replace(LOAD, n_prompt=512, n_ctx=1024), options=Options(flash_attn="auto"))
+    for each in (world, routed(uses=(4000.0, 2000.0, 100.0, 50.0, 9.0, 9.0, 9.0, 9.0)), replace(world, repacked=1.5)):
+        each.placer().plan(workload=each.workload)
+    assert depths and max(depths) <= 8
 
 
 #

@@ -1,4 +1,4 @@
-"""Small models on described machines, for tests of plans: each fact by its keyword, each plan through pure_plan.
+"""Small models on described machines, for tests of plans: each fact by its keyword, each plan as planned.
 
 Such models are smaller than what a CUDA back end keeps for itself: tests use the fixture small_cards, or another card.
 """
@@ -33,10 +33,11 @@ from oallama.cost.graph import build_graph
 from oallama.device.card import Card, Host
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
+from oallama.planner.decide import plan, policy_named
 from oallama.planner.placement import Placement, placed_by_plan, placed_whole
-from oallama.planner.policies.registry import POLICIES, MemoryBudget, Policy, Rules, policy
+from oallama.planner.policies.registry import POLICIES, MemoryBudget, Policy, Request, Rules, policy
 from oallama.planner.problem import LoadBytes, Problem
-from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, counted_load_of, pure_plan, pure_problem
+from oallama.planner.pure_plan import Memory, ModelHeader, counted_load, counted_load_of, pure_problem, pure_problems
 from oallama.planner.simulate import Simulation, simulate
 from oallama.profile.described import described
 
@@ -215,10 +216,11 @@ class World:
         larger_ubatches: tuple[int, ...] = (),
     ) -> Plan:
         """Raises UsageError, DoesNotFit."""
-        return pure_plan(
-            self.header, self.profile, self.options, Memory(self.device_bytes, self.host_budget, self.taken),
-            self.workload, policy, rules, self.routing, larger_ubatches,
-        )  # fmt: skip
+        memory = Memory(self.device_bytes, self.host_budget, self.taken)
+        problems = pure_problems(self.header, self.profile, self.options, memory, self.routing)
+        return plan(
+            problems, Request(self.workload, policy_named(policy, rules), rules=rules, n_ubatches=larger_ubatches)
+        )
 
     def placer(self, hidden: Callable[[int], int] = lambda placed_bytes: 0) -> Placer:
         """On this machine, without any load. hidden: of the operators' bytes on the device, what a load takes there

@@ -13,6 +13,7 @@ from oallama.planner.whole import exchange, search, use_up
 @policy(
     "oato", "operators by GPU affinity",
     reason="including transfers, no operator is predicted to be faster there (--fill full uses it anyway)",
+    has_rules=True,
 )  # fmt: skip
 def oato(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     rules, costs, operator_bytes = budget.asked.rules, budget.costs, budget.operator_bytes

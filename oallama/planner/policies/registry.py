@@ -7,14 +7,15 @@ no_alloc loads (best_verified). `@policy(name, help)` makes one; in this process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf
-from typing import get_args
+from typing import Any, get_args
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import Phase, PrefetchMode, StreamSettings, Workload
+from oallama.core.types import FlashAttention, Phase, PrefetchMode, StreamSettings, Workload
+from oallama.cost.passes import Pass
 from oallama.cost.whole import Costs
 from oallama.planner.affinity import AffinityRule, FillRule
 from oallama.planner.memory import CorrectedBudget, DeviceMemory, for_weights
@@ -45,12 +46,15 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request for a placement."""
+class Request:
+    """What is asked of the planner."""
 
     workload: Workload
-    phase: Phase
+    policy: Policy | None = None  # None: the fastest by prediction (`auto`)
+    phase: Phase = "mixed"  # whose time counts
     rules: Rules = Rules()
+    passes: Sequence[Pass] | None = None  # that attention is chosen for; None: the workload's
+    n_ubatches: Sequence[int] = ()  # micro-batches above the workload's that may be taken instead
     quick: bool = False  # look at less, as many devices are asked about at once
     required: bool = True  # raise DoesNotFit where the device has no room, else leave everything on the CPU
 
@@ -59,7 +63,7 @@ class Asked:
 class MemoryBudget:
     """Prices of the workload, and the device's memory budget, that a policy places by."""
 
-    asked: Asked
+    asked: Request
     workload: Workload  # its micro-batch may be smaller than the one that was asked for
     costs: Costs  # over the phase
     memory: DeviceMemory  # before any operator
@@ -88,18 +92,32 @@ class MemoryBudget:
 
 
 Propose = Callable[[Problem, MemoryBudget], Iterable[Placement]]
-Decide = Callable[[Problem, Asked], VerifiedPlan]
+Place = Callable[[Problem, Request], VerifiedPlan]
+Finish = Callable[[VerifiedPlan, bool], VerifiedPlan]
+"""(the decision, whether `auto` took it) -> the decision with its name and notes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One way to place. decide: the verified placement."""
+    """One way to place. place: the verified placement."""
 
     name: str
     help: str  # what it does, in a few words
-    decide: Decide
+    place: Place
     streams: bool = False  # whether it may stream weights, so that Rules.prefetch counts
     published: str = ""  # of another system's policy, what of it is not here
+    has_rules: bool = False  # whether Rules.affinity and Rules.fill count
+    takes_ngl: bool = False  # whether it is what -ngl asks for
+    uses_device: bool = True
+    by_llama_cpp: bool = False  # its own --fit places on a device that is here; `place` predicts that for others
+    is_given: bool = False  # a placement of the caller's own, which stays as it is
+    attention: FlashAttention | None = None  # where none is asked for; None: the faster by prediction
+    finish: Finish = lambda decision, is_auto: decision  # as it is told
+
+    @property
+    def keeps_ubatch(self) -> bool:
+        """Whether a larger micro-batch would not be what it stands for."""
+        return bool(self.published) or self.by_llama_cpp or self.is_given
 
 
 POLICIES: dict[str, Policy] = {}
@@ -112,23 +130,16 @@ def register(new: Policy) -> Policy:
 
 
 def policy(
-    name: str, help: str, *, streams: bool = False, published: str = "", reason: str = "", slices_alone: bool = False
+    name: str, help: str, *, reason: str = "", slices_alone: bool = False, **more: Any
 ) -> Callable[[Propose], Policy]:
     """Make a policy of a function, and register it. reason: why the device stays empty where the function yields
-    nothing that uses it. slices_alone: it may leave llama.cpp on the CPU, and put nothing but slices on the device."""
+    nothing that uses it. slices_alone: it may leave llama.cpp on the CPU, and put nothing but slices on the device.
+    more: further fields of a Policy."""
     reason = reason or f"{name} found no placement that fits"
 
     def decorator(propose: Propose) -> Policy:
-        def decide(problem: Problem, asked: Asked) -> VerifiedPlan:
-            if published and problem.slices_only:
-                raise UsageError(
-                    f"policy {name} puts whole operators on the device, which llama.cpp cannot do with "
-                    f"{problem.profile.device}; use split or scheinfer"
-                )
-            decision = best_verified(problem, name, asked, propose, reason, slices_alone)
-            return replace(decision, notes=(*decision.notes, published)) if published else decision
-
-        return register(Policy(name, help, decide, streams, published))
+        place = partial(best_verified, name=name, propose=propose, reason=reason, slices_alone=slices_alone)
+        return register(Policy(name, help, place, **more))
 
     return decorator
 
@@ -139,7 +150,7 @@ ROUNDS = 6
 
 
 def best_verified(
-    problem: Problem, name: str, asked: Asked, propose: Propose, reason: str, slices_alone: bool = False
+    problem: Problem, asked: Request, name: str, propose: Propose, reason: str, slices_alone: bool = False
 ) -> VerifiedPlan:
     """The best of what `propose` yields: the fastest; of OATO as published the one that uses the device best.
 
@@ -163,10 +174,10 @@ def best_verified(
         for i in open_budgets:
             to_beat_s = min((proposal.seconds for proposal in proposed.values()), default=inf)
             budget = replace(budgets[i], memory=corrected[i].memory, to_beat_s=to_beat_s)
-            # inf: the device cannot compute all of it
-            possible = (proposal for proposal in propose(problem, budget) if proposal.seconds < inf)
-            if (placement := min(possible, key=lambda proposal: proposal.seconds, default=None)) is not None:
-                proposed[i], budgets[i] = placement, replace(budgets[i], last=placement)
+            least_s = inf  # what takes that, the device cannot compute all of
+            for placement in propose(problem, budget):
+                if placement.seconds < least_s:
+                    least_s, proposed[i], budgets[i] = placement.seconds, placement, replace(budgets[i], last=placement)
         i = min(proposed, key=lambda i: proposed[i].seconds, default=-1)
         if i < 0 or not proposed[i].uses_device(problem.graph.n_layer):
             last = None
@@ -189,7 +200,7 @@ def best_verified(
 
 
 def budgets_of(
-    problem: Problem, asked: Asked, slices_alone: bool = False
+    problem: Problem, asked: Request, slices_alone: bool = False
 ) -> tuple[list[MemoryBudget], tuple[str, ...]]:
     """The budgets that are proposed for: beside llama.cpp on the device, and without it there; and what was lowered, or
     why there is none."""

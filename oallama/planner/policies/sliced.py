@@ -6,9 +6,10 @@ layer instead of a slice through all of them (`experts`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from math import inf
 
 from oallama.core.errors import UsageError
@@ -78,17 +79,28 @@ class SliceSearch:
         self._slicer = cache(budget.slicer(budget.asked.workload, streams=streams, hot=hot).varied)
         ahead = streams and budget.asked.rules.prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
+        self.has_hot = False  # of the placement that was yielded last
 
     def best(self) -> Iterator[Placement]:
         """Yield the placement with the least predicted time in the budget, if anything fits it."""
-        found = self._beside() if self._memory_budget.has_llama else list(self._alone())
+        found: list[Trial] = []
+        for trial in self._beside(found) if self._memory_budget.has_llama else self._alone(found):
+            found.append(self._cut(trial, COARSE_VALUES))
+            for n_slots in self._n_slots[1:] if self._memory_budget.has_llama and _is_short(found[-1]) else ():
+                other = self._cut(found[-1], COARSE_VALUES, n_slots)
+                found[-1] = min(found[-1], other, key=_seconds)
         if not found:
             return
         best = min(found, key=_seconds)
         if best.seconds <= self._near(self._memory_budget.to_beat_s):
-            near_s = self._near(best.seconds)
-            near = {trial.whole: trial for trial in found if trial.seconds <= near_s}
-            best = min(best, self._finely(list(near.values())), key=_seconds)
+            near_s, fine = self._near(best.seconds), list[Trial]()
+            for trial in {trial.whole: trial for trial in found if trial.seconds <= near_s}.values():
+                fine.append(self._cut(trial, self._fine_values, trial.n_slots))
+            finest = min(fine, key=_seconds)
+            best = min(best, finest, key=_seconds)
+            for n_slots in self._n_slots:  # another number of them may be better
+                if n_slots != finest.n_slots:
+                    best = min(best, self._cut(finest, self._fine_values, n_slots), key=_seconds)
         plan = best.plan
         if plan is None:
             yield best.whole
@@ -101,19 +113,19 @@ class SliceSearch:
         if n_ubatch != asked:
             change = f"lowered from {asked} to {n_ubatch} tokens"
             notes = (*notes, f"micro-batch {change} to leave room for slices")
+        self.has_hot = placement.hot_bytes > 0
         yield replace(placement, notes=(*notes, *hot_notes(plan)), n_ubatch=n_ubatch)
 
-    def _alone(self) -> Iterator[Trial]:
-        """llama.cpp on the CPU alone, without slices and with them. While memory is short, smaller micro-batches are
-        tried: they leave more of it for weights."""
+    def _alone(self, found: list[Trial]) -> Iterator[Trial]:
+        """What is cut next, each as `found` has it then: llama.cpp on the CPU alone. While memory is short, smaller
+        micro-batches are tried: they leave more of it for weights."""
         costs, asked, least_s = self._memory_budget.costs, self._memory_budget.workload, inf
         workload = asked
         while True:
-            trial = self._cut(self._trial(workload, cpu(costs)), COARSE_VALUES)
-            if workload == asked:
-                yield _uncut(trial)
-            if trial.plan is not None:
-                yield trial
+            yield self._trial(workload, cpu(costs))
+            trial = found.pop()
+            found += [_uncut(trial)] if workload == asked else []
+            found += [trial] if trial.plan is not None else []
             hindered = trial.budget_limited and (
                 trial.plan is None or trial.plan.staging_bytes > MUCH_STAGING * trial.budget[0]
             )
@@ -126,23 +138,18 @@ class SliceSearch:
             workload = replace(workload, n_ubatch=workload.n_ubatch // 2)
             costs = costs_of(self._problem, workload, self._memory_budget.asked.phase, llama_uses_device=False)
 
-    def _beside(self) -> list[Trial]:
-        """OATO's placements in shares of the room, and attention whole, with slices in what they leave; and without
-        any. Once a placement for this budget was verified, only its share and the whole are looked at."""
+    def _beside(self, found: list[Trial]) -> Iterator[Trial]:
+        """What is cut next, each as `found` has it then: OATO's placements in shares of the room, and attention whole.
+        Once a placement for this budget was verified, only its share and the whole are looked at."""
         budget, costs, operators = self._memory_budget, self._memory_budget.costs, self._problem.operators
         looked: dict[Sides, Trial] = {}
-        transfers, found = Transfers(costs), dict[float, Trial]()
+        transfers, by_share = Transfers(costs), dict[float, Trial]()
 
-        def look(whole: Placement) -> Trial:
+        def look(whole: Placement) -> Generator[Trial, None, Trial]:
             sides = whole.on_device, whole.first_device_layer
             if sides not in looked:
-                trial = self._cut(self._trial(budget.workload, whole), COARSE_VALUES)
-                plan = trial.plan
-                if trial.budget_limited and (
-                    plan is None or not plan.streams or plan.staging_bytes > MUCH_STAGING * trial.budget[0]
-                ):
-                    trial = min([trial, *(self._cut(trial, COARSE_VALUES, n) for n in self._n_slots[1:])], key=_seconds)
-                looked[sides] = trial
+                yield self._trial(budget.workload, whole)
+                looked[sides] = found[-1]
             return looked[sides]
 
         def filled(share: float) -> Placement:
@@ -151,25 +158,24 @@ class SliceSearch:
             return search(costs, self._budget(share), first_layers=first_layers, transfers=transfers)
 
         def best_share() -> float:
-            return min(found, key=lambda share: found[share].seconds)
+            return min(by_share, key=lambda share: by_share[share].seconds)
 
         for share in self._shares():
             placement = filled(share)
             if not placement.llama_uses_device(self._problem.graph.n_layer):
                 break  # norms and KV have no room there
-            found[share] = look(placement)
-        if found and not self._quick:
+            by_share[share] = yield from look(placement)
+        if by_share and not self._quick:
             middle = best_share()
             for share in (middle - SHARE_STEP, middle + SHARE_STEP) if budget.last is None else ():
                 if 0 < share <= 1:
-                    found[share] = look(filled(share))
+                    by_share[share] = yield from look(filled(share))
             for share in {1.0, best_share()}:  # all of the room: as `oato` has it
-                look(exchange(costs, operators, self._budget(share), found[share].whole))
-        whole = [_uncut(one) for one in looked.values()]
+                yield from look(exchange(costs, operators, self._budget(share), by_share[share].whole))
+        found[:0] = [_uncut(trial) for trial in found]
         placement = attention(costs, operators)
         if whole_bytes(operators, placement.on_device) <= budget.operator_bytes(0):
-            look(placement)
-        return [*whole, *looked.values()]
+            yield from look(placement)
 
     def _shares(self) -> Sequence[float]:
         """Shares of the budget that OATO may fill, the whole first."""
@@ -190,12 +196,6 @@ class SliceSearch:
         """Within a block's share of it a trial that was cut coarsely may be the best one."""
         return seconds * (1 + 1 / max(1, sum(self._problem.splittable)))
 
-    def _finely(self, trials: Sequence[Trial]) -> Trial:
-        """The best of these, cut finely; with another number of slots where that is better."""
-        best = min((self._cut(trial, self._fine_values, trial.n_slots) for trial in trials), key=_seconds)
-        others = (self._cut(best, self._fine_values, n) for n in self._n_slots if n != best.n_slots)
-        return min([best, *others], key=_seconds)
-
     def _trial(self, workload: Workload, whole: Placement) -> Trial:
         used = whole_bytes(self._problem.operators, whole.on_device)
         return Trial(workload, whole, self._memory_budget.cut_bytes(whole.first_device_layer, used), whole.seconds)
@@ -212,6 +212,14 @@ class SliceSearch:
 
 def _seconds(trial: Trial) -> float:
     return trial.seconds
+
+
+def _is_short(trial: Trial) -> bool:
+    """Whether a smaller ring may leave the device's memory to better cuts."""
+    plan = trial.plan
+    return trial.budget_limited and (
+        plan is None or not plan.streams or plan.staging_bytes > MUCH_STAGING * trial.budget[0]
+    )
 
 
 def _uncut(trial: Trial) -> Trial:
@@ -252,8 +260,18 @@ def hot_notes(plan: SlicePlan) -> tuple[str, ...]:
 #
 
 
-def has_hot(decision: VerifiedPlan) -> bool:
-    return decision.placement.hot_bytes > 0
+def _simplest(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
+    """What `auto` found, by the name of the policy with the fewest choices that has it."""
+    placement = decision.placement
+    if not is_auto or placement.hot_bytes:
+        return decision
+    return replace(decision, policy="split" if placement.is_sliced and not placement.streams else "scheinfer")
+
+
+def _with_hot(decision: VerifiedPlan, is_auto: bool) -> VerifiedPlan:
+    if is_auto or decision.placement.hot_bytes:
+        return _simplest(decision, is_auto)
+    return replace(decision, notes=(*decision.notes, "placing experts by use gains nothing in any layer"))
 
 
 def hot_fault(problem: Problem) -> str:
@@ -277,23 +295,36 @@ def hot_fault(problem: Problem) -> str:
 NOTHING = "no whole or split operator is predicted to be faster there"
 
 
-@policy("scheinfer", "also weights streamed to the device", streams=True, slices_alone=True, reason=NOTHING)
+@policy(
+    "scheinfer",
+    "also weights streamed to the device",
+    streams=True,
+    slices_alone=True,
+    reason=NOTHING,
+    finish=_simplest,
+)
 def scheinfer(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    yield from SliceSearch(problem, budget, streams=True, hot=False).best()
+    return SliceSearch(problem, budget, streams=True, hot=False).best()
 
 
 @policy("split", "also operators split between CPU and device", slices_alone=True, reason=NOTHING)
 def split(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
-    yield from SliceSearch(problem, budget, streams=False, hot=False).best()
+    return SliceSearch(problem, budget, streams=False, hot=False).best()
 
 
-@policy(EXPERTS, "also the most used experts on the device", streams=True, slices_alone=True, reason=NOTHING)
+@policy(
+    EXPERTS, "also the most used experts on the device", streams=True, slices_alone=True, reason=NOTHING,
+    finish=_with_hot,
+)  # fmt: skip
 def experts(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     if fault := hot_fault(problem):
         raise UsageError(fault)
-    found = list(SliceSearch(problem, budget, streams=True, hot=True).best())
-    yield from found
-    if not any(placement.hot_bytes for placement in found):
-        yield from SliceSearch(
-            problem, budget, streams=True, hot=False
-        ).best()  # the search without hot sets finds better slices
+    return chain.from_iterable(search.best() for search in _searches(problem, budget))
+
+
+def _searches(problem: Problem, budget: MemoryBudget) -> Iterator[SliceSearch]:
+    """With hot sets; where that has none, the search without them finds better slices."""
+    search = SliceSearch(problem, budget, streams=True, hot=True)
+    yield search
+    if not search.has_hot:
+        yield SliceSearch(problem, budget, streams=True, hot=False)

@@ -32,9 +32,9 @@ from oallama.planner.placement import (
     placed_whole,
 )
 from oallama.planner.policies.registry import (
-    Asked,
     MemoryBudget,
     Policy,
+    Request,
     best_verified,
     budgets_of,
     policy,
@@ -102,7 +102,8 @@ def stock_decision(problem: Problem, workload: Workload) -> VerifiedPlan:
     """--fit's placement on the device, with its memory breakdown."""
     placement, predicted = priced_stock_fit(problem, workload, stock_memory(problem, workload))
     memory = measured(problem, workload, placement, problem.capacity(problem.no_alloc_load(workload, placement)))
-    return VerifiedPlan("fit" if placement.stock else "cpu", workload, placement, memory, predicted, ())
+    name = "fit" if placement.stock else "cpu"
+    return VerifiedPlan(name, workload, placement, memory, predicted, (), problem.flash_attn)
 
 
 def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
@@ -114,13 +115,13 @@ def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
     )  # fmt: skip
 
 
-def _fit(problem: Problem, asked: Asked) -> VerifiedPlan:
+def _fit(problem: Problem, asked: Request) -> VerifiedPlan:
     if problem.gpu_weights is not None:
         raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
     return stock_decision(problem, asked.workload)
 
 
-@policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device")
+@policy("layers", "whole layers, as llama.cpp's -ngl", reason="no layer fits the device", takes_ngl=True)
 def whole_layers(problem: Problem, budget: MemoryBudget) -> Iterable[Placement]:
     yield layers(budget.costs, budget.operator_bytes)
 
@@ -210,7 +211,7 @@ MOST_PROMISING = 3
 
 def most_promising(
     problem: Problem,
-    asked: Asked,
+    asked: Request,
     modes: Iterable[str] = STOCK_MODES,
     n_ubatches: Sequence[int] = (),
     most: int = MOST_PROMISING,
@@ -235,7 +236,7 @@ def most_promising(
         for request in (replace(asked, required=False), *sizes)
         if (budgets := budgets_of(problem, request)[0])
     ]
-    found: list[tuple[float, Asked, str, Variant]] = []
+    found: list[tuple[float, Request, str, Variant]] = []
     for mode in modes:
         for variant in STOCK_MODES[mode]:
             tried = [
@@ -253,7 +254,7 @@ def most_promising(
             if (placement := priced(variant, budget)) is not None:
                 yield placement
 
-        candidate = best_verified(problem, mode, request, propose, f"stock's {mode} found no placement that fits")
+        candidate = best_verified(problem, request, mode, propose, f"stock's {mode} found no placement that fits")
         placement = candidate.placement
         if placement.stock is not None and all(_differ(candidate, other) for other in verified):
             flags = stock_flags(
@@ -270,7 +271,7 @@ def _differ(first: VerifiedPlan, other: VerifiedPlan) -> bool:
     )  # fmt: skip
 
 
-def strongest(problem: Problem, asked: Asked) -> VerifiedPlan:
+def strongest(problem: Problem, asked: Request) -> VerifiedPlan:
     """The fastest options by prediction, `policy` being their name in STOCK_MODES: --fit's where none is faster."""
     fit = stock_decision(problem, asked.workload)
     if all(fit.placement.on_device):
@@ -278,10 +279,13 @@ def strongest(problem: Problem, asked: Asked) -> VerifiedPlan:
     return next(iter(most_promising(problem, asked, most=1, to_beat_s=fit.predicted.over(asked.phase))), fit)
 
 
-def _strongest(problem: Problem, asked: Asked) -> VerifiedPlan:
+def _strongest(problem: Problem, asked: Request) -> VerifiedPlan:
     return replace(strongest(problem, asked), policy=STOCK)
 
 
-register(Policy("cpu", "nothing on the device", lambda problem, asked: on_cpu(problem, asked.workload, asked.phase)))
-FIT = register(Policy("fit", "llama.cpp's own --fit", _fit)).name
-STOCK = register(Policy("stock", "the fastest options of stock llama.cpp", _strongest)).name
+cpu = register(
+    Policy("cpu", "nothing on the device", lambda p, asked: on_cpu(p, asked.workload, asked.phase), uses_device=False)
+)
+FIT = register(Policy("fit", "llama.cpp's own --fit", _fit, by_llama_cpp=True, attention="on")).name
+stock = register(Policy("stock", "the fastest options of stock llama.cpp", _strongest))
+STOCK = stock.name
