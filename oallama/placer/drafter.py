@@ -182,9 +182,9 @@ class MtpBlock:
         def seconds(n_tokens: int, logits: bool) -> float:
             """Of a pass over so many tokens of each request."""
             at = replace(workload, step=replace(step, n_draft=n_tokens - 1))
-            placed = _whole(self.placer, beside.block, beside.output)
-            whole_s = price(problem, at, placed).tpot_s
-            return whole_s if logits else whole_s - self._output_s(problem, at, placed)
+            placement = _whole(self.placer, beside.block, beside.output)
+            whole_s = price(problem, at, placement).tpot_s
+            return whole_s if logits else whole_s - self._output_s(problem, at, placement)
 
         batch = min(workload.n_prompt, workload.largest_batch)
         prompt_s = seconds(max(1, batch // step.n_parallel), False) * workload.n_prompt / batch
@@ -194,11 +194,11 @@ class MtpBlock:
             draft_prompt_s=self._n_blocks * prompt_s, mtp=True,
         )  # fmt: skip
 
-    def _output_s(self, problem: Problem, workload: Workload, placed: Placement) -> float:
+    def _output_s(self, problem: Problem, workload: Workload, placement: Placement) -> float:
         """Seconds of the output in a decode step."""
-        costs = costs_of(problem, workload, "decode", placed.llama_uses_device(problem.graph.n_layer))
+        costs = costs_of(problem, workload, "decode", placement.llama_uses_device(problem.graph.n_layer))
         last = costs.operators[-1]
-        on_device = placed.on_device[-1] and last.t_gpu_s is not None
+        on_device = placement.on_device[-1] and last.t_gpu_s is not None
         return last.t_gpu_s if on_device and last.t_gpu_s is not None else last.t_cpu_s
 
 

@@ -34,7 +34,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProfileRequest:
     """A requested measurement: everything of `want` that `profile` lacks."""
 
     device_spec: str
@@ -55,7 +55,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     from oallama.profile.link import contention_tasks, link_tasks
     from oallama.profile.tasks import Session, mul_mat_tasks, non_matmul_tasks
 
-    request = from_json(Request, message, "request")
+    request = from_json(ProfileRequest, message, "request")
     others = Others()
     progress({"fragment": _busy(others, request.profile)})
     bridge = load_bridge()

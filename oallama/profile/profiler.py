@@ -16,7 +16,7 @@ from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
 from oallama.profile import store
 from oallama.profile.busy import busy_percent, others_percent, was_busy
-from oallama.profile.child import MODULE, Request
+from oallama.profile.child import MODULE, ProfileRequest
 from oallama.profile.machine import fingerprint, power_changes
 from oallama.profile.merge import empty, is_complete, merged, select
 from oallama.profile.progress import Progress
@@ -83,7 +83,7 @@ def profile_model(
                         journal.clear()
                         journal.append({_RESTART: True})
                     known = empty(machine) if refresh else _resumed(path, journal, machine, shown)
-                    request = Request(str(known_as.spec.timed), n_threads, want, known, policy)
+                    request = ProfileRequest(str(known_as.spec.timed), n_threads, want, known, policy)
                     profile = _Measurement(request, journal, shown).run()
                     try:
                         profile = _kept(path, profile, refresh)
@@ -171,7 +171,7 @@ def _resumed(path: Path, journal: store.Journal, machine: Message, shown: Progre
 class _Measurement:
     """One measurement: children are started until one of them gets to the end."""
 
-    request: Request
+    request: ProfileRequest
     journal: store.Journal
     shown: Progress
     _fragments: list[Message] = field(default_factory=list)

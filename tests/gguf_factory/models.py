@@ -307,12 +307,12 @@ ARCHITECTURES: dict[str, Architecture] = {
             "ssm.group_count": 1,
         },
     ),
-    "qwen35": Architecture(  # of three blocks, of which the last one drafts
+    "qwen35": Architecture(  # where it has three blocks, the last one drafts
         qwen35,
         shapes=delta_net,
         metadata=lambda z: {
             **head_width(z),
-            "nextn_predict_layers": 1,
+            "nextn_predict_layers": int(z.n_layer > 2),
             "full_attention_interval": 2,
             "rope.dimension_count": z.n_head_dim // 4,
             "rope.dimension_sections": [3, 3, 2, 0],

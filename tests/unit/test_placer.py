@@ -46,7 +46,7 @@ def test_policies_say_what_they_do_and_the_docs_name_each() -> None:
     for one in POLICIES.values():
         assert one.help and f"`{one.name}`" in page, one.name
     with pytest.raises(
-        UsageError, match="choose from auto, oato, scheinfer, split, experts, layers, cpu, stock, hetegen"
+        UsageError, match="choose from auto, oato, scheinfer, split, experts, layers, cpu, stock, atsinfer"
     ):
         policy_named("magic")
 
