@@ -101,9 +101,6 @@ def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(
     run("pip", "install", "--quiet", str(made[1]))
     assert "oallama setup" in run("oallama", "run", "Once", "-n", "4", code=1).stderr
     assert "--matrix" in run("oallama", "bench", "--help").stdout
-    simulated = ("oallama", "simulate", str(ROOT / "models" / FILE), "--machine", "pc-12gb", "--policy")
-    assert "policy hetegen" in run(*simulated, "hetegen", "--vram", "300MiB").stdout
-    assert "pip install 'oallama[twinpilots]'" in run(*simulated, "twinpilots", "--vram", "300MiB", code=2).stderr
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -114,4 +111,7 @@ def test_a_story_without_a_compiler_from_the_wheel_and_an_archive(
     assert len(run("oallama", "run", "Once upon a time", "-n", "16", "--tune", "never").stdout.split()) > 5
     asked = ("--device", "none", "-t", "1", "--tokens", "1", "--json")
     assert json.loads(run("oallama", "profile", str(ROOT / "models" / FILE), *asked).stdout)["cases"]
+    simulated = ("oallama", "simulate", str(ROOT / "models" / FILE), "--machine", "pc-12gb", "--policy")
+    assert "policy hetegen" in run(*simulated, "hetegen", "--vram", "300MiB").stdout
+    assert "pip install 'oallama[twinpilots]'" in run(*simulated, "twinpilots", "--vram", "300MiB", code=2).stderr
     run("oallama", "doctor")
