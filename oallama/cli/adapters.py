@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oallama.cli.help import passed_options
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import STOCK_UBATCH
-from oallama.planner.memory import vram_beside
 from oallama.run.server_options import adapter_paths
 
 if TYPE_CHECKING:
@@ -33,18 +31,18 @@ def adapters_for(placer: Placer) -> list[Adapter]:
     return adapters
 
 
-def placer_beside_adapters(placer: Placer, profile: str | None) -> Placer:
-    """A placer that keeps room on the device for the adapters, as if all their weights were there. profile: as given.
-    Raises DoesNotFit, and what adapters_for and a no_alloc load raise."""
+def placer_beside_adapters(placer: Placer) -> Placer:
+    """Return a placer that keeps room on the device for the adapters, as if all their weights were there. Raises
+    DoesNotFit, and what adapters_for and a no_alloc load raise."""
+    from oallama.placer.model_on_device import keeping_free
     from oallama.placer.stock import memory_cap, stock_load
 
-    adapters, options = adapters_for(placer), placer.options
+    adapters = adapters_for(placer)
     n_bytes = sum(sum(adapter.n_bytes.values()) for adapter in adapters)
     if not n_bytes or not placer.has_device:
         return placer
     limit = memory_cap(placer, stock_load(placer, STOCK_UBATCH, STOCK_UBATCH, STOCK_UBATCH)).device_bytes or 0
-    vram = vram_beside(limit, options.vram_fill, n_bytes, str(placer.device), WHAT, "use fewer, or more --vram")
-    return type(placer).of_file(placer.model.path, replace(options, vram=vram), profile)
+    return keeping_free(placer, n_bytes, limit, WHAT, "use fewer, or more --vram")
 
 
 def check_adapters(placer: Placer, plan: Plan) -> None:

@@ -104,7 +104,7 @@ class PlacementOptions:
             log(NOTE)
         placer = Placer.of_file(model, self.options, self.profile)
         note_unused(placer, self.policy)
-        return placer_beside_adapters(placer, self.profile)
+        return placer_beside_adapters(placer)
 
     def made_plan(self, placer: Placer, workload: Workload) -> tuple[Plan, bool]:
         """(plan of the policy, where `auto` was tuned; True if that is stock llama.cpp's own placement, as

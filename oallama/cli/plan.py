@@ -67,7 +67,7 @@ def command(
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
     workload = step.workload(placer.workload(n_prompt, n_gen, n_past=n_depth or 0))
-    placer = pictures.with_room(placer, workload, profile)
+    placer = pictures.with_room(placer, workload)
     with busy("planning"):
         plan = step.plan(placer, workload, policy.plan)
     if (projector := pictures.placed(plan, memory_kept=True)) is not None:

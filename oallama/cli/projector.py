@@ -9,10 +9,9 @@ import click
 
 from oallama.cli.help import Group, option
 from oallama.cli.options import as_record
-from oallama.core.options import Options
 from oallama.core.types import Attention
 from oallama.core.units import format_bytes
-from oallama.planner.memory import fits_beside, vram_beside
+from oallama.planner.memory import fits_beside
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
@@ -45,22 +44,18 @@ class ProjectorOptions:
 
         return None if self.mmproj is None else read_projector(self.mmproj)
 
-    def with_room(self, placer: Placer, workload: Workload, profile: str | None) -> Placer:
-        """A placer that keeps room on the device for the projector, where that was asked for; else the same. profile:
-        the file that it was made with. Raises DoesNotFit, and what asking for the device's free memory raises."""
-        roomy = self._keeping_room(placer, workload)
-        return placer if roomy == placer.options else type(placer).of_file(placer.model.path, roomy, profile)
-
-    def _keeping_room(self, placer: Placer, workload: Workload) -> Options:
+    def with_room(self, placer: Placer, workload: Workload) -> Placer:
+        """Return a placer that keeps room on the device for the projector, where that was asked for; else the same.
+        Raises DoesNotFit, and what asking for the device's free memory raises."""
         from oallama.bench.prepare import setting_of
+        from oallama.placer.model_on_device import keeping_free
 
-        projector, options = self.read(), placer.options
+        projector = self.read()
         if projector is None or not self.offload or not placer.has_device:
-            return options
+            return placer
         limit = setting_of(placer, workload.n_ctx, workload.n_ubatch).cap.device_bytes or 0
-        needed = projector.n_bytes(options.flash_attn != "off")
-        said = "the vision projector", "leave it on the CPU (--no-mmproj-offload)"
-        return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device), *said))
+        needed = projector.n_bytes(placer.options.flash_attn != "off")
+        return keeping_free(placer, needed, limit, "the vision projector", "leave it on the CPU (--no-mmproj-offload)")
 
     def placed(self, plan: Plan, memory_kept: bool) -> PlacedProjector | None:
         """Place the projector that is asked for beside a plan; None if none is. memory_kept: as in place. Raises

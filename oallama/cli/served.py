@@ -57,7 +57,7 @@ def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     if planned is None:
         placer = asked.placement.placer(asked.model)
         _check_device(placer)
-        placer = asked.pictures.with_room(placer, asked.workload(placer), asked.placement.profile)
+        placer = asked.pictures.with_room(placer, asked.workload(placer))
         planned = placer, _placed(asked, placer)
     placer, served = planned
     with contextlib.ExitStack() as stack:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.history import BlockRuns, History
@@ -21,6 +21,7 @@ from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.plan.plan import Plan
 from oallama.planner.attention import AttentionRule, Problems
+from oallama.planner.memory import vram_beside
 from oallama.planner.placement import Placement, placed_by_plan
 from oallama.planner.price import seen_passes
 from oallama.planner.problem import Problem
@@ -34,6 +35,8 @@ from oallama.run.no_alloc_loads import NoAllocLoads
 if TYPE_CHECKING:
     from oallama.model.memory import NoAllocLoader
     from oallama.placer.drafter import Drafter
+
+AnyModelOnDevice = TypeVar("AnyModelOnDevice", bound="ModelOnDevice")
 
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
@@ -269,6 +272,13 @@ class ModelOnDevice:
         from oallama.profile.history import read_history, timings_of
 
         return read_history(self.model.fingerprint, self.machine_key, timings_of(measured))
+
+
+def keeping_free(on: AnyModelOnDevice, n_bytes: int, limit: int, what: str, remedy: str) -> AnyModelOnDevice:
+    """Return the same with so many bytes of the device kept free, of the limit that a plan may take. what, remedy: what
+    lies there, and what to do where it does not fit. Raises DoesNotFit."""
+    vram = vram_beside(limit, on.options.vram_fill, n_bytes, str(on.device), what, remedy)
+    return type(on)(on.model, on.operators, on.tensor_names, replace(on.options, vram=vram), on.given_profile)
 
 
 def host_free_beside(n_bytes: int) -> int:

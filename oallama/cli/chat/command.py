@@ -106,7 +106,7 @@ def start(
             placer = asked.placer(model)
             chats = uses_template(placer.model, chat, system)
             workload = chat_workload(placer, n_past)
-            placer = pictures.with_room(placer, workload, asked.profile)
+            placer = pictures.with_room(placer, workload)
             plan, unknown = asked.made_plan(placer, workload)
     placed = pictures.placed(plan, asked.plan_file is None)
     if placed is not None:
