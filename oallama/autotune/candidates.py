@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import DecodeStep, Predicted, Workload
-from oallama.placer.drafter import Beside, Drafter, placer_beside, planned_with_drafts
+from oallama.placer.drafter import Drafter, beside_drafts, planned_with_drafts
 from oallama.placer.stock import memory_cap, promising_stock, stock_load, stock_plan
 from oallama.planner.decide import larger_ubatches
 from oallama.planner.policies.stock import FIT, STOCK_MODES
@@ -146,12 +146,12 @@ class Candidates:
     def _stock_with_drafts(
         self, workload: Workload, n_ubatches: Sequence[int], latest_s: float
     ) -> Iterator[tuple[StockPlacement, Predicted, int]]:
-        """For each number of drafts the most promising options."""
+        """Yield the most promising options for each number of drafts."""
         if self._drafter is None:
             return
         for n_draft in (n for n in STOCK_DRAFTS if n <= self._drafter.most_drafts):
             with suppress(DoesNotFit):
-                placer, step = beside_drafts(self._placer, self._drafter, workload, n_draft)
+                placer, step = with_stock_drafts(self._placer, self._drafter, workload, n_draft)
                 asked = replace(workload, step=step)
                 found = promising_stock(placer, asked, n_ubatches=n_ubatches, latest_s=latest_s)
                 if found:
@@ -172,12 +172,13 @@ def planned_by_auto(placer: Placer, workload: Workload) -> Plan:
     return placer.plan("auto", workload=workload)
 
 
-def beside_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_draft: int) -> tuple[Placer, DecodeStep]:
-    """A placer that keeps free what a drafter takes, and the step of so many drafts. Raises DraftDoesNotFit."""
-    attention, cap = placer.attention, memory_cap(placer, stock_load(placer, workload.n_ctx, workload.n_ubatch))
-    beside = placer_beside(placer, drafter.reserves(workload, attention), cap.device_bytes or 0)
-    on_device = placer.has_device
-    return beside, drafter.step(workload, drafter.acceptance.rates[:n_draft], Beside(attention, on_device, on_device))
+def with_stock_drafts(placer: Placer, drafter: Drafter, workload: Workload, n_draft: int) -> tuple[Placer, DecodeStep]:
+    """Return beside_drafts for so many drafts, under the placer's own cap. Raises DraftDoesNotFit."""
+    cap = memory_cap(placer, stock_load(placer, workload.n_ctx, workload.n_ubatch))
+    beside, _, step = beside_drafts(
+        placer, drafter, workload, drafter.acceptance.rates[:n_draft], cap.device_bytes or 0
+    )
+    return beside, step
 
 
 def placement_digest(plan: Plan) -> str:

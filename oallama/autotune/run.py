@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from oallama.autotune.candidates import Candidates, beside_drafts, placement_digest
+from oallama.autotune.candidates import Candidates, placement_digest, with_stock_drafts
 from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.prepare import setting_of
@@ -77,8 +77,7 @@ def tune(
     every complete pair kept.
     """
     wanted = tuple(kinds) if kinds is not None else (class_of(workload),)
-    if placer.drafter is not None:  # llama-server, which alone has drafts, is measured without a history
-        wanted = tuple(dict.fromkeys(replace(kind, history=False) for kind in wanted))
+    wanted = tuple(dict.fromkeys(_measurable(placer, kind) for kind in wanted))
     tuner = _Tuner(placer, workload, cpus, progress, measure, clock)
     tuner.read()
     if refresh:
@@ -101,11 +100,15 @@ def tune(
     return tuner.outcome(False, wanted)
 
 
+def _measurable(placer: Placer, kind: WorkloadClass) -> WorkloadClass:
+    """Return the class as it is measured: llama-server, which alone has drafts, is measured without a history."""
+    return kind if placer.drafter is None else replace(kind, history=False)
+
+
 def unsettled(placer: Placer, workload: Workload) -> tuple[ClassResult, float] | None:
     """What is known of a workload's class where it is not settled, with the predicted seconds of measuring that settle
     it; None if nothing is."""
-    tuner, kind = _Tuner(placer, workload), replace(class_of(workload), history=False)
-    kind = class_of(workload) if placer.drafter is None else kind
+    tuner, kind = _Tuner(placer, workload), _measurable(placer, class_of(workload))
     tuner.read()
     found = tuner.result.of(kind)
     return None if found is None or found.settled else (found, tuner.seconds((kind,)))
@@ -334,7 +337,7 @@ class _Tuner:
         placer, drafter = self._placer, self._placer.drafter
         if not n_draft or drafter is None:
             return stock_plan(placer, workload, placement, name=name)
-        beside, step = beside_drafts(placer, drafter, workload, n_draft)
+        beside, step = with_stock_drafts(placer, drafter, workload, n_draft)
         plan = stock_plan(beside, replace(workload, step=step), placement, name=name)
         return replace(plan, draft=drafter.draft(plan, drafter.acceptance.rates[:n_draft]))
 

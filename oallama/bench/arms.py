@@ -22,7 +22,7 @@ from oallama.core.errors import DeviceError, DoesNotFit, UsageError
 from oallama.core.types import NGRAM, DecodeStep, Draft, Predicted, StockOptions, Workload
 from oallama.cost.passes import Pass, passes_at
 from oallama.placer import Placer
-from oallama.placer.drafter import Beside, Drafter, MtpBlock, placer_beside
+from oallama.placer.drafter import Drafter, MtpBlock, beside_drafts
 from oallama.placer.stock import fit_sentence, promising_stock, stock_plan
 from oallama.plan.plan import Plan
 from oallama.planner.decide import POLICY_NAMES, larger_ubatches
@@ -193,12 +193,10 @@ class ArmMaker:
         most = min(len(self.accepted), drafter.most_drafts)
         if n_draft > most:
             raise UsageError(f"arm {name}: acceptance rates of {most} drafts are known")
-        accepted, attention, workload = self.accepted[:n_draft], self.placer.attention, self.workload
-        n_bytes = drafter.reserves(workload, attention)
+        accepted, workload = self.accepted[:n_draft], self.workload
         limit = self.setting.cap.device_bytes or 0  # 0 without a device, where the draft model takes none
-        placer = placer_beside(self.placer, n_bytes, limit)
+        placer, n_bytes, step = beside_drafts(self.placer, drafter, workload, accepted, limit)
         cap = replace(self.setting.cap, device_bytes=limit - n_bytes) if limit else self.setting.cap
-        step = drafter.step(workload, accepted, Beside(attention, placer.has_device, placer.has_device))
         setting = replace(self.setting, cap=cap)
         made = replace(self, placer=placer, setting=setting, auto=None, step=step).make(base)
         if made.plan is not None:

@@ -1,4 +1,4 @@
-"""What makes drafts for a model: what it takes of the device and in time, and how many drafts pay."""
+"""Drafters, a draft model or the model's own last block: their memory, their time, and how many drafts pay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ FIRST_COMPARED_TOKEN = 5  # those before may be called otherwise
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a drafter meets. block, output: whether these of the model are on the device."""
+    """The placement that a drafter works beside. block, output: whether the model's last block and its output are on
+    the device."""
 
     attention: Attention
     block: bool
@@ -268,6 +269,17 @@ def placer_beside(placer: Placer, n_bytes: int, limit: int) -> Placer:
     vram = vram_beside(limit, placer.options.vram_fill, n_bytes, str(placer.device), "", "")
     options = replace(placer.options, vram=vram)
     return type(placer)(placer.model, placer.operators, placer.tensor_names, options, placer.profile())
+
+
+def beside_drafts(
+    placer: Placer, drafter: Drafter, workload: Workload, accepted: Sequence[float], limit: int
+) -> tuple[Placer, int, DecodeStep]:
+    """Return a placer that keeps free what a drafter takes, these bytes, and the step of drafts of these acceptance
+    rates, with the model wholly on the device if there is one. limit: as in placer_beside. Raises DraftDoesNotFit."""
+    attention, on_device = placer.attention, placer.has_device
+    n_bytes = drafter.reserves(workload, attention)
+    beside = placer_beside(placer, n_bytes, limit)
+    return beside, n_bytes, drafter.step(workload, accepted, Beside(attention, on_device, on_device))
 
 
 def draft_fingerprint(model: ModelInfo, draft: Draft | None) -> str | None:
