@@ -1,1 +1,1 @@
-"""Beside oallama: what it is compared with, and finds by entry points; nothing in oallama imports this."""
+"""Extensions of oallama: rival policies and `bench --matrix`. Entry points name them; oallama imports nothing here."""

@@ -50,8 +50,8 @@ class StepOptions:
         return replace(workload, step=DecodeStep(self.expected, n_slots=max(self.slots, self.expected)))
 
     def drafter(self, placer: Placer) -> Drafter | None:
-        """What makes the drafts that are asked for; None: nothing, or text that repeats. Raises ModelFileError,
-        UsageError."""
+        """Return the drafter that is asked for; None: there is none, or drafts are of text that repeats. Raises
+        ModelFileError, UsageError."""
         from oallama.placer.drafter import DraftModel, MtpBlock
 
         if self._model is not None:

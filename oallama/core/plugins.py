@@ -1,4 +1,4 @@
-"""What is installed beside oallama, and found by entry points."""
+"""Extensions: what other installed packages offer oallama by entry points."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def contributed(group: str) -> list[Any]:
-    """What the entry points of a group name, in the order of their names."""
+    """Load and return what the entry points of a group name, ordered by their names."""
     return [entry.load() for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)]

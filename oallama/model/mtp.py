@@ -17,7 +17,8 @@ ARCHITECTURES = frozenset(
     {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "glm5-next", "hy_v3",
      "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "step35"}
 )  # fmt: skip
-"""Those whose MTP block llama.cpp has a graph for (b11549, src/models); it loads that of others and runs nothing."""
+"""Architectures whose MTP block llama.cpp can run (b11549, src/models). Of other architectures it loads the block
+without running it."""
 
 _OWN = {"nextn.shared_head_head": "output", "nextn.shared_head_norm": "output_norm"}
 
