@@ -44,23 +44,6 @@ def minicpm3() -> ModelShape:
     )  # fmt: skip
 
 
-def opt(n_layer: int, n_embd: int, n_head: int) -> ModelShape:
-    """OPT, which llama.cpp does not know, as the architecture that has its matrices: StarCoder2's layer has q, k, v and
-    output of the same width, an FFN of up and down alone, LayerNorm and biases everywhere. Its positions are rotated,
-    OPT's are learned."""
-    n_ff, n_vocab = 4 * n_embd, 50272
-    matrices: dict[str, Ne] = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (n_embd, n_embd))
-    matrices |= {"ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
-    vectors = {"attn_norm": n_embd, "ffn_norm": n_embd}
-    return ModelShape(
-        "starcoder2", n_layer, n_embd, n_ff, n_head, n_head, n_vocab, 2048,
-        matrices=matrices, vectors=vectors,
-        biases={role: ne[1] for role, ne in matrices.items()} | vectors,
-        metadata={"attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": n_embd // n_head},
-        last_biases={"output_norm": n_embd},
-    )  # fmt: skip
-
-
 def qwen2moe(*sizes: Any, n_ff_shared: int, **experts: Any) -> ModelShape:
     """Qwen2 with small experts and one that every token uses besides. n_ff: what a dense model would have; unused."""
     n_embd = sizes[1]
@@ -103,16 +86,11 @@ KNOWN: dict[str, ModelShape] = {
     ),
     "phi3.5-moe": phimoe(32, 4096, 6400, 32, 8, 32064, 131072, n_expert=16),
     "minicpm3-4b": minicpm3(),
-    "opt-6.7b": opt(32, 4096, 32),
-    "opt-13b": opt(40, 5120, 40),
-    "opt-30b": opt(48, 7168, 56),
-    "opt-66b": opt(64, 9216, 72),
     "llama-1b": llama(16, 2048, 8192, 32, 8, 32000),
     "moe-1b": llama(16, 1024, 1792, 16, 8, 32000, n_expert=8),
     "moe-2.7b": llama(12, 2048, 4096, 32, 8, 32000, n_expert=8),
     "mtp-8b": qwen35(32, 4096, 14336, 32, 8, 128256, 8192),
     "mtp-mini": qwen35(8, 768, 2048, 12, 4, 8192, 4096),
-    "llama-mini": llama(8, 768, 2048, 12, 4, 8192),
     "moe-mini": llama(8, 512, 1024, 8, 4, 8192, n_expert=8),
     **POPULAR,
 }  # fmt: skip

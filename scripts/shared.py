@@ -1,4 +1,4 @@
-"""What scripts share: the checkout's folder, TOML files as records, command lines, results, tables, models by shape."""
+"""What scripts share: the checkout's folder, TOML files as records, command lines, results, models by shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -77,18 +77,6 @@ def guarded(program: str, job: Callable[[], int], interrupted: str = "nothing wa
     except KeyboardInterrupt:
         print(f"{program}: interrupted; {interrupted}", file=sys.stderr)
         return 130
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A table as lines of Markdown, an empty one behind it; [] without rows."""
-    if not rows:
-        return []
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines] + [""]
-
-
-def _cell(value: object) -> str:
-    return " ".join(str(value).split()).replace("|", "\\|")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from oallama.stores.default_model import FILE
 pytestmark = pytest.mark.usefixtures("no_alloc_loader")
 
 MODEL = ROOT / "models" / FILE
-TESTBED = ROOT / "scripts" / "reproduce" / "testbeds" / "scheinfer-c.json"
+TESTBED = ROOT / "docs" / "benchmarks" / "testbeds" / "scheinfer-c.json"
 WORKER = ("--device", "rpc-worker:1")
 
 

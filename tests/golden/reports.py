@@ -37,7 +37,7 @@ from oallama.report.text import PAPERS, PLAIN, Words
 from oallama.report.what_if import what_if_chart, what_if_document, what_if_foot, what_if_head, what_if_line
 
 FOLDER = Path(__file__).parent / "report"
-TESTBED = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "testbeds" / "scheinfer-a.json"
+TESTBED = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "testbeds" / "scheinfer-a.json"
 
 
 def text_of(*tables: Table) -> str:

@@ -33,7 +33,7 @@ from oallama.report.what_if import CLAIM
 
 pytestmark = pytest.mark.usefixtures("small_cards")
 
-TESTBED = Path(__file__).resolve().parents[2] / "scripts" / "reproduce" / "testbeds" / "scheinfer-a.json"
+TESTBED = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "testbeds" / "scheinfer-a.json"
 WORLD = World(model=SMALL, tokens=(1, 32, 512))
 MOE = replace(WORLD, model=ROUTED)
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)

@@ -1,1 +1,0 @@
-"""Published figures of the papers beside what the simulator gives on their testbeds."""
