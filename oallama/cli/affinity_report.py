@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oallama.report.operators import AffinityReport
     from oallama.report.text import Words
 
-FORMATS = ("table", "json", "csv", "md", "html")
+FORMATS = ("table", "json", "html")
 
 
 @click.command("affinity-report", cls=Command)
@@ -60,7 +60,7 @@ FORMATS = ("table", "json", "csv", "md", "html")
     "form",
     type=click.Choice(FORMATS),
     metavar="FORM",
-    help="table (default), json, csv, md or html.\f If omitted, the suffix of -o decides.",
+    help="table (default), json or html.\f If omitted, the suffix of -o decides.",
 )
 @option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @option("--all", "every_row", is_flag=True, help="Print one line per operator.")
@@ -144,7 +144,7 @@ def plan_of_run(placer: Placer, workload: Workload, made: Plan | None = None) ->
 def format_of(output: str | None) -> str:
     """The format of a file name's suffix, else `table`."""
     suffix = PurePath(output).suffix.lower().lstrip(".") if output else ""
-    return {"htm": "html", "markdown": "md"}.get(suffix, suffix if suffix in FORMATS else "table")
+    return suffix if suffix in FORMATS else "table"
 
 
 def render(report: AffinityReport, form: str, every_row: bool, words: Words) -> str:
@@ -152,10 +152,6 @@ def render(report: AffinityReport, form: str, every_row: bool, words: Words) -> 
 
     if form == "json":
         return json_text(operators.report_document(report))
-    if form == "csv":
-        return operators.affinity_csv(report)
-    if form == "md":
-        return operators.affinity_markdown(report, every_row, words)
     if form == "html":
         from oallama.report.html import affinity_html
 

@@ -26,7 +26,7 @@ from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.plan.plan import Plan
 from oallama.report.inspect import model_document
 from oallama.report.slices import ring_text, slices_table, tokens_text
-from oallama.report.table import WIDTH, Table, comma_separated, markdown, table
+from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import (
     PLAIN,
     Words,
@@ -65,9 +65,6 @@ class AffinityReport:
     of_plan: bool = False  # the plan was asked for; else it is that of OATO's search for the phase
     run: RunPlan | None = None  # None: not asked for
 
-
-AFFINITY_KEYS = (*(f.name for f in fields(Affinity) if f.name != "placement"), "backend", "gg", "cg", "cc", "n_hot")
-"""Of one operator in the JSON, and the columns of the CSV."""
 
 FOLD_ABOVE = 40
 """Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
@@ -351,24 +348,10 @@ def printable_sentence(note: str) -> str:
     return printable(note, 1000)
 
 
-def affinity_markdown(report: AffinityReport, every_row: bool = False, words: Words = PLAIN) -> str:
-    return "\n".join(markdown(t) for t in report_tables(report, every_row, words))
-
-
-def affinity_csv(report: AffinityReport) -> str:
-    """One row per operator in rank order, the JSON's keys as headings, numbers with all their digits. A shape is
-    `KxNxE`, what is missing is empty."""
-
-    def cell(value: object) -> object:
-        return "x".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else value
-
-    return comma_separated(AFFINITY_KEYS, ([*map(cell, _values(row))] for row in report.operators))
-
-
-def _values(row: Affinity) -> tuple[object, ...]:
-    """By AFFINITY_KEYS."""
-    *own, place = (getattr(row, field.name) for field in fields(row))
-    return (*own, place.backend, place.gg, place.cg, place.cc, len(place.hot_experts))
+def _operator_document(row: Affinity) -> dict[str, Any]:
+    own = {field.name: getattr(row, field.name) for field in fields(row) if field.name != "placement"}
+    shares = {name: getattr(row.placement, name) for name in ("backend", "gg", "cg", "cc")}
+    return {**own, **shares, "n_hot": len(row.placement.hot_experts)}
 
 
 def report_document(report: AffinityReport) -> dict[str, Any]:
@@ -380,7 +363,7 @@ def report_document(report: AffinityReport) -> dict[str, Any]:
         "phase": report.phase,
         "iterations": report.iterations,
         "converged": report.converged,
-        "operators": [dict(zip(AFFINITY_KEYS, _values(row), strict=True)) for row in report.operators],
+        "operators": [_operator_document(row) for row in report.operators],
         "memory": to_json(report.plan.memory),
         **{key: plan[key] for key in ("predicted", "notes", "workload")},
         "baselines": [asdict(baseline) for baseline in report.baselines],

@@ -1,9 +1,7 @@
-"""A table as a record (headings and cells of text), and its renderings as plain text, Markdown and CSV."""
+"""A table as a record (headings and cells of text), and its rendering as plain text."""
 
 from __future__ import annotations
 
-import csv
-import io
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -103,34 +101,3 @@ def plain(t: Table, style: Callable[[str, bool], str] = lambda text, is_heading:
     for sentence in t.footer:
         lines += t.lines_of(sentence)
     return "\n".join(lines) + "\n"
-
-
-def markdown(t: Table) -> str:
-    """A GitHub-style table; the title is a heading and the footer a paragraph."""
-
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(_markdown_cell(cell) for cell in cells) + " |"
-
-    marks = ("---:" if column.align == "right" else "---" for column in t.columns)
-    lines = [f"## {_markdown_cell(t.title)}", ""] if t.title else []
-    lines += [line(column.heading for column in t.columns), "| " + " | ".join(marks) + " |"]
-    lines += [line(row) for row in t.rows]
-    for sentence in t.footer:
-        lines += ["", _markdown_cell(sentence)]
-    return "\n".join(lines) + "\n"
-
-
-def comma_separated(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """RFC 4180 CSV with `\\n` line ends; floats with all their digits."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def _markdown_cell(text: str) -> str:
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for mark in "\\`*[]|":
-        escaped = escaped.replace(mark, "\\" + mark)
-    return escaped

@@ -28,7 +28,7 @@ from oallama.placer.described import alone_and_beside
 from oallama.plan.plan import Plan
 from oallama.profile.described import host_profile
 from oallama.report.html import affinity_html
-from oallama.report.operators import AffinityReport, affinity_csv, affinity_markdown, report_document, report_tables
+from oallama.report.operators import AffinityReport, report_document, report_tables
 from oallama.report.placement import placement_document, placement_html
 from oallama.report.plan import plan_sentences
 from oallama.report.simulate import SimulationSetting, simulate_chart, simulate_tables
@@ -114,8 +114,6 @@ def affinities() -> Iterator[tuple[str, str]]:
     on_cpu = records.with_plan(replace(ran(), device="CPU", baselines=()), memory=NOTHING)
     yield "affinity-cpu.diff", changes(run, text_of(*report_tables(on_cpu)))
     yield "affinity-hostile.txt", text_of(*report_tables(records.hostile(), every_row=True))
-    yield "affinity.md", affinity_markdown(mixed())
-    yield "affinity.csv", affinity_csv(mixed())
     yield "affinity.json", json_of(report_document(mixed()))
     yield "affinity.html", body_of(affinity_html(mixed()))
     alone, beside = (body_of(affinity_html(report)) for report in (replace(ran(), run=None), ran()))

@@ -1,7 +1,5 @@
-"""What holds for every affinity report, as tables and CSV. What they look like: tests/golden/report."""
+"""What holds for every affinity report, as tables and JSON. What they look like: tests/golden/report."""
 
-import csv
-import io
 from dataclasses import replace
 
 import pytest
@@ -9,8 +7,6 @@ import report_records as records
 
 from oallama.report.layout import operator_rows
 from oallama.report.operators import (
-    AFFINITY_KEYS,
-    affinity_csv,
     affinity_tables,
     compared_table,
     fold,
@@ -66,17 +62,6 @@ def test_the_memory_breakdown_adds_up_as_shown():
 def test_the_scale_has_its_zero(benefits, said):
     best = records.dense(n_layer=1).operators[0]
     assert said in zero_text([replace(best, benefit_s_per_byte=value) for value in benefits])
-
-
-def test_csv_has_every_operator_with_all_digits():
-    report = records.moe()
-    rows = list(csv.DictReader(io.StringIO(affinity_csv(report))))
-    assert list(rows[0]) == list(AFFINITY_KEYS) == list(report_document(report)["operators"][0])
-    for row, operator in zip(rows, report.operators, strict=True):
-        assert row["name"] == operator.name
-        assert row["layer"] == ("" if operator.layer is None else str(operator.layer))
-        assert float(row["t_cpu_s"]) == operator.t_cpu_s
-        assert row["shape"] == "x".join(map(str, operator.shape))
 
 
 def test_a_plan_that_is_the_one_of_run_has_one_row():
