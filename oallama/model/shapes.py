@@ -196,20 +196,6 @@ def phi3(
     )  # fmt: skip
 
 
-SOURCES = {
-    "litgpt": "Lightning-AI/litgpt, litgpt/config.py at 2685705 (June 2026), which has the figures of config.json in "
-    "the repositories of the same name on huggingface.co: Llama-3.2-1B, -3B, Llama-3.1-8B, Llama-3.3-70B-Instruct, "
-    "Qwen2.5-7B, -14B, -32B (Coder alike), Qwen3-4B, -8B, -14B, -32B, -30B-A3B, -235B-A22B, gemma-3-4b-it, -12b-it, "
-    "-27b-it (text_config, and the vocabulary of its GGUFs, which leave out 64 tokens for images), phi-4, "
-    "Mistral-7B-Instruct-v0.3, Mixtral-8x7B-Instruct-v0.1",
-    "tied embeddings": "tie_word_embeddings of config.json: Llama-3.2-1B (kevinstephano/thunder_model_blocks, "
-    "hf_llama/llama_config.py), Llama-3.2-3B (LocalResearchGroup/llm-foundry, llmfoundry/models/llama/config.py), "
-    "Qwen3-4B (huggingface.co/gitglubber/slider_onnx, config.json)",
-    "mistral-nemo": "config.json of mistralai/Mistral-Nemo-Base-2407, in kevinstephano/thunder_model_blocks",
-    "gpt-oss-20b, gpt-oss-120b, glm-4.5-air": "config.json of openai/gpt-oss-20b and -120b, zai-org/GLM-4.5-Air",
-}
-"""Where the figures are from."""
-
 POPULAR: dict[str, ModelShape] = {
     "llama-3.2-1b": llama3_long(llama(16, 2048, 8192, 32, 8, 128256, 131072, rope_base=500000.0, tied=True)),
     "llama-3.2-3b": llama3_long(llama(28, 3072, 8192, 24, 8, 128256, 131072, rope_base=500000.0, tied=True)),
@@ -245,7 +231,19 @@ POPULAR: dict[str, ModelShape] = {
         46, 4096, 10944, 96, 8, 151552, 131072, 1e6, head_dim=128, n_expert=128, n_expert_used=8, n_ff_expert=1408
     ),
 }  # fmt: skip
-"""By name. What is tuned from one of them has its shape."""
+"""By name. What is tuned from one of them has its shape. Where the figures are from:
+
+- litgpt: Lightning-AI/litgpt, litgpt/config.py at 2685705 (June 2026), which has the figures of config.json in the
+  repositories of the same name on huggingface.co: Llama-3.2-1B, -3B, Llama-3.1-8B, Llama-3.3-70B-Instruct,
+  Qwen2.5-7B, -14B, -32B (Coder alike), Qwen3-4B, -8B, -14B, -32B, -30B-A3B, -235B-A22B, gemma-3-4b-it, -12b-it,
+  -27b-it (text_config, and the vocabulary of its GGUFs, which leave out 64 tokens for images), phi-4,
+  Mistral-7B-Instruct-v0.3, Mixtral-8x7B-Instruct-v0.1
+- tied embeddings: tie_word_embeddings of config.json: Llama-3.2-1B (kevinstephano/thunder_model_blocks,
+  hf_llama/llama_config.py), Llama-3.2-3B (LocalResearchGroup/llm-foundry, llmfoundry/models/llama/config.py),
+  Qwen3-4B (huggingface.co/gitglubber/slider_onnx, config.json)
+- mistral-nemo: config.json of mistralai/Mistral-Nemo-Base-2407, in kevinstephano/thunder_model_blocks
+- gpt-oss-20b, gpt-oss-120b, glm-4.5-air: config.json of openai/gpt-oss-20b and -120b, zai-org/GLM-4.5-Air
+"""
 
 _TUNED = re.compile(r"-?(?:instruct|coder|chat|it|gguf|hf)(?=[-:]|$)")
 

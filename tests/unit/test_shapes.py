@@ -7,7 +7,7 @@ from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
 from oallama.model.shape_file import write_empty
-from oallama.model.shapes import POPULAR, SOURCES, popular
+from oallama.model.shapes import POPULAR, popular
 
 SOME = ("phi-4", "gpt-oss-20b")
 VOCABULARY_BYTES = 64 << 20  # that a file without weights takes of the disk at most
@@ -42,11 +42,6 @@ def test_the_file_of_a_popular_model_is_read_as_its_own_would_be(tmp_path, name)
     assert (info.name, info.n_layer, info.n_embd, info.n_head) == (name, shape.n_layer, shape.n_embd, shape.n_head)
     assert {o.type for o in found} - {"F32"} == {kind} and len({o.layer for o in found}) == shape.n_layer + 1
     assert path.stat().st_size > info.n_layer << 20 and path.stat().st_blocks * 512 < VOCABULARY_BYTES
-
-
-def test_every_popular_model_has_a_source():
-    assert any("Llama-3.2-1B, -3B" in source for source in SOURCES.values())
-    assert {"mistral-nemo", "gpt-oss-20b, gpt-oss-120b, glm-4.5-air"} <= set(SOURCES)
 
 
 def test_a_card_is_asked_of_a_model_that_is_not_here(capsys):
