@@ -9,7 +9,7 @@ from pathlib import Path
 from oallama.setup.build import cmake_build
 from oallama.setup.console import Console
 
-from .recipe import CPU_VARIANTS, LIBRARIES, NATIVE, cpu_flags, cuda_flags
+from .recipe import CPU_VARIANTS, LIBRARIES, NATIVE, PROGRAMS, cpu_flags, cuda_flags
 from .toolkit import Toolkit
 
 
@@ -24,17 +24,13 @@ class Builder:
         self.jobs = jobs
         self.env = {**env, "GIT_CEILING_DIRECTORIES": str(work)}
 
-    def cuda(
-        self, toolkit: Toolkit, architectures: Sequence[str], flash_attention: bool, programs: Sequence[str]
-    ) -> Path:
-        """Libraries, and programs where their source is there. Returns the folder they are in."""
-        has_tools = (self.source / "tools" / "llama-bench").is_dir()
-        flags = (*cuda_flags(architectures, flash_attention, has_tools), *toolkit.flags())
-        targets = (*LIBRARIES, *(programs if has_tools else ()))
+    def cuda(self, toolkit: Toolkit, architectures: Sequence[str], flash_attention: bool) -> Path:
+        """Libraries and programs. Returns the folder they are in."""
+        flags = (*cuda_flags(architectures, flash_attention), *toolkit.flags())
         names = ", ".join(architectures).replace("-real", "")
         with self.console.step("CUDA", f"compiling for sm_{names}") as step:
             step.announce(f"compiling for sm_{names}, {self.jobs} jobs: over 60 core-minutes, once")
-            folder = self._build(self.source, self.work / "build", flags, targets)
+            folder = self._build(self.source, self.work / "build", flags, (*LIBRARIES, *PROGRAMS))
             step.result = f"compiled llama.cpp for sm_{names} with nvcc {toolkit.version}"
         return folder / "bin"
 
@@ -61,17 +57,3 @@ class Builder:
         with self.console.step("compile", f"compiling {folder.name}") as step:
             cmake_build(self.console, step, source, folder, flags, self.jobs, targets, self.env, folder.name)
         return folder
-
-
-def compiler_seconds(folder: Path) -> float:
-    """What all compilers and linkers of a ninja build took together, however often it was cut short; 0 where it was not
-    ninja's. What was built twice counts as its last time."""
-    try:
-        lines = (folder / ".ninja_log").read_text(encoding="utf-8").splitlines()[1:]
-    except OSError:
-        return 0.0
-    by_output = {}
-    for line in lines:
-        start, end, _, output, _ = line.split("\t")
-        by_output[output] = (int(start), int(end))
-    return sum((end - start) / 1e3 for start, end in set(by_output.values()))  # one edge may have several outputs

@@ -1,9 +1,9 @@
-"""The pack: one compressed archive, its manifest inside and beside it, and how a folder that Python runs from is made.
+"""The pack: one compressed archive with its manifest, and how a folder that Python runs from is made.
 
 lib/          ggml, llama and the CUDA back end; cpu/NAME/libggml-cpu.so.0 for other processors than the plainest
 native/       libggml_bridge, libggml-oallama
 site/         llama_cpp's Python part, and the packages that the other machine lacks
-bin/          llama-bench and llama-server, where they were asked for and fitted
+bin/          llama-bench and llama-server
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 from oallama.core.files import read_toml
 from oallama.setup.console import SetupError, capture
 
-from .files import extract, once, stamp_of
 from .recipe import best_cpu_variant
 
 ARCHIVE, MANIFEST = "pack.tar.xz", "manifest.json"
@@ -49,35 +47,27 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def write_pack(tree: Path, manifest: Mapping[str, Any], out: Path, limit_bytes: int) -> dict[str, Any]:
-    """Compress `tree` into `out`. Returns the manifest with the sizes in. Raises SetupError, leaving no pack, where the
-    folder would be above `limit_bytes`."""
+def write_pack(tree: Path, manifest: Mapping[str, Any], out: Path, limit_bytes: int) -> int:
+    """Compress `tree`, with the manifest, into `out`. Returns the pack's bytes. Raises SetupError, leaving no pack,
+    where it would be above `limit_bytes`, too large to travel."""
     out.mkdir(parents=True, exist_ok=True)
-    for old in (out / ARCHIVE, out / MANIFEST):
-        old.unlink(missing_ok=True)
+    (out / ARCHIVE).unlink(missing_ok=True)
     sizes = {path.name: folder_bytes(path) for path in sorted(tree.iterdir()) if path.is_dir()}
-    full = {**manifest, "unpacked_bytes": sizes}
-    (tree / MANIFEST).write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps({**manifest, "unpacked_bytes": sizes}, indent=1) + "\n"
+    (tree / MANIFEST).write_text(text, encoding="utf-8")
     draft = out / f"{ARCHIVE}.part"
     with tarfile.open(draft, "w:xz", preset=6) as tar:
         for path in sorted(tree.iterdir()):
             tar.add(path, path.name, filter=_anonymous)
-    size = draft.stat().st_size
-    check_size(size + sum(path.stat().st_size for path in out.iterdir() if path != draft), limit_bytes, draft)
-    draft.replace(out / ARCHIVE)
-    full["archive_bytes"] = size
-    (out / MANIFEST).write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
-    return full
-
-
-def check_size(n_bytes: int, limit_bytes: int, draft: Path) -> None:
-    """Raises SetupError, and removes what was written, where it is too large to travel."""
+    n_bytes = draft.stat().st_size
     if n_bytes > limit_bytes:
-        draft.unlink(missing_ok=True)
+        draft.unlink()
         raise SetupError(
             f"the pack would be {n_bytes / 2**20:.1f} MiB, above the limit of {limit_bytes / 2**20:.0f} MiB: "
-            "give fewer architectures with --arch, or omit parts with --programs none or --no-fa"
+            "give fewer architectures with --arch, or omit flash attention with --no-fa"
         )
+    draft.replace(out / ARCHIVE)
+    return n_bytes
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -97,16 +87,19 @@ def unpack(pack: Path, to: Path) -> Path:
     if not archive.is_file():
         raise SetupError(f"{pack} has no {ARCHIVE}: run scripts/build_cuda, or name the folder that it wrote")
 
-    def replace() -> None:
-        shutil.rmtree(to, ignore_errors=True)
-        to.mkdir(parents=True)
-        try:
-            extract(archive, to)
-        except (tarfile.TarError, EOFError) as error:
-            raise SetupError(f"{archive} is damaged ({error}): run scripts/build_cuda again") from error
-        choose_cpu(to, cpu_features())
-
-    once(to / "unpacked.txt", stamp_of(archive), replace)
+    mark, status = to / "unpacked.txt", archive.stat()
+    stamp = f"{status.st_size} {int(status.st_mtime)}\n"
+    if mark.is_file() and mark.read_text(encoding="utf-8") == stamp:
+        return to
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(to, filter="data")
+    except (tarfile.TarError, EOFError) as error:
+        raise SetupError(f"{archive} is damaged ({error}): run scripts/build_cuda again") from error
+    choose_cpu(to, cpu_features())
+    mark.write_text(stamp, encoding="utf-8")
     return to
 
 
@@ -124,7 +117,7 @@ def choose_cpu(tree: Path, features: Iterable[str]) -> str:
     variant = best_cpu_variant(features)
     if variant is None:
         raise SetupError(
-            "this processor has no AVX2, which the pack needs: build on it with scripts/build_cuda --source"
+            "this processor has no AVX2, which the pack needs: set up a checkout here with scripts/setup_env.py"
         )
     better = tree / "cpu" / variant.name / "libggml-cpu.so.0"
     if better.is_file():
@@ -150,10 +143,8 @@ def install_native(tree: Path, root: Path) -> None:
 
 
 def install_entry_points(tree: Path, root: Path) -> None:
-    """What an installation says of the checkout's packages: their entry points. Without them, as before Python 3.11,
-    which reads no TOML, there is no `bench --matrix` and no policy of contrib/."""
-    if sys.version_info < (3, 11):
-        return
+    """What an installation says of the checkout's packages: their entry points. Without them there is no
+    `bench --matrix` and no policy of contrib/."""
     project = read_toml(root / "pyproject.toml")["project"]
     to = tree / "site" / f"oallama-{project['version']}.dist-info"
     to.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from oallama.core.errors import UsageError
 from oallama.setup.build import RELEASE_FLAGS
@@ -84,14 +83,6 @@ def parse_architectures(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{name}-real" for name in names))
 
 
-def parse_programs(text: str) -> tuple[str, ...]:
-    """`llama-bench` or both, in a list; `none` or nothing for no program. Raises UsageError."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip() not in ("", "none")))
-    if unknown := [name for name in names if name not in PROGRAMS]:
-        raise UsageError(f"unknown --programs {unknown[0]}: choose from {', '.join(PROGRAMS)}, none")
-    return names
-
-
 _COMMON = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
@@ -109,7 +100,7 @@ _COMMON = (
 )
 
 
-def cuda_flags(architectures: Sequence[str], flash_attention: bool, programs: bool) -> tuple[str, ...]:
+def cuda_flags(architectures: Sequence[str], flash_attention: bool) -> tuple[str, ...]:
     """CMake's arguments for the main build, toolkit excepted.
 
     GGML_CUDA_NO_VMM: libcuda, which only a driver brings, is then not needed to link. Flash attention for F16 KV only:
@@ -127,26 +118,11 @@ def cuda_flags(architectures: Sequence[str], flash_attention: bool, programs: bo
         "-DGGML_CUDA_FA_QUANTS=f16-f16",
         "-DGGML_RPC=ON",
         "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined",  # of cuBLAS not all is here: the programs run elsewhere
-        *(f"-DLLAMA_BUILD_{part}={'ON' if programs else 'OFF'}" for part in ("TOOLS", "SERVER")),
+        "-DLLAMA_BUILD_TOOLS=ON",
+        "-DLLAMA_BUILD_SERVER=ON",
     )
 
 
 def cpu_flags(variant: CpuVariant) -> tuple[str, ...]:
     """CMake's arguments for the library of one CPU variant alone."""
     return (*_COMMON, "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_SERVER=OFF", *variant.flags)
-
-
-SOURCE_FOLDERS = ("cmake", "common", "ggml/cmake", "ggml/include", "include", "licenses", "src", "vendor")
-SOURCE_BACKENDS = ("ggml-cpu", "ggml-cuda", "ggml-rpc")
-
-
-def is_needed_source(path: Path) -> bool:
-    """Whether a file of llama.cpp's folder (relative path) is needed to compile the libraries for CUDA."""
-    text = path.as_posix()
-    if path.name.lower().startswith(("readme", "contributing")) or path.suffix in (".md", ".png", ".svg"):
-        return False
-    if len(path.parts) == 1:
-        return path.name in ("CMakeLists.txt", "LICENSE")
-    if text.startswith("ggml/src/"):
-        return len(path.parts) == 3 or path.parts[2] in SOURCE_BACKENDS
-    return text == "ggml/CMakeLists.txt" or any(text.startswith(f"{folder}/") for folder in SOURCE_FOLDERS)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oallama.setup.console import Console, SetupError, Step, capture, run
-from oallama.setup.gpu import toolkit_root
 
 from .recipe import TOOLKIT_WHEELS
 
@@ -21,36 +20,25 @@ _LEFT_OUT = ("libcublasLt", "libnvblas", "libcublas_static", "libcublasLt_static
 
 @dataclass(frozen=True)
 class Toolkit:
-    """nvcc, its folder, and where cuBLAS is, which may be a folder of its own."""
+    """A folder with nvcc and cuBLAS."""
 
-    nvcc: Path
     root: Path
-    cublas_include: Path
-    cublas_library: Path
     version: str
 
     def flags(self) -> tuple[str, ...]:
         """CMake's arguments that name it."""
-        flags = [f"-DCMAKE_CUDA_COMPILER={self.nvcc}", f"-DCUDAToolkit_ROOT={self.root}"]
-        if self.root not in self.cublas_include.parents:
-            flags += [f"-DCUDA_cublas_LIBRARY={self.cublas_library}", f"-DCMAKE_CUDA_FLAGS=-I{self.cublas_include}"]
-        return tuple(flags)
+        return f"-DCMAKE_CUDA_COMPILER={self.root / 'bin' / 'nvcc'}", f"-DCUDAToolkit_ROOT={self.root}"
 
 
 def toolkit_in(root: Path, env: Mapping[str, str]) -> Toolkit:
-    """The toolkit in a folder; cuBLAS there, or in this Python's packages. Raises SetupError."""
+    """The toolkit in a folder. Raises SetupError."""
     nvcc = root / "bin" / "nvcc"
-    output = capture([str(nvcc), "--version"], env) or ""
-    version = re.search(r"release [\d.]+, V([\d.]+)", output)
+    version = re.search(r"release [\d.]+, V([\d.]+)", capture([str(nvcc), "--version"], env) or "")
     if version is None:
         raise SetupError(f"{nvcc} does not run: name a CUDA 13 toolkit with --cuda")
-    places = [root, *(Path(folder, "nvidia", "cu13") for folder in site_folders())]
-    for place in places:
-        include = place / "include"
-        library = next((file for sub in ("lib64", "lib") for file in sorted((place / sub).glob("libcublas.so*"))), None)
-        if (include / "cublas_v2.h").is_file() and library is not None:
-            return Toolkit(nvcc, root, include, library, version[1])
-    raise SetupError(f"no cublas_v2.h in {root} or this Python's nvidia packages: install nvidia-cublas")
+    if not (root / "include" / "cublas_v2.h").is_file() or not any(root.glob("lib*/libcublas.so*")):
+        raise SetupError(f"no cuBLAS in {root}: name a CUDA 13 toolkit that has it with --cuda")
+    return Toolkit(root, version[1])
 
 
 def site_folders() -> list[str]:
@@ -58,16 +46,6 @@ def site_folders() -> list[str]:
     import site
 
     return [*site.getsitepackages(), sysconfig.get_path("purelib"), site.getusersitepackages()]
-
-
-def installed_root(env: Mapping[str, str]) -> Path | None:
-    """The folder of the nvcc on this machine, which may be a wrapper far from its toolkit; None if there is none."""
-    named = env.get("CUDA_HOME") or env.get("CUDA_PATH")
-    nvcc = shutil.which("nvcc", path=f"{named}/bin") if named else shutil.which("nvcc", path=env.get("PATH"))
-    nvcc = nvcc or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    if nvcc is None:
-        return None
-    return toolkit_root(nvcc, env)
 
 
 def assemble(console: Console, step: Step, python: Path, work: Path, env: Mapping[str, str]) -> Path:
