@@ -103,14 +103,9 @@ def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_out
     return sum(count * on.seconds(cost, cut, n_tokens, n_g, n_outputs) for cost, cut, count in layers)
 
 
-def solve_n_g(layers: CutBlocks, on: Pricing, n_tokens: int) -> tuple[int, float]:
+def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
     """(n_g, seconds of the pass) with the least seconds, such that the CPU's tokens come in groups (in_groups); of
     equals the smallest n_g."""
-    return least_n_g(count_blocks(layers), on, n_tokens)
-
-
-def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
-    """Solve n_g for counted blocks."""
     streamable = any(cut.cc and not cut.n_hot and cost.takes_n_g and not cost.outputs_only for cost, cut, _ in layers)
 
     @cache

@@ -27,7 +27,6 @@ from oallama.cost.timeline import BlockTimes, cycle_seconds, run_seconds
 from oallama.planner.block_contexts import BlockContexts
 from oallama.planner.cutting import (
     BlockOptions,
-    Choice,
     Counted,
     CutBlocks,
     Objective,
@@ -36,7 +35,6 @@ from oallama.planner.cutting import (
     counted_seconds,
     least_n_g,
     n_g_at,
-    solve_n_g,
     token_table,
 )
 from oallama.planner.knapsack import OptionCosts, solve_knapsack
@@ -171,53 +169,35 @@ class Slicer:
         budget: bytes of device memory for slices and staging; weights_budget: for slices alone. No block is all GG:
         that is for whole operators.
         """
+        workload = self.workload
+        best: SlicePlan | None = None
         biased = self.contexts.biased_layers & self._uses.keys() if self._hot else ()
         sets: list[Collection[int]] = [(), biased] if biased else [()]
-        best: SlicePlan | None = None
-        for together in sets:
-            blocks, found = self.blocks(placement, together), list[SlicePlan | None]()
-            for each in self._tries(blocks, n_values, found) if blocks else ():
-                found.append(self._solved(blocks, *each, budget, weights_budget))
-            last = found[-1] if found else None
-            if last is not None and (best is None or last.total_s(self.workload) < best.total_s(self.workload)):
-                best = last
+        for blocks in filter(None, (self.blocks(placement, together) for together in sets)):
+            numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
+            kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
+            options, modes = BlockOptions(self.on, workload, self._streams, n_values), self._modes(kinds)
+            nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
+            found, found_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
+            most_cg: list[int | None] = [None] * len(kinds)
+            for mode in modes:
+                for most in (0, None) if self._streams and not mode.with_n_g else (None,):
+                    each = [most] * len(kinds)
+                    plan = self._solved(blocks, mode, options, each, kind_of, budget, weights_budget)
+                    budget_limited |= plan.budget_limited if plan is not None else not mode.with_n_g
+                    if plan is not None and plan.total_s(workload) < found.total_s(workload):
+                        found, found_mode = plan, mode
+            found = self._exact(found)
+            while (narrower := self._narrower(found, kind_of)) is not None:  # leaves the device more room for weights
+                most_cg[narrower[0]] = narrower[1]
+                plan = self._solved(blocks, found_mode, options, most_cg, kind_of, budget, weights_budget)
+                plan = plan and self._exact(plan)
+                if plan is None or plan.total_s(workload) >= found.total_s(workload):
+                    break
+                found = plan
+            if best is None or found.total_s(workload) < best.total_s(workload):
+                best = replace(found, budget_limited=budget_limited)
         return best
-
-    def _tries(
-        self, blocks: Sequence[Block], n_values: int, found: list[SlicePlan | None]
-    ) -> Iterator[tuple[_Mode, Sequence[Sequence[Choice]], Sequence[int]]]:
-        """What is solved next: a mode, choices of each kind of its blocks, and the kind of each block. found: what each
-        gave; in the end the best of them is its last."""
-        workload = self.workload
-        numbers = {types: number for number, types in enumerate(dict.fromkeys(block.types for block in blocks))}
-        kinds, kind_of = list(numbers), [numbers[block.types] for block in blocks]
-        options = BlockOptions(self.on, workload, self._streams, n_values)
-        modes = self._modes(kinds)
-        nothing = [(modes[0].kinds[number], modes[0].kinds[number].all_host) for number in kind_of]
-        best, best_mode, budget_limited = self.priced(blocks, nothing), modes[0], False
-
-        def choices(mode: _Mode, most_cg: Sequence[int | None]) -> Sequence[Sequence[Choice]]:
-            pairs = zip(mode.kinds, most_cg, strict=True)
-            return [options.choices(kind, mode.objective, most) for kind, most in pairs]
-
-        for mode in modes:
-            for most in (0, None) if self._streams and not mode.with_n_g else (None,):
-                yield mode, choices(mode, [most] * len(kinds)), kind_of
-                plan = found[-1]
-                budget_limited = budget_limited or (plan.budget_limited if plan is not None else not mode.with_n_g)
-                if plan is not None and plan.total_s(workload) < best.total_s(workload):
-                    best, best_mode = plan, mode
-        best = self._exact(best)
-        most_cg: list[int | None] = [None] * len(kinds)
-        while (narrower := self._narrower(best, kind_of)) is not None:  # leaves the device more room for weights
-            most_cg[narrower[0]] = narrower[1]
-            yield best_mode, choices(best_mode, most_cg), kind_of
-            plan = found[-1]
-            plan = plan and self._exact(plan)
-            if plan is None or plan.total_s(workload) >= best.total_s(workload):
-                break
-            best = plan
-        found.append(replace(best, budget_limited=budget_limited))
 
     def _narrower(self, plan: SlicePlan, kind_of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
@@ -296,7 +276,8 @@ class Slicer:
         self,
         blocks: Sequence[Block],
         mode: _Mode,
-        choices: Sequence[Sequence[Choice]],
+        options: BlockOptions,
+        most_cg: Sequence[int | None],
         kind_of: Sequence[int],
         budget: int,
         weights_budget: int,
@@ -304,9 +285,11 @@ class Slicer:
         """r_GG, then n_g; what staging then takes is taken off the budget, and so on until both fit. None: it does not,
         or no prompt gains by n_g, or the host has no room for a second copy.
 
-        choices: of each kind of the mode; kind_of: the kind of each block.
+        most_cg: elements of CG of each kind of the mode, at most; kind_of: the kind of each block.
         """
-        options: list[OptionCosts] = [
+        pairs = zip(mode.kinds, most_cg, strict=True)
+        choices = [options.choices(kind, mode.objective, most) for kind, most in pairs]
+        costs: list[OptionCosts] = [
             tuple((kind.weight_bytes(cut), seconds) for cut, seconds in kind_choices)
             for kind, kind_choices in zip(mode.kinds, choices, strict=True)
         ]
@@ -316,7 +299,7 @@ class Slicer:
         staging, needed = -1, 0
         while needed > staging:  # once the slices need no more than was taken off the budget, they fit
             staging = needed
-            selection = solve_knapsack(options, max(0, min(budget - staging, weights_budget)), kind_of)
+            selection = solve_knapsack(costs, max(0, min(budget - staging, weights_budget)), kind_of)
             counts = Counter(zip(kind_of, selection.chosen, strict=True))
             one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
             counted = [(*one_of[at], count) for at, count in counts.items()]
@@ -340,8 +323,9 @@ class Slicer:
         any."""
         if not placement.token_assignment:
             return placement
-        (_, layers), lengths = self.cuts_of(placement), sorted({p.n_tokens for p in passes(self.workload, "prefill")})
-        table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
+        counted = count_blocks(self.cuts_of(placement)[1])
+        lengths = sorted({p.n_tokens for p in passes(self.workload, "prefill")})
+        table = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
         return replace(placement, token_assignment=table)
 
     def cuts_of(self, placement: Placement) -> tuple[list[Block], CutBlocks]:
