@@ -228,7 +228,7 @@ def _of_model(profile: Profile, of: ModelHeader) -> Profile:
     return replace(
         profile,
         cases=tuple(c for c in profile.cases if c.mul_mat in wanted),
-        rest=tuple(r for r in profile.rest if r.shape and (r.shape.n_embd, r.shape.n_head, r.shape.n_head_kv) == heads),
+        rest=tuple(r for r in profile.rest if (r.shape.n_embd, r.shape.n_head, r.shape.n_head_kv) == heads),
     )
 
 

@@ -28,7 +28,7 @@ class Mark(Enum):
     NOT_EMPTY = "not empty"
     BITS_32 = "32 bits"  # of a whole number that goes to llama.cpp as int32_t; others have 64
     PRINTABLE = "printable"  # text in one line, without what steers a terminal
-    FLAT = "flat"  # a dataclass whose keys lie beside those of the outer one; None where its first key is absent
+    FLAT = "flat"  # a dataclass whose keys lie beside those of the outer one
     OMIT_DEFAULT = "omit default"  # not written where the value is the field's default
     REQUIRED = "required"  # must be there, though the field has a default
     NOT_NULL = "not null"  # left out where it is None, which null does not say
@@ -135,7 +135,7 @@ def to_json(record: Any) -> dict[str, Any]:
         if field.is_omitted(value):
             omitted.add(field.name)
         elif Mark.FLAT in field.marks:
-            document.update({} if value is None else to_json(value))
+            document.update(to_json(value))
         else:
             document[field.name] = _plain(value)
     keys = getattr(type(record), "JSON_KEYS", tuple(document))
@@ -173,7 +173,7 @@ def from_json(cls: type[_T], document: Any, where: str) -> _T:
     values = {}
     for field in _fields_of(cls):
         if Mark.FLAT in field.marks:
-            values[field.name] = _flat(field.hint, document, where)
+            values[field.name] = from_json(field.hint, document, where)
         elif field.name in document:
             values[field.name] = _decoded(field.hint, field.marks, document[field.name], where, field.name)
         elif not field.is_optional:
@@ -181,13 +181,6 @@ def from_json(cls: type[_T], document: Any, where: str) -> _T:
         elif field.default is MISSING:
             values[field.name] = None
     return cls(**values)
-
-
-def _flat(hint: Any, document: Mapping[str, Any], where: str) -> Any:
-    inner = _without_none(hint)
-    if inner is not hint and _fields_of(inner)[0].name not in document:
-        return None
-    return from_json(inner, document, where)
 
 
 def _without_none(hint: Any) -> Any:

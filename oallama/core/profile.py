@@ -111,7 +111,7 @@ class NonMatmulCase:
     n_kv: Count
     seconds: Positive
     samples: Samples
-    shape: Annotated[NonMatmulShape | None, Mark.FLAT] = None  # None: not stated
+    shape: Annotated[NonMatmulShape, Mark.FLAT]
 
     JSON_KEYS: ClassVar[tuple[str, ...]] = (
         "device", "n_tokens", "n_kv", "seconds", "n_embd", "n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v",
@@ -119,7 +119,7 @@ class NonMatmulCase:
     )  # fmt: skip
 
     @property
-    def key(self) -> tuple[str, int, int, NonMatmulShape | None]:
+    def key(self) -> tuple[str, int, int, NonMatmulShape]:
         return self.device, self.n_tokens, self.n_kv, self.shape
 
 

@@ -155,7 +155,7 @@ def index_non_matmul(profile: Profile) -> NonMatmulIndex:
     index = {}
     for device in {case.device for case in profile.rest}:
         cases = [case for case in profile.rest if case.device == device]
-        plain = [case for case in cases if case.shape is not None and not case.shape.flash_attn]
+        plain = [case for case in cases if not case.shape.flash_attn]
         stepped = len(plain) == len(cases)
         by_tokens: dict[int, dict[int, float]] = {}
         for case in plain if stepped else [case for case in cases if case not in plain]:

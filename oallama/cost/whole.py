@@ -121,11 +121,10 @@ class HostCache:
 
 def host_cache(profile: Profile) -> HostCache | None:
     """None if the device takes no work from the host, or the profile does not say how large the cache is."""
-    shape = next((case.shape for case in profile.rest if case.shape is not None), None)
     stream = weight_stream(profile)
-    if stream is None or shape is None:
+    if stream is None or not profile.rest:
         return None
-    return HostCache(stream, transfer_rates(profile).copy_out, cache_bytes(shape))
+    return HostCache(stream, transfer_rates(profile).copy_out, cache_bytes(profile.rest[0].shape))
 
 
 def cache_bytes(shape: NonMatmulShape) -> float:

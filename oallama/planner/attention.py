@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.options import PLAIN_V_TYPES, Options
-from oallama.core.profile import NonMatmulCase, Profile
+from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Workload
 from oallama.core.units import MIB
 from oallama.cost.kernels import index_non_matmul, non_matmul_of, non_matmul_seconds
@@ -32,8 +32,8 @@ def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
     if flash_attn == "auto":
         return profile
     wanted = flash_attn == "on"
-    has_it = {case.device for case in profile.rest if _is_flash(case) == wanted}
-    kept = tuple(case for case in profile.rest if _is_flash(case) == wanted or case.device not in has_it)
+    has_it = {case.device for case in profile.rest if case.shape.flash_attn == wanted}
+    kept = tuple(case for case in profile.rest if case.shape.flash_attn == wanted or case.device not in has_it)
     return replace(profile, rest=kept)
 
 
@@ -41,7 +41,7 @@ def attention_seconds(
     profile: Profile, flash_attn: FlashAttention, device: str, passes: Sequence[Pass]
 ) -> float | None:
     """Seconds of one layer beside its operators over these passes; None if the profile has not timed that way."""
-    known = any(case.device == device and _is_flash(case) == (flash_attn == "on") for case in profile.rest)
+    known = any(case.device == device and case.shape.flash_attn == (flash_attn == "on") for case in profile.rest)
     return non_matmul_seconds(index_non_matmul(with_attention(profile, flash_attn)), device, passes) if known else None
 
 
@@ -107,10 +107,6 @@ def scores_fit(model: ModelInfo, workload: Workload) -> bool:
     """Whether the scores' buffer is small enough (F32, n_ctx positions for each head and token of a micro-batch)."""
     n_bytes = 4 * workload.n_ctx * workload.largest_batch * model.n_head
     return n_bytes <= max(SCORES_BYTES, SCORES_SHARE * model.file_bytes)
-
-
-def _is_flash(case: NonMatmulCase) -> bool:
-    return case.shape is None or case.shape.flash_attn
 
 
 @dataclass(frozen=True, slots=True)

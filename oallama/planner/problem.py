@@ -80,9 +80,7 @@ class Problem:
     def runtime_bytes(self, workload: Workload, n_instances: int = 1) -> int:
         """Bytes that so many instances of the device's back end take for themselves."""
         facts, rest = self.profile.fingerprint, self.profile.rest
-        plain = any(
-            case.device == self.profile.device and case.shape is not None and not case.shape.flash_attn for case in rest
-        )
+        plain = any(case.device == self.profile.device and not case.shape.flash_attn for case in rest)
         described = str(facts.get("device_backend")), str(facts.get("device_description"))
         return runtime_bytes(*described, self.operators, workload.n_ubatch, plain, n_instances)
 

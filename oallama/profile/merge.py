@@ -180,7 +180,7 @@ def select(profile: Profile, want: Wanted) -> Profile:
                 and (rest.n_tokens, rest.n_kv) in want.rest
                 and rest.shape in shapes
             ),
-            key=lambda rest: (rest.device, rest.n_tokens, rest.n_kv, rest.shape is not None and rest.shape.flash_attn),
+            key=lambda rest: (rest.device, rest.n_tokens, rest.n_kv, rest.shape.flash_attn),
         )
     )
     return replace(

@@ -168,9 +168,9 @@ def non_matmul_skipped(device: str, n_tokens: int, n_kv: int, shape: NonMatmulSh
     return SkippedCase(device, "rest", MulMat(NON_MATMUL, what, (shape.n_embd, n_kv, 1), 0), n_tokens, 0, reason)
 
 
-def non_matmul_label(device: str, n_tokens: int, n_kv: int, shape: NonMatmulShape | None) -> str:
+def non_matmul_label(device: str, n_tokens: int, n_kv: int, shape: NonMatmulShape) -> str:
     """A non-matmul cases in a few words."""
-    without = ", no flash attention" if shape is not None and not shape.flash_attn else ""
+    without = "" if shape.flash_attn else ", no flash attention"
     return f"{device} other work of a layer at {n_tokens} tokens, KV {n_kv}{without}"
 
 

@@ -10,7 +10,7 @@ from oallama.report.text import printable, shape_text, three_digits
 
 
 def profile_tables(profile: Profile) -> tuple[Table, ...]:
-    """Cases, link fits and contention of a profile; tables that would be empty are left out."""
+    """Cases, link fits and work at the same time of a profile; tables that would be empty are left out."""
     cases = [
         (
             printable(c.device),
@@ -30,13 +30,6 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
         fits["boundary"] = profile.boundary
     if fits:
         tables.append(table("Link", "path |>latency |>GB/s |>r²", (_fit_row(name, fit) for name, fit in fits.items())))
-    if profile.contention is not None:
-        c = profile.contention
-        rows = [
-            ("CPU reading weights", three_digits(c.first_alone_gb_per_s), three_digits(c.first_with_second_gb_per_s)),
-            ("link", three_digits(c.second_alone_gb_per_s), three_digits(c.second_with_first_gb_per_s)),
-        ]
-        tables.append(table("Contention for memory, GB/s", "who |>alone |>both at once", rows))
     if profile.sharing:
         rates = [
             (
