@@ -215,13 +215,6 @@ def slice_weights(operators: Sequence[Operator], gg: Sequence[int]) -> int:
     return sum(block.weight_bytes(gg[block.operators[0]]) for block in blocks)
 
 
-def hot_weights(operators: Sequence[Operator], hot: Sequence[tuple[int, ...]]) -> int:
-    """Bytes of hot experts on the device. hot: experts of each operator that it holds whole, as the host does."""
-    return sum(
-        operator.bytes // operator.shape[2] * len(experts) for operator, experts in zip(operators, hot, strict=True)
-    )
-
-
 def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:
     match = _FFN_ROLE.fullmatch(operator.role)
     if not match or runs_alone(operator):

@@ -51,7 +51,7 @@ def search_report(
     problems = on.problems
     with on.no_alloc_loads.together():
         decision = decide(problems.worth_planning(request), request)
-    plan = plan_record(replace(decision, policy=oato.name), on.model, on.operators, str(on.device), "")
+    plan = plan_record(replace(decision, policy=oato.name), on.model, on.operators, str(on.device))
     plan, problem = replace(plan, notes=with_doubt(on, plan.notes)), on.problem(decision.flash_attn)
     return _report(on, phase, plan, problem, decision.placement, workload, affinity)
 
@@ -114,7 +114,7 @@ def with_run(on: ModelOnDevice, report: AffinityReport, plan: Plan, measured: bo
     if stock is not None and not measured and stock.total_s < predicted_by(plan).total_s:
         workload = on.workload(plan.workload.n_prompt, plan.workload.n_gen, plan.workload.n_ctx)
         decision = stock_decision(on.problem(stock_attention(on)), workload)
-        plan = plan_record(decision, on.model, on.operators, str(on.device), "")
+        plan = plan_record(decision, on.model, on.operators, str(on.device))
     return replace(report, run=RunPlan(plan, measured))
 
 

@@ -42,7 +42,7 @@ def plan(problems: Problems, request: Request) -> Plan:
     """The plan of a request. Raises as decide."""
     decision = decide(problems.worth_planning(request), request)
     problem, rule = problems.of(decision.flash_attn), problems.rule
-    record = plan_record(decision, rule.model, problem.operators, problem.profile.device, "")
+    record = plan_record(decision, rule.model, problem.operators, problem.profile.device)
     bound = physical_bound(problem, record.workload, record.memory)
     return replace(record, attention=rule.attention(decision.flash_attn), bound=bound)
 

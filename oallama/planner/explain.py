@@ -26,9 +26,8 @@ from oallama.cost.whole import OperatorCost, operator_costs
 from oallama.plan.plan import Plan
 from oallama.planner.attention import non_matmul_total
 from oallama.planner.memory import usable
-from oallama.planner.policies.stock import priced_stock_fit, stock_memory
-from oallama.planner.price import price
-from oallama.planner.problem import Problem, capacity_of, cpu_alone, operators_limit
+from oallama.planner.policies.stock import priced_stock_fit
+from oallama.planner.problem import Problem, capacity_of, empty_memory, operators_limit
 from oallama.profile.wanted import KV_STEP
 
 GOLDEN = 0.6180339887498949
@@ -172,23 +171,20 @@ def _highest(f: Callable[[float], float], end: float) -> float:
 STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
 
 
-def baselines(
-    problem: Problem, workload: Workload, used: MemoryBreakdown, alone: Predicted | None = None
-) -> tuple[Baseline, ...]:
+def baselines(problem: Problem, workload: Workload, used: MemoryBreakdown, alone: Predicted) -> tuple[Baseline, ...]:
     """Times that a plan is held against. No stock where llama.cpp itself has no device.
 
     problem, workload: with stock's attention mode and its micro-batch, so that all plans of a model, a device and a
     workload are held against the same times. used: by the plan; where that leaves the device alone the bound may use
-    all of it. alone: times of the CPU; None: by this problem.
+    all of it. alone: times of the CPU.
     """
-    alone = alone or price(problem, workload, cpu_alone(problem, workload, "mixed"))
     if problem.profile.device != CPU_DEVICE and not used.limit:
         runtime = problem.runtime_bytes(workload)
         used = replace(used, limit=usable(capacity_of(problem, workload), problem.vram_fill, runtime))
     others = (Baseline(CPU_ALONE, alone), Baseline(BOUND, physical_bound(problem, workload, used)))
     if problem.profile.device == CPU_DEVICE or problem.slices_only:
         return others
-    memory = stock_memory(problem, workload)
+    memory = empty_memory(problem, workload)
     empty = memory.budget(problem.graph.n_layer) < 0  # its buffers do not fit
     return (Baseline(STOCK, alone if empty else priced_stock_fit(problem, workload, memory)[1]), *others)
 

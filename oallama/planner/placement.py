@@ -21,13 +21,13 @@ from oallama.core.types import (
     Workload,
     is_split,
 )
-from oallama.cost.blocks import hot_weights, slice_weights
+from oallama.cost.blocks import slice_weights
 from oallama.cost.experts import expert_use
 from oallama.cost.slices import Cut
 from oallama.cost.whole import Costs, OperatorCost, placement_seconds
 from oallama.model.cut import cut_extent
 from oallama.plan.plan import Plan
-from oallama.plan.split import slice_counts
+from oallama.plan.split import hot_bytes, slice_counts
 from oallama.planner.memory import memory_breakdown
 
 Budget = Callable[[int], int]
@@ -98,21 +98,6 @@ class Placement:
         return tuple(assignment.is_device for assignment in self.assignments)
 
     @property
-    def gg(self) -> tuple[int, ...]:
-        """Elements of each split operator on the device."""
-        return tuple(0 if assignment.is_device else assignment.cut.gg for assignment in self.assignments)
-
-    @property
-    def cg(self) -> tuple[int, ...]:
-        """Elements of each operator that are streamed."""
-        return tuple(assignment.cut.cg for assignment in self.assignments)
-
-    @property
-    def hot(self) -> tuple[tuple[int, ...], ...]:
-        """Hot experts of each operator."""
-        return tuple(assignment.hot_experts for assignment in self.assignments)
-
-    @property
     def held_bytes(self) -> int:
         """Bytes of weights that the split back end has on the device."""
         return self.gg_bytes + self.hot_bytes
@@ -129,7 +114,7 @@ class Placement:
 
     @property
     def streams(self) -> bool:
-        return bool(self.token_assignment) or any(self.cg)
+        return bool(self.token_assignment) or any(assignment.cut.cg for assignment in self.assignments)
 
     @cached_property
     def is_sliced(self) -> bool:
@@ -179,13 +164,13 @@ def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[
     return sum(weight.bytes for weight, is_device in zip(weights, on_device, strict=True) if is_device)
 
 
-def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placement:
+def layers(costs: Costs, budget: Budget) -> Placement:
     """The most whole layers that fit, from the end, KV with them: `-ngl k` for the largest k (llama.cpp counts the
-    output layer as one of the k, and takes it first). Layers before `at_least` are not taken."""
+    output layer as one of the k, and takes it first)."""
     n_layer = costs.graph.n_layer
     layer_of = costs.graph.operator_layer
     first, size = n_layer + 1, 0
-    for candidate in range(n_layer, at_least - 1, -1):
+    for candidate in range(n_layer, -1, -1):
         begin, end = costs.graph.layer_operators[candidate]
         size += sum(cost.bytes for cost in costs.operators[begin:end])
         if size > budget(candidate):
@@ -239,14 +224,12 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: Plan) -> P
     by_name = {row.name: row for row in plan.operators}
     rows = [by_name[operator.name] for operator in operators]
     cuts = [Cut(*slice_counts(operator, row)) for operator, row in zip(operators, rows, strict=True)]
-    placement = Placement(
-        tuple(Assignment(cut, row.layout, row.hot_experts) for cut, row in zip(cuts, rows, strict=True)),
+    assignments = tuple(Assignment(cut, row.layout, row.hot_experts) for cut, row in zip(cuts, rows, strict=True))
+    return Placement(
+        assignments,
         n_layer + 1 - plan.n_gpu_layers,
-    )
-    return replace(
-        placement,
-        gg_bytes=slice_weights(operators, placement.gg),
-        hot_bytes=hot_weights(operators, placement.hot),
+        gg_bytes=slice_weights(operators, [0 if place.is_device else place.cut.gg for place in assignments]),
+        hot_bytes=sum(map(hot_bytes, operators, rows)),
         staging_bytes=plan.memory.staging,
         streaming=plan.streaming,
         token_assignment=plan.token_assignment,
@@ -290,18 +273,11 @@ def unmeasured_record(
     )
 
 
-def plan_record(
-    decision: VerifiedPlan,
-    model: ModelInfo,
-    operators: Sequence[Operator],
-    device: str,
-    machine_fingerprint: str,
-) -> Plan:
+def plan_record(decision: VerifiedPlan, model: ModelInfo, operators: Sequence[Operator], device: str) -> Plan:
     placement = decision.placement
     used = device if placement.uses_device(model.n_layer) else "none"
     return replace(
         unmeasured_record(model, operators, decision.workload, placement, decision.memory, decision.policy, used),
-        machine_fingerprint=machine_fingerprint,
         predicted=decision.predicted,
         token_assignment=placement.token_assignment,
         streaming=placement.streaming,

@@ -20,18 +20,17 @@ from oallama.planner.problem import Problem, costs_of, costs_over
 from oallama.planner.slicer import slicer_of
 
 
-def price(problem: Problem, workload: Workload, placement: Placement, op_offload: bool = True) -> Predicted:
+def price(problem: Problem, workload: Workload, placement: Placement) -> Predicted:
     """TTFT, TPOT and their sum over the workload. Slices share out a prompt's tokens as their table says.
 
-    op_offload: whether llama.cpp streams plain host weights to a device that it has. Raises PlanError for slices that
-    are no blocks of ours, ProfileError if the profile has no link.
+    Raises PlanError for slices that are no blocks of ours, ProfileError if the profile has no link.
     """
     problem = problem.of_step(workload.step)
     if placement.is_sliced:
         slicer = slicer_of(problem, workload, placement)
         plan = slicer.priced(*slicer.cuts_of(placement), placement.token_assignment)
         return plan.predicted(workload)
-    costs_in = WholeCosts(problem, workload, placement, op_offload)
+    costs_in = WholeCosts(problem, workload, placement)
 
     def seconds(phase: str) -> float:
         total, over = 0.0, passes(workload, phase)
@@ -48,10 +47,9 @@ def price(problem: Problem, workload: Workload, placement: Placement, op_offload
 class WholeCosts:
     """Costs of passes under a placement of whole operators."""
 
-    def __init__(self, problem: Problem, workload: Workload, placement: Placement, op_offload: bool = True) -> None:
-        """op_offload: as in `price`."""
+    def __init__(self, problem: Problem, workload: Workload, placement: Placement) -> None:
         self._problem, self._placement = problem, placement
-        self._llama_uses_device = op_offload and placement.llama_uses_device(problem.graph.n_layer)
+        self._llama_uses_device = placement.llama_uses_device(problem.graph.n_layer)
         self._layouts = host_layouts(problem, workload, placement)
 
     def __call__(self, over: tuple[Pass, ...]) -> tuple[Costs, Sequence[bool], float]:

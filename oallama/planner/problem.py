@@ -178,10 +178,26 @@ def operators_on_host(problem: Problem, workload: Workload) -> Placement:
     return with_layouts(problem, workload, operators_on_cpu(len(problem.operators), 0))
 
 
+def empty_memory(problem: Problem, workload: Workload) -> DeviceMemory:
+    """Memory of the device before any operator is placed, with norms and KV of all layers there: by a no_alloc load."""
+    taken = problem.no_alloc_load(workload, operators_on_host(problem, workload))
+    return DeviceMemory(
+        capacity=problem.capacity(taken),
+        fill=problem.vram_fill,
+        kv=taken.kv,
+        compute=taken.compute,
+        other_weights=taken.weights_gpu,
+        n_layer=problem.graph.n_layer,
+        operators_limit=operators_limit(problem),
+        runtime=problem.runtime_bytes(workload),
+        runtime_beside=problem.runtime_bytes(workload, 2),
+    )
+
+
 def device_memory(
     problem: Problem, workload: Workload, required: bool
 ) -> tuple[DeviceMemory | None, Workload, tuple[str, ...]]:
-    """Memory of the device before any operator is placed, from a no_alloc load with every operator on the host.
+    """Memory of the device before any operator is placed, and the workload that leaves room for it.
 
     Halves the micro-batch while KV and compute buffers leave no room. If they never do, lets layers keep their KV on
     the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit if
@@ -190,18 +206,7 @@ def device_memory(
     asked, n_layer = workload.n_ubatch, problem.graph.n_layer
     without_kv: tuple[DeviceMemory, Workload] | None = None
     while True:
-        taken = problem.no_alloc_load(workload, operators_on_host(problem, workload))
-        memory = DeviceMemory(
-            capacity=problem.capacity(taken),
-            fill=problem.vram_fill,
-            kv=taken.kv,
-            compute=taken.compute,
-            other_weights=taken.weights_gpu,
-            n_layer=n_layer,
-            operators_limit=operators_limit(problem),
-            runtime=problem.runtime_bytes(workload),
-            runtime_beside=problem.runtime_bytes(workload, 2),
-        )
+        memory = empty_memory(problem, workload)
         if without_kv is None and memory.operator_budget(n_layer) >= 0:
             without_kv = memory, workload
         if memory.operator_budget(0) >= 0 or workload.n_ubatch // 2 < SMALLEST_UBATCH:

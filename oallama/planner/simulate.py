@@ -100,7 +100,8 @@ def _in_order(activities: Iterable[Activity]) -> tuple[Activity, ...]:
     )
 
 
-def _in_sequence(tasks: Iterable[Activity], now: float = 0.0) -> Iterator[Activity]:
+def _in_sequence(tasks: Iterable[Activity]) -> Iterator[Activity]:
+    now = 0.0
     for task in tasks:
         yield replace(task, start_s=now, end_s=now + task.seconds)
         now += task.seconds

@@ -438,7 +438,13 @@ def may_follow(problem: Problem) -> bool:
 def slicer_of(problem: Problem, workload: Workload, placement: Placement) -> Slicer:
     """The search as that went which found these slices, for another workload."""
     streaming = placement.streaming
-    return Slicer(problem, workload, streaming or StreamSettings(), streaming is not None, any(placement.hot))
+    return Slicer(
+        problem,
+        workload,
+        streaming or StreamSettings(),
+        streaming is not None,
+        any(a.hot_experts for a in placement.assignments),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,5 +459,5 @@ class _Mode:
 
 
 def _hot_layers(operators: Sequence[Operator], placement: Placement) -> frozenset[int]:
-    pairs = zip(operators, placement.hot, strict=True)
-    return frozenset(operator.layer for operator, experts in pairs if experts and operator.layer is not None)
+    pairs = zip(operators, placement.assignments, strict=True)
+    return frozenset(o.layer for o, assignment in pairs if assignment.hot_experts and o.layer is not None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gguf_factory import write_gguf
 
 from oallama.core.types import DecodeStep, Operator
-from oallama.cost.blocks import hot_weights, is_ffn, slice_weights
+from oallama.cost.blocks import is_ffn, slice_weights
 from oallama.cost.slices import Cut
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.placer import Placer
@@ -109,14 +109,13 @@ def forced(
         for operator, cut in zip(operators, cuts(operators, share), strict=True)
     )
     placement = Placement(places, model.n_layer + 1 if whole is None else 0, **fields)
-    held, workload = (
-        slice_weights(operators, placement.gg) + hot_weights(operators, placement.hot),
-        replace(placer.workload(8, 8), step=step),
-    )
+    gg_bytes = slice_weights(operators, [0 if place.is_device else place.cut.gg for place in places])
+    hot_bytes = sum(o.bytes // o.shape[2] * len(p.hot_experts) for o, p in zip(operators, places, strict=True))
+    held, workload = gg_bytes + hot_bytes, replace(placer.workload(8, 8), step=step)
     memory = memory_breakdown(0, 1.0, 0, 0, 0, 0)
     if probe:
         taken = placer.no_alloc_loads.taken(workload, placement, placer.attention)
-        on_host = taken.weights_host - slice_weights(operators, placement.gg)
+        on_host = taken.weights_host - gg_bytes
         memory = memory_breakdown(taken.device_free, 0.9, taken.weights_gpu + held, on_host, taken.kv, taken.compute)
     plan = replace(
         unmeasured_record(model, operators, workload, placement, memory, "split", device),

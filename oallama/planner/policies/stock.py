@@ -45,9 +45,8 @@ from oallama.planner.problem import (
     Problem,
     costs_of,
     cpu_alone,
+    empty_memory,
     measured,
-    operators_limit,
-    operators_on_host,
     own_bytes,
 )
 from oallama.planner.verify import on_cpu
@@ -100,19 +99,10 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Pl
 
 def stock_decision(problem: Problem, workload: Workload) -> VerifiedPlan:
     """--fit's placement on the device, with its memory breakdown."""
-    placement, predicted = priced_stock_fit(problem, workload, stock_memory(problem, workload))
+    placement, predicted = priced_stock_fit(problem, workload, empty_memory(problem, workload))
     memory = measured(problem, workload, placement, problem.capacity(problem.no_alloc_load(workload, placement)))
     name = "fit" if placement.stock else "cpu"
     return VerifiedPlan(name, workload, placement, memory, predicted, (), problem.flash_attn)
-
-
-def stock_memory(problem: Problem, workload: Workload) -> DeviceMemory:
-    """The device's memory for stock llama.cpp, which keeps its micro-batch: with norms and KV of all layers there."""
-    taken = problem.no_alloc_load(workload, operators_on_host(problem, workload))
-    return DeviceMemory(
-        problem.capacity(taken), problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, problem.graph.n_layer,
-        operators_limit(problem), problem.runtime_bytes(workload),
-    )  # fmt: skip
 
 
 def _fit(problem: Problem, asked: Request) -> VerifiedPlan:
