@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/cli.md from the command line itself, so that it cannot be out of date.
+"""Write the list of commands in docs/cli.md from the command line itself.
 
 usage: python scripts/gen_cli_docs.py [--check]      --check: change nothing, exit 1 where docs/cli.md is out of date
 """
@@ -15,53 +15,13 @@ from generated_page import ROOT, escape, write_or_check
 
 TARGET = ROOT / "docs" / "cli.md"
 
-HEAD = """\
-# The command line
+MARK = "<!-- made by scripts/gen_cli_docs.py; change the commands in oallama/cli/ and run it again -->\n"
 
-<!-- made by scripts/gen_cli_docs.py; change the commands in oallama/cli/ and run it again -->
-
-stdout carries only the result; progress, warnings and notes go to stderr. `--json` prints exactly one JSON document.
-Output is plain in pipes; on a terminal it has colours unless `NO_COLOR` is set. Options that llama.cpp also has keep
-its spelling.
-
-| exit code | |
-|---|---|
-| 0 | done |
-| 1 | the work failed: device lost, no memory, no network, a child process died, `doctor` found faults, stdout full |
-| 2 | wrong usage or unusable input: an unknown device, a bad GGUF, plan or profile |
-| 130 | interrupted |
-| 143 | ended by SIGTERM |
-
-A failure prints one line on stderr that says what to do; `OALLAMA_DEBUG=1` adds the traceback.
-
-Completion: add `eval "$(_OALLAMA_COMPLETE=bash_source oallama)"` to `~/.bashrc`, the same with `zsh_source` to
-`~/.zshrc`, or `_OALLAMA_COMPLETE=fish_source oallama | source` to `~/.config/fish/config.fish`.
-
-| environment | |
-|---|---|
-| `OALLAMA_CACHE_DIR` | folder for profiles; default: the user's cache folder. Unwritable: each run measures |
-| `OALLAMA_BUSY_PERCENT` | CPU use of others above which a profile is remade once they end; default 20; 100: never |
-| `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | how CPU threads wait; default: spin 0.1 to 0.2 ms, then sleep |
-| `OALLAMA_API_KEY` | `serve`: the key, as `--api-key` |
-| `OALLAMA_DEBUG` | `1`: show tracebacks |
-| `OALLAMA_SPLIT_DEBUG` | `1`: the split back end logs the programs that it prepares; `2`: and their values |
-| `GGML_BACKEND_PATH` | a ggml back end to load, as `--backend` |
-| `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | as huggingface_hub reads them |
-| `LLAMA_CACHE`, `OLLAMA_MODELS` | folders of llama.cpp's and ollama's models, which are found by name |
-| `LLAMA_CPP_LIB_PATH` | another folder with llama.cpp's libraries |
-| `NO_COLOR` | any value: no colours |
-"""
-
-
-SHARED_HEAD = """\
-## Shared options
-
-These mean the same in all commands that list them.
-"""
+SHARED_HEAD = "## Shared options\n\nThese mean the same in all commands that list them.\n"
 
 
 def document() -> str:
-    """The whole of docs/cli.md."""
+    """The list."""
     sys.path.insert(0, str(ROOT))
     from oallama.cli.main import COMMANDS, cli
 
@@ -71,7 +31,7 @@ def document() -> str:
     shared = {text for text, count in counts.items() if count > 1}
     sections = [section(name, command, shared) for name, command in commands.items() if command]
     once = list({row(option): option for option in options if row(option) in shared}.values())
-    return "\n".join([HEAD, *sections, SHARED_HEAD, *tables(once), ""])
+    return "\n".join(["", *sections, SHARED_HEAD, *tables(once), ""])
 
 
 def section(name: str, command: click.Command, shared: Collection[str]) -> str:
@@ -148,4 +108,4 @@ def explanation(option: click.Option) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(TARGET, document()))
+    sys.exit(write_or_check(TARGET, MARK, document()))

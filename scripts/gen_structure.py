@@ -15,8 +15,7 @@ from pathlib import Path
 from generated_page import ROOT, write_or_check
 
 TARGET = ROOT / "docs" / "structure.md"
-HEADING = "## Files\n"
-NOTE = "<!-- made by scripts/gen_structure.py from the files themselves; change those and run it again -->\n"
+MARK = "<!-- made by scripts/gen_structure.py from the files themselves; change those and run it again -->\n"
 SOURCES = {"oallama": (".py",), "contrib/oallama_contrib": (".py",), "ggml_bridge": (".py", ".h", ".cpp")}
 
 
@@ -46,8 +45,8 @@ def files() -> Iterator[Path]:
 
 
 def document() -> str:
-    """Return the whole page, with its hand-written part as it is; a package's own sentence stands beside its name."""
-    lines, folder = [NOTE, "\n"], None
+    """Return the list; a package's own sentence stands beside its name."""
+    lines, folder = ["\n"], None
     for path in files():
         if path.parent != folder:
             folder = path.parent
@@ -56,8 +55,8 @@ def document() -> str:
             lines.append(f"- **{folder.relative_to(ROOT).as_posix()}**{said}\n")
         if path.name != "__init__.py":
             lines.append(f"    - `{path.name}`: {sentence(path)}\n")
-    return TARGET.read_text(encoding="utf-8").split(HEADING)[0] + HEADING + "\n" + "".join(lines)
+    return "".join(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(TARGET, document()))
+    sys.exit(write_or_check(TARGET, MARK, document()))

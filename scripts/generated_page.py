@@ -1,4 +1,4 @@
-"""A page of docs that a script makes: written, or with --check compared with what the script would write."""
+"""The part of a page of docs that a script makes: written, or with --check compared with what it would write."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def write_or_check(page: Path, text: str) -> int:
-    """Write the page and return 0; with --check change nothing, and return 1 where it is out of date."""
+def write_or_check(page: Path, mark: str, text: str) -> int:
+    """Write the text below the page's mark, all above which is written by hand, and return 0; with --check change
+    nothing, and return 1 where it is out of date."""
+    before = page.read_text(encoding="utf-8")
+    after = before.partition(mark)[0] + mark + text
     if sys.argv[1:] != ["--check"]:
-        page.write_text(text, encoding="utf-8")
+        page.write_text(after, encoding="utf-8")
         return 0
-    if page.is_file() and page.read_text(encoding="utf-8") == text:
+    if before == after:
         return 0
     name, script = page.relative_to(ROOT), Path(sys.argv[0]).name
     print(f"{name} is out of date: run python scripts/{script}", file=sys.stderr)
