@@ -3,18 +3,17 @@ device at the same time, which streams its share α, until both take as long; wh
 whole on the device. Each linear has its own α. Where those of gate, up and down round to the same cut, the FFN is one
 block, whose results are joined once.
 
-α follows from whole operators' times (section 3.2, Eq. 4-9) and is then corrected by the times of slices (the alpha
-benchmark, section 4.4, Eq. 10-12). Here these come from the profile, slowed down as CPU and link were measured to slow
-each other down, not from a run of the slices themselves. Both are of one token: of a prompt, slices are the same.
-Weights of ours lie in pinned memory for good (no pin task, section 4.3, in T_COM: T_PIN is 0).
+The paper takes α from whole operators' times (section 3.2, Eq. 4-9), and corrects it where polynomials through the
+measured times of slices meet (the alpha benchmark, section 4.4, Eq. 10-12). Here times of slices come from the profile,
+slowed down as CPU and link were measured to slow each other down, so α is where these meet. They are of one token: of a
+prompt, slices are the same. Weights of ours lie in pinned memory for good (no pin task, section 4.3: T_PIN is 0).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import ceil
 
 from oallama.cost.rates import SliceRates, interference_at
 from oallama.cost.slices import BlockType, Cut, Gemms, Pricing
@@ -23,14 +22,10 @@ from oallama.planner.policies.registry import MemoryBudget, policy
 from oallama.planner.problem import Problem
 from oallama_contrib.policies.modules import Module, modules_in, place_modules
 
-GAMMA, STEP = 0.1, 0.02
-"""γ and λ of section 4.4, which gives no values: how far α is varied, and in what steps."""
+LEAST = 0.02
+"""Least share that either side has where both compute: α is between it and 1 - LEAST, else 0 or 1."""
 
-DEGREE = 2
 HALVINGS = 60
-
-Seconds = Callable[[float], float]
-"""Seconds as a function of α."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,48 +36,6 @@ class Balance:
     seconds: float
 
 
-def alpha(cpu_s: float, gpu_s: float, transfer_s: float, pin_s: float = 0.0, overlapped: bool = True) -> float:
-    """The share that the device should compute, so that T_CPU = T_GPU + T_COM (Eq. 4 and 8), in closed form (Eq. 5):
-    T'_CPU / (T'_CPU + T'_GPU + T'_COM). T'_COM is the larger of pinning and transfer where they overlap (Eq. 8, 9),
-    else their sum. Eq. 6, 7 and 9 leave T'_GPU out, which is 0 then. All seconds are of the whole operator."""
-    com_s = max(pin_s, transfer_s) if overlapped else pin_s + transfer_s
-    total_s = cpu_s + gpu_s + com_s
-    return cpu_s / total_s if total_s > 0 else 0.0
-
-
-def alpha_benchmark(cpu_s: Seconds, com_s: Seconds, start: float, gamma: float = GAMMA, step: float = STEP) -> Balance:
-    """ᾱ near `start`, where polynomials through the times of both sides meet (Eq. 10-12).
-
-    cpu_s(α): of N(1 - α) on the CPU; com_s(α): of α to the device, and there. Both are looked at from start - γ to
-    start + γ in steps of λ; where they meet beyond, around the end that is nearer. 0 or 1 where they do not meet: the
-    one side takes longer with the least share than the other with nearly all.
-    """
-    import numpy as np
-
-    middle = start
-    for _ in range(ceil(1 / gamma) + 1):
-        n = round(gamma / step)
-        wanted = (middle + step * i for i in range(-n, n + 1))
-        tried = sorted({min(max(share, step), 1 - step) for share in wanted})
-        cpu, com = (np.polynomial.Polynomial.fit(tried, [side(share) for share in tried], min(DEGREE, len(tried) - 1))
-                    for side in (cpu_s, com_s))  # fmt: skip
-        low, high = tried[0], tried[-1]
-        if cpu(low) <= com(low):
-            if low <= step:
-                return Balance(0.0, cpu_s(0.0))
-            middle = low
-        elif cpu(high) >= com(high):
-            if high >= 1 - step:
-                return Balance(1.0, com_s(1.0))
-            middle = high
-        else:
-            break
-    for _ in range(HALVINGS):
-        between = (low + high) / 2
-        low, high = (between, high) if cpu(between) > com(between) else (low, between)
-    return Balance(low, float(cpu(low)))
-
-
 def balance(cost: BlockType, on: Pricing) -> Balance:
     """ᾱ of a block with one token, and T̄_CPU."""
     return _balance(cost.gemms, on.rates)
@@ -90,7 +43,9 @@ def balance(cost: BlockType, on: Pricing) -> Balance:
 
 @lru_cache(maxsize=256)
 def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
-    """Balance of mul-mats that are cut at one share; equal layers share the result."""
+    """The share with which T_CPU = T_GPU + T_COM of mul-mats that are cut at one share (Eq. 4, 8 and 10), found by
+    halving; 0 or 1 where one side takes longer with its least share than the other with the rest. Equal layers share
+    the result."""
     beside = interference_at(rates.interference, 1)
 
     def cpu_s(share: float) -> float:
@@ -100,9 +55,15 @@ def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
         copied_s = gemms.copy_s(rates.weights, share, 1)
         return copied_s / (beside.link_with_cpu if share < 1 else 1.0) + gemms.gpu_s(share, 1)
 
-    return alpha_benchmark(
-        cpu_s, com_s, alpha(gemms.cpu_s(1.0, 1), gemms.gpu_s(1.0, 1), gemms.copy_s(rates.weights, 1.0, 1))
-    )
+    low, high = LEAST, 1 - LEAST
+    if cpu_s(low) <= com_s(low):
+        return Balance(0.0, cpu_s(0.0))
+    if cpu_s(high) >= com_s(high):
+        return Balance(1.0, com_s(1.0))
+    for _ in range(HALVINGS):
+        between = (low + high) / 2
+        low, high = (between, high) if cpu_s(between) > com_s(between) else (low, between)
+    return Balance(low, cpu_s(low))
 
 
 def cut(cost: BlockType, on: Pricing) -> Cut:
