@@ -15,7 +15,7 @@ import contextlib
 import json
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,71 +26,48 @@ sys.path.insert(0, str(ROOT))
 from oallama.bench.arms import ArmMaker  # noqa: E402
 from oallama.bench.prepare import shared_setting  # noqa: E402
 from oallama.bench.process import ArmProcess  # noqa: E402
-from oallama.bench.records import BenchTest  # noqa: E402
-from oallama.bench.server_arm import IDLE_S, ServerArm, ServerArms  # noqa: E402
+from oallama.bench.records import BenchTest, Sample, Series  # noqa: E402
+from oallama.bench.rows import Value  # noqa: E402
+from oallama.bench.schedule import measure_rounds  # noqa: E402
+from oallama.bench.server_arm import IDLE_S, ServerArms  # noqa: E402
 from oallama.bench.stats import speed_ratio  # noqa: E402
 from oallama.core.errors import OallamaError  # noqa: E402
-from oallama.device.emulated_link import TRIES  # noqa: E402
 from oallama.placer import Placer  # noqa: E402
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of the prompt, and of each token behind the first. fault: why they are no times of such a card."""
-
-    prompt_s: float
-    token_s: float
-    fault: str = ""
-
-
-def timed(arm: ArmProcess | ServerArm, test: BenchTest) -> Times:
-    sample = arm.measure([test])[test]
-    return Times(sample.prompt_s, sample.gen_s / test.n_gen, sample.fault)
 
 
 def compare(placer: Placer, policy: str, n_prompt: int, n_gen: int, rounds: int) -> dict[str, Any]:
     """Measure a policy's plan in both ways, A B B A, and return the ratios. Raises what planning and loading raise."""
     test = BenchTest(n_prompt, n_gen)
     spec = ArmMaker(placer, shared_setting(placer, [test]), (test,)).make(policy)
-    found: dict[str, list[Times]] = {"here": [], "server": []}
     with contextlib.ExitStack() as stack:
-        arms = {"here": ArmProcess(spec), "server": ServerArms(placer).start(spec)}
-        for arm in arms.values():
+        arms = (ArmProcess(spec), ServerArms(placer).start(spec))
+        for arm in arms:
             stack.callback(arm.close)
             arm.load([operator.name for operator in placer.operators])
             arm.warm_up([test])
 
-        def measured(way: str) -> Times:
-            for tries_left in reversed(range(TRIES)):
-                time.sleep(IDLE_S)
-                times = timed(arms[way], test)
-                if not times.fault or not tries_left:
-                    break
-            return times
+        def visit(index: int, tests: Sequence[BenchTest]) -> Mapping[BenchTest, Sample]:
+            time.sleep(IDLE_S)
+            return arms[index].measure(tests)
 
-        for _ in range(rounds):
-            pairs = [[(way, measured(way)) for way in order] for order in (("here", "server"), ("server", "here"))]
-            for pair in pairs:
-                if not any(times.fault for _, times in pair):  # late samples are refused, with their partners
-                    for way, times in pair:
-                        found[way].append(times)
-                else:
-                    print(f"{policy}: refused: {next(t.fault for _, t in pair if t.fault)}", file=sys.stderr)
-    return {"policy": policy, **{what: _ratio(found, what) for what in ("prompt_s", "token_s")}}
+        (series,) = measure_rounds(len(arms), [test], rounds, visit)
+    prompt, token = ratio(series, lambda sample: sample.prompt_s), ratio(series, lambda sample: sample.gen_s / n_gen)
+    return {"policy": policy, "prompt_s": prompt, "token_s": token}
 
 
-def _ratio(found: dict[str, list[Times]], what: str) -> dict[str, Any]:
-    ours, theirs = ([getattr(times, what) for times in found[way]] for way in ("here", "server"))
-    if not ours:
+def ratio(series: Series, value: Value) -> dict[str, Any]:
+    """The server's speed relative to ours."""
+    here, server = ([value(sample) for sample in series.samples(arm)] for arm in (0, 1))
+    if not here:
         return {"ratio": None, "n": 0}
-    ratio = speed_ratio(ours, theirs)
+    found = speed_ratio(here, server)
     return {
-        "here_s": median(ours),
-        "server_s": median(theirs),
-        "ratio": ratio.value if ratio else median(ours) / median(theirs),
-        "ci95": [ratio.low, ratio.high] if ratio else None,
-        "n": len(ours),
-        "samples_s": {"here": ours, "server": theirs},
+        "here_s": median(here),
+        "server_s": median(server),
+        "ratio": found.value if found else median(here) / median(server),
+        "ci95": [found.low, found.high] if found else None,
+        "n": len(here),
+        "samples_s": {"here": here, "server": server},
     }
 
 

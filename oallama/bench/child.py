@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,14 +72,7 @@ class LoadedArm:
     def _sample(self, timer: ContextTimer, test: BenchTest) -> Sample:
         assert self._watch is not None
         sample, kept = self._watch.measured(lambda: timer.sample(test))
-        if kept is None:
-            return sample
-        return replace(
-            sample,
-            late_share=kept.late_share,
-            n_overruns=kept.stats["n_overruns"],
-            fault=kept.fault,
-        )
+        return sample.beside(kept)
 
     def _ready(self) -> tuple[LoadedModel, ContextTimer]:
         if self._loaded is None or self._timer is None:
@@ -107,8 +100,6 @@ def pin_threads(cpus: tuple[int, ...]) -> None:
     worker, or its thread, has CPUs of its own. Raises UsageError if that is not allowed."""
     if not cpus:
         return
-    if not hasattr(os, "sched_setaffinity"):
-        raise UsageError("--cpus works only on Linux; omit it")
     for task in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
             if (task / "comm").read_text().strip() == DEVICE_THREAD:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oallama.core.types import Draft, Operator
+from oallama.device.emulated_link import Punctuality
 from oallama.device.load_params import LoadSettings
 from oallama.run.stock import Cap, Side, StockPlacement
 
@@ -57,6 +58,12 @@ class Sample:
     @property
     def seconds(self) -> float:
         return self.prompt_s + self.gen_s
+
+    def beside(self, kept: Punctuality | None) -> Sample:
+        """The sample with how an emulated device kept time meanwhile."""
+        if kept is None:
+            return self
+        return replace(self, late_share=kept.late_share, n_overruns=kept.stats["n_overruns"], fault=kept.fault)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,11 +144,7 @@ class ServerArm:
         before, start_s = ask_report(self._folder, self.pid, REPORT_S), time.perf_counter()
         sample = self._ask(test, self._n_samples)
         elapsed_s, after = time.perf_counter() - start_s, ask_report(self._folder, self.pid, REPORT_S)
-        kept = punctuality(before, after, elapsed_s) if before and after else None
-        if kept is None:
-            return sample
-        n_overruns = int(kept.stats["n_overruns"])
-        return replace(sample, late_share=kept.late_share, n_overruns=n_overruns, fault=kept.fault)
+        return sample.beside(punctuality(before, after, elapsed_s) if before and after else None)
 
     def _ask(self, test: BenchTest, seed: int) -> Sample:
         """Send n_parallel prompts at once, and return the mean times of the requests. The first token of an answer
