@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -81,8 +82,6 @@ def open_lock(path: Path) -> IO[str]:
 def lock_file(file: IO[Any], taken: Callable[[], None]) -> None:
     """Lock an open file until it is closed or the process ends. taken: called once if another process holds the lock;
     then waits for it, unless the call raises."""
-    import fcntl  # not on Windows
-
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,12 +40,7 @@ def temporary_folder(prefix: str, parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
-    """Whether it is locked: not where another has it, it is no folder, or the system has no such locks."""
-    if sys.platform == "win32":
-        yield False
-        return
-    import fcntl
-
+    """Whether it is locked: not where another has it, or it is no folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -86,9 +86,7 @@ def _cpu_list(path: Path) -> set[int]:
 
 def allowed_cpus() -> set[int]:
     """Logical CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))
+    return set(os.sched_getaffinity(0))
 
 
 def _core(root: Path, cpu: int) -> str:

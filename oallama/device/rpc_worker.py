@@ -21,7 +21,7 @@ def start_worker(spec: DeviceSpec) -> RpcServer:
     from ggml_bridge import BridgeError
     from ggml_bridge.rpc import RpcServer
 
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(spec.cpus)
+    allowed = os.sched_getaffinity(0)
     if not set(spec.cpus) <= allowed:
         raise DeviceError(
             f"--device {spec}: this process may only run on CPUs {format_ranges(allowed)}; "

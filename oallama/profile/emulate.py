@@ -51,8 +51,6 @@ def resolved(
     """
     if spec.emulated is None:
         return spec, n_threads or default_threads()
-    if not hasattr(os, "sched_getaffinity"):
-        raise UsageError("--device emulated needs Linux: the device keeps a core for itself")
     cpus = sorted(allowed_cpus())
     own = cpus[-1] if spec.emulated.cpus is None else spec.emulated.cpus
     left = len(set(cpus) - {own})

@@ -85,7 +85,7 @@ class Installer:
         self.console, self.prefix, self.env, self.wish, self.amx = console, prefix, env, wish, amx
         self.python = prefix / "bin" / "python"
         self.cache = cache_folder(env).absolute()
-        self.cpu = this_cpu(env)
+        self.cpu = this_cpu()
 
     @cached_property
     def compiler(self) -> Compiler:

@@ -67,13 +67,8 @@ def read_cpu(cpuinfo: str) -> Cpu:
     return Cpu(model, features, hashlib.sha256(identity.encode()).hexdigest()[:16])
 
 
-def this_cpu(env: Mapping[str, str]) -> Cpu:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        return read_cpu(cpuinfo.read_text(encoding="utf-8", errors="replace"))
-    names = ["machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cpu.leaf7_features"]
-    brand, *features = [(capture(["sysctl", "-n", name], env) or "").strip() for name in names]
-    return read_cpu(f"model name: {brand or platform.processor()}\nflags: {' '.join(features).lower()}")
+def this_cpu() -> Cpu:
+    return read_cpu(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
 
 
 def find_compiler(env: Mapping[str, str]) -> Compiler:
@@ -101,7 +96,7 @@ def find_compiler(env: Mapping[str, str]) -> Compiler:
 
 
 def check_compiler(compiler: Compiler, env: Mapping[str, str]) -> None:
-    """Compile and link a small program. Raises SetupError when that does not work (headers missing, stub on macOS)."""
+    """Compile and link a small program. Raises SetupError when that does not work (headers missing)."""
     program = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
     if not compiles([compiler.cxx, "-std=c++17"], program, env, ["-o", "check"]):
         raise SetupError(f"{compiler.cxx} cannot compile a small program; {_NO_COMPILER}")
@@ -124,8 +119,7 @@ def build_jobs(env: Mapping[str, str]) -> int:
         return max(1, int(asked))
     quota = cgroup_quota(Path("/"))
     cores = min(len(allowed_cpus()), math.inf if quota is None else max(1, math.ceil(quota)))
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists() and (free := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"))):
+    if free := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8")):
         cores = min(cores, max(1, int(free[1]) * 1024 // 10**9))
     return int(cores)
 

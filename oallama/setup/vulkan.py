@@ -12,7 +12,7 @@ from pathlib import Path
 from oallama.setup.console import DRIVER_S, SetupError, capture, compiles
 
 HEADERS_VERSION = "1.3.272"  # of VkLayerSettingEXT; ggml does not compile with older ones
-_DRIVER_FOLDERS = ("/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan", "/opt/homebrew/share/vulkan")
+_DRIVER_FOLDERS = ("/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from oallama.core.files import read_toml
 from oallama.setup.console import SetupError, capture
+from oallama.setup.machine import this_cpu
 
 from .recipe import best_cpu_variant
 
@@ -98,18 +99,9 @@ def unpack(pack: Path, to: Path) -> Path:
             tar.extractall(to, filter="data")
     except (tarfile.TarError, EOFError) as error:
         raise SetupError(f"{archive} is damaged ({error}): run scripts/build_cuda again") from error
-    choose_cpu(to, cpu_features())
+    choose_cpu(to, this_cpu().features)
     mark.write_text(stamp, encoding="utf-8")
     return to
-
-
-def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
 
 
 def choose_cpu(tree: Path, features: Iterable[str]) -> str:
