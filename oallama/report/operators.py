@@ -1,4 +1,4 @@
-"""The affinity report: ranked operators, the memory memory breakdown, the iteration, the prediction."""
+"""The affinity report: ranked operators, the memory breakdown, the iteration, the prediction."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ void check_no_growth(const Block & block) {
     check(async_device::counters().n_pinned == before, block.name + ": which ask for no more pinned memory");
 }
 
-// Results that llama.cpp finds in host memory are in the partner's pinned memory.
+// Results that llama.cpp finds in host memory are in the device's pinned memory.
 void check_default_memory(const Block & block) {
     ggml_backend_dev_t ours   = ggml_backend_dev_by_name("OALLAMA");
     ggml_backend_dev_t test   = ggml_backend_dev_by_name(async_device::device_name);

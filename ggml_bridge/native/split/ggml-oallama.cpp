@@ -568,7 +568,7 @@ const ggml_backend_device_i ggml_backend_oallama_device_i = {
 enum DeviceIndex { device_compute = 0, device_split = 1, device_resident = 2, n_devices = 3 };
 
 DeviceContext device_contexts[n_devices] = {
-    {"OALLAMA", "CPU and a partner device computing one operator together"},
+    {"OALLAMA", "CPU and a device computing one operator together"},
     {"OALLAMA_Split", "names the split buffer type; computes nothing"},
     {"OALLAMA_Resident", "the same as OALLAMA, with inputs and results in a device's memory", /*resident=*/true},
 };
