@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,7 +30,7 @@ from oallama.cli.output import check_result, emit, log, turn_bar, write_file
 from oallama.cli.policy import PolicyOptions, note_unused, rules_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
-from oallama.core.plugins import contributed
+from oallama.core.plugins import load_offered
 from oallama.core.types import DecodeStep
 from oallama.device.spec import parse_cpus
 
@@ -132,15 +132,28 @@ def text_of(result: BenchResult, form: str) -> str:
     return formatted(rows(result), form)
 
 
-def contributed_options(function: Function) -> Function:
-    """Options that other packages add, as oallama_contrib does --matrix."""
-    for add in contributed("oallama.bench"):
-        function = add(function)
-    return function
+def matrix_option(function: Function) -> Function:
+    """--matrix, with which the entry point of that name runs in place of the command, with the values of the other
+    options."""
+
+    @wraps(function)
+    def merged(*args: Any, matrix: str | None, **values: Any) -> Any:
+        if matrix is None:
+            return function(*args, **values)
+        run = load_offered("oallama.bench", "matrix")
+        if run is None:
+            raise UsageError("--matrix needs the package oallama_contrib, which is not installed")
+        return run(click.get_current_context(), matrix, values)
+
+    return option(
+        "--matrix", metavar="FILE.toml", group=Group.COMPARED,
+        help="Measure the comparisons in this file.\f Continues after an interruption. Writes the result to -o, by "
+        "default the file's name with .json, and a picture beside it.",
+    )(merged)  # fmt: skip
 
 
 @click.command("bench", cls=Command)
-@contributed_options
+@matrix_option
 @model_argument
 @option(
     "--arms", type=parsed(parse_names), metavar="A,B,…", group=Group.COMPARED, show_default="stock-best,auto",

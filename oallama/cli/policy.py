@@ -48,9 +48,9 @@ class PolicyOptions:
     @property
     def chosen(self) -> Policy | None:
         """The policy; None: the fastest by prediction."""
-        from oallama.planner.policies.registry import POLICIES
+        from oallama.planner.policies.registry import find_policy
 
-        return POLICIES.get(self.policy or "")
+        return None if self.policy is None else find_policy(self.policy)
 
     @property
     def given(self) -> bool:

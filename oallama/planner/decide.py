@@ -22,7 +22,7 @@ from oallama.planner.attention import Problems, seconds_over
 from oallama.planner.explain import physical_bound
 from oallama.planner.placement import VerifiedPlan, plan_record
 from oallama.planner.policies.oato import oato
-from oallama.planner.policies.registry import POLICIES, Policy, Request, Rules
+from oallama.planner.policies.registry import Policy, Request, Rules, find_policy, policy_names
 from oallama.planner.policies.sliced import experts, hot_fault, scheinfer
 from oallama.planner.policies.stock import FIT, cpu, most_promising, stock, whole_layers
 from oallama.planner.price import price
@@ -32,7 +32,7 @@ from oallama.planner.slicer import slicer_of
 AUTO = "auto"
 """The name of the choice among policies."""
 
-POLICY_NAMES = (AUTO, *(policy.name for policy in POLICIES.values() if not policy.by_llama_cpp))
+POLICY_NAMES = (AUTO, *(name for name in policy_names() if name != FIT))
 
 PROMPT_STEP = 256
 """Tokens that a prompt is rounded up to: those of `oallama run` are estimated from its bytes."""
@@ -157,9 +157,9 @@ def policy_named(policy: str | Policy, rules: Rules = Rules()) -> Policy | None:
     """The policy; None for "auto", which with an affinity or a fill of the caller's choice is OATO, which they are for.
 
     Raises UsageError for an unknown policy, and for affinity or fill with one that has none."""
-    if isinstance(policy, str) and policy not in (AUTO, *POLICIES):
+    chosen = find_policy(policy) if isinstance(policy, str) else policy
+    if chosen is None and policy != AUTO:
         raise UsageError(f"unknown policy {policy!r}; choose from {', '.join((*POLICY_NAMES, FIT))}")
-    chosen = POLICIES.get(policy) if isinstance(policy, str) else policy
     if not rules.are_oatos:
         return chosen
     if chosen is not None and not chosen.has_rules:

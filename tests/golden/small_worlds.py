@@ -18,10 +18,10 @@ from oallama.core.options import Options
 from oallama.core.profile import Contention
 from oallama.core.types import Workload
 from oallama.planner.decide import larger_ubatches
-from oallama.planner.policies.registry import POLICIES, Rules
+from oallama.planner.policies.registry import Rules, policy_names
 
 FILE = Path(__file__).with_suffix(".txt")
-DENSE = tuple(name for name in POLICIES if name not in ("fiddler", "experts"))
+DENSE = tuple(name for name in policy_names() if name not in ("fiddler", "experts"))
 STREAMED = Options(flash_attn="on", gpu_weights=0.0)
 WIDE = model_info(n_embd=1024, n_ff=4096)
 BLOCKING = (("device_asynchronous", False), ("device_backend", "RPC"))

@@ -9,16 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from oallama.cli.help import Group, option
-from oallama.cli.options import Function
 from oallama.cli.output import check_result, emit_json, is_terminal, log, show, write_chart
 from oallama.core.errors import UsageError
 from oallama.core.files import lock_file
@@ -30,32 +27,21 @@ BESIDE = ("matrix", "output", "as_json", "progress")
 GRACE_S = 15.0  # for a comparison that is told to end, to end its arms
 
 
-def matrix_option(function: Function) -> Function:
-    """--matrix, with which the command takes the tests from a file instead of its other options."""
-
-    @wraps(function)
-    def merged(*args: Any, matrix: str | None, **values: Any) -> Any:
-        if matrix is None:
-            return function(*args, **values)
-        context = click.get_current_context()
-        given = [
-            parameter.opts[0] for parameter in context.command.params
-            if parameter.name not in BESIDE
-            and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        ]  # fmt: skip
-        if given:
-            raise UsageError(f"{matrix} defines the tests; omit {', '.join(given)}")
-        form, output = values["output"]
-        if output is not None and form != "json":
-            raise UsageError("a matrix result is JSON; name a .json file with -o")
-        target = output or f"{Path(matrix).stem}.json"
-        return run_matrix(context.command, Path(matrix), Path(target), values["as_json"], values["progress"])
-
-    return option(
-        "--matrix", metavar="FILE.toml", group=Group.COMPARED,
-        help="Measure the comparisons in this file.\f Continues after an interruption. Writes the result to -o, by "
-        "default the file's name with .json, and a picture beside it.",
-    )(merged)  # fmt: skip
+def matrix(context: click.Context, file: str, values: Mapping[str, Any]) -> None:
+    """--matrix: take the tests from a file instead of the command's other options, whose values are given. Raises
+    UsageError for options that the file sets."""
+    given = [
+        parameter.opts[0] for parameter in context.command.params
+        if parameter.name not in BESIDE
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]  # fmt: skip
+    if given:
+        raise UsageError(f"{file} defines the tests; omit {', '.join(given)}")
+    form, output = values["output"]
+    if output is not None and form != "json":
+        raise UsageError("a matrix result is JSON; name a .json file with -o")
+    target = output or f"{Path(file).stem}.json"
+    run_matrix(context.command, Path(file), Path(target), values["as_json"], values["progress"])
 
 
 def run_matrix(command: click.Command, matrix: Path, target: Path, as_json: bool, progress: bool | None) -> None:

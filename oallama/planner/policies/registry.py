@@ -14,6 +14,7 @@ from math import inf
 from typing import Any, get_args
 
 from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.plugins import load_offered, offered
 from oallama.core.types import FlashAttention, Phase, PrefetchMode, StreamSettings, Workload
 from oallama.cost.passes import Pass
 from oallama.cost.whole import Costs
@@ -121,7 +122,22 @@ class Policy:
 
 
 POLICIES: dict[str, Policy] = {}
-"""Policies by name, in the order in which help lists them."""
+"""Policies by name, in the order in which help lists them: ours, and those of other packages that were asked for."""
+
+EXTENSIONS = "oallama.policies"
+"""Entry points of this group are named as the policy that their module makes."""
+
+
+def find_policy(name: str) -> Policy | None:
+    """The policy of this name, which another package may have. Raises UsageError if that cannot be imported."""
+    if name not in POLICIES:
+        load_offered(EXTENSIONS, name)
+    return POLICIES.get(name)
+
+
+def policy_names() -> tuple[str, ...]:
+    """The names of all policies; nothing is imported for them."""
+    return tuple(dict.fromkeys((*POLICIES, *offered(EXTENSIONS))))
 
 
 def register(new: Policy) -> Policy:
