@@ -35,7 +35,9 @@ from oallama.core.types import DecodeStep
 from oallama.device.spec import parse_cpus
 
 if TYPE_CHECKING:
+    from oallama.bench.ab import Bench, Start
     from oallama.bench.records import BenchResult
+    from oallama.placer import Placer
 
 
 DEFAULT_REPS = 6
@@ -152,6 +154,80 @@ def matrix_option(function: Function) -> Function:
     )(merged)  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class TimedOptions:
+    """Which prompts and answers are timed, in tokens: each length of either, pairs of both, each at each depth."""
+
+    n_prompt: tuple[int, ...]
+    n_gen: tuple[int, ...]
+    pairs: tuple[tuple[int, int], ...]
+    n_depth: tuple[int, ...]
+
+
+test_options = as_record(
+    "timed",
+    TimedOptions,
+    option(
+        "-p", "--n-prompt", type=parsed(parse_counts), default="512", show_default=True, metavar="N,…",
+        group=Group.TIMED, help="Prompt lengths to time; 0: none.",
+    ),
+    option(
+        "-n", "--n-gen", type=parsed(parse_counts), default="128", show_default=True, metavar="N,…",
+        group=Group.TIMED, help="Answer lengths to time; 0: none.",
+    ),
+    option(
+        "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG", group=Group.TIMED,
+        help="Time PP prompt tokens and TG generated tokens, together and separately.",
+    ),
+    option(
+        "-d", "--n-depth", type=parsed(parse_counts), default="0", show_default=True, metavar="N,…",
+        group=Group.TIMED, help="Tokens already in the KV cache.",
+    ),
+)  # fmt: skip
+"""The command gets `timed`, a TimedOptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What only llama-server has. draft_model: of arms with drafts; accepted: rates by which drafts are accepted; None:
+    those of the model. n_parallel: requests at once."""
+
+    draft_model: str | None
+    accepted: tuple[float, ...] | None
+    n_parallel: int
+
+    def start(self, placer: Placer, bench: Bench) -> Start:
+        """How arms are started: in llama-server where one of them needs it. Raises UsageError for tests with a
+        depth, which it has not."""
+        from oallama.bench.process import ArmProcess
+        from oallama.bench.server_arm import ServerArms
+
+        if self.n_parallel == 1 and all(arm.draft is None for arm in bench.arms):
+            return ArmProcess
+        if any(test.n_depth for test in bench.tests):
+            raise UsageError("llama-server is measured without a depth; leave -d out")
+        return ServerArms(placer, self.n_parallel, self.accepted or ()).start
+
+
+request_options = as_record(
+    "requests",
+    RequestOptions,
+    option(
+        "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.COMPARED, advanced=True,
+        help="Draft model of arms NAME+draftN.",
+    ),
+    option(
+        "--spec-synth-rates", "accepted", type=parsed(parse_rates), metavar="P0,P1,…", group=Group.TIMED,
+        advanced=True, help="Draw whether the first, the second, … draft is accepted, with these probabilities.",
+    ),
+    option(
+        "-np", "--parallel", "n_parallel", type=count(1, 64), default=1, show_default=True, metavar="N",
+        group=Group.TIMED, advanced=True, help="Requests at once.",
+    ),
+)  # fmt: skip
+"""The command gets `requests`, a RequestOptions."""
+
+
 @click.command("bench", cls=Command)
 @matrix_option
 @model_argument
@@ -160,40 +236,14 @@ def matrix_option(function: Function) -> Function:
     help="Policies, plans (*.json), stock-cpu, -ngl, -fit, -ncmoe.\f Ratios are to the first arm. The suffix -ubN "
     "sets a micro-batch of N tokens. Without a device the default is stock-cpu,auto.",
 )  # fmt: skip
-@option(
-    "-p", "--n-prompt", type=parsed(parse_counts), default="512", show_default=True, metavar="N,…", group=Group.TIMED,
-    help="Prompt lengths to time; 0: none.",
-)  # fmt: skip
-@option(
-    "-n", "--n-gen", type=parsed(parse_counts), default="128", show_default=True, metavar="N,…", group=Group.TIMED,
-    help="Answer lengths to time; 0: none.",
-)  # fmt: skip
-@option(
-    "-pg", "pairs", type=parsed(parse_pair), multiple=True, metavar="PP,TG", group=Group.TIMED,
-    help="Time PP prompt tokens and TG generated tokens, together and separately.",
-)  # fmt: skip
-@option(
-    "-d", "--n-depth", type=parsed(parse_counts), default="0", show_default=True, metavar="N,…", group=Group.TIMED,
-    help="Tokens already in the KV cache.",
-)  # fmt: skip
+@test_options
 @option(
     "-r", "--repetitions", type=count(2, 1000), default=DEFAULT_REPS, show_default=True, metavar="N",
     group=Group.TIMED,
     help="Samples per arm and test; a ratio needs 6.\f They are taken in the order A B B A, so N is rounded up to an "
     "even number.",
 )  # fmt: skip
-@option(
-    "-md", "--model-draft", "draft_model", type=click.Path(), metavar="MODEL", group=Group.COMPARED, advanced=True,
-    help="Draft model of arms NAME+draftN.",
-)  # fmt: skip
-@option(
-    "--spec-synth-rates", "accepted", type=parsed(parse_rates), metavar="P0,P1,…", group=Group.TIMED, advanced=True,
-    help="Draw whether the first, the second, … draft is accepted, with these probabilities.",
-)  # fmt: skip
-@option(
-    "-np", "--parallel", "n_parallel", type=count(1, 64), default=1, show_default=True, metavar="N",
-    group=Group.TIMED, advanced=True, help="Requests at once.",
-)  # fmt: skip
+@request_options
 @result_options
 @gathered(*PLACEMENT, *CONTEXT)
 @rules_options
@@ -212,14 +262,9 @@ def matrix_option(function: Function) -> Function:
 def command(
     model: str,
     arms: tuple[str, ...] | None,
-    n_prompt: tuple[int, ...],
-    n_gen: tuple[int, ...],
-    pairs: tuple[tuple[int, int], ...],
-    n_depth: tuple[int, ...],
+    timed: TimedOptions,
     repetitions: int,
-    draft_model: str | None,
-    accepted: tuple[float, ...] | None,
-    n_parallel: int,
+    requests: RequestOptions,
     results: ResultOptions,
     options: Options,
     policy: PolicyOptions,
@@ -245,11 +290,9 @@ def command(
     planned gets no ratio, nor does an arm with the same configuration as the first. Stock arms load no oallama plugin.
     """
     from oallama.autotune.run import tuned_arm
-    from oallama.bench.ab import Start, run_bench
+    from oallama.bench.ab import run_bench
     from oallama.bench.arms import ArmMaker
     from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
-    from oallama.bench.process import ArmProcess
-    from oallama.bench.server_arm import ServerArms
     from oallama.placer import Placer
     from oallama.placer.drafter import DraftModel
     from oallama.profile.acceptance import PUBLISHED
@@ -259,28 +302,19 @@ def command(
     if policy.tells_oato and "oato" not in (arms or ()):
         raise UsageError("--affinity and --fill apply only to arm oato; add it to --arms")
     results.check()
-    tests = bench_tests(n_prompt, n_gen, pairs, n_depth)
+    tests = bench_tests(timed.n_prompt, timed.n_gen, timed.pairs, timed.n_depth)
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
     setting = shared_setting(placer, tests, cpus or (), seed)
     auto = partial(tuned_arm, refresh=refresh_gate) if gate else None
     with turn_bar(progress) as shown:
-        drafter = None if draft_model is None else DraftModel(placer, model_file(draft_model))
-        step = DecodeStep(n_parallel, n_slots=n_parallel)
-        rates = accepted or PUBLISHED
+        drafter = None if requests.draft_model is None else DraftModel(placer, model_file(requests.draft_model))
+        step = DecodeStep(requests.n_parallel, n_slots=requests.n_parallel)
+        rates = requests.accepted or PUBLISHED
         maker = ArmMaker(placer, setting, tests, policy.rules, shown, auto, step, drafter, rates)
-        bench = prepare(
-            maker,
-            arms or default_arms(placer),
-            n_rounds=-(-repetitions // 2),
-            resident=False if reload else None,
-        )
-        start: Start = ArmProcess
-        if n_parallel > 1 or any(arm.draft is not None for arm in bench.arms):
-            if any(test.n_depth for test in tests):
-                raise UsageError("llama-server is measured without a depth; leave -d out")
-            start = ServerArms(placer, n_parallel, accepted or ()).start
-        result = run_bench(bench, shown, results.save, start)
+        n_rounds, resident = -(-repetitions // 2), False if reload else None
+        bench = prepare(maker, arms or default_arms(placer), n_rounds=n_rounds, resident=resident)
+        result = run_bench(bench, shown, results.save, requests.start(placer, bench))
         results.save(result)
     results.tell(result)
     if result.interrupted:
